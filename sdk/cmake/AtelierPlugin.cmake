@@ -1,0 +1,23 @@
+# atelier_add_plugin(<family> <source>...): a plugin module <family>.so that exports one symbol.
+set(ATELIER_PLUGIN_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/plugin.map)
+
+function(atelier_add_plugin family)
+  add_library(${family} MODULE ${ARGN})
+  set_target_properties(${family} PROPERTIES
+    PREFIX ""
+    CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON)
+  # libstdc++ before LibTorch: the wheel exports old std::filesystem symbols that crash.
+  if(TARGET atelier_pch)
+    target_link_libraries(${family} PRIVATE stdc++ atelier_sdk)
+    target_precompile_headers(${family} REUSE_FROM atelier_pch)
+    set_target_properties(${family} PROPERTIES
+      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/atelier/plugins)
+    install(TARGETS ${family} LIBRARY DESTINATION lib/atelier/plugins)
+  else()
+    target_link_libraries(${family} PRIVATE stdc++ Atelier::sdk)
+  endif()
+  target_link_options(${family} PRIVATE
+    "-Wl,-z,defs" "-Wl,-z,nodelete" "-Wl,--version-script=${ATELIER_PLUGIN_SCRIPT}")
+  set_property(TARGET ${family} APPEND PROPERTY LINK_DEPENDS ${ATELIER_PLUGIN_SCRIPT})
+endfunction()

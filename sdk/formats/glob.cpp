@@ -1,0 +1,34 @@
+#include "formats/glob.h"
+
+#include <cstddef>
+
+namespace atelier::formats {
+
+bool glob_match(std::string_view pattern, std::string_view name) {
+  size_t p = 0;
+  size_t n = 0;
+  size_t star = std::string_view::npos;  // the last `*` seen
+  size_t retry = 0;                      // where its run ends so far
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      retry = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p;
+      ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++retry;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+bool has_glob(std::string_view text) {
+  return text.find_first_of("*?") != std::string_view::npos;
+}
+
+}  // namespace atelier::formats

@@ -1,0 +1,88 @@
+// The interface that a plugin implements: one diffusion-model family.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "atelier/checkpoint.h"
+#include "atelier/component.h"
+#include "atelier/input.h"
+#include "atelier/lora.h"
+#include "atelier/model.h"
+#include "atelier/schedule.h"
+#include "atelier/weight_map.h"
+
+namespace atelier {
+
+// What a checkpoint turned out to be.
+struct Detection {
+  std::string component;  // "dit"
+  std::string variant;    // shown to the user, and stored in what is saved
+  std::string prefix;     // what comes before every name of the weight table: "model.diffusion_model."
+  std::string spelling;   // which of the family's tables fits: "diffusers", "original"
+  // Architecture numbers: {"layers": 60}; what a checkpoint of this shape needs to be made again.
+  TensorIndex::Config config;
+
+  // Throws Error{kInternal} when the number is absent.
+  ATELIER_API int64_t integer(std::string_view key) const;
+  ATELIER_API double real(std::string_view key) const;
+};
+
+// What the user said about a file; empty where nothing was said. Some checkpoints differ in use and not in tensors.
+struct DetectHint {
+  std::string component, variant;
+};
+
+struct ModelOptions {
+  // Of components without tensors, by name: {"tokenizer": folder or file}. May lack entries: what needs them then throws.
+  std::map<std::string, std::string, std::less<>> files;
+};
+
+// Stateless, and safe to call from several threads. Spans and string_views that it returns live as long as the process,
+// because plugins are never unloaded.
+class ATELIER_API ModelFamily {
+ public:
+  virtual ~ModelFamily();
+
+  // ---- What there is: data, answered without loading anything ----
+
+  virtual std::string_view name() const = 0;
+  virtual std::string_view help() const = 0;  // one line: which published models
+  virtual std::span<const ComponentSpec> components() const = 0;
+  virtual std::span<const InputSpec> inputs() const = 0;
+  // The first is the default; the others are chosen by name with --schedule.
+  virtual std::span<const ScheduleDefaults> schedules() const = 0;
+  virtual SigmaRange sigma_range(const Detection& denoiser) const;  // by default [0, 1]
+
+  // ---- What a checkpoint is ----
+
+  // Says which component a checkpoint holds, from names and shapes, from config.json where shapes cannot tell, and from
+  // `hint` where nothing can. Returns nullopt when it is none of this family's. Throws Error{kUnsupported} when it is one
+  // of this family's that cannot be loaded, and Error{kInvalidArgument} when the tensors contradict the hint.
+  virtual std::optional<Detection> detect(const TensorIndex& checkpoint, const DetectHint& hint) const = 0;
+
+  // Covers every tensor of the checkpoint once, without its prefix, and every weight of the component once.
+  virtual WeightMap weight_map(const Detection& part) const = 0;
+  virtual LoraTargets lora_targets(const Detection& denoiser) const = 0;
+
+  // ---- How it runs ----
+
+  // Makes the modules of `parts` with their weights declared; the host then fills them through weight_map. Any subset of
+  // the components may be given. Throws Error{kInvalidArgument} when the parts do not belong together.
+  virtual std::unique_ptr<Model> make_model(std::span<const Detection> parts, const ModelOptions& options) const = 0;
+
+  // ---- For tests ----
+
+  // One tiny architecture of every component with tensors, that belong together: the conformance suite runs on them with
+  // random weights. config holds "head_dim" and the like as detect() would give them.
+  virtual std::vector<Detection> tiny_parts() const = 0;
+
+  // What encode_text would give for a prompt of `tokens` tokens, with random values of normal size in `dtype`.
+  virtual Conditioning example_conditioning(const Detection& denoiser, int64_t tokens, at::ScalarType dtype) const = 0;
+};
+
+}  // namespace atelier

@@ -1,0 +1,66 @@
+// The layers that families are written with: thin owners of weights over the operators.
+#pragma once
+
+#include <vector>
+
+#include "atelier/nn/module.h"
+#include "atelier/ops/conv.h"
+#include "atelier/ops/linear.h"
+
+namespace atelier::nn {
+
+// y = x Wᵀ + b, and the sum of its adapters. Weights: "weight" [out, in] and, with bias, "bias" [out].
+class ATELIER_API Linear : public Module {
+ public:
+  Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias = true);
+  ~Linear() override;
+
+  // x: [..., in], compute dtype. Returns [..., out].
+  at::Tensor forward(const at::Tensor& x) const;
+
+  int64_t in_features() const { return weight->sizes()[1]; }
+  int64_t out_features() const { return weight->sizes()[0]; }
+
+  WeightPtr weight, bias;               // bias may be null
+  std::vector<ops::Adapter> adapters;   // the host's: applied in order, see ops::linear
+};
+
+// Rows of a table. Weight: "weight" [count, width].
+class ATELIER_API Embedding : public Module {
+ public:
+  Embedding(Module* parent, std::string name, int64_t count, int64_t width);
+  ~Embedding() override;
+
+  // ids: int64 of any shape. Returns [..., width].
+  at::Tensor forward(const at::Tensor& ids) const;
+
+  WeightPtr weight;
+};
+
+// x / rms(x) * weight over the last axis; the variance in float32. Weight: "weight" [width].
+class ATELIER_API RMSNorm : public Module {
+ public:
+  RMSNorm(Module* parent, std::string name, int64_t width, double eps = 1e-6);
+  ~RMSNorm() override;
+
+  // x: [..., width]. Returns the same shape and dtype.
+  at::Tensor forward(const at::Tensor& x) const;
+
+  WeightPtr weight;
+  double eps;
+};
+
+// Weights: "weight" [out, in, kh, kw] and "bias" [out].
+class ATELIER_API Conv2d : public Module {
+ public:
+  Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel, ops::ConvOptions options = {});
+  ~Conv2d() override;
+
+  // x: [B, in, H, W]. Returns [B, out, H', W'].
+  at::Tensor forward(const at::Tensor& x) const;
+
+  WeightPtr weight, bias;
+  ops::ConvOptions options;
+};
+
+}  // namespace atelier::nn

@@ -1,0 +1,35 @@
+// Defaults of a rectified-flow sampler. The user can override every field.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace atelier {
+
+// Moves sampling steps towards high noise: s' = a s / (1 + (a - 1) s), s in [0, 1].
+struct SigmaShift {
+  enum class Kind { kNone, kConstant, kByTokens };
+  Kind kind = Kind::kNone;
+  double value = 1.0;  // kConstant: a
+  // kByTokens: log a, on the line through (base_tokens, base) and (max_tokens, max); not clamped outside.
+  double base = 0.5, max = 1.15;
+  int64_t base_tokens = 256, max_tokens = 4096;
+};
+
+// sigma_i = 1 - i / N for i = 0 .. N-1, shifted, then stretched so that the last one is `terminal_sigma` (when above 0),
+// then 0 is appended.
+struct ScheduleDefaults {
+  std::string_view name = "default";  // chosen with --schedule
+  int num_inference_steps = 30;
+  double cfg_scale = 4.0;  // 1 turns classifier-free guidance off
+  SigmaShift shift = {};
+  double terminal_sigma = 0.0;
+  std::string_view help = {};
+};
+
+// The noise levels that a denoiser covers. Families with one denoiser have [0, 1].
+struct SigmaRange {
+  double low = 0.0, high = 1.0;
+};
+
+}  // namespace atelier
