@@ -1,0 +1,11 @@
+#include "atelier/block.h"
+
+namespace atelier {
+
+Block::~Block() = default;
+BlockRunner::~BlockRunner() = default;
+DirectRunner::~DirectRunner() = default;
+
+Tensors DirectRunner::run(Block& block, const Tensors& inputs) { return block.forward(inputs); }
+
+}  // namespace atelier

@@ -1,0 +1,80 @@
+#include "atelier/weight.h"
+
+#include <sstream>
+
+#include "atelier/error.h"
+
+namespace atelier {
+
+namespace {
+
+// A tensor that stays where it is.
+class ResidentStore final : public WeightStore {
+ public:
+  explicit ResidentStore(at::Tensor value) : value_(std::move(value)) {}
+  at::Tensor draw() const override { return value_; }
+  at::Tensor draw_rows(const at::Tensor& index) const override {
+    return value_.index_select(0, index.reshape({-1}).to(value_.device()));
+  }
+
+ private:
+  at::Tensor value_;
+};
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::ostringstream out;
+  out << shape;
+  return out.str();
+}
+
+}  // namespace
+
+WeightStore::~WeightStore() = default;
+
+at::Tensor WeightStore::draw_rows(const at::Tensor& index) const {
+  const at::Tensor table = draw();
+  return table.index_select(0, index.reshape({-1}).to(table.device()));
+}
+
+Weight::Weight(std::string name, std::vector<int64_t> shape) : name_(std::move(name)), shape_(std::move(shape)) {}
+Weight::~Weight() = default;
+
+int64_t Weight::numel() const { return c10::multiply_integers(shape_); }
+
+void Weight::set(at::Tensor value) {
+  if (value.sizes() != sizes())
+    throw Error(ErrorCode::kInvalidArgument, "weight '" + name_ + "' is " + shape_text(shape_) + ", the tensor given is " +
+                                                 shape_text(value.sizes()));
+  set_store(std::make_shared<ResidentStore>(value.detach()));
+}
+
+void Weight::set_store(std::shared_ptr<const WeightStore> store) {
+  store_ = std::move(store);
+  leaf_ = at::Tensor();
+  ++version_;
+}
+
+at::Tensor Weight::draw() const {
+  if (store_ == nullptr) throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
+  return leaf_.defined() ? leaf_ : store_->draw();
+}
+
+at::Tensor Weight::draw_rows(const at::Tensor& index) const {
+  if (store_ == nullptr) throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
+  return store_->draw_rows(index);
+}
+
+void Weight::set_trainable(bool trainable) {
+  if (trainable == is_trainable()) return;
+  if (trainable) {
+    if (dynamic_cast<const ResidentStore*>(store_.get()) == nullptr)
+      throw Error(ErrorCode::kInvalidArgument, "weight '" + name_ + "' does not rest on the compute device",
+                  "train it resident");
+    leaf_ = store_->draw().detach().set_requires_grad(true);
+  } else {
+    leaf_ = at::Tensor();
+  }
+  ++version_;
+}
+
+}  // namespace atelier
