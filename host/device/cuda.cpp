@@ -1,0 +1,124 @@
+#include "host/device/cuda.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <fstream>
+#include <regex>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+namespace atelier::device {
+
+namespace {
+
+constexpr int kNeededCuda = 13000;  // cuDriverGetVersion of driver 580
+constexpr const char* kNeeded = "CUDA 13 needs driver 580 or newer";
+
+// From the kernel module: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...".
+std::string driver_version() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::smatch match;
+  if (std::getline(file, line) && std::regex_search(line, match, std::regex(R"((\d+\.\d+(\.\d+)?))"))) return match[1];
+  return {};
+}
+
+// The library lies in lib/ beside bin/, where the program is.
+std::string backend_path() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  const std::string program(path, length > 0 ? static_cast<size_t>(length) : 0);
+  return program.substr(0, program.rfind('/')) + "/../lib/libatelier_cuda.so";
+}
+
+CudaStatus probe() {
+  CudaStatus status;
+  status.driver = driver_version();
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) {
+    status.reason = status.driver.empty() ? "no NVIDIA driver is installed"
+                                          : "driver " + status.driver + " is loaded but libcuda.so.1 is not found";
+    return status;
+  }
+  using Init = int (*)(unsigned);
+  using GetInt = int (*)(int*);
+  auto init = reinterpret_cast<Init>(dlsym(driver, "cuInit"));
+  auto get_version = reinterpret_cast<GetInt>(dlsym(driver, "cuDriverGetVersion"));
+  auto get_count = reinterpret_cast<GetInt>(dlsym(driver, "cuDeviceGetCount"));
+  int version = 0;
+  if (init == nullptr || get_version == nullptr || get_count == nullptr || get_version(&version) != 0) {
+    status.reason = "libcuda.so.1 does not answer";
+    return status;
+  }
+  if (version < kNeededCuda) {
+    const std::string found = status.driver.empty() ? "a driver for CUDA " + std::to_string(version / 1000) + "." +
+                                                          std::to_string(version % 1000 / 10)
+                                                    : "driver " + status.driver;
+    status.reason = found + " found, " + kNeeded;
+    return status;
+  }
+  if (const int code = init(0); code != 0 || get_count(&status.device_count) != 0 || status.device_count == 0) {
+    status.reason = "the driver finds no GPU (cuInit gives " + std::to_string(code) + ")";
+    return status;
+  }
+  void* backend = dlopen(backend_path().c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (backend == nullptr) {
+    status.reason = std::string("libatelier_cuda.so cannot be opened: ") + dlerror();
+    return status;
+  }
+  auto open = reinterpret_cast<const char* (*)()>(dlsym(backend, "atelier_cuda_open"));
+  const char* problem = open != nullptr ? open() : "it has no atelier_cuda_open";
+  if (problem != nullptr) {
+    status.reason = std::string("libatelier_cuda.so: ") + problem;
+    return status;
+  }
+  status.usable = true;
+  return status;
+}
+
+[[noreturn]] void refuse(const CudaStatus& status) {
+  throw Error(ErrorCode::kEnvironment, "no GPU can be used: " + status.reason,
+              "mend that, or pass --device cpu");
+}
+
+}  // namespace
+
+const CudaStatus& open_cuda() {
+  static const CudaStatus status = probe();
+  return status;
+}
+
+at::Device choose(std::string_view name) {
+  if (name == "cpu") return at::kCPU;
+  const CudaStatus& status = open_cuda();
+  if (name == "auto") {
+    if (status.usable) return at::Device(at::kCUDA, 0);
+    // A GPU that is there is used or the reason is given: never silently the CPU.
+    if (!status.driver.empty()) refuse(status);
+    return at::kCPU;
+  }
+  int index = 0;
+  const bool numbered = name.starts_with("cuda:");
+  if (numbered) {
+    const auto [end, failure] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
+    if (failure != std::errc() || end != name.data() + name.size() || index < 0) name = {};
+  }
+  if (name != "cuda" && !numbered)
+    throw Error(ErrorCode::kInvalidArgument, "--device '" + std::string(name) + "' is not known",
+                "use auto, cpu, cuda or cuda:N");
+  if (name.empty())
+    throw Error(ErrorCode::kInvalidArgument, "--device has a wrong GPU number", "use cuda:N with N from 0");
+  if (!status.usable) refuse(status);
+  if (index >= status.device_count)
+    throw Error(ErrorCode::kEnvironment, "--device cuda:" + std::to_string(index) + ": only " +
+                                             std::to_string(status.device_count) + " GPU(s) are present",
+                "use a smaller number");
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+}
+
+}  // namespace atelier::device
