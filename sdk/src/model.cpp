@@ -1,5 +1,7 @@
 #include "atelier/model.h"
 
+#include <ATen/ATen.h>
+
 #include "atelier/error.h"
 
 namespace atelier {

@@ -2,6 +2,8 @@
 
 #include <sstream>
 
+#include <ATen/ATen.h>
+
 #include "atelier/error.h"
 
 namespace atelier {
