@@ -1,0 +1,89 @@
+// From what the user named to a model: files are found, recognised, checked all at once, and loaded part by part.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/model_family.h"
+#include "host/checkpoint/checkpoint.h"
+
+namespace atelier::checkpoint {
+
+struct LoadRequest {
+  // JSON as on the command line: a path, or a list of paths and of lists of paths (the shards of one checkpoint). A plain
+  // path that is no JSON is taken as it is. Paths may hold globs, and name files, component folders and model folders.
+  std::string model_paths;
+  // "org/name:glob,org/name:glob": published files, found under the model base path or in a hub cache.
+  std::string model_id_with_origin_paths;
+  // Folder or file of the tokenizer; empty: looked for beside the text encoder and in the model folder.
+  std::string tokenizer_path;
+  // What the user said about files, by a glob over their paths.
+  std::map<std::string, DetectHint> hints;
+  // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on the CPU the dtype that
+  // the denoiser is published in.
+  std::string dtype = "auto";
+  // "auto", "cpu", "cuda" or "cuda:1". auto takes the first GPU; a GPU that cannot be used is an error.
+  std::string device = "auto";
+  // The components that will be used; others are not looked for. Empty: all that the family requires.
+  std::vector<std::string> components;
+};
+
+struct LoadProgress {
+  std::string_view component;
+  int64_t bytes_done = 0, bytes_total = 0;  // of the files
+  double seconds = 0.0;                     // since the component's load began
+  bool done = false;                        // true in the last call
+};
+// Called from the thread that called load_component, a few times a second.
+using LoadProgressCallback = std::function<void(const LoadProgress&)>;
+
+// A recognised checkpoint.
+struct LoadedPart {
+  Detection detection;
+  Checkpoint checkpoint;
+};
+
+// A model whose parts are known and whose weights come and go. Not thread-safe.
+class LoadedModel {
+ public:
+  // Reads headers only, and reports everything that is wrong with the files in one error: unknown checkpoints, two for
+  // one component, required ones that are missing, LoRA files, and missing, unexpected or mis-shaped tensors.
+  // `family` outlives the model.
+  static std::unique_ptr<LoadedModel> open(const ModelFamily& family, const LoadRequest& request);
+  ~LoadedModel();
+
+  const ModelFamily& family() const { return family_; }
+  Model& model() { return *model_; }
+  at::Device device() const { return device_; }
+  at::ScalarType dtype() const { return dtype_; }
+
+  const std::vector<LoadedPart>& parts() const { return parts_; }
+  // Null when the model was made without it.
+  const LoadedPart* find_part(std::string_view component) const;
+  // The part whose role is "dit"; null when there is none.
+  const LoadedPart* denoiser() const;
+
+  // Fills the weights of one component; does nothing when they are there. Peak memory is that of the weights.
+  // Throws Error{kNotFound} for a component that the model was made without.
+  void load_component(std::string_view name, const LoadProgressCallback& progress = {});
+  // Drops the weights of one component.
+  void unload_component(std::string_view name);
+  bool is_loaded(std::string_view name) const;
+
+ private:
+  explicit LoadedModel(const ModelFamily& family) : family_(family) {}
+
+  const ModelFamily& family_;
+  std::vector<LoadedPart> parts_;
+  std::unique_ptr<Model> model_;
+  at::Device device_ = at::kCPU;
+  at::ScalarType dtype_ = at::kFloat;
+  std::map<std::string, bool, std::less<>> loaded_;
+};
+
+}  // namespace atelier::checkpoint

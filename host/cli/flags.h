@@ -1,0 +1,115 @@
+// Command-line flags: declared as a table, checked all at once, and read by name.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "atelier/input.h"
+#include "host/checkpoint/model_loader.h"
+
+namespace atelier::cli {
+
+enum class FlagKind { kText, kInteger, kReal, kFlag, kJson };
+
+struct FlagSpec {
+  std::string name;                      // without dashes: "num_inference_steps"
+  FlagKind kind = FlagKind::kText;
+  std::string help;                      // one line
+  std::optional<std::string> preset = {};  // the value when the flag is not given, as it would be written
+  bool required = false;
+  bool repeated = false;                 // may be given several times; see ParsedFlags::texts
+  std::vector<std::string> choices = {};  // kText only: the values that are allowed; empty: any
+};
+
+struct CommandSpec {
+  std::string name;     // "inspect"
+  std::string summary;  // one line
+  std::vector<FlagSpec> flags = {};
+  std::string positional = {};  // what arguments without a flag are, "FILE|DIR..."; empty: there are none
+  int min_positional = 0;
+  int max_positional = 1'000'000;
+};
+
+// The flags of one call. Getters throw Error{kInternal} for a flag that the command does not declare.
+class ParsedFlags {
+ public:
+  // The user gave it; presets do not count.
+  bool is_given(std::string_view name) const;
+
+  // Of the preset where the user gave none. Throw Error{kInternal} when there is neither.
+  std::string text(std::string_view name) const;
+  int64_t integer(std::string_view name) const;
+  double real(std::string_view name) const;
+  nlohmann::json json(std::string_view name) const;
+  // Given as `--name` or `--name=true`.
+  bool flag(std::string_view name) const;
+
+  // nullopt where there is neither value nor preset.
+  std::optional<std::string> find_text(std::string_view name) const;
+  std::optional<int64_t> find_integer(std::string_view name) const;
+  std::optional<double> find_real(std::string_view name) const;
+
+  // Every value of a repeated flag, in order.
+  std::vector<std::string> texts(std::string_view name) const;
+
+  const std::vector<std::string>& positional() const { return positional_; }
+
+  // Every flag with a value, given or preset, as text: what a picture's metadata holds.
+  std::map<std::string, std::string> all() const;
+
+ private:
+  friend ParsedFlags parse_flags(const CommandSpec&, std::span<const std::string>);
+  struct Value {
+    FlagKind kind;
+    std::vector<std::string> texts;
+    bool given = false;
+  };
+  const Value& value(std::string_view name) const;
+
+  std::map<std::string, Value, std::less<>> values_;
+  std::vector<std::string> positional_;
+};
+
+// Reads `--flag value` and `--flag=value`. Values may begin with a dash (`--cfg_scale -1`) unless they name a flag.
+// Throws one Error{kInvalidArgument} that names every mistake: unknown flags with the nearest known one, values that do
+// not parse, required flags that are missing.
+ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments);
+
+// The value of one flag before the command's flags are known: --plugin brings flags of its own. nullopt: not given.
+std::optional<std::string> peek_flag(std::span<const std::string> arguments, std::string_view name);
+
+// True when `--help` or `-h` is among the arguments.
+bool wants_help(std::span<const std::string> arguments);
+
+// Usage, summary and one line per flag.
+std::string help_text(const CommandSpec& command);
+
+// What a family takes, as flags: one per input of that use whose name is not among `taken`. Images, masks, audio and
+// videos are paths; an image list is a repeated flag. Inputs of kText that the family requires stay optional here,
+// because they may come from a file.
+std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUse use,
+                                      std::span<const FlagSpec> taken = {});
+
+// --plugin, --plugin_path, --model_paths, --model_id_with_origin_paths, --tokenizer_path, --model_hints, --dtype and
+// --device; `dtype` is the preset of --dtype.
+std::vector<FlagSpec> model_flags(std::string dtype = "auto");
+
+// Of a command with model_flags(). Throws Error{kInvalidArgument} when --model_hints is malformed.
+checkpoint::LoadRequest load_request(const ParsedFlags& flags);
+
+// The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as Error.
+int run_inspect(std::span<const std::string> arguments);
+int run_plugins(std::span<const std::string> arguments);
+int run_probe(std::span<const std::string> arguments);
+int run_check_plugin(std::span<const std::string> arguments);
+int run_doctor(std::span<const std::string> arguments);
+int run_generate(std::span<const std::string> arguments);
+
+}  // namespace atelier::cli

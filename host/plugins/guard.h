@@ -1,0 +1,26 @@
+// The one place where exceptions of a plugin, or of LibTorch below it, become errors.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include "atelier/error.h"
+
+namespace atelier::plugins {
+
+// Rethrows the exception that is being handled: an Error gets `where` put in front, c10::OutOfMemoryError and
+// std::bad_alloc become kOutOfMemory, and every other one kInternal with the first line of its message.
+[[noreturn]] void rethrow_at(std::string_view where);
+
+// Calls `call` and gives back what it gives. `where` names the call, "my_family.denoise", and is put in front of what
+// goes wrong in it.
+template <typename F>
+decltype(auto) guard(std::string_view where, F&& call) {
+  try {
+    return std::forward<F>(call)();
+  } catch (...) {
+    rethrow_at(where);
+  }
+}
+
+}  // namespace atelier::plugins
