@@ -1,0 +1,105 @@
+#include "host/generate/sigma_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+
+namespace atelier::generate {
+namespace {
+
+// The factor a of s' = a s / (1 + (a - 1) s).
+double shift_factor(const SigmaShift& shift, int64_t tokens) {
+  switch (shift.kind) {
+    case SigmaShift::Kind::kNone:
+      return 1.0;
+    case SigmaShift::Kind::kConstant:
+      return shift.value;
+    case SigmaShift::Kind::kByTokens: {
+      const double slope =
+          (shift.max - shift.base) / static_cast<double>(shift.max_tokens - shift.base_tokens);
+      return std::exp(shift.base + slope * static_cast<double>(tokens - shift.base_tokens));
+    }
+  }
+  throw Error(ErrorCode::kInternal, "schedule: unknown kind of shift");
+}
+
+std::vector<float> checked_sigmas(const std::vector<double>& given) {
+  std::vector<float> sigmas;
+  double last = 2.0;
+  for (const double sigma : given) {
+    if (!(sigma >= 0.0 && sigma <= 1.0 && sigma < last)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "--sigmas: " + std::to_string(sigma) + " is out of order or outside [0, 1]",
+                  "give levels that fall from 1 (noise) towards 0 (clean)");
+    }
+    last = sigma;
+    sigmas.push_back(static_cast<float>(sigma));
+  }
+  if (sigmas.back() != 0.0f) sigmas.push_back(0.0f);
+  if (sigmas.size() < 2) {
+    throw Error(ErrorCode::kInvalidArgument, "--sigmas: no level above 0");
+  }
+  return sigmas;
+}
+
+}  // namespace
+
+std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request) {
+  if (!request.sigmas.empty()) return checked_sigmas(request.sigmas);
+  const int n = request.num_steps;
+  if (n < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--num_inference_steps: " + std::to_string(n) + " is below 1");
+  }
+  const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens));
+  if (!(a > 0.0) || !std::isfinite(a)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--flow_shift: " + std::to_string(a) + " is not a number above 0");
+  }
+  std::vector<double> levels(n);
+  for (int i = 0; i < n; ++i) {
+    const double s = 1.0 - static_cast<double>(i) / n;
+    levels[i] = a * s / (1.0 + (a - 1.0) * s);
+  }
+  // A single step begins and ends the grid at 1: there is nothing to stretch.
+  if (schedule.terminal_sigma > 0.0 && n > 1) {
+    const double scale = (1.0 - schedule.terminal_sigma) / (1.0 - levels.back());
+    for (double& level : levels) level = 1.0 - (1.0 - level) * scale;
+  }
+  std::vector<float> sigmas(levels.begin(), levels.end());
+  sigmas.push_back(0.0f);
+  return sigmas;
+}
+
+std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength) {
+  if (!(denoising_strength > 0.0 && denoising_strength <= 1.0)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "--denoising_strength: " + std::to_string(denoising_strength) + " is outside (0, 1]",
+        "1 makes a new picture, small values stay close to the input image");
+  }
+  const auto steps = static_cast<double>(sigmas.size() - 1);
+  const auto start = static_cast<int64_t>(steps - std::min(steps * denoising_strength, steps));
+  sigmas.erase(sigmas.begin(), sigmas.begin() + start);
+  return sigmas;
+}
+
+const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedules,
+                                      std::string_view name) {
+  if (schedules.empty()) throw Error(ErrorCode::kInternal, "the family declares no schedule");
+  if (name.empty()) return schedules.front();
+  std::string known;
+  for (const ScheduleDefaults& schedule : schedules) {
+    if (schedule.name == name) return schedule;
+    known += (known.empty() ? "" : ", ") + std::string(schedule.name);
+  }
+  throw Error(ErrorCode::kNotFound,
+              "--schedule: there is no schedule " + formats::quote_and_escape(name),
+              "choose one of " + known);
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,40 @@
+// The noise levels that a sampler walks through.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "atelier/schedule.h"
+
+namespace atelier::generate {
+
+struct ScheduleRequest {
+  int num_steps = 30;
+  // Denoiser tokens of one sample: a family's dynamic shift follows the picture's size.
+  int64_t tokens = 0;
+  // A constant shift a in place of the schedule's own; its terminal sigma stays.
+  std::optional<double> flow_shift = {};
+  // When not empty, these levels are used as they stand; num_steps, shifts and terminal are not.
+  std::vector<double> sigmas = {};
+};
+
+// Returns the levels from noise to clean, the last one 0: one more than there are steps. Computed
+// in double precision.
+// Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift is not above 0, and when
+// request.sigmas do not fall from at most 1 towards 0.
+std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request);
+
+// Keeps the last steps of `sigmas`: the part `denoising_strength` of them, rounded up, at least
+// one: image to image starts at the first level of what is returned.
+// Throws Error{kInvalidArgument} unless denoising_strength is in (0, 1].
+std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength);
+
+// Returns the schedule of that name; the first one for an empty name.
+// Throws Error{kNotFound} naming the schedules there are.
+const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedules,
+                                      std::string_view name);
+
+}  // namespace atelier::generate

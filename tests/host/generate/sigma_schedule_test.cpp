@@ -1,0 +1,121 @@
+#include "host/generate/sigma_schedule.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "atelier/error.h"
+
+namespace atelier::generate {
+namespace {
+
+// Log-linear between 256 and 8192 tokens, terminal 0.02: as published with a family of large
+// pictures.
+ScheduleDefaults dynamic_schedule() {
+  ScheduleDefaults schedule;
+  schedule.shift = {.kind = SigmaShift::Kind::kByTokens,
+                    .base = 0.5,
+                    .max = 0.9,
+                    .base_tokens = 256,
+                    .max_tokens = 8192};
+  schedule.terminal_sigma = 0.02;
+  return schedule;
+}
+
+ScheduleDefaults constant_schedule(double a) {
+  ScheduleDefaults schedule;
+  schedule.name = "fast";
+  schedule.shift = {.kind = SigmaShift::Kind::kConstant, .value = a};
+  return schedule;
+}
+
+void require_levels(const std::vector<float>& got, const std::vector<double>& want,
+                    size_t from = 0) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    CAPTURE(i, from);
+    REQUIRE(got.at(from + i) == Approx(want[i]).margin(6e-7));
+  }
+}
+
+TEST_CASE("A dynamic shift with a terminal level gives the published tables", "[schedule]") {
+  const ScheduleDefaults schedule = dynamic_schedule();
+  const auto s1024 = make_sigmas(schedule, {.num_steps = 50, .tokens = 4096});
+  REQUIRE(s1024.size() == 51);
+  require_levels(s1024, {1, 0.989701, 0.979192});
+  require_levels(s1024, {0.058476, 0.02, 0}, 48);
+
+  const auto s1328 = make_sigmas(schedule, {.num_steps = 50, .tokens = 6889});
+  require_levels(s1328, {1, 0.990988, 0.981768});
+  require_levels(s1328, {0.063783, 0.02, 0}, 48);
+
+  const auto wide = make_sigmas(schedule, {.num_steps = 20, .tokens = 6032});
+  require_levels(wide, {1, 0.974511, 0.947548});
+  require_levels(wide, {0.121533, 0.02, 0}, 18);
+
+  const auto small = make_sigmas(schedule, {.num_steps = 4, .tokens = 1024});
+  REQUIRE(small.size() == 5);
+  require_levels(small, {1, 0.749268, 0.432588, 0.02, 0});
+}
+
+TEST_CASE("A constant shift gives the tables of the distilled models", "[schedule]") {
+  require_levels(make_sigmas(constant_schedule(3.0), {.num_steps = 4}), {1, 0.9, 0.75, 0.5, 0});
+  require_levels(make_sigmas(constant_schedule(3.0), {.num_steps = 8}),
+                 {1, 0.954545, 0.9, 0.833333, 0.75, 0.642857, 0.5, 0.3, 0});
+  // mu = sqrt(1600 / 256), used as it is.
+  const auto layered = make_sigmas(constant_schedule(2.5), {.num_steps = 50});
+  require_levels(layered, {1, 0.991903, 0.983607});
+  require_levels(layered, {0.094340, 0.048544, 0}, 48);
+}
+
+TEST_CASE("The user's shift and levels replace those of the schedule", "[schedule]") {
+  ScheduleDefaults plain;
+  require_levels(make_sigmas(plain, {.num_steps = 4}), {1, 0.75, 0.5, 0.25, 0});
+  require_levels(make_sigmas(plain, {.num_steps = 4, .flow_shift = 3.0}), {1, 0.9, 0.75, 0.5, 0});
+  const auto stretched =
+      make_sigmas(dynamic_schedule(), {.num_steps = 4, .tokens = 1024, .flow_shift = 3.0});
+  require_levels(stretched, {1, 1 - 0.1 * 1.96, 1 - 0.25 * 1.96, 0.02, 0});
+  require_levels(make_sigmas(dynamic_schedule(), {.sigmas = {0.9, 0.5}}), {0.9, 0.5, 0});
+  REQUIRE(make_sigmas(plain, {.sigmas = {0.9, 0.5, 0.0}}).size() == 3);
+}
+
+TEST_CASE("A single step starts at pure noise whatever the terminal level", "[schedule]") {
+  require_levels(make_sigmas(dynamic_schedule(), {.num_steps = 1, .tokens = 1024}), {1, 0});
+}
+
+TEST_CASE("Wrong schedules are refused", "[schedule]") {
+  const ScheduleDefaults plain;
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.num_steps = 0}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.num_steps = 4, .flow_shift = 0.0}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.num_steps = 4, .flow_shift = -1.0}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.sigmas = {0.5, 0.6}}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.sigmas = {0.5, 0.5}}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.sigmas = {1.5}}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.sigmas = {0.0}}), Error);
+  REQUIRE_THROWS_AS(make_sigmas(plain, {.sigmas = {std::nan("")}}), Error);
+}
+
+TEST_CASE("Denoising strength keeps the last steps, rounded up", "[schedule]") {
+  const auto sigmas = make_sigmas(ScheduleDefaults{}, {.num_steps = 10});
+  REQUIRE(keep_last_steps(sigmas, 1.0) == sigmas);
+  for (const auto& [strength, steps] : std::vector<std::pair<double, size_t>>{
+           {0.5, 5}, {0.55, 6}, {0.6, 6}, {0.01, 1}, {0.99, 10}, {0.9, 9}}) {
+    const auto kept = keep_last_steps(sigmas, strength);
+    CAPTURE(strength);
+    REQUIRE(kept.size() == steps + 1);
+    REQUIRE(kept.front() == sigmas[10 - steps]);
+    REQUIRE(kept.back() == 0.0f);
+  }
+  REQUIRE_THROWS_AS(keep_last_steps(sigmas, 0.0), Error);
+  REQUIRE_THROWS_AS(keep_last_steps(sigmas, 1.01), Error);
+  REQUIRE_THROWS_AS(keep_last_steps(sigmas, std::nan("")), Error);
+}
+
+TEST_CASE("Schedules are chosen by name, and the first is the default", "[schedule]") {
+  const ScheduleDefaults schedules[] = {dynamic_schedule(), constant_schedule(3.0)};
+  REQUIRE(find_schedule(schedules, "").name == "default");
+  REQUIRE(find_schedule(schedules, "fast").shift.value == 3.0);
+  REQUIRE_THROWS_WITH(find_schedule(schedules, "fats"),
+                      Catch::Contains("\"fats\"") && Catch::Contains("default, fast"));
+}
+
+}  // namespace
+}  // namespace atelier::generate
