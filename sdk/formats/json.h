@@ -17,9 +17,9 @@ struct JsonLimits {
   uint64_t max_values = 4'000'000;
 };
 
-// Parses one JSON text. Unlike nlohmann::json::parse it refuses a key that an object holds twice (compared
-// after unescaping), deep nesting, NUL bytes and a byte order mark.
-// Throws ParseError (JSON_SYNTAX, JSON_UTF8, JSON_DEPTH, JSON_DUPLICATE_KEY, JSON_TOO_LARGE) with byte and line.
+// Parses one JSON text. Unlike nlohmann::json::parse it refuses a key that an object holds twice
+// (compared after unescaping), deep nesting, NUL bytes and a byte order mark. Throws ParseError
+// (JSON_SYNTAX, JSON_UTF8, JSON_DEPTH, JSON_DUPLICATE_KEY, JSON_TOO_LARGE) with byte and line.
 nlohmann::json parse_json(std::string_view text, const JsonLimits& limits = {});
 
 struct JsonLine {
@@ -29,8 +29,9 @@ struct JsonLine {
 
 // Parses one JSON text a line; lines end in \n or \r\n, and blank ones are skipped.
 //
-// Throws the first line's ParseError; with `errors`, bad lines go there instead and the rest is returned.
-// Bytes and lines in errors count from the start of `text`. The limits hold for each line.
+// Throws the first line's ParseError; with `errors`, bad lines go there instead and the rest is
+// returned. Bytes and lines in errors count from the start of `text`. The limits hold for each
+// line.
 std::vector<JsonLine> parse_jsonl(std::string_view text, const JsonLimits& limits = {},
                                   std::vector<ParseError>* errors = nullptr);
 

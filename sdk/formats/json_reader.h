@@ -34,8 +34,8 @@ struct JsonRules {
   std::string tag_prefix = "JSON_";
 };
 
-// Receives one document, token by token. Strings arrive unescaped, are valid UTF-8, and may be moved
-// from. A handler refuses a document by throwing; fail() adds where the reader stands.
+// Receives one document, token by token. Strings arrive unescaped, are valid UTF-8, and may be
+// moved from. A handler refuses a document by throwing; fail() adds where the reader stands.
 class JsonHandler {
  public:
   virtual ~JsonHandler() = default;
@@ -58,14 +58,20 @@ class JsonHandler {
   [[noreturn]] void fail(const std::string& tag, const std::string& message,
                          const std::string& hint = {}) const;
 
+  // Lets `inner` report this handler's position; for handlers that pass events on.
+  void share_position(JsonHandler& inner) const {
+    inner.text_ = text_;
+    inner.position_ = position_;
+  }
+
  private:
   friend void read_json(std::string_view, const JsonRules&, JsonHandler&);
   std::string_view text_;
   const char* position_ = nullptr;
 };
 
-// Reads one JSON text (RFC 8259) from the first byte to the last. No byte order mark, NUL, comment, NaN,
-// trailing comma or lone surrogate; whitespace may stand before and after. Does not recurse.
+// Reads one JSON text (RFC 8259) from the first byte to the last. No byte order mark, NUL, comment,
+// NaN, trailing comma or lone surrogate; whitespace may stand before and after. Does not recurse.
 // Throws ParseError with the tag prefix and SYNTAX, UTF8 or DEPTH.
 void read_json(std::string_view text, const JsonRules& rules, JsonHandler& handler);
 

@@ -18,10 +18,10 @@ struct DTypeInfo {
   int bits;
 };
 constexpr std::array<DTypeInfo, kNumDTypes> kDTypes = {{
-    {"BOOL", 8},        {"F4", 4},          {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
-    {"I8", 8},          {"F8_E5M2", 8},     {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"I16", 16},        {"U16", 16},    {"F16", 16},    {"BF16", 16},
-    {"I32", 32},        {"U32", 32},        {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
     {"I64", 64},        {"U64", 64},
 }};
 
@@ -30,7 +30,9 @@ constexpr int kHeaderDepth = 127;
 constexpr uint64_t kHeaderAlignment = 4096;
 constexpr char kMetadataKey[] = "__metadata__";
 
-std::string tensor(std::string_view name) { return "tensor " + quote_and_escape(name); }
+std::string tensor(std::string_view name) {
+  return "tensor " + quote_and_escape(name);
+}
 
 // An entry whose dimensions are still as wide as in the file.
 struct RawEntry {
@@ -38,8 +40,8 @@ struct RawEntry {
   std::vector<uint64_t> shape;
 };
 
-// Bytes of a tensor; dimensions are multiplied in order, and an overflow on the way counts even when
-// a later dimension is 0.
+// Bytes of a tensor; dimensions are multiplied in order, and an overflow on the way counts even
+// when a later dimension is 0.
 uint64_t checked_bytes(std::string_view name, DType dtype, std::span<const uint64_t> shape) {
   uint64_t elements = 1;
   uint64_t bits = 0;
@@ -47,16 +49,15 @@ uint64_t checked_bytes(std::string_view name, DType dtype, std::span<const uint6
   for (const uint64_t dimension : shape) {
     overflows = overflows || __builtin_mul_overflow(elements, dimension, &elements);
   }
-  overflows =
-      overflows ||
-      __builtin_mul_overflow(elements, static_cast<uint64_t>(dtype_bits(dtype)), &bits);
+  overflows = overflows ||
+              __builtin_mul_overflow(elements, static_cast<uint64_t>(dtype_bits(dtype)), &bits);
   if (overflows) {
     throw ParseError("ST_OVERFLOW", tensor(name) + ": its shape has more than 2^64 bits");
   }
   if (bits % 8 != 0) {
-    throw ParseError("ST_MISALIGNED",
-                     tensor(name) + ": " + std::to_string(elements) + " elements of " +
-                         std::string(dtype_name(dtype)) + " do not fill whole bytes");
+    throw ParseError("ST_MISALIGNED", tensor(name) + ": " + std::to_string(elements) +
+                                          " elements of " + std::string(dtype_name(dtype)) +
+                                          " do not fill whole bytes");
   }
   if (shape.size() > kMaxRank) {
     throw ParseError("ST_RANK", tensor(name) + ": has " + std::to_string(shape.size()) +
@@ -72,7 +73,8 @@ uint64_t checked_bytes(std::string_view name, DType dtype, std::span<const uint6
   return bits / 8;
 }
 
-// Reads the header in one pass. Fields that the format does not know are skipped, whatever they hold.
+// Reads the header in one pass. Fields that the format does not know are skipped, whatever they
+// hold.
 class HeaderHandler : public JsonHandler {
  public:
   std::vector<RawEntry> entries;
@@ -280,9 +282,9 @@ void check_tiling(const std::vector<RawEntry>& entries, uint64_t data_bytes) {
     const std::string offsets =
         "[" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + "]";
     if (entry.begin != position || entry.end < entry.begin) {
-      const char* what = entry.end < entry.begin   ? " end before they begin"
+      const char* what = entry.end < entry.begin  ? " end before they begin"
                          : entry.begin > position ? " leave a hole after byte "
-                                                   : " overlap the tensor that ends at byte ";
+                                                  : " overlap the tensor that ends at byte ";
       throw ParseError("ST_OFFSET",
                        tensor(entry.name) + ": data_offsets " + offsets + what +
                            (entry.end < entry.begin ? "" : std::to_string(position)) +
@@ -305,9 +307,10 @@ void check_tiling(const std::vector<RawEntry>& entries, uint64_t data_bytes) {
                      "the file is cut short, download it again");
   }
   if (position < data_bytes) {
-    throw ParseError("ST_TRAILING", std::to_string(data_bytes - position) +
-                                        " bytes after the last tensor belong to none",
-                     "the file is damaged, get it from its source again");
+    throw ParseError(
+        "ST_TRAILING",
+        std::to_string(data_bytes - position) + " bytes after the last tensor belong to none",
+        "the file is damaged, get it from its source again");
   }
 }
 
@@ -338,9 +341,13 @@ std::string json_string(const std::string& text, const char* what) {
 
 }  // namespace
 
-int dtype_bits(DType dtype) { return kDTypes.at(static_cast<size_t>(dtype)).bits; }
+int dtype_bits(DType dtype) {
+  return kDTypes.at(static_cast<size_t>(dtype)).bits;
+}
 
-std::string_view dtype_name(DType dtype) { return kDTypes.at(static_cast<size_t>(dtype)).name; }
+std::string_view dtype_name(DType dtype) {
+  return kDTypes.at(static_cast<size_t>(dtype)).name;
+}
 
 std::optional<DType> dtype_from_name(std::string_view name) {
   for (size_t i = 0; i < kDTypes.size(); ++i) {
@@ -351,10 +358,10 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 
 uint64_t read_header_length(std::string_view first_bytes, uint64_t file_size) {
   if (first_bytes.size() < 8 || file_size < 8) {
-    throw ParseError("ST_FILE_SHORT",
-                     "is " + std::to_string(file_size) +
-                         " bytes long, a safetensors file has at least 8",
-                     "the file is cut short, download it again", 0);
+    throw ParseError(
+        "ST_FILE_SHORT",
+        "is " + std::to_string(file_size) + " bytes long, a safetensors file has at least 8",
+        "the file is cut short, download it again", 0);
   }
   const uint64_t length = read_u64(first_bytes);
   if (length > kMaxHeaderBytes) {
@@ -513,8 +520,8 @@ WrittenHeader serialize_safetensors_header(std::vector<TensorEntry> tensors,
     text += "\"__metadata__\":{";
     for (const auto& [key, value] : metadata) {
       if (text.back() != '{') text += ',';
-      text += json_string(key, "__metadata__: key") + ':' +
-              json_string(value, "__metadata__: value");
+      text +=
+          json_string(key, "__metadata__: key") + ':' + json_string(value, "__metadata__: value");
     }
     text += '}';
   }
@@ -539,8 +546,8 @@ WrittenHeader serialize_safetensors_header(std::vector<TensorEntry> tensors,
       if (i > 0) text += ',';
       text += std::to_string(entry.shape[i]);
     }
-    text += "],\"data_offsets\":[" + std::to_string(entry.begin) + ',' +
-            std::to_string(entry.end) + "]}";
+    text += "],\"data_offsets\":[" + std::to_string(entry.begin) + ',' + std::to_string(entry.end) +
+            "]}";
   }
   text += '}';
   const uint64_t padded =

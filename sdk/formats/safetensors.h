@@ -71,29 +71,30 @@ struct SafetensorsRules {
   bool allow_leading_whitespace = false;
 };
 
-// Returns the length of the JSON header. `first_bytes` are the first 8 bytes of the file, or all of a shorter
-// one. Throws ParseError: ST_FILE_SHORT, ST_HEADER_TOO_LARGE, ST_HEADER_LENGTH.
+// Returns the length of the JSON header. `first_bytes` are the first 8 bytes of the file, or all of
+// a shorter one. Throws ParseError: ST_FILE_SHORT, ST_HEADER_TOO_LARGE, ST_HEADER_LENGTH.
 uint64_t read_header_length(std::string_view first_bytes, uint64_t file_size);
 
 // Checks a whole header. `header_bytes` is the JSON text alone, without the 8 bytes of length;
 // `file_size` is the size of the file, which the tensors must fill exactly.
 //
-// Accepts what the reference implementation accepts, but for eight cases: ST_HEADER_START (whitespace
-// first), ST_DUPLICATE_NAME, ST_DUPLICATE_METADATA, ST_METADATA_NULL, ST_ENTRY_POSITIONAL (an array for an
-// entry), ST_DTYPE_FORM (an object for a dtype), ST_DIMENSION (2^63 or more), ST_RANK (above 64).
-// Throws ParseError; the other tags are ST_SYNTAX, ST_UTF8, ST_DEPTH, ST_ROOT, ST_METADATA, ST_ENTRY, ST_DTYPE,
-// ST_SHAPE, ST_OFFSETS_FORM, ST_DUPLICATE_FIELD, ST_MISSING_FIELD, ST_OVERFLOW, ST_MISALIGNED,
-// ST_SIZE, ST_OFFSET, ST_TRUNCATED and ST_TRAILING.
+// Accepts what the reference implementation accepts, but for eight cases: ST_HEADER_START
+// (whitespace first), ST_DUPLICATE_NAME, ST_DUPLICATE_METADATA, ST_METADATA_NULL,
+// ST_ENTRY_POSITIONAL (an array for an entry), ST_DTYPE_FORM (an object for a dtype), ST_DIMENSION
+// (2^63 or more), ST_RANK (above 64). Throws ParseError; the other tags are ST_SYNTAX, ST_UTF8,
+// ST_DEPTH, ST_ROOT, ST_METADATA, ST_ENTRY, ST_DTYPE, ST_SHAPE, ST_OFFSETS_FORM,
+// ST_DUPLICATE_FIELD, ST_MISSING_FIELD, ST_OVERFLOW, ST_MISALIGNED, ST_SIZE, ST_OFFSET,
+// ST_TRUNCATED and ST_TRAILING.
 SafetensorsHeader parse_safetensors_header(std::string_view header_bytes, uint64_t file_size,
                                            const SafetensorsRules& rules = {});
 
-// Names the wrong kind of a file that was taken for safetensors: git-lfs pointer, pickle, zip of pickles,
-// GGUF, HTML page, by its first bytes (16 or more are best) and the extension of its name (".bin").
-// Returns the error to throw, with what to do, or nothing when it may be safetensors.
+// Names the wrong kind of a file that was taken for safetensors: git-lfs pointer, pickle, zip of
+// pickles, GGUF, HTML page, by its first bytes (16 or more are best) and the extension of its name
+// (".bin"). Returns the error to throw, with what to do, or nothing when it may be safetensors.
 std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view extension);
 
-// Names a packing of weights that is known by its tensor names and not supported: bitsandbytes (nf4, fp4,
-// int8), GPTQ, AWQ and SVDQuant. Returns the error to throw, or nothing.
+// Names a packing of weights that is known by its tensor names and not supported: bitsandbytes
+// (nf4, fp4, int8), GPTQ, AWQ and SVDQuant. Returns the error to throw, or nothing.
 std::optional<ParseError> find_unsupported_packing(const SafetensorsHeader& header);
 
 // Bytes of a tensor. Throws ParseError: ST_DIMENSION, ST_RANK, ST_OVERFLOW, ST_MISALIGNED.
@@ -106,9 +107,9 @@ struct WrittenHeader {
   std::vector<TensorEntry> tensors;
 };
 
-// Lays out a file that every safetensors reader accepts: widest dtypes first, so that each tensor is aligned to
-// its element, then by name. begin and end of `tensors` are ignored.
-// Throws ParseError with the tags of the parser when the file would break a rule.
+// Lays out a file that every safetensors reader accepts: widest dtypes first, so that each tensor
+// is aligned to its element, then by name. begin and end of `tensors` are ignored. Throws
+// ParseError with the tags of the parser when the file would break a rule.
 WrittenHeader serialize_safetensors_header(std::vector<TensorEntry> tensors,
                                            const std::map<std::string, std::string>& metadata);
 
