@@ -1,0 +1,128 @@
+"""Runs the program under test: ATELIER_BIN, or build/release/bin/atelier of this checkout.
+
+With ATELIER_PARITY_DIR set, the files of every call stay below that folder, beside a `command` that
+repeats it.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import tempfile
+
+import numpy as np
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+_calls = itertools.count(1)
+
+
+class ProgramFailed(AssertionError):
+    """The program ended with another exit code than 0."""
+
+
+def program():
+    path = pathlib.Path(os.environ.get("ATELIER_BIN") or REPOSITORY / "build/release/bin/atelier")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: the program is not built; run tools/build, or set ATELIER_BIN")
+    return path
+
+
+@contextlib.contextmanager
+def call_folder(name):
+    kept = os.environ.get("ATELIER_PARITY_DIR")
+    if kept:
+        folder = pathlib.Path(kept) / "calls" / f"{next(_calls):03d}_{name}"
+        folder.mkdir(parents=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="atelier_call_") as folder:
+        yield pathlib.Path(folder)
+
+
+def run(arguments, folder):
+    """Runs the program with `arguments` and returns its standard output; raises ProgramFailed with
+    its last words."""
+    command = [str(program()), *map(str, arguments)]
+    (folder / "command").write_text(shlex.join(command) + "\n")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder)
+    if result.returncode != 0:
+        raise ProgramFailed(
+            f"exit code {result.returncode}: {shlex.join(command)}\n{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def paths_argument(paths):
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    return json.dumps([str(path) for path in paths])
+
+
+def probe(component, model_paths, inputs, gradients=False, trainable=None, dtype="float32"):
+    """Runs one component on named tensors and returns the named tensors that it gives."""
+    with call_folder("probe_" + component) as folder:
+        save_file({
+            name: tensor.detach().clone().contiguous() for name, tensor in inputs.items()
+        }, folder / "in.safetensors")
+        arguments = [
+            "probe", "--plugin", "qwen_image", "--component", component, "--model_paths",
+            paths_argument(model_paths), "--inputs", folder / "in.safetensors", "--output",
+            folder / "out.safetensors", "--dtype", dtype
+        ]
+        if gradients:
+            arguments.append("--gradients")
+        if trainable:
+            arguments += ["--trainable", trainable]
+        run(arguments, folder)
+        with safe_open(folder / "out.safetensors", framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+
+
+def tokenize(folder_of_tokenizer, texts, ascii_only=True):
+    """The token ids of every text, without a template."""
+    with call_folder("probe_tokenizer") as folder:
+        lines = [json.dumps(text, ensure_ascii=ascii_only) for text in texts]
+        (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
+        run([
+            "probe", "--plugin", "qwen_image", "--component", "tokenizer", "--model_paths",
+            paths_argument(folder_of_tokenizer), "--inputs", folder / "texts.jsonl", "--output",
+            folder / "ids.jsonl"
+        ], folder)
+        ids = (folder / "ids.jsonl").read_text().split("\n")
+        return [json.loads(line) for line in ids if line]
+
+
+def schedule(**request):
+    """The sigmas, the final 0 among them, of one denoising run."""
+    with call_folder("probe_schedule") as folder:
+        (folder / "in.json").write_text(json.dumps(request))
+        run([
+            "probe", "--plugin", "qwen_image", "--component", "schedule", "--inputs",
+            folder / "in.json", "--output", folder / "out.json"
+        ], folder)
+        return json.loads((folder / "out.json").read_text())["sigmas"]
+
+
+def generate(model_paths, latents, input_image=None, **flags):
+    """Generates from the noise `latents` and returns the pictures, uint8 [H, W, 3], in order."""
+    with call_folder("generate") as folder:
+        save_file({"latents": latents.contiguous()}, folder / "noise.safetensors")
+        arguments = [
+            "generate", "--plugin", "qwen_image", "--model_paths",
+            paths_argument(model_paths), "--latents", folder / "noise.safetensors", "--output",
+            folder / "out.png"
+        ]
+        if input_image is not None:
+            Image.fromarray(input_image).save(folder / "input.png")
+            arguments += ["--input_image", folder / "input.png"]
+        for name, value in flags.items():
+            arguments += ["--" + name, value]
+        run(arguments, folder)
+        files = sorted(folder.glob("out*.png"))
+        return [np.asarray(Image.open(file).convert("RGB")) for file in files]
