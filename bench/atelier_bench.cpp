@@ -1,0 +1,165 @@
+// Times one part of a model in a steady state and prints a JSON object on stdout, for the comparison scripts.
+//
+//   atelier-bench dit|vae|load --plugin NAME --model_paths … [--inputs F] [--runs 5] [--warmup 1] [--dtype float32]
+//
+// dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1, C, T, H, W],
+//      sigma [1], and the conditioning with a batch axis of 1: NAME for the prompt, negative_NAME for the other.
+// vae: one decode of latents [B, C, T, H, W].
+// load: every component given, from headers to weights in memory; one run a process.
+// Without --pipe all runs follow each other; with it each line on stdin starts one run and prints one object, so that
+// two programs can take turns.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+
+#include "atelier/error.h"
+#include "host/checkpoint/model_loader.h"
+#include "host/cli/flags.h"
+#include "host/device/cuda.h"
+#include "host/plugins/plugin_loader.h"
+
+namespace {
+
+using namespace atelier;
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+int64_t peak_rss_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * int64_t{1024};
+}
+
+cli::CommandSpec command() {
+  cli::CommandSpec spec{.name = "bench", .summary = "Times one part of a model", .flags = cli::model_flags("float32"),
+                        .positional = "dit|vae|load", .min_positional = 1, .max_positional = 1};
+  spec.flags.push_back({.name = "inputs", .help = "safetensors file with the tensors of the run"});
+  spec.flags.push_back({.name = "runs", .kind = cli::FlagKind::kInteger, .help = "measured runs", .preset = "5"});
+  spec.flags.push_back({.name = "warmup", .kind = cli::FlagKind::kInteger, .help = "runs before", .preset = "1"});
+  spec.flags.push_back({.name = "threads", .kind = cli::FlagKind::kInteger, .help = "CPU threads"});
+  spec.flags.push_back({.name = "pipe", .kind = cli::FlagKind::kFlag, .help = "one run per line on stdin"});
+  return spec;
+}
+
+// What is repeated, and what it needs.
+class Workload {
+ public:
+  Workload(std::string what, checkpoint::LoadedModel& loaded, const std::string& inputs_path)
+      : what_(std::move(what)), loaded_(loaded) {
+    const auto file = checkpoint::Checkpoint::open(inputs_path, {inputs_path});
+    for (const auto& [name, meta] : file.index().tensors()) {
+      at::Tensor tensor = file.read(name).to(loaded.device());
+      if (name != "sigma") tensor = tensor.to(loaded.dtype());
+      if (name == "latents") latents_ = tensor;
+      else if (name == "sigma") sigma_ = tensor.to(at::kFloat);
+      else if (name.starts_with("negative_")) uncond_[name.substr(9)] = tensor.squeeze(0);
+      else cond_[name] = tensor.squeeze(0);
+    }
+    if (!latents_.defined() || (what_ == "dit" && !sigma_.defined()))
+      throw Error(ErrorCode::kInvalidArgument, inputs_path + ": latents" + (what_ == "dit" ? " or sigma" : "") + " is missing");
+    loaded.load_component(what_);
+  }
+
+  void run() {
+    at::NoGradGuard no_grad;
+    if (what_ == "vae") {
+      loaded_.model().decode(latents_, runner_);
+    } else {
+      const Conditioning* conditions[] = {&cond_, &uncond_};
+      const at::Tensor velocity =
+          loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}), .sigma_B = sigma_.expand({2}), .cond = conditions},
+                                  runner_);
+      loaded_.model().guide(velocity.narrow(0, 0, 1), velocity.narrow(0, 1, 1), 4.0);
+    }
+    if (loaded_.device().is_cuda()) at::accelerator::synchronizeDevice(loaded_.device().index());
+  }
+
+ private:
+  std::string what_;
+  checkpoint::LoadedModel& loaded_;
+  DirectRunner runner_;
+  at::Tensor latents_, sigma_;
+  Conditioning cond_, uncond_;
+};
+
+nlohmann::json report(const std::string& what, const std::string& dtype, std::vector<double> runs_ms) {
+  std::vector<double> sorted = runs_ms;
+  std::sort(sorted.begin(), sorted.end());
+  return {{"what", what},
+          {"dtype", dtype},
+          {"median_ms", sorted[sorted.size() / 2]},
+          {"runs_ms", runs_ms},
+          {"threads", at::get_num_threads()},
+          {"peak_rss_bytes", peak_rss_bytes()}};
+}
+
+int run(std::span<const std::string> arguments) {
+  const auto flags = cli::parse_flags(command(), arguments);
+  const std::string what = flags.positional()[0];
+  if (what != "dit" && what != "vae" && what != "load")
+    throw Error(ErrorCode::kInvalidArgument, "'" + what + "' cannot be timed", "use dit, vae or load");
+  if (auto threads = flags.find_integer("threads")) at::set_num_threads(static_cast<int>(*threads));
+  const auto& plugin = plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
+  auto request = cli::load_request(flags);
+  if (what != "load") request.components = {what};
+
+  const auto begin = std::chrono::steady_clock::now();
+  if (what == "load") {
+    for (const auto& component : plugin.family->components())
+      if (component.role == "dit") request.components = {std::string(component.name)};
+    const auto loaded = checkpoint::LoadedModel::open(*plugin.family, request);
+    uint64_t bytes = 0;
+    for (const auto& part : loaded->parts()) {
+      loaded->load_component(part.detection.component);
+      bytes += part.checkpoint.bytes();
+    }
+    auto result = report(what, flags.text("dtype"), {1e3 * seconds_since(begin)});
+    result["file_bytes"] = bytes;
+    std::cout << result.dump() << std::endl;
+    return 0;
+  }
+
+  const auto loaded = checkpoint::LoadedModel::open(*plugin.family, request);
+  Workload workload(what, *loaded, flags.text("inputs"));
+  for (int64_t i = 0; i < flags.integer("warmup"); ++i) workload.run();
+  const auto timed = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    workload.run();
+    return 1e3 * seconds_since(start);
+  };
+  if (flags.flag("pipe")) {
+    for (std::string line; std::getline(std::cin, line);)
+      std::cout << report(what, flags.text("dtype"), {timed()}).dump() << std::endl;
+    return 0;
+  }
+  std::vector<double> runs_ms;
+  for (int64_t i = 0; i < flags.integer("runs"); ++i) runs_ms.push_back(timed());
+  std::cout << report(what, flags.text("dtype"), runs_ms).dump() << std::endl;
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    device::open_cuda();
+    const std::vector<std::string> arguments(argv + 1, argv + argc);
+    return run(arguments);
+  } catch (const Error& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return exit_code(error.code());
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 70;
+  }
+}
