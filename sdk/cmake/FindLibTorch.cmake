@@ -8,8 +8,9 @@
 # Sets:    LIBTORCH_ROOT, LIBTORCH_LIB_DIR, LIBTORCH_INCLUDE_DIR, LIBTORCH_VERSION, LIBTORCH_HAS_CUDA
 include(FindPackageHandleStandardArgs)
 
-set(_torch_candidates ${ATELIER_TORCH_DIR} ${ATELIER_TORCH_DIR}/torch ${ATELIER_TORCH_DIR}/libtorch)
-if(NOT ATELIER_TORCH_DIR)
+if(ATELIER_TORCH_DIR)
+  set(_torch_candidates ${ATELIER_TORCH_DIR} ${ATELIER_TORCH_DIR}/torch ${ATELIER_TORCH_DIR}/libtorch)
+else()
   file(GLOB _torch_candidates ${CMAKE_SOURCE_DIR}/.deps/venv/lib/python3*/site-packages/torch)
 endif()
 set(LIBTORCH_ROOT "")
@@ -47,18 +48,17 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
 
   set(LIBTORCH_HAS_CUDA FALSE)
   get_filename_component(_site ${LIBTORCH_ROOT} DIRECTORY)
-  file(GLOB _nvidia_include ${_site}/nvidia/cu1*/include)
-  file(GLOB _nvidia_lib ${_site}/nvidia/cu1*/lib)
-  find_path(LIBTORCH_CUDART_INCLUDE cuda_runtime_api.h PATHS ${_nvidia_include} NO_DEFAULT_PATH)
-  find_path(LIBTORCH_CUDART_INCLUDE cuda_runtime_api.h PATHS $ENV{CUDA_HOME} /usr/local/cuda PATH_SUFFIXES include)
-  find_file(LIBTORCH_CUDART NAMES libcudart.so.13 PATHS ${_nvidia_lib} ${LIBTORCH_LIB_DIR} NO_DEFAULT_PATH)
-  if(EXISTS ${LIBTORCH_LIB_DIR}/libtorch_cuda.so AND LIBTORCH_CUDART_INCLUDE AND LIBTORCH_CUDART)
+  file(GLOB _cudart ${_site}/nvidia/cu1*/lib/libcudart.so.1* ${LIBTORCH_LIB_DIR}/libcudart*.so.1*)
+  find_path(LIBTORCH_CUDART_INCLUDE cuda_runtime_api.h NO_CACHE
+    PATHS ${_site}/nvidia/cu13/include $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
+  if(EXISTS ${LIBTORCH_LIB_DIR}/libtorch_cuda.so AND LIBTORCH_CUDART_INCLUDE AND _cudart)
     set(LIBTORCH_HAS_CUDA TRUE)
+    list(GET _cudart 0 _cudart)
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_compile_options(LibTorch::cuda INTERFACE
       "SHELL:$<$<COMPILE_LANGUAGE:CXX>:-isystem ${LIBTORCH_CUDART_INCLUDE}>")
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::cpu
       "-Wl,--no-as-needed,${LIBTORCH_LIB_DIR}/libtorch_cuda.so,--as-needed"
-      ${LIBTORCH_LIB_DIR}/libc10_cuda.so ${LIBTORCH_CUDART})
+      ${LIBTORCH_LIB_DIR}/libc10_cuda.so ${_cudart})
   endif()
 endif()

@@ -1,0 +1,31 @@
+# Installs the SDK and its CMake package.
+include(CMakePackageConfigHelpers)
+
+string(REGEX REPLACE "\\..*" "" ATELIER_COMPILER_MAJOR "${CMAKE_CXX_COMPILER_VERSION}")
+if(ATELIER_SANITIZE)  # part of the ABI string
+  target_compile_options(atelier_sdk INTERFACE $<INSTALL_INTERFACE:-fsanitize=${ATELIER_SANITIZE}>)
+  target_link_options(atelier_sdk INTERFACE $<INSTALL_INTERFACE:-fsanitize=${ATELIER_SANITIZE}>)
+endif()
+
+set(_package lib/cmake/AtelierSdk)
+set_target_properties(atelier_sdk PROPERTIES EXPORT_NAME sdk)
+install(TARGETS atelier_sdk EXPORT AtelierSdkTargets LIBRARY DESTINATION lib)
+install(EXPORT AtelierSdkTargets NAMESPACE Atelier:: DESTINATION ${_package})
+
+foreach(_header IN LISTS ATELIER_SDK_HEADERS)
+  get_filename_component(_folder ${_header} DIRECTORY)
+  install(FILES ${_header} DESTINATION ${_folder})
+endforeach()
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/include/atelier/sdk_hash.h DESTINATION include/atelier)
+
+configure_package_config_file(cmake/AtelierSdkConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfig.cmake
+  INSTALL_DESTINATION ${_package})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfig.cmake
+  ${CMAKE_CURRENT_BINARY_DIR}/AtelierSdkConfigVersion.cmake
+  cmake/AtelierPlugin.cmake
+  cmake/FindLibTorch.cmake
+  cmake/plugin.map
+  DESTINATION ${_package})
