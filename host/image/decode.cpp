@@ -1,0 +1,178 @@
+#include "host/image/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "atelier/error.h"
+
+#include "host/image/codec.h"
+
+namespace atelier::image {
+namespace {
+
+using ReadFunction = Raster (*)(std::span<const uint8_t>, bool, const CheckSize&);
+
+bool has_bytes(std::span<const uint8_t> bytes, size_t at, std::string_view text) {
+  return bytes.size() >= at + text.size() &&
+         std::equal(text.begin(), text.end(), bytes.begin() + static_cast<ptrdiff_t>(at),
+                    [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; });
+}
+
+ReadFunction reader_of(std::span<const uint8_t> bytes) {
+  if (has_bytes(bytes, 0, "\x89PNG\r\n\x1a\n")) return read_png;
+  if (has_bytes(bytes, 0, "\xff\xd8\xff")) return read_jpeg;
+  if (has_bytes(bytes, 0, "RIFF") && has_bytes(bytes, 8, "WEBP")) return read_webp;
+  return nullptr;
+}
+
+// x / 255 of a product of two bytes, rounded.
+uint8_t divide_by_255(unsigned product) {
+  const unsigned t = product + 128;
+  return static_cast<uint8_t>(((t >> 8) + t) >> 8);
+}
+
+Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool pixels,
+                   const DecodeOptions& options) {
+  const std::string place(name);
+  const ReadFunction read = reader_of(bytes);
+  if (!read) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        place + (bytes.empty() ? ": the file is empty" : ": not a PNG, JPEG or WebP picture"),
+        "convert it to one of these");
+  }
+  try {
+    return read(bytes, pixels, [&](int64_t width, int64_t height) {
+      if (width * height <= options.max_pixels) return;
+      throw Error(ErrorCode::kInvalidArgument,
+                  place + ": " + std::to_string(width) + "x" + std::to_string(height) +
+                      " pixels are more than the limit of " + std::to_string(options.max_pixels),
+                  "make the picture smaller");
+    });
+  } catch (const DecodeError& error) {
+    throw Error(ErrorCode::kDataLoss, place + ": " + error.what(),
+                "the picture is damaged or cut short; get it again");
+  }
+}
+
+Picture to_rgb(const Raster& raster) {
+  Picture picture(raster.info.width, raster.info.height);
+  const size_t count = picture.rgb.size() / 3;
+  const uint8_t* in = raster.data.data();
+  uint8_t* out = picture.rgb.data();
+  switch (raster.layout) {
+    case Layout::kRgb:
+      std::copy_n(in, 3 * count, out);
+      break;
+    case Layout::kRgba:
+      for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
+        const unsigned alpha = in[3];
+        for (int c = 0; c < 3; ++c) out[c] = divide_by_255(in[c] * alpha + 255 * (255 - alpha));
+      }
+      break;
+    case Layout::kInvertedCmyk:
+      // Inverted values are light: the product of ink's light and black's light.
+      for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
+        const int light = in[3];
+        for (int c = 0; c < 3; ++c) {
+          out[c] = static_cast<uint8_t>(
+              std::max(0, light - divide_by_255(static_cast<unsigned>(255 - in[c]) * light)));
+        }
+      }
+      break;
+  }
+  return picture;
+}
+
+// Where the pixel (x, y) of the upright picture stands in the stored one of this size.
+std::array<int, 2> stored_place(int orientation, int x, int y, int width, int height) {
+  switch (orientation) {
+    case 2:
+      return {width - 1 - x, y};
+    case 3:
+      return {width - 1 - x, height - 1 - y};
+    case 4:
+      return {x, height - 1 - y};
+    case 5:
+      return {y, x};
+    case 6:
+      return {y, height - 1 - x};
+    case 7:
+      return {width - 1 - y, height - 1 - x};
+    case 8:
+      return {width - 1 - y, x};
+    default:
+      return {x, y};
+  }
+}
+
+Picture upright(Picture stored, int orientation) {
+  if (orientation == 1) return stored;
+  const bool turns = orientation >= 5;
+  Picture picture(turns ? stored.height : stored.width, turns ? stored.width : stored.height);
+  for (int y = 0; y < picture.height; ++y) {
+    uint8_t* out = picture.row(y);
+    for (int x = 0; x < picture.width; ++x, out += 3) {
+      const auto [from_x, from_y] = stored_place(orientation, x, y, stored.width, stored.height);
+      std::copy_n(stored.row(from_y) + 3 * from_x, 3, out);
+    }
+  }
+  return picture;
+}
+
+std::vector<uint8_t> read_file(const std::filesystem::path& path) {
+  std::error_code code;
+  if (std::filesystem::is_directory(path, code)) {
+    throw Error(ErrorCode::kInvalidArgument, path.string() + ": a folder, not a picture");
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    const int reason = errno;
+    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
+                path.string() + ": " + std::strerror(reason));
+  }
+  // A gigabyte holds the largest picture that the pixel limit allows, uncompressed at 16 bits.
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  const uint64_t size = std::filesystem::file_size(path, code);
+  if (!code && size > kMaxBytes) {
+    throw Error(ErrorCode::kInvalidArgument,
+                path.string() + ": " + std::to_string(size) + " bytes are too many for a picture");
+  }
+  std::vector<uint8_t> bytes(code ? 0 : size);
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<size_t>(file.gcount()));
+  return bytes;
+}
+
+}  // namespace
+
+bool looks_like_picture(std::span<const uint8_t> bytes) {
+  return reader_of(bytes) != nullptr;
+}
+
+PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
+                          const DecodeOptions& options) {
+  PictureInfo info = read_raster(bytes, name, /*pixels=*/false, options).info;
+  if (info.orientation >= 5) std::swap(info.width, info.height);
+  return info;
+}
+
+PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions& options) {
+  return probe_picture(read_file(path), path.string(), options);
+}
+
+Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
+                       const DecodeOptions& options) {
+  const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
+  return upright(to_rgb(raster), raster.info.orientation);
+}
+
+Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options) {
+  return decode_picture(read_file(path), path.string(), options);
+}
+
+}  // namespace atelier::image

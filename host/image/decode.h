@@ -1,0 +1,50 @@
+// Reads PNG, JPEG and WebP.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "host/image/picture.h"
+
+namespace atelier::image {
+
+struct DecodeOptions {
+  // Width times height; more is refused before anything is allocated for the pixels.
+  int64_t max_pixels = 178'956'970;
+};
+
+// What the header of a picture says.
+struct PictureInfo {
+  std::string format;  // "png", "jpeg" or "webp"
+  int width = 0;       // as shown, after orientation
+  int height = 0;
+  int channels = 3;  // in the file: 1 gray, 2 gray and alpha, 3, 4
+  int bits = 8;      // of one channel
+  bool has_alpha = false;
+  bool is_animated = false;
+  bool has_color_profile = false;  // an embedded ICC profile; it is not applied
+  int orientation = 1;             // EXIF, 1 to 8
+};
+
+// Says whether `bytes` begin like a picture that can be read here; 12 bytes are enough.
+bool looks_like_picture(std::span<const uint8_t> bytes);
+
+// Reads no pixels. `name` stands for the picture in messages.
+// Throws Error: kNotFound and kEnvironment for the file, kUnsupported for another format, kDataLoss
+// for damage, kInvalidArgument for more than max_pixels.
+PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions& options = {});
+PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
+                          const DecodeOptions& options = {});
+
+// Returns the picture as shown: upright by its EXIF orientation, gray and palettes expanded, 16
+// bits rounded to 8, CMYK converted, transparent pixels laid over white, the first frame of an
+// animation. Throws as probe_picture; a picture that ends early is an error.
+Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options = {});
+Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
+                       const DecodeOptions& options = {});
+
+}  // namespace atelier::image
