@@ -1,0 +1,279 @@
+// Shape letters: B samples, C latent channels, T frames, H and W latent height and width, D width,
+// d head width, N packed rows: of all samples, image rows and text rows apart.
+#include "dit.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "atelier/ops/attention.h"
+#include "atelier/ops/pointwise.h"
+
+namespace qwen_image {
+
+using atelier::Segments;
+using atelier::Tensors;
+using atelier::nn::Linear;
+using atelier::nn::Module;
+using atelier::nn::RMSNorm;
+namespace ops = atelier::ops;
+
+namespace {
+
+constexpr int64_t kTimeChannels = 256;
+constexpr double kNormEps = 1e-6;
+constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
+
+// [N, D] to [N, heads, d].
+at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
+  return x.view({x.size(0), x.size(1) / head_dim, head_dim});
+}
+
+// Half precision alone overflows in the residual streams.
+at::Tensor in_range(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf ? at::clamp(x, -65504.0, 65504.0) : x;
+}
+
+// cos and sin of 1000 sigma at falling frequencies: [B, 256] float32.
+at::Tensor time_channels(const at::Tensor& sigma_B) {
+  const int64_t half = kTimeChannels / 2;
+  const at::Tensor frequency = at::exp(at::arange(half, sigma_B.options()) *
+                                       (-std::log(10000.0) / static_cast<double>(half)));
+  const at::Tensor angle = sigma_B.unsqueeze(1) * frequency * 1000.0;
+  return at::cat({at::cos(angle), at::sin(angle)}, 1);
+}
+
+// Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
+at::Tensor angles(const at::Tensor& positions, int64_t channels, double theta) {
+  const at::Tensor exponent =
+      at::arange(0, channels, 2, at::kFloat) / static_cast<double>(channels);
+  return at::outer(positions, at::reciprocal(at::pow(theta, exponent)));
+}
+
+// Shift, scale and gate of the two halves of a block: [B, D] each, views of [B, 6 D].
+struct Modulation {
+  explicit Modulation(const at::Tensor& m) {
+    const std::vector<at::Tensor> parts = m.chunk(6, 1);
+    shift1 = parts[0], scale1 = parts[1], gate1 = parts[2];
+    shift2 = parts[3], scale2 = parts[4], gate2 = parts[5];
+  }
+  at::Tensor shift1, scale1, gate1, shift2, scale2, gate2;
+};
+
+}  // namespace
+
+// Inputs: image rows [N, D], text rows [N, D], silu(time) [B, D], cosines and sines of image rows
+// and of text rows, offsets of image rows and of text rows. Outputs: image rows and text rows; of
+// the last block image rows alone.
+class DitBlock final : public atelier::Block {
+ public:
+  enum Input {
+    kImage,
+    kText,
+    kTime,
+    kImageCos,
+    kImageSin,
+    kTextCos,
+    kTextSin,
+    kImageRows,
+    kTextRows
+  };
+
+  DitBlock(Module* parent, std::string name, const DitConfig& c, bool last)
+      : Block(parent, std::move(name)),
+        head_dim_(c.head_dim),
+        last_(last),
+        img_mod_(this, "img_mod.1", c.width, 6 * c.width),
+        norm_q_(this, "attn.norm_q", c.head_dim, kNormEps),
+        norm_k_(this, "attn.norm_k", c.head_dim, kNormEps),
+        to_q_(this, "attn.to_q", c.width, c.width),
+        to_k_(this, "attn.to_k", c.width, c.width),
+        to_v_(this, "attn.to_v", c.width, c.width),
+        add_q_(this, "attn.add_q_proj", c.width, c.width),
+        add_k_(this, "attn.add_k_proj", c.width, c.width),
+        add_v_(this, "attn.add_v_proj", c.width, c.width),
+        to_out_(this, "attn.to_out.0", c.width, c.width),
+        to_add_out_(this, "attn.to_add_out", c.width, c.width),
+        norm_added_q_(this, "attn.norm_added_q", c.head_dim, kNormEps),
+        norm_added_k_(this, "attn.norm_added_k", c.head_dim, kNormEps),
+        img_up_(this, "img_mlp.net.0.proj", c.width, c.mlp_width),
+        img_down_(this, "img_mlp.net.2", c.mlp_width, c.width),
+        txt_mod_(this, "txt_mod.1", c.width, 6 * c.width),
+        txt_up_(this, "txt_mlp.net.0.proj", c.width, c.mlp_width),
+        txt_down_(this, "txt_mlp.net.2", c.mlp_width, c.width) {}
+
+  std::string_view kind() const override { return last_ ? "dit.last" : "dit"; }
+
+  Tensors forward(const Tensors& in) override {
+    const Segments image_rows = Segments::from_tensor(in[kImageRows]);
+    const Segments text_rows = Segments::from_tensor(in[kTextRows]);
+    const Modulation image(img_mod_.forward(in[kTime]));
+    const Modulation text(txt_mod_.forward(in[kTime]));
+
+    at::Tensor attended = [&] {
+      const at::Tensor x =
+          ops::norm_modulate(in[kImage], image.shift1, image.scale1, image_rows, kNormEps);
+      const at::Tensor y =
+          ops::norm_modulate(in[kText], text.shift1, text.scale1, text_rows, kNormEps);
+      const auto turn = [&](const Linear& layer, const RMSNorm& norm, const at::Tensor& rows,
+                            Input cos) {
+        return ops::norm_rope(heads(layer.forward(rows), head_dim_), norm.weight->draw(), in[cos],
+                              in[cos + 1], ops::RopeLayout::kInterleaved, kNormEps);
+      };
+      // Each sample's rows are its text, then its image.
+      const auto join = [&](const at::Tensor& t, const at::Tensor& i) {
+        return atelier::join_rows(t, text_rows, i, image_rows);
+      };
+      const at::Tensor q =
+          join(turn(add_q_, norm_added_q_, y, kTextCos), turn(to_q_, norm_q_, x, kImageCos));
+      const at::Tensor k =
+          join(turn(add_k_, norm_added_k_, y, kTextCos), turn(to_k_, norm_k_, x, kImageCos));
+      const at::Tensor v =
+          join(heads(add_v_.forward(y), head_dim_), heads(to_v_.forward(x), head_dim_));
+      return ops::attention(q, k, v, atelier::join(text_rows, image_rows));
+    }();
+    auto [text_out, image_out] = atelier::split_rows(attended, text_rows, image_rows);
+    attended.reset();
+
+    at::Tensor x =
+        second_half(in[kImage], to_out_.forward(image_out), image, image_rows, img_up_, img_down_);
+    if (last_) return {x};  // nothing reads the text behind the last block
+    at::Tensor y =
+        second_half(in[kText], to_add_out_.forward(text_out), text, text_rows, txt_up_, txt_down_);
+    return {x, y};
+  }
+
+ private:
+  static at::Tensor second_half(const at::Tensor& x, const at::Tensor& attended,
+                                const Modulation& m, const Segments& rows, const Linear& up,
+                                const Linear& down) {
+    const auto [sum, normed] =
+        ops::gate_residual_norm_modulate(x, attended, m.gate1, m.shift2, m.scale2, rows, kNormEps);
+    const at::Tensor mlp = down.forward(ops::gelu_tanh(up.forward(normed)));
+    return in_range(ops::gate_residual(sum, mlp, m.gate2, rows));
+  }
+
+  int64_t head_dim_;
+  bool last_;
+  Linear img_mod_;
+  RMSNorm norm_q_, norm_k_;
+  Linear to_q_, to_k_, to_v_, add_q_, add_k_, add_v_, to_out_, to_add_out_;
+  RMSNorm norm_added_q_, norm_added_k_;
+  Linear img_up_, img_down_, txt_mod_, txt_up_, txt_down_;
+};
+
+Dit::Dit(const DitConfig& c)
+    : Module(nullptr, "dit"),
+      config_(c),
+      time_in_(this, "time_text_embed.timestep_embedder.linear_1", kTimeChannels, c.width),
+      time_out_(this, "time_text_embed.timestep_embedder.linear_2", c.width, c.width),
+      txt_norm_(this, "txt_norm", c.text_width, kNormEps),
+      img_in_(this, "img_in", c.channels * kPatch * kPatch, c.width),
+      txt_in_(this, "txt_in", c.text_width, c.width),
+      norm_out_(this, "norm_out.linear", c.width, 2 * c.width),
+      proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch) {
+  for (int64_t i = 0; i < c.layers; ++i) {
+    blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + std::to_string(i), c,
+                                                 i + 1 == c.layers));
+  }
+}
+
+Dit::~Dit() = default;
+
+std::vector<atelier::Block*> Dit::blocks() {
+  std::vector<atelier::Block*> result;
+  for (const auto& block : blocks_) result.push_back(block.get());
+  return result;
+}
+
+const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+                           at::Device device) {
+  const auto found = std::find_if(ropes_.begin(), ropes_.end(), [&](const Rope& r) {
+    return r.height == height && r.width == width && r.lengths == lengths && r.device == device;
+  });
+  if (found != ropes_.end()) {
+    std::rotate(found, found + 1, ropes_.end());
+    return ropes_.back();
+  }
+  // Made where autograd may save them, whatever mode the caller is in.
+  const c10::InferenceMode normal(false);
+  const c10::NoGradGuard no_grad;
+  const auto place = [&](const at::Tensor& angle, at::Tensor& cos, at::Tensor& sin) {
+    cos = at::cos(angle).to(device);
+    sin = at::sin(angle).to(device);
+  };
+  const auto [frame_axis, row_axis, column_axis] = config_.axes;
+  const double theta = config_.rope_theta;
+  Rope r{height, width, lengths, device, {}, {}, {}, {}};
+
+  // Rows and columns count from the middle of the picture; there is one frame, at 0.
+  const at::Tensor rows =
+      angles(at::arange(height, at::kFloat) - (height - height / 2), row_axis, theta);
+  const at::Tensor columns =
+      angles(at::arange(width, at::kFloat) - (width - width / 2), column_axis, theta);
+  const at::Tensor image = at::cat({at::zeros({height, width, frame_axis / 2}),
+                                    rows.unsqueeze(1).expand({height, width, row_axis / 2}),
+                                    columns.unsqueeze(0).expand({height, width, column_axis / 2})},
+                                   2)
+                               .view({height * width, -1});
+  place(image.repeat({static_cast<int64_t>(lengths.size()), 1}), r.image_cos, r.image_sin);
+
+  // Text follows on the diagonal behind the picture, each sample anew.
+  const int64_t start = std::max(height / 2, width / 2);
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const at::Tensor positions = at::arange(start, start + longest, at::kFloat);
+  const at::Tensor text =
+      at::cat({angles(positions, frame_axis, theta), angles(positions, row_axis, theta),
+               angles(positions, column_axis, theta)},
+              1);
+  std::vector<at::Tensor> parts;
+  for (int64_t length : lengths) parts.push_back(text.narrow(0, 0, length));
+  place(at::cat(parts, 0), r.text_cos, r.text_sin);
+
+  if (ropes_.size() == kRopeTables) ropes_.erase(ropes_.begin());
+  ropes_.push_back(std::move(r));
+  return ropes_.back();
+}
+
+at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
+                        std::span<const at::Tensor> prompts, atelier::BlockRunner& runner) {
+  const int64_t B = x_BCTHW.size(0), C = x_BCTHW.size(1);
+  const int64_t H = x_BCTHW.size(3) / kPatch, W = x_BCTHW.size(4) / kPatch;
+  const at::ScalarType dtype = x_BCTHW.scalar_type();
+
+  std::vector<int64_t> lengths;
+  for (const at::Tensor& prompt : prompts) lengths.push_back(prompt.size(0));
+  const Segments image_rows = Segments::uniform(B, H * W);
+  const Segments text_rows(lengths);
+  const Rope& table = rope(H, W, lengths, x_BCTHW.device());
+
+  const at::Tensor tokens = x_BCTHW.reshape({B, C, H, kPatch, W, kPatch})
+                                .permute({0, 2, 4, 1, 3, 5})
+                                .reshape({B * H * W, C * kPatch * kPatch});
+  at::Tensor image = img_in_.forward(tokens);
+  const at::Tensor packed = prompts.size() == 1
+                                ? prompts[0]
+                                : at::cat(atelier::Tensors(prompts.begin(), prompts.end()), 0);
+  at::Tensor text = txt_in_.forward(txt_norm_.forward(packed.to(dtype)));
+  const at::Tensor time =
+      at::silu(time_out_.forward(at::silu(time_in_.forward(time_channels(sigma_B).to(dtype)))));
+
+  for (const auto& block : blocks_) {
+    Tensors out =
+        runner.run(*block, {image, text, time, table.image_cos, table.image_sin, table.text_cos,
+                            table.text_sin, image_rows.tensor(), text_rows.tensor()});
+    image = std::move(out[0]);
+    text = out.size() > 1 ? std::move(out[1]) : at::Tensor();
+  }
+
+  const std::vector<at::Tensor> ends = norm_out_.forward(time).chunk(2, 1);  // scale, then shift
+  image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], image_rows, kNormEps));
+  return image.view({B, H, W, C, kPatch, kPatch})
+      .permute({0, 3, 1, 4, 2, 5})
+      .reshape({B, C, 1, H * kPatch, W * kPatch});
+}
+
+}  // namespace qwen_image

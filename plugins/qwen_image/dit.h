@@ -1,0 +1,55 @@
+// The denoiser: a transformer over image tokens and text tokens with joint attention.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "atelier/block.h"
+#include "atelier/nn/layers.h"
+#include "atelier/segments.h"
+
+#include "config.h"
+
+namespace qwen_image {
+
+class DitBlock;
+
+// Not thread-safe: tables of the last shapes are kept between calls.
+class Dit final : public atelier::nn::Module {
+ public:
+  explicit Dit(const DitConfig& config);
+  ~Dit() override;
+
+  // Predicts noise - clean.
+  //
+  // x_BCTHW: noisy latents, compute dtype, T = 1, even H and W. sigma_B: float32 on x's device.
+  // prompts: one per sample, [L, text_width], lengths may differ. Returns the shape and dtype of
+  // x_BCTHW.
+  at::Tensor forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
+                     std::span<const at::Tensor> prompts, atelier::BlockRunner& runner);
+
+  std::vector<atelier::Block*> blocks();
+  const DitConfig& config() const { return config_; }
+
+ private:
+  // Cosines and sines of every row, [N, head_dim / 2] float32.
+  struct Rope {
+    int64_t height, width;  // in tokens
+    std::vector<int64_t> lengths;
+    at::Device device;
+    at::Tensor image_cos, image_sin, text_cos, text_sin;
+  };
+  const Rope& rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+                   at::Device device);
+
+  DitConfig config_;
+  atelier::nn::Linear time_in_, time_out_;
+  atelier::nn::RMSNorm txt_norm_;
+  atelier::nn::Linear img_in_, txt_in_;
+  std::vector<std::unique_ptr<DitBlock>> blocks_;
+  atelier::nn::Linear norm_out_, proj_out_;
+  std::vector<Rope> ropes_;  // most recently used last
+};
+
+}  // namespace qwen_image

@@ -1,0 +1,150 @@
+// Qwen-Image: what it is made of, what it takes, and how it is sampled by default.
+#include "atelier/plugin.h"
+
+#include "config.h"
+#include "model.h"
+#include "weights.h"
+
+namespace qwen_image {
+namespace {
+
+using atelier::ComponentSpec;
+using atelier::Detection;
+using atelier::InputKind;
+using atelier::InputSpec;
+using atelier::InputUse;
+using atelier::ScheduleDefaults;
+using atelier::SigmaShift;
+
+constexpr ComponentSpec kComponents[] = {
+    {.name = "tokenizer",
+     .role = "tokenizer",
+     .phases = {.encode = true},
+     .help = "folder tokenizer/: tokenizer.json, or vocab.json and merges.txt"},
+    {.name = "text_encoder",
+     .role = "text_encoder",
+     .phases = {.encode = true},
+     .help = "Qwen2.5-VL 7B: text_encoder/*.safetensors or qwen_2.5_vl_7b.safetensors"},
+    {.name = "vae",
+     .role = "vae",
+     .phases = {.encode = true, .decode = true},
+     .help = "vae/*.safetensors or qwen_image_vae.safetensors"},
+    {.name = "dit",
+     .role = "dit",
+     .phases = {.denoise = true},
+     .help = "transformer/*.safetensors or qwen_image_bf16.safetensors"},
+};
+
+constexpr InputSpec kInputs[] = {
+    {.name = "prompt",
+     .kind = InputKind::kText,
+     .required = true,
+     .help = "what the picture shows; at most 1024 tokens with the template's end"},
+    {.name = "negative_prompt",
+     .kind = InputKind::kText,
+     .use = InputUse::kGenerate,
+     .help = "what the picture does not show; a space when empty"},
+    {.name = "image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .use = InputUse::kTrain,
+     .help = "the picture to learn"},
+};
+
+constexpr SigmaShift kDynamicShift = {.kind = SigmaShift::Kind::kByTokens,
+                                      .base = 0.5,
+                                      .max = 0.9,
+                                      .base_tokens = 256,
+                                      .max_tokens = 8192};
+
+constexpr ScheduleDefaults kSchedules[] = {
+    {.name = "default",
+     .num_inference_steps = 50,
+     .cfg_scale = 4.0,
+     .shift = kDynamicShift,
+     .terminal_sigma = 0.02,
+     .help = "Qwen-Image and Qwen-Image-2512"},
+    {.name = "lightning",
+     .num_inference_steps = 4,
+     .cfg_scale = 1.0,
+     .shift = {.kind = SigmaShift::Kind::kConstant, .value = 3.0},
+     .help = "Qwen-Image-Lightning LoRAs, 4 or 8 steps without guidance"},
+    {.name = "distill",
+     .num_inference_steps = 15,
+     .cfg_scale = 1.0,
+     .shift = kDynamicShift,
+     .terminal_sigma = 0.02,
+     .help = "Qwen-Image-Distill, 15 steps without guidance"},
+};
+
+class Family final : public atelier::ModelFamily {
+ public:
+  std::string_view name() const override { return "qwen_image"; }
+  std::string_view help() const override { return "Qwen-Image and Qwen-Image-2512: text to image"; }
+  std::span<const ComponentSpec> components() const override { return kComponents; }
+  std::span<const InputSpec> inputs() const override { return kInputs; }
+  std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
+
+  std::optional<Detection> detect(const atelier::TensorIndex& checkpoint,
+                                  const atelier::DetectHint& hint) const override {
+    return qwen_image::detect(checkpoint, hint);
+  }
+  atelier::WeightMap weight_map(const Detection& part) const override {
+    return qwen_image::weight_map(part);
+  }
+
+  atelier::LoraTargets lora_targets(const Detection&) const override {
+    const std::string block = "transformer_blocks.*.";
+    return {
+        .include = {block + "attn.to_q", block + "attn.to_k", block + "attn.to_v",
+                    block + "attn.add_q_proj", block + "attn.add_k_proj", block + "attn.add_v_proj",
+                    block + "attn.to_out.0", block + "attn.to_add_out", block + "img_mlp.net.2",
+                    block + "img_mod.1", block + "txt_mlp.net.2", block + "txt_mod.1"},
+        .file_prefix = "transformer."};
+  }
+
+  std::unique_ptr<atelier::Model> make_model(std::span<const Detection> parts,
+                                             const atelier::ModelOptions& options) const override {
+    return std::make_unique<QwenImage>(parts, options);
+  }
+
+  // Of numbers that shapes alone tell, so that no config.json is needed.
+  std::vector<Detection> tiny_parts() const override {
+    return {to_detection(TextEncoderConfig{.layers = 2,
+                                           .width = 48,
+                                           .heads = 2,
+                                           .kv_heads = 1,
+                                           .head_dim = 128,
+                                           .mlp_width = 80,
+                                           .vocabulary = 512,
+                                           .rope_theta = 1e6,
+                                           .eps = 1e-6}),
+            to_detection(VaeConfig{.channels = 16,
+                                   .widths = {8, 16, 32, 32},
+                                   .base_width = 8,
+                                   .res_blocks = 2,
+                                   .temporal = {false, true, true},
+                                   .mean = kLatentMean,
+                                   .std = kLatentStd}),
+            to_detection(DitConfig{.layers = 2,
+                                   .width = 64,
+                                   .heads = 2,
+                                   .head_dim = 32,
+                                   .mlp_width = 256,
+                                   .text_width = 48,
+                                   .channels = 16,
+                                   .axes = {4, 14, 14},
+                                   .rope_theta = 10000.0})};
+  }
+
+  atelier::Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
+                                             at::ScalarType dtype) const override {
+    return {{"prompt_embeds",
+             at::randn({tokens, dit_config(denoiser).text_width}, at::kFloat).to(dtype)}};
+  }
+};
+
+}  // namespace
+}  // namespace qwen_image
+
+ATELIER_PLUGIN(qwen_image::Family, "qwen_image", "0.1.0")
