@@ -1,5 +1,5 @@
-// Reads files from standard input, each as u64 length (little-endian) and bytes, and prints for each one line:
-// `accept`, or the tag of the refusal. The other side of safetensors_oracle_test.py.
+// Reads files from standard input, each as u64 length (little-endian) and bytes, and prints for
+// each one line: `accept`, or the tag of the refusal. The other side of safetensors_oracle_test.py.
 #include <cstdint>
 #include <iostream>
 #include <string>
