@@ -1,0 +1,22 @@
+// The parts of Unicode that tokenizers rest on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace atelier::text {
+
+// Replaces what is not UTF-8 by U+FFFD, one for each longest beginning of a character.
+std::string replace_invalid_utf8(std::string_view text);
+
+// Normalisation form C of valid UTF-8, in O(n log n).
+std::string to_nfc(std::string_view text);
+
+// The property White_Space.
+bool is_space(uint32_t code_point);
+
+// What a regular expression calls \w: letters, marks, decimal digits, connectors and joiners.
+bool is_word(uint32_t code_point);
+
+}  // namespace atelier::text
