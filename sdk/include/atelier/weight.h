@@ -60,12 +60,19 @@ class ATELIER_API Weight {
   // Grows with every set(), set_store() and set_trainable(): what was derived from the values is stale when it changed.
   int64_t version() const { return version_; }
 
+  // What an operator made of the values and wants to meet again: a slice, another layout. Undefined when nothing was made
+  // of this version().
+  at::Tensor derived() const { return derived_version_ == version_ ? derived_ : at::Tensor(); }
+  void keep_derived(at::Tensor value) const { derived_ = std::move(value), derived_version_ = version_; }
+
  private:
   std::string name_;
   std::vector<int64_t> shape_;
   std::shared_ptr<const WeightStore> store_;
   at::Tensor leaf_;
   int64_t version_ = 0;
+  mutable at::Tensor derived_;
+  mutable int64_t derived_version_ = -1;
 };
 
 using WeightPtr = std::shared_ptr<Weight>;

@@ -1,0 +1,45 @@
+#include "atelier/nn/layers.h"
+
+#include "atelier/ops/pointwise.h"
+
+namespace atelier::nn {
+
+Linear::Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias)
+    : Module(parent, std::move(name)),
+      weight(declare("weight", {out, in})),
+      bias(bias ? declare("bias", {out}) : nullptr) {}
+Linear::~Linear() = default;
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  return ops::linear(x, weight, bias, adapters);
+}
+
+Embedding::Embedding(Module* parent, std::string name, int64_t count, int64_t width)
+    : Module(parent, std::move(name)), weight(declare("weight", {count, width})) {}
+Embedding::~Embedding() = default;
+
+at::Tensor Embedding::forward(const at::Tensor& ids) const {
+  return ops::embedding(ids, weight);
+}
+
+RMSNorm::RMSNorm(Module* parent, std::string name, int64_t width, double eps)
+    : Module(parent, std::move(name)), weight(declare("weight", {width})), eps(eps) {}
+RMSNorm::~RMSNorm() = default;
+
+at::Tensor RMSNorm::forward(const at::Tensor& x) const {
+  return ops::rms_norm(x, weight->draw(), eps);
+}
+
+Conv2d::Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
+               ops::ConvOptions options)
+    : Module(parent, std::move(name)),
+      weight(declare("weight", {out, in, kernel, kernel})),
+      bias(declare("bias", {out})),
+      options(options) {}
+Conv2d::~Conv2d() = default;
+
+at::Tensor Conv2d::forward(const at::Tensor& x) const {
+  return ops::conv2d(x, weight, bias, options);
+}
+
+}  // namespace atelier::nn

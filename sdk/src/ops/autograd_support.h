@@ -1,0 +1,25 @@
+// What the operators' autograd functions share.
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+
+#include <ATen/ATen.h>
+
+namespace atelier::ops {
+
+// Whether autograd would record an operator on `tensors`. Undefined ones are allowed.
+inline bool needs_graph(at::ArrayRef<at::Tensor> tensors) {
+  if (!at::GradMode::is_enabled()) return false;
+  for (const at::Tensor& t : tensors) {
+    if (t.defined() && t.requires_grad()) return true;
+  }
+  return false;
+}
+
+// A tensor of `sizes` whose values nobody may read: NaN, and the bytes of one element.
+inline at::Tensor stand_in(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::full({}, NAN, options).expand(sizes).tensor_data();
+}
+
+}  // namespace atelier::ops

@@ -1,0 +1,136 @@
+#include "atelier/ops/conv.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "atelier/error.h"
+#include "atelier/ops/recompute_scope.h"
+
+#include "ops/autograd_support.h"
+
+namespace atelier::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct ConvCall : torch::CustomClassHolder {
+  WeightPtr weight, bias;
+  ConvOptions options;
+  int64_t weight_edge = -1,
+          bias_edge = -1;      // places in {x, weight's leaf, bias's leaf}; -1: absent
+  int64_t weight_version = 0;  // of the leaf's values
+  std::vector<int64_t> x_sizes;
+  at::TensorOptions x_options;
+};
+using ConvCallPtr = c10::intrusive_ptr<ConvCall>;
+
+// The weight as [out, in, kh, kw].
+Tensor draw_kernel(const Weight& weight) {
+  if (weight.sizes().size() == 4) return weight.draw();
+  if (Tensor kept = weight.derived(); kept.defined()) return kept;
+  const Tensor drawn = weight.draw();
+  const Tensor last = drawn.select(2, drawn.size(2) - 1).detach();
+  // A trained weight changes under its version, and a tensor that its store does not hold itself is
+  // not ours to hold either: it was lent for one product.
+  const bool lent = drawn.storage().use_count() == 1;
+  if (weight.is_trainable() || lent) return last;
+  const Tensor slice = last.contiguous(drawn.is_cpu() ? at::MemoryFormat::ChannelsLast
+                                                      : at::MemoryFormat::Contiguous);
+  weight.keep_derived(slice);
+  return slice;
+}
+
+Tensor convolve(const ConvCall& call, const Tensor& x) {
+  return RecomputeScope::run("conv2d", [&](bool need_values) -> std::vector<Tensor> {
+    const int64_t stride = call.options.stride, padding = call.options.padding;
+    if (!need_values) {
+      const auto kernel = call.weight->sizes();
+      auto length = [&](int64_t in, int64_t k) { return (in + 2 * padding - k) / stride + 1; };
+      return {stand_in({x.size(0), kernel[0], length(x.size(2), kernel.end()[-2]),
+                        length(x.size(3), kernel.end()[-1])},
+                       x.options())};
+    }
+    const Tensor kernel = draw_kernel(*call.weight);
+    const Tensor bias = call.bias ? call.bias->draw() : Tensor();
+    return {at::convolution(x, kernel, bias, {stride, stride}, {padding, padding}, {1, 1},
+                            /*transposed=*/false, {0, 0}, /*groups=*/1)};
+  })[0];
+}
+
+struct ConvFunction : torch::autograd::Function<ConvFunction> {
+  static Tensor forward(AutogradContext* ctx, at::TensorList inputs, const ConvCallPtr& call) {
+    // Without a trained weight only the shape and the memory format of x are needed.
+    ctx->save_for_backward({call->weight_edge >= 0 ? inputs[0] : Tensor()});
+    call->x_sizes = inputs[0].sizes().vec();
+    call->x_options = inputs[0].options().memory_format(inputs[0].suggest_memory_format());
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    ctx->set_materialize_grads(false);
+    return convolve(*call, inputs[0]);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(4);
+    if (!grads[0].defined()) return result;
+    const auto call =
+        c10::static_intrusive_pointer_cast<ConvCall>(ctx->saved_data["call"].toCapsule());
+    auto needed = [&](int64_t edge) { return edge >= 0 && ctx->needs_input_grad(edge); };
+    const variable_list saved = ctx->get_saved_variables();
+    if (needed(0) && call->weight_edge >= 0 &&
+        call->weight->leaf()._version() != call->weight_version) {
+      throw Error(ErrorCode::kInternal,
+                  "conv2d: weight '" + call->weight->name() +
+                      "' was changed between the forward and the backward pass");
+    }
+    const Tensor& grad = grads[0];
+    if (needed(call->bias_edge)) result[call->bias_edge] = grad.sum({0, 2, 3});
+    if (!needed(0) && !needed(call->weight_edge)) return result;
+    const Tensor x = saved[0].defined() ? saved[0] : at::empty(call->x_sizes, call->x_options);
+    const int64_t stride = call->options.stride, padding = call->options.padding;
+    auto [grad_x, grad_kernel, grad_bias] = at::convolution_backward(
+        grad, x, draw_kernel(*call->weight), at::OptionalIntArrayRef(), {stride, stride},
+        {padding, padding}, {1, 1}, /*transposed=*/false, {0, 0}, /*groups=*/1,
+        {needed(0), needed(call->weight_edge), false});
+    result[0] = grad_x;
+    if (needed(call->weight_edge)) {
+      if (call->weight->sizes().size() == 5) {
+        Tensor whole = at::zeros(call->weight->sizes(), grad_kernel.options());
+        whole.select(2, whole.size(2) - 1).copy_(grad_kernel);
+        grad_kernel = whole;
+      }
+      result[call->weight_edge] = grad_kernel.contiguous();
+    }
+    return result;
+  }
+};
+
+}  // namespace
+
+Tensor conv2d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+              ConvOptions options) {
+  const auto sizes = weight->sizes();
+  if (x.dim() != 4 || (sizes.size() != 4 && sizes.size() != 5) || x.size(1) != sizes[1]) {
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("conv2d: x of shape ", x.sizes(), " does not fit weight '", weight->name(),
+                         "' of shape ", sizes));
+  }
+  auto call = c10::make_intrusive<ConvCall>();
+  call->weight = weight;
+  call->bias = bias;
+  call->options = options;
+  variable_list inputs{x};
+  if (weight->leaf().defined()) {
+    call->weight_edge = inputs.size();
+    call->weight_version = weight->leaf()._version();
+    inputs.push_back(weight->leaf());
+  }
+  if (bias != nullptr && bias->leaf().defined()) {
+    call->bias_edge = inputs.size();
+    inputs.push_back(bias->leaf());
+  }
+  if (!needs_graph(inputs)) return convolve(*call, x);
+  return ConvFunction::apply(at::TensorList(inputs), call);
+}
+
+}  // namespace atelier::ops

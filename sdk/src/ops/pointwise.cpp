@@ -1,0 +1,395 @@
+#include "atelier/ops/pointwise.h"
+
+#include <atomic>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "atelier/error.h"
+
+#include "ops/autograd_support.h"
+#include "ops/pointwise_composed.h"
+#include "ops/pointwise_kernels.h"
+
+namespace atelier::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::atomic<Kernels> chosen_kernels{Kernels::kAuto};
+
+struct Registered {
+  std::atomic<const PointwiseKernels*> kernels{nullptr};
+  std::atomic<bool> proven{false};
+};
+
+struct KernelTable {
+  std::array<Registered, at::COMPILE_TIME_MAX_DEVICE_TYPES> devices;
+  KernelTable() {
+    devices[static_cast<size_t>(at::kCPU)].kernels = &cpu::pointwise_kernels;
+    devices[static_cast<size_t>(at::kCPU)].proven = true;
+  }
+};
+
+Registered& registered(at::DeviceType device) {
+  static KernelTable table;
+  return table.devices[static_cast<size_t>(device)];
+}
+
+// Whether fused kernels take `x`; otherwise the composed form runs.
+bool is_fused(const Tensor& x) {
+  const Kernels choice = chosen_kernels;
+  if (choice == Kernels::kComposed) return false;
+  const auto type = x.scalar_type();
+  const bool known =
+      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
+  const Registered& entry = registered(x.device().type());
+  const bool present = known && entry.kernels != nullptr;
+  if (choice == Kernels::kFused && !present) {
+    throw Error(ErrorCode::kUnsupported,
+                c10::str("kernels: no fused ones for ", toString(type), " on ", x.device().str()),
+                "pass --kernels auto or --kernels composed");
+  }
+  return present && (choice == Kernels::kFused || entry.proven);
+}
+
+const PointwiseKernels& kernels_for(const Tensor& x) {
+  return *registered(x.device().type()).kernels.load();
+}
+
+void check(bool fits, const char* op, at::ArrayRef<Tensor> tensors) {
+  if (fits) return;
+  std::string shapes;
+  for (const Tensor& t : tensors) {
+    if (!shapes.empty()) shapes += ", ";
+    shapes += c10::str(toString(t.scalar_type()), t.sizes());
+  }
+  throw Error(ErrorCode::kInvalidArgument, c10::str(op, ": do not fit together: ", shapes));
+}
+
+bool is_packed(const Tensor& x, const Segments& rows) {
+  return x.dim() == 2 && x.size(0) == rows.total();
+}
+
+bool modulates(const Tensor& t, const Tensor& x, const Segments& rows) {
+  return t.dim() == 2 && t.size(0) == rows.count() && t.size(1) == x.size(1) &&
+         t.scalar_type() == x.scalar_type();
+}
+
+bool is_alike(const Tensor& a, const Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+// With the last axis dense; other strides are as they are.
+Tensor dense_rows(const Tensor& t) {
+  return t.stride(-1) == 1 ? t : t.contiguous();
+}
+
+// The same as [N, D].
+Tensor flat_rows(const Tensor& t) {
+  return dense_rows(t.reshape({-1, t.size(-1)}));
+}
+
+// Channels last: [B, H, W, C].
+Tensor channel_rows(const Tensor& t) {
+  return t.permute({0, 2, 3, 1}).contiguous();
+}
+
+// The inverse, in the memory format of `like`.
+Tensor channels_of(const Tensor& rows, const Tensor& like) {
+  return rows.permute({0, 3, 1, 2}).contiguous(like.suggest_memory_format()).tensor_data();
+}
+
+Segments saved_rows(AutogradContext* ctx) {
+  return Segments::from_tensor(ctx->saved_data["rows"].toTensor());
+}
+
+struct NormModulate : torch::autograd::Function<NormModulate> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& shift,
+                        const Tensor& scale, const Segments& rows, double eps) {
+    ctx->save_for_backward({x, scale});
+    ctx->saved_data["rows"] = rows.tensor();
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows,
+                                        eps);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(5);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    auto given = kernels_for(saved[0]).norm_modulate_backward(
+        grads[0].contiguous(), saved[0].contiguous(), dense_rows(saved[1]), Tensor(),
+        saved_rows(ctx), ctx->saved_data["eps"].toDouble(),
+        ctx->needs_input_grad(1) || ctx->needs_input_grad(2));
+    std::move(given.begin(), given.end(), result.begin());
+    return result;
+  }
+};
+
+struct GateResidual : torch::autograd::Function<GateResidual> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& y, const Tensor& gate,
+                        const Segments& rows) {
+    ctx->save_for_backward({gate.requires_grad() ? y : Tensor(), gate});
+    ctx->saved_data["rows"] = rows.tensor();
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).gate_residual(x.contiguous(), y.contiguous(), dense_rows(gate), rows);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(4);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor y = saved[0].defined() ? saved[0].contiguous() : Tensor();
+    const bool gate_grad = ctx->needs_input_grad(2);
+    result[0] = grads[0];
+    if (ctx->needs_input_grad(1) || gate_grad) {
+      auto given = kernels_for(saved[1]).gate_residual_backward(
+          grads[0].contiguous(), y, dense_rows(saved[1]), saved_rows(ctx), gate_grad);
+      result[1] = given[0];
+      result[2] = given[1];
+    }
+    return result;
+  }
+};
+
+struct GateResidualNormModulate : torch::autograd::Function<GateResidualNormModulate> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& y,
+                               const Tensor& gate, const Tensor& shift, const Tensor& scale,
+                               const Segments& rows, double eps) {
+    auto result =
+        kernels_for(x).gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
+                                                   dense_rows(shift), dense_rows(scale), rows, eps);
+    // The sum is held by whatever adds to it next; x would be one more tensor.
+    ctx->save_for_backward({result[0], gate.requires_grad() ? y : Tensor(), gate, scale});
+    ctx->saved_data["rows"] = rows.tensor();
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return {result[0], result[1]};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(7);
+    if (!grads[0].defined() && !grads[1].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &sum = saved[0], &gate = saved[2], &scale = saved[3];
+    const Segments rows = saved_rows(ctx);
+    const PointwiseKernels& kernels = kernels_for(sum);
+    Tensor grad_sum = grads[0].defined() ? grads[0].contiguous() : Tensor();
+    if (grads[1].defined()) {
+      auto given = kernels.norm_modulate_backward(
+          grads[1].contiguous(), sum, dense_rows(scale), grad_sum, rows,
+          ctx->saved_data["eps"].toDouble(), ctx->needs_input_grad(3) || ctx->needs_input_grad(4));
+      grad_sum = given[0];
+      result[3] = given[1];
+      result[4] = given[2];
+    }
+    result[0] = grad_sum;
+    const bool gate_grad = ctx->needs_input_grad(2);
+    if (ctx->needs_input_grad(1) || gate_grad) {
+      const Tensor y = saved[1].defined() ? saved[1].contiguous() : Tensor();
+      auto given = kernels.gate_residual_backward(grad_sum, y, dense_rows(gate), rows, gate_grad);
+      result[1] = given[0];
+      result[2] = given[1];
+    }
+    return result;
+  }
+};
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps) {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).rms_norm(x.contiguous(), weight.contiguous(), eps);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(3);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    auto given = kernels_for(saved[0]).rms_norm_backward(
+        grads[0].contiguous(), saved[0].contiguous(), saved[1].contiguous(),
+        ctx->saved_data["eps"].toDouble(), ctx->needs_input_grad(1));
+    result[0] = given[0];
+    result[1] = given[1];
+    return result;
+  }
+};
+
+struct NormRope : torch::autograd::Function<NormRope> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
+                        const Tensor& cos, const Tensor& sin, RopeLayout layout, double eps) {
+    const Tensor scale = weight.value_or(Tensor());
+    // Without a norm the gradient does not depend on x.
+    ctx->save_for_backward({weight ? x : Tensor(), scale, cos, sin});
+    ctx->saved_data["layout"] = static_cast<int64_t>(layout);
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).norm_rope(dense_rows(x), scale, cos, sin, layout, eps);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(6);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor x = saved[0].defined() ? dense_rows(saved[0]) : Tensor();
+    const bool weight_grad = saved[1].defined() && ctx->needs_input_grad(1);
+    auto given = kernels_for(grads[0]).norm_rope_backward(
+        grads[0].contiguous(), x, saved[1], saved[2], saved[3],
+        static_cast<RopeLayout>(ctx->saved_data["layout"].toInt()),
+        ctx->saved_data["eps"].toDouble(), weight_grad);
+    result[0] = given[0];
+    result[1] = given[1];
+    return result;
+  }
+};
+
+struct Swiglu : torch::autograd::Function<Swiglu> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up) {
+    ctx->save_for_backward({gate, up});
+    ctx->set_materialize_grads(false);
+    return at::_unsafe_view(kernels_for(gate).swiglu(flat_rows(gate), flat_rows(up)), gate.sizes());
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return variable_list(2);
+    const variable_list saved = ctx->get_saved_variables();
+    auto given = kernels_for(saved[0]).swiglu_backward(flat_rows(grads[0]).contiguous(),
+                                                       flat_rows(saved[0]), flat_rows(saved[1]));
+    return {given[0].view(saved[0].sizes()), given[1].view(saved[1].sizes())};
+  }
+};
+
+struct GeluTanh : torch::autograd::Function<GeluTanh> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
+    ctx->save_for_backward({x});
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).gelu_tanh(x.contiguous());
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return variable_list(1);
+    const Tensor x = ctx->get_saved_variables()[0].contiguous();
+    return {kernels_for(x).gelu_tanh_backward(grads[0].contiguous(), x)};
+  }
+};
+
+struct ChannelNorm : torch::autograd::Function<ChannelNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& gamma, bool silu) {
+    ctx->save_for_backward({x, gamma});
+    ctx->saved_data["silu"] = silu;
+    ctx->set_materialize_grads(false);
+    return channels_of(kernels_for(x).channel_norm(channel_rows(x), gamma.contiguous(), silu), x);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(3);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor& x = saved[0];
+    auto given = kernels_for(x).channel_norm_backward(
+        channel_rows(grads[0]), channel_rows(x), saved[1].contiguous(),
+        ctx->saved_data["silu"].toBool(), ctx->needs_input_grad(1));
+    result[0] = channels_of(given[0], x);
+    result[1] = given[1];
+    return result;
+  }
+};
+
+}  // namespace
+
+void set_kernels(Kernels kernels) {
+  chosen_kernels = kernels;
+}
+Kernels kernels() {
+  return chosen_kernels;
+}
+
+void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
+                                bool proven) {
+  registered(device).kernels = kernels;
+  registered(device).proven = proven;
+}
+
+Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
+                     const Segments& rows, double eps) {
+  check(is_packed(x, rows) && modulates(shift, x, rows) && modulates(scale, x, rows),
+        "norm_modulate", {x, shift, scale});
+  if (!is_fused(x)) return composed::norm_modulate(x, shift, scale, rows, eps);
+  if (needs_graph({x, shift, scale})) return NormModulate::apply(x, shift, scale, rows, eps);
+  return kernels_for(x).norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows,
+                                      eps);
+}
+
+Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
+  check(is_packed(x, rows) && is_alike(x, y) && modulates(gate, x, rows), "gate_residual",
+        {x, y, gate});
+  if (!is_fused(x)) return composed::gate_residual(x, y, gate, rows);
+  if (needs_graph({x, y, gate})) return GateResidual::apply(x, y, gate, rows);
+  return kernels_for(x).gate_residual(x.contiguous(), y.contiguous(), dense_rows(gate), rows);
+}
+
+std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
+                                                       const Tensor& gate, const Tensor& shift,
+                                                       const Tensor& scale, const Segments& rows,
+                                                       double eps) {
+  check(is_packed(x, rows) && is_alike(x, y) && modulates(gate, x, rows) &&
+            modulates(shift, x, rows) && modulates(scale, x, rows),
+        "gate_residual_norm_modulate", {x, y, gate, shift, scale});
+  if (!is_fused(x)) {
+    const Tensor sum = composed::gate_residual(x, y, gate, rows);
+    return {sum, composed::norm_modulate(sum, shift, scale, rows, eps)};
+  }
+  if (needs_graph({x, y, gate, shift, scale})) {
+    variable_list both = GateResidualNormModulate::apply(x, y, gate, shift, scale, rows, eps);
+    return {both[0], both[1]};
+  }
+  auto both =
+      kernels_for(x).gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
+                                                 dense_rows(shift), dense_rows(scale), rows, eps);
+  return {both[0], both[1]};
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  check(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1), "rms_norm", {x, weight});
+  if (!is_fused(x)) return composed::rms_norm(x, weight, eps);
+  const Tensor cast = weight.to(x.scalar_type());
+  if (needs_graph({x, cast})) return RmsNorm::apply(x, cast, eps);
+  return kernels_for(x).rms_norm(x.contiguous(), cast.contiguous(), eps);
+}
+
+Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                 RopeLayout layout, double eps) {
+  const bool weight_fits =
+      !weight.defined() || (x.dim() == 3 && weight.dim() == 1 && weight.size(0) == x.size(2));
+  check(x.dim() == 3 && x.size(2) % 2 == 0 && is_alike(cos, sin) &&
+            cos.sizes() == at::IntArrayRef{x.size(0), x.size(2) / 2} && weight_fits,
+        "norm_rope", {x, cos, sin});
+  if (!is_fused(x)) return composed::norm_rope(x, weight, cos, sin, layout, eps);
+  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor scale = weight.defined() ? weight.to(x.scalar_type()).contiguous() : Tensor();
+  const Tensor wide_cos = cos.to(wide).contiguous(), wide_sin = sin.to(wide).contiguous();
+  if (needs_graph({x, scale})) {
+    return NormRope::apply(x, scale.defined() ? std::optional<Tensor>(scale) : std::nullopt,
+                           wide_cos, wide_sin, layout, eps);
+  }
+  return kernels_for(x).norm_rope(dense_rows(x), scale, wide_cos, wide_sin, layout, eps);
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  check(gate.dim() >= 1 && is_alike(gate, up), "swiglu", {gate, up});
+  if (!is_fused(gate)) return composed::swiglu(gate, up);
+  if (needs_graph({gate, up})) return Swiglu::apply(gate, up);
+  return kernels_for(gate).swiglu(flat_rows(gate), flat_rows(up)).view(gate.sizes());
+}
+
+Tensor gelu_tanh(const Tensor& x) {
+  if (!is_fused(x)) return composed::gelu_tanh(x);
+  if (needs_graph({x})) return GeluTanh::apply(x);
+  return kernels_for(x).gelu_tanh(x.contiguous());
+}
+
+Tensor channel_norm(const Tensor& x, const Tensor& gamma, bool silu) {
+  check(x.dim() == 4 && gamma.dim() == 1 && gamma.size(0) == x.size(1), "channel_norm", {x, gamma});
+  if (!is_fused(x)) return composed::channel_norm(x, gamma, silu);
+  const Tensor cast = gamma.to(x.scalar_type());
+  if (needs_graph({x, cast})) return ChannelNorm::apply(x, cast, silu);
+  return channels_of(kernels_for(x).channel_norm(channel_rows(x), cast.contiguous(), silu), x);
+}
+
+}  // namespace atelier::ops

@@ -1,0 +1,83 @@
+#include "ops/pointwise_composed.h"
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+namespace atelier::ops::composed {
+namespace {
+
+using at::Tensor;
+
+// Reductions run in this type.
+at::ScalarType wide(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// f(x, rows of each of `ts`), where ts are [S, D] and every row of x meets the row of its sample.
+template <typename F, typename... Ts>
+Tensor per_sample(const Segments& rows, F f, const Tensor& x, const Ts&... ts) {
+  if (rows.count() == 1) return f(x, ts...);
+  if (rows.is_uniform() && rows.count() > 0) {
+    const Tensor samples = x.view({rows.count(), rows.length(0), x.size(1)});
+    return f(samples, ts.unsqueeze(1)...).view(x.sizes());
+  }
+  const Tensor lengths = rows.tensor().diff().to(x.device());
+  return f(x, at::repeat_interleave(ts, lengths, 0, rows.total())...);
+}
+
+}  // namespace
+
+Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
+                     const Segments& rows, double eps) {
+  const Tensor normal = at::layer_norm(x, {x.size(1)}, {}, {}, eps);
+  return per_sample(
+      rows, [](const Tensor& n, const Tensor& a, const Tensor& b) { return n * (1 + b) + a; },
+      normal, shift, scale);
+}
+
+Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
+  return x +
+         per_sample(
+             rows, [](const Tensor& v, const Tensor& g) { return v * g; }, y.contiguous(), gate);
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const Tensor v = x.to(wide(x));
+  const Tensor normal = v * at::rsqrt(v.square().mean(-1, true) + eps);
+  return normal.to(x.scalar_type()) * weight.to(x.scalar_type());
+}
+
+Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                 RopeLayout layout, double eps) {
+  Tensor v = x.to(wide(x));
+  if (weight.defined()) {
+    v = v * at::rsqrt(v.square().mean(-1, true) + eps) * weight.to(v.scalar_type());
+  }
+  const int64_t half = x.size(2) / 2;
+  const bool halves = layout == RopeLayout::kHalves;
+  const Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);
+  const Tensor pairs = v.unflatten(2, halves ? at::IntArrayRef{2, half} : at::IntArrayRef{half, 2});
+  const int64_t axis = halves ? 2 : 3;
+  const Tensor a = pairs.select(axis, 0), b = pairs.select(axis, 1);
+  return at::stack({a * c - b * s, a * s + b * c}, axis).flatten(2).to(x.scalar_type());
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  return at::silu(gate) * up;
+}
+
+Tensor gelu_tanh(const Tensor& x) {
+  return at::gelu(x, "tanh");
+}
+
+Tensor channel_norm(const Tensor& x, const Tensor& gamma, bool silu) {
+  const Tensor v = x.to(wide(x));
+  const Tensor length = at::linalg_vector_norm(v, 2, at::IntArrayRef{1}, true).clamp_min(1e-12);
+  Tensor y = v / length * std::sqrt(static_cast<double>(x.size(1))) *
+             gamma.to(v.scalar_type()).view({1, -1, 1, 1});
+  if (silu) y = at::silu(y);
+  return y.to(x.scalar_type());
+}
+
+}  // namespace atelier::ops::composed

@@ -1,0 +1,352 @@
+// The fused pointwise kernels of the CPU: rows are shared out to threads, the loops are in
+// cpu/row_kernels.inc.
+#include <ATen/Parallel.h>
+
+#include "ops/cpu/row_kernels.h"
+#include "ops/pointwise_kernels.h"
+
+namespace atelier::ops::cpu {
+namespace {
+
+using at::Tensor;
+
+// The loops for the best instruction set of this machine.
+const RowKernels& loops_for(const Tensor& x) {
+  static const RowKernels* const table = [] {
+#if defined(__x86_64__)
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512) return avx512_row_kernels();
+    if (avx2) return avx2_row_kernels();
+#endif
+    return baseline_row_kernels();
+  }();
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return table[kFloat64];
+    case at::kBFloat16:
+      return table[kBFloat16];
+    case at::kHalf:
+      return table[kFloat16];
+    default:
+      return table[kFloat32];
+  }
+}
+
+const char* at_element(const Tensor& t, int64_t element) {
+  return static_cast<const char*>(t.const_data_ptr()) + element * t.element_size();
+}
+char* at_element(Tensor& t, int64_t element) {
+  return static_cast<char*>(t.mutable_data_ptr()) + element * t.element_size();
+}
+// Null for an undefined tensor.
+const void* at_element_or_null(const Tensor& t, int64_t element) {
+  return t.defined() ? at_element(t, element) : nullptr;
+}
+
+// Rows that one call of a loop takes, all of one sample.
+struct Chunk {
+  int64_t first, count, sample;
+};
+
+// The cut depends on shapes only, so that sums come out the same whatever the number of threads.
+std::vector<Chunk> chunks_of(const Segments& rows, int64_t width) {
+  const int64_t step = std::max<int64_t>(64, 16384 / std::max<int64_t>(width, 1));
+  std::vector<Chunk> chunks;
+  for (int64_t s = 0; s < rows.count(); ++s) {
+    for (int64_t first = rows.offset(s); first < rows.offset(s + 1); first += step) {
+      chunks.push_back({first, std::min(step, rows.offset(s + 1) - first), s});
+    }
+  }
+  return chunks;
+}
+
+template <typename F>
+void for_each_chunk(const std::vector<Chunk>& chunks, const F& run) {
+  at::parallel_for(0, chunks.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) run(chunks[c], c);
+  });
+}
+
+// Sums over the rows of each sample, [S, width], gathered chunk by chunk.
+class SampleSums {
+ public:
+  SampleSums(bool wanted, const Tensor& like, const std::vector<Chunk>& chunks, int64_t width) {
+    if (!wanted) return;
+    const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    parts_ = at::zeros({static_cast<int64_t>(chunks.size()), width}, like.options().dtype(type));
+  }
+
+  void* of_chunk(int64_t c) {
+    return parts_.defined() ? at_element(parts_, c * parts_.size(1)) : nullptr;
+  }
+
+  // Columns [first, first + width) of the sums, in the dtype of `like`.
+  Tensor total(const std::vector<Chunk>& chunks, int64_t samples, int64_t first, int64_t width,
+               const Tensor& like) const {
+    if (!parts_.defined()) return Tensor();
+    const Tensor parts = parts_.narrow(1, first, width);
+    Tensor sums = at::zeros({samples, width}, parts_.options());
+    for (size_t c = 0; c < chunks.size();) {
+      size_t end = c;
+      while (end < chunks.size() && chunks[end].sample == chunks[c].sample) ++end;
+      Tensor to = sums.select(0, chunks[c].sample);
+      at::sum_out(to, parts.slice(0, c, end), 0);
+      c = end;
+    }
+    return sums.to(like.scalar_type());
+  }
+
+ private:
+  Tensor parts_;
+};
+
+Segments one_sample(int64_t rows) {
+  return Segments({rows});
+}
+
+int64_t row_count(const Tensor& t) {
+  return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1);
+}
+
+Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
+                     const Segments& rows, double eps) {
+  Tensor out = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    loops.norm_modulate(at_element(x, c.first * width),
+                        at_element(shift, c.sample * shift.stride(0)),
+                        at_element(scale, c.sample * scale.stride(0)),
+                        at_element(out, c.first * width), c.count, width, eps);
+  });
+  return out;
+}
+
+std::array<Tensor, 3> norm_modulate_backward(const Tensor& grad, const Tensor& x,
+                                             const Tensor& scale, const Tensor& added,
+                                             const Segments& rows, double eps, bool modulation) {
+  Tensor grad_x = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(rows, width);
+  SampleSums sums(modulation, x, chunks, 2 * width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.norm_modulate_backward(at_element(grad, first), at_element(x, first),
+                                 at_element(scale, c.sample * scale.stride(0)),
+                                 at_element_or_null(added, first), at_element(grad_x, first),
+                                 sums.of_chunk(i), c.count, width, eps);
+  });
+  return {grad_x, sums.total(chunks, rows.count(), 0, width, x),
+          sums.total(chunks, rows.count(), width, width, x)};
+}
+
+Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
+  Tensor out = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    const int64_t first = c.first * width;
+    loops.gate_residual(at_element(x, first), at_element(y, first),
+                        at_element(gate, c.sample * gate.stride(0)), at_element(out, first),
+                        c.count, width);
+  });
+  return out;
+}
+
+std::array<Tensor, 2> gate_residual_backward(const Tensor& grad, const Tensor& y,
+                                             const Tensor& gate, const Segments& rows,
+                                             bool gate_grad) {
+  Tensor grad_y = at::empty_like(grad);
+  const int64_t width = grad.size(1);
+  const RowKernels& loops = loops_for(grad);
+  const auto chunks = chunks_of(rows, width);
+  SampleSums sums(gate_grad, grad, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.gate_residual_backward(at_element(grad, first), at_element_or_null(y, first),
+                                 at_element(gate, c.sample * gate.stride(0)),
+                                 at_element(grad_y, first), sums.of_chunk(i), c.count, width);
+  });
+  return {grad_y, sums.total(chunks, rows.count(), 0, width, grad)};
+}
+
+std::array<Tensor, 2> gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
+                                                  const Tensor& gate, const Tensor& shift,
+                                                  const Tensor& scale, const Segments& rows,
+                                                  double eps) {
+  Tensor sum = at::empty_like(x), out = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    const int64_t first = c.first * width;
+    loops.gate_residual_norm_modulate(
+        at_element(x, first), at_element(y, first), at_element(gate, c.sample * gate.stride(0)),
+        at_element(shift, c.sample * shift.stride(0)),
+        at_element(scale, c.sample * scale.stride(0)), at_element(sum, first),
+        at_element(out, first), c.count, width, eps);
+  });
+  return {sum, out};
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  Tensor out = at::empty_like(x);
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(one_sample(row_count(x)), width), [&](const Chunk& c, int64_t) {
+    loops.rms_norm(at_element(x, c.first * width), weight.const_data_ptr(),
+                   at_element(out, c.first * width), c.count, width, eps);
+  });
+  return out;
+}
+
+std::array<Tensor, 2> rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                        double eps, bool weight_grad) {
+  Tensor grad_x = at::empty_like(x);
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(one_sample(row_count(x)), width);
+  SampleSums sums(weight_grad, x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.rms_norm_backward(at_element(grad, first), at_element(x, first), weight.const_data_ptr(),
+                            at_element(grad_x, first), sums.of_chunk(i), c.count, width, eps);
+  });
+  const Tensor total = sums.total(chunks, 1, 0, width, x);
+  return {grad_x, total.defined() ? total.view({width}) : total};
+}
+
+Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                 RopeLayout layout, double eps) {
+  Tensor out = at::empty(x.sizes(), x.options());
+  const int64_t heads = x.size(1), width = x.size(2), half = width / 2;
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(one_sample(x.size(0)), heads * width), [&](const Chunk& c, int64_t) {
+    loops.norm_rope(at_element(x, c.first * x.stride(0)), x.stride(0), x.stride(1),
+                    at_element_or_null(weight, 0), at_element(cos, c.first * half),
+                    at_element(sin, c.first * half), layout == RopeLayout::kHalves,
+                    at_element(out, c.first * heads * width), c.count, heads, width, eps);
+  });
+  return out;
+}
+
+std::array<Tensor, 2> norm_rope_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                         const Tensor& cos, const Tensor& sin, RopeLayout layout,
+                                         double eps, bool weight_grad) {
+  Tensor grad_x = at::empty(grad.sizes(), grad.options());
+  const int64_t heads = grad.size(1), width = grad.size(2), half = width / 2;
+  const int64_t row_stride = x.defined() ? x.stride(0) : 0;
+  const int64_t head_stride = x.defined() ? x.stride(1) : 0;
+  const RowKernels& loops = loops_for(grad);
+  const auto chunks = chunks_of(one_sample(grad.size(0)), heads * width);
+  SampleSums sums(weight_grad, grad, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * heads * width;
+    loops.norm_rope_backward(at_element(grad, first), at_element_or_null(x, c.first * row_stride),
+                             row_stride, head_stride, at_element_or_null(weight, 0),
+                             at_element(cos, c.first * half), at_element(sin, c.first * half),
+                             layout == RopeLayout::kHalves, at_element(grad_x, first),
+                             sums.of_chunk(i), c.count, heads, width, eps);
+  });
+  const Tensor total = sums.total(chunks, 1, 0, width, grad);
+  return {grad_x, total.defined() ? total.view({width}) : total};
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  Tensor out = at::empty(gate.sizes(), gate.options());
+  const int64_t width = gate.size(1);
+  const RowKernels& loops = loops_for(gate);
+  for_each_chunk(chunks_of(one_sample(gate.size(0)), width), [&](const Chunk& c, int64_t) {
+    loops.swiglu(at_element(gate, c.first * gate.stride(0)), gate.stride(0),
+                 at_element(up, c.first * up.stride(0)), up.stride(0),
+                 at_element(out, c.first * width), c.count, width);
+  });
+  return out;
+}
+
+std::array<Tensor, 2> swiglu_backward(const Tensor& grad, const Tensor& gate, const Tensor& up) {
+  Tensor grad_gate = at::empty(gate.sizes(), gate.options());
+  Tensor grad_up = at::empty(up.sizes(), up.options());
+  const int64_t width = gate.size(1);
+  const RowKernels& loops = loops_for(gate);
+  for_each_chunk(chunks_of(one_sample(gate.size(0)), width), [&](const Chunk& c, int64_t) {
+    const int64_t first = c.first * width;
+    loops.swiglu_backward(at_element(grad, first), at_element(gate, c.first * gate.stride(0)),
+                          gate.stride(0), at_element(up, c.first * up.stride(0)), up.stride(0),
+                          at_element(grad_gate, first), at_element(grad_up, first), c.count, width);
+  });
+  return {grad_gate, grad_up};
+}
+
+constexpr int64_t kElementsPerChunk = 16384;
+
+Tensor gelu_tanh(const Tensor& x) {
+  Tensor out = at::empty_like(x);
+  const RowKernels& loops = loops_for(x);
+  at::parallel_for(0, x.numel(), kElementsPerChunk, [&](int64_t begin, int64_t end) {
+    loops.gelu_tanh(at_element(x, begin), at_element(out, begin), end - begin);
+  });
+  return out;
+}
+
+Tensor gelu_tanh_backward(const Tensor& grad, const Tensor& x) {
+  Tensor grad_x = at::empty_like(x);
+  const RowKernels& loops = loops_for(x);
+  at::parallel_for(0, x.numel(), kElementsPerChunk, [&](int64_t begin, int64_t end) {
+    loops.gelu_tanh_backward(at_element(grad, begin), at_element(x, begin),
+                             at_element(grad_x, begin), end - begin);
+  });
+  return grad_x;
+}
+
+Tensor channel_norm(const Tensor& x, const Tensor& gamma, bool silu) {
+  Tensor out = at::empty_like(x);
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(one_sample(row_count(x)), width), [&](const Chunk& c, int64_t) {
+    loops.channel_norm(at_element(x, c.first * width), gamma.const_data_ptr(), silu,
+                       at_element(out, c.first * width), c.count, width);
+  });
+  return out;
+}
+
+std::array<Tensor, 2> channel_norm_backward(const Tensor& grad, const Tensor& x,
+                                            const Tensor& gamma, bool silu, bool gamma_grad) {
+  Tensor grad_x = at::empty_like(x);
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(one_sample(row_count(x)), width);
+  SampleSums sums(gamma_grad, x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.channel_norm_backward(at_element(grad, first), at_element(x, first),
+                                gamma.const_data_ptr(), silu, at_element(grad_x, first),
+                                sums.of_chunk(i), c.count, width);
+  });
+  const Tensor total = sums.total(chunks, 1, 0, width, x);
+  return {grad_x, total.defined() ? total.view({width}) : total};
+}
+
+}  // namespace
+
+const PointwiseKernels pointwise_kernels = {norm_modulate,
+                                            norm_modulate_backward,
+                                            gate_residual,
+                                            gate_residual_backward,
+                                            gate_residual_norm_modulate,
+                                            rms_norm,
+                                            rms_norm_backward,
+                                            norm_rope,
+                                            norm_rope_backward,
+                                            swiglu,
+                                            swiglu_backward,
+                                            gelu_tanh,
+                                            gelu_tanh_backward,
+                                            channel_norm,
+                                            channel_norm_backward};
+
+}  // namespace atelier::ops::cpu

@@ -1,0 +1,75 @@
+// The fused kernels of one kind of device, as ops/pointwise.h calls them.
+#pragma once
+
+#include <array>
+
+#include "atelier/ops/pointwise.h"
+
+namespace atelier::ops {
+
+// Every entry is set. Arguments have been checked. Tensors are contiguous, but of modulations, of
+// norm_rope's x and of swiglu's inputs only the last axis need be dense. `modulation`, `gate_grad`
+// and `weight_grad` say whether those gradients are wanted; they are undefined otherwise.
+struct PointwiseKernels {
+  using Tensor = at::Tensor;
+
+  Tensor (*norm_modulate)(const Tensor& x, const Tensor& shift, const Tensor& scale,
+                          const Segments& rows, double eps);
+  // {x, shift, scale}. `added`, when defined, is added to the gradient of x.
+  std::array<Tensor, 3> (*norm_modulate_backward)(const Tensor& grad, const Tensor& x,
+                                                  const Tensor& scale, const Tensor& added,
+                                                  const Segments& rows, double eps,
+                                                  bool modulation);
+
+  Tensor (*gate_residual)(const Tensor& x, const Tensor& y, const Tensor& gate,
+                          const Segments& rows);
+  // {y, gate}; that of x is `grad`. y may be undefined unless `gate_grad`.
+  std::array<Tensor, 2> (*gate_residual_backward)(const Tensor& grad, const Tensor& y,
+                                                  const Tensor& gate, const Segments& rows,
+                                                  bool gate_grad);
+
+  // {x + gate * y, its norm_modulate}
+  std::array<Tensor, 2> (*gate_residual_norm_modulate)(const Tensor& x, const Tensor& y,
+                                                       const Tensor& gate, const Tensor& shift,
+                                                       const Tensor& scale, const Segments& rows,
+                                                       double eps);
+
+  // x: [..., D]
+  Tensor (*rms_norm)(const Tensor& x, const Tensor& weight, double eps);
+  // {x, weight}
+  std::array<Tensor, 2> (*rms_norm_backward)(const Tensor& grad, const Tensor& x,
+                                             const Tensor& weight, double eps, bool weight_grad);
+
+  Tensor (*norm_rope)(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                      RopeLayout layout, double eps);
+  // {x, weight}
+  std::array<Tensor, 2> (*norm_rope_backward)(const Tensor& grad, const Tensor& x,
+                                              const Tensor& weight, const Tensor& cos,
+                                              const Tensor& sin, RopeLayout layout, double eps,
+                                              bool weight_grad);
+
+  // [N, D]
+  Tensor (*swiglu)(const Tensor& gate, const Tensor& up);
+  std::array<Tensor, 2> (*swiglu_backward)(const Tensor& grad, const Tensor& gate,
+                                           const Tensor& up);
+  Tensor (*gelu_tanh)(const Tensor& x);
+  Tensor (*gelu_tanh_backward)(const Tensor& grad, const Tensor& x);
+
+  // x: channels last, [..., C]
+  Tensor (*channel_norm)(const Tensor& x, const Tensor& gamma, bool silu);
+  // {x, gamma}
+  std::array<Tensor, 2> (*channel_norm_backward)(const Tensor& grad, const Tensor& x,
+                                                 const Tensor& gamma, bool silu, bool gamma_grad);
+};
+
+// Those of the CPU are there from the start; a device library registers its own when it is loaded.
+// `proven` kernels run under Kernels::kAuto, others under Kernels::kFused only. `kernels` lives as
+// long as the process.
+ATELIER_API void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
+                                            bool proven);
+
+namespace cpu {
+extern const PointwiseKernels pointwise_kernels;
+}
+
+}  // namespace atelier::ops
