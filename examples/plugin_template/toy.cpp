@@ -16,8 +16,7 @@ constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
 constexpr ComponentSpec kComponents[] = {
     {"text_encoder", "text_encoder", {.encode = true}, true, "a vector for each of the 256 bytes"},
     {"dit", "dit", {.denoise = true}, true, "the denoiser"}};
-constexpr InputSpec kInputs[] = {
-    {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to draw"}};
+constexpr InputSpec kInputs[] = {{"prompt", InputKind::kText, true, InputUse::kBoth, "*", "text"}};
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 8}};
 
 struct TextEncoder : nn::Module {
@@ -49,6 +48,7 @@ struct ToyBlock final : Block {
 struct Dit : nn::Module {
   nn::Linear embed, time, unembed;
   std::vector<std::unique_ptr<ToyBlock>> layers;
+  std::vector<Block*> order;
   Dit(int64_t width, int64_t count)
       : Module(nullptr, ""),
         embed(this, "embed", kChannels, width),
@@ -56,6 +56,7 @@ struct Dit : nn::Module {
         unembed(this, "unembed", width, kChannels) {
     for (int64_t i = 0; i < count; ++i) {
       layers.push_back(std::make_unique<ToyBlock>(this, "blocks." + std::to_string(i), width));
+      order.push_back(layers.back().get());
     }
   }
 };
@@ -79,10 +80,7 @@ struct ToyModel final : Model {
     throw Error(ErrorCode::kNotFound, "component '" + std::string(name) + "' is not loaded");
   }
   std::vector<Block*> blocks(std::string_view name) override {
-    std::vector<Block*> result;
-    if (name != "dit" || !dit) return result;
-    for (const auto& layer : dit->layers) result.push_back(layer.get());
-    return result;
+    return name == "dit" && dit ? dit->order : std::vector<Block*>();
   }
   LatentSpec latent_spec() const override { return {kChannels, kStride, 1, kStride, kStride}; }
   std::vector<int64_t> tokenize(std::string_view text) const override {
@@ -120,7 +118,7 @@ struct ToyModel final : Model {
     const Segments text_rows(lengths), rows = Segments::uniform(x.size(0), x.size(1));
     Tensors state = {join_rows(at::cat(text), text_rows, x.flatten(0, 1), rows),
                      join(text_rows, rows).tensor()};
-    for (const auto& layer : dit->layers) state[0] = runner.run(*layer, state)[0];
+    for (Block* block : dit->order) state[0] = runner.run(*block, state)[0];
     const at::Tensor v = dit->unembed.forward(split_rows(state[0], text_rows, rows).second);
     return v.view(cells.sizes()).permute({0, 4, 1, 2, 3}).contiguous();
   }
@@ -154,11 +152,10 @@ struct ToyFamily final : ModelFamily {
   }
   WeightMap weight_map(const Detection& part) const override {
     WeightMap map;  // published under the names of the modules
-    make_model({&part, 1}, {})
-        ->component(part.component)
-        .visit_weights([&](const std::string& path, Weight&) {
-          map.push_back({path, path});
-        });
+    const auto model = make_model({&part, 1}, {});
+    model->component(part.component).visit_weights([&](const std::string& path, Weight&) {
+      map.push_back({path, path});
+    });
     return map;
   }
   LoraTargets lora_targets(const Detection&) const override {
