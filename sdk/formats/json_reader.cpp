@@ -156,7 +156,7 @@ uint64_t multiply_fold(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-size_t KeyedHash::operator()(std::string_view text) const noexcept {
+size_t KeyedHash::operator()(std::string_view text) const {
   const uint64_t key = hash_key();
   uint64_t state = key ^ multiply_fold(text.size() + 0x9E3779B97F4A7C15U, key | 1);
   for (size_t at = 0; at < text.size(); at += 8) {

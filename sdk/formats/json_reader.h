@@ -13,8 +13,8 @@ namespace atelier::formats {
 
 // Hashes strings with a key drawn once per process, so that a file cannot aim at collisions.
 struct KeyedHash {
-  using is_transparent = void;
-  size_t operator()(std::string_view text) const noexcept;
+  // Not noexcept, so that containers keep the hashes instead of making them again.
+  size_t operator()(std::string_view text) const;
 };
 
 // The names already seen in one object.

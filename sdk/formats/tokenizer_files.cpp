@@ -4,7 +4,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "formats/escape.h"
@@ -25,42 +24,81 @@ JsonRules tokenizer_rules() {
   return {.max_depth = 32, .tag_prefix = "TOK_"};
 }
 
-// Tokens by text. Filled while a file is read, so that errors can say where.
+// Tokens by text, in an open table whose slots fit the cache: loading looks up four tokens for each
+// merge.
 class Vocabulary {
  public:
   enum class Added { kYes, kTextTwice, kIdTwice };
 
   Added add(std::string&& text, uint32_t id) {
+    if (id < id_used_.size() && id_used_[id]) return Added::kIdTwice;
+    if (2 * (tokens_.size() + 1) > slots_.size()) grow();
+    const uint32_t hash = hash_of(text);
+    Slot& slot = slots_[find_slot(text, hash)];
+    if (slot.token != kNone) return Added::kTextTwice;
+    slot = {hash, static_cast<uint32_t>(tokens_.size())};
+    tokens_.push_back({std::move(text), id});
     if (id >= id_used_.size()) id_used_.resize(std::max<size_t>(id + 1, id_used_.size() * 2));
-    if (id_used_[id]) return Added::kIdTwice;
-    if (!ids_.emplace(std::move(text), id).second) return Added::kTextTwice;
     id_used_[id] = true;
     return Added::kYes;
   }
 
   bool has_id(uint32_t id) const { return id < id_used_.size() && id_used_[id]; }
-  size_t size() const { return ids_.size(); }
+  size_t size() const { return tokens_.size(); }
 
-  std::optional<uint32_t> find(const std::string& text) const {
-    const auto found = ids_.find(text);
-    if (found == ids_.end()) return std::nullopt;
-    return found->second;
+  std::optional<uint32_t> find(std::string_view text) const {
+    if (tokens_.empty()) return std::nullopt;
+    const Slot& slot = slots_[find_slot(text, hash_of(text))];
+    if (slot.token == kNone) return std::nullopt;
+    return tokens_[slot.token].id;
   }
 
-  std::vector<BpeToken> by_id() && {
-    std::vector<BpeToken> tokens;
-    tokens.reserve(ids_.size());
-    while (!ids_.empty()) {
-      auto node = ids_.extract(ids_.begin());
-      tokens.push_back({std::move(node.key()), node.mapped()});
-    }
+  // Leaves the vocabulary empty.
+  std::vector<BpeToken> take_by_id() {
+    slots_.clear();
+    id_used_.clear();
+    std::vector<BpeToken> tokens = std::move(tokens_);
+    tokens_.clear();
     std::sort(tokens.begin(), tokens.end(),
               [](const BpeToken& left, const BpeToken& right) { return left.id < right.id; });
     return tokens;
   }
 
  private:
-  std::unordered_map<std::string, uint32_t, KeyedHash> ids_;
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Slot {
+    uint32_t hash = 0;
+    uint32_t token = kNone;  // place in tokens_
+  };
+
+  static uint32_t hash_of(std::string_view text) {
+    return static_cast<uint32_t>(KeyedHash{}(text));
+  }
+
+  // The slot that holds `text`, or the empty one where it belongs.
+  size_t find_slot(std::string_view text, uint32_t hash) const {
+    const size_t mask = slots_.size() - 1;
+    size_t at = hash & mask;
+    while (slots_[at].token != kNone &&
+           (slots_[at].hash != hash || tokens_[slots_[at].token].text != text)) {
+      at = (at + 1) & mask;
+    }
+    return at;
+  }
+
+  void grow() {
+    const std::vector<Slot> old =
+        std::exchange(slots_, std::vector<Slot>(std::max<size_t>(1024, slots_.size() * 2)));
+    for (const Slot& slot : old) {
+      if (slot.token == kNone) continue;
+      size_t at = slot.hash & (slots_.size() - 1);
+      while (slots_[at].token != kNone) at = (at + 1) & (slots_.size() - 1);
+      slots_[at] = slot;
+    }
+  }
+
+  std::vector<BpeToken> tokens_;
+  std::vector<Slot> slots_;
   std::vector<bool> id_used_;
 };
 
@@ -569,7 +607,7 @@ BpeFiles parse_tokenizer_json(std::string_view text) {
 
   files.merges = resolve(handler.merges, handler.reader.vocabulary,
                          [](size_t i) { return "merge " + std::to_string(i); });
-  files.tokens = std::move(handler.reader.vocabulary).by_id();
+  files.tokens = handler.reader.vocabulary.take_by_id();
   return files;
 }
 
@@ -609,7 +647,7 @@ BpeFiles parse_bpe_files(std::string_view vocab, std::string_view merges,
       for (const AddedToken& one : files.added_tokens) {
         described.insert(one.text + '\0' + std::to_string(one.id));
       }
-      for (BpeToken& one : std::move(handler.reader.vocabulary).by_id()) {
+      for (BpeToken& one : handler.reader.vocabulary.take_by_id()) {
         if (!described.insert(one.text + '\0' + std::to_string(one.id))) continue;
         AddedToken added;
         added.id = one.id;
@@ -629,7 +667,7 @@ BpeFiles parse_bpe_files(std::string_view vocab, std::string_view merges,
     files.merges =
         resolve(texts, vocabulary, [&](size_t i) { return "line " + std::to_string(lines[i]); });
   });
-  files.tokens = std::move(vocab_handler.reader.vocabulary).by_id();
+  files.tokens = vocab_handler.reader.vocabulary.take_by_id();
   return files;
 }
 

@@ -1,0 +1,11 @@
+# Sources of atelier_formats, relative to this folder; also built into the fuzzers.
+set(ATELIER_FORMATS_SOURCES
+  elf_note.cpp
+  escape.cpp
+  glob.cpp
+  json.cpp
+  json_reader.cpp
+  safetensors.cpp
+  shard_index.cpp
+  tokenizer_files.cpp
+  utf8.cpp)

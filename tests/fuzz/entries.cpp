@@ -1,0 +1,187 @@
+#include "fuzz/entries.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "formats/elf_note.h"
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "formats/json.h"
+#include "formats/safetensors.h"
+#include "formats/shard_index.h"
+#include "formats/tokenizer_files.h"
+#include "formats/utf8.h"
+
+namespace atelier::formats {
+namespace {
+
+void promise(bool is_kept, const char* what) {
+  if (is_kept) return;
+  std::fprintf(stderr, "broken promise: %s\n", what);
+  std::abort();
+}
+
+void check_error(const ParseError& error) {
+  promise(!error.tag.empty() && *error.what() != '\0', "an error has a tag and a message");
+  const std::string_view message = error.what();
+  promise(find_invalid_utf8(message) == std::string_view::npos, "a message is UTF-8");
+  promise(std::none_of(message.begin(), message.end(),
+                       [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }),
+          "a message holds no control character");
+  promise(message.size() < 2000, "a message is short");
+}
+
+void check_header(const SafetensorsHeader& header, uint64_t file_size) {
+  uint64_t position = 0;
+  for (const TensorEntry& entry : header.tensors) {
+    promise(entry.begin == position && entry.end >= entry.begin, "tensors follow each other");
+    promise(tensor_bytes(entry.name, entry.dtype, entry.shape) == entry.end - entry.begin,
+            "a tensor's bytes are those of its shape");
+    position = entry.end;
+  }
+  promise(header.data_begin + position == file_size, "tensors end with the file");
+
+  const WrittenHeader written = serialize_safetensors_header(header.tensors, header.metadata);
+  const uint64_t written_size = written.bytes.size() + position;
+  const std::string_view bytes = written.bytes;
+  promise(read_header_length(bytes.substr(0, 8), written_size) == bytes.size() - 8,
+          "a written header gives its length");
+  const SafetensorsHeader again = parse_safetensors_header(bytes.substr(8), written_size);
+  promise(again.tensors.size() == header.tensors.size() && again.metadata == header.metadata,
+          "a written header reads back");
+}
+
+// The largest end of a tensor in `text`, so that the file gets the size that it wants.
+uint64_t wanted_bytes(std::string_view text) {
+  uint64_t largest = 0;
+  const nlohmann::json tree =
+      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/false);
+  if (!tree.is_object()) return 0;
+  for (const auto& [name, entry] : tree.items()) {
+    if (!entry.is_object() || !entry.contains("data_offsets")) continue;
+    const nlohmann::json& offsets = entry["data_offsets"];
+    if (offsets.is_array() && offsets.size() == 2 && offsets[1].is_number_unsigned()) {
+      largest = std::max(largest, offsets[1].get<uint64_t>());
+    }
+  }
+  return std::min<uint64_t>(largest, uint64_t{1} << 62);
+}
+
+void check_bpe(const BpeFiles& files) {
+  std::unordered_set<uint32_t> ids;
+  for (size_t i = 0; i < files.tokens.size(); ++i) {
+    promise(files.tokens[i].id < kMaxTokens, "ids are bounded");
+    promise(i == 0 || files.tokens[i - 1].id < files.tokens[i].id, "tokens come by rising id");
+    ids.insert(files.tokens[i].id);
+  }
+  for (const BpeMerge& merge : files.merges) {
+    promise(ids.contains(merge.left) && ids.contains(merge.right) && ids.contains(merge.joined),
+            "merges are of tokens");
+  }
+  for (size_t i = 0; i < files.added_tokens.size(); ++i) {
+    const AddedToken& added = files.added_tokens[i];
+    promise(added.id < kMaxTokens && !added.text.empty(), "added tokens have id and text");
+    promise(i == 0 || files.added_tokens[i - 1].id < added.id, "added tokens come by rising id");
+  }
+}
+
+}  // namespace
+
+// Once as a whole file and once as the header of a file of fitting size, so that few bytes die
+// at the length prefix.
+void fuzz_safetensors(std::string_view bytes) {
+  try {
+    const uint64_t length = read_header_length(bytes.substr(0, 8), bytes.size());
+    check_header(parse_safetensors_header(bytes.substr(8, length), bytes.size()), bytes.size());
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  try {
+    const uint64_t size = 8 + bytes.size() + wanted_bytes(bytes);
+    const SafetensorsHeader header =
+        parse_safetensors_header(bytes, size, {.allow_leading_whitespace = true});
+    check_header(header, size);
+    if (const auto error = find_unsupported_packing(header)) check_error(*error);
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  if (const auto error = sniff(bytes, bytes.substr(0, bytes.find('\n')))) check_error(*error);
+}
+
+void fuzz_shard_index(std::string_view bytes) {
+  try {
+    const ShardIndex index = parse_shard_index(bytes);
+    promise(!index.shards.empty(), "an index has shards");
+    for (const auto& [tensor, shard] : index.weight_map) {
+      promise(std::binary_search(index.shards.begin(), index.shards.end(), shard),
+              "every shard is listed");
+      promise(shard.find('/') == std::string::npos && glob_match("?*.safetensors", shard),
+              "a shard is a plain name");
+    }
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+// NUL bytes part vocab.json, merges.txt, tokenizer_config.json and added_tokens.json; without one
+// the bytes are a tokenizer.json.
+void fuzz_tokenizer(std::string_view bytes) {
+  try {
+    if (bytes.find('\0') == std::string_view::npos) {
+      check_bpe(parse_tokenizer_json(bytes));
+      return;
+    }
+    std::vector<std::string_view> parts;
+    while (parts.size() < 4) {
+      const size_t end = std::min(bytes.find('\0'), bytes.size());
+      parts.push_back(bytes.substr(0, end));
+      bytes.remove_prefix(std::min(end + 1, bytes.size()));
+    }
+    const auto optional = [&](size_t i) {
+      return parts[i].empty() ? std::nullopt : std::optional(parts[i]);
+    };
+    check_bpe(parse_bpe_files(parts[0], parts[1], optional(2), optional(3)));
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+void fuzz_elf_note(std::string_view bytes) {
+  try {
+    const std::optional<PluginNote> note = read_plugin_note(bytes);
+    if (!note) return;
+    promise(!note->family.empty() && note->family.find('/') == std::string::npos,
+            "a family has a plain name");
+    promise(note->abi.size() + note->version.size() < bytes.size(), "strings come from the file");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+void fuzz_json(std::string_view bytes) {
+  try {
+    const nlohmann::json tree = parse_json(bytes);
+    promise(parse_json(tree.dump()) == tree, "a tree that is written reads back");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  std::vector<ParseError> errors;
+  uint64_t last = 0;
+  for (const JsonLine& row : parse_jsonl(bytes, {}, &errors)) {
+    promise(row.line > last, "lines come in order");
+    last = row.line;
+  }
+  for (const ParseError& error : errors) check_error(error);
+  const size_t middle = bytes.size() / 2;
+  const std::string_view pattern = bytes.substr(0, std::min<size_t>(middle, 64));
+  glob_match(pattern, bytes.substr(middle));
+  promise(glob_match("*" + std::string(pattern) + "*", pattern), "a pattern of itself matches");
+  promise(find_invalid_utf8(quote_and_escape(bytes)) == std::string::npos, "escaped is UTF-8");
+}
+
+}  // namespace atelier::formats

@@ -1,0 +1,29 @@
+// What every parser must hold to on any bytes: it returns or throws ParseError, and what it returns
+// keeps its promises.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace atelier::formats {
+
+// Each runs its parser on `bytes` and aborts when a promise is broken.
+void fuzz_safetensors(std::string_view bytes);
+void fuzz_shard_index(std::string_view bytes);
+void fuzz_tokenizer(std::string_view bytes);
+void fuzz_elf_note(std::string_view bytes);
+void fuzz_json(std::string_view bytes);
+
+struct FuzzTarget {
+  const char* name;  // of its corpus folder
+  void (*run)(std::string_view bytes);
+};
+inline constexpr std::array<FuzzTarget, 5> kFuzzTargets = {{
+    {"safetensors", fuzz_safetensors},
+    {"shard_index", fuzz_shard_index},
+    {"tokenizer", fuzz_tokenizer},
+    {"elf_note", fuzz_elf_note},
+    {"json", fuzz_json},
+}};
+
+}  // namespace atelier::formats
