@@ -1,0 +1,103 @@
+// From prompts to pixels: encode, denoise, decode.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/component.h"
+#include "atelier/model.h"
+
+#include "host/generate/tiling.h"
+#include "host/progress/progress.h"
+
+namespace atelier::generate {
+
+// A model whose weights come and go.
+struct Engine {
+  Model& model;
+  std::string family;  // names the plugin in errors
+  // Those that the model was made with.
+  std::vector<ComponentSpec> components;
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;  // compute dtype
+  // Each does nothing when there is nothing to do.
+  std::function<void(std::string_view component)> load, unload;
+  // Text encoders leave before the denoiser comes, unless everything stays.
+  bool keeps_all = false;
+};
+
+// Pictures of one prompt and one size.
+struct Request {
+  Inputs inputs;  // "prompt", and whatever else the family's text encoder reads
+  std::string negative_prompt;
+  // 1 turns classifier-free guidance off: the negative prompt is then not used.
+  double cfg_scale = 1.0;
+  // One call of the denoiser with both conditionings; otherwise two calls, with less memory.
+  bool batches_cfg = true;
+  std::vector<float> sigmas;      // see make_sigmas()
+  int64_t height = 0, width = 0;  // pixels
+  std::vector<uint64_t> seeds;    // of each picture
+  int64_t batch_size = 1;         // pictures that are denoised together
+  at::Tensor
+      latents;  // float32 [N, C, T, H, W]: initial noise in place of the seeds'; may be undefined
+  at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1]: image to image; may be undefined
+  std::optional<Tiling> tiling;  // of the VAE
+};
+
+// Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
+// own arithmetic does with another batch. Not thread-safe.
+class Generator {
+ public:
+  // `progress` outlives the generator. `is_cancelled` is asked at each step's edge.
+  Generator(Engine engine, progress::Progress& progress, std::function<bool()> is_cancelled = {});
+
+  // Gets each picture as soon as it is decoded: float32 [3, T, H, W] in [-1, 1], on the CPU.
+  using OnPicture = std::function<void(size_t index, const at::Tensor& pixels)>;
+
+  // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_picture has got
+  // stays valid. Throws Error{kInvalidArgument} when latents or input_pixels have the wrong shape.
+  void run(const Request& request, const OnPicture& on_picture);
+
+  // Encodes what `requests` will need, so that the text encoder is loaded once for all of them.
+  // What does not fit into the cache is encoded when it is asked for.
+  void encode_ahead(std::span<const Request> requests);
+
+  // Latents of one picture: [C, T, H, W].
+  static std::vector<int64_t> latent_shape(const LatentSpec& spec, int64_t height, int64_t width,
+                                           int64_t frames = 1);
+
+ private:
+  struct Conditionings {
+    Conditioning with, without;
+  };
+
+  Conditionings encode_prompts(const Request& request);
+  Conditioning encode_text(const Inputs& inputs);
+  at::Tensor encode_input(const Request& request);
+  at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
+  at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
+                     const std::string& label);
+  at::Tensor decode(const Request& request, const at::Tensor& latents_CTHW);
+
+  void check_cancelled() const;
+  void load_where(const std::function<bool(const ComponentSpec&)>& is_needed);
+  void unload_text_encoders();
+
+  Engine engine_;
+  progress::Progress& progress_;
+  std::function<bool()> is_cancelled_;
+
+  // Encoded prompts by content, the oldest dropped first.
+  std::map<std::string, Conditioning> cache_;
+  std::deque<std::string> cache_order_;
+  int64_t cache_bytes_ = 0;
+};
+
+}  // namespace atelier::generate

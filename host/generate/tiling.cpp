@@ -1,0 +1,121 @@
+#include "host/generate/tiling.h"
+
+#include <algorithm>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+namespace atelier::generate {
+namespace {
+
+// One tile along one side, in latent cells, and its share of each place of the output.
+struct Span {
+  int64_t begin, length;
+  std::vector<double> weights;
+};
+
+// Shares rise and fall over the overlap and add up to 1 in every place of the output, which has
+// `out_scale` places for a cell.
+std::vector<Span> make_spans(int64_t total, int64_t size, int64_t stride, int64_t out_scale) {
+  const auto ramp = static_cast<double>(std::max<int64_t>((size - stride) * out_scale, 1));
+  std::vector<double> sums(total * out_scale, 0.0);
+  std::vector<Span> spans;
+  for (const int64_t begin : tile_starts(total, size, stride)) {
+    Span span = {begin, std::min(size, total - begin), {}};
+    const int64_t out_length = span.length * out_scale;
+    const bool is_first = begin == 0, is_last = begin + span.length == total;
+    for (int64_t i = 0; i < out_length; ++i) {
+      const double rise = is_first ? 1.0 : (static_cast<double>(i) + 0.5) / ramp;
+      const double fall = is_last ? 1.0 : (static_cast<double>(out_length - i) - 0.5) / ramp;
+      span.weights.push_back(std::min({rise, fall, 1.0}));
+      sums[begin * out_scale + i] += span.weights.back();
+    }
+    spans.push_back(std::move(span));
+  }
+  for (Span& span : spans) {
+    for (size_t i = 0; i < span.weights.size(); ++i) {
+      span.weights[i] /= sums[span.begin * out_scale + i];
+    }
+  }
+  return spans;
+}
+
+at::Tensor weight_tensor(const Span& span, at::Device device) {
+  return at::tensor(span.weights, at::kDouble).to(device, at::kFloat);
+}
+
+// A latent cell is `in_scale` places of `in` and `out_scale` places of what is returned.
+at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial_stride,
+                     int64_t in_scale, int64_t out_scale, const TileFunction& function,
+                     const TileDone& done) {
+  check_tiling(tiling, spatial_stride);
+  const int64_t size = tiling.size / spatial_stride, stride = tiling.stride / spatial_stride;
+  const int64_t height = in.size(-2) / in_scale, width = in.size(-1) / in_scale;
+  const auto rows = make_spans(height, size, stride, out_scale);
+  const auto columns = make_spans(width, size, stride, out_scale);
+  const auto total = static_cast<int64_t>(rows.size() * columns.size());
+  int64_t count = 0;
+  at::Tensor out;
+  for (const Span& row : rows) {
+    const at::Tensor row_weights = weight_tensor(row, in.device()).unsqueeze(1);
+    for (const Span& column : columns) {
+      const at::Tensor tile =
+          function(in.narrow(-2, row.begin * in_scale, row.length * in_scale)
+                       .narrow(-1, column.begin * in_scale, column.length * in_scale)
+                       .contiguous());
+      if (!out.defined()) {
+        std::vector<int64_t> shape = tile.sizes().vec();
+        shape[shape.size() - 2] = height * out_scale;
+        shape[shape.size() - 1] = width * out_scale;
+        out = at::zeros(shape, tile.options().dtype(at::kFloat));
+      }
+      const at::Tensor weights = row_weights * weight_tensor(column, in.device());
+      out.narrow(-2, row.begin * out_scale, row.length * out_scale)
+          .narrow(-1, column.begin * out_scale, column.length * out_scale)
+          .add_(tile.to(at::kFloat) * weights);
+      if (done) done(++count, total);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void check_tiling(const Tiling& tiling, int64_t spatial_stride) {
+  const auto refuse = [](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, message);
+  };
+  const std::string multiple = " is no multiple of " + std::to_string(spatial_stride);
+  if (tiling.size < spatial_stride || tiling.size % spatial_stride != 0) {
+    refuse("--tile_size: " + std::to_string(tiling.size) + multiple);
+  }
+  if (tiling.stride < spatial_stride || tiling.stride % spatial_stride != 0) {
+    refuse("--tile_stride: " + std::to_string(tiling.stride) + multiple);
+  }
+  if (tiling.stride > tiling.size) {
+    refuse("--tile_stride: " + std::to_string(tiling.stride) + " leaves gaps between tiles of " +
+           std::to_string(tiling.size));
+  }
+}
+
+std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride) {
+  if (total <= size) return {0};
+  const int64_t gaps = (total - size + stride - 1) / stride;
+  std::vector<int64_t> starts;
+  for (int64_t i = 0; i <= gaps; ++i) starts.push_back((total - size) * i / gaps);
+  return starts;
+}
+
+at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
+                        const TileFunction& decode, const TileDone& done) {
+  return run_tiled(latents, tiling, spatial_stride, 1, spatial_stride, decode, done);
+}
+
+at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
+                        const TileFunction& encode, const TileDone& done) {
+  return run_tiled(pixels, tiling, spatial_stride, spatial_stride, 1, encode, done);
+}
+
+}  // namespace atelier::generate

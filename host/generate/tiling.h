@@ -1,0 +1,38 @@
+// Large pictures through the VAE in overlapping tiles, blended so that no seams show.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace atelier::generate {
+
+// In pixels; both are multiples of the VAE's stride. Neighbours overlap by at least size - stride.
+struct Tiling {
+  int64_t size = 256;
+  int64_t stride = 192;
+};
+
+// Throws Error{kInvalidArgument} when the tiles leave gaps, or do not fit the VAE's stride.
+void check_tiling(const Tiling& tiling, int64_t spatial_stride);
+
+// First cells of the tiles along one side, evenly spread, the last one ending at `total`.
+std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride);
+
+// Maps one tile: [..., h, w] in, [..., h * scale, w * scale] out.
+using TileFunction = std::function<at::Tensor(const at::Tensor& tile)>;
+// Called after each tile.
+using TileDone = std::function<void(int64_t done, int64_t total)>;
+
+// Decodes latents [..., H, W] into pixels, float32 [..., H * spatial_stride, W * spatial_stride],
+// on the device of the latents.
+at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
+                        const TileFunction& decode, const TileDone& done = {});
+
+// Encodes pixels [..., H, W] into latents, float32 [..., H / spatial_stride, W / spatial_stride].
+at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
+                        const TileFunction& encode, const TileDone& done = {});
+
+}  // namespace atelier::generate

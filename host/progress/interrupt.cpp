@@ -1,0 +1,34 @@
+#include "host/progress/interrupt.h"
+
+#include <csignal>
+
+namespace atelier::progress {
+namespace {
+
+volatile std::sig_atomic_t is_interrupted = 0;
+struct sigaction previous_action;
+
+void on_interrupt(int) {
+  is_interrupted = 1;
+}
+
+}  // namespace
+
+InterruptGuard::InterruptGuard() {
+  is_interrupted = 0;
+  struct sigaction action = {};
+  action.sa_handler = on_interrupt;
+  // After the first signal the default comes back; a read that waits for input is woken.
+  action.sa_flags = SA_RESETHAND;
+  sigaction(SIGINT, &action, &previous_action);
+}
+
+InterruptGuard::~InterruptGuard() {
+  sigaction(SIGINT, &previous_action, nullptr);
+}
+
+bool InterruptGuard::is_requested() {
+  return is_interrupted != 0;
+}
+
+}  // namespace atelier::progress

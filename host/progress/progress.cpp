@@ -1,0 +1,152 @@
+#include "host/progress/progress.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <unistd.h>
+
+namespace atelier::progress {
+namespace {
+
+constexpr double kRedrawInterval = 0.1;  // seconds
+constexpr double kLineInterval = 5.0;
+
+template <typename... Args>
+std::string print(const char* format, Args... args) {
+  char text[160];
+  std::snprintf(text, sizeof text, format, args...);
+  return text;
+}
+
+// "0:31", "1:02:03".
+std::string clock_text(double seconds) {
+  const auto whole = static_cast<long long>(std::min(std::max(seconds, 0.0), 1e9));
+  if (whole >= 3600) {
+    return print("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+  }
+  return print("%lld:%02lld", whole / 60, whole % 60);
+}
+
+std::string duration_text(double seconds) {
+  return seconds < 60 ? print("%.1f s", seconds) : clock_text(seconds);
+}
+
+std::string step_rate(double seconds, double count) {
+  const double each = seconds / count;
+  return each >= 1.0 || each <= 0.0 ? print("%.2f s/it", each) : print("%.2f it/s", 1.0 / each);
+}
+
+double gigabytes(int64_t bytes) {
+  return static_cast<double>(bytes) / 1e9;
+}
+
+}  // namespace
+
+Options stderr_options(bool quiet) {
+  Options options;
+  options.quiet = quiet;
+  options.redraws = ::isatty(STDERR_FILENO) == 1;
+  return options;
+}
+
+Progress::Progress(Options options) : options_(std::move(options)) {
+  if (!options_.now) {
+    options_.now = [] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+          .count();
+    };
+  }
+}
+
+double Progress::now() const {
+  return options_.now();
+}
+
+void Progress::note(std::string_view text) {
+  if (!options_.quiet) warn(text);
+}
+
+void Progress::warn(std::string_view text) {
+  clear();
+  std::fprintf(options_.out, "%.*s\n", static_cast<int>(text.size()), text.data());
+  std::fflush(options_.out);
+}
+
+void Progress::draw(const std::string& text, bool is_last) {
+  if (options_.quiet) return;
+  const bool redraws = options_.redraws;
+  std::fprintf(options_.out, redraws ? "\r%s\033[K" : "%s\n", text.c_str());
+  if (redraws && is_last) std::fputc('\n', options_.out);
+  has_open_line_ = redraws && !is_last;
+  std::fflush(options_.out);
+}
+
+void Progress::clear() {
+  if (has_open_line_) std::fputs("\r\033[K", options_.out);
+  has_open_line_ = false;
+}
+
+Step::Step(Progress& progress, std::string label, int64_t total, Unit unit)
+    : progress_(progress),
+      label_(std::move(label)),
+      total_(total),
+      unit_(unit),
+      begin_(progress.now()),
+      next_draw_(progress.options_.redraws ? begin_ : begin_ + kLineInterval) {
+  set(0);
+}
+
+Step::~Step() {
+  if (!is_finished_) progress_.clear();
+}
+
+void Step::set(int64_t done, int64_t total) {
+  done_ = done;
+  if (total > 0) total_ = total;
+  const double now = progress_.now();
+  if (is_finished_ || now < next_draw_) return;
+  next_draw_ = now + (progress_.options_.redraws ? kRedrawInterval : kLineInterval);
+  progress_.draw(running_line(), /*is_last=*/false);
+}
+
+void Step::finish() {
+  if (is_finished_) return;
+  is_finished_ = true;
+  progress_.draw(last_line(), /*is_last=*/true);
+}
+
+std::string Step::running_line() const {
+  const double elapsed = seconds();
+  std::string line = label_ + ": ";
+  const bool is_counted = done_ > 0 && elapsed > 0;
+  if (unit_ == Unit::kBytes) {
+    line += print("%.2f", gigabytes(done_)) +
+            (total_ > 0 ? print("/%.2f", gigabytes(total_)) : "") + " GB";
+    if (is_counted) line += print(" %.2f GB/s", gigabytes(done_) / elapsed);
+  } else if (total_ > 0) {
+    line += std::to_string(done_) + "/" + std::to_string(total_);
+  }
+  line += (total_ > 0 || unit_ == Unit::kBytes ? " " : "") + clock_text(elapsed);
+  if (is_counted && total_ >= done_) {
+    const auto done = static_cast<double>(done_), left = static_cast<double>(total_ - done_);
+    line += "<" + clock_text(std::ceil(elapsed / done * left));
+    if (unit_ == Unit::kSteps) line += " " + step_rate(elapsed, done);
+  }
+  return line;
+}
+
+std::string Step::last_line() const {
+  const double elapsed = seconds();
+  std::string line = label_ + ": ";
+  if (unit_ == Unit::kBytes) {
+    line += print("%.2f GB in ", gigabytes(done_)) + duration_text(elapsed);
+    if (elapsed > 0) line += print(", %.2f GB/s", gigabytes(done_) / elapsed);
+    return line;
+  }
+  if (done_ < 1) return line + duration_text(elapsed);
+  line +=
+      std::to_string(done_) + (done_ == 1 ? " step in " : " steps in ") + duration_text(elapsed);
+  return elapsed > 0 ? line + ", " + step_rate(elapsed, static_cast<double>(done_)) : line;
+}
+
+}  // namespace atelier::progress

@@ -1,0 +1,80 @@
+// What the user sees on stderr while something slow happens.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace atelier::progress {
+
+struct Options {
+  bool quiet = false;  // nothing but warnings is written
+  std::FILE* out = stderr;
+  // One line is drawn again and again, about ten times a second. Otherwise a line is written every
+  // few seconds and one at the end of each step.
+  bool redraws = false;
+  // Seconds from any fixed moment; empty: the steady clock. For tests.
+  std::function<double()> now = {};
+};
+
+// Redraws when stderr is a terminal.
+Options stderr_options(bool quiet);
+
+enum class Unit {
+  kSteps,  // "12/50 0:31<1:38 2.58 s/it"
+  kBytes,  // "4.20/15.45 GB 2.31 GB/s 0:02<0:05"
+};
+
+// Writes the lines. Not thread-safe.
+class Progress {
+ public:
+  explicit Progress(Options options);
+
+  // A line of its own. Notes are not written when quiet, warnings are.
+  void note(std::string_view text);
+  void warn(std::string_view text);
+
+ private:
+  friend class Step;
+  double now() const;
+  void draw(const std::string& text, bool is_last);
+  void clear();
+
+  Options options_;
+  bool has_open_line_ = false;
+};
+
+// One slow step. It is drawn until it is finished or destroyed; destroyed unfinished, it says
+// nothing more.
+class Step {
+ public:
+  // total: 0 when it is not known.
+  Step(Progress& progress, std::string label, int64_t total, Unit unit = Unit::kSteps);
+  ~Step();
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  void advance(int64_t count = 1) { set(done_ + count); }
+  void set(int64_t done, int64_t total = 0);
+  // Draws the last line: "load vae: 0.25 GB in 0.1 s, 2.31 GB/s".
+  void finish();
+
+  double seconds() const { return progress_.now() - begin_; }
+
+ private:
+  std::string running_line() const;
+  std::string last_line() const;
+
+  Progress& progress_;
+  std::string label_;
+  int64_t total_;
+  Unit unit_;
+  int64_t done_ = 0;
+  double begin_;
+  double next_draw_;
+  bool is_finished_ = false;
+};
+
+}  // namespace atelier::progress

@@ -1,0 +1,245 @@
+#include "host/generate/generator.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+#include "host/generate/noise.h"
+#include "host/generate/sigma_schedule.h"
+#include "tests/host/generate/fake_model.h"
+
+namespace atelier::generate {
+namespace {
+
+using Words = std::vector<std::string>;
+
+struct Bench {
+  FakeModel model;
+  Words log;
+  progress::Progress progress{progress::Options{.quiet = true}};
+  bool keeps_all = false;
+
+  std::vector<at::Tensor> run(const Request& request, std::function<bool()> is_cancelled = {}) {
+    Generator generator(fake_engine(model, log, keeps_all), progress, std::move(is_cancelled));
+    std::vector<at::Tensor> pictures;
+    generator.run(request, [&](size_t index, const at::Tensor& pixels) {
+      REQUIRE(index == pictures.size());
+      pictures.push_back(pixels);
+    });
+    return pictures;
+  }
+};
+
+std::vector<float> plain_sigmas(int steps) {
+  return make_sigmas(ScheduleDefaults{}, {.num_steps = steps});
+}
+
+Request request_of(const std::string& prompt, int steps, std::vector<uint64_t> seeds) {
+  Request request;
+  request.inputs["prompt"] = prompt;
+  request.sigmas = plain_sigmas(steps);
+  request.height = 32;
+  request.width = 48;
+  request.seeds = std::move(seeds);
+  return request;
+}
+
+at::Tensor decoded(const at::Tensor& latents_CTHW) {
+  FakeModel model;
+  DirectRunner runner;
+  return model.decode(latents_CTHW.unsqueeze(0), runner)[0];
+}
+
+// Euler on v = rate x + c, step by step in double precision.
+at::Tensor euler(at::Tensor x, const std::vector<float>& sigmas, double rate, double c) {
+  x = x.to(at::kDouble);
+  for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
+    x = x + (static_cast<double>(sigmas[i + 1]) - sigmas[i]) * (rate * x + c);
+  }
+  return x.to(at::kFloat);
+}
+
+TEST_CASE("Euler follows its closed form", "[generate]") {
+  Bench bench;
+  const auto pictures = bench.run(request_of("four", 10, {7}));
+  REQUIRE(pictures.size() == 1);
+  REQUIRE(pictures[0].sizes() == at::IntArrayRef({3, 1, 32, 48}));
+  const at::Tensor noise = normal_noise({.seed = 7}, {4, 1, 4, 6});
+  // Ten steps of -0.1 on v = x / 2 + c: (1 - 0.05)^10 x + 2 c ((1 - 0.05)^10 - 1).
+  const double factor = std::pow(0.95, 10), c = 4 / 100.0;
+  const at::Tensor want = decoded(noise * factor + 2 * c * (factor - 1));
+  REQUIRE(at::allclose(pictures[0], want, 0, 1e-6));
+  REQUIRE(bench.model.sigmas_seen == std::vector<float>(request_of("", 10, {}).sigmas.begin(),
+                                                        request_of("", 10, {}).sigmas.end() - 1));
+}
+
+TEST_CASE("Guidance moves away from the negative prompt", "[generate]") {
+  for (const bool batches_cfg : {true, false}) {
+    Bench bench;
+    Request request = request_of("sixteen letters.", 5, {1, 2});
+    request.negative_prompt = "bad";
+    request.cfg_scale = 4.0;
+    request.batches_cfg = batches_cfg;
+    request.batch_size = 2;
+    const auto pictures = bench.run(request);
+    REQUIRE(bench.model.rows_seen ==
+            (batches_cfg ? std::vector<int64_t>(5, 4) : std::vector<int64_t>(10, 2)));
+    const double c = 0.03 + 4.0 * (0.16 - 0.03);
+    for (size_t i = 0; i < 2; ++i) {
+      const at::Tensor noise = normal_noise({.seed = request.seeds[i]}, {4, 1, 4, 6});
+      REQUIRE(at::allclose(pictures[i], decoded(euler(noise, request.sigmas, 0.5, c)), 0, 1e-6));
+    }
+  }
+}
+
+TEST_CASE("Without guidance the negative prompt is not encoded", "[generate]") {
+  Bench bench;
+  Request request = request_of("prompt", 2, {0});
+  request.negative_prompt = "negative";
+  bench.run(request);
+  REQUIRE(bench.model.prompts_encoded == Words{"prompt"});
+  request.cfg_scale = 2.0;
+  bench.run(request);
+  REQUIRE(bench.model.prompts_encoded == Words{"prompt", "prompt", "negative"});
+}
+
+TEST_CASE("A batch equals its pictures one by one, to the bit", "[generate]") {
+  std::vector<at::Tensor> one_by_one, batched, alone;
+  Request request = request_of("prompt", 4, {5, 6, 7, 8, 9});
+  request.cfg_scale = 3.0;
+  one_by_one = Bench().run(request);
+  request.batch_size = 2;
+  batched = Bench().run(request);
+  REQUIRE(batched.size() == 5);
+  for (size_t i = 0; i < 5; ++i) {
+    REQUIRE(at::equal(one_by_one[i], batched[i]));
+    Request single = request;
+    single.seeds = {request.seeds[i]};
+    REQUIRE(at::equal(Bench().run(single)[0], batched[i]));
+  }
+  REQUIRE_FALSE(at::equal(batched[0], batched[1]));
+}
+
+TEST_CASE("Latents from a file take the place of the seed", "[generate]") {
+  Request request = request_of("prompt", 3, {1, 2});
+  request.latents =
+      at::stack({normal_noise({.seed = 2}, {4, 1, 4, 6}), normal_noise({.seed = 1}, {4, 1, 4, 6})});
+  const at::Tensor before = request.latents.clone();
+  const auto given = Bench().run(request);
+  REQUIRE(at::equal(request.latents, before));
+  request.latents = {};
+  const auto drawn = Bench().run(request);
+  REQUIRE(at::equal(given[0], drawn[1]));
+  REQUIRE(at::equal(given[1], drawn[0]));
+
+  request.latents = at::zeros({1, 4, 1, 4, 6});
+  REQUIRE_THROWS_WITH(Bench().run(request),
+                      Catch::Contains("[1, 4, 1, 4, 6], [2, 4, 1, 4, 6] expected"));
+}
+
+TEST_CASE("Image to image starts between the picture and noise", "[generate]") {
+  Request request = request_of("prompt", 10, {3});
+  request.sigmas = keep_last_steps(request.sigmas, 0.3);
+  REQUIRE(request.sigmas.front() == Approx(0.3));
+  request.input_pixels = at::full({3, 1, 32, 48}, 0.5);
+  Bench bench;
+  const auto pictures = bench.run(request);
+  const at::Tensor noise = normal_noise({.seed = 3}, {4, 1, 4, 6});
+  at::Tensor clean = at::full({4, 1, 4, 6}, 0.25);
+  clean[3] = 0.0;
+  const at::Tensor start = 0.3 * noise + 0.7 * clean;
+  REQUIRE(at::allclose(pictures[0], decoded(euler(start, request.sigmas, 0.5, 0.06)), 0, 1e-6));
+  REQUIRE(bench.model.denoise_calls == 3);
+
+  request.input_pixels = at::zeros({3, 1, 32, 32});
+  REQUIRE_THROWS_AS(Bench().run(request), Error);
+}
+
+TEST_CASE("Tiling the VAE changes nothing where its output is local", "[generate]") {
+  Request request = request_of("prompt", 2, {3});
+  request.height = 96;
+  request.width = 128;
+  request.input_pixels = at::rand({3, 1, 96, 128}) * 2 - 1;
+  request.sigmas = keep_last_steps(request.sigmas, 0.5);
+  const auto whole = Bench().run(request);
+  request.tiling = Tiling{.size = 64, .stride = 48};
+  REQUIRE(at::allclose(Bench().run(request)[0], whole[0], 0, 1e-6));
+}
+
+TEST_CASE("The text encoder leaves before the denoiser comes", "[generate]") {
+  Bench bench;
+  bench.run(request_of("prompt", 1, {1}));
+  REQUIRE(bench.log == Words{"+text_encoder", "-text_encoder", "+dit", "+vae"});
+
+  Bench all;
+  all.keeps_all = true;
+  all.run(request_of("prompt", 1, {1}));
+  REQUIRE(all.log == Words{"+text_encoder", "+dit", "+vae"});
+
+  Bench image;
+  Request request = request_of("prompt", 1, {1});
+  request.input_pixels = at::zeros({3, 1, 32, 48});
+  image.run(request);
+  REQUIRE(image.log == Words{"+text_encoder", "+vae", "-text_encoder", "+dit", "+vae"});
+}
+
+TEST_CASE("Prompts are encoded once per content", "[generate]") {
+  FakeModel model;
+  Words log;
+  progress::Progress progress{progress::Options{.quiet = true}};
+  Generator generator(fake_engine(model, log), progress);
+  const auto ignore = [](size_t, const at::Tensor&) {};
+  Request request = request_of("a", 1, {1});
+  request.cfg_scale = 2.0;
+  generator.run(request, ignore);
+  generator.run(request, ignore);
+  REQUIRE(model.prompts_encoded == Words{"a", ""});
+  // The second run does not bring the text encoder back.
+  REQUIRE(std::count(log.begin(), log.end(), "+text_encoder") == 2);
+  request.inputs["strength"] = 0.5;
+  generator.run(request, ignore);
+  REQUIRE(model.prompts_encoded == Words{"a", "", "a", ""});
+  const Request ahead[] = {request_of("b", 1, {1}), request_of("c", 1, {1})};
+  generator.encode_ahead(ahead);
+  generator.run(ahead[1], ignore);
+  REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c"});
+}
+
+TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "[generate]") {
+  Bench bench;
+  int64_t finished = 0;
+  Generator generator(fake_engine(bench.model, bench.log), bench.progress,
+                      [&] { return bench.model.denoise_calls >= 6; });
+  try {
+    generator.run(request_of("prompt", 4, {1, 2, 3}),
+                  [&](size_t, const at::Tensor&) { ++finished; });
+    FAIL("not cancelled");
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kCancelled);
+  }
+  REQUIRE(finished == 1);
+  REQUIRE(bench.model.denoise_calls == 6);
+}
+
+TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") {
+  Bench bench;
+  Engine engine = fake_engine(bench.model, bench.log);
+  engine.dtype = at::kBFloat16;
+  Generator generator(engine, bench.progress);
+  const Request request = request_of("prompt", 20, {4});
+  at::Tensor picture;
+  generator.run(request, [&](size_t, const at::Tensor& pixels) { picture = pixels; });
+  at::Tensor x = normal_noise({.seed = 4}, {4, 1, 4, 6});
+  for (size_t i = 0; i < 20; ++i) {
+    at::Tensor v = x.to(at::kBFloat16) * 0.5;
+    v.add_(6.0 / 100);
+    x = x + v.to(at::kFloat) * (static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
+  }
+  REQUIRE(at::allclose(picture, decoded(x.to(at::kBFloat16)), 0, 1e-6));
+}
+
+}  // namespace
+}  // namespace atelier::generate
