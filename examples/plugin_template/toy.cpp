@@ -10,7 +10,6 @@
 #include "atelier/plugin.h"
 
 namespace {
-
 using namespace atelier;
 constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
 constexpr ComponentSpec kComponents[] = {

@@ -1,0 +1,109 @@
+"""Reads what the build made: who links what, what plugins export, what their notes say.
+
+    link_test.py BUILD_FOLDER
+"""
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import unittest
+
+BUILD = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "build/release").resolve()
+
+
+def output(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}).stdout
+
+
+def dynamic(path, tag):
+    return re.findall(rf"\({tag}\).*?\[(.*?)\]", output("readelf", "-dW", str(path)))
+
+
+def plugins():
+    return sorted((BUILD / "lib/atelier/plugins").glob("*.so"))
+
+
+def libraries():
+    return sorted((BUILD / "lib").glob("*.so"))
+
+
+def programs():
+    return [p for folder in ("bin", "tests") for p in sorted((BUILD / folder).glob("*"))
+            if p.is_file() and p.read_bytes()[:4] == b"\x7fELF"]
+
+
+def notes(path):
+    """(name, type, description) of every note in .note.atelier."""
+    dump = output("readelf", "-SW", str(path))
+    found = re.search(r"\.note\.atelier\s+NOTE\s+[0-9a-f]+\s+([0-9a-f]+)\s+([0-9a-f]+)", dump)
+    if not found:
+        return []
+    offset, size = (int(x, 16) for x in found.groups())
+    data, result = path.read_bytes()[offset:offset + size], []
+    while data:
+        name_size, text_size, kind = struct.unpack_from("<III", data)
+        end = 12 + (name_size + 3) // 4 * 4
+        result.append((data[12:12 + name_size], kind, data[end:end + text_size]))
+        data = data[end + (text_size + 3) // 4 * 4:]
+    return result
+
+
+class Link(unittest.TestCase):
+    def binaries(self):
+        self.assertTrue((BUILD / "bin/atelier").is_file(), f"{BUILD} holds no program; build it first")
+        self.assertTrue((BUILD / "lib/libatelier_sdk.so").is_file())
+        return programs() + libraries() + plugins()
+
+    def test_the_standard_library_comes_before_libtorch(self):
+        for path in self.binaries():
+            needed = dynamic(path, "NEEDED")
+            torch = [i for i, n in enumerate(needed) if n.startswith(("libtorch", "libc10"))]
+            if torch:
+                with self.subTest(path.name):
+                    self.assertIn("libstdc++.so.6", needed)
+                    self.assertLess(needed.index("libstdc++.so.6"), torch[0], needed)
+
+    def test_only_the_cuda_library_links_cuda(self):
+        for path in self.binaries():
+            if path.name != "libatelier_cuda.so":
+                with self.subTest(path.name):
+                    self.assertEqual([], [n for n in dynamic(path, "NEEDED")
+                                          if re.match(r"lib(torch(_cuda.*)?|c10_cuda|cu\w+|nccl)\.so", n)])
+
+    def test_plugins_export_one_symbol_and_stay_loaded(self):
+        self.assertGreater(len(plugins()), 0)
+        for path in plugins():
+            with self.subTest(path.name):
+                lines = output("nm", "-D", "--defined-only", str(path)).splitlines()
+                self.assertEqual(["atelier_plugin"], [line.split()[-1] for line in lines])
+                self.assertIn("NODELETE", output("readelf", "-dW", str(path)))
+
+    def test_plugins_carry_a_note(self):
+        for path in plugins():
+            with self.subTest(path.name):
+                found = notes(path)
+                self.assertEqual(1, len(found))
+                name, kind, text = found[0]
+                self.assertEqual((b"atelier\0", 1), (name, kind))
+                abi, family, version = text.rstrip(b"\0").decode().split("\0")
+                self.assertTrue(abi.startswith("sdk="), abi)
+                self.assertEqual(path.stem, family)
+                self.assertRegex(version, r"^\d+\.\d+\.\d+$")
+
+    def test_the_sdk_hides_its_parsers(self):
+        lines = output("nm", "-DC", "--defined-only", str(BUILD / "lib/libatelier_sdk.so")).splitlines()
+        self.assertGreater(sum("atelier::" in line for line in lines), 50)
+        self.assertEqual([], [line for line in lines if "atelier::formats::" in line])
+
+    def test_run_paths_are_relocatable(self):
+        for path in self.binaries():
+            with self.subTest(path.name):
+                for entry in ":".join(dynamic(path, "RUNPATH")).split(":") if dynamic(path, "RUNPATH") else []:
+                    self.assertNotEqual("", entry, "an empty entry is the current folder")
+                    self.assertFalse(entry.startswith(str(BUILD)), f"{entry} lies in the build folder")
+                self.assertNotIn("not found", output("ldd", str(path)))
+
+
+if __name__ == "__main__":
+    unittest.main()
