@@ -1,0 +1,478 @@
+#!/usr/bin/env python3
+"""Times Atelier beside diffusers: same weights, inputs and threads, in turns, and prints a table.
+
+    .deps/venv/bin/python bench/diffusers_compare.py [dit] [vae] [load] [--dtype float32 bfloat16]
+
+README.md, beside this file, says what each row is and how it is measured.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+PROGRAM = REPOSITORY / "build/release/bin/atelier"
+BENCH_PROGRAM = REPOSITORY / "build/release/bin/atelier-bench"
+
+TEXT_TOKENS, LATENT_SIDE, WIDTH_HEADS, BLOCKS = 64, 64, 8, 8
+# Blocks of the model that is loaded, which make its files 2 GiB in bfloat16.
+LOAD_BLOCKS = 27
+# Largest difference between the two sides' outputs, relative to the largest value. The bound for
+# bfloat16 is loose: it is there to catch another computation, not another order of sums.
+AGREEMENT = {"float32": 1e-3, "bfloat16": 0.15}
+
+
+def proc_status(field):
+    """A size out of /proc/self/status, in bytes."""
+    for line in open("/proc/self/status"):
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+# --- weights and inputs ---
+
+
+def make_transformer(folder, blocks, dtype):
+    import torch
+    from diffusers import QwenImageTransformer2DModel
+    torch.manual_seed(1)
+    # Drawn in the target's precision and in place, so that 2 GiB do not cost 8.
+    torch.set_default_dtype(dtype)
+    try:
+        model = QwenImageTransformer2DModel(num_layers=blocks,
+                                            attention_head_dim=128,
+                                            num_attention_heads=WIDTH_HEADS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder, max_shard_size="1GB")
+
+
+def make_vae(folder, dtype):
+    import torch
+    from diffusers import AutoencoderKLQwenImage
+    torch.manual_seed(2)
+    model = AutoencoderKLQwenImage()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 4 and parameter.numel() > parameter.shape[0]:
+                parameter.normal_(0, 1.3 / parameter[0].numel()**0.5)
+    model.to(dtype).save_pretrained(folder)
+
+
+def prepare(work, name, make):
+    """Makes the folder `name` once; a folder that was left half written is made again."""
+    folder = work / name
+    done = folder / "complete"
+    if not done.is_file():
+        print(f"making {folder}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        make(folder)
+        done.touch()
+    return folder
+
+
+def dit_inputs():
+    """A batch of two: the same latents with and against the prompt, as guidance needs them."""
+    import torch
+    generator = torch.Generator().manual_seed(3)
+    latents = torch.randn((1, 16, 1, LATENT_SIDE, LATENT_SIDE), generator=generator)
+    return {
+        "latents": latents.repeat(2, 1, 1, 1, 1),
+        "sigma": torch.full((2,), 0.75),
+        "prompt_embeds": torch.randn((2, TEXT_TOKENS, 3584), generator=generator)
+    }
+
+
+def vae_inputs():
+    import torch
+    return {"latents": torch.randn((1, 16, 1, 32, 32), generator=torch.Generator().manual_seed(4))}
+
+
+# --- the two sides ---
+
+
+class DiffusersDit:
+    """One denoising step; `calls` is 1 for one batch of two, 2 for the way of the pipeline."""
+
+    def __init__(self, folder, dtype):
+        import torch
+        from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
+        self.torch, self.pipeline = torch, QwenImagePipeline
+        self.model = QwenImageTransformer2DModel.from_pretrained(folder, dtype=dtype).eval()
+        inputs = {name: tensor.to(dtype) for name, tensor in dit_inputs().items()}
+        batch, channels, _, self.height, self.width = inputs["latents"].shape
+        self.tokens = QwenImagePipeline._pack_latents(inputs["latents"], batch, channels,
+                                                      self.height, self.width)
+        self.sigma, self.prompt_embeds = inputs["sigma"], inputs["prompt_embeds"]
+
+    def run(self, calls):
+        size = self.tokens.shape[0] // calls
+        parts = []
+        with self.torch.no_grad():
+            for first in range(0, self.tokens.shape[0], size):
+                rows = slice(first, first + size)
+                parts.append(
+                    self.model(hidden_states=self.tokens[rows],
+                               encoder_hidden_states=self.prompt_embeds[rows],
+                               timestep=self.sigma[rows],
+                               img_shapes=[[(1, self.height // 2, self.width // 2)]] * size,
+                               return_dict=False)[0])
+            return self.torch.cat(parts)
+
+    def output(self):
+        return self.pipeline._unpack_latents(self.run(1), self.height * 8, self.width * 8, 8)
+
+
+class DiffusersVae:
+
+    def __init__(self, folder, dtype):
+        import torch
+        from diffusers import AutoencoderKLQwenImage
+        self.torch = torch
+        self.model = AutoencoderKLQwenImage.from_pretrained(folder, dtype=dtype).eval()
+        config = self.model.config
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1)
+                     for values in (config.latents_mean, config.latents_std))
+        self.latents = (vae_inputs()["latents"] * std + mean).to(dtype)
+
+    def output(self):
+        with self.torch.no_grad():
+            return self.model.decode(self.latents).sample[:, :, 0]
+
+
+def diffusers_load(folder, small):
+    """Loads in this process, a fresh one, and prints what it took. Called through `--worker`.
+
+    The folder `small` is loaded first: what diffusers imports on its first load is not counted.
+    """
+    import torch
+    from diffusers import QwenImageTransformer2DModel
+    QwenImageTransformer2DModel.from_pretrained(small, dtype=torch.bfloat16)
+    started = time.perf_counter()
+    model = QwenImageTransformer2DModel.from_pretrained(folder, dtype=torch.bfloat16)
+    # safetensors maps the files and reads them when they are touched: one value of every page.
+    total = sum(
+        float(parameter.detach().flatten()[::2048].sum()) for parameter in model.parameters())
+    elapsed = (time.perf_counter() - started) * 1000
+    assert total == total
+    print(
+        json.dumps({
+            "what": "load",
+            "dtype": "bfloat16",
+            "median_ms": elapsed,
+            "runs_ms": [elapsed],
+            "peak_rss_bytes": proc_status("VmHWM")
+        }))
+
+
+def command_line(command):
+    """Runs the command below a shell, which is small.
+
+    A process counts the size of the one that starts it towards its own peak.
+    """
+    return ["/bin/sh", "-c", '"$@"; exit $?', "sh", *map(str, command)]
+
+
+def environment(threads):
+    return dict(os.environ, OMP_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1")
+
+
+def call(command, threads):
+    """Runs the command and returns the JSON objects that it prints."""
+    result = subprocess.run(command_line(command),
+                            env=environment(threads),
+                            capture_output=True,
+                            text=True)
+    if result.returncode != 0:
+        raise SystemExit(f"error: exit code {result.returncode}: {' '.join(map(str, command))}\n"
+                         f"{result.stderr[-2000:]}")
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def bench_command(what, folder, dtype, threads):
+    return [
+        BENCH_PROGRAM, what, "--plugin", "qwen_image", "--model_paths",
+        json.dumps([str(folder)]), "--dtype", dtype, "--threads", threads
+    ]
+
+
+class AtelierBench:
+    """A bench program that has its model loaded and times one run whenever it is told to."""
+
+    def __init__(self, what, folder, inputs, dtype, threads):
+        command = bench_command(what, folder, dtype, threads) + ["--inputs", inputs, "--pipe"]
+        self.process = subprocess.Popen(command_line(command),
+                                        env=environment(threads),
+                                        stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE,
+                                        text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def run(self):
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"error: {BENCH_PROGRAM} ended with exit code {self.process.wait()}")
+        return json.loads(line)["runs_ms"][0]
+
+
+def assert_agreement(component, folder, inputs, output, expected, dtype, work, threads):
+    """Runs the component through `atelier probe` once and compares it with diffusers' output."""
+    from safetensors.torch import load_file
+    result = work / "probe.safetensors"
+    call([
+        PROGRAM, "probe", "--plugin", "qwen_image", "--component", component, "--model_paths",
+        json.dumps([str(folder)]), "--inputs", inputs, "--output", result, "--dtype", dtype
+    ], threads)
+    got, expected = load_file(result)[output].double(), expected.double()
+    error = float((got - expected).abs().max() / expected.abs().max())
+    if not error <= AGREEMENT[dtype]:
+        raise SystemExit(f"error: {component}, {dtype}: the outputs differ by {error:.3g} of their "
+                         "scale, so their times do not compare")
+    return error
+
+
+# --- rows ---
+
+
+def timed(function):
+    started = time.perf_counter()
+    function()
+    return (time.perf_counter() - started) * 1000
+
+
+def in_turns(rounds, sides):
+    """Runs every side once a round and returns each side's times in milliseconds.
+
+    The first round is not counted: it warms up caches, and waits for programs that still load.
+    """
+    times = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        latest = {name: side() for name, side in sides.items()}
+        label = f"round {number} of {rounds}" if number else "warm-up"
+        print(f"  {label}: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in latest.items()),
+              file=sys.stderr)
+        if number:
+            for name, ms in latest.items():
+                times[name].append(ms)
+    return times
+
+
+def row(name, dtype, theirs, ours, unit="ms", note=""):
+    theirs_median, ours_median = statistics.median(theirs), statistics.median(ours)
+    spread = max(
+        (max(values) - min(values)) / statistics.median(values) for values in (theirs, ours))
+    return {
+        "row": name,
+        "dtype": dtype,
+        "unit": unit,
+        "diffusers": theirs_median,
+        "atelier": ours_median,
+        "ratio": ours_median / theirs_median,
+        "spread": spread,
+        "note": note,
+        "diffusers_runs": theirs,
+        "atelier_runs": ours
+    }
+
+
+def compare_dit(options, dtype_name):
+    import torch
+    from safetensors.torch import save_file
+    dtype = getattr(torch, dtype_name)
+    folder = prepare(options.work, f"dit_{dtype_name}",
+                     lambda path: make_transformer(path, BLOCKS, dtype))
+    batch, halves = options.work / "dit_batch.safetensors", options.work / "dit_halves.safetensors"
+    inputs = dit_inputs()
+    save_file(inputs, batch)
+    prompt, negative = inputs["prompt_embeds"].split(1)
+    save_file(
+        {
+            "latents": inputs["latents"][:1].contiguous(),
+            "sigma": inputs["sigma"][:1].contiguous(),
+            "prompt_embeds": prompt.contiguous(),
+            "negative_prompt_embeds": negative.contiguous()
+        }, halves)
+    diffusers = DiffusersDit(folder, dtype)
+    error = assert_agreement("dit", folder, batch, "velocity", diffusers.output(), dtype_name,
+                             options.work, options.threads)
+    with AtelierBench("dit", folder, halves, dtype_name, options.threads) as ours:
+        times = in_turns(
+            options.rounds, {
+                "diffusers": lambda: timed(lambda: diffusers.run(1)),
+                "Atelier": ours.run,
+                "diffusers in two calls": lambda: timed(lambda: diffusers.run(2)),
+            })
+    return [
+        row("denoising step, guidance in one batch",
+            dtype_name,
+            times["diffusers"],
+            times["Atelier"],
+            note=f"outputs agree to {error:.1e}"),
+        row("denoising step, diffusers in two calls",
+            dtype_name,
+            times["diffusers in two calls"],
+            times["Atelier"],
+            note="as its pipeline does")
+    ]
+
+
+def compare_vae(options, dtype_name):
+    import torch
+    from safetensors.torch import save_file
+    dtype = getattr(torch, dtype_name)
+    folder = prepare(options.work, f"vae_{dtype_name}", lambda path: make_vae(path, dtype))
+    inputs = options.work / "vae_inputs.safetensors"
+    save_file(vae_inputs(), inputs)
+    diffusers = DiffusersVae(folder, dtype)
+    error = assert_agreement("vae", folder, inputs, "image", diffusers.output(), dtype_name,
+                             options.work, options.threads)
+    with AtelierBench("vae", folder, inputs, dtype_name, options.threads) as ours:
+        times = in_turns(options.rounds, {
+            "diffusers": lambda: timed(diffusers.output),
+            "Atelier": ours.run
+        })
+    return [
+        row("VAE decode, 256 x 256",
+            dtype_name,
+            times["diffusers"],
+            times["Atelier"],
+            note=f"outputs agree to {error:.1e}")
+    ]
+
+
+def drop_from_page_cache(folder):
+    for path in folder.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def compare_load(options):
+    import torch
+    folder = prepare(options.work, "load_bfloat16",
+                     lambda path: make_transformer(path, LOAD_BLOCKS, torch.bfloat16))
+    small = prepare(options.work, "load_small",
+                    lambda path: make_transformer(path, 1, torch.bfloat16))
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    commands = {
+        "diffusers": [sys.executable, __file__, "--worker", folder, small],
+        "Atelier": bench_command("load", folder, "bfloat16", options.threads)
+    }
+    peaks = {name: [] for name in commands}
+
+    def load(name):
+        if options.cold:
+            drop_from_page_cache(folder)
+        result, = call(commands[name], options.threads)
+        peaks[name].append(result["peak_rss_bytes"] / size)
+        return result["runs_ms"][0]
+
+    times = in_turns(options.rounds, {name: lambda name=name: load(name) for name in commands})
+    rates = {name: size / 1e6 / statistics.median(values) for name, values in times.items()}
+    cache = "cold" if options.cold else "warm"
+    return [
+        row(f"load {size / 2**30:.2f} GiB, page cache {cache}",
+            "bfloat16",
+            times["diffusers"],
+            times["Atelier"],
+            note=f"{rates['diffusers']:.2f} and {rates['Atelier']:.2f} GB/s"),
+        row("load, peak resident memory",
+            "bfloat16",
+            peaks["diffusers"],
+            peaks["Atelier"],
+            unit="x file",
+            note="whole process")
+    ]
+
+
+def table(rows):
+    lines = [
+        "| row | dtype | diffusers | Atelier | Atelier / diffusers | spread | note |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |"
+    ]
+    for entry in rows:
+        digits = 0 if entry["unit"] == "ms" else 2
+        lines.append(f"| {entry['row']} | {entry['dtype']} | "
+                     f"{entry['diffusers']:.{digits}f} {entry['unit']} | "
+                     f"{entry['atelier']:.{digits}f} {entry['unit']} | {entry['ratio']:.2f} | "
+                     f"{entry['spread']:.0%} | {entry['note']} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", help="any of dit, vae, load; all without one")
+    parser.add_argument("--dtype",
+                        nargs="+",
+                        choices=["float32", "bfloat16"],
+                        default=["float32", "bfloat16"],
+                        help="for dit and vae; load is bfloat16")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
+    parser.add_argument("--threads",
+                        type=int,
+                        default=os.cpu_count(),
+                        help="threads of each side (default: all)")
+    parser.add_argument("--work",
+                        type=pathlib.Path,
+                        default=REPOSITORY / "build/bench_models",
+                        help="where the weights are made and kept, about 5 GB")
+    parser.add_argument("--cold",
+                        action="store_true",
+                        help="drop the files from the page cache before each load")
+    parser.add_argument("--json", type=pathlib.Path, help="also write every run to this file")
+    parser.add_argument("--worker", nargs=2, type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        diffusers_load(*options.worker)
+        return 0
+    unknown = set(options.what) - {"dit", "vae", "load"}
+    if unknown:
+        parser.error(f"no such measurement: {', '.join(sorted(unknown))}; there are dit, vae, load")
+    for program in (PROGRAM, BENCH_PROGRAM):
+        if not program.is_file():
+            print(f"error: {program}: not built; run tools/build", file=sys.stderr)
+            return 3
+
+    # The libraries read these when they are imported, in this process too.
+    os.environ.update(OMP_NUM_THREADS=str(options.threads), HF_HUB_OFFLINE="1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import torch
+    torch.set_num_threads(options.threads)
+    options.work.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for what in options.what or ["dit", "vae", "load"]:
+        if what == "load":
+            print("load", file=sys.stderr)
+            rows += compare_load(options)
+            continue
+        for dtype_name in options.dtype:
+            print(f"{what}, {dtype_name}", file=sys.stderr)
+            rows += {"dit": compare_dit, "vae": compare_vae}[what](options, dtype_name)
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
