@@ -30,6 +30,7 @@ class Dit final : public atelier::nn::Module {
                      std::span<const at::Tensor> prompts, atelier::BlockRunner& runner);
 
   std::vector<atelier::Block*> blocks();
+  at::ScalarType dtype() const { return img_in_.weight->draw().scalar_type(); }
   const DitConfig& config() const { return config_; }
 
  private:

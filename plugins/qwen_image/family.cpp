@@ -100,6 +100,7 @@ class Family final : public atelier::ModelFamily {
                     block + "attn.add_q_proj", block + "attn.add_k_proj", block + "attn.add_v_proj",
                     block + "attn.to_out.0", block + "attn.to_add_out", block + "img_mlp.net.2",
                     block + "img_mod.1", block + "txt_mlp.net.2", block + "txt_mod.1"},
+        .exclude = {},
         .file_prefix = "transformer."};
   }
 

@@ -305,8 +305,8 @@ NamedTensors QwenImage::probe(std::string_view component, const NamedTensors& in
     }
     std::vector<const atelier::Conditioning*> pointers;
     for (const atelier::Conditioning& c : cond) pointers.push_back(&c);
-    return {{"velocity",
-             denoise({named(inputs, "latents", 5), named(inputs, "sigma", 1), pointers}, runner)}};
+    const at::Tensor latents = named(inputs, "latents", 5).to(loaded(dit_, component).dtype());
+    return {{"velocity", denoise({latents, named(inputs, "sigma", 1), pointers}, runner)}};
   }
   invalid("component '" + std::string(component) + "' cannot be probed",
           "components with tensors are text_encoder, vae and dit");

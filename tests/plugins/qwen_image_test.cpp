@@ -1,0 +1,706 @@
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <dlfcn.h>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "atelier/error.h"
+#include "atelier/plugin.h"
+
+#include "host/checkpoint/weight_binding.h"
+#include "host/generate/sigma_schedule.h"
+
+using namespace atelier;
+
+namespace {
+
+const ModelFamily& family() {
+  static const ModelFamily* const opened = [] {
+    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
+    if (!library) throw std::runtime_error(dlerror());
+    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
+    char message[256] = "no entry";
+    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
+    if (!result) throw std::runtime_error(message);
+    return static_cast<ModelFamily*>(result);
+  }();
+  return *opened;
+}
+
+// Runs `action`, which throws an Error of `code` with `part` in it.
+template <class Action>
+void expect_error(ErrorCode code, const std::string& part, Action action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    INFO(e.what());
+    CHECK(e.code() == code);
+    CHECK_THAT(std::string(e.what()), Catch::Contains(part));
+    return;
+  }
+  FAIL("no error, expected one with: " << part);
+}
+
+// ---- Key lists ----
+
+using Keys = std::map<std::string, std::vector<int64_t>>;
+
+// The tensors of tests/data/keys/<file>, block ranges written out, counted against the file's first
+// line.
+Keys read_keys(const std::string& file) {
+  std::ifstream in(std::string(KEYS_DIR) + "/" + file);
+  REQUIRE(in);
+  char hash = 0;
+  int64_t tensors = 0, parameters = 0, counted = 0;
+  std::string word, line;
+  in >> hash >> tensors >> word >> parameters;
+  std::getline(in, line);
+  Keys keys;
+  while (std::getline(in, line)) {
+    const size_t tab = line.find('\t');
+    std::vector<int64_t> shape;
+    std::stringstream sizes(line.substr(tab + 1));
+    for (std::string size; std::getline(sizes, size, 'x');) shape.push_back(std::stoll(size));
+    const int64_t numel = c10::multiply_integers(shape);
+    const std::string name = line.substr(0, tab);
+    const size_t open = name.find('{');
+    if (open == std::string::npos) {
+      keys[name] = shape, counted += numel;
+      continue;
+    }
+    const size_t dots = name.find("..", open), close = name.find('}', open);
+    for (int64_t i = std::stoll(name.substr(open + 1)); i <= std::stoll(name.substr(dots + 2));
+         ++i) {
+      keys[name.substr(0, open) + std::to_string(i) + name.substr(close + 1)] = shape;
+      counted += numel;
+    }
+  }
+  REQUIRE(std::ssize(keys) == tensors);
+  REQUIRE(counted == parameters);
+  return keys;
+}
+
+TensorIndex index_of(const Keys& keys, const std::string& prefix = "",
+                     TensorIndex::Config config = {}, at::ScalarType dtype = at::kBFloat16) {
+  TensorIndex::Tensors tensors;
+  for (const auto& [name, shape] : keys) tensors[prefix + name] = {dtype, shape};
+  return TensorIndex(std::move(tensors), std::move(config));
+}
+
+Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
+  const auto part = family().detect(index, hint);
+  REQUIRE(part);
+  return *part;
+}
+
+// The table binds each tensor of the checkpoint once and fills each weight once. Returns how many
+// tensors are not used.
+size_t check_coverage(const TensorIndex& index, const Detection& part) {
+  const auto model = family().make_model({&part, 1}, {});
+  nn::Module& module = model->component(part.component);
+  const auto binding =
+      checkpoint::bind_weights(family().weight_map(part), part.prefix, index, module);
+  CHECK_NOTHROW(binding.throw_unless_complete("keys", part.component));
+  CHECK(binding.is_complete());
+  size_t weights = 0;
+  module.visit_weights([&](const std::string&, Weight&) { ++weights; });
+  CHECK(binding.weights.size() == weights);
+  std::multiset<std::string> named(binding.unused.begin(), binding.unused.end());
+  for (const auto& weight : binding.weights) {
+    CHECK(weight.pieces.size() == 1);
+    for (const auto& piece : weight.pieces) {
+      named.insert(piece.tensor);
+      CHECK(piece.axis == -1);
+    }
+  }
+  CHECK(named.size() == index.tensors().size());
+  CHECK(std::set<std::string>(named.begin(), named.end()).size() == named.size());
+  return binding.unused.size();
+}
+
+// ---- Tiny models ----
+
+void fill(nn::Module& module, bool trainable = false) {
+  module.visit_weights([&](const std::string& path, Weight& weight) {
+    const auto sizes = weight.sizes();
+    const bool norm = path.ends_with("gamma") || (sizes.size() == 1 && path.ends_with("weight"));
+    at::Tensor value = at::randn(sizes, at::kFloat);
+    if (norm) {
+      value = 1.0 + 0.1 * value;
+    } else if (sizes.size() == 1) {
+      value = 0.1 * value;
+    } else if (!path.starts_with("embed_tokens")) {
+      value = value / std::sqrt(static_cast<double>(weight.numel() / sizes[0]));
+    }
+    weight.set(value);
+    if (trainable) weight.set_trainable(true);
+  });
+}
+
+// The tiny model with random weights; `only` names one component, or all.
+std::unique_ptr<Model> tiny_model(const std::string& only = "", bool trainable = false,
+                                  const ModelOptions& options = {}) {
+  at::manual_seed(20260);
+  std::vector<Detection> parts;
+  for (const Detection& part : family().tiny_parts()) {
+    if (only.empty() || part.component == only) parts.push_back(part);
+  }
+  auto model = family().make_model(parts, options);
+  for (const Detection& part : parts) fill(model->component(part.component), trainable);
+  return model;
+}
+
+double relative_error(const at::Tensor& a, const at::Tensor& b) {
+  REQUIRE(a.sizes() == b.sizes());
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+// A byte-level tokenizer without merges: one token a byte, and the template's marks.
+std::string write_tokenizer(const std::string& name, bool marks = true) {
+  nlohmann::json vocabulary;
+  int next = 0;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable =
+        (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    const int point = printable ? byte : 256 + next++;
+    const std::string text = point < 128 ? std::string(1, static_cast<char>(point))
+                                         : std::string{static_cast<char>(0xC0 | (point >> 6)),
+                                                       static_cast<char>(0x80 | (point & 63))};
+    vocabulary[text] = byte;
+  }
+  nlohmann::json added = nlohmann::json::array();
+  int id = 256;
+  for (const char* content : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
+    if (!marks && id > 256) break;
+    added.push_back({{"id", id++},
+                     {"content", content},
+                     {"special", true},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"single_word", false}});
+  }
+  const nlohmann::json file = {
+      {"version", "1.0"},
+      {"added_tokens", added},
+      {"normalizer", {{"type", "NFC"}}},
+      {"pre_tokenizer",
+       {{"type", "ByteLevel"},
+        {"add_prefix_space", false},
+        {"trim_offsets", false},
+        {"use_regex", true}}},
+      {"post_processor", nullptr},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("atelier_" + name + "_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "tokenizer.json") << file.dump();
+  return folder.string();
+}
+
+}  // namespace
+
+TEST_CASE("Every published DiT file is detected and each of its tensors has a place", "[detect]") {
+  const Keys keys = read_keys("transformer.txt");
+  for (const std::string prefix :
+       {"", "model.diffusion_model.", "diffusion_model.", "transformer.", "module."}) {
+    INFO("prefix '" << prefix << "'");
+    const TensorIndex index = index_of(keys, prefix);
+    const Detection part = detected(index);
+    CHECK(part.component == "dit");
+    CHECK(part.variant == "qwen-image");
+    CHECK(part.prefix == prefix);
+    CHECK(part.integer("layers") == 60);
+    CHECK(part.integer("width") == 3072);
+    CHECK(part.integer("heads") == 24);
+    CHECK(part.integer("head_dim") == 128);
+    CHECK(part.integer("mlp_width") == 12288);
+    CHECK(part.integer("text_width") == 3584);
+    CHECK(part.integer("channels") == 16);
+    CHECK(std::get<std::vector<double>>(part.config.at("axes")) == std::vector<double>{16, 56, 56});
+    CHECK(check_coverage(index, part) == 0);
+  }
+  CHECK(detected(index_of(keys, "", {}, at::kFloat8_e4m3fn)).component == "dit");
+}
+
+TEST_CASE("Every published text encoder file is detected and each of its tensors has a place",
+          "[detect]") {
+  Keys without_head = read_keys("text_encoder_disk.txt");
+  without_head.erase("lm_head.weight");
+  const std::tuple<Keys, std::string, size_t> files[] = {
+      {read_keys("text_encoder_disk.txt"), "disk", 391},
+      {without_head, "disk", 390},
+      {read_keys("text_encoder_memory.txt"), "memory", 391}};
+  for (const auto& [keys, spelling, unused] : files) {
+    const TensorIndex index = index_of(keys);
+    const Detection part = detected(index);
+    CHECK(part.component == "text_encoder");
+    CHECK(part.spelling == spelling);
+    CHECK(part.integer("layers") == 28);
+    CHECK(part.integer("width") == 3584);
+    CHECK(part.integer("heads") == 28);
+    CHECK(part.integer("kv_heads") == 4);
+    CHECK(part.integer("head_dim") == 128);
+    CHECK(part.integer("mlp_width") == 18944);
+    CHECK(part.integer("vocabulary") == 152064);
+    CHECK(part.real("rope_theta") == 1e6);
+    CHECK(part.real("eps") == 1e-6);
+    CHECK(check_coverage(index, part) == unused);
+  }
+}
+
+TEST_CASE("Every published VAE file is detected and each of its tensors has a place", "[detect]") {
+  const std::tuple<const char*, std::string, std::vector<std::string>> files[] = {
+      {"vae_diffusers.txt", "diffusers", {"", "vae."}},
+      {"vae_original.txt", "original", {"", "model.", "first_stage_model."}}};
+  for (const auto& [file, spelling, prefixes] : files) {
+    for (const std::string& prefix : prefixes) {
+      INFO(file << ", prefix '" << prefix << "'");
+      const TensorIndex index = index_of(read_keys(file), prefix);
+      const Detection part = detected(index);
+      CHECK(part.component == "vae");
+      CHECK(part.spelling == spelling);
+      CHECK(part.prefix == prefix);
+      CHECK(part.integer("channels") == 16);
+      CHECK(part.integer("base_width") == 96);
+      CHECK(part.integer("res_blocks") == 2);
+      CHECK(std::get<std::vector<double>>(part.config.at("widths")) ==
+            std::vector<double>{96, 192, 384, 384});
+      CHECK(std::get<std::vector<double>>(part.config.at("temporal")) ==
+            std::vector<double>{0, 1, 1});
+      CHECK(check_coverage(index, part) == 0);
+    }
+  }
+}
+
+TEST_CASE("What shapes cannot tell is read from config.json", "[detect]") {
+  Keys text = read_keys("text_encoder_disk.txt");
+  for (const std::string nested : {"", "text_config."}) {
+    const Detection part = detected(index_of(text, "",
+                                             {{nested + "num_attention_heads", int64_t{56}},
+                                              {nested + "num_key_value_heads", int64_t{8}},
+                                              {nested + "rope_theta", 5e5},
+                                              {nested + "rms_norm_eps", 1e-5}}));
+    CHECK(part.integer("heads") == 56);
+    CHECK(part.integer("kv_heads") == 8);
+    CHECK(part.integer("head_dim") == 64);
+    CHECK(part.real("rope_theta") == 5e5);
+    CHECK(part.real("eps") == 1e-5);
+  }
+  CHECK(detected(index_of(text, "", {{"text_config.rope_parameters.rope_theta", int64_t{10000}}}))
+            .real("rope_theta") == 1e4);
+  expect_error(ErrorCode::kInvalidArgument, "config.json says 7", [&] {
+    detected(index_of(text, "", {{"num_key_value_heads", int64_t{7}}}));
+  });
+
+  const Keys dit = read_keys("transformer.txt");
+  const Detection part =
+      detected(index_of(dit, "", {{"axes_dims_rope", std::vector<double>{32, 48, 48}}}));
+  CHECK(std::get<std::vector<double>>(part.config.at("axes")) == std::vector<double>{32, 48, 48});
+  expect_error(ErrorCode::kInvalidArgument, "does not add up", [&] {
+    detected(index_of(dit, "", {{"axes_dims_rope", std::vector<double>{16, 56, 54}}}));
+  });
+
+  const Keys vae = read_keys("vae_diffusers.txt");
+  const std::vector<double> mean(16, 0.5), std(16, 2.0), zeros(16, 0.0);
+  const Detection shifted =
+      detected(index_of(vae, "", {{"latents_mean", mean}, {"latents_std", std}}));
+  CHECK(std::get<std::vector<double>>(shifted.config.at("latents_std")) == std);
+  expect_error(ErrorCode::kInvalidArgument, "latents_std", [&] {
+    detected(index_of(vae, "", {{"latents_mean", mean}, {"latents_std", zeros}}));
+  });
+}
+
+TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[detect]") {
+  const TensorIndex index = index_of(read_keys("transformer.txt"));
+  CHECK(detected(index, {.component = "dit", .variant = "qwen-image-2512"}).variant ==
+        "qwen-image-2512");
+  expect_error(ErrorCode::kInvalidArgument, "tensors are those of the dit",
+               [&] { family().detect(index, {.component = "vae", .variant = {}}); });
+  expect_error(ErrorCode::kUnsupported, "qwen-image-edit-2511", [&] {
+    family().detect(index, {.component = {}, .variant = "qwen-image-edit-2511"});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "\\u001b",
+               [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
+}
+
+TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
+  const auto refuse = [](const std::string& what, const TensorIndex& index) {
+    INFO(what);
+    expect_error(ErrorCode::kUnsupported, what, [&] { family().detect(index, {}); });
+  };
+  refuse("Qwen-Image-Layered", index_of(read_keys("transformer_layered.txt")));
+  refuse("Qwen-Image-Layered", index_of(read_keys("vae_layered.txt")));
+  refuse("ControlNet", index_of(read_keys("controlnet_union.txt")));
+  refuse("ControlNet", index_of(read_keys("controlnet_inpaint.txt")));
+  refuse("blockwise", index_of(read_keys("controlnet_blockwise.txt")));
+  refuse("blockwise", index_of(read_keys("controlnet_blockwise_inpaint.txt")));
+
+  const Keys dit = read_keys("transformer.txt");
+  Keys marked = dit;
+  marked["__index_timestep_zero__"] = {};
+  refuse("Edit-2511", index_of(marked));
+  refuse("Edit-2511", index_of(marked, "model.diffusion_model."));
+  refuse("Edit-2511", index_of(dit, "", {{"zero_cond_t", true}}));
+  refuse("Layered", index_of(dit, "", {{"use_layer3d_rope", true}}));
+  CHECK(
+      detected(index_of(dit, "", {{"zero_cond_t", false}, {"guidance_embeds", false}})).component ==
+      "dit");
+
+  const std::string layer = "transformer_blocks.3.attn.to_q";
+  const std::pair<std::string, std::string> markers[] = {
+      {"scaled_fp8", "scaled FP8"},
+      {layer + ".scale_weight", "scaled FP8"},
+      {layer + ".weight_scale", "weight_scale"},
+      {layer + ".comfy_quant", "comfy_quant"},
+      {layer + ".weight.absmax", "absmax"},
+      {layer + ".weight.quant_state.bitsandbytes__nf4", "NF4"},
+      {layer + ".SCB", "INT8"}};
+  for (const auto& [marker, format] : markers) {
+    for (const std::string prefix : {"", "model.diffusion_model."}) {
+      Keys quantised = dit;
+      quantised[marker] = {1};
+      refuse(format, index_of(quantised, prefix));
+    }
+  }
+  Keys text = read_keys("text_encoder_disk.txt");
+  text["model.layers.0.mlp.up_proj.weight_scale"] = {};
+  refuse("text encoder is quantised", index_of(text));
+  refuse("Char", index_of(dit, "", {}, at::kChar));
+}
+
+TEST_CASE("Checkpoints of others are not taken", "[detect]") {
+  const auto none = [](const Keys& keys) { return !family().detect(index_of(keys), {}); };
+  CHECK(none({}));
+  CHECK(none({{"blocks.0.self_attn.q.weight", {1536, 1536}},
+              {"patch_embedding.weight", {1536, 16, 1, 2, 2}}}));
+  CHECK(none({{"encoder.down_blocks.0.resnets.0.conv1.weight", {128, 128, 3, 3}},
+              {"quant_conv.weight", {8, 8, 1, 1}}}));
+  CHECK(none({{"transformer_blocks.0.attn.to_q.lora_A.weight", {16, 3072}}}));
+  CHECK(none({{"model.layers.0.self_attn.q_proj.weight", {2304, 2304}}}));
+}
+
+TEST_CASE("A shard alone is answered with the tensor that is missing", "[detect]") {
+  Keys keys = read_keys("transformer.txt");
+  keys.erase("txt_in.weight");
+  expect_error(ErrorCode::kNotFound, "\"txt_in.weight\": missing",
+               [&] { family().detect(index_of(keys), {}); });
+  keys = read_keys("transformer.txt");
+  keys["img_in.weight"] = {3072};
+  expect_error(ErrorCode::kInvalidArgument, "img_in.weight",
+               [&] { family().detect(index_of(keys), {}); });
+}
+
+TEST_CASE("Tiny parts are detected again from their own tensors", "[detect]") {
+  for (const Detection& part : family().tiny_parts()) {
+    const auto model = family().make_model({&part, 1}, {});
+    Keys keys;
+    nn::Module& module = model->component(part.component);
+    for (const WeightRule& rule : family().weight_map(part)) {
+      if (rule.to.empty()) continue;
+      for (int64_t i = 0; i < 8; ++i) {
+        const auto number = [&](std::string name) {
+          const size_t at = name.find("{}");
+          return at == std::string::npos ? name : name.replace(at, 2, std::to_string(i));
+        };
+        if (const WeightPtr weight = module.find_weight(number(rule.to))) {
+          keys[number(rule.from)] = weight->sizes().vec();
+        }
+      }
+    }
+    const Detection again = detected(index_of(keys));
+    CHECK(again.component == part.component);
+    CHECK(again.spelling == part.spelling);
+    CHECK(again.config == part.config);
+  }
+}
+
+TEST_CASE("Parts that do not belong together are refused with both numbers", "[model]") {
+  std::vector<Detection> parts = family().tiny_parts();
+  const auto part = [&](const std::string& name) {
+    return std::find_if(parts.begin(), parts.end(),
+                        [&](const Detection& p) { return p.component == name; });
+  };
+  part("dit")->config["text_width"] = int64_t{64};
+  expect_error(ErrorCode::kInvalidArgument, "gives 48 values a token, the DiT takes 64",
+               [&] { family().make_model(parts, {}); });
+  parts = family().tiny_parts();
+  parts.push_back(parts.back());
+  expect_error(ErrorCode::kInvalidArgument, "two checkpoints",
+               [&] { family().make_model(parts, {}); });
+  const auto alone = tiny_model("vae");
+  CHECK(alone->blocks("dit").empty());
+  expect_error(ErrorCode::kNotFound, "dit is not loaded", [&] { alone->component("dit"); });
+  expect_error(ErrorCode::kUnsupported, "tokenizer", [&] { alone->tokenize("x"); });
+}
+
+TEST_CASE("The schedules give the published noise levels", "[schedule]") {
+  const auto sigmas = [](const char* name, int steps, int64_t tokens) {
+    const auto& schedule = generate::find_schedule(family().schedules(), name);
+    return generate::make_sigmas(schedule, {.num_steps = steps, .tokens = tokens});
+  };
+  const auto near = [](float value) { return Approx(value).margin(2e-6); };
+  const auto square = sigmas("default", 50, 4096);
+  REQUIRE(square.size() == 51);
+  CHECK(square[1] == near(0.989701f));
+  CHECK(square[2] == near(0.979192f));
+  CHECK(square[48] == near(0.058476f));
+  CHECK(square[49] == near(0.02f));
+  CHECK(square[50] == 0);
+  CHECK(sigmas("default", 50, 6889)[1] == near(0.990988f));
+  CHECK(sigmas("default", 20, 6032)[18] == near(0.121533f));
+  CHECK(sigmas("default", 4, 1024)[2] == near(0.432588f));
+  const std::vector<float> lightning = {1, 0.9f, 0.75f, 0.5f, 0};
+  for (size_t i = 0; i < lightning.size(); ++i)
+    CHECK(sigmas("lightning", 4, 4096)[i] == near(lightning[i]));
+  CHECK(sigmas("lightning", 8, 1024)[7] == near(0.3f));
+  CHECK(family().schedules()[0].cfg_scale == 4.0);
+  CHECK(family().schedules()[0].num_inference_steps == 50);
+}
+
+TEST_CASE("A batch of prompts of different lengths equals its samples", "[dit]") {
+  const auto model = tiny_model("dit");
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const at::Tensor x = at::randn({3, 16, 1, 6, 10}), sigma = at::rand({3});
+  const Detection part = family().tiny_parts().back();
+  std::vector<Conditioning> cond;
+  std::vector<const Conditioning*> pointers;
+  for (const int64_t tokens : {7, 1, 12})
+    cond.push_back(family().example_conditioning(part, tokens, at::kFloat));
+  for (const Conditioning& c : cond) pointers.push_back(&c);
+  const at::Tensor together = model->denoise({x, sigma, pointers}, runner);
+  CHECK(together.sizes() == x.sizes());
+  for (int64_t b = 0; b < 3; ++b) {
+    const Conditioning* one[] = {pointers[static_cast<size_t>(b)]};
+    const at::Tensor alone =
+        model->denoise({x.narrow(0, b, 1), sigma.narrow(0, b, 1), one}, runner);
+    CHECK(relative_error(together.narrow(0, b, 1), alone) < 1e-5);
+  }
+  // Neither the prompt nor the noise level is ignored.
+  const Conditioning* other[] = {pointers[1], pointers[1], pointers[1]};
+  CHECK(relative_error(model->denoise({x, sigma, other}, runner), together) > 1e-3);
+  CHECK(relative_error(model->denoise({x, sigma * 0.5, pointers}, runner), together) > 1e-3);
+}
+
+TEST_CASE("Tokens know their place: a turned picture is another one", "[dit]") {
+  const auto model = tiny_model("dit");
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const at::Tensor x = at::randn({1, 16, 1, 4, 8}), sigma = at::full({1}, 0.6);
+  const Conditioning cond =
+      family().example_conditioning(family().tiny_parts().back(), 5, at::kFloat);
+  const Conditioning* one[] = {&cond};
+  // Blocks of 2 x 2 latents swapped sides; without positions the velocity would only be swapped
+  // too.
+  const at::Tensor rolled = x.roll({4}, {4});
+  const at::Tensor velocity = model->denoise({x, sigma, one}, runner);
+  const at::Tensor other = model->denoise({rolled, sigma, one}, runner).roll({4}, {4});
+  CHECK(relative_error(other, velocity) > 1e-3);
+  // Tables of earlier sizes are not mixed up.
+  model->denoise({at::randn({1, 16, 1, 8, 4}), sigma, one}, runner);
+  CHECK(at::equal(model->denoise({x, sigma, one}, runner), velocity));
+}
+
+TEST_CASE("Every weight of the DiT but the last block's text end has a gradient", "[dit]") {
+  const auto model = tiny_model("dit", /*trainable=*/true);
+  DirectRunner runner;
+  const at::Tensor x = at::randn({2, 16, 1, 4, 6}).requires_grad_();
+  const Detection part = family().tiny_parts().back();
+  const Conditioning a = family().example_conditioning(part, 3, at::kFloat);
+  const Conditioning b = family().example_conditioning(part, 8, at::kFloat);
+  const Conditioning* both[] = {&a, &b};
+  const at::Tensor velocity = model->denoise({x, at::rand({2}), both}, runner);
+  torch::autograd::backward({velocity.square().sum()}, {});
+  CHECK(x.grad().defined());
+  model->component("dit").visit_weights([&](const std::string& path, Weight& weight) {
+    INFO(path);
+    const std::string last = "transformer_blocks.1.";
+    const bool unread = path.starts_with(last + "attn.to_add_out.") ||
+                        path.starts_with(last + "txt_mlp.") ||
+                        path.starts_with(last + "attn.add_q_proj.") ||
+                        path.starts_with(last + "attn.norm_added_q.");
+    const at::Tensor grad = weight.leaf().grad();
+    const bool moved = grad.defined() && grad.abs().max().item<double>() > 0;
+    CHECK(moved != unread);
+  });
+}
+
+TEST_CASE("Wrong latents and conditionings are refused", "[dit]") {
+  const auto model = tiny_model("dit");
+  DirectRunner runner;
+  const Detection part = family().tiny_parts().back();
+  const Conditioning good = family().example_conditioning(part, 3, at::kFloat), empty = {};
+  const Conditioning wide = {{"prompt_embeds", at::randn({3, 49})}};
+  const auto denoise = [&](at::IntArrayRef shape, const Conditioning& cond, int64_t sigmas = 1) {
+    const Conditioning* one[] = {&cond};
+    return model->denoise({at::randn(shape), at::rand({sigmas}), one}, runner);
+  };
+  CHECK_NOTHROW(denoise({1, 16, 1, 4, 4}, good));
+  expect_error(ErrorCode::kUnsupported, "2 frames", [&] { denoise({1, 16, 2, 4, 4}, good); });
+  expect_error(ErrorCode::kInvalidArgument, "multiples of 16", [&] {
+    denoise({1, 16, 1, 5, 4}, good);
+  });
+  expect_error(ErrorCode::kInvalidArgument, "[B, 16, 1, H, W]", [&] {
+    denoise({1, 4, 1, 4, 4}, good);
+  });
+  expect_error(ErrorCode::kInvalidArgument, "prompt_embeds", [&] {
+    denoise({1, 16, 1, 4, 4}, empty);
+  });
+  expect_error(ErrorCode::kInvalidArgument, "[3, 49]", [&] { denoise({1, 16, 1, 4, 4}, wide); });
+  expect_error(ErrorCode::kInvalidArgument, "2 samples", [&] {
+    denoise({2, 16, 1, 4, 4}, good, 2);
+  });
+}
+
+TEST_CASE("Guidance keeps the length of every token", "[guide]") {
+  const auto model = tiny_model("dit");
+  const at::Tensor with = at::randn({2, 16, 1, 4, 6}), without = at::randn({2, 16, 1, 4, 6});
+  const at::Tensor guided = model->guide(with, without, 4.0);
+  const at::Tensor combined = without + 4.0 * (with - without);
+  for (int64_t y = 0; y < 4; y += 2) {
+    for (int64_t x = 0; x < 6; x += 2) {
+      const auto token = [&](const at::Tensor& v) { return v[1].narrow(2, y, 2).narrow(3, x, 2); };
+      const at::Tensor expected = token(combined) * (token(with).norm() / token(combined).norm());
+      CHECK(relative_error(token(guided), expected) < 1e-5);
+    }
+  }
+  CHECK(relative_error(model->guide(with, without, 1.0), with) < 1e-5);
+  CHECK(model->guide(with.to(at::kBFloat16), without.to(at::kBFloat16), 4.0).scalar_type() ==
+        at::kBFloat16);
+  CHECK(model->guide(at::zeros_like(with), at::zeros_like(with), 4.0).abs().max().item<double>() ==
+        0);
+}
+
+TEST_CASE("The VAE takes any multiple of 8 and a batch equals its samples", "[vae]") {
+  const auto model = tiny_model("vae");
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const at::Tensor image = at::rand({2, 3, 24, 40}) * 2 - 1;
+  const at::Tensor latents = model->probe("vae", {{"image", image}}, runner).at("latents");
+  CHECK(latents.sizes() == at::IntArrayRef({2, 16, 1, 3, 5}));
+  for (int64_t b = 0; b < 2; ++b) {
+    const at::Tensor alone = model->encode_media(image[b].unsqueeze(1), runner);
+    CHECK(alone.sizes() == at::IntArrayRef({16, 1, 3, 5}));
+    CHECK(relative_error(latents[b], alone) < 1e-5);
+  }
+  const at::Tensor decoded = model->decode(latents, runner);
+  CHECK(decoded.sizes() == at::IntArrayRef({2, 3, 1, 24, 40}));
+  CHECK(decoded.scalar_type() == at::kFloat);
+  CHECK(decoded.abs().max().item<double>() <= 1.0);
+  CHECK(relative_error(decoded.narrow(0, 1, 1), model->decode(latents.narrow(0, 1, 1), runner)) <
+        1e-5);
+
+  expect_error(ErrorCode::kInvalidArgument, "multiples of 8", [&] {
+    model->encode_media(at::zeros({3, 1, 20, 40}), runner);
+  });
+  expect_error(ErrorCode::kUnsupported, "5 frames", [&] {
+    model->encode_media(at::zeros({3, 5, 16, 16}), runner);
+  });
+  expect_error(ErrorCode::kUnsupported, "2 frames", [&] {
+    model->decode(at::zeros({1, 16, 2, 4, 4}), runner);
+  });
+}
+
+TEST_CASE("In bfloat16 every component answers in its own dtype", "[bf16]") {
+  const auto model = tiny_model();
+  for (const char* name : {"dit", "vae", "text_encoder"}) {
+    model->component(name).visit_weights(
+        [](const std::string&, Weight& weight) { weight.set(weight.draw().to(at::kBFloat16)); });
+  }
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const auto probe = [&](const char* name, const NamedTensors& in) {
+    return model->probe(name, in, runner).begin()->second;
+  };
+  CHECK(probe("vae", {{"image", at::zeros({1, 3, 16, 16})}}).scalar_type() == at::kBFloat16);
+  CHECK(probe("vae", {{"latents", at::zeros({1, 16, 1, 2, 2})}}).scalar_type() == at::kFloat);
+  CHECK(probe("text_encoder", {{"input_ids", at::ones({1, 4}, at::kLong)}}).scalar_type() ==
+        at::kBFloat16);
+  const at::Tensor velocity = probe("dit", {{"latents", at::randn({1, 16, 1, 4, 4})},
+                                            {"sigma", at::full({1}, 0.5)},
+                                            {"prompt_embeds", at::randn({1, 6, 48})}});
+  CHECK(velocity.scalar_type() == at::kBFloat16);
+  CHECK(at::isfinite(velocity).all().item<bool>());
+}
+
+TEST_CASE("Prompts of a batch do not see each other, nor what follows them", "[text]") {
+  const auto model = tiny_model("text_encoder");
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const at::Tensor ids = at::randint(0, 512, {3, 9}, at::kLong);
+  const at::Tensor lengths = at::tensor({9, 2, 5}, at::kLong);
+  const auto hidden = [&](const NamedTensors& in) {
+    return model->probe("text_encoder", in, runner).at("hidden");
+  };
+  const at::Tensor padded = hidden({{"input_ids", ids}, {"lengths", lengths}});
+  const at::Tensor whole = hidden({{"input_ids", ids}});
+  CHECK(padded.sizes() == at::IntArrayRef({3, 9, 48}));
+  CHECK(relative_error(padded[1].narrow(0, 0, 2), whole[1].narrow(0, 0, 2)) < 1e-5);
+  CHECK(padded[1].narrow(0, 2, 7).abs().max().item<double>() == 0);
+  CHECK(relative_error(padded[0], hidden({{"input_ids", ids.narrow(0, 0, 1)}})[0]) < 1e-5);
+
+  expect_error(ErrorCode::kInvalidArgument, "'input_ids' is missing", [&] { hidden({}); });
+  expect_error(ErrorCode::kInvalidArgument, "'ids' is not known", [&] { hidden({{"ids", ids}}); });
+  expect_error(ErrorCode::kInvalidArgument, "ids from 0 to 511", [&] {
+    hidden({{"input_ids", ids + 512}});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "3 lengths from 1 to 9", [&] {
+    hidden({{"input_ids", ids}, {"lengths", lengths + 1}});
+  });
+}
+
+TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "[text]") {
+  const std::string folder = write_tokenizer("template");
+  const auto model = tiny_model("text_encoder", false, {.files = {{"tokenizer", folder}}});
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const auto encode = [&](const std::string& prompt) {
+    return model->encode_text({{"prompt", prompt}}, runner).at("prompt_embeds");
+  };
+  const std::string before =
+      "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
+      "quantity, text, spatial "
+      "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n";
+  const std::vector<int64_t> ids =
+      model->tokenize(before + "a cat<|im_end|>\n<|im_start|>assistant\n");
+  const int64_t skip = std::ssize(model->tokenize(before));
+  const at::Tensor hidden =
+      model->probe("text_encoder", {{"input_ids", at::tensor(ids, at::kLong).unsqueeze(0)}}, runner)
+          .at("hidden")[0];
+  const at::Tensor embeds = encode("a cat");
+  // One token a byte: five of the prompt, and 13 of the template's end.
+  CHECK(embeds.sizes() == at::IntArrayRef({5 + 13, 48}));
+  CHECK(relative_error(embeds, hidden.narrow(0, skip, hidden.size(0) - skip)) < 1e-6);
+  CHECK(embeds.storage().nbytes() == static_cast<size_t>(embeds.numel()) * 4);
+  CHECK(at::equal(encode(""), encode(" ")));
+  CHECK(encode("").size(0) == 14);
+
+  CHECK(encode(std::string(1011, 'x')).size(0) == 1024);
+  expect_error(ErrorCode::kInvalidArgument, "1025 tokens, at most 1024",
+               [&] { encode(std::string(1012, 'x')); });
+  expect_error(ErrorCode::kInvalidArgument, "prompt: missing",
+               [&] { model->encode_text({}, runner); });
+
+  const std::string bare = write_tokenizer("bare", /*marks=*/false);
+  const auto other = tiny_model("text_encoder", false, {.files = {{"tokenizer", bare}}});
+  expect_error(ErrorCode::kInvalidArgument, "no token <|im_start|>", [&] {
+    other->encode_text({{"prompt", "x"}}, runner);
+  });
+  std::vector<Detection> parts = {family().tiny_parts().front()};
+  parts[0].config["vocabulary"] = int64_t{200};
+  expect_error(ErrorCode::kInvalidArgument, "259 tokens, the text encoder 200", [&] {
+    family().make_model(parts, {.files = {{"tokenizer", folder}}});
+  });
+  std::filesystem::remove_all(folder);
+  std::filesystem::remove_all(bare);
+}
