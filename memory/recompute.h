@@ -1,0 +1,43 @@
+// Blocks that are run again in the backward pass instead of being remembered.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "atelier/block.h"
+#include "atelier/ops/recompute_scope.h"
+
+namespace atelier::memory {
+
+struct RecomputeShared;  // what the nodes of one runner have in common
+
+// Gives every block one autograd node that saves the block's inputs and, of the operators inside,
+// only what the plan keeps. In the backward pass the block runs again with the generators put back
+// as they were, and its gradients are those of the plain run to the bit.
+//
+// Without grad mode, or where neither inputs nor weights are trained, the block just runs. Blocks
+// and the inner runner outlive the graphs made here. A block must not write into an operator's
+// output, and it has no double backward. Not thread-safe; backward passes may run on other threads.
+class RecomputeRunner final : public BlockRunner {
+ public:
+  // Which operator outputs of a block are kept; asked once for each run of a block.
+  using Planner = std::function<ops::ActionPlan(const Block& block)>;
+
+  // `inner` runs the block itself, both times. By default every operator is recomputed.
+  explicit RecomputeRunner(BlockRunner& inner, Planner planner = {});
+  ~RecomputeRunner() override;
+
+  // Throws Error{kInternal} from the backward pass when the block did something else the second
+  // time, when an input, a kept output or a trained weight was changed in between, or when it
+  // trains a tensor that is not one of its weights or adapters.
+  Tensors run(Block& block, const Tensors& inputs) override;
+
+ private:
+  std::shared_ptr<RecomputeShared> shared_;
+};
+
+// The trained tensors of a block and of all below it: leaves of its weights, adapters of its linear
+// layers.
+Tensors trained_tensors(Block& block);
+
+}  // namespace atelier::memory
