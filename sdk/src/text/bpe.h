@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,7 +15,11 @@
 
 namespace atelier::text {
 
-using TokenIds = std::unordered_map<std::string, uint32_t, formats::KeyedHash, std::equal_to<>>;
+struct TokenHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view token) const { return formats::KeyedHash()(token); }
+};
+using TokenIds = std::unordered_map<std::string, uint32_t, TokenHash, std::equal_to<>>;
 
 // Byte-level byte-pair encoding. Immutable after construction.
 class Bpe {

@@ -9,8 +9,6 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "formats/utf8.h"
-#include "text/unicode.h"
 
 namespace atelier::text {
 
@@ -128,10 +126,6 @@ std::shared_ptr<const pcre2_code> compile(const std::string& pattern) {
   return owner;
 }
 
-bool starts_with_space(std::string_view text) {
-  return !text.empty() && is_space(formats::decode_utf8(text, 0).code_point);
-}
-
 }  // namespace
 
 SplitPattern::SplitPattern(std::string_view pattern) {
@@ -227,7 +221,7 @@ void Pretokenizer::for_each_word(std::string_view text,
   }
   std::string spaced;
   for (std::string_view part : parts) {
-    if (!starts_with_space(part)) {
+    if (!part.starts_with(' ')) {
       spaced.assign(" ");
       spaced += part;
       part = spaced;

@@ -124,11 +124,15 @@ bool has_nfc(const std::vector<std::string>& normalizers) {
 struct Tokenizer::Impl {
   explicit Impl(const formats::BpeFiles& files)
       : is_nfc(has_nfc(files.normalizers)), words(files.pre_tokenizer) {
-    vocabulary.reserve(files.tokens.size() + files.added_tokens.size());
-    for (const formats::BpeToken& token : files.tokens) add_id(token.text, token.id);
+    vocabulary.reserve(files.tokens.size());
+    for (const formats::BpeToken& token : files.tokens) {
+      vocabulary.emplace(token.text, token.id);
+      size = std::max(size, int64_t{token.id} + 1);
+    }
     bpe.emplace(files, vocabulary);
     for (const formats::AddedToken& token : files.added_tokens) {
-      add_id(token.text, token.id);
+      added.emplace(token.text, token.id);
+      size = std::max(size, int64_t{token.id} + 1);
       if (token.is_normalized) {
         normalized.add(normalize(token.text), token);
       } else {
@@ -137,16 +141,12 @@ struct Tokenizer::Impl {
     }
   }
 
-  void add_id(const std::string& token, uint32_t id) {
-    vocabulary.emplace(token, id);
-    size = std::max(size, int64_t{id} + 1);
-  }
-
   std::string normalize(std::string_view text) const {
     return is_nfc ? to_nfc(text) : std::string(text);
   }
 
-  TokenIds vocabulary;
+  TokenIds vocabulary;  // what merges may give
+  TokenIds added;
   int64_t size = 0;
   AddedTokens raw;  // looked for in the text as it is
   bool is_nfc;
@@ -233,9 +233,10 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
 }
 
 std::optional<int64_t> Tokenizer::id(std::string_view token) const {
-  const auto it = impl_->vocabulary.find(token);
-  if (it == impl_->vocabulary.end()) return std::nullopt;
-  return it->second;
+  for (const TokenIds* ids : {&impl_->added, &impl_->vocabulary}) {
+    if (const auto it = ids->find(token); it != ids->end()) return it->second;
+  }
+  return std::nullopt;
 }
 
 int64_t Tokenizer::size() const {
