@@ -17,9 +17,7 @@ void on_interrupt(int) {
 InterruptGuard::InterruptGuard() {
   is_interrupted = 0;
   struct sigaction action = {};
-  action.sa_handler = on_interrupt;
-  // After the first signal the default comes back; a read that waits for input is woken.
-  action.sa_flags = SA_RESETHAND;
+  action.sa_handler = on_interrupt;  // without SA_RESTART: a read that waits for input is woken
   sigaction(SIGINT, &action, &previous_action);
 }
 

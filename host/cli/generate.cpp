@@ -1,0 +1,411 @@
+// atelier generate: pictures from prompts.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <random>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+
+#include "atelier/error.h"
+#include "atelier/ops/attention.h"
+#include "atelier/ops/pointwise.h"
+#include "atelier/plugin.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/cli/flags.h"
+#include "host/generate/generator.h"
+#include "host/generate/jobs.h"
+#include "host/generate/metadata.h"
+#include "host/generate/settings.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/image/pixels.h"
+#include "host/image/png.h"
+#include "host/plugins/plugin_loader.h"
+#include "host/progress/interrupt.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+
+namespace atelier::cli {
+namespace {
+
+using checkpoint::LoadedModel;
+using generate::Generator;
+using generate::Job;
+using generate::JobResult;
+using generate::Place;
+using generate::Request;
+using generate::Settings;
+using progress::InterruptGuard;
+using progress::Progress;
+
+CommandSpec generate_command(const ModelFamily* family) {
+  CommandSpec command{"generate", "Makes pictures from prompts."};
+  command.flags = model_flags();
+  const auto add = [&](std::vector<FlagSpec> flags) {
+    command.flags.insert(command.flags.end(), flags.begin(), flags.end());
+  };
+  add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()));
+  add({
+      {.name = "prompts_file",
+       .help = "one JSON object a line, with these flags' names as keys; - reads them from stdin"},
+      {.name = "cfg_batch",
+       .help = "both halves of guidance in one call of the denoiser; off needs less memory",
+       .preset = "on",
+       .choices = {"on", "off"}},
+      {.name = "tiled",
+       .kind = FlagKind::kFlag,
+       .help = "the VAE works in overlapping tiles, with less memory",
+       .preset = "false"},
+      {.name = "tile_size", .kind = FlagKind::kInteger, .help = "pixels", .preset = "256"},
+      {.name = "tile_stride",
+       .kind = FlagKind::kInteger,
+       .help = "pixels from one tile to the next",
+       .preset = "192"},
+      {.name = "attention",
+       .help = "forces one implementation of attention",
+       .preset = "auto",
+       .choices = {"auto", "flash", "efficient", "cudnn", "math"}},
+      {.name = "kernels",
+       .help = "composed: plain LibTorch operators in place of fused ones",
+       .preset = "auto",
+       .choices = {"auto", "composed"}},
+      {.name = "threads",
+       .kind = FlagKind::kInteger,
+       .help = "of the CPU; 0: one for each core",
+       .preset = "0"},
+      {.name = "no_metadata",
+       .kind = FlagKind::kFlag,
+       .help = "pictures do not say how they were made",
+       .preset = "false"},
+      {.name = "quiet",
+       .kind = FlagKind::kFlag,
+       .help = "no progress on stderr",
+       .preset = "false"},
+  });
+  return command;
+}
+
+ops::AttentionBackend attention_of(const std::string& name) {
+  if (name == "flash") return ops::AttentionBackend::kFlash;
+  if (name == "efficient") return ops::AttentionBackend::kEfficient;
+  if (name == "cudnn") return ops::AttentionBackend::kCudnn;
+  if (name == "math") return ops::AttentionBackend::kMath;
+  return ops::AttentionBackend::kAuto;
+}
+
+void apply_process_flags(const ParsedFlags& flags, report::Problems& problems) {
+  ops::set_attention_backend(attention_of(flags.text("attention")));
+  ops::set_kernels(flags.text("kernels") == "composed" ? ops::Kernels::kComposed
+                                                       : ops::Kernels::kAuto);
+  const int64_t threads = flags.integer("threads");
+  if (threads < 0 || threads > 4096) {
+    problems.add("--threads: " + std::to_string(threads) + " is outside [0, 4096]");
+  } else if (threads > 0) {
+    at::set_num_threads(static_cast<int>(threads));
+  }
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    const int reason = errno;
+    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
+                "--prompts_file: " + path + ": " + std::strerror(reason));
+  }
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (file.bad()) {
+    throw Error(ErrorCode::kEnvironment, "--prompts_file: " + path + ": " + std::strerror(errno));
+  }
+  return text;
+}
+
+// One line of stdin without its end; nullopt at the end of input and after Ctrl-C. Not
+// std::getline, which goes on reading after a signal.
+std::optional<std::string> read_stdin_line() {
+  char* buffer = nullptr;
+  size_t capacity = 0;
+  const ssize_t length = ::getline(&buffer, &capacity, stdin);
+  const std::unique_ptr<char, decltype(&std::free)> owner(buffer, std::free);
+  if (length < 0) return std::nullopt;
+  std::string line(buffer, static_cast<size_t>(length));
+  if (line.ends_with('\n')) line.pop_back();
+  return line;
+}
+
+void print_line(const std::string& line) {
+  if (std::printf("%s\n", line.c_str()) < 0 || std::fflush(stdout) != 0) {
+    throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno));
+  }
+}
+
+uint64_t first_seed(const Settings& settings) {
+  if (settings.seed >= 0) return static_cast<uint64_t>(settings.seed);
+  return std::random_device()();
+}
+
+// Whether all weights of a model, and the largest pictures, fit into a GPU at once.
+bool everything_fits(const LoadedModel& model) {
+  if (model.device().is_cpu()) return true;
+  constexpr double kWorkspaceBytes = 6e9;
+  double weights = 0;
+  for (const auto& part : model.parts()) weights += static_cast<double>(part.checkpoint.bytes());
+  const auto [free, total] = at::accelerator::getMemoryInfo(model.device().index());
+  return weights + kWorkspaceBytes < static_cast<double>(free);
+}
+
+generate::ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
+  generate::ModelRecord record;
+  record.version = ATELIER_SDK_VERSION;
+  record.family = plugin.file.family;
+  record.plugin_version = plugin.file.version;
+  if (const auto* denoiser = model.denoiser()) record.variant = denoiser->detection.variant;
+  record.dtype = at::toString(model.dtype());
+  record.device = model.device().str();
+  for (const auto& part : model.parts()) {
+    for (const std::string& file : part.checkpoint.files()) {
+      record.files[part.detection.component].push_back(generate::short_path(file));
+    }
+  }
+  return record;
+}
+
+// A model that is ready to run jobs.
+class Session {
+ public:
+  Session(LoadedModel& model, const plugins::Plugin& plugin, const ParsedFlags& flags,
+          bool keeps_all, Progress& progress)
+      : model_(model),
+        progress_(progress),
+        record_(record_of(model, plugin)),
+        writes_metadata_(!flags.flag("no_metadata")),
+        batches_cfg_(flags.text("cfg_batch") == "on"),
+        generator_(engine_of(keeps_all), progress, InterruptGuard::is_requested) {
+    if (flags.flag("tiled")) tiling_ = tiling_of(flags);
+  }
+
+  static generate::Tiling tiling_of(const ParsedFlags& flags) {
+    return {flags.integer("tile_size"), flags.integer("tile_stride")};
+  }
+
+  // Adds finished files to `result` as they are written.
+  void run(const Settings& settings, JobResult& result) {
+    const uint64_t seed = first_seed(settings);
+    result.seed = seed;
+    Request request = generate::make_request(settings, model_.family(), model_.model(), seed);
+    request.batches_cfg = batches_cfg_;
+    request.tiling = tiling_;
+    const auto paths = generate::output_paths(settings.output, settings.num_images);
+    const std::string schedule(
+        generate::find_schedule(model_.family().schedules(), settings.schedule).name);
+    generator_.run(request, [&](size_t index, const at::Tensor& pixels) {
+      const image::Picture picture = image::to_picture(pixels.select(1, 0));
+      image::PngText text;
+      if (writes_metadata_) {
+        text = generate::metadata_of(record_, settings, request, schedule, index);
+      }
+      image::write_png(paths[index], picture, text);
+      result.output.push_back(paths[index]);
+      progress_.note(paths[index] + ": " + std::to_string(picture.width) + "x" +
+                     std::to_string(picture.height) + ", seed " +
+                     std::to_string(request.seeds[index]));
+    });
+  }
+
+  // Encodes the prompts of all jobs, before the text encoder leaves.
+  void encode_ahead(const std::vector<Job>& jobs) {
+    std::vector<Request> requests;
+    for (const Job& job : jobs) {
+      Settings settings = job.settings;
+      settings.input_image.clear();
+      settings.latents.clear();
+      requests.push_back(generate::make_request(settings, model_.family(), model_.model(), 0));
+    }
+    generator_.encode_ahead(requests);
+  }
+
+ private:
+  generate::Engine engine_of(bool keeps_all) {
+    generate::Engine engine = {.model = model_.model(), .family = record_.family};
+    for (const ComponentSpec& component : model_.family().components()) {
+      if (component.role == "tokenizer" || model_.find_part(component.name)) {
+        engine.components.push_back(component);
+      }
+    }
+    engine.device = model_.device();
+    engine.dtype = model_.dtype();
+    engine.load = [this](std::string_view component) { load(component); };
+    engine.unload = [this](std::string_view component) { model_.unload_component(component); };
+    engine.keeps_all = keeps_all;
+    return engine;
+  }
+
+  void load(std::string_view component) {
+    if (model_.is_loaded(component)) return;
+    progress::Step step(progress_, "load " + std::string(component), 0, progress::Unit::kBytes);
+    model_.load_component(component, [&](const checkpoint::LoadProgress& state) {
+      step.set(state.bytes_done, state.bytes_total);
+    });
+    step.finish();
+  }
+
+  LoadedModel& model_;
+  Progress& progress_;
+  generate::ModelRecord record_;
+  bool writes_metadata_, batches_cfg_;
+  std::optional<generate::Tiling> tiling_;
+  Generator generator_;
+};
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Errors after which the next job would fare no better.
+bool ends_the_run(ErrorCode code) {
+  return code == ErrorCode::kCancelled || code == ErrorCode::kInternal ||
+         code == ErrorCode::kEnvironment;
+}
+
+// Runs the jobs of a prompts file and prints a line for each.
+class JobRunner {
+ public:
+  explicit JobRunner(Session& session) : session_(session) {}
+
+  void run(const Job& job) {
+    JobResult result;
+    result.line = job.place.line;
+    const double begin = seconds_now();
+    try {
+      session_.run(job.settings, result);
+      result.seconds = seconds_now() - begin;
+      print_line(result.to_json());
+    } catch (const Error& error) {
+      result.seconds = seconds_now() - begin;
+      fail(result, error);
+      if (ends_the_run(error.code())) throw;
+    }
+  }
+
+  // A job that never began.
+  void refuse(uint64_t line, const Error& error) {
+    JobResult result;
+    result.line = line;
+    fail(result, error);
+  }
+
+  // Of the first job that failed; 0 when none did.
+  int exit_code() const { return exit_code_; }
+
+ private:
+  void fail(JobResult& result, const Error& error) {
+    result.error = error.what();
+    print_line(result.to_json());
+    if (exit_code_ == 0) exit_code_ = atelier::exit_code(error.code());
+  }
+
+  Session& session_;
+  int exit_code_ = 0;
+};
+
+// Runs stdin's jobs one by one as they come. A wrong line is answered with its error and skipped.
+int run_stdin(JobRunner& runner, const LoadedModel& model, const Settings& base,
+              const std::function<void(const Job&, report::Problems&)>& check) {
+  for (uint64_t line = 1; !InterruptGuard::is_requested(); ++line) {
+    const std::optional<std::string> text = read_stdin_line();
+    if (!text) break;
+    if (text->find_first_not_of(" \t\r") == std::string::npos) continue;
+    report::Problems problems;
+    const Job job =
+        generate::parse_job(*text, {"stdin", line}, base, model.family().inputs(), problems);
+    if (problems.empty()) check(job, problems);
+    try {
+      problems.throw_if_any();
+    } catch (const Error& error) {
+      runner.refuse(line, error);
+      continue;
+    }
+    runner.run(job);
+  }
+  if (InterruptGuard::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
+  return runner.exit_code();
+}
+
+}  // namespace
+
+int run_generate(std::span<const std::string> arguments) {
+  const plugins::Plugin* plugin = nullptr;
+  const auto name = peek_flag(arguments, "plugin");
+  if (name) {
+    if (!wants_help(arguments)) {
+      plugin = &plugins::open_plugin(*name, peek_flag(arguments, "plugin_path").value_or(""));
+    } else {
+      report::Problems ignored;  // help is given without the family's flags then
+      ignored.collect([&] {
+        plugin = &plugins::open_plugin(*name, peek_flag(arguments, "plugin_path").value_or(""));
+      });
+    }
+  }
+  const CommandSpec command = generate_command(plugin ? plugin->family : nullptr);
+  if (wants_help(arguments)) {
+    std::fputs(help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const ParsedFlags flags = parse_flags(command, arguments);
+  const ModelFamily& family = *plugin->family;
+  Progress progress(progress::stderr_options(flags.flag("quiet")));
+
+  // Everything that can be wrong is found before any weight is read.
+  report::Problems problems;
+  apply_process_flags(flags, problems);
+  const Settings base = generate::settings_of(flags, family.inputs(), problems);
+  const std::string prompts_file = flags.find_text("prompts_file").value_or("");
+  const bool reads_stdin = prompts_file == "-";
+  std::vector<Job> jobs;
+  if (prompts_file.empty()) {
+    jobs.push_back({Place{}, base});
+  } else if (!reads_stdin) {
+    problems.collect([&] {
+      jobs = generate::parse_jobs(read_text(prompts_file), prompts_file, base, family.inputs(),
+                                  problems);
+    });
+  }
+  std::unique_ptr<LoadedModel> model;
+  problems.collect([&] { model = LoadedModel::open(family, load_request(flags)); });
+  const auto check = [&](const Job& job, report::Problems& found) {
+    generate::check_settings(job.settings, family, job.place, found);
+    if (!model) return;
+    const auto* denoiser = model->denoiser();
+    generate::check_against_model(job.settings, family, model->model(),
+                                  denoiser ? denoiser->detection.variant : "", job.place, found);
+  };
+  for (const Job& job : jobs) check(job, problems);
+  if (flags.flag("tiled") && model) {
+    problems.collect([&] {
+      generate::check_tiling(Session::tiling_of(flags),
+                             model->model().latent_spec().spatial_stride);
+    });
+  }
+  problems.throw_if_any();
+
+  const InterruptGuard interrupts;
+  const bool keeps_all = !prompts_file.empty() && everything_fits(*model);
+  Session session(*model, *plugin, flags, keeps_all, progress);
+  if (prompts_file.empty()) {
+    JobResult result;
+    session.run(jobs.front().settings, result);
+    for (const std::string& path : result.output) print_line(path);
+    return 0;
+  }
+  JobRunner runner(session);
+  if (reads_stdin) return run_stdin(runner, *model, base, check);
+  if (!keeps_all) session.encode_ahead(jobs);
+  for (const Job& job : jobs) runner.run(job);
+  return runner.exit_code();
+}
+
+}  // namespace atelier::cli

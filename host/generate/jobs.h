@@ -1,0 +1,44 @@
+// Prompts files: one JSON object a line, with the names of the flags as keys.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/input.h"
+
+#include "host/generate/settings.h"
+#include "host/report/problems.h"
+
+namespace atelier::generate {
+
+struct Job {
+  Place place;
+  Settings settings;
+};
+
+// What became of one job; one JSON line on stdout.
+struct JobResult {
+  std::vector<std::string> output;  // files that are finished
+  std::optional<uint64_t> seed;     // of the first picture; none when the job never began
+  double seconds = 0.0;
+  std::string error;  // empty: done
+  uint64_t line = 0;
+
+  // {"error":…,"line":3,"output":["out_3.png"],"seed":0,"seconds":1.5}
+  std::string to_json() const;
+};
+
+// Reads one line, without its end; `settings` of a job without "output" name their file after the
+// line. Mistakes become problems.
+Job parse_job(std::string_view text, const Place& place, const Settings& base,
+              std::span<const InputSpec> inputs, report::Problems& problems);
+
+// Reads a whole prompts file; `name` stands for it in messages. Blank lines are skipped. Two jobs
+// that write one file are a problem, as is a file without jobs.
+std::vector<Job> parse_jobs(std::string_view text, const std::string& name, const Settings& base,
+                            std::span<const InputSpec> inputs, report::Problems& problems);
+
+}  // namespace atelier::generate

@@ -1,0 +1,81 @@
+#include "host/generate/metadata.h"
+
+#include <filesystem>
+#include <sstream>
+
+namespace atelier::generate {
+namespace {
+
+using nlohmann::json;
+
+// Shortest text that reads well: 4, 3.5.
+std::string number(double value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
+}
+
+std::string parameters_text(const ModelRecord& model, const Settings& settings,
+                            const Request& request, std::string_view schedule, size_t index) {
+  std::string text = settings.prompt;
+  if (!settings.negative_prompt.empty()) text += "\nNegative prompt: " + settings.negative_prompt;
+  text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) + ", Sampler: Euler";
+  text += ", Schedule type: " + std::string(schedule);
+  text += ", CFG scale: " + number(request.cfg_scale);
+  text += ", Seed: " + std::to_string(request.seeds.at(index));
+  text += ", Size: " + std::to_string(request.width) + "x" + std::to_string(request.height);
+  text += ", Model: " + model.family;
+  if (!model.variant.empty()) text += " " + model.variant;
+  if (!settings.input_image.empty()) {
+    text +=
+        ", Denoising strength: " + number(settings.denoising_strength.value_or(kDefaultStrength));
+  }
+  return text + ", Version: atelier " + model.version;
+}
+
+}  // namespace
+
+std::string short_path(const std::string& path) {
+  const std::filesystem::path full(path);
+  const std::filesystem::path folder = full.parent_path().filename();
+  return folder.empty() ? full.filename().string() : (folder / full.filename()).string();
+}
+
+image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
+                           const Request& request, std::string_view schedule, size_t index) {
+  json record = {
+      {"version", model.version},
+      {"family", model.family},
+      {"plugin_version", model.plugin_version},
+      {"variant", model.variant},
+      {"model_files", model.files},
+      {"dtype", model.dtype},
+      {"device", model.device},
+      {"prompt", settings.prompt},
+      {"negative_prompt", settings.negative_prompt},
+      {"seed", request.seeds.at(index)},
+      {"num_inference_steps", request.sigmas.size() - 1},
+      {"cfg_scale", request.cfg_scale},
+      {"schedule", schedule},
+      {"sigmas", request.sigmas},
+      {"height", request.height},
+      {"width", request.width},
+  };
+  if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
+  if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
+  if (!settings.input_image.empty()) {
+    record["input_image"] = short_path(settings.input_image);
+    record["denoising_strength"] = settings.denoising_strength.value_or(kDefaultStrength);
+  }
+  if (!settings.latents.empty()) record["latents"] = short_path(settings.latents);
+  if (request.tiling) {
+    record["tiled"] = true;
+    record["tile_size"] = request.tiling->size;
+    record["tile_stride"] = request.tiling->stride;
+  }
+  for (const auto& [name, value] : settings.family_inputs.items()) record[name] = value;
+  return {{"parameters", parameters_text(model, settings, request, schedule, index)},
+          {"atelier", record.dump(-1, ' ', false, json::error_handler_t::replace)}};
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,32 @@
+// What a written picture says about how it was made.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "host/generate/settings.h"
+#include "host/image/png.h"
+
+namespace atelier::generate {
+
+// What is the same for every picture of a run.
+struct ModelRecord {
+  std::string version;  // of the program
+  std::string family, plugin_version, variant;
+  std::string dtype, device;
+  // Component to files; each file is its name and its folder's.
+  nlohmann::json files = nlohmann::json::object();
+};
+
+// Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON
+// object with every setting. `request` is the one that was run, `index` the picture's place in it.
+image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
+                           const Request& request, std::string_view schedule, size_t index);
+
+// The last two parts of a path: "transformer/model.safetensors". Whole paths tell more than a
+// picture should.
+std::string short_path(const std::string& path);
+
+}  // namespace atelier::generate

@@ -1,0 +1,535 @@
+#include "host/generate/settings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "formats/utf8.h"
+#include "host/checkpoint/checkpoint.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/image/decode.h"
+#include "host/image/pixels.h"
+#include "host/image/resize.h"
+
+namespace atelier::generate {
+namespace {
+
+using cli::FlagKind;
+using nlohmann::json;
+
+std::string shown(std::string_view text) {
+  return formats::quote_and_escape(text);
+}
+
+// A value of the wrong type; the place is put in front by the caller.
+[[noreturn]] void wrong_type(const json& value, const std::string& wanted) {
+  throw Error(ErrorCode::kInvalidArgument, shown(value.dump()) + " is no " + wanted);
+}
+
+std::string text_of(const json& value) {
+  if (!value.is_string()) wrong_type(value, "text");
+  return value.get<std::string>();
+}
+
+int64_t integer_of(const json& value) {
+  const bool fits = value.is_number_integer() &&
+                    !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
+  if (!fits) wrong_type(value, "whole number");
+  return value.get<int64_t>();
+}
+
+double real_of(const json& value) {
+  if (!value.is_number()) wrong_type(value, "number");
+  return value.get<double>();
+}
+
+// "1,0.75,0.5" or [1, 0.75, 0.5].
+std::vector<double> reals_of(const json& value) {
+  std::vector<double> reals;
+  if (value.is_array()) {
+    for (const json& item : value) reals.push_back(real_of(item));
+    return reals;
+  }
+  const std::string text = text_of(value);
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    double real = 0;
+    const auto [stop, failure] = std::from_chars(text.data() + begin, text.data() + end, real);
+    if (failure != std::errc() || stop != text.data() + end) {
+      wrong_type(value, "list of numbers, such as 1,0.75,0.5");
+    }
+    reals.push_back(real);
+    begin = end + 1;
+  }
+  return reals;
+}
+
+struct Field {
+  cli::FlagSpec flag;
+  void (*set)(Settings&, const json&);
+};
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> table = {
+      {{.name = "prompt", .help = "what the picture shows"},
+       [](Settings& s, const json& v) { s.prompt = text_of(v); }},
+      {{.name = "negative_prompt", .help = "what the picture does not show"},
+       [](Settings& s, const json& v) { s.negative_prompt = text_of(v); }},
+      {{.name = "height", .kind = FlagKind::kInteger, .help = "pixels", .preset = "1024"},
+       [](Settings& s, const json& v) { s.height = integer_of(v); }},
+      {{.name = "width", .kind = FlagKind::kInteger, .help = "pixels", .preset = "1024"},
+       [](Settings& s, const json& v) { s.width = integer_of(v); }},
+      {{.name = "seed",
+        .kind = FlagKind::kInteger,
+        .help = "of the first picture, the next ones count up; -1 draws one",
+        .preset = "-1"},
+       [](Settings& s, const json& v) { s.seed = integer_of(v); }},
+      {{.name = "num_inference_steps",
+        .kind = FlagKind::kInteger,
+        .help = "steps from noise to picture; by default what the schedule says"},
+       [](Settings& s, const json& v) { s.num_inference_steps = integer_of(v); }},
+      {{.name = "cfg_scale",
+        .kind = FlagKind::kReal,
+        .help = "how far guidance moves away from the negative prompt; 1 turns it off and saves "
+                "half the work"},
+       [](Settings& s, const json& v) { s.cfg_scale = real_of(v); }},
+      {{.name = "num_images",
+        .kind = FlagKind::kInteger,
+        .help = "pictures of this prompt",
+        .preset = "1"},
+       [](Settings& s, const json& v) { s.num_images = integer_of(v); }},
+      {{.name = "batch_size",
+        .kind = FlagKind::kInteger,
+        .help = "pictures that are denoised together; more need more memory",
+        .preset = "1"},
+       [](Settings& s, const json& v) { s.batch_size = integer_of(v); }},
+      {{.name = "schedule", .help = "of the noise levels, by name; by default the family's first"},
+       [](Settings& s, const json& v) { s.schedule = text_of(v); }},
+      {{.name = "flow_shift",
+        .kind = FlagKind::kReal,
+        .help = "constant shift towards high noise, in place of the schedule's"},
+       [](Settings& s, const json& v) { s.flow_shift = real_of(v); }},
+      {{.name = "sigmas", .help = "the noise levels themselves, falling from 1: 1,0.75,0.5"},
+       [](Settings& s, const json& v) { s.sigmas = reals_of(v); }},
+      {{.name = "input_image",
+        .help = "picture to start from, scaled and cropped to --height and --width"},
+       [](Settings& s, const json& v) { s.input_image = text_of(v); }},
+      {{.name = "denoising_strength",
+        .kind = FlagKind::kReal,
+        .help = "part of the steps that change the input image, in (0, 1] [0.6]"},
+       [](Settings& s, const json& v) { s.denoising_strength = real_of(v); }},
+      {{.name = "latents",
+        .help = "safetensors with the initial noise: tensor latents [pictures, C, T, H, W]"},
+       [](Settings& s, const json& v) { s.latents = text_of(v); }},
+      {{.name = "output",
+        .help = "PNG to write, over what is there; several pictures: out_0.png, … or a pattern "
+                "out_%03d.png",
+        .preset = "out.png"},
+       [](Settings& s, const json& v) { s.output = text_of(v); }},
+  };
+  return table;
+}
+
+const Field* find_field(std::string_view name) {
+  for (const Field& field : fields()) {
+    if (field.flag.name == name) return &field;
+  }
+  return nullptr;
+}
+
+const InputSpec* find_input(std::span<const InputSpec> inputs, std::string_view name) {
+  for (const InputSpec& input : inputs) {
+    if (input.name == name && input.use != InputUse::kTrain) return &input;
+  }
+  return nullptr;
+}
+
+void check_input_type(const InputSpec& input, const json& value) {
+  switch (input.kind) {
+    case InputKind::kInteger:
+      integer_of(value);
+      return;
+    case InputKind::kReal:
+      real_of(value);
+      return;
+    case InputKind::kFlag:
+      if (!value.is_boolean()) wrong_type(value, "true or false");
+      return;
+    case InputKind::kImageList:
+      if (!value.is_array()) wrong_type(value, "list of paths");
+      for (const json& item : value) text_of(item);
+      return;
+    default:
+      text_of(value);
+  }
+}
+
+// Position and length of the one %d or %03d of a pattern.
+struct Pattern {
+  size_t begin = std::string::npos, length = 0;
+  int width = 0;
+};
+
+std::optional<Pattern> find_pattern(const std::string& output) {
+  const size_t begin = output.find('%');
+  if (begin == std::string::npos) return std::nullopt;
+  size_t end = begin + 1;
+  while (end < output.size() && std::isdigit(static_cast<unsigned char>(output[end]))) ++end;
+  if (end >= output.size() || output[end] != 'd' || end - begin > 3) return std::nullopt;
+  const int width = end > begin + 1 ? std::stoi(output.substr(begin + 1, end - begin - 1)) : 0;
+  return Pattern{begin, end + 1 - begin, width};
+}
+
+void check_output(const std::string& output, const std::string& place, report::Problems& problems) {
+  const std::filesystem::path path(output);
+  std::string extension = path.extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (extension != ".png") {
+    problems.add(place + ": " + shown(output) + " does not end in .png",
+                 "pictures are written as PNG");
+  }
+  std::filesystem::path folder = path.parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code code;
+  if (!std::filesystem::is_directory(folder, code)) {
+    problems.add(place + ": there is no folder " + shown(folder.string()), "create it first");
+  } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    problems.add(place + ": cannot write into the folder " + shown(folder.string()),
+                 "choose another one, or change its permissions");
+  }
+}
+
+void check_range(bool is_right, const std::string& place, const std::string& value,
+                 const std::string& what, report::Problems& problems) {
+  if (!is_right) problems.add(place + ": " + value + " is " + what);
+}
+
+at::Tensor read_pixels(const std::string& path) {
+  return image::to_pixels(image::read_picture(path));
+}
+
+at::Tensor read_mask(const std::string& path) {
+  const at::Tensor rgb = (read_pixels(path) + 1.0) / 2.0;
+  return (0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]).unsqueeze(0);
+}
+
+InputValue input_value(const InputSpec& input, const json& value) {
+  switch (input.kind) {
+    case InputKind::kText:
+      return text_of(value);
+    case InputKind::kInteger:
+      return integer_of(value);
+    case InputKind::kReal:
+      return real_of(value);
+    case InputKind::kFlag:
+      return value.get<bool>();
+    case InputKind::kImage:
+      return read_pixels(text_of(value));
+    case InputKind::kMask:
+      return read_mask(text_of(value));
+    case InputKind::kImageList: {
+      std::vector<at::Tensor> pictures;
+      for (const json& path : value) pictures.push_back(read_pixels(text_of(path)));
+      return pictures;
+    }
+    case InputKind::kVideo:
+    case InputKind::kAudio:
+      break;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "input " + shown(input.name) + ": videos and sound cannot be read by this build");
+}
+
+// Nearest multiples below and above, the lower one only when it is a size.
+std::string nearest_sizes(int64_t size, int64_t multiple) {
+  const int64_t below = size / multiple * multiple;
+  if (size < multiple) return std::to_string(multiple);
+  return std::to_string(below) + " or " + std::to_string(below + multiple);
+}
+
+void check_size(int64_t size, int64_t multiple, const std::string& place,
+                report::Problems& problems) {
+  if (size > 0 && size % multiple == 0) return;
+  problems.add(
+      place + ": " + std::to_string(size) + " is no multiple of " + std::to_string(multiple),
+      "use " + nearest_sizes(size, multiple));
+}
+
+checkpoint::Checkpoint open_latents(const std::string& path) {
+  checkpoint::Checkpoint file = checkpoint::Checkpoint::open(path, {path});
+  if (!file.index().contains("latents")) {
+    throw Error(ErrorCode::kNotFound, path + ": tensor \"latents\" is missing");
+  }
+  return file;
+}
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+std::vector<int64_t> latents_shape(const Settings& settings, const LatentSpec& spec) {
+  std::vector<int64_t> shape = Generator::latent_shape(spec, settings.height, settings.width);
+  shape.insert(shape.begin(), settings.num_images);
+  return shape;
+}
+
+}  // namespace
+
+std::string Place::of(std::string_view field) const {
+  if (file.empty()) return "--" + std::string(field);
+  return file + ":" + std::to_string(line) + ": " + std::string(field);
+}
+
+std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
+  std::vector<cli::FlagSpec> flags;
+  for (const Field& field : fields()) flags.push_back(field.flag);
+  const auto own = cli::flags_of_inputs(inputs, InputUse::kGenerate, flags);
+  flags.insert(flags.end(), own.begin(), own.end());
+  return flags;
+}
+
+Settings settings_of(const cli::ParsedFlags& flags, std::span<const InputSpec> inputs,
+                     report::Problems& problems) {
+  json given = json::object();
+  for (const cli::FlagSpec& flag : settings_flags(inputs)) {
+    if (!flags.is_given(flag.name)) continue;
+    switch (flag.kind) {
+      case FlagKind::kInteger:
+        given[flag.name] = flags.integer(flag.name);
+        break;
+      case FlagKind::kReal:
+        given[flag.name] = flags.real(flag.name);
+        break;
+      case FlagKind::kFlag:
+        given[flag.name] = flags.flag(flag.name);
+        break;
+      default:
+        if (flag.repeated) {
+          given[flag.name] = flags.texts(flag.name);
+        } else {
+          given[flag.name] = flags.text(flag.name);
+        }
+    }
+  }
+  return settings_of(given, Settings{}, inputs, Place{}, problems);
+}
+
+Settings settings_of(const json& line, const Settings& base, std::span<const InputSpec> inputs,
+                     const Place& place, report::Problems& problems) {
+  Settings settings = base;
+  if (!line.is_object()) {
+    problems.add(place.file + ":" + std::to_string(place.line) + ": a JSON object is expected",
+                 "write {\"prompt\": \"…\"}");
+    return settings;
+  }
+  for (const auto& [name, value] : line.items()) {
+    const Field* field = find_field(name);
+    const InputSpec* input = field ? nullptr : find_input(inputs, name);
+    if (!field && !input) {
+      std::vector<std::string> known;
+      for (const cli::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
+      const std::string nearest = report::nearest_name(name, known);
+      problems.add(
+          place.file + ":" + std::to_string(place.line) + ": " + shown(name) + " is not known",
+          nearest.empty() ? "atelier generate --help lists the names"
+                          : "did you mean " + shown(nearest) + "?");
+      continue;
+    }
+    try {
+      if (field) {
+        field->set(settings, value);
+      } else {
+        check_input_type(*input, value);
+        settings.family_inputs[name] = value;
+      }
+    } catch (const Error& error) {
+      problems.add(error.at(place.of(name)));
+    }
+  }
+  return settings;
+}
+
+void check_settings(const Settings& s, const ModelFamily& family, const Place& place,
+                    report::Problems& problems) {
+  if (s.prompt.empty()) {
+    const auto found = find_input(family.inputs(), "prompt");
+    if (!found || found->required) {
+      problems.add(place.of("prompt") + " is missing", found ? std::string(found->help) : "");
+    }
+  }
+  for (const auto& [name, text] :
+       {std::pair{"prompt", &s.prompt}, {"negative_prompt", &s.negative_prompt}}) {
+    if (const size_t at = formats::find_invalid_utf8(*text); at != std::string::npos) {
+      problems.add(place.of(name) + ": byte " + std::to_string(at) + " is no UTF-8");
+    }
+  }
+  check_range(s.seed >= -1, place.of("seed"), std::to_string(s.seed), "below -1", problems);
+  check_range(s.num_images >= 1, place.of("num_images"), std::to_string(s.num_images), "below 1",
+              problems);
+  check_range(s.num_images <= 100'000, place.of("num_images"), std::to_string(s.num_images),
+              "above 100000", problems);
+  check_range(s.batch_size >= 1, place.of("batch_size"), std::to_string(s.batch_size), "below 1",
+              problems);
+  const ScheduleDefaults* schedule = nullptr;
+  // Messages about schedules begin with the flag's name already.
+  const auto collect = [&](auto&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      problems.add(place.file.empty() ? error
+                                      : error.at(place.file + ":" + std::to_string(place.line)));
+    }
+  };
+  collect([&] { schedule = &find_schedule(family.schedules(), s.schedule); });
+  if (schedule) {
+    collect([&] {
+      const auto steps = s.num_inference_steps.value_or(schedule->num_inference_steps);
+      make_sigmas(*schedule,
+                  {.num_steps = static_cast<int>(std::clamp<int64_t>(steps, -1, 1'000'000)),
+                   .tokens = 4096,
+                   .flow_shift = s.flow_shift,
+                   .sigmas = s.sigmas});
+    });
+  }
+  if (s.denoising_strength) collect([&] { keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
+  if (s.num_inference_steps.value_or(1) > 1'000'000) {
+    problems.add(place.of("num_inference_steps") + ": " + std::to_string(*s.num_inference_steps) +
+                 " is above 1000000");
+  }
+  if (s.denoising_strength && s.input_image.empty()) {
+    problems.add(place.of("denoising_strength") + ": there is no input image to start from",
+                 "give one with " + place.of("input_image"));
+  }
+  if (!s.input_image.empty()) {
+    try {
+      image::probe_picture(s.input_image);
+    } catch (const Error& error) {
+      problems.add(error.at(place.of("input_image")));
+    }
+  }
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || input.use == InputUse::kTrain) continue;
+    std::vector<std::string> paths;
+    if (input.kind == InputKind::kImage || input.kind == InputKind::kMask)
+      paths = {given->get<std::string>()};
+    if (input.kind == InputKind::kImageList) paths = given->get<std::vector<std::string>>();
+    for (const std::string& path : paths) {
+      try {
+        image::probe_picture(path);
+      } catch (const Error& error) {
+        problems.add(error.at(place.of(input.name)));
+      }
+    }
+  }
+  check_output(s.output, place.of("output"), problems);
+}
+
+void check_against_model(const Settings& s, const ModelFamily& family, const Model& model,
+                         std::string_view variant, const Place& place, report::Problems& problems) {
+  const LatentSpec spec = model.latent_spec();
+  const size_t before = problems.size();
+  check_size(s.height, spec.pixel_multiple, place.of("height"), problems);
+  check_size(s.width, spec.pixel_multiple, place.of("width"), problems);
+  for (const InputSpec& input : family.inputs()) {
+    if (!input.required || input.use == InputUse::kTrain || find_field(input.name)) continue;
+    if (!formats::glob_match(input.variants, variant) || s.family_inputs.contains(input.name))
+      continue;
+    problems.add(place.of(input.name) + " is missing", std::string(input.help));
+  }
+  if (s.latents.empty()) return;
+  try {
+    const checkpoint::Checkpoint file = open_latents(s.latents);
+    const std::vector<int64_t>& shape = file.index().find("latents")->shape;
+    const std::vector<int64_t> wanted = latents_shape(s, spec);
+    if (shape != wanted && problems.size() == before) {
+      problems.add(place.of("latents") + ": " + s.latents + ": tensor \"latents\": shape " +
+                       shape_text(shape) + ", " + shape_text(wanted) + " expected",
+                   "that is [pictures, channels, frames, height, width] at this size");
+    }
+  } catch (const Error& error) {
+    problems.add(error.at(place.of("latents")));
+  }
+}
+
+std::vector<std::string> output_paths(const std::string& output, int64_t num_images) {
+  const std::optional<Pattern> pattern = find_pattern(output);
+  std::vector<std::string> paths;
+  for (int64_t i = 0; i < num_images; ++i) {
+    if (pattern) {
+      char number[40];
+      std::snprintf(number, sizeof number, "%0*lld", pattern->width, static_cast<long long>(i));
+      std::string path = output;
+      paths.push_back(path.replace(pattern->begin, pattern->length, number));
+    } else {
+      paths.push_back(num_images == 1 ? output : with_number(output, static_cast<uint64_t>(i)));
+    }
+  }
+  return paths;
+}
+
+std::string with_number(const std::string& path, uint64_t number) {
+  const std::filesystem::path given(path);
+  const std::string name =
+      given.stem().string() + "_" + std::to_string(number) + given.extension().string();
+  return (given.parent_path() / name).string();
+}
+
+std::vector<float> sigmas_of(const Settings& s, const ModelFamily& family, const LatentSpec& spec) {
+  const ScheduleDefaults& schedule = find_schedule(family.schedules(), s.schedule);
+  const int64_t tokens = (s.height / spec.token_stride) * (s.width / spec.token_stride);
+  std::vector<float> sigmas = make_sigmas(
+      schedule,
+      {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
+       .tokens = tokens,
+       .flow_shift = s.flow_shift,
+       .sigmas = s.sigmas});
+  if (s.input_image.empty()) return sigmas;
+  return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength));
+}
+
+double cfg_scale_of(const Settings& s, const ModelFamily& family) {
+  return s.cfg_scale.value_or(find_schedule(family.schedules(), s.schedule).cfg_scale);
+}
+
+Request make_request(const Settings& s, const ModelFamily& family, const Model& model,
+                     uint64_t seed) {
+  Request request;
+  request.inputs["prompt"] = s.prompt;
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || input.use == InputUse::kTrain) continue;
+    request.inputs[std::string(input.name)] = input_value(input, *given);
+  }
+  request.negative_prompt = s.negative_prompt;
+  request.cfg_scale = cfg_scale_of(s, family);
+  request.sigmas = sigmas_of(s, family, model.latent_spec());
+  request.height = s.height;
+  request.width = s.width;
+  for (int64_t i = 0; i < s.num_images; ++i)
+    request.seeds.push_back(seed + static_cast<uint64_t>(i));
+  request.batch_size = s.batch_size;
+  if (!s.latents.empty()) request.latents = open_latents(s.latents).read("latents", at::kFloat);
+  if (!s.input_image.empty()) {
+    const image::Picture picture = image::read_picture(s.input_image);
+    request.input_pixels =
+        image::to_pixels(
+            image::crop_and_resize(picture, static_cast<int>(s.width), static_cast<int>(s.height)))
+            .unsqueeze(1);
+  }
+  return request;
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,88 @@
+// What the user asks for, as flags or as a line of a prompts file, and what is wrong with it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+#include "host/cli/flags.h"
+#include "host/generate/generator.h"
+#include "host/report/problems.h"
+
+namespace atelier::generate {
+
+// Pictures of one prompt.
+struct Settings {
+  std::string prompt, negative_prompt;
+  int64_t height = 1024, width = 1024;         // pixels
+  int64_t seed = -1;                           // -1: drawn at random; picture i has seed + i
+  std::optional<int64_t> num_inference_steps;  // of the schedule when absent
+  std::optional<double> cfg_scale;             // of the schedule when absent
+  int64_t num_images = 1;
+  int64_t batch_size = 1;
+  std::string schedule;  // empty: the family's first
+  std::optional<double> flow_shift;
+  std::vector<double> sigmas;
+  std::string input_image;
+  std::optional<double> denoising_strength;  // kDefaultStrength when absent
+  std::string latents;                       // safetensors file
+  std::string output = "out.png";
+  nlohmann::json family_inputs = nlohmann::json::object();  // by name; paths for pictures
+};
+
+inline constexpr double kDefaultStrength = 0.6;
+
+// Where a value was written: names it in messages as "--height" or as "jobs.jsonl:3: height".
+struct Place {
+  std::string file;  // empty: the command line
+  uint64_t line = 0;
+
+  std::string of(std::string_view field) const;
+};
+
+// One flag, and one key of a line, per setting; then those of the family.
+std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
+
+// Of a command that has settings_flags().
+Settings settings_of(const cli::ParsedFlags& flags, std::span<const InputSpec> inputs,
+                     report::Problems& problems);
+
+// `base` with the values of one line. Unknown keys and values of the wrong type become problems.
+Settings settings_of(const nlohmann::json& line, const Settings& base,
+                     std::span<const InputSpec> inputs, const Place& place,
+                     report::Problems& problems);
+
+// Everything that can be known without the model: prompts, numbers, names, input files, the
+// output's folder.
+void check_settings(const Settings& settings, const ModelFamily& family, const Place& place,
+                    report::Problems& problems);
+
+// What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
+void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,
+                         std::string_view variant, const Place& place, report::Problems& problems);
+
+// The file of each picture: a pattern such as "out_%03d.png" counts from 0; without one, several
+// pictures become out_0.png, out_1.png, …
+std::vector<std::string> output_paths(const std::string& output, int64_t num_images);
+
+// Puts a number before the extension: "out.png" and 3 give "out_3.png".
+std::string with_number(const std::string& path, uint64_t number);
+
+// The sigmas of a request at this size.
+std::vector<float> sigmas_of(const Settings& settings, const ModelFamily& family,
+                             const LatentSpec& spec);
+double cfg_scale_of(const Settings& settings, const ModelFamily& family);
+
+// Reads the input files. `seed` is the first picture's.
+// Throws Error when a file cannot be read or does not fit.
+Request make_request(const Settings& settings, const ModelFamily& family, const Model& model,
+                     uint64_t seed);
+
+}  // namespace atelier::generate

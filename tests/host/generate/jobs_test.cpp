@@ -1,0 +1,249 @@
+#include "host/generate/jobs.h"
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <unistd.h>
+
+#include "atelier/error.h"
+
+#include "tests/host/generate/fake_family.h"
+
+namespace atelier::generate {
+namespace {
+
+// What is wrong, all of it; empty when nothing is.
+std::string message_of(const report::Problems& problems) {
+  try {
+    problems.throw_if_any();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Parsed {
+  std::vector<Job> jobs;
+  std::string message;
+};
+
+Parsed parse(const std::string& text, const Settings& base = {}) {
+  const FakeFamily family;
+  report::Problems problems;
+  Parsed parsed;
+  parsed.jobs = parse_jobs(text, "jobs.jsonl", base, family.inputs(), problems);
+  parsed.message = message_of(problems);
+  return parsed;
+}
+
+std::string check(const Settings& settings, const Place& place = {}) {
+  const FakeFamily family;
+  const FakeModel model;
+  report::Problems problems;
+  check_settings(settings, family, place, problems);
+  check_against_model(settings, family, model, "plain", place, problems);
+  return message_of(problems);
+}
+
+Settings good_settings() {
+  Settings settings;
+  settings.prompt = "a cat";
+  settings.height = 64;
+  settings.width = 96;
+  settings.family_inputs["edit_strength"] = 0.5;
+  return settings;
+}
+
+class Folder {
+ public:
+  Folder()
+      : path_(std::filesystem::temp_directory_path() /
+              ("atelier_jobs_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST_CASE("Lines override what the command line says", "[jobs]") {
+  Settings base;
+  base.height = 512;
+  base.negative_prompt = "blurry";
+  const auto [jobs, message] = parse(
+      "{\"prompt\": \"一只猫\", \"width\": 256, \"seed\": 7, \"cfg_scale\": 2, \"sigmas\": [1, "
+      "0.5]}\n"
+      "\n"
+      "{\"prompt\": \"b\", \"negative_prompt\": \"\", \"num_images\": 3, \"output\": \"b.png\", "
+      "\"num_inference_steps\": 9, \"input_image\": \"in.png\", \"denoising_strength\": 0.4, "
+      "\"edit_strength\": 2}\r\n"
+      "{\"prompt\": \"c\", \"sigmas\": \"1,0.75\", \"flow_shift\": 3.5, \"schedule\": \"fast\"}",
+      base);
+  REQUIRE(message.empty());
+  REQUIRE(jobs.size() == 3);
+  REQUIRE(jobs[0].settings.prompt == "一只猫");
+  REQUIRE(jobs[0].settings.height == 512);
+  REQUIRE(jobs[0].settings.width == 256);
+  REQUIRE(jobs[0].settings.seed == 7);
+  REQUIRE(jobs[0].settings.cfg_scale == 2.0);
+  REQUIRE(jobs[0].settings.sigmas == std::vector<double>{1, 0.5});
+  REQUIRE(jobs[0].settings.negative_prompt == "blurry");
+  REQUIRE(jobs[0].settings.output == "out_1.png");
+  REQUIRE(jobs[1].place.line == 3);
+  REQUIRE(jobs[1].settings.negative_prompt.empty());
+  REQUIRE(jobs[1].settings.output == "b.png");
+  REQUIRE(jobs[1].settings.num_inference_steps == 9);
+  REQUIRE(jobs[1].settings.denoising_strength == 0.4);
+  REQUIRE(jobs[1].settings.family_inputs.at("edit_strength") == 2);
+  REQUIRE(jobs[2].settings.sigmas == std::vector<double>{1, 0.75});
+  REQUIRE(jobs[2].settings.flow_shift == 3.5);
+  REQUIRE(jobs[2].settings.output == "out_4.png");
+}
+
+TEST_CASE("Every wrong line is named, with the nearest name", "[jobs]") {
+  const std::string message = parse(
+                                  "{\"prompt\": \"a\", \"steps\": 3}\n"
+                                  "{\"prompt\": 5}\n"
+                                  "{\"prompt\": \"a\", \"hieght\": 64, \"width\": 1.5}\n"
+                                  "{\"prompt\": \"a\"\n"
+                                  "[1]\n"
+                                  "{\"prompt\": \"a\", \"prompt\": \"b\"}\n"
+                                  "{\"seed\": 18446744073709551615, \"sigmas\": \"1,x\"}\n"
+                                  "{\"mask\": \"train only\"}\n")
+                                  .message;
+  using Catch::Contains;
+  REQUIRE_THAT(message, Contains("10 mistakes"));
+  REQUIRE_THAT(
+      message,
+      Contains("jobs.jsonl:1: \"steps\" is not known; did you mean \"num_inference_steps\"?"));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:2: prompt: \"5\" is no text"));
+  REQUIRE_THAT(message,
+               Contains("jobs.jsonl:3: \"hieght\" is not known; did you mean \"height\"?"));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:3: width: \"1.5\" is no whole number"));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:4: "));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:5: a JSON object is expected"));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:6: "));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:7: seed: "));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:7: sigmas: "));
+  REQUIRE_THAT(message, Contains("jobs.jsonl:8: \"mask\" is not known"));
+}
+
+TEST_CASE("Two jobs cannot write one file, and no jobs are a mistake", "[jobs]") {
+  REQUIRE_THAT(
+      parse("{\"output\": \"a_1.png\"}\n{\"output\": \"a.png\", \"num_images\": 2}\n").message,
+      Catch::Contains("jobs.jsonl:2: output: line 1 writes \"a_1.png\" too"));
+  REQUIRE_THAT(parse("\n \n").message, Catch::Contains("jobs.jsonl: no jobs"));
+}
+
+TEST_CASE("Several pictures get numbers, and patterns are filled in", "[jobs]") {
+  using Paths = std::vector<std::string>;
+  REQUIRE(output_paths("d/out.png", 1) == Paths{"d/out.png"});
+  REQUIRE(output_paths("d/out.png", 2) == Paths{"d/out_0.png", "d/out_1.png"});
+  REQUIRE(output_paths("o_%03d.png", 1) == Paths{"o_000.png"});
+  REQUIRE(output_paths("o_%03d.png", 2) == Paths{"o_000.png", "o_001.png"});
+  REQUIRE(output_paths("o%dx.png", 2) == Paths{"o0x.png", "o1x.png"});
+  REQUIRE(output_paths("100%.png", 2) == Paths{"100%_0.png", "100%_1.png"});
+  REQUIRE(output_paths("%s%n.png", 1) == Paths{"%s%n.png"});
+  REQUIRE(output_paths("%99999d.png", 1) == Paths{"%99999d.png"});
+}
+
+TEST_CASE("Results are one line of JSON", "[jobs]") {
+  JobResult result;
+  result.output = {"a.png", "b\n.png"};
+  result.seed = 3;
+  result.seconds = 1.23456;
+  result.line = 2;
+  REQUIRE(result.to_json() ==
+          "{\"line\":2,\"output\":[\"a.png\",\"b\\n.png\"],\"seconds\":1.235,\"seed\":3}");
+  result.error = "bad \xff byte";
+  REQUIRE_THAT(result.to_json(), Catch::Contains("\"error\":\"bad \xef\xbf\xbd byte\""));
+  REQUIRE(JobResult().to_json() == "{\"line\":0,\"output\":[],\"seconds\":0.0}");
+}
+
+TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]") {
+  REQUIRE(check(good_settings()) == "");
+  Settings bad = good_settings();
+  bad.prompt = "";
+  bad.negative_prompt = "\xff";
+  bad.height = 1000;
+  bad.width = 7;
+  bad.num_inference_steps = 0;
+  bad.num_images = 0;
+  bad.batch_size = 0;
+  bad.seed = -2;
+  bad.denoising_strength = 1.5;
+  bad.output = "no/such/folder/out.jpg";
+  bad.family_inputs.clear();
+  const std::string message = check(bad);
+  using Catch::Contains;
+  REQUIRE_THAT(message, Contains("--prompt is missing"));
+  REQUIRE_THAT(message, Contains("--negative_prompt: byte 0 is no UTF-8"));
+  REQUIRE_THAT(message, Contains("--height: 1000 is no multiple of 16; use 992 or 1008"));
+  REQUIRE_THAT(message, Contains("--width: 7 is no multiple of 16; use 16"));
+  REQUIRE_THAT(message, Contains("--num_inference_steps: 0 is below 1"));
+  REQUIRE_THAT(message, Contains("--num_images: 0 is below 1"));
+  REQUIRE_THAT(message, Contains("--batch_size: 0 is below 1"));
+  REQUIRE_THAT(message, Contains("--seed: -2 is below -1"));
+  REQUIRE_THAT(message, Contains("--denoising_strength: 1.5"));
+  REQUIRE_THAT(message, Contains("there is no input image to start from"));
+  REQUIRE_THAT(message, Contains("does not end in .png"));
+  REQUIRE_THAT(message, Contains("there is no folder \"no/such/folder\""));
+  REQUIRE_THAT(message, Contains("--edit_strength is missing"));
+  REQUIRE_THAT(check(bad, {"jobs.jsonl", 3}),
+               Contains("jobs.jsonl:3: height: 1000 is no multiple"));
+}
+
+TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {
+  Settings settings = good_settings();
+  settings.schedule = "quick";
+  REQUIRE_THAT(check(settings), Catch::Contains("\"quick\"") && Catch::Contains("plain, fast"));
+  settings = good_settings();
+  settings.input_image = "absent.png";
+  settings.latents = "absent.safetensors";
+  REQUIRE_THAT(check(settings), Catch::Contains("--input_image: absent.png") &&
+                                    Catch::Contains("--latents: absent.safetensors"));
+}
+
+TEST_CASE("Initial latents of another shape are refused before the run", "[settings]") {
+  const Folder folder;
+  Settings settings = good_settings();
+  settings.latents = folder.file("noise.safetensors");
+  settings.num_images = 2;
+  const auto write = [&](const std::string& name, const std::string& shape, size_t bytes) {
+    const std::string header = "{\"" + name + "\":{\"dtype\":\"F32\",\"shape\":" + shape +
+                               ",\"data_offsets\":[0," + std::to_string(bytes) + "]}}";
+    std::ofstream file(settings.latents, std::ios::binary);
+    const uint64_t size = header.size();
+    file.write(reinterpret_cast<const char*>(&size), 8);
+    file << header << std::string(bytes, '\0');
+  };
+  write("latents", "[2,4,1,8,12]", 2 * 4 * 8 * 12 * 4);
+  REQUIRE(check(settings) == "");
+  const Request request = make_request(settings, FakeFamily(), FakeModel(), 5);
+  REQUIRE(request.latents.sizes() == at::IntArrayRef({2, 4, 1, 8, 12}));
+  REQUIRE(request.seeds == std::vector<uint64_t>{5, 6});
+  write("latents", "[2,4,8,12]", 2 * 4 * 8 * 12 * 4);
+  REQUIRE_THAT(check(settings), Catch::Contains("shape [2, 4, 8, 12], [2, 4, 1, 8, 12] expected"));
+  write("noise", "[1]", 4);
+  REQUIRE_THAT(check(settings), Catch::Contains("tensor \"latents\" is missing"));
+}
+
+TEST_CASE("A request has the schedule of its size and the family's scale", "[settings]") {
+  const FakeFamily family;
+  const FakeModel model;
+  Settings settings = good_settings();
+  Request request = make_request(settings, family, model, 0);
+  REQUIRE(request.cfg_scale == 4.0);
+  REQUIRE(request.sigmas.size() == 31);
+  REQUIRE(std::get<double>(request.inputs.at("edit_strength")) == 0.5);
+  settings.schedule = "fast";
+  settings.num_inference_steps = 4;
+  request = make_request(settings, family, model, 0);
+  REQUIRE(request.cfg_scale == 1.0);
+  REQUIRE(request.sigmas == std::vector<float>{1.0f, 0.9f, 0.75f, 0.5f, 0.0f});
+}
+
+}  // namespace
+}  // namespace atelier::generate
