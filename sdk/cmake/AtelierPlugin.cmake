@@ -1,7 +1,6 @@
 # atelier_add_plugin(<family> <source>...): a plugin module <family>.so that exports one symbol.
-set(ATELIER_PLUGIN_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/plugin.map)
-
 function(atelier_add_plugin family)
+  set(script ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin.map)
   add_library(${family} MODULE ${ARGN})
   set_target_properties(${family} PROPERTIES
     PREFIX ""
@@ -18,6 +17,6 @@ function(atelier_add_plugin family)
     target_link_libraries(${family} PRIVATE stdc++ Atelier::sdk)
   endif()
   target_link_options(${family} PRIVATE
-    "-Wl,-z,defs" "-Wl,-z,nodelete" "-Wl,--version-script=${ATELIER_PLUGIN_SCRIPT}")
-  set_property(TARGET ${family} APPEND PROPERTY LINK_DEPENDS ${ATELIER_PLUGIN_SCRIPT})
+    "-Wl,-z,defs" "-Wl,-z,nodelete" "-Wl,--version-script=${script}")
+  set_property(TARGET ${family} APPEND PROPERTY LINK_DEPENDS ${script})
 endfunction()
