@@ -10,6 +10,7 @@
 
 #include "atelier/checkpoint.h"
 #include "formats/safetensors.h"
+#include "formats/shard_index.h"
 
 namespace atelier::checkpoint {
 
@@ -20,14 +21,24 @@ struct TensorPlace {
   uint64_t bytes = 0;
 };
 
+// Files that together are one checkpoint.
+struct CheckpointFiles {
+  std::string name;                // stands for the checkpoint in messages: the path that the user gave
+  std::vector<std::string> files;  // its shards
+  std::string index_path = {};     // the *.index.json that lists them; empty: none
+  std::string config_path = {};    // the config.json beside them; empty: none
+};
+
 // Headers only, checked against the length of each file; tensors are read with pread when they are asked for. Immutable
 // and safe to use from several threads.
 class Checkpoint {
  public:
-  // `name` stands for the checkpoint in messages. `files` are its shards, `config_path` the config.json beside them; an
-  // empty one means none.
   // Throws Error naming file, byte and tensor: kNotFound, kEnvironment, kInvalidArgument, kDataLoss, kUnsupported.
-  static Checkpoint open(std::string name, const std::vector<std::string>& files, const std::string& config_path = {});
+  static Checkpoint open(const CheckpointFiles& files);
+  // Without index and config.
+  static Checkpoint open(std::string name, std::vector<std::string> files) {
+    return open(CheckpointFiles{std::move(name), std::move(files)});
+  }
 
   const std::string& name() const { return name_; }
   const std::vector<std::string>& files() const { return files_; }
@@ -48,9 +59,12 @@ class Checkpoint {
 
   // Throws Error{kDataLoss} when a file has another length than when it was opened.
   void check_lengths() const;
+  // Of the files, as they were when their headers were read.
+  const std::vector<uint64_t>& file_sizes() const { return file_sizes_; }
 
  private:
   Checkpoint() = default;
+  void check_against(const std::string& index_path) const;
 
   std::string name_;
   std::vector<std::string> files_;
@@ -60,6 +74,9 @@ class Checkpoint {
   std::shared_ptr<const TensorIndex> index_;
   uint64_t bytes_ = 0;
 };
+
+// Reads a *.index.json. Throws Error naming file and line.
+formats::ShardIndex read_shard_index(const std::string& path);
 
 // LibTorch's name of a dtype of the format. Throws Error{kUnsupported} for those that LibTorch does not have.
 at::ScalarType scalar_type(formats::DType dtype);

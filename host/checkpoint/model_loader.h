@@ -11,6 +11,7 @@
 
 #include "atelier/model_family.h"
 #include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/weight_binding.h"
 
 namespace atelier::checkpoint {
 
@@ -48,6 +49,14 @@ struct LoadedPart {
   Checkpoint checkpoint;
 };
 
+// Says what one checkpoint is to a family; nullopt when it is nothing of its. `hints` as in LoadRequest.
+// Throws Error{kUnsupported} for a LoRA file, and what ModelFamily::detect throws, with the checkpoint's name.
+std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint,
+                                           const std::map<std::string, DetectHint>& hints = {});
+
+// By its tensor names, in every published spelling.
+bool is_lora(const TensorIndex& index);
+
 // A model whose parts are known and whose weights come and go. Not thread-safe.
 class LoadedModel {
  public:
@@ -55,6 +64,8 @@ class LoadedModel {
   // one component, required ones that are missing, LoRA files, and missing, unexpected or mis-shaped tensors.
   // `family` outlives the model.
   static std::unique_ptr<LoadedModel> open(const ModelFamily& family, const LoadRequest& request);
+  // Without any part: sizes and declarations only.
+  static std::unique_ptr<LoadedModel> open_empty(const ModelFamily& family);
   ~LoadedModel();
 
   const ModelFamily& family() const { return family_; }
@@ -83,6 +94,7 @@ class LoadedModel {
   std::unique_ptr<Model> model_;
   at::Device device_ = at::kCPU;
   at::ScalarType dtype_ = at::kFloat;
+  std::map<std::string, WeightBinding, std::less<>> bindings_;  // by component
   std::map<std::string, bool, std::less<>> loaded_;
 };
 

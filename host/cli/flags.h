@@ -104,6 +104,9 @@ std::vector<FlagSpec> model_flags(std::string dtype = "auto");
 // Of a command with model_flags(). Throws Error{kInvalidArgument} when --model_hints is malformed.
 checkpoint::LoadRequest load_request(const ParsedFlags& flags);
 
+// '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.
+std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints);
+
 // The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as Error.
 int run_inspect(std::span<const std::string> arguments);
 int run_plugins(std::span<const std::string> arguments);

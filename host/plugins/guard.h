@@ -1,6 +1,7 @@
 // The one place where exceptions of a plugin, or of LibTorch below it, become errors.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +12,9 @@ namespace atelier::plugins {
 // Rethrows the exception that is being handled: an Error gets `where` put in front, c10::OutOfMemoryError and
 // std::bad_alloc become kOutOfMemory, and every other one kInternal with the first line of its message.
 [[noreturn]] void rethrow_at(std::string_view where);
+
+// The stack of the last exception that became kInternal, as LibTorch recorded it; empty when it recorded none.
+std::string last_internal_stack();
 
 // Calls `call` and gives back what it gives. `where` names the call, "my_family.denoise", and is put in front of what
 // goes wrong in it.

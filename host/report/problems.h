@@ -30,7 +30,7 @@ class Problems {
   size_t size() const { return errors_.size(); }
 
   // Throws nothing when there is none, the error itself when there is one, and otherwise one Error that counts them in
-  // its first line and has one line for each below. Its code is that of the first.
+  // its first line and has one indented line for each below. Its code is that of the first.
   void throw_if_any() const;
 
  private:

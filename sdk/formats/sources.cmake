@@ -1,5 +1,6 @@
 # Sources of atelier_formats, relative to this folder; also built into the fuzzers.
 set(ATELIER_FORMATS_SOURCES
+  csv.cpp
   elf_note.cpp
   escape.cpp
   glob.cpp

@@ -1,0 +1,419 @@
+#include "host/checkpoint/weight_binding.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "host/checkpoint/bulk_reader.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/safetensors_writer.h"
+#include "host/report/problems.h"
+
+namespace atelier::checkpoint {
+
+namespace {
+
+constexpr size_t kListed = 20;
+constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+constexpr int64_t kDeviceGroupBytes = int64_t{512} << 20;
+
+// The block numbers that stand where `pattern` has `{}`; nullopt when `name` does not match.
+std::optional<std::vector<std::string>> match_blocks(std::string_view pattern, std::string_view name) {
+  std::vector<std::string> numbers;
+  while (true) {
+    const size_t hole = pattern.find("{}");
+    const std::string_view literal = pattern.substr(0, hole);
+    if (!name.starts_with(literal)) return std::nullopt;
+    name.remove_prefix(literal.size());
+    if (hole == std::string_view::npos) {
+      if (!name.empty()) return std::nullopt;
+      return numbers;
+    }
+    pattern.remove_prefix(hole + 2);
+    const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+    // "007" is no block number: it would not come back when the table is read backwards.
+    if (digits == 0 || (digits > 1 && name.front() == '0')) return std::nullopt;
+    numbers.emplace_back(name.substr(0, digits));
+    name.remove_prefix(digits);
+  }
+}
+
+std::string fill_blocks(std::string_view pattern, const std::vector<std::string>& numbers) {
+  std::string out;
+  for (size_t i = 0;; ++i) {
+    const size_t hole = pattern.find("{}");
+    out += pattern.substr(0, hole);
+    if (hole == std::string_view::npos) return out;
+    if (i < numbers.size()) out += numbers[i];
+    pattern.remove_prefix(hole + 2);
+  }
+}
+
+bool matches_unused(const std::string& pattern, const std::string& name) {
+  if (pattern.find('*') == std::string::npos) return match_blocks(pattern, name).has_value();
+  std::string glob = pattern;
+  for (size_t hole = glob.find("{}"); hole != std::string::npos; hole = glob.find("{}")) glob.replace(hole, 2, "*");
+  return formats::glob_match(glob, name);
+}
+
+// The rows that name a tensor: those with the `from` of the first that matches.
+struct TensorRows {
+  std::vector<const WeightRule*> rules;
+  std::vector<std::string> numbers;
+};
+
+std::optional<TensorRows> find_rows(const WeightMap& rules, const std::string& name) {
+  for (const WeightRule& rule : rules) {
+    TensorRows rows;
+    if (rule.to.empty()) {
+      if (!matches_unused(rule.from, name)) continue;
+      return rows;
+    }
+    auto numbers = match_blocks(rule.from, name);
+    if (!numbers) continue;
+    rows.numbers = std::move(*numbers);
+    for (const WeightRule& other : rules) {
+      if (other.from == rule.from && !other.to.empty()) rows.rules.push_back(&other);
+    }
+    return rows;
+  }
+  return std::nullopt;
+}
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string out = "[";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+// True when the shapes are equal but for `axis`.
+bool fits_beside(at::IntArrayRef a, at::IntArrayRef b, int axis) {
+  if (a.size() != b.size() || axis < 0 || static_cast<size_t>(axis) >= a.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (i != static_cast<size_t>(axis) && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+void check_pieces(const BoundWeight& bound, const TensorIndex& index, std::vector<std::string>& misshaped) {
+  const at::IntArrayRef weight = bound.weight->sizes();
+  int64_t covered = 0;
+  for (const WeightPiece& piece : bound.pieces) {
+    const TensorMeta& tensor = *index.find(piece.tensor);
+    const bool fits =
+        piece.axis < 0
+            ? at::IntArrayRef(tensor.shape) == weight
+            : fits_beside(tensor.shape, weight, piece.axis) &&
+                  piece.tensor_start + piece.length <= tensor.shape[static_cast<size_t>(piece.axis)];
+    if (!fits) {
+      misshaped.push_back(formats::quote_and_escape(piece.tensor) + ": " + shape_text(tensor.shape) + ", expected " +
+                          shape_text(weight) +
+                          (piece.axis < 0 ? "" : " or a part of it along axis " + std::to_string(piece.axis)));
+      return;
+    }
+    covered += piece.length;
+  }
+  if (bound.pieces.size() > 1 && covered != weight[static_cast<size_t>(bound.pieces.front().axis)])
+    misshaped.push_back(formats::quote_and_escape(bound.pieces.front().tensor) + " and " +
+                        std::to_string(bound.pieces.size() - 1) + " more hold " + std::to_string(covered) + " of " +
+                        shape_text(weight) + " along axis " + std::to_string(bound.pieces.front().axis));
+}
+
+void list(std::string& out, const char* what, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  out += std::string("\n  ") + what + ":";
+  for (size_t i = 0; i < std::min(names.size(), kListed); ++i) out += "\n    " + names[i];
+  if (names.size() > kListed) out += "\n    and " + std::to_string(names.size() - kListed) + " more";
+}
+
+}  // namespace
+
+void WeightBinding::throw_unless_complete(const std::string& checkpoint_name, const std::string& component) const {
+  if (is_complete()) return;
+  std::string message = display_path(checkpoint_name) + ": does not fit " + component + ": " +
+                        std::to_string(missing.size()) + " tensors missing, " + std::to_string(unexpected.size()) +
+                        " unexpected, " + std::to_string(misshaped.size()) + " of another shape";
+  list(message, "missing", missing);
+  list(message, "unexpected", unexpected);
+  list(message, "of another shape", misshaped);
+  throw Error(ErrorCode::kInvalidArgument, message, "use a checkpoint of this architecture, whole", "WEIGHTS_MISMATCH");
+}
+
+WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix, const TensorIndex& index,
+                           nn::Module& module) {
+  WeightBinding binding;
+  std::map<std::string, size_t> place;  // of a weight in binding.weights
+  module.visit_weights([&](const std::string& path, Weight& weight) {
+    place.emplace(path, binding.weights.size());
+    binding.weights.push_back({path, &weight, {}});
+  });
+
+  struct Candidate {
+    size_t row;  // in the table: the order in which tensors are joined
+    WeightPiece piece;
+  };
+  std::vector<std::vector<Candidate>> candidates(binding.weights.size());
+  for (const auto& [name, meta] : index.tensors()) {
+    const std::string quoted = formats::quote_and_escape(name);
+    if (!name.starts_with(prefix)) {
+      binding.unexpected.push_back(quoted);
+      continue;
+    }
+    const auto rows = find_rows(rules, name.substr(prefix.size()));
+    if (!rows) {
+      binding.unexpected.push_back(quoted);
+      continue;
+    }
+    if (rows->rules.empty()) {
+      binding.unused.push_back(name);
+      continue;
+    }
+    int64_t start = 0;
+    bool has_all_weights = true;
+    for (const WeightRule* rule : rows->rules) {
+      const auto it = place.find(fill_blocks(rule->to, rows->numbers));
+      if (it == place.end()) {
+        has_all_weights = false;
+        break;
+      }
+      WeightPiece piece{name, rule->axis, 0, 0, 0};
+      const at::IntArrayRef sizes = binding.weights[it->second].weight->sizes();
+      if (rows->rules.size() > 1 && rule->axis >= 0 && static_cast<size_t>(rule->axis) < sizes.size()) {
+        piece.tensor_start = start;
+        piece.length = sizes[static_cast<size_t>(rule->axis)];
+        start += piece.length;
+      } else if (rule->axis >= 0 && static_cast<size_t>(rule->axis) < meta.shape.size()) {
+        piece.length = meta.shape[static_cast<size_t>(rule->axis)];
+      }
+      candidates[it->second].push_back({static_cast<size_t>(rule - rules.data()), piece});
+    }
+    // The component has fewer blocks or another layout.
+    if (!has_all_weights) binding.unexpected.push_back(quoted);
+    const WeightRule& first = *rows->rules.front();
+    if (has_all_weights && rows->rules.size() > 1 && first.axis >= 0 &&
+        static_cast<size_t>(first.axis) < meta.shape.size() && start != meta.shape[static_cast<size_t>(first.axis)])
+      binding.misshaped.push_back(quoted + ": " + shape_text(meta.shape) + ", expected " + std::to_string(start) +
+                                  " along axis " + std::to_string(first.axis));
+  }
+
+  for (size_t i = 0; i < binding.weights.size(); ++i) {
+    BoundWeight& bound = binding.weights[i];
+    std::sort(candidates[i].begin(), candidates[i].end(),
+              [](const Candidate& a, const Candidate& b) { return a.row < b.row; });
+    std::set<std::string> have;
+    int64_t start = 0;
+    for (Candidate& candidate : candidates[i]) {
+      have.insert(candidate.piece.tensor);
+      candidate.piece.weight_start = start;
+      start += candidate.piece.length;
+      bound.pieces.push_back(std::move(candidate.piece));
+    }
+    // Every row that names this weight must have brought its tensor.
+    bool has_row = false, is_whole = true;
+    for (const WeightRule& rule : rules) {
+      if (rule.to.empty()) continue;
+      const auto numbers = match_blocks(rule.to, bound.path);
+      if (!numbers) continue;
+      has_row = true;
+      const std::string name = prefix + fill_blocks(rule.from, *numbers);
+      if (have.contains(name)) continue;
+      is_whole = false;
+      binding.missing.push_back(formats::quote_and_escape(name));
+    }
+    if (!has_row) binding.missing.push_back("weight " + formats::quote_and_escape(bound.path) + ", which has no row");
+    if (has_row && is_whole) check_pieces(bound, index, binding.misshaped);
+  }
+  // A cut tensor is missing once, not once for each of its weights.
+  std::set<std::string> seen;
+  std::erase_if(binding.missing, [&](const std::string& name) { return !seen.insert(name).second; });
+  return binding;
+}
+
+int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix, const TensorIndex& index) {
+  int64_t count = 0;
+  for (const auto& [name, meta] : index.tensors()) {
+    if (name.starts_with(prefix) && find_rows(rules, name.substr(prefix.size()))) ++count;
+  }
+  return count;
+}
+
+int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint) {
+  int64_t bytes = 0;
+  for (const BoundWeight& bound : binding.weights) {
+    for (const WeightPiece& piece : bound.pieces) {
+      const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
+      int64_t elements = c10::multiply_integers(meta.shape);
+      if (piece.axis >= 0) {
+        const int64_t axis_length = meta.shape[static_cast<size_t>(piece.axis)];
+        elements = axis_length == 0 ? 0 : elements / axis_length * piece.length;
+      }
+      bytes += elements * static_cast<int64_t>(c10::elementSize(meta.dtype));
+    }
+  }
+  return bytes;
+}
+
+void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device,
+                  const std::function<void(int64_t)>& progress) {
+  const at::NoGradGuard no_grad;
+  const TensorIndex& index = checkpoint.index();
+  int64_t done_before = 0, group_bytes = 0;
+  std::vector<ReadRun> runs;
+  std::vector<std::pair<Weight*, at::Tensor>> values;
+
+  const auto flush = [&] {
+    int64_t done = 0;
+    read_runs(checkpoint.files(), checkpoint.file_sizes(), std::move(runs), [&](int64_t bytes) {
+      done = bytes;
+      if (progress) progress(done_before + bytes);
+    });
+    done_before += done;
+    runs.clear();
+    group_bytes = 0;
+    for (auto& [weight, value] : values) weight->set(device.is_cpu() ? std::move(value) : value.to(device));
+    values.clear();
+  };
+
+  for (const BoundWeight& bound : binding.weights) {
+    const at::IntArrayRef sizes = bound.weight->sizes();
+    const at::ScalarType published = index.find(bound.pieces.front().tensor)->dtype;
+    const at::ScalarType type = c10::isFloatingType(published) ? dtype : published;
+    at::Tensor value = at::empty(sizes, at::TensorOptions(type));
+    auto* base = static_cast<char*>(value.data_ptr());
+    const auto bytes = static_cast<int64_t>(value.nbytes());
+    if (bytes >= 2 * kHugePageBytes) {
+      // Whole huge pages inside the tensor: a tenth of the page faults while it is filled.
+      const auto begin = (reinterpret_cast<uintptr_t>(base) + kHugePageBytes - 1) & ~uintptr_t(kHugePageBytes - 1);
+      const auto end = (reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(bytes)) & ~uintptr_t(kHugePageBytes - 1);
+      if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+    }
+    for (const WeightPiece& piece : bound.pieces) {
+      const TensorMeta& meta = *index.find(piece.tensor);
+      const TensorPlace& place = checkpoint.place(piece.tensor);
+      const auto from_size = static_cast<int64_t>(c10::elementSize(meta.dtype));
+      const auto to_size = static_cast<int64_t>(c10::elementSize(type));
+      int64_t outer = 1, inner = c10::multiply_integers(meta.shape), tensor_length = 1, weight_length = 1, length = 1;
+      if (piece.axis >= 0) {
+        const auto axis = static_cast<size_t>(piece.axis);
+        tensor_length = meta.shape[axis];
+        weight_length = sizes[axis];
+        length = piece.length;
+        outer = std::accumulate(meta.shape.begin(), meta.shape.begin() + piece.axis, int64_t{1}, std::multiplies<>());
+        inner = std::accumulate(meta.shape.begin() + piece.axis + 1, meta.shape.end(), int64_t{1},
+                                std::multiplies<>());
+        if (tensor_length == length && weight_length == length) {
+          inner *= outer * length;
+          outer = tensor_length = weight_length = length = 1;
+        }
+      }
+      for (int64_t i = 0; i < outer; ++i) {
+        const int64_t from = (i * tensor_length + piece.tensor_start) * inner;
+        const int64_t to = (i * weight_length + piece.weight_start) * inner;
+        if (length * inner == 0) continue;
+        runs.push_back({place.file, place.begin + static_cast<uint64_t>(from * from_size), length * inner, meta.dtype,
+                        type, base + to * to_size});
+      }
+    }
+    values.emplace_back(bound.weight, std::move(value));
+    group_bytes += bytes;
+    if (!device.is_cpu() && group_bytes >= kDeviceGroupBytes) flush();
+  }
+  flush();
+}
+
+at::Tensor PublishedTensor::value() const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;
+  for (const Source& source : sources) {
+    at::Tensor part = source.weight->draw().detach();
+    if (source.length >= 0) part = part.narrow(axis, source.start, source.length);
+    parts.push_back(std::move(part));
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts, axis);
+}
+
+std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules, const std::string& prefix,
+                                               const TensorIndex* published) {
+  struct Named {
+    Weight* weight;
+    int64_t taken = 0;  // along the axis, of a weight that is cut
+  };
+  std::map<std::string, Named> weights;
+  std::vector<std::string> paths;
+  module.visit_weights([&](const std::string& path, Weight& weight) {
+    if (!weight.is_loaded()) throw Error(ErrorCode::kInternal, "weight '" + path + "' is not loaded");
+    weights.emplace(path, Named{&weight});
+    paths.push_back(path);
+  });
+
+  // By published name; sources in table order.
+  std::map<std::string, PublishedTensor> tensors;
+  std::map<std::string, int64_t> joined_from;  // by weight: how many tensors
+  for (const std::string& path : paths) {
+    for (const WeightRule& rule : rules) {
+      if (!rule.to.empty() && match_blocks(rule.to, path)) ++joined_from[path];
+    }
+    if (joined_from[path] == 0) throw Error(ErrorCode::kInternal, "weight '" + path + "' has no row in the table");
+  }
+  for (const WeightRule& rule : rules) {
+    if (rule.to.empty()) continue;
+    for (const std::string& path : paths) {
+      const auto numbers = match_blocks(rule.to, path);
+      if (!numbers) continue;
+      Named& named = weights.at(path);
+      const at::Tensor drawn = named.weight->draw();
+      PublishedTensor& tensor = tensors[prefix + fill_blocks(rule.from, *numbers)];
+      const bool is_new = tensor.sources.empty();
+      if (is_new) {
+        tensor.name = prefix + fill_blocks(rule.from, *numbers);
+        tensor.shape = drawn.sizes().vec();
+        tensor.dtype = drawn.scalar_type();
+      }
+      tensor.axis = rule.axis;
+      PublishedTensor::Source source{path, named.weight, 0, -1};
+      const auto axis = static_cast<size_t>(std::max(rule.axis, 0));
+      if (const int64_t parts = joined_from[path]; parts > 1) {
+        const int64_t whole = drawn.size(rule.axis);
+        const TensorMeta* meta = published == nullptr ? nullptr : published->find(tensor.name);
+        if (meta == nullptr && whole % parts != 0)
+          throw Error(ErrorCode::kInternal, "weight '" + path + "' cannot be cut into " + std::to_string(parts) +
+                                                " equal tensors");
+        source.start = named.taken;
+        source.length = meta == nullptr ? whole / parts : meta->shape.at(axis);
+        named.taken += source.length;
+        if (named.taken > whole)
+          throw Error(ErrorCode::kInternal, "weight '" + path + "' is shorter than its published tensors");
+      }
+      const int64_t length = rule.axis < 0 ? 0 : source.length >= 0 ? source.length : drawn.size(rule.axis);
+      if (rule.axis >= 0) tensor.shape[axis] = is_new ? length : tensor.shape[axis] + length;
+      tensor.sources.push_back(std::move(source));
+    }
+  }
+  std::vector<PublishedTensor> out;
+  for (auto& [name, tensor] : tensors) out.push_back(std::move(tensor));
+  return out;
+}
+
+void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix, const std::string& path,
+                    const std::map<std::string, std::string>& metadata, const TensorIndex* published) {
+  const std::vector<PublishedTensor> tensors = published_tensors(module, rules, prefix, published);
+  std::vector<formats::TensorEntry> entries;
+  std::map<std::string, const PublishedTensor*> by_name;
+  for (const PublishedTensor& tensor : tensors) {
+    entries.push_back({tensor.name, file_dtype(tensor.dtype), tensor.shape, 0, 0});
+    by_name.emplace(tensor.name, &tensor);
+  }
+  write_safetensors(path, std::move(entries), metadata,
+                    [&](const std::string& name) { return by_name.at(name)->value(); });
+}
+
+}  // namespace atelier::checkpoint

@@ -1,0 +1,155 @@
+// atelier check-plugin: the conformance suite, in a process of its own.
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "atelier/error.h"
+#include "host/cli/flags.h"
+#include "host/conformance/conformance.h"
+#include "host/plugins/guard.h"
+#include "host/plugins/plugin_loader.h"
+
+namespace atelier::cli {
+
+namespace {
+
+CommandSpec check_command() {
+  CommandSpec command{"check-plugin", "Runs the conformance suite on a plugin, in a process of its own."};
+  command.flags = {
+      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      {.name = "json", .kind = FlagKind::kFlag, .help = "one JSON object a check", .preset = "false"},
+      {.name = "timeout", .kind = FlagKind::kReal, .help = "seconds for the whole suite", .preset = "900"},
+      {.name = "in_process", .kind = FlagKind::kFlag, .help = "run the suite in this process, for debuggers",
+       .preset = "false"},
+  };
+  command.positional = "X.so|NAME";
+  command.min_positional = 1;
+  command.max_positional = 1;
+  return command;
+}
+
+void print(const conformance::Finding& finding, bool as_json) {
+  if (as_json) {
+    const nlohmann::ordered_json line = {
+        {"check", finding.check}, {"passed", finding.passed}, {"detail", finding.detail}};
+    std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  } else {
+    std::printf("%s  %s%s%s\n", finding.passed ? "passed" : "FAILED", finding.check.c_str(),
+                finding.detail.empty() ? "" : ": ", finding.detail.c_str());
+  }
+  std::fflush(stdout);
+}
+
+// The suite itself, here.
+int run_suite(const std::string& name, const std::string& plugin_path) {
+  const plugins::Plugin& plugin = plugins::open_plugin(name, plugin_path);
+  bool passed = true;
+  conformance::check_family(*plugin.family, [&](const conformance::Finding& finding) {
+    passed = passed && finding.passed;
+    print(finding, /*as_json=*/true);
+  });
+  return passed ? 0 : 3;
+}
+
+// Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when it took too long.
+std::optional<int> follow_child(pid_t child, int from, double timeout_s,
+                                const std::function<void(const std::string&)>& on_line) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  std::string pending;
+  bool is_open = true;
+  while (is_open) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) {
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);
+      return std::nullopt;
+    }
+    pollfd waiting{from, POLLIN, 0};
+    if (poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left.count(), 1000))) <= 0) continue;
+    char buffer[4096];
+    const ssize_t got = read(from, buffer, sizeof(buffer));
+    if (got < 0 && errno == EINTR) continue;
+    is_open = got > 0;
+    if (got > 0) pending.append(buffer, static_cast<size_t>(got));
+    for (size_t end = pending.find('\n'); end != std::string::npos; end = pending.find('\n')) {
+      on_line(pending.substr(0, end));
+      pending.erase(0, end + 1);
+    }
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+}  // namespace
+
+int run_check_plugin(std::span<const std::string> arguments) {
+  const CommandSpec command = check_command();
+  if (wants_help(arguments)) {
+    std::fputs(help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const ParsedFlags flags = parse_flags(command, arguments);
+  const std::string& name = flags.positional().front();
+  const std::string plugin_path = flags.text("plugin_path");
+  if (flags.flag("in_process")) return run_suite(name, plugin_path);
+
+  // A plugin that must not be opened is refused here, with the loader's own words.
+  if (name.find('/') != std::string::npos || name.ends_with(".so")) {
+    const plugins::PluginFile file = plugins::describe_plugin(name);
+    if (!file.problem.empty()) plugins::open_plugin(name, plugin_path);
+  }
+
+  int ends[2];
+  if (pipe(ends) != 0) throw Error(ErrorCode::kEnvironment, std::string("pipe: ") + std::strerror(errno));
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child < 0) throw Error(ErrorCode::kEnvironment, std::string("fork: ") + std::strerror(errno));
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    const std::string path_flag = "--plugin_path=" + plugin_path;
+    execl("/proc/self/exe", "atelier", "check-plugin", name.c_str(), "--in_process", path_flag.c_str(),
+          static_cast<char*>(nullptr));
+    _exit(127);
+  }
+  close(ends[1]);
+
+  int passed = 0, failed = 0;
+  const bool as_json = flags.flag("json");
+  const auto add = [&](const conformance::Finding& finding) {
+    ++(finding.passed ? passed : failed);
+    print(finding, as_json);
+  };
+  const std::optional<int> status = follow_child(child, ends[0], flags.real("timeout"), [&](const std::string& line) {
+    const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("check")) {
+      std::fprintf(stderr, "%s\n", line.c_str());  // what the plugin itself wrote
+      return;
+    }
+    add({json["check"].get<std::string>(), json["passed"].get<bool>(), json["detail"].get<std::string>()});
+  });
+  close(ends[0]);
+  if (!status) {
+    add({"process: ends in time", false, "stopped after " + flags.text("timeout") + " seconds"});
+  } else if (WIFSIGNALED(*status)) {
+    add({"process: does not crash", false, std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
+  } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
+    add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
+  }
+  if (!as_json) std::printf("%d checks passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 3;
+}
+
+}  // namespace atelier::cli

@@ -1,0 +1,556 @@
+// atelier inspect: what a file is, who takes it, and what that one wants.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <regex>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include "atelier/error.h"
+#include "atelier/text/tokenizer.h"
+#include "formats/csv.h"
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "formats/json.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/model_loader.h"
+#include "host/checkpoint/model_paths.h"
+#include "host/cli/error_line.h"
+#include "host/cli/flags.h"
+#include "host/image/decode.h"
+#include "host/image/png.h"
+#include "host/plugins/guard.h"
+#include "host/plugins/plugin_loader.h"
+#include "host/report/problems.h"
+
+namespace atelier::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using checkpoint::Checkpoint;
+using checkpoint::display_path;
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kMaxTextBytes = uint64_t{1} << 30;
+
+CommandSpec inspect_command() {
+  CommandSpec command{"inspect", "Says what files are: tensors, dtypes, sizes, and which family takes them."};
+  command.flags = {
+      {.name = "plugin", .help = "ask this family only", .preset = ""},
+      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      {.name = "model_hints", .kind = FlagKind::kJson,
+       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": \"dit\"}}'", .preset = "{}"},
+      {.name = "tensors", .kind = FlagKind::kFlag, .help = "list every tensor", .preset = "false"},
+      {.name = "json", .kind = FlagKind::kFlag, .help = "one JSON object a line for each thing found",
+       .preset = "false"},
+  };
+  command.positional = "FILE|DIR...";
+  command.min_positional = 1;
+  return command;
+}
+
+struct Context {
+  std::vector<const ModelFamily*> families;
+  std::map<std::string, DetectHint> hints;
+  bool lists_tensors = false;
+};
+
+std::string config_text(const ConfigValue& value) {
+  return std::visit(
+      [](const auto& held) -> std::string {
+        using T = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          return held;
+        } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+          return Json(held).dump();
+        } else {
+          return Json(held).dump();
+        }
+      },
+      value);
+}
+
+std::string dtype_text(at::ScalarType type) { return std::string(formats::dtype_name(checkpoint::file_dtype(type))); }
+
+Json tensor_summary(const TensorIndex& index, bool lists_tensors) {
+  Json out;
+  std::map<std::string, std::pair<int64_t, uint64_t>> dtypes;
+  uint64_t elements = 0, bytes = 0;
+  for (const auto& [name, meta] : index.tensors()) {
+    const auto count = static_cast<uint64_t>(c10::multiply_integers(meta.shape));
+    const uint64_t size = count * c10::elementSize(meta.dtype);
+    auto& [tensors, held] = dtypes[dtype_text(meta.dtype)];
+    ++tensors;
+    held += size;
+    elements += count;
+    bytes += size;
+    if (lists_tensors)
+      out["list"].push_back({{"name", name}, {"dtype", dtype_text(meta.dtype)}, {"shape", meta.shape}});
+  }
+  out["count"] = index.tensors().size();
+  out["elements"] = elements;
+  out["bytes"] = bytes;
+  for (const auto& [name, counts] : dtypes)
+    out["dtypes"][name] = {{"tensors", counts.first}, {"bytes", counts.second}};
+  return out;
+}
+
+const ComponentSpec* spec_of(const ModelFamily& family, std::string_view component) {
+  for (const ComponentSpec& spec : family.components()) {
+    if (spec.name == component) return &spec;
+  }
+  return nullptr;
+}
+
+// What a family makes of a checkpoint; null when it is none of its.
+Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context& context, std::string& refusal) {
+  const auto detection = checkpoint::detect_checkpoint(family, file, context.hints);
+  if (!detection) return nullptr;
+  Json out;
+  out["family"] = family.name();
+  out["component"] = detection->component;
+  out["variant"] = detection->variant;
+  out["spelling"] = detection->spelling;
+  out["prefix"] = detection->prefix;
+  for (const auto& [key, value] : detection->config) out["config"][key] = config_text(value);
+  const ComponentSpec* spec = spec_of(family, detection->component);
+  if (spec != nullptr && spec->role != "vae") {
+    for (const InputSpec& input : family.inputs()) {
+      if (spec->role == "dit" && !formats::glob_match(input.variants, detection->variant)) continue;
+      if (spec->role == "text_encoder" && input.kind != InputKind::kText) continue;
+      out["inputs"].push_back({{"name", input.name}, {"required", input.required}, {"help", input.help}});
+    }
+  }
+  try {
+    const std::vector<Detection> parts = {*detection};
+    plugins::guard(family.name(), [&] {
+      const std::unique_ptr<Model> model = family.make_model(parts, ModelOptions{});
+      checkpoint::bind_weights(family.weight_map(*detection), detection->prefix, file.index(),
+                               model->component(detection->component))
+          .throw_unless_complete(file.name(), detection->component);
+    });
+  } catch (const Error& error) {
+    refusal = error_line(error);
+  }
+  return out;
+}
+
+// The layers of a LoRA file and their ranks.
+Json lora_summary(const TensorIndex& index, const Context& context) {
+  static const std::regex down(
+      R"((.*)\.(lora_A|lora_down|lora\.down|lora_A\.default|lokr_w1|lokr_w1_a|hada_w1_a)(\.[A-Za-z0-9_]+)?(\.weight)?$)");
+  std::set<std::string> layers;
+  std::set<int64_t> ranks;
+  for (const auto& [name, meta] : index.tensors()) {
+    std::smatch match;
+    if (!std::regex_match(name, match, down)) continue;
+    layers.insert(match[1]);
+    if (meta.shape.size() >= 2) ranks.insert(std::min(meta.shape[0], meta.shape[1]));
+  }
+  Json out;
+  out["layers"] = layers.size();
+  out["ranks"] = ranks;
+  // The family whose linear layers have most of these names.
+  size_t best = 0;
+  for (const ModelFamily* family : context.families) {
+    plugins::guard(family->name(), [&] {
+      for (const Detection& part : family->tiny_parts()) {
+        const ComponentSpec* spec = spec_of(*family, part.component);
+        if (spec == nullptr || spec->role != "dit") continue;
+        const LoraTargets targets = family->lora_targets(part);
+        size_t known = 0;
+        for (const std::string& layer : layers) {
+          std::string name = layer;
+          for (const std::string& prefix : {targets.file_prefix, std::string("diffusion_model."), std::string("base_model.model."),
+                                            std::string("transformer.")}) {
+            if (!prefix.empty() && name.starts_with(prefix)) name = name.substr(prefix.size());
+          }
+          std::string flat;
+          if (name.starts_with("lora_unet_")) flat = name.substr(std::strlen("lora_unet_"));
+          known += std::any_of(targets.include.begin(), targets.include.end(), [&](std::string glob) {
+            if (!flat.empty()) {
+              std::replace(glob.begin(), glob.end(), '.', '_');
+              return formats::glob_match(glob, flat);
+            }
+            return formats::glob_match(glob, name);
+          });
+        }
+        if (known <= best) continue;
+        best = known;
+        out["family"] = family->name();
+        out["component"] = targets.component;
+        out["known_layers"] = known;
+      }
+    });
+  }
+  return out;
+}
+
+Json inspect_checkpoint(const checkpoint::CheckpointFiles& files, const Context& context) {
+  const Checkpoint file = Checkpoint::open(files);
+  Json out;
+  out["path"] = files.name;
+  out["kind"] = checkpoint::is_lora(file.index()) ? "lora" : "checkpoint";
+  out["files"] = file.files();
+  out["tensors"] = tensor_summary(file.index(), context.lists_tensors);
+  for (const auto& [key, value] : file.metadata()) out["metadata"][key] = value;
+  if (out["kind"] == "lora") {
+    out["lora"] = lora_summary(file.index(), context);
+    return out;
+  }
+  std::vector<std::string> asked;
+  for (const ModelFamily* family : context.families) {
+    asked.emplace_back(family->name());
+    std::string refusal;
+    try {
+      Json taken = ask_family(*family, file, context, refusal);
+      if (taken.is_null()) continue;
+      out["taken_by"] = std::move(taken);
+    } catch (const Error& error) {
+      refusal = error_line(error);
+    }
+    if (!refusal.empty()) out["refused"] = refusal;
+    return out;
+  }
+  out["refused"] = error_line(Error(
+      ErrorCode::kUnsupported, display_path(files.name) + ": no family takes it (asked " +
+                                   (asked.empty() ? std::string("none: no plugin was found") : report::list_names(asked)) +
+                                   ")",
+      "is it a whole checkpoint, in safetensors?", "CHECKPOINT_UNKNOWN"));
+  return out;
+}
+
+Json inspect_tokenizer(const std::string& path) {
+  Json out;
+  out["path"] = path;
+  out["kind"] = "tokenizer";
+  out["tokens"] = plugins::guard("tokenizer", [&] { return text::Tokenizer::load(path)->size(); });
+  return out;
+}
+
+Json inspect_picture(const std::string& path) {
+  const image::PictureInfo info = image::probe_picture(path);
+  Json out;
+  out["path"] = path;
+  out["kind"] = "image";
+  out["format"] = info.format;
+  out["width"] = info.width;
+  out["height"] = info.height;
+  out["channels"] = info.channels;
+  out["bits"] = info.bits;
+  if (info.is_animated) out["animated"] = true;
+  if (info.format == "png") {
+    for (const auto& [key, value] : image::png_text(path)) out["text"][key] = value;
+  }
+  return out;
+}
+
+Json table_summary(const std::string& path, const std::string& format, const std::vector<std::string>& columns,
+                   size_t rows) {
+  Json out;
+  out["path"] = path;
+  out["kind"] = "dataset metadata";
+  out["format"] = format;
+  out["rows"] = rows;
+  out["columns"] = columns;
+  return out;
+}
+
+// Columns of rows that are objects, in order of appearance. Throws when a row is none.
+std::vector<std::string> columns_of(const std::string& path, const std::vector<std::pair<uint64_t, const nlohmann::json*>>& rows,
+                                    const char* unit) {
+  std::vector<std::string> columns;
+  for (const auto& [number, row] : rows) {
+    if (!row->is_object())
+      throw Error(ErrorCode::kInvalidArgument, display_path(path) + ":" + unit + std::to_string(number) + ": is no object",
+                  "every row is an object of columns", "DATASET_FORM");
+    for (const auto& [key, value] : row->items()) {
+      if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
+    }
+  }
+  return columns;
+}
+
+Json inspect_csv(const std::string& path) {
+  const std::vector<formats::CsvRow> rows = formats::parse_csv(checkpoint::read_text_file(path, kMaxTextBytes));
+  if (rows.empty())
+    throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is empty", "a header line is expected",
+                "DATASET_FORM");
+  const std::vector<std::string>& columns = rows.front().fields;
+  for (const formats::CsvRow& row : rows) {
+    if (row.fields.size() != columns.size())
+      throw Error(ErrorCode::kInvalidArgument,
+                  display_path(path) + ":" + std::to_string(row.line) + ": has " + std::to_string(row.fields.size()) +
+                      " fields, the header has " + std::to_string(columns.size()),
+                  "quote fields that hold commas", "DATASET_FORM");
+  }
+  return table_summary(path, "csv", columns, rows.size() - 1);
+}
+
+Json inspect_jsonl(const std::string& path) {
+  const auto lines = formats::parse_jsonl(checkpoint::read_text_file(path, kMaxTextBytes));
+  std::vector<std::pair<uint64_t, const nlohmann::json*>> rows;
+  for (const formats::JsonLine& line : lines) rows.emplace_back(line.line, &line.value);
+  return table_summary(path, "jsonl", columns_of(path, rows, ""), rows.size());
+}
+
+Json inspect_json(const std::string& path, const Context& context) {
+  const std::string name = fs::path(path).filename().string();
+  if (name == "tokenizer.json" || name == "vocab.json")
+    return inspect_tokenizer(name == "vocab.json" ? fs::path(path).parent_path().string() : path);
+  const nlohmann::json json = formats::parse_json(checkpoint::read_text_file(path, kMaxTextBytes));
+  if (json.is_object() && json.contains("weight_map")) {
+    checkpoint::FoundFiles found;
+    checkpoint::find_at_path(path, found);
+    return inspect_checkpoint(found.checkpoints.front().files, context);
+  }
+  if (json.is_array()) {
+    std::vector<std::pair<uint64_t, const nlohmann::json*>> rows;
+    for (const auto& row : json) rows.emplace_back(rows.size() + 1, &row);
+    return table_summary(path, "json", columns_of(path, rows, "row "), rows.size());
+  }
+  throw Error(ErrorCode::kUnsupported,
+              display_path(path) + ": is JSON, and neither a shard index, a tokenizer nor dataset metadata",
+              "pass the file or folder that holds tensors", "FILE_KIND");
+}
+
+Json inspect_file(const std::string& path, const Context& context) {
+  const checkpoint::FileReader reader(path);
+  std::string first(std::min<uint64_t>(64, reader.size()), '\0');
+  reader.read(first.data(), 0, first.size());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(first.data());
+  if (image::looks_like_picture({bytes, first.size()})) return inspect_picture(path);
+  const std::string extension = fs::path(path).extension().string();
+  try {
+    if (extension == ".json") return inspect_json(path, context);
+    if (extension == ".jsonl") return inspect_jsonl(path);
+    if (extension == ".csv") return inspect_csv(path);
+  } catch (const formats::ParseError& error) {
+    throw checkpoint::at_file(path, error, ErrorCode::kDataLoss);
+  }
+  for (const char* video : {".mp4", ".mkv", ".mov", ".webm", ".avi"}) {
+    if (extension == video)
+      throw Error(ErrorCode::kUnsupported, display_path(path) + ": is a video, and this build reads stills only",
+                  "extract its frames", "FILE_KIND");
+  }
+  if (first.starts_with("\x7f" "ELF")) {
+    const plugins::PluginFile plugin = plugins::describe_plugin(path);
+    if (!plugin.problem.empty())
+      throw Error(ErrorCode::kIncompatible, display_path(path) + ": " + plugin.problem, "atelier check-plugin",
+                  "PLUGIN");
+    return Json{{"path", path}, {"kind", "plugin"}, {"family", plugin.family}, {"version", plugin.version}};
+  }
+  return inspect_checkpoint({path, {path}, {}, [&] {
+                               const fs::path config = fs::path(path).parent_path() / "config.json";
+                               std::error_code failure;
+                               return fs::is_regular_file(config, failure) ? config.string() : std::string();
+                             }()},
+                            context);
+}
+
+void inspect_folder(const std::string& path, const Context& context, const std::function<void(Json)>& show,
+                    const std::function<void(const Error&)>& refuse) {
+  bool has_metadata = false;
+  for (const char* name : {"metadata.csv", "metadata.json", "metadata.jsonl"}) {
+    const std::string file = (fs::path(path) / name).string();
+    std::error_code failure;
+    if (!fs::is_regular_file(file, failure)) continue;
+    has_metadata = true;
+    try {
+      show(inspect_file(file, context));
+    } catch (const Error& error) {
+      refuse(error);
+    }
+  }
+  checkpoint::FoundFiles found;
+  try {
+    checkpoint::find_at_path(path, found);
+  } catch (const Error& error) {
+    if (!has_metadata) refuse(error);
+    return;
+  }
+  for (const auto& item : found.checkpoints) {
+    try {
+      show(inspect_checkpoint(item.files, context));
+    } catch (const Error& error) {
+      refuse(error);
+    }
+  }
+  for (const std::string& tokenizer : found.tokenizers) {
+    try {
+      show(inspect_tokenizer(tokenizer));
+    } catch (const Error& error) {
+      refuse(error);
+    }
+  }
+}
+
+std::string shown(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+std::string count_text(uint64_t elements) {
+  char text[32];
+  const auto value = static_cast<double>(elements);
+  if (elements >= 1'000'000'000) {
+    std::snprintf(text, sizeof(text), "%.2f billion", value / 1e9);
+  } else if (elements >= 1'000'000) {
+    std::snprintf(text, sizeof(text), "%.2f million", value / 1e6);
+  } else {
+    std::snprintf(text, sizeof(text), "%llu", static_cast<unsigned long long>(elements));
+  }
+  return text;
+}
+
+// A value of foreign metadata on one line.
+std::string one_line(const std::string& text, size_t max_chars) {
+  const std::string quoted = formats::quote_and_escape(text, max_chars);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+void print(const Json& item) {
+  const std::string kind = item["kind"].get<std::string>();
+  std::printf("%s: %s", display_path(item["path"].get<std::string>()).c_str(), kind.c_str());
+  if (item.contains("tensors")) {
+    const Json& tensors = item["tensors"];
+    const size_t files = item["files"].size();
+    if (files > 1) std::printf(", %zu shards", files);
+    std::printf(", %s tensors, %s values, %s", shown(tensors["count"]).c_str(),
+                count_text(tensors["elements"].get<uint64_t>()).c_str(),
+                report::format_bytes(tensors["bytes"].get<uint64_t>()).c_str());
+    if (tensors.contains("dtypes")) {
+      for (const auto& [name, counts] : tensors["dtypes"].items())
+        std::printf(", %s %s", name.c_str(), shown(counts["tensors"]).c_str());
+    }
+    std::puts("");
+    if (item.contains("taken_by")) {
+      const Json& by = item["taken_by"];
+      std::printf("  family %s, component %s, variant %s, spelling %s", shown(by["family"]).c_str(),
+                  shown(by["component"]).c_str(), shown(by["variant"]).c_str(), shown(by["spelling"]).c_str());
+      if (const std::string prefix = by["prefix"]; !prefix.empty()) std::printf(", prefix %s", prefix.c_str());
+      std::puts("");
+      if (by.contains("config")) {
+        std::string line;
+        for (const auto& [key, value] : by["config"].items())
+          line += (line.empty() ? "" : ", ") + key + " " + one_line(shown(value), 60);
+        std::printf("  %s\n", line.c_str());
+      }
+      if (by.contains("inputs")) {
+        std::string line;
+        for (const Json& input : by["inputs"])
+          line += (line.empty() ? "" : ", ") + shown(input["name"]) + (input["required"].get<bool>() ? " (required)" : "");
+        std::printf("  inputs: %s\n", line.c_str());
+      }
+    }
+    if (item.contains("lora")) {
+      const Json& lora = item["lora"];
+      std::printf("  %s layers, rank %s", shown(lora["layers"]).c_str(), lora["ranks"].dump().c_str());
+      if (lora.contains("family"))
+        std::printf(", for %s %s (%s layers known there)", shown(lora["family"]).c_str(),
+                    shown(lora["component"]).c_str(), shown(lora["known_layers"]).c_str());
+      std::puts("");
+    }
+    if (item.contains("metadata")) {
+      for (const auto& [key, value] : item["metadata"].items())
+        std::printf("  %s = %s\n", one_line(key, 60).c_str(), one_line(shown(value), 120).c_str());
+    }
+    if (tensors.contains("list")) {
+      for (const Json& tensor : tensors["list"])
+        std::printf("  %s %s %s\n", one_line(shown(tensor["name"]), 200).c_str(), shown(tensor["dtype"]).c_str(),
+                    tensor["shape"].dump().c_str());
+    }
+  } else if (kind == "image") {
+    std::printf(", %s, %sx%s, %s channels of %s bits%s\n", shown(item["format"]).c_str(), shown(item["width"]).c_str(),
+                shown(item["height"]).c_str(), shown(item["channels"]).c_str(), shown(item["bits"]).c_str(),
+                item.contains("animated") ? ", animated" : "");
+    if (item.contains("text")) {
+      for (const auto& [key, value] : item["text"].items())
+        std::printf("  %s = %s\n", one_line(key, 80).c_str(), one_line(shown(value), 4000).c_str());
+    }
+  } else if (kind == "dataset metadata") {
+    std::string columns;
+    for (const Json& column : item["columns"])
+      columns += (columns.empty() ? "" : ", ") + one_line(shown(column), 60);
+    std::printf(", %s, %s rows, columns %s\n", shown(item["format"]).c_str(), shown(item["rows"]).c_str(),
+                columns.c_str());
+  } else if (kind == "tokenizer") {
+    std::printf(", %s ids\n", shown(item["tokens"]).c_str());
+  } else {
+    std::printf(", family %s, version %s\n", shown(item["family"]).c_str(), shown(item["version"]).c_str());
+  }
+}
+
+}  // namespace
+
+int run_inspect(std::span<const std::string> arguments) {
+  const CommandSpec command = inspect_command();
+  if (wants_help(arguments)) {
+    std::fputs(help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const ParsedFlags flags = parse_flags(command, arguments);
+  Context context;
+  context.lists_tensors = flags.flag("tensors");
+  context.hints = parse_hints(flags.json("model_hints"));
+  const std::string plugin_path = flags.text("plugin_path");
+  if (const std::string name = flags.text("plugin"); !name.empty()) {
+    context.families.push_back(plugins::open_plugin(name, plugin_path).family);
+  } else {
+    for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
+      if (!file.problem.empty()) continue;
+      const bool is_known = std::any_of(context.families.begin(), context.families.end(),
+                                        [&](const ModelFamily* family) { return family->name() == file.family; });
+      try {
+        if (!is_known) context.families.push_back(plugins::open_plugin(file.path, plugin_path).family);
+      } catch (const Error& error) {
+        std::fputs(("warning: " + error_line(error).substr(7)).c_str(), stderr);
+      }
+    }
+  }
+
+  const bool as_json = flags.flag("json");
+  int code = 0;
+  const auto refuse_line = [&](const std::string& line) {
+    std::fflush(stdout);
+    std::fputs(line.c_str(), stderr);
+  };
+  const auto show = [&](const Json& item) {
+    if (as_json) {
+      std::puts(item.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    } else {
+      print(item);
+    }
+    if (item.contains("refused")) {
+      code = std::max(code, 2);
+      if (!as_json) refuse_line(item["refused"].get<std::string>());
+    }
+  };
+  for (const std::string& path : flags.positional()) {
+    const auto refuse = [&](const Error& error) {
+      code = std::max(code, exit_code(error.code()));
+      if (as_json) {
+        std::puts(Json{{"path", path}, {"kind", "unknown"}, {"refused", error_line(error)}}
+                      .dump(-1, ' ', false, Json::error_handler_t::replace)
+                      .c_str());
+      } else {
+        refuse_line(error_line(error));
+      }
+    };
+    try {
+      std::error_code failure;
+      if (fs::is_directory(path, failure)) {
+        inspect_folder(path, context, show, refuse);
+      } else {
+        show(inspect_file(path, context));
+      }
+    } catch (const Error& error) {
+      refuse(error);
+    }
+  }
+  return code;
+}
+
+}  // namespace atelier::cli

@@ -1,0 +1,159 @@
+// atelier plugins: which families there are, and what one of them takes.
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "atelier/error.h"
+#include "host/cli/flags.h"
+#include "host/plugins/guard.h"
+#include "host/plugins/plugin_loader.h"
+
+namespace atelier::cli {
+
+namespace {
+
+CommandSpec plugins_command() {
+  CommandSpec command{"plugins", "Lists the families found; \"show NAME\" says what one of them takes."};
+  command.flags = {
+      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"},
+  };
+  command.positional = "[show NAME|FILE]";
+  command.max_positional = 2;
+  return command;
+}
+
+const char* kind_name(InputKind kind) {
+  switch (kind) {
+    case InputKind::kText: return "text";
+    case InputKind::kImage: return "image";
+    case InputKind::kImageList: return "images";
+    case InputKind::kVideo: return "video";
+    case InputKind::kMask: return "mask";
+    case InputKind::kAudio: return "audio";
+    case InputKind::kInteger: return "integer";
+    case InputKind::kReal: return "real";
+    case InputKind::kFlag: return "flag";
+  }
+  return "";
+}
+
+const char* use_name(InputUse use) {
+  switch (use) {
+    case InputUse::kTrain: return "train";
+    case InputUse::kGenerate: return "generate";
+    case InputUse::kBoth: return "both";
+  }
+  return "";
+}
+
+nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
+  const ModelFamily& family = *plugin.family;
+  nlohmann::ordered_json out;
+  out["family"] = family.name();
+  out["version"] = plugin.file.version;
+  out["path"] = plugin.file.path;
+  out["help"] = family.help();
+  for (const ComponentSpec& spec : family.components()) {
+    std::string phases;
+    for (const auto& [needed, name] : {std::pair(spec.phases.encode, "encode"), std::pair(spec.phases.denoise, "denoise"),
+                                       std::pair(spec.phases.decode, "decode")}) {
+      if (needed) phases += std::string(phases.empty() ? "" : ", ") + name;
+    }
+    out["components"].push_back({{"name", spec.name},
+                                 {"role", spec.role},
+                                 {"phases", phases},
+                                 {"required", spec.required},
+                                 {"help", spec.help}});
+  }
+  for (const InputSpec& input : family.inputs()) {
+    out["inputs"].push_back({{"name", input.name},
+                             {"flag", "--" + std::string(input.name)},
+                             {"kind", kind_name(input.kind)},
+                             {"required", input.required},
+                             {"use", use_name(input.use)},
+                             {"variants", input.variants},
+                             {"help", input.help}});
+  }
+  for (const ScheduleDefaults& schedule : family.schedules()) {
+    out["schedules"].push_back({{"name", schedule.name},
+                                {"num_inference_steps", schedule.num_inference_steps},
+                                {"cfg_scale", schedule.cfg_scale},
+                                {"help", schedule.help}});
+  }
+  return out;
+}
+
+void print_family(const nlohmann::ordered_json& family) {
+  const auto text = [](const nlohmann::ordered_json& value) { return value.get<std::string>(); };
+  std::printf("%s %s: %s\n  %s\n", text(family["family"]).c_str(), text(family["version"]).c_str(),
+              text(family["help"]).c_str(), text(family["path"]).c_str());
+  std::puts("\ncomponents");
+  for (const auto& item : family.value("components", nlohmann::ordered_json::array()))
+    std::printf("  %-16s %s%s%s\n", text(item["name"]).c_str(),
+                item["required"].get<bool>() ? "required" : "optional",
+                text(item["phases"]).empty() ? "" : (" to " + text(item["phases"])).c_str(),
+                text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
+  std::puts("\ninputs");
+  for (const auto& item : family.value("inputs", nlohmann::ordered_json::array()))
+    std::printf("  --%-20s %-8s %s%s; %s\n", text(item["name"]).c_str(), text(item["kind"]).c_str(),
+                text(item["use"]) == "both" ? "train and generate" : text(item["use"]).c_str(),
+                item["required"].get<bool>() ? ", required" : "", text(item["help"]).c_str());
+  std::puts("\nschedules (--schedule)");
+  for (const auto& item : family.value("schedules", nlohmann::ordered_json::array()))
+    std::printf("  %-16s %d steps, cfg_scale %g%s\n", text(item["name"]).c_str(),
+                item["num_inference_steps"].get<int>(), item["cfg_scale"].get<double>(),
+                text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
+}
+
+}  // namespace
+
+int run_plugins(std::span<const std::string> arguments) {
+  const CommandSpec command = plugins_command();
+  if (wants_help(arguments)) {
+    std::fputs(help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const ParsedFlags flags = parse_flags(command, arguments);
+  const std::vector<std::string>& words = flags.positional();
+  const std::string path = flags.text("plugin_path");
+  if (!words.empty()) {
+    if (words.front() != "show" || words.size() != 2)
+      throw Error(ErrorCode::kInvalidArgument, "plugins: only \"show NAME\" is known", "atelier plugins show NAME");
+    const plugins::Plugin& plugin = plugins::open_plugin(words[1], path);
+    const auto family = plugins::guard(plugin.file.family, [&] { return describe(plugin); });
+    if (flags.flag("json")) {
+      std::puts(family.dump(2).c_str());
+    } else {
+      print_family(family);
+    }
+    return 0;
+  }
+
+  const std::vector<plugins::PluginFile> found = plugins::list_plugins(path);
+  if (flags.flag("json")) {
+    nlohmann::ordered_json out;
+    out["searched"] = plugins::search_folders(path);
+    out["plugins"] = nlohmann::ordered_json::array();
+    for (const plugins::PluginFile& file : found)
+      out["plugins"].push_back({{"family", file.family},
+                                {"version", file.version},
+                                {"path", file.path},
+                                {"abi", file.abi},
+                                {"problem", file.problem}});
+    std::puts(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    return 0;
+  }
+  for (const plugins::PluginFile& file : found) {
+    std::printf("%-16s %-8s %s\n", file.family.empty() ? "-" : file.family.c_str(), file.version.c_str(),
+                file.path.c_str());
+    if (!file.problem.empty()) std::printf("  cannot be used: %s\n", file.problem.c_str());
+  }
+  if (found.empty()) {
+    std::puts("no plugin in");
+    for (const std::string& folder : plugins::search_folders(path)) std::printf("  %s\n", folder.c_str());
+  }
+  return 0;
+}
+
+}  // namespace atelier::cli

@@ -1,0 +1,66 @@
+#include "host/plugins/guard.h"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace atelier::plugins {
+
+namespace {
+
+// LibTorch's messages go on with a C++ stack; only the first line is for people.
+std::string first_line(const char* text) {
+  std::string line(text);
+  line.erase(std::min(line.find('\n'), line.size()));
+  return line;
+}
+
+struct LastStack {
+  std::mutex mutex;
+  std::string text;
+};
+LastStack& last_stack() {
+  static auto& stack = *new LastStack;
+  return stack;
+}
+
+std::string at(std::string_view where, const std::string& what) { return std::string(where) + ": " + what; }
+
+}  // namespace
+
+std::string last_internal_stack() {
+  const std::lock_guard lock(last_stack().mutex);
+  return last_stack().text;
+}
+
+void rethrow_at(std::string_view where) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    throw error.at(where);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw Error(ErrorCode::kOutOfMemory, at(where, first_line(error.what_without_backtrace())),
+                "use a smaller size or batch");
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory, at(where, "the host's memory is used up"), "use a smaller size or batch");
+  } catch (const c10::Error& error) {
+    const std::string line = first_line(error.what_without_backtrace());
+    // LibTorch's CPU allocator reports exhaustion as a plain error.
+    if (line.find("DefaultCPUAllocator") != std::string::npos && line.find("memory") != std::string::npos)
+      throw Error(ErrorCode::kOutOfMemory, at(where, line), "use a smaller size or batch");
+    {
+      const std::lock_guard lock(last_stack().mutex);
+      last_stack().text = error.what();
+    }
+    throw Error(ErrorCode::kInternal, at(where, line));
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::kInternal, at(where, first_line(error.what())));
+  } catch (...) {
+    throw Error(ErrorCode::kInternal, at(where, "an exception that is not a std::exception"));
+  }
+}
+
+}  // namespace atelier::plugins

@@ -1,0 +1,99 @@
+#include "host/report/problems.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "formats/escape.h"
+
+namespace atelier::report {
+
+namespace {
+
+// Insertions, deletions and replacements between `a` and `b`.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row.back();
+}
+
+std::string lower_with_underscores(std::string_view name) {
+  std::string out(name);
+  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+}  // namespace
+
+void Problems::add(std::string problem, std::string hint, ErrorCode code) {
+  errors_.emplace_back(code, std::move(problem), std::move(hint));
+}
+
+void Problems::add(const Error& error) { errors_.push_back(error); }
+
+void Problems::throw_if_any() const {
+  if (errors_.empty()) return;
+  if (errors_.size() == 1) throw errors_.front();
+  std::string message = std::to_string(errors_.size()) + " mistakes:";
+  for (const Error& error : errors_) {
+    message += "\n  " + error.message();
+    if (!error.hint().empty()) message += "; " + error.hint();
+  }
+  throw Error(errors_.front().code(), message, {}, errors_.front().tag());
+}
+
+std::string list_names(const std::vector<std::string>& names, size_t limit) {
+  std::string out;
+  const size_t shown = std::min(limit, names.size());
+  for (size_t i = 0; i < shown; ++i) {
+    if (i > 0) out += ", ";
+    out += formats::quote_and_escape(names[i]);
+  }
+  if (names.size() > shown) out += " and " + std::to_string(names.size() - shown) + " more";
+  return out;
+}
+
+std::string nearest_name(std::string_view given, const std::vector<std::string>& known) {
+  if (given.size() > 256) return {};
+  const std::string wanted = lower_with_underscores(given);
+  std::string best;
+  size_t best_distance = std::max<size_t>(1, wanted.size() / 3) + 1;
+  for (const std::string& name : known) {
+    const size_t distance = edit_distance(wanted, lower_with_underscores(name));
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = name;
+    }
+  }
+  if (!best.empty()) return best;
+  // A name that was cut short: "steps" for "num_inference_steps".
+  for (const std::string& name : known) {
+    if (wanted.size() >= 4 && name.find(wanted) != std::string::npos) return name;
+  }
+  return {};
+}
+
+std::string format_bytes(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
+  double value = static_cast<double>(bytes) / 1024.0;
+  int unit = 0;
+  while (value >= 1024.0 && unit < 3) {
+    value /= 1024.0;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), value < 10 ? "%.2f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace atelier::report
