@@ -1,6 +1,7 @@
 # atelier_add_plugin(<family> <source>...): a plugin module <family>.so that exports one symbol.
 function(atelier_add_plugin family)
   set(script ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin.map)
+  set(script ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin.map)
   add_library(${family} MODULE ${ARGN})
   set_target_properties(${family} PROPERTIES
     PREFIX ""
