@@ -24,11 +24,11 @@ struct Engine {
   Model& model;
   std::string family;  // names the plugin in errors
   // Those that the model was made with.
-  std::vector<ComponentSpec> components;
+  std::vector<ComponentSpec> components = {};
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;  // compute dtype
   // Each does nothing when there is nothing to do.
-  std::function<void(std::string_view component)> load, unload;
+  std::function<void(std::string_view component)> load = {}, unload = {};
   // Text encoders leave before the denoiser comes, unless everything stays.
   bool keeps_all = false;
 };

@@ -266,7 +266,7 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
 }
 
 checkpoint::Checkpoint open_latents(const std::string& path) {
-  checkpoint::Checkpoint file = checkpoint::Checkpoint::open(path, {path});
+  checkpoint::Checkpoint file = checkpoint::Checkpoint::open(path, std::vector<std::string>{path});
   if (!file.index().contains("latents")) {
     throw Error(ErrorCode::kNotFound, path + ": tensor \"latents\" is missing");
   }

@@ -130,7 +130,7 @@ TEST_CASE("Latents from a file take the place of the seed", "[generate]") {
   const at::Tensor before = request.latents.clone();
   const auto given = Bench().run(request);
   REQUIRE(at::equal(request.latents, before));
-  request.latents = {};
+  request.latents = at::Tensor();
   const auto drawn = Bench().run(request);
   REQUIRE(at::equal(given[0], drawn[1]));
   REQUIRE(at::equal(given[1], drawn[0]));
