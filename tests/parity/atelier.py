@@ -109,6 +109,10 @@ def schedule(**request):
         return json.loads((folder / "out.json").read_text())["sigmas"]
 
 
+def read_pictures(files):
+    return [np.asarray(Image.open(file).convert("RGB")) for file in files]
+
+
 def generate(model_paths, latents, input_image=None, **flags):
     """Generates from the noise `latents` and returns the pictures, uint8 [H, W, 3], in order."""
     with call_folder("generate") as folder:
@@ -124,5 +128,30 @@ def generate(model_paths, latents, input_image=None, **flags):
         for name, value in flags.items():
             arguments += ["--" + name, value]
         run(arguments, folder)
-        files = sorted(folder.glob("out*.png"))
-        return [np.asarray(Image.open(file).convert("RGB")) for file in files]
+        return read_pictures(sorted(folder.glob("out*.png")))
+
+
+def generate_jobs(model_paths, jobs, **flags):
+    """Runs all `jobs`, dicts of a prompts file whose "latents" are tensors, in one process.
+
+    Returns the pictures of each job, in order.
+    """
+    with call_folder("generate_jobs") as folder:
+        lines = []
+        for number, job in enumerate(jobs):
+            noise = folder / f"noise_{number}.safetensors"
+            save_file({"latents": job["latents"].contiguous()}, noise)
+            output = folder / f"job_{number}.png"
+            lines.append(json.dumps({**job, "latents": str(noise), "output": str(output)}))
+        (folder / "jobs.jsonl").write_text("\n".join(lines) + "\n")
+        arguments = [
+            "generate", "--plugin", "qwen_image", "--model_paths",
+            paths_argument(model_paths), "--prompts_file", folder / "jobs.jsonl"
+        ]
+        for name, value in flags.items():
+            arguments += ["--" + name, value]
+        results = [json.loads(line) for line in run(arguments, folder).splitlines()]
+        results.sort(key=lambda result: result["line"])
+        if [result["line"] for result in results] != list(range(1, len(jobs) + 1)):
+            raise AssertionError(f"{len(jobs)} jobs gave the results {results}")
+        return [read_pictures(result["output"]) for result in results]

@@ -136,6 +136,39 @@ class PipelineParityTest(unittest.TestCase):
                                 denoising_strength=strength)
                 compare.assert_pictures("image to image", got, expected)
 
+    def test_several_jobs_of_a_file_give_the_same_pictures(self):
+        """Sizes, prompts and batches differ, and nothing of a job stays behind for the next."""
+        expected, jobs = [], []
+        for height, width, steps, cfg, count, prompt in ((64, 48, 3, 4.0, 2,
+                                                          PROMPT), (48, 96, 2, 1.0, 1, "red"),
+                                                         (64, 48, 4, 2.0, 2, PROMPT + "\n red")):
+            latents = noise(count, height, width, seed=46 + len(jobs))
+            jobs.append(
+                dict(prompt=prompt,
+                     negative_prompt=NEGATIVE,
+                     height=height,
+                     width=width,
+                     num_inference_steps=steps,
+                     cfg_scale=cfg,
+                     num_images=count,
+                     batch_size=count,
+                     seed=0,
+                     latents=latents))
+            expected.append(
+                levels(
+                    self.pipeline(prompt,
+                                  negative_prompt=NEGATIVE if cfg > 1 else None,
+                                  true_cfg_scale=cfg,
+                                  height=height,
+                                  width=width,
+                                  num_inference_steps=steps,
+                                  num_images_per_prompt=count,
+                                  latents=references.pack(latents),
+                                  output_type="np").images))
+        got = atelier.generate_jobs(self.models.model, jobs, dtype="float32")
+        for number, pictures in enumerate(expected):
+            compare.assert_pictures("text to image, several jobs", got[number], pictures)
+
     def test_single_files_give_the_same_picture(self):
         pipeline = QwenImagePipeline(scheduler=self.pipeline.scheduler,
                                      vae=self.models.vae,
