@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: formats_asan_test CORPUS_FOLDER [CHANGES_PER_TARGET]\n");
     return 2;
   }
-  const int num_changes = argc > 2 ? std::atoi(argv[2]) : 5000;
+  const int num_changes = argc > 2 ? std::atoi(argv[2]) : 20000;
   std::mt19937_64 random(1);
   for (const auto& target : atelier::formats::kFuzzTargets) {
     const Seeds seeds = read_seeds(std::filesystem::path(argv[1]) / target.name);
