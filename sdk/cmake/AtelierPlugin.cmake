@@ -1,7 +1,6 @@
 # atelier_add_plugin(<family> <source>...): a plugin module <family>.so that exports one symbol.
 function(atelier_add_plugin family)
   set(script ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin.map)
-  set(script ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin.map)
   add_library(${family} MODULE ${ARGN})
   set_target_properties(${family} PROPERTIES
     PREFIX ""
@@ -14,6 +13,7 @@ function(atelier_add_plugin family)
     set_target_properties(${family} PROPERTIES
       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/atelier/plugins)
     install(TARGETS ${family} LIBRARY DESTINATION lib/atelier/plugins)
+    set_property(GLOBAL APPEND PROPERTY ATELIER_PLUGINS ${family})
   else()
     target_link_libraries(${family} PRIVATE stdc++ Atelier::sdk)
   endif()
