@@ -85,7 +85,7 @@ class Tools(unittest.TestCase):
         self.assertIn("ragged.cpp:1", result.stderr)
         self.assertEqual("int  main( ){return 0;}\n", ragged.read_text())
         self.assertEqual(0, run(["tools/format", "ragged.cpp"], self.folder).returncode)
-        self.assertEqual("int main() { return 0; }\n", ragged.read_text())
+        self.assertEqual("int main() {\n  return 0;\n}\n", ragged.read_text())
         self.assertEqual(0, run(["tools/format", "--check", "ragged.cpp"], self.folder).returncode)
 
 

@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     "plugins": ("atelier/",),
 }
 # Where a family may be named, beside its own folder.
-FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "README.md")
+FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")
 
 
 def files(*folders):
