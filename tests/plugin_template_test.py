@@ -10,7 +10,8 @@ import sys
 import tempfile
 import unittest
 
-BUILD, TEMPLATE, CMAKE = (sys.argv.pop(1) for _ in range(3))
+BUILD, TEMPLATE = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
+CMAKE = sys.argv.pop(1)
 
 
 class PluginTemplate(unittest.TestCase):

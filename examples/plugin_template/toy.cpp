@@ -24,35 +24,34 @@ struct TextEncoder : nn::Module {
 };
 
 struct ToyBlock final : Block {
-  nn::RMSNorm norm1, norm2;
+  nn::RMSNorm norm;
   nn::Linear qkv, out, up, down;
   ToyBlock(Module* parent, std::string name, int64_t width)
       : Block(parent, std::move(name)),
-        norm1(this, "norm1", width),
-        norm2(this, "norm2", width),
+        norm(this, "norm", width),
         qkv(this, "qkv", width, 3 * width),
         out(this, "out", width, width),
         up(this, "up", width, 4 * width),
         down(this, "down", 4 * width, width) {}
   std::string_view kind() const override { return "toy"; }
   Tensors forward(const Tensors& in) override {  // {rows [N, D], offsets of the samples}
-    const auto heads = qkv.forward(norm1.forward(in[0])).view({in[0].size(0), 3, -1, kHeadDim});
+    const auto heads = qkv.forward(norm.forward(in[0])).view({in[0].size(0), 3, -1, kHeadDim});
     const at::Tensor x =
         in[0] + out.forward(ops::attention(heads.select(1, 0), heads.select(1, 1),
                                            heads.select(1, 2), Segments::from_tensor(in[1])));
-    return {x + down.forward(ops::gelu_tanh(up.forward(norm2.forward(x))))};
+    return {x + down.forward(ops::gelu_tanh(up.forward(x)))};
   }
 };
 
 struct Dit : nn::Module {
-  nn::Linear embed, time, unembed;
+  nn::Linear embed, time, out;
   std::vector<std::unique_ptr<ToyBlock>> layers;
   std::vector<Block*> order;
   Dit(int64_t width, int64_t count)
       : Module(nullptr, ""),
         embed(this, "embed", kChannels, width),
         time(this, "time", 1, width),
-        unembed(this, "unembed", width, kChannels) {
+        out(this, "out", width, kChannels) {
     for (int64_t i = 0; i < count; ++i) {
       layers.push_back(std::make_unique<ToyBlock>(this, "blocks." + std::to_string(i), width));
       order.push_back(layers.back().get());
@@ -118,12 +117,11 @@ struct ToyModel final : Model {
     Tensors state = {join_rows(at::cat(text), text_rows, x.flatten(0, 1), rows),
                      join(text_rows, rows).tensor()};
     for (Block* block : dit->order) state[0] = runner.run(*block, state)[0];
-    const at::Tensor v = dit->unembed.forward(split_rows(state[0], text_rows, rows).second);
+    const at::Tensor v = dit->out.forward(split_rows(state[0], text_rows, rows).second);
     return v.view(cells.sizes()).permute({0, 4, 1, 2, 3}).contiguous();
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
-    component(name);
-    if (name == "text_encoder") {
+    if (&component(name) == text_encoder.get()) {
       expect_tensors(in, {"ids"});
       return {{"embeds", text_encoder->bytes.forward(in.at("ids"))}};
     }
@@ -135,19 +133,26 @@ struct ToyModel final : Model {
 };
 
 struct ToyFamily final : ModelFamily {
+  static Detection text_part(int64_t width) {
+    return {"text_encoder", "toy", "", "toy", {{"width", width}}};
+  }
+  static Detection dit_part(int64_t width, int64_t layers) {
+    return {"dit", "toy", "", "toy", {{"width", width}, {"layers", layers}}};
+  }
   std::string_view name() const override { return "toy"; }
   std::string_view help() const override { return "an example of a family, for plugin authors"; }
   std::span<const ComponentSpec> components() const override { return kComponents; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
-  std::optional<Detection> detect(const TensorIndex& in, const DetectHint&) const override {
-    if (in.contains("bytes.weight")) {
-      return Detection{"text_encoder", "toy", "", "toy", {{"width", in.dim("bytes.weight", 1)}}};
+  std::optional<Detection> detect(const TensorIndex& in, const DetectHint& hint) const override {
+    std::optional<Detection> found;
+    const int64_t layers = in.block_count("blocks.{}.qkv.weight");
+    if (layers && in.contains("out.weight")) found = dit_part(in.dim("out.weight", 1), layers);
+    if (in.contains("bytes.weight")) found = text_part(in.dim("bytes.weight", 1));
+    if (found && !hint.component.empty() && hint.component != found->component) {
+      throw Error(ErrorCode::kInvalidArgument, "this is a " + found->component);
     }
-    const int64_t count = in.block_count("blocks.{}.qkv.weight");
-    if (count == 0 || !in.contains("unembed.weight")) return std::nullopt;
-    const int64_t width = in.dim("unembed.weight", 1);
-    return Detection{"dit", "toy", "", "toy", {{"layers", count}, {"width", width}}};
+    return found;
   }
   WeightMap weight_map(const Detection& part) const override {
     WeightMap map;  // published under the names of the modules
@@ -157,9 +162,7 @@ struct ToyFamily final : ModelFamily {
     });
     return map;
   }
-  LoraTargets lora_targets(const Detection&) const override {
-    return {"dit", {"blocks.*.qkv"}, {}, "transformer."};
-  }
+  LoraTargets lora_targets(const Detection&) const override { return {"dit", {"*.qkv"}, {}, ""}; }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions&) const override {
     auto model = std::make_unique<ToyModel>();
@@ -173,10 +176,7 @@ struct ToyFamily final : ModelFamily {
     }
     return model;
   }
-  std::vector<Detection> tiny_parts() const override {
-    return {{"text_encoder", "toy", "", "toy", {{"width", int64_t{32}}}},
-            {"dit", "toy", "", "toy", {{"layers", int64_t{2}}, {"width", int64_t{32}}}}};
-  }
+  std::vector<Detection> tiny_parts() const override { return {text_part(32), dit_part(32, 2)}; }
   Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
                                     at::ScalarType dtype) const override {
     return {{"prompt_embeds", at::randn({tokens, denoiser.integer("width")}, dtype)}};
