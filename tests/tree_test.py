@@ -140,6 +140,12 @@ class Tree(unittest.TestCase):
                                  r"(?![\w/])", text)
                        for file, text in lists.items() if path.is_relative_to(file.parent)):
                 problems.append(f"{name(path)}: no CMakeLists.txt lists it")
+        listed = " ".join(lists.values()).split()
+        for path in files("tests"):
+            if path.name.endswith("_test.py"):
+                entry = path.name.removesuffix("_parity_test.py") if path.parent.name == "parity" else path.name
+                if not any(word.strip("()").rsplit("/", 1)[-1] == entry for word in listed):
+                    problems.append(f"{name(path)}: no CMakeLists.txt runs it")
         problems += [f"{name(p)}: globs sources" for p, text in lists.items()
                      if re.search(r"file\s*\(\s*GLOB|aux_source_directory", text)]
         self.check(problems)
