@@ -163,6 +163,17 @@ class Tree(unittest.TestCase):
                     problems.append(f"{name(path)}: using namespace in a header")
         self.check(problems)
 
+    def test_links_between_documents_lead_somewhere(self):
+        problems = []
+        for path in [ROOT / "README.md", *files("docs", "plugins", "examples", "bench", "tests")]:
+            if path.suffix != ".md":
+                continue
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", line):
+                    if "://" not in target and not (path.parent / target).exists():
+                        problems.append(f"{name(path)}:{number}: {target} does not exist")
+        self.check(problems)
+
     def test_file_names_are_snake_case(self):
         self.check([name(p) for p in files(*LAYERS, "tests", "bench") if p.suffix in CODE
                     and not re.fullmatch(r"[a-z0-9_]+\.(h|cpp|cu)", p.name)])
