@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "formats/csv.h"
 #include "formats/elf_note.h"
 #include "formats/escape.h"
 #include "formats/glob.h"
@@ -158,6 +159,22 @@ void fuzz_elf_note(std::string_view bytes) {
     promise(!note->family.empty() && note->family.find('/') == std::string::npos,
             "a family has a plain name");
     promise(note->abi.size() + note->version.size() < bytes.size(), "strings come from the file");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+void fuzz_csv(std::string_view bytes) {
+  try {
+    uint64_t last = 0;
+    size_t num_bytes = 0;
+    for (const CsvRow& row : parse_csv(bytes)) {
+      promise(row.line > last, "rows come in order");
+      last = row.line;
+      promise(!row.fields.empty(), "a row has fields");
+      for (const std::string& field : row.fields) num_bytes += field.size();
+    }
+    promise(num_bytes <= bytes.size(), "fields come from the table");
   } catch (const ParseError& error) {
     check_error(error);
   }

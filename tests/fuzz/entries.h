@@ -13,17 +13,19 @@ void fuzz_shard_index(std::string_view bytes);
 void fuzz_tokenizer(std::string_view bytes);
 void fuzz_elf_note(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
+void fuzz_csv(std::string_view bytes);
 
 struct FuzzTarget {
   const char* name;  // of its corpus folder
   void (*run)(std::string_view bytes);
 };
-inline constexpr std::array<FuzzTarget, 5> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 6> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
     {"elf_note", fuzz_elf_note},
     {"json", fuzz_json},
+    {"csv", fuzz_csv},
 }};
 
 }  // namespace atelier::formats
