@@ -62,6 +62,40 @@ class Tools(unittest.TestCase):
         self.assertIn("missing: ", result.stdout)
         self.assertFalse((folder / ".deps").exists())
 
+    def test_setup_check_finds_what_is_absent_outdated_or_damaged(self):
+        folder = self.bare_copy()
+        subprocess.run([sys.executable, "-m", "venv", folder / ".deps/venv"], check=True)
+        site = next((folder / ".deps/venv/lib").glob("python3*/site-packages"))
+
+        def put(line, version=None):
+            name, pinned = line.split("==")
+            info = site / f"{name.replace('-', '_')}-{pinned}.dist-info"
+            info.mkdir(exist_ok=True)
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or pinned}\n")
+            (site / f"{name}.txt").write_text("content")
+            (info / "RECORD").write_text(f"{name}.txt,,7\n{info.name}/RECORD,,\n")
+
+        lines = [line for line in (ROOT / "tools/requirements.txt").read_text().splitlines()
+                 if not line.startswith("#")]
+        check = ["tools/setup", "--cpu", "--check"]
+        for line in lines[1:]:
+            put(line)
+        if "Debian packages" in (said := run(check, folder).stdout) and "missing" in said.split("Debian")[0]:
+            self.skipTest(said)
+        self.assertIn(f"missing: in .deps/venv: {lines[0]}\n", run(check, folder).stdout)
+        put(lines[0])
+        result = run(check, folder)
+        self.assertEqual(0, result.returncode, result.stdout + result.stderr)
+        put(lines[1], version="0.0.1")
+        self.assertIn(f"missing: in .deps/venv: {lines[1]}\n", run(check, folder).stdout)
+        put(lines[1])
+        (site / f"{lines[2].split('==')[0]}.txt").write_text("cut off")
+        self.assertEqual(0, run(check, folder).returncode)
+        (site / f"{lines[2].split('==')[0]}.txt").write_text("cut")
+        result = run(check, folder)
+        self.assertEqual(1, result.returncode)
+        self.assertIn(f"missing: in .deps/venv: {lines[2]}\n", result.stdout)
+
     def test_build_without_libtorch_says_what_to_do(self):
         result = run(["tools/build"], self.bare_copy())
         self.assertEqual(3, result.returncode, result.stderr)
