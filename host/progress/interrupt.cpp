@@ -8,8 +8,10 @@ namespace {
 volatile std::sig_atomic_t is_interrupted = 0;
 struct sigaction previous_action;
 
+// The second signal goes to whoever was there before.
 void on_interrupt(int) {
   is_interrupted = 1;
+  sigaction(SIGINT, &previous_action, nullptr);
 }
 
 }  // namespace

@@ -1,0 +1,296 @@
+"""Runs `atelier generate` as a user would, on the tiny example model."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+
+
+def png_chunks(path):
+    """Type and data of every chunk of a PNG file."""
+    data, at, chunks = path.read_bytes(), 8, []
+    while at < len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        chunks.append((kind, data[at + 8:at + 8 + length]))
+        at += 12 + length
+    return chunks
+
+
+def png_text(path):
+    text = {}
+    for kind, data in png_chunks(path):
+        if kind == b"tEXt":
+            key, value = data.split(b"\0", 1)
+            text[key.decode()] = value.decode("latin-1")
+        elif kind == b"iTXt":
+            key, rest = data.split(b"\0", 1)
+            text[key.decode()] = rest[2:].split(b"\0", 2)[2].decode("utf-8")
+    return text
+
+
+def pixels(path):
+    """The compressed pixels: equal for equal pictures."""
+    return b"".join(data for kind, data in png_chunks(path) if kind in (b"IHDR", b"IDAT"))
+
+
+def write_latents(path, shape):
+    count = 1
+    for size in shape:
+        count *= size
+    header = json.dumps({"latents": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * count]}}).encode()
+    values = struct.pack(f"<{count}f", *(((i * 7919) % 2001 - 1000) / 500 for i in range(count)))
+    path.write_bytes(struct.pack("<Q", len(header)) + header + values)
+
+
+class GenerateTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_generate_")
+        cls.model = pathlib.Path(cls.holder.name) / "model"
+        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
+                       check=True, capture_output=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+
+    def command(self, **flags):
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), height=64, width=96,
+                        num_inference_steps=2, seed=3, threads=1, device="cpu")
+        words = [str(PROGRAM), "generate"]
+        for name, value in {**defaults, **flags}.items():
+            if value is None:
+                continue
+            words += ["--" + name] if value is True else ["--" + name, str(value)]
+        return words
+
+    def run_program(self, stdin=None, **flags):
+        return subprocess.run(self.command(**flags), cwd=self.dir, input=stdin, capture_output=True, text=True,
+                              timeout=240)
+
+    def succeed(self, **flags):
+        result = self.run_program(**flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result
+
+    def fail_with(self, code, *words, **flags):
+        result = self.run_program(**flags)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertTrue(result.stderr.startswith("error: "), result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        self.assertNotIn("load ", result.stderr)
+        self.assertEqual(list(self.dir.glob("*.png")), [])
+        return result.stderr
+
+    def test_a_picture_and_what_it_says(self):
+        result = self.succeed(prompt="a cat, 一只猫", negative_prompt="blurry", cfg_scale=3, output="cat.png")
+        self.assertEqual(result.stdout, "cat.png\n")
+        for word in ("load text_encoder", "GB/s", "encode prompt", "denoise: 2 steps", "decode", "seed 3"):
+            self.assertIn(word, result.stderr)
+        path = self.dir / "cat.png"
+        header = next(data for kind, data in png_chunks(path) if kind == b"IHDR")
+        self.assertEqual(struct.unpack(">II", header[:8]), (96, 64))
+        text = png_text(path)
+        self.assertIn("a cat, 一只猫\nNegative prompt: blurry\nSteps: 2, Sampler: Euler", text["parameters"])
+        record = json.loads(text["atelier"])
+        self.assertEqual(record["prompt"], "a cat, 一只猫")
+        self.assertEqual((record["seed"], record["num_inference_steps"], record["cfg_scale"]), (3, 2, 3.0))
+        self.assertEqual(record["family"], "qwen_image")
+        self.assertEqual(set(record["model_files"]), {"dit", "text_encoder", "vae"})
+        self.assertNotIn(self.holder.name, text["atelier"])
+        self.assertEqual(path.stat().st_mode & 0o777, 0o666 & ~umask())
+
+    def test_quiet_runs_say_nothing_and_metadata_can_be_left_out(self):
+        result = self.succeed(prompt="a cat", quiet=True, no_metadata=True)
+        self.assertEqual(result.stderr, "")
+        self.assertEqual(png_text(self.dir / "out.png"), {})
+
+    def test_equal_seeds_give_equal_pictures_in_any_batch(self):
+        flags = dict(prompt="a cat", cfg_scale=3, dtype="float32")
+        self.succeed(**flags, num_images=3, batch_size=1, output="single.png")
+        self.succeed(**flags, seed=4, output="alone.png")
+        self.succeed(**flags, num_images=3, output="again_%02d.png")
+        singles = [pixels(self.dir / f"single_{i}.png") for i in range(3)]
+        self.assertEqual(len(set(singles)), 3)
+        self.assertEqual(pixels(self.dir / "alone.png"), singles[1])
+        self.assertEqual([pixels(self.dir / f"again_{i:02d}.png") for i in range(3)], singles)
+        self.assertEqual(json.loads(png_text(self.dir / "single_1.png")["atelier"])["seed"], 4)
+
+    def test_drawn_seeds_are_told_and_can_be_used_again(self):
+        result = self.succeed(prompt="a cat", seed=None, output="drawn.png")
+        seed = json.loads(png_text(self.dir / "drawn.png")["atelier"])["seed"]
+        self.assertIn(f"seed {seed}", result.stderr)
+        self.succeed(prompt="a cat", seed=seed, output="again.png")
+        self.assertEqual(pixels(self.dir / "again.png"), pixels(self.dir / "drawn.png"))
+
+    def test_settings_change_the_picture(self):
+        variants = {
+            "plain": {}, "steps": dict(num_inference_steps=3), "cfg": dict(cfg_scale=1),
+            "prompt": dict(prompt="a dog"), "negative": dict(negative_prompt="night"),
+            "schedule": dict(schedule="lightning", cfg_scale=4), "shift": dict(flow_shift=7),
+            "sigmas": dict(sigmas="1,0.3"),
+        }
+        for name, flags in variants.items():
+            self.succeed(**{**dict(prompt="a cat", output=name + ".png", dtype="float32"), **flags})
+        self.assertEqual(len({pixels(self.dir / (name + ".png")) for name in variants}), len(variants))
+
+    def test_latents_from_a_file_take_the_seeds_place(self):
+        write_latents(self.dir / "noise.safetensors", [2, 16, 1, 8, 12])
+        self.succeed(prompt="a cat", latents="noise.safetensors", num_images=2, seed=1, output="a.png")
+        self.succeed(prompt="a cat", latents="noise.safetensors", num_images=2, seed=2, output="b.png")
+        self.assertEqual(pixels(self.dir / "a_0.png"), pixels(self.dir / "b_0.png"))
+        self.assertNotEqual(pixels(self.dir / "a_0.png"), pixels(self.dir / "a_1.png"))
+
+    def test_image_to_image_and_tiles(self):
+        self.succeed(prompt="a cat", height=128, width=160, output="first.png")
+        self.succeed(prompt="a cat", input_image="first.png", denoising_strength=0.5, output="second.png")
+        self.succeed(prompt="a cat", input_image="first.png", height=160, width=192, tiled=True, tile_size=96,
+                     tile_stride=64, output="third.png")
+        record = json.loads(png_text(self.dir / "third.png")["atelier"])
+        self.assertEqual((record["tile_size"], record["denoising_strength"]), (96, 0.6))
+
+    def test_a_prompts_file_loads_the_model_once(self):
+        (self.dir / "jobs.jsonl").write_text(
+            '{"prompt": "a cat", "seed": 5}\n\n{"prompt": "a dog", "width": 64, "num_images": 2, "output": "dog.png"}\n')
+        result = self.succeed(prompts_file="jobs.jsonl", seed=9)
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([line["output"] for line in lines], [["out_1.png"], ["dog_0.png", "dog_1.png"]])
+        self.assertEqual([line["seed"] for line in lines], [5, 9])
+        self.assertEqual([line["line"] for line in lines], [1, 3])
+        self.assertTrue(all(line["seconds"] >= 0 and "error" not in line for line in lines))
+        for component in ("text_encoder", "dit", "vae"):
+            self.assertEqual(result.stderr.count("load " + component), 1)
+        self.succeed(prompt="a cat", seed=5, output="single.png")
+        self.assertEqual(pixels(self.dir / "single.png"), pixels(self.dir / "out_1.png"))
+
+    def test_a_wrong_line_of_a_prompts_file_stops_it_before_the_model_loads(self):
+        (self.dir / "jobs.jsonl").write_text('{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c", "height": 100}\n')
+        self.fail_with(2, 'jobs.jsonl:2: "promt" is not known; did you mean "prompt"?',
+                       "jobs.jsonl:3: height: 100 is no multiple of 16; use 96 or 112", prompts_file="jobs.jsonl")
+
+    def test_wrong_lines_of_stdin_are_answered_and_skipped(self):
+        result = self.run_program(stdin='{"prompt": "a"}\n{"prompt": "b", "steps": 3}\nnonsense\n{"prompt": "d"}\n',
+                                  prompts_file="-")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual(["error" in line for line in lines], [False, True, True, False])
+        self.assertIn("num_inference_steps", lines[1]["error"])
+        self.assertEqual(lines[3]["output"], ["out_4.png"])
+
+    def test_stdin_is_answered_line_by_line(self):
+        with self.started(prompts_file="-", stdin=subprocess.PIPE) as process:
+            for i in range(2):
+                process.stdin.write(json.dumps({"prompt": "a", "output": f"{i}.png"}) + "\n")
+                process.stdin.flush()
+                self.assertEqual(json.loads(process.stdout.readline())["output"], [f"{i}.png"])
+            process.stdin.close()
+            self.assertEqual(process.wait(60), 0)
+
+    @contextlib.contextmanager
+    def started(self, stdin=None, **flags):
+        process = subprocess.Popen(self.command(**flags), cwd=self.dir, stdin=stdin, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+
+    def test_control_c_keeps_finished_pictures(self):
+        with self.started(prompt="a cat", num_images=1000, num_inference_steps=4) as process:
+            deadline = time.monotonic() + 60
+            while not (self.dir / "out_1.png").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 130, errors)
+        self.assertIn("[CANCELLED]", errors)
+        self.assertTrue((self.dir / "out_0.png").exists())
+        self.assertEqual(list(self.dir.glob("*.part*")), [])
+        for path in self.dir.glob("*.png"):
+            self.assertEqual(png_chunks(path)[-1][0], b"IEND")
+
+    def test_control_c_ends_the_wait_for_stdin(self):
+        with self.started(prompts_file="-", stdin=subprocess.PIPE) as process:
+            process.stdin.write('{"prompt": "a"}\n')
+            process.stdin.flush()
+            self.assertIn("out_1.png", process.stdout.readline())
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(60), 130)
+
+    def test_every_mistake_is_told_at_once_before_weights_are_read(self):
+        errors = self.fail_with(2, "--height: 1000 is no multiple of 16; use 992 or 1008", "--prompt is missing",
+                                "--num_inference_steps: 0 is below 1", '"quick"', "default, lightning, distill",
+                                "--input_image: absent.png", 'there is no folder "no/such"',
+                                "--tile_stride: 300 is no multiple of 8", height=1000, num_inference_steps=0,
+                                input_image="absent.png", output="no/such/out.png", tiled=True, tile_stride=300)
+        self.assertIn("mistakes", errors.splitlines()[0])
+        errors = self.fail_with(2, '"quick"', prompt="a cat", schedule="quick")
+        self.assertEqual(len(errors.splitlines()), 1)
+
+    def test_single_mistakes_are_one_line(self):
+        write_latents(self.dir / "noise.safetensors", [1, 16, 8, 12])
+        (self.dir / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+        locked = self.dir / "locked"
+        locked.mkdir(mode=0o500)
+        cases = [
+            (2, "did you mean --num_inference_steps?", dict(num_inference_step=3)),
+            (2, "[1, 16, 8, 12], [1, 16, 1, 8, 12] expected", dict(latents="noise.safetensors")),
+            (2, "broken.png", dict(input_image="broken.png")),
+            (2, "does not end in .png", dict(output="out.jpg")),
+            (2, "denoising_strength", dict(denoising_strength=0.5)),
+            (2, "--sigmas", dict(sigmas="0.5,1")),
+            (2, "--cfg_scale", dict(cfg_scale="four")),
+            (2, "plugin", dict(plugin="quen_image")),
+            (2, "missing.safetensors", dict(model_paths='["missing.safetensors"]')),
+            (2, "--threads", dict(threads=-1)),
+        ]
+        if os.geteuid() != 0:
+            cases.append((2, "cannot write into the folder", dict(output="locked/out.png")))
+        for code, word, flags in cases:
+            with self.subTest(word=word):
+                errors = self.fail_with(code, word, **{**dict(prompt="a cat"), **flags})
+                self.assertEqual(len(errors.splitlines()), 1, errors)
+
+    def test_missing_components_are_named(self):
+        self.fail_with(2, "vae", "text_encoder", prompt="a cat", model_paths=json.dumps([str(self.model / "transformer")]))
+
+    def test_a_gpu_that_is_not_there_is_an_environment_error(self):
+        if pathlib.Path("/dev/nvidia0").exists():
+            self.skipTest("there is a GPU")
+        self.fail_with(3, "driver", prompt="a cat", device="cuda")
+
+    def test_help_lists_the_flags_of_the_family_too(self):
+        result = subprocess.run([PROGRAM, "generate", "--help"], capture_output=True, text=True, check=True)
+        for flag in ("--prompt", "--denoising_strength", "--prompts_file", "--tile_stride", "--model_paths"):
+            self.assertIn(flag, result.stdout)
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+if __name__ == "__main__":
+    unittest.main()
