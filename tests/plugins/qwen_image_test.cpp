@@ -101,6 +101,12 @@ Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
   return *part;
 }
 
+using Reals = std::vector<double>;
+
+Reals reals(const Detection& part, const std::string& key) {
+  return std::get<Reals>(part.config.at(key));
+}
+
 // The table binds each tensor of the checkpoint once and fills each weight once. Returns how many
 // tensors are not used.
 size_t check_coverage(const TensorIndex& index, const Detection& part) {
@@ -226,7 +232,7 @@ TEST_CASE("Every published DiT file is detected and each of its tensors has a pl
     CHECK(part.integer("mlp_width") == 12288);
     CHECK(part.integer("text_width") == 3584);
     CHECK(part.integer("channels") == 16);
-    CHECK(std::get<std::vector<double>>(part.config.at("axes")) == std::vector<double>{16, 56, 56});
+    CHECK(reals(part, "axes") == Reals({16, 56, 56}));
     CHECK(check_coverage(index, part) == 0);
   }
   CHECK(detected(index_of(keys, "", {}, at::kFloat8_e4m3fn)).component == "dit");
@@ -273,10 +279,8 @@ TEST_CASE("Every published VAE file is detected and each of its tensors has a pl
       CHECK(part.integer("channels") == 16);
       CHECK(part.integer("base_width") == 96);
       CHECK(part.integer("res_blocks") == 2);
-      CHECK(std::get<std::vector<double>>(part.config.at("widths")) ==
-            std::vector<double>{96, 192, 384, 384});
-      CHECK(std::get<std::vector<double>>(part.config.at("temporal")) ==
-            std::vector<double>{0, 1, 1});
+      CHECK(reals(part, "widths") == Reals({96, 192, 384, 384}));
+      CHECK(reals(part, "temporal") == Reals({0, 1, 1}));
       CHECK(check_coverage(index, part) == 0);
     }
   }
@@ -305,7 +309,7 @@ TEST_CASE("What shapes cannot tell is read from config.json", "[detect]") {
   const Keys dit = read_keys("transformer.txt");
   const Detection part =
       detected(index_of(dit, "", {{"axes_dims_rope", std::vector<double>{32, 48, 48}}}));
-  CHECK(std::get<std::vector<double>>(part.config.at("axes")) == std::vector<double>{32, 48, 48});
+  CHECK(reals(part, "axes") == Reals({32, 48, 48}));
   expect_error(ErrorCode::kInvalidArgument, "does not add up", [&] {
     detected(index_of(dit, "", {{"axes_dims_rope", std::vector<double>{16, 56, 54}}}));
   });
@@ -314,7 +318,7 @@ TEST_CASE("What shapes cannot tell is read from config.json", "[detect]") {
   const std::vector<double> mean(16, 0.5), std(16, 2.0), zeros(16, 0.0);
   const Detection shifted =
       detected(index_of(vae, "", {{"latents_mean", mean}, {"latents_std", std}}));
-  CHECK(std::get<std::vector<double>>(shifted.config.at("latents_std")) == std);
+  CHECK(reals(shifted, "latents_std") == std);
   expect_error(ErrorCode::kInvalidArgument, "latents_std", [&] {
     detected(index_of(vae, "", {{"latents_mean", mean}, {"latents_std", zeros}}));
   });
