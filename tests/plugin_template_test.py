@@ -4,6 +4,7 @@
 """
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,20 @@ class PluginTemplate(unittest.TestCase):
         for path in self.prefix.rglob("*.cmake"):
             self.assertNotIn(str(self.folder / "first"), path.read_text(), path.name)
             self.assertNotIn(str(BUILD), path.read_text(), path.name)
+
+    def test_a_torch_link_beside_bin_takes_precedence(self):
+        program = self.prefix / "bin/atelier"
+        dynamic = self.run_in(self.folder, "readelf", "-dW", str(program))
+        libtorch = pathlib.Path(re.search(r"RUNPATH.*?\[(.*)\]", dynamic)[1].split(":")[-1]).parent
+        self.assertTrue((libtorch / "lib/libtorch_cpu.so").is_file(), libtorch)
+        (self.prefix / "torch").symlink_to(libtorch)
+        try:
+            for binary in (program, self.prefix / "lib/libatelier_sdk.so",
+                           *(self.prefix / "lib/atelier/plugins").glob("*.so")):
+                found = re.search(r"libtorch_cpu\.so => (\S+)", self.run_in(self.folder, "ldd", str(binary)))[1]
+                self.assertEqual(self.prefix / "torch/lib/libtorch_cpu.so", pathlib.Path(os.path.normpath(found)))
+        finally:
+            (self.prefix / "torch").unlink()
 
     def test_the_template_is_short(self):
         lines = sum(len(p.read_text().splitlines()) for p in pathlib.Path(TEMPLATE).iterdir())
