@@ -19,6 +19,7 @@
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
 #include "host/checkpoint/model_loader.h"
