@@ -69,7 +69,7 @@ bool is_guided(const Request& request) {
   return request.cfg_scale != 1.0;
 }
 
-// Runs blocks in place and counts them.
+// Runs blocks in place and counts them. Where tiles are counted, blocks are not.
 class CountingRunner final : public BlockRunner {
  public:
   explicit CountingRunner(progress::Step& step) : step_(step) {}
@@ -148,7 +148,7 @@ Conditioning Generator::encode_text(const Inputs& inputs) {
     if (!is_text_encoder(component) || component.role == "tokenizer") continue;
     num_blocks += static_cast<int64_t>(engine_.model.blocks(component.name).size());
   }
-  progress::Step step(progress_, "encode prompt", num_blocks);
+  progress::Step step(progress_, "encode prompt", num_blocks, progress::Unit::kParts);
   CountingRunner runner(step);
   Conditioning cond = plugins::guard(engine_.family + ".encode_text",
                                      [&] { return engine_.model.encode_text(inputs, runner); });
@@ -187,8 +187,10 @@ void Generator::encode_ahead(std::span<const Request> requests) {
 at::Tensor Generator::encode_input(const Request& request) {
   load_where([](const ComponentSpec& c) { return c.phases.encode && c.role == "vae"; });
   check_cancelled();
-  progress::Step step(progress_, "encode image", 0);
-  DirectRunner runner;
+  progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
+  CountingRunner counting(step);
+  DirectRunner direct;
+  BlockRunner& runner = request.tiling ? static_cast<BlockRunner&>(direct) : counting;
   const auto encode = [&](const at::Tensor& pixels) {
     return plugins::guard(engine_.family + ".encode_media",
                           [&] { return engine_.model.encode_media(pixels, runner); });
@@ -254,7 +256,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
         .to(at::kFloat);
   };
   Pacer pacer(engine_.device);
-  progress::Step progress_step(progress_, label, num_steps);
+  progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
   for (int64_t i = 0; i < num_steps; ++i) {
     check_cancelled();
     input.narrow(0, 0, count).copy_(x);
@@ -280,8 +282,10 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
 
 at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_CTHW) {
   load_where([](const ComponentSpec& c) { return c.phases.decode; });
-  progress::Step step(progress_, "decode", 0);
-  DirectRunner runner;
+  progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
+  CountingRunner counting(step);
+  DirectRunner direct;
+  BlockRunner& runner = request.tiling ? static_cast<BlockRunner&>(direct) : counting;
   const auto decode = [&](const at::Tensor& latents) {
     return plugins::guard(engine_.family + ".decode",
                           [&] { return engine_.model.decode(latents, runner); });

@@ -57,7 +57,7 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
     if (is_blank(content)) continue;
     const size_t before = problems.size();
     Job job = parse_job(content, place, base, inputs, problems);
-    if (problems.size() == before && job.settings.num_images <= 100'000) {
+    if (problems.size() == before && job.settings.num_images <= kMaxImages) {
       for (const std::string& path : output_paths(job.settings.output, job.settings.num_images)) {
         const auto [writer, is_new] = writers.emplace(path, line);
         if (is_new) continue;

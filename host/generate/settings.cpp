@@ -26,6 +26,8 @@ namespace {
 using cli::FlagKind;
 using nlohmann::json;
 
+constexpr int64_t kMaxSteps = 100'000;
+
 std::string shown(std::string_view text) {
   return formats::quote_and_escape(text);
 }
@@ -294,7 +296,11 @@ std::string Place::of(std::string_view field) const {
 
 std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
   std::vector<cli::FlagSpec> flags;
-  for (const Field& field : fields()) flags.push_back(field.flag);
+  for (const Field& field : fields()) {
+    flags.push_back(field.flag);
+    const InputSpec* input = find_input(inputs, field.flag.name);
+    if (input && !input->help.empty()) flags.back().help = input->help;
+  }
   const auto own = cli::flags_of_inputs(inputs, InputUse::kGenerate, flags);
   flags.insert(flags.end(), own.begin(), own.end());
   return flags;
@@ -378,8 +384,8 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
   check_range(s.seed >= -1, place.of("seed"), std::to_string(s.seed), "below -1", problems);
   check_range(s.num_images >= 1, place.of("num_images"), std::to_string(s.num_images), "below 1",
               problems);
-  check_range(s.num_images <= 100'000, place.of("num_images"), std::to_string(s.num_images),
-              "above 100000", problems);
+  check_range(s.num_images <= kMaxImages, place.of("num_images"), std::to_string(s.num_images),
+              "above " + std::to_string(kMaxImages), problems);
   check_range(s.batch_size >= 1, place.of("batch_size"), std::to_string(s.batch_size), "below 1",
               problems);
   const ScheduleDefaults* schedule = nullptr;
@@ -393,21 +399,21 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
     }
   };
   collect([&] { schedule = &find_schedule(family.schedules(), s.schedule); });
-  if (schedule) {
-    collect([&] {
-      const auto steps = s.num_inference_steps.value_or(schedule->num_inference_steps);
-      make_sigmas(*schedule,
-                  {.num_steps = static_cast<int>(std::clamp<int64_t>(steps, -1, 1'000'000)),
-                   .tokens = 4096,
-                   .flow_shift = s.flow_shift,
-                   .sigmas = s.sigmas});
-    });
-  }
+  // Numbers are checked even where the schedule's name is wrong.
+  const ScheduleDefaults any;
+  if (!schedule) schedule = &any;
+  collect([&] {
+    const auto steps = s.num_inference_steps.value_or(schedule->num_inference_steps);
+    make_sigmas(*schedule,
+                {.num_steps = static_cast<int>(std::clamp<int64_t>(steps, -1, kMaxSteps)),
+                 .tokens = 4096,
+                 .flow_shift = s.flow_shift,
+                 .sigmas = s.sigmas});
+  });
   if (s.denoising_strength) collect([&] { keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
-  if (s.num_inference_steps.value_or(1) > 1'000'000) {
-    problems.add(place.of("num_inference_steps") + ": " + std::to_string(*s.num_inference_steps) +
-                 " is above 1000000");
-  }
+  const int64_t num_steps = s.num_inference_steps.value_or(1);
+  check_range(num_steps <= kMaxSteps, place.of("num_inference_steps"), std::to_string(num_steps),
+              "above " + std::to_string(kMaxSteps), problems);
   if (s.denoising_strength && s.input_image.empty()) {
     problems.add(place.of("denoising_strength") + ": there is no input image to start from",
                  "give one with " + place.of("input_image"));

@@ -38,6 +38,7 @@ struct Settings {
 };
 
 inline constexpr double kDefaultStrength = 0.6;
+inline constexpr int64_t kMaxImages = 100'000;  // of one prompt
 
 // Where a value was written: names it in messages as "--height" or as "jobs.jsonl:3: height".
 struct Place {

@@ -40,6 +40,15 @@ double gigabytes(int64_t bytes) {
   return static_cast<double>(bytes) / 1e9;
 }
 
+// "4.20", or "4.20/15.45" with a total, and the unit that suits the larger one.
+std::string bytes_text(int64_t done, int64_t total) {
+  const bool is_small = std::max(done, total) < 100'000'000;
+  const double unit = is_small ? 1e6 : 1e9;
+  std::string text = print("%.2f", static_cast<double>(done) / unit);
+  if (total > 0) text += print("/%.2f", static_cast<double>(total) / unit);
+  return text + (is_small ? " MB" : " GB");
+}
+
 }  // namespace
 
 Options stderr_options(bool quiet) {
@@ -120,8 +129,7 @@ std::string Step::running_line() const {
   std::string line = label_ + ": ";
   const bool is_counted = done_ > 0 && elapsed > 0;
   if (unit_ == Unit::kBytes) {
-    line += print("%.2f", gigabytes(done_)) +
-            (total_ > 0 ? print("/%.2f", gigabytes(total_)) : "") + " GB";
+    line += bytes_text(done_, total_);
     if (is_counted) line += print(" %.2f GB/s", gigabytes(done_) / elapsed);
   } else if (total_ > 0) {
     line += std::to_string(done_) + "/" + std::to_string(total_);
@@ -139,11 +147,11 @@ std::string Step::last_line() const {
   const double elapsed = seconds();
   std::string line = label_ + ": ";
   if (unit_ == Unit::kBytes) {
-    line += print("%.2f GB in ", gigabytes(done_)) + duration_text(elapsed);
+    line += bytes_text(done_, 0) + " in " + duration_text(elapsed);
     if (elapsed > 0) line += print(", %.2f GB/s", gigabytes(done_) / elapsed);
     return line;
   }
-  if (done_ < 1) return line + duration_text(elapsed);
+  if (unit_ == Unit::kParts || done_ < 1) return line + duration_text(elapsed);
   line +=
       std::to_string(done_) + (done_ == 1 ? " step in " : " steps in ") + duration_text(elapsed);
   return elapsed > 0 ? line + ", " + step_rate(elapsed, static_cast<double>(done_)) : line;

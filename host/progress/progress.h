@@ -23,6 +23,7 @@ struct Options {
 Options stderr_options(bool quiet);
 
 enum class Unit {
+  kParts,  // "12/50 0:31<1:38"
   kSteps,  // "12/50 0:31<1:38 2.58 s/it"
   kBytes,  // "4.20/15.45 GB 2.31 GB/s 0:02<0:05"
 };
@@ -51,7 +52,7 @@ class Progress {
 class Step {
  public:
   // total: 0 when it is not known.
-  Step(Progress& progress, std::string label, int64_t total, Unit unit = Unit::kSteps);
+  Step(Progress& progress, std::string label, int64_t total, Unit unit);
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;

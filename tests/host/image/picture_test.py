@@ -14,13 +14,21 @@ import numpy as np
 from PIL import Image, ImageOps, PngImagePlugin
 
 TOOL = None
-FILTERS = {"box": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR,
-           "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
+FILTERS = {
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS
+}
 
 
 class Tool:
+
     def __init__(self, path):
-        self.process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([path],
+                                        stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE,
+                                        text=True)
 
     def ask(self, *words):
         self.process.stdin.write("\t".join(str(w) for w in words) + "\n")
@@ -60,11 +68,12 @@ def png_chunk(kind, data):
 def png_bytes(width, height, bits, color_type, rows):
     header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
     raw = b"".join(b"\0" + row for row in rows)
-    return (b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header)
-            + png_chunk(b"IDAT", zlib.compress(raw)) + png_chunk(b"IEND", b""))
+    return (b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) +
+            png_chunk(b"IDAT", zlib.compress(raw)) + png_chunk(b"IEND", b""))
 
 
 class PictureTest(unittest.TestCase):
+
     @classmethod
     def setUpClass(cls):
         cls.tool = Tool(TOOL)
@@ -92,7 +101,8 @@ class PictureTest(unittest.TestCase):
         return np.asarray(Image.open(self.dir / "out.ppm"))
 
     def check(self, path, reference):
-        np.testing.assert_array_equal(self.decoded(path), np.asarray(reference.convert("RGB")), str(path))
+        np.testing.assert_array_equal(self.decoded(path), np.asarray(reference.convert("RGB")),
+                                      str(path))
 
     def save(self, name, picture, **options):
         path = self.dir / name
@@ -101,9 +111,20 @@ class PictureTest(unittest.TestCase):
 
     def test_jpegs_equal_pillow(self):
         picture = Image.fromarray(noise(67, 45))
-        for i, options in enumerate([{"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2},
-                                     {"progressive": True, "subsampling": 2}, {"quality": 30},
-                                     {"quality": 100}]):
+        for i, options in enumerate([{
+                "subsampling": 0
+        }, {
+                "subsampling": 1
+        }, {
+                "subsampling": 2
+        }, {
+                "progressive": True,
+                "subsampling": 2
+        }, {
+                "quality": 30
+        }, {
+                "quality": 100
+        }]):
             path = self.save(f"a{i}.jpg", picture, **options)
             self.check(path, Image.open(path))
         gray = self.save("gray.jpg", picture.convert("L"))
@@ -120,8 +141,13 @@ class PictureTest(unittest.TestCase):
 
     def test_pngs_of_every_kind_equal_pillow(self):
         rgb = Image.fromarray(noise(31, 23))
-        for name, picture in {"rgb": rgb, "l": rgb.convert("L"), "one": rgb.convert("1"),
-                              "palette": rgb.quantize(16), "palette256": rgb.quantize(256)}.items():
+        for name, picture in {
+                "rgb": rgb,
+                "l": rgb.convert("L"),
+                "one": rgb.convert("1"),
+                "palette": rgb.quantize(16),
+                "palette256": rgb.quantize(256)
+        }.items():
             path = self.save(f"{name}.png", picture)
             self.check(path, Image.open(path))
         self.assertEqual(self.ask("probe", self.dir / "rgb.png"), "png 31 23 3 8 0 0 1")
@@ -129,7 +155,7 @@ class PictureTest(unittest.TestCase):
     def test_interlaced_png_is_read(self):
         picture = Image.fromarray(noise(31, 23))
         plain = self.save("plain.png", picture)
-        # Pillow writes no interlaced files: seven passes, each a picture of its own, are put together here.
+        # Pillow writes no interlaced files: seven passes, each a picture, are put together here.
         pixels = np.asarray(picture)
         rows = []
         for x0, y0, dx, dy in [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
@@ -137,8 +163,9 @@ class PictureTest(unittest.TestCase):
             rows += [b"\0" + row.tobytes() for row in pixels[y0::dy, x0::dx]]
         header = struct.pack(">IIBBBBB", 31, 23, 8, 2, 0, 0, 1)
         path = self.dir / "interlaced.png"
-        path.write_bytes(b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header)
-                         + png_chunk(b"IDAT", zlib.compress(b"".join(rows))) + png_chunk(b"IEND", b""))
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) +
+                         png_chunk(b"IDAT", zlib.compress(b"".join(rows))) +
+                         png_chunk(b"IEND", b""))
         np.testing.assert_array_equal(self.decoded(path), self.decoded(plain))
 
     def test_alpha_is_laid_over_white(self):
@@ -159,7 +186,8 @@ class PictureTest(unittest.TestCase):
         path.write_bytes(png_bytes(13, 9, 16, 2, [row.astype(">u2").tobytes() for row in values]))
         want = np.floor(values / 257.0 + 0.5).astype(np.uint8)
         np.testing.assert_array_equal(self.decoded(path), want)
-        path.write_bytes(png_bytes(13, 9, 16, 0, [row.astype(">u2").tobytes() for row in values[..., 0]]))
+        path.write_bytes(
+            png_bytes(13, 9, 16, 0, [row.astype(">u2").tobytes() for row in values[..., 0]]))
         np.testing.assert_array_equal(self.decoded(path), np.repeat(want[..., :1], 3, -1))
 
     def test_webps_equal_pillow(self):
@@ -170,7 +198,11 @@ class PictureTest(unittest.TestCase):
 
     def test_the_first_frame_of_an_animation_is_read(self):
         frames = [Image.fromarray(noise(20, 16, seed=s)) for s in range(3)]
-        path = self.save("c.webp", frames[0], save_all=True, append_images=frames[1:], lossless=True)
+        path = self.save("c.webp",
+                         frames[0],
+                         save_all=True,
+                         append_images=frames[1:],
+                         lossless=True)
         self.check(path, frames[0])
         self.assertEqual(self.ask("probe", path).split()[6], "1")
         path = self.save("c.png", frames[0], save_all=True, append_images=frames[1:])
@@ -186,7 +218,10 @@ class PictureTest(unittest.TestCase):
                 want = ImageOps.exif_transpose(Image.open(path))
                 self.check(path, want)
                 info = self.ask("probe", path).split()
-                self.assertEqual(info[1:3] + info[7:], [str(want.width), str(want.height), str(orientation)])
+                self.assertEqual(
+                    info[1:3] + info[7:],
+                    [str(want.width), str(want.height),
+                     str(orientation)])
 
     def test_resizing_equals_pillow(self):
         rng = np.random.default_rng(2)
@@ -202,7 +237,8 @@ class PictureTest(unittest.TestCase):
             name = list(FILTERS)[i % 4]
             self.ask("resize", path, self.dir / "out.ppm", to_width, to_height, name)
             want = picture.resize((to_width, to_height), FILTERS[name])
-            np.testing.assert_array_equal(np.asarray(Image.open(self.dir / "out.ppm")), np.asarray(want),
+            np.testing.assert_array_equal(np.asarray(Image.open(self.dir / "out.ppm")),
+                                          np.asarray(want),
                                           f"{width}x{height} to {to_width}x{to_height} {name}")
 
     def test_cover_and_crop_is_as_described(self):
@@ -213,12 +249,14 @@ class PictureTest(unittest.TestCase):
             path = self.save("in.png", picture)
             self.ask("cover", path, self.dir / "out.ppm", to_width, to_height)
             scale = max(to_width / width, to_height / height)
-            scaled = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
+            scaled = picture.resize((round(width * scale), round(height * scale)),
+                                    Image.Resampling.BILINEAR)
             left = int(round((scaled.width - to_width) / 2.0))
             top = int(round((scaled.height - to_height) / 2.0))
             want = picture if (width, height) == (to_width, to_height) else scaled.crop(
                 (left, top, left + to_width, top + to_height))
-            np.testing.assert_array_equal(np.asarray(Image.open(self.dir / "out.ppm")), np.asarray(want))
+            np.testing.assert_array_equal(np.asarray(Image.open(self.dir / "out.ppm")),
+                                          np.asarray(want))
 
     def test_written_pngs_carry_text_for_pillow(self):
         picture = Image.fromarray(noise(31, 23))
@@ -242,10 +280,16 @@ class PictureTest(unittest.TestCase):
 
     def test_every_truncation_is_an_error_that_names_the_file(self):
         picture = Image.fromarray(noise(24, 18, 4), "RGBA")
-        files = {"t.png": picture, "t.webp": picture, "t.jpg": picture.convert("RGB"),
-                 "lossy.webp": picture.convert("RGB")}
+        files = {
+            "t.png": picture,
+            "t.webp": picture,
+            "t.jpg": picture.convert("RGB"),
+            "lossy.webp": picture.convert("RGB")
+        }
         for name, image in files.items():
-            whole = self.save(name, image, **({"lossless": True} if name == "t.webp" else {})).read_bytes()
+            whole = self.save(name, image, **({
+                "lossless": True
+            } if name == "t.webp" else {})).read_bytes()
             cut = self.dir / ("cut_" + name)
             for size in list(range(0, min(64, len(whole)))) + list(range(64, len(whole) - 13, 17)):
                 cut.write_bytes(whole[:size])
@@ -263,7 +307,8 @@ class PictureTest(unittest.TestCase):
                     broken[int(rng.integers(len(broken)))] = int(rng.integers(256))
                 path = self.dir / ("damaged_" + name)
                 path.write_bytes(broken)
-                self.assertRegex(self.tool.ask("decode", path, self.dir / "out.ppm"), "^(ok|error )")
+                self.assertRegex(self.tool.ask("decode", path, self.dir / "out.ppm"),
+                                 "^(ok|error )")
 
     def test_a_huge_size_is_refused_by_its_header(self):
         path = self.dir / "huge.png"
@@ -276,7 +321,8 @@ class PictureTest(unittest.TestCase):
         empty = self.dir / "empty.png"
         empty.write_bytes(b"")
         self.assertIn("the file is empty", self.refused("decode", empty, self.dir / "out.ppm"))
-        self.assertIn("NOT_FOUND", self.refused("decode", self.dir / "absent.png", self.dir / "out.ppm"))
+        self.assertIn("NOT_FOUND",
+                      self.refused("decode", self.dir / "absent.png", self.dir / "out.ppm"))
         self.assertIn("a folder", self.refused("probe", self.dir))
         picture = self.save("ok.png", Image.new("RGB", (4, 4)))
         self.assertIn("cannot write", self.refused("encode", picture, self.dir / "no" / "out.png"))

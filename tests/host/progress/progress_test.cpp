@@ -30,7 +30,7 @@ struct Screen {
 TEST_CASE("A step on a terminal is one line, drawn again", "[progress]") {
   Screen screen;
   Progress progress(screen.options(/*redraws=*/true));
-  Step step(progress, "denoise", 50);
+  Step step(progress, "denoise", 50, Unit::kSteps);
   screen.time += 10.32;
   step.advance(4);
   screen.time += 0.01;
@@ -58,10 +58,29 @@ TEST_CASE("Loads tell bytes and their rate", "[progress]") {
   REQUIRE_THAT(screen.text(), Catch::EndsWith("load dit: 15.45 GB in 7.0 s, 2.21 GB/s\033[K\n"));
 }
 
+TEST_CASE("Small files are told in megabytes, and parts have no rate", "[progress]") {
+  Screen screen;
+  Progress progress(screen.options(/*redraws=*/true));
+  Step load(progress, "load vae", 2'500'000, Unit::kBytes);
+  load.set(2'500'000);
+  screen.time += 0.5;
+  load.finish();
+  Step tiles(progress, "decode", 4, Unit::kParts);
+  screen.time += 1;
+  tiles.advance();
+  tiles.finish();
+  REQUIRE(screen.text() ==
+          "\rload vae: 0.00/2.50 MB 0:00\033[K"
+          "\rload vae: 2.50 MB in 0.5 s, 0.01 GB/s\033[K\n"
+          "\rdecode: 0/4 0:00\033[K"
+          "\rdecode: 1/4 0:01<0:03\033[K"
+          "\rdecode: 1.0 s\033[K\n");
+}
+
 TEST_CASE("Where nothing can be drawn again, lines are sparse", "[progress]") {
   Screen screen;
   Progress progress(screen.options(/*redraws=*/false));
-  Step step(progress, "denoise", 100);
+  Step step(progress, "denoise", 100, Unit::kSteps);
   for (int i = 0; i < 100; ++i) {
     screen.time += 0.125;
     step.advance();
@@ -76,7 +95,7 @@ TEST_CASE("Where nothing can be drawn again, lines are sparse", "[progress]") {
 TEST_CASE("Quiet keeps warnings only", "[progress]") {
   Screen screen;
   Progress progress(screen.options(/*redraws=*/true, /*quiet=*/true));
-  Step step(progress, "decode", 0);
+  Step step(progress, "decode", 0, Unit::kParts);
   progress.note("note");
   progress.warn("warning");
   step.finish();
@@ -87,7 +106,7 @@ TEST_CASE("Notes and steps left unfinished do not leave half a line", "[progress
   Screen screen;
   Progress progress(screen.options(/*redraws=*/true));
   {
-    Step step(progress, "decode", 0);
+    Step step(progress, "decode", 0, Unit::kParts);
     progress.note("note");
     screen.time += 1;
     step.advance(0);
