@@ -1,20 +1,20 @@
 // The program: picks a command, and turns what goes wrong into one line and an exit code.
-#include <signal.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <signal.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <c10/util/Backtrace.h>
 #include <c10/util/Exception.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
-#include <spdlog/spdlog.h>
 
 #include "atelier/error.h"
 #include "atelier/plugin.h"
+
 #include "formats/escape.h"
 #include "host/cli/error_line.h"
 #include "host/cli/flags.h"
@@ -39,8 +39,10 @@ constexpr Command kCommands[] = {
     {"inspect", "say what a file is and which family takes it", atelier::cli::run_inspect, false},
     {"plugins", "list the families found, or show one", atelier::cli::run_plugins, false},
     {"probe", "run one component on tensors from a file", atelier::cli::run_probe, true},
-    {"check-plugin", "run the conformance suite on a plugin", atelier::cli::run_check_plugin, false},
-    {"doctor", "say what works on this machine, what does not and why", atelier::cli::run_doctor, true},
+    {"check-plugin", "run the conformance suite on a plugin", atelier::cli::run_check_plugin,
+     false},
+    {"doctor", "say what works on this machine, what does not and why", atelier::cli::run_doctor,
+     true},
 };
 
 void print_help() {
@@ -51,8 +53,9 @@ void print_help() {
 
 void print_stack() {
   std::string stack = atelier::plugins::last_internal_stack();
-  if (stack.empty()) stack = c10::get_backtrace(/*frames_to_skip=*/1, /*maximum_number_of_frames=*/64,
-                                                /*skip_python_frames=*/true);
+  if (stack.empty())
+    stack = c10::get_backtrace(/*frames_to_skip=*/1, /*maximum_number_of_frames=*/64,
+                               /*skip_python_frames=*/true);
   std::fprintf(stderr, "%s\n", stack.c_str());
 }
 
@@ -66,7 +69,10 @@ void print_stack() {
   } catch (...) {
     what = "an exception that is not a std::exception";
   }
-  std::fputs(atelier::cli::error_line(Error(ErrorCode::kInternal, what, "this is a bug: please report it")).c_str(), stderr);
+  std::fputs(
+      atelier::cli::error_line(Error(ErrorCode::kInternal, what, "this is a bug: please report it"))
+          .c_str(),
+      stderr);
   print_stack();
   std::_Exit(70);
 }
@@ -78,7 +84,8 @@ extern "C" void on_interrupt(int) {
 }
 
 int run(std::span<const std::string> arguments) {
-  if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h" || arguments.front() == "help") {
+  if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h" ||
+      arguments.front() == "help") {
     print_help();
     return arguments.empty() ? 2 : 0;
   }
@@ -112,7 +119,8 @@ int main(int count, char** values) {
   try {
     const int code = run(arguments);
     if (std::fflush(stdout) != 0)
-      throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno), "free some space");
+      throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno),
+                  "free some space");
     return code;
   } catch (const Error& error) {
     std::fflush(stdout);
@@ -121,7 +129,8 @@ int main(int count, char** values) {
     if (code == 70) print_stack();
     return code;
   } catch (const std::bad_alloc&) {
-    std::fputs("error: the host's memory is used up; use a smaller size or batch [OUT_OF_MEMORY]\n", stderr);
+    std::fputs("error: the host's memory is used up; use a smaller size or batch [OUT_OF_MEMORY]\n",
+               stderr);
     return 4;
   }
 }

@@ -35,7 +35,8 @@ std::array<T, 256> values_of(at::ScalarType from, at::ScalarType to) {
 }
 
 template <typename T>
-void look_up(const void* source, at::ScalarType from, void* target, at::ScalarType to, int64_t count) {
+void look_up(const void* source, at::ScalarType from, void* target, at::ScalarType to,
+             int64_t count) {
   const std::array<T, 256> table = values_of<T>(from, to);
   const auto* in = static_cast<const uint8_t*>(source);
   auto* out = static_cast<T*>(target);
@@ -60,7 +61,8 @@ void read_run(const FileReader& file, const ReadRun& run, std::vector<char>& buf
 
 }  // namespace
 
-void convert_elements(const void* source, at::ScalarType from, void* target, at::ScalarType to, int64_t count) {
+void convert_elements(const void* source, at::ScalarType from, void* target, at::ScalarType to,
+                      int64_t count) {
   if (from == to) {
     std::memcpy(target, source, static_cast<size_t>(count) * c10::elementSize(from));
     return;
@@ -78,19 +80,21 @@ void convert_elements(const void* source, at::ScalarType from, void* target, at:
   auto* out = static_cast<char*>(target);
   for (int64_t begin = 0; begin < count; begin += kConvertElements) {
     const int64_t length = std::min(kConvertElements, count - begin);
-    const at::Tensor part =
-        at::from_blob(const_cast<char*>(in) + begin * c10::elementSize(from), {length}, at::TensorOptions(from));
-    at::Tensor written = at::from_blob(out + begin * c10::elementSize(to), {length}, at::TensorOptions(to));
+    const at::Tensor part = at::from_blob(const_cast<char*>(in) + begin * c10::elementSize(from),
+                                          {length}, at::TensorOptions(from));
+    at::Tensor written =
+        at::from_blob(out + begin * c10::elementSize(to), {length}, at::TensorOptions(to));
     if (to == at::kFloat8_e4m3fn) {
-      written.copy_(part.to(at::kFloat).clamp(-448, 448));  // ATen gives NaN above the largest value
+      written.copy_(
+          part.to(at::kFloat).clamp(-448, 448));  // ATen gives NaN above the largest value
     } else {
       written.copy_(part);
     }
   }
 }
 
-void read_runs(const std::vector<std::string>& files, const std::vector<uint64_t>& sizes, std::vector<ReadRun> runs,
-               const std::function<void(int64_t)>& progress) {
+void read_runs(const std::vector<std::string>& files, const std::vector<uint64_t>& sizes,
+               std::vector<ReadRun> runs, const std::function<void(int64_t)>& progress) {
   std::vector<std::unique_ptr<FileReader>> readers(files.size());
   for (const ReadRun& run : runs) {
     auto& reader = readers[static_cast<size_t>(run.file)];
@@ -99,8 +103,9 @@ void read_runs(const std::vector<std::string>& files, const std::vector<uint64_t
     reader = std::make_unique<FileReader>(files[file]);
     if (reader->size() != sizes[file])
       throw Error(ErrorCode::kDataLoss,
-                  display_path(files[file]) + ": has " + std::to_string(reader->size()) + " bytes, and had " +
-                      std::to_string(sizes[file]) + " when its header was read",
+                  display_path(files[file]) + ": has " + std::to_string(reader->size()) +
+                      " bytes, and had " + std::to_string(sizes[file]) +
+                      " when its header was read",
                   "it was changed meanwhile; start again", "FILE_CHANGED");
   }
 

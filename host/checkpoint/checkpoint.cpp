@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "host/checkpoint/bulk_reader.h"
@@ -18,7 +19,8 @@ namespace {
 // Nested objects become dotted names; of arrays only those of numbers are kept.
 void flatten(const std::string& prefix, const nlohmann::json& value, TensorIndex::Config& config) {
   if (value.is_object()) {
-    for (const auto& [key, child] : value.items()) flatten(prefix.empty() ? key : prefix + "." + key, child, config);
+    for (const auto& [key, child] : value.items())
+      flatten(prefix.empty() ? key : prefix + "." + key, child, config);
   } else if (value.is_boolean()) {
     config[prefix] = value.get<bool>();
   } else if (value.is_number_integer()) {
@@ -42,8 +44,8 @@ TensorIndex::Config read_config(const std::string& path) {
   try {
     const nlohmann::json json = formats::parse_json(text);
     if (!json.is_object())
-      throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is no JSON object", "check the file",
-                  "CONFIG_FORM");
+      throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is no JSON object",
+                  "check the file", "CONFIG_FORM");
     TensorIndex::Config config;
     flatten({}, json, config);
     return config;
@@ -66,30 +68,51 @@ formats::ShardIndex read_shard_index(const std::string& path) {
 at::ScalarType scalar_type(formats::DType dtype) {
   using formats::DType;
   switch (dtype) {
-    case DType::kBool: return at::kBool;
-    case DType::kU8: return at::kByte;
-    case DType::kI8: return at::kChar;
-    case DType::kF8E5M2: return at::kFloat8_e5m2;
-    case DType::kF8E4M3: return at::kFloat8_e4m3fn;
-    case DType::kF8E8M0: return at::kFloat8_e8m0fnu;
-    case DType::kF8E4M3Fnuz: return at::kFloat8_e4m3fnuz;
-    case DType::kF8E5M2Fnuz: return at::kFloat8_e5m2fnuz;
-    case DType::kI16: return at::kShort;
-    case DType::kU16: return at::kUInt16;
-    case DType::kF16: return at::kHalf;
-    case DType::kBF16: return at::kBFloat16;
-    case DType::kI32: return at::kInt;
-    case DType::kU32: return at::kUInt32;
-    case DType::kF32: return at::kFloat;
-    case DType::kC64: return at::kComplexFloat;
-    case DType::kF64: return at::kDouble;
-    case DType::kI64: return at::kLong;
-    case DType::kU64: return at::kUInt64;
+    case DType::kBool:
+      return at::kBool;
+    case DType::kU8:
+      return at::kByte;
+    case DType::kI8:
+      return at::kChar;
+    case DType::kF8E5M2:
+      return at::kFloat8_e5m2;
+    case DType::kF8E4M3:
+      return at::kFloat8_e4m3fn;
+    case DType::kF8E8M0:
+      return at::kFloat8_e8m0fnu;
+    case DType::kF8E4M3Fnuz:
+      return at::kFloat8_e4m3fnuz;
+    case DType::kF8E5M2Fnuz:
+      return at::kFloat8_e5m2fnuz;
+    case DType::kI16:
+      return at::kShort;
+    case DType::kU16:
+      return at::kUInt16;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kI32:
+      return at::kInt;
+    case DType::kU32:
+      return at::kUInt32;
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kC64:
+      return at::kComplexFloat;
+    case DType::kF64:
+      return at::kDouble;
+    case DType::kI64:
+      return at::kLong;
+    case DType::kU64:
+      return at::kUInt64;
     case DType::kF4:
     case DType::kF6E2M3:
-    case DType::kF6E3M2: break;
+    case DType::kF6E3M2:
+      break;
   }
-  throw Error(ErrorCode::kUnsupported, "dtype " + std::string(formats::dtype_name(dtype)) + " is not supported",
+  throw Error(ErrorCode::kUnsupported,
+              "dtype " + std::string(formats::dtype_name(dtype)) + " is not supported",
               "convert the file to BF16 or F8_E4M3", "ST_PACKING");
 }
 
@@ -99,7 +122,8 @@ formats::DType file_dtype(at::ScalarType type) {
     if (formats::dtype_bits(dtype) % 8 != 0) continue;
     if (scalar_type(dtype) == type) return dtype;
   }
-  throw Error(ErrorCode::kUnsupported, std::string("tensors of type ") + c10::toString(type) + " cannot be saved",
+  throw Error(ErrorCode::kUnsupported,
+              std::string("tensors of type ") + c10::toString(type) + " cannot be saved",
               "convert the tensor first", "ST_PACKING");
 }
 
@@ -122,7 +146,8 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
       } catch (const Error& error) {
         throw error.at(quoted).at(display_path(files[i]));
       }
-      const TensorPlace place = {static_cast<int>(i), header.data_begin + entry.begin, entry.end - entry.begin};
+      const TensorPlace place = {static_cast<int>(i), header.data_begin + entry.begin,
+                                 entry.end - entry.begin};
       const auto [it, is_new] = checkpoint.places_.emplace(entry.name, place);
       if (!is_new)
         throw Error(ErrorCode::kInvalidArgument,
@@ -135,7 +160,8 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
   }
   if (!found.index_path.empty()) checkpoint.check_against(found.index_path);
   checkpoint.index_ = std::make_shared<const TensorIndex>(
-      std::move(tensors), found.config_path.empty() ? TensorIndex::Config{} : read_config(found.config_path));
+      std::move(tensors),
+      found.config_path.empty() ? TensorIndex::Config{} : read_config(found.config_path));
   return checkpoint;
 }
 
@@ -175,7 +201,8 @@ at::Tensor Checkpoint::read(std::string_view tensor, std::optional<at::ScalarTyp
   const at::ScalarType to = dtype.value_or(meta.dtype);
   at::Tensor out = at::empty(meta.shape, at::TensorOptions(to));
   if (out.numel() > 0)
-    read_runs(files_, file_sizes_, {{place.file, place.begin, out.numel(), meta.dtype, to, out.data_ptr()}});
+    read_runs(files_, file_sizes_,
+              {{place.file, place.begin, out.numel(), meta.dtype, to, out.data_ptr()}});
   return out;
 }
 
@@ -184,8 +211,9 @@ void Checkpoint::check_lengths() const {
     const FileReader file(files_[i]);
     if (file.size() != file_sizes_[i])
       throw Error(ErrorCode::kDataLoss,
-                  display_path(files_[i]) + ": has " + std::to_string(file.size()) + " bytes, and had " +
-                      std::to_string(file_sizes_[i]) + " when its header was read",
+                  display_path(files_[i]) + ": has " + std::to_string(file.size()) +
+                      " bytes, and had " + std::to_string(file_sizes_[i]) +
+                      " when its header was read",
                   "it was changed meanwhile; start again", "FILE_CHANGED");
   }
 }

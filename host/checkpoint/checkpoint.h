@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "atelier/checkpoint.h"
+
 #include "formats/safetensors.h"
 #include "formats/shard_index.h"
 
@@ -23,17 +24,18 @@ struct TensorPlace {
 
 // Files that together are one checkpoint.
 struct CheckpointFiles {
-  std::string name;                // stands for the checkpoint in messages: the path that the user gave
+  std::string name;  // stands for the checkpoint in messages: the path that the user gave
   std::vector<std::string> files;  // its shards
   std::string index_path = {};     // the *.index.json that lists them; empty: none
   std::string config_path = {};    // the config.json beside them; empty: none
 };
 
-// Headers only, checked against the length of each file; tensors are read with pread when they are asked for. Immutable
-// and safe to use from several threads.
+// Headers only, checked against the length of each file; tensors are read with pread when they are
+// asked for. Immutable and safe to use from several threads.
 class Checkpoint {
  public:
-  // Throws Error naming file, byte and tensor: kNotFound, kEnvironment, kInvalidArgument, kDataLoss, kUnsupported.
+  // Throws Error naming file, byte and tensor: kNotFound, kEnvironment, kInvalidArgument,
+  // kDataLoss, kUnsupported.
   static Checkpoint open(const CheckpointFiles& files);
   // Without index and config.
   static Checkpoint open(std::string name, std::vector<std::string> files) {
@@ -78,7 +80,8 @@ class Checkpoint {
 // Reads a *.index.json. Throws Error naming file and line.
 formats::ShardIndex read_shard_index(const std::string& path);
 
-// LibTorch's name of a dtype of the format. Throws Error{kUnsupported} for those that LibTorch does not have.
+// LibTorch's name of a dtype of the format. Throws Error{kUnsupported} for those that LibTorch does
+// not have.
 at::ScalarType scalar_type(formats::DType dtype);
 formats::DType file_dtype(at::ScalarType type);
 

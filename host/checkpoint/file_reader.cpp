@@ -1,13 +1,12 @@
 #include "host/checkpoint/file_reader.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <utility>
 
 #include "formats/escape.h"
@@ -24,7 +23,8 @@ constexpr uint64_t kSniffBytes = 512;
 
 std::string display_path(const std::string& path) {
   std::string quoted = formats::quote_and_escape(path, 4096);
-  const bool plain = quoted.size() == path.size() + 2 && path.find_first_of(" ;") == std::string::npos;
+  const bool plain =
+      quoted.size() == path.size() + 2 && path.find_first_of(" ;") == std::string::npos;
   return plain && !path.empty() ? path : quoted;
 }
 
@@ -50,14 +50,16 @@ FileReader::FileReader(std::string path) : path_(std::move(path)) {
   struct stat status {};
   if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
     close(descriptor_);
-    throw Error(ErrorCode::kInvalidArgument, display_path(path_) + ": it is no regular file", "pass a file",
-                "FILE_KIND");
+    throw Error(ErrorCode::kInvalidArgument, display_path(path_) + ": it is no regular file",
+                "pass a file", "FILE_KIND");
   }
   size_ = static_cast<uint64_t>(status.st_size);
 }
 
 FileReader::FileReader(FileReader&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
 
 FileReader::~FileReader() {
   if (descriptor_ >= 0) close(descriptor_);
@@ -66,16 +68,18 @@ FileReader::~FileReader() {
 void FileReader::read(void* to, uint64_t begin, uint64_t bytes) const {
   auto* out = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t got = pread(descriptor_, out, std::min(bytes, kMaxRead), static_cast<off_t>(begin));
+    const ssize_t got =
+        pread(descriptor_, out, std::min(bytes, kMaxRead), static_cast<off_t>(begin));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
-      throw Error(ErrorCode::kEnvironment,
-                  display_path(path_) + ":byte " + std::to_string(begin) + ": " + std::strerror(errno),
-                  "check the disk", "FILE_READ");
+      throw Error(
+          ErrorCode::kEnvironment,
+          display_path(path_) + ":byte " + std::to_string(begin) + ": " + std::strerror(errno),
+          "check the disk", "FILE_READ");
     if (got == 0)
       throw Error(ErrorCode::kDataLoss,
-                  display_path(path_) + ":byte " + std::to_string(begin) + ": the file ends here, " +
-                      std::to_string(bytes) + " bytes before it should",
+                  display_path(path_) + ":byte " + std::to_string(begin) +
+                      ": the file ends here, " + std::to_string(bytes) + " bytes before it should",
                   "it was cut while it was being read; download or copy it again", "FILE_CHANGED");
     out += got;
     begin += static_cast<uint64_t>(got);
@@ -90,7 +94,8 @@ formats::SafetensorsHeader read_header(const FileReader& file) {
   if (const auto other_kind = formats::sniff(first, extension))
     throw at_file(file.path(), *other_kind, ErrorCode::kUnsupported);
   try {
-    const uint64_t length = formats::read_header_length(std::string_view(first).substr(0, 8), file.size());
+    const uint64_t length =
+        formats::read_header_length(std::string_view(first).substr(0, 8), file.size());
     std::string text(length, '\0');
     file.read(text.data(), 8, length);
     formats::SafetensorsHeader header = formats::parse_safetensors_header(text, file.size());

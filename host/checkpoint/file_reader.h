@@ -5,12 +5,13 @@
 #include <string>
 
 #include "atelier/error.h"
+
 #include "formats/safetensors.h"
 
 namespace atelier::checkpoint {
 
-// An open file that is read at given places, never mapped: a mapped file that shrinks ends the process. Safe to use from
-// several threads.
+// An open file that is read at given places, never mapped: a mapped file that shrinks ends the
+// process. Safe to use from several threads.
 class FileReader {
  public:
   // Throws Error{kNotFound} when there is none, and Error{kEnvironment} when it cannot be read.
@@ -24,7 +25,8 @@ class FileReader {
   uint64_t size() const { return size_; }
 
   // Fills `bytes` bytes at `to` with what stands at `begin`.
-  // Throws Error{kDataLoss} when the file ends before that, and Error{kEnvironment} when reading fails.
+  // Throws Error{kDataLoss} when the file ends before that, and Error{kEnvironment} when reading
+  // fails.
   void read(void* to, uint64_t begin, uint64_t bytes) const;
 
  private:
@@ -34,11 +36,13 @@ class FileReader {
 };
 
 // Reads the header of a safetensors file and checks it against the file's length.
-// Throws Error{kInvalidArgument} for another kind of file, which it names, Error{kDataLoss} for a file that breaks a rule
-// of the format, and Error{kUnsupported} for a packing of weights that is known and not supported.
+// Throws Error{kInvalidArgument} for another kind of file, which it names, Error{kDataLoss} for a
+// file that breaks a rule of the format, and Error{kUnsupported} for a packing of weights that is
+// known and not supported.
 formats::SafetensorsHeader read_header(const FileReader& file);
 
-// Reads a whole small file. Throws as FileReader, and Error{kInvalidArgument} when it is longer than `max_bytes`.
+// Reads a whole small file. Throws as FileReader, and Error{kInvalidArgument} when it is longer
+// than `max_bytes`.
 std::string read_text_file(const std::string& path, uint64_t max_bytes = 100'000'000);
 
 // "FILE:byte 12: message" of an error of formats/, with its hint and tag.

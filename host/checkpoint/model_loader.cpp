@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/checkpoint/file_reader.h"
@@ -40,14 +41,16 @@ std::string where(const ModelFamily& family, std::string_view call) {
   return std::string(family.name()) + "." + std::string(call);
 }
 
-// What a checkpoint that no component takes comes nearest to: the component whose table knows most of its names.
+// What a checkpoint that no component takes comes nearest to: the component whose table knows most
+// of its names.
 std::string nearest_component(const ModelFamily& family, const TensorIndex& index) {
   std::string best;
   int64_t best_count = 0;
   for (const Detection& tiny : family.tiny_parts()) {
     const WeightMap rules = family.weight_map(tiny);
-    for (const std::string& prefix : {tiny.prefix, std::string(), std::string("model.diffusion_model."),
-                                      std::string("model."), std::string("transformer.")}) {
+    for (const std::string& prefix :
+         {tiny.prefix, std::string(), std::string("model.diffusion_model."), std::string("model."),
+          std::string("transformer.")}) {
       const int64_t count = count_known_tensors(rules, prefix, index);
       if (count > best_count) {
         best_count = count;
@@ -57,8 +60,8 @@ std::string nearest_component(const ModelFamily& family, const TensorIndex& inde
   }
   const auto total = static_cast<int64_t>(index.tensors().size());
   if (best_count * 2 < total) return {};
-  return "nearest is " + best + ": " + std::to_string(best_count) + " of its " + std::to_string(total) +
-         " names are known there";
+  return "nearest is " + best + ": " + std::to_string(best_count) + " of its " +
+         std::to_string(total) + " names are known there";
 }
 
 Error unknown_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint) {
@@ -68,24 +71,28 @@ Error unknown_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint
     names.push_back(name);
     if (names.size() == 2) break;
   }
-  std::string message = display_path(checkpoint.name()) + ": is no component of " + std::string(family.name()) + " (" +
-                        std::to_string(index.tensors().size()) + " tensors";
+  std::string message = display_path(checkpoint.name()) + ": is no component of " +
+                        std::string(family.name()) + " (" + std::to_string(index.tensors().size()) +
+                        " tensors";
   if (!names.empty()) message += ", the first " + report::list_names(names);
   message += ")";
   const std::string nearest = nearest_component(family, index);
   if (!nearest.empty()) message += "; " + nearest;
-  return Error(ErrorCode::kUnsupported, message, "atelier inspect says which family takes it", "CHECKPOINT_UNKNOWN");
+  return Error(ErrorCode::kUnsupported, message, "atelier inspect says which family takes it",
+               "CHECKPOINT_UNKNOWN");
 }
 
 at::ScalarType parse_dtype(const std::string& name) {
   if (name == "float32") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
   if (name == "float16") return at::kHalf;
-  throw Error(ErrorCode::kInvalidArgument, "--dtype " + formats::quote_and_escape(name) + " is not known",
+  throw Error(ErrorCode::kInvalidArgument,
+              "--dtype " + formats::quote_and_escape(name) + " is not known",
               "use auto, float32, bfloat16 or float16");
 }
 
-// The floating dtype that most bytes of a checkpoint have; 8-bit ones are storage and compute as bfloat16.
+// The floating dtype that most bytes of a checkpoint have; 8-bit ones are storage and compute as
+// bfloat16.
 at::ScalarType published_dtype(const TensorIndex& index) {
   std::map<at::ScalarType, int64_t> bytes;
   for (const auto& [name, meta] : index.tensors()) {
@@ -108,9 +115,10 @@ at::ScalarType published_dtype(const TensorIndex& index) {
 }  // namespace
 
 bool is_lora(const TensorIndex& index) {
-  static constexpr std::string_view kMarks[] = {".lora_A.",   ".lora_B.",     ".lora_down.", ".lora_up.", ".lora.down.",
-                                                ".lora.up.",  "lora_unet_",   ".lokr_w",     ".hada_w",   "_lora.down.",
-                                                ".lora_mid.", ".lora_A",      ".lora_B",     ".dora_scale"};
+  static constexpr std::string_view kMarks[] = {
+      ".lora_A.",   ".lora_B.",   ".lora_down.", ".lora_up.",  ".lora.down.",
+      ".lora.up.",  "lora_unet_", ".lokr_w",     ".hada_w",    "_lora.down.",
+      ".lora_mid.", ".lora_A",    ".lora_B",     ".dora_scale"};
   for (const auto& [name, meta] : index.tensors()) {
     for (const std::string_view mark : kMarks) {
       if (name.find(mark) != std::string::npos) return true;
@@ -122,7 +130,8 @@ bool is_lora(const TensorIndex& index) {
 std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint,
                                            const std::map<std::string, DetectHint>& hints) {
   if (is_lora(checkpoint.index()))
-    throw Error(ErrorCode::kUnsupported, display_path(checkpoint.name()) + ": is a LoRA, not a model",
+    throw Error(ErrorCode::kUnsupported,
+                display_path(checkpoint.name()) + ": is a LoRA, not a model",
                 "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
   DetectHint hint;
   for (const auto& [pattern, said] : hints) {
@@ -132,13 +141,15 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Chec
     if (matches_file || formats::glob_match(pattern, checkpoint.name())) hint = said;
   }
   try {
-    return plugins::guard(where(family, "detect"), [&] { return family.detect(checkpoint.index(), hint); });
+    return plugins::guard(where(family, "detect"),
+                          [&] { return family.detect(checkpoint.index(), hint); });
   } catch (const Error& error) {
     throw error.at(display_path(checkpoint.name()));
   }
 }
 
-std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const LoadRequest& request) {
+std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
+                                               const LoadRequest& request) {
   report::Problems problems;
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel(family));
 
@@ -146,20 +157,23 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
   for (const std::string& name : request.components) {
     if (find_spec(family, name) != nullptr) continue;
     const std::string nearest = report::nearest_name(name, component_names(family));
-    problems.add("component " + formats::quote_and_escape(name) + ": " + std::string(family.name()) + " has " +
+    problems.add("component " + formats::quote_and_escape(name) + ": " +
+                     std::string(family.name()) + " has " +
                      report::list_names(component_names(family)),
                  nearest.empty() ? "" : "did you mean " + nearest + "?", ErrorCode::kNotFound);
   }
   const auto is_needed = [&](const ComponentSpec& spec) {
     if (request.components.empty()) return spec.required;
-    return std::find(request.components.begin(), request.components.end(), spec.name) != request.components.end();
+    return std::find(request.components.begin(), request.components.end(), spec.name) !=
+           request.components.end();
   };
   at::ScalarType dtype = at::kFloat;
   if (request.dtype != "auto") problems.collect([&] { dtype = parse_dtype(request.dtype); });
   problems.collect([&] { model->device_ = device::choose(request.device); });
 
   // What is there: headers only.
-  const FoundFiles found = find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
+  const FoundFiles found =
+      find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
   std::map<std::string, bool> from_folder;  // by component: the part was not named by itself
   std::vector<std::string> unknown_in_folder;
   for (const FoundCheckpoint& item : found.checkpoints) {
@@ -172,8 +186,9 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
         return;
       }
       const std::string component = detection->component;
-      const auto other = std::find_if(model->parts_.begin(), model->parts_.end(),
-                                      [&](const LoadedPart& part) { return part.detection.component == component; });
+      const auto other = std::find_if(
+          model->parts_.begin(), model->parts_.end(),
+          [&](const LoadedPart& part) { return part.detection.component == component; });
       if (other == model->parts_.end()) {
         from_folder[component] = item.in_model_folder;
         model->parts_.push_back({std::move(*detection), std::move(checkpoint)});
@@ -184,8 +199,8 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
         *other = {std::move(*detection), std::move(checkpoint)};
       } else {
         throw Error(ErrorCode::kInvalidArgument,
-                    display_path(other->checkpoint.name()) + " and " + display_path(checkpoint.name()) +
-                        ": both are the component " + component,
+                    display_path(other->checkpoint.name()) + " and " +
+                        display_path(checkpoint.name()) + ": both are the component " + component,
                     "pass one of them", "CHECKPOINT_TWICE");
       }
     });
@@ -202,8 +217,11 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
           const ComponentSpec* of = find_spec(family, part.detection.component);
           if (of == nullptr || of->role != "text_encoder") continue;
           places.push_back(part.checkpoint.folder());
-          places.push_back((fs::path(part.checkpoint.folder()) / ".." / spec.name).lexically_normal().string());
-          places.push_back((fs::path(part.checkpoint.folder()) / ".." / "tokenizer").lexically_normal().string());
+          places.push_back(
+              (fs::path(part.checkpoint.folder()) / ".." / spec.name).lexically_normal().string());
+          places.push_back((fs::path(part.checkpoint.folder()) / ".." / "tokenizer")
+                               .lexically_normal()
+                               .string());
         }
         places.insert(places.begin(), found.tokenizers.begin(), found.tokenizers.end());
       }
@@ -220,7 +238,8 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
                        "pass the tokenizer's folder", ErrorCode::kNotFound);
         } else if (is_needed(spec)) {
           std::string searched;
-          for (const std::string& place : places) searched += (searched.empty() ? "" : ", ") + display_path(place);
+          for (const std::string& place : places)
+            searched += (searched.empty() ? "" : ", ") + display_path(place);
           problems.add("component " + std::string(spec.name) + " is missing" +
                            (searched.empty() ? "" : "; searched " + searched),
                        "pass its folder with --tokenizer_path", ErrorCode::kNotFound);
@@ -231,25 +250,29 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
     if (!is_needed(spec) || model->find_part(spec.name) != nullptr) continue;
     std::string message = "component " + std::string(spec.name) + " is missing";
     if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
-    if (!unknown_in_folder.empty()) message += "; not recognised: " + report::list_names(unknown_in_folder, 4);
-    problems.add(message, "pass its files with --model_paths or --model_id_with_origin_paths", ErrorCode::kNotFound);
+    if (!unknown_in_folder.empty())
+      message += "; not recognised: " + report::list_names(unknown_in_folder, 4);
+    problems.add(message, "pass its files with --model_paths or --model_id_with_origin_paths",
+                 ErrorCode::kNotFound);
   }
   problems.throw_if_any();
 
   std::vector<Detection> detections;
   for (const LoadedPart& part : model->parts_) detections.push_back(part.detection);
-  model->model_ =
-      plugins::guard(where(family, "make_model"), [&] { return family.make_model(detections, options); });
-  if (model->model_ == nullptr) throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
+  model->model_ = plugins::guard(where(family, "make_model"),
+                                 [&] { return family.make_model(detections, options); });
+  if (model->model_ == nullptr)
+    throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
 
   for (const LoadedPart& part : model->parts_) {
     problems.collect([&] {
       const std::string& name = part.detection.component;
       WeightBinding binding = plugins::guard(where(family, "weight_map"), [&] {
-        return bind_weights(family.weight_map(part.detection), part.detection.prefix, part.checkpoint.index(),
-                            model->model_->component(name));
+        return bind_weights(family.weight_map(part.detection), part.detection.prefix,
+                            part.checkpoint.index(), model->model_->component(name));
       });
-      binding.throw_unless_complete(part.checkpoint.name(), name + " of " + std::string(family.name()));
+      binding.throw_unless_complete(part.checkpoint.name(),
+                                    name + " of " + std::string(family.name()));
       model->bindings_.emplace(name, std::move(binding));
     });
   }
@@ -270,8 +293,10 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family, const 
 
 std::unique_ptr<LoadedModel> LoadedModel::open_empty(const ModelFamily& family) {
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel(family));
-  model->model_ = plugins::guard(where(family, "make_model"), [&] { return family.make_model({}, {}); });
-  if (model->model_ == nullptr) throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
+  model->model_ =
+      plugins::guard(where(family, "make_model"), [&] { return family.make_model({}, {}); });
+  if (model->model_ == nullptr)
+    throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
   return model;
 }
 
@@ -295,7 +320,8 @@ const LoadedPart* LoadedModel::denoiser() const {
 void LoadedModel::load_component(std::string_view name, const LoadProgressCallback& progress) {
   const LoadedPart* part = find_part(name);
   if (part == nullptr)
-    throw Error(ErrorCode::kNotFound, "component " + formats::quote_and_escape(name) + " was not given",
+    throw Error(ErrorCode::kNotFound,
+                "component " + formats::quote_and_escape(name) + " was not given",
                 "pass its files with --model_paths or --model_id_with_origin_paths");
   if (is_loaded(name)) return;
   const WeightBinding& binding = bindings_.find(name)->second;

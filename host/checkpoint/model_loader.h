@@ -1,4 +1,5 @@
-// From what the user named to a model: files are found, recognised, checked all at once, and loaded part by part.
+// From what the user named to a model: files are found, recognised, checked all at once, and loaded
+// part by part.
 #pragma once
 
 #include <functional>
@@ -10,28 +11,34 @@
 #include <vector>
 
 #include "atelier/model_family.h"
+
 #include "host/checkpoint/checkpoint.h"
 #include "host/checkpoint/weight_binding.h"
 
 namespace atelier::checkpoint {
 
 struct LoadRequest {
-  // JSON as on the command line: a path, or a list of paths and of lists of paths (the shards of one checkpoint). A plain
-  // path that is no JSON is taken as it is. Paths may hold globs, and name files, component folders and model folders.
-  std::string model_paths;
-  // "org/name:glob,org/name:glob": published files, found under the model base path or in a hub cache.
-  std::string model_id_with_origin_paths;
-  // Folder or file of the tokenizer; empty: looked for beside the text encoder and in the model folder.
-  std::string tokenizer_path;
+  // JSON as on the command line: a path, or a list of paths and of lists of paths (the shards of
+  // one checkpoint). A plain path that is no JSON is taken as it is. Paths may hold globs, and name
+  // files, component folders and model folders.
+  std::string model_paths = {};
+  // "org/name:glob,org/name:glob": published files, found under the model base path or in a hub
+  // cache.
+  std::string model_id_with_origin_paths = {};
+  // Folder or file of the tokenizer; empty: looked for beside the text encoder and in the model
+  // folder.
+  std::string tokenizer_path = {};
   // What the user said about files, by a glob over their paths.
-  std::map<std::string, DetectHint> hints;
-  // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on the CPU the dtype that
-  // the denoiser is published in.
+  std::map<std::string, DetectHint> hints = {};
+  // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on
+  // the CPU the dtype that the denoiser is published in.
   std::string dtype = "auto";
-  // "auto", "cpu", "cuda" or "cuda:1". auto takes the first GPU; a GPU that cannot be used is an error.
+  // "auto", "cpu", "cuda" or "cuda:1". auto takes the first GPU; a GPU that cannot be used is an
+  // error.
   std::string device = "auto";
-  // The components that will be used; others are not looked for. Empty: all that the family requires.
-  std::vector<std::string> components;
+  // The components that will be used; others are not looked for. Empty: all that the family
+  // requires.
+  std::vector<std::string> components = {};
 };
 
 struct LoadProgress {
@@ -49,8 +56,9 @@ struct LoadedPart {
   Checkpoint checkpoint;
 };
 
-// Says what one checkpoint is to a family; nullopt when it is nothing of its. `hints` as in LoadRequest.
-// Throws Error{kUnsupported} for a LoRA file, and what ModelFamily::detect throws, with the checkpoint's name.
+// Says what one checkpoint is to a family; nullopt when it is nothing of its. `hints` as in
+// LoadRequest. Throws Error{kUnsupported} for a LoRA file, and what ModelFamily::detect throws,
+// with the checkpoint's name.
 std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint,
                                            const std::map<std::string, DetectHint>& hints = {});
 
@@ -60,9 +68,9 @@ bool is_lora(const TensorIndex& index);
 // A model whose parts are known and whose weights come and go. Not thread-safe.
 class LoadedModel {
  public:
-  // Reads headers only, and reports everything that is wrong with the files in one error: unknown checkpoints, two for
-  // one component, required ones that are missing, LoRA files, and missing, unexpected or mis-shaped tensors.
-  // `family` outlives the model.
+  // Reads headers only, and reports everything that is wrong with the files in one error: unknown
+  // checkpoints, two for one component, required ones that are missing, LoRA files, and missing,
+  // unexpected or mis-shaped tensors. `family` outlives the model.
   static std::unique_ptr<LoadedModel> open(const ModelFamily& family, const LoadRequest& request);
   // Without any part: sizes and declarations only.
   static std::unique_ptr<LoadedModel> open_empty(const ModelFamily& family);
@@ -79,8 +87,8 @@ class LoadedModel {
   // The part whose role is "dit"; null when there is none.
   const LoadedPart* denoiser() const;
 
-  // Fills the weights of one component; does nothing when they are there. Peak memory is that of the weights.
-  // Throws Error{kNotFound} for a component that the model was made without.
+  // Fills the weights of one component; does nothing when they are there. Peak memory is that of
+  // the weights. Throws Error{kNotFound} for a component that the model was made without.
   void load_component(std::string_view name, const LoadProgressCallback& progress = {});
   // Drops the weights of one component.
   void unload_component(std::string_view name);

@@ -39,7 +39,8 @@ bool is_file(const fs::path& path) {
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code failure;
-  for (fs::directory_iterator it(folder, failure), end; !failure && it != end; it.increment(failure))
+  for (fs::directory_iterator it(folder, failure), end; !failure && it != end;
+       it.increment(failure))
     names.push_back(it->path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
@@ -81,7 +82,8 @@ void check_complete(const std::string& name, const std::vector<std::string>& fil
     }
     if (!missing.empty())
       throw Error(ErrorCode::kNotFound,
-                  display_path(name) + ": " + std::to_string(missing.size()) + " of " + std::to_string(stem.second) +
+                  display_path(name) + ": " + std::to_string(missing.size()) + " of " +
+                      std::to_string(stem.second) +
                       " shards are missing: " + report::list_names(missing, 3),
                   "pass the folder or the index, and download what is missing", "SHARD_MISSING");
   }
@@ -99,7 +101,8 @@ CheckpointFiles from_index(const std::string& name, const fs::path& index_path) 
   if (!missing.empty())
     throw Error(ErrorCode::kNotFound,
                 display_path(index_path.string()) + ": " + std::to_string(missing.size()) + " of " +
-                    std::to_string(index.shards.size()) + " shards are missing: " + report::list_names(missing, 3),
+                    std::to_string(index.shards.size()) +
+                    " shards are missing: " + report::list_names(missing, 3),
                 "download them into the same folder", "SHARD_MISSING");
   return files;
 }
@@ -117,16 +120,18 @@ std::optional<CheckpointFiles> from_component_folder(const fs::path& folder) {
   const auto prefer = [](std::vector<std::string>& names, const std::string& suffix) {
     for (const char* stem : {"diffusion_pytorch_model", "model"}) {
       const std::string plain = stem + suffix;
-      if (names.size() > 1 && std::find(names.begin(), names.end(), plain) != names.end()) names = {plain};
+      if (names.size() > 1 && std::find(names.begin(), names.end(), plain) != names.end())
+        names = {plain};
     }
   };
   const std::string name = folder.string();
   prefer(indices, kIndexSuffix);
   if (indices.size() == 1) return from_index(name, folder / indices.front());
   if (indices.size() > 1)
-    throw Error(ErrorCode::kInvalidArgument,
-                display_path(name) + ": holds several checkpoints: " + report::list_names(indices, 4),
-                "pass the index of the one you want", "FOLDER_AMBIGUOUS");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        display_path(name) + ": holds several checkpoints: " + report::list_names(indices, 4),
+        "pass the index of the one you want", "FOLDER_AMBIGUOUS");
   if (tensors.empty()) {
     if (!foreign.empty()) {
       // Says by its bytes and name what it is instead.
@@ -134,14 +139,16 @@ std::optional<CheckpointFiles> from_component_folder(const fs::path& folder) {
     }
     return std::nullopt;
   }
-  const bool are_shards = std::all_of(tensors.begin(), tensors.end(),
-                                      [](const std::string& file) { return parse_shard_name(file).has_value(); });
+  const bool are_shards = std::all_of(tensors.begin(), tensors.end(), [](const std::string& file) {
+    return parse_shard_name(file).has_value();
+  });
   if (!are_shards) {
     prefer(tensors, ".safetensors");
     if (tensors.size() > 1)
-      throw Error(ErrorCode::kInvalidArgument,
-                  display_path(name) + ": holds several checkpoints: " + report::list_names(tensors, 4),
-                  "pass the file you want", "FOLDER_AMBIGUOUS");
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          display_path(name) + ": holds several checkpoints: " + report::list_names(tensors, 4),
+          "pass the file you want", "FOLDER_AMBIGUOUS");
   }
   CheckpointFiles files{name, {}, {}, {}};
   for (const std::string& file : tensors) files.files.push_back((folder / file).string());
@@ -175,7 +182,8 @@ void from_folder(const fs::path& folder, FoundFiles& found) {
   }
   problems.throw_if_any();
   if (found.checkpoints.size() + found.tokenizers.size() == before)
-    throw Error(ErrorCode::kNotFound, display_path(folder.string()) + ": the folder holds no safetensors file",
+    throw Error(ErrorCode::kNotFound,
+                display_path(folder.string()) + ": the folder holds no safetensors file",
                 "pass a model folder, a component folder or a file", "FOLDER_EMPTY");
 }
 
@@ -208,9 +216,10 @@ void from_list(const std::string& name, const std::vector<std::string>& paths, F
     CheckpointFiles from = from_index(name, indices.front());
     for (const std::string& file : files) {
       if (std::find(from.files.begin(), from.files.end(), file) == from.files.end())
-        throw Error(ErrorCode::kInvalidArgument,
-                    display_path(file) + ": is not among the shards of " + display_path(indices.front()),
-                    "pass it as a checkpoint of its own", "SHARD_UNKNOWN");
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            display_path(file) + ": is not among the shards of " + display_path(indices.front()),
+            "pass it as a checkpoint of its own", "SHARD_UNKNOWN");
     }
     found.checkpoints.push_back({std::move(from), false});
     return;
@@ -225,7 +234,8 @@ void from_list(const std::string& name, const std::vector<std::string>& paths, F
 std::vector<std::string> model_files(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {
-    if (is_file(path) && (path.ends_with(".safetensors") || path.ends_with(kIndexSuffix))) files.push_back(path);
+    if (is_file(path) && (path.ends_with(".safetensors") || path.ends_with(kIndexSuffix)))
+      files.push_back(path);
   }
   if (!files.empty()) return files;
   for (const std::string& path : paths) {
@@ -245,8 +255,10 @@ void flatten_list(const nlohmann::json& value, std::vector<std::string>& paths) 
     for (const auto& item : value) flatten_list(item, paths);
   } else {
     throw Error(ErrorCode::kInvalidArgument,
-                "--model_paths: " + formats::quote_and_escape(value.dump()) + " is no path and no list of paths",
-                "pass '[\"a.safetensors\", [\"b-1.safetensors\", \"b-2.safetensors\"]]'", "MODEL_PATHS");
+                "--model_paths: " + formats::quote_and_escape(value.dump()) +
+                    " is no path and no list of paths",
+                "pass '[\"a.safetensors\", [\"b-1.safetensors\", \"b-2.safetensors\"]]'",
+                "MODEL_PATHS");
   }
 }
 
@@ -270,12 +282,13 @@ void find_entry(const nlohmann::json& entry, FoundFiles& found) {
     }
     const std::vector<std::string> matches = model_files(glob_path(pattern));
     if (matches.empty())
-      throw Error(ErrorCode::kNotFound, display_path(pattern) + ": no file matches", "check the pattern",
-                  "FILE_OPEN");
+      throw Error(ErrorCode::kNotFound, display_path(pattern) + ": no file matches",
+                  "check the pattern", "FILE_OPEN");
     paths.insert(paths.end(), matches.begin(), matches.end());
   }
   if (paths.empty())
-    throw Error(ErrorCode::kInvalidArgument, "--model_paths: an empty list of shards", "name its files", "MODEL_PATHS");
+    throw Error(ErrorCode::kInvalidArgument, "--model_paths: an empty list of shards",
+                "name its files", "MODEL_PATHS");
   for (const std::string& path : paths) FileReader reader(path);
   from_list(paths.front(), paths, found);
 }
@@ -296,13 +309,15 @@ std::vector<PublishedFiles> parse_model_ids(const std::string& text, report::Pro
     if (entry.empty()) continue;
     const size_t colon = entry.rfind(':');
     const std::string_view id = entry.substr(0, std::min(colon, entry.size()));
-    const std::string_view pattern = colon == std::string_view::npos ? std::string_view() : entry.substr(colon + 1);
+    const std::string_view pattern =
+        colon == std::string_view::npos ? std::string_view() : entry.substr(colon + 1);
     static const std::regex id_form("[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?");
     const bool leaves = pattern.starts_with("/") || pattern == ".." || pattern.starts_with("../") ||
                         pattern.find("/../") != std::string_view::npos || pattern.ends_with("/..");
     if (colon == std::string_view::npos || !std::regex_match(std::string(id), id_form) || leaves ||
         id.find("..") != std::string_view::npos) {
-      problems.add("--model_id_with_origin_paths: " + formats::quote_and_escape(entry) + " is no \"org/name:glob\"",
+      problems.add("--model_id_with_origin_paths: " + formats::quote_and_escape(entry) +
+                       " is no \"org/name:glob\"",
                    "write for instance \"org/name:transformer/*.safetensors\"");
       continue;
     }
@@ -324,7 +339,8 @@ bool find_published(const PublishedFiles& entry, FoundFiles& found) {
     const std::vector<std::string> paths = expand_glob(folder, pattern);
     if (paths.empty()) continue;
     if (paths.size() == 1) {
-      if (is_folder(paths.front()) && holds_tokenizer(paths.front()) && !from_component_folder(paths.front())) {
+      if (is_folder(paths.front()) && holds_tokenizer(paths.front()) &&
+          !from_component_folder(paths.front())) {
         found.tokenizers.push_back(paths.front());
       } else {
         find_at_path(paths.front(), found);
@@ -355,15 +371,17 @@ void report_missing(const std::vector<PublishedFiles>& missing, report::Problems
       include += " '" + remote + "'";
     }
     const std::vector<std::string> folders = published_folders(id);
-    for (const std::string& folder : folders) places += (places.empty() ? "" : ", ") + display_path(folder);
+    for (const std::string& folder : folders)
+      places += (places.empty() ? "" : ", ") + display_path(folder);
     const std::string target = display_path(folders.front());
     commands += (commands.empty() ? "" : " && ") +
                 (environment("DIFFSYNTH_DOWNLOAD_SOURCE") == "modelscope"
-                     ? "modelscope download --model " + id + " --include" + include + " --local_dir " + target
+                     ? "modelscope download --model " + id + " --include" + include +
+                           " --local_dir " + target
                      : "hf download " + id + " --include" + include + " --local-dir " + target);
   }
-  problems.add("model files are not there: " + files + "; searched " + places, "download them: " + commands,
-               ErrorCode::kNotFound);
+  problems.add("model files are not there: " + files + "; searched " + places,
+               "download them: " + commands, ErrorCode::kNotFound);
 }
 
 }  // namespace
@@ -389,7 +407,8 @@ std::vector<std::string> expand_glob(const std::string& folder, const std::strin
       }
       for (const std::string& name : names_in(base.empty() ? fs::path(".") : base)) {
         if (name.starts_with(".") && !part.starts_with(".")) continue;
-        if (formats::glob_match(part, name) && (rest.empty() || is_folder(base / name))) next.push_back(base / name);
+        if (formats::glob_match(part, name) && (rest.empty() || is_folder(base / name)))
+          next.push_back(base / name);
       }
     }
     bases = std::move(next);
@@ -412,19 +431,24 @@ std::vector<std::string> published_folders(const std::string& model_id) {
   if (cache.empty()) cache = home / ".cache";
 
   fs::path hub = environment("HF_HUB_CACHE");
-  if (hub.empty() && !environment("HF_HOME").empty()) hub = fs::path(environment("HF_HOME")) / "hub";
+  if (hub.empty() && !environment("HF_HOME").empty())
+    hub = fs::path(environment("HF_HOME")) / "hub";
   if (hub.empty()) hub = cache / "huggingface" / "hub";
   std::string flat = "models--" + model_id;
   if (const size_t slash = flat.find('/'); slash != std::string::npos) flat.replace(slash, 1, "--");
   const fs::path model = hub / flat;
   std::string revision;
-  if (is_file(model / "refs" / "main")) revision = read_text_file((model / "refs" / "main").string(), 4096);
-  while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back()))) revision.pop_back();
-  if (!revision.empty() && revision.find('/') == std::string::npos && revision.find("..") == std::string::npos) {
+  if (is_file(model / "refs" / "main"))
+    revision = read_text_file((model / "refs" / "main").string(), 4096);
+  while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back())))
+    revision.pop_back();
+  if (!revision.empty() && revision.find('/') == std::string::npos &&
+      revision.find("..") == std::string::npos) {
     folders.push_back((model / "snapshots" / revision).string());
   } else {
     const std::vector<std::string> snapshots = names_in(model / "snapshots");
-    folders.push_back((snapshots.empty() ? model : model / "snapshots" / snapshots.back()).string());
+    folders.push_back(
+        (snapshots.empty() ? model : model / "snapshots" / snapshots.back()).string());
   }
 
   fs::path scope = environment("MODELSCOPE_CACHE");
@@ -434,19 +458,22 @@ std::vector<std::string> published_folders(const std::string& model_id) {
   for (const char c : model_id) escaped += c == '.' ? std::string("___") : std::string(1, c);
   for (const fs::path& root : {scope / "models", scope}) {
     folders.push_back((root / escaped).string());
-    if (escaped != model_id && is_folder(root / model_id)) folders.push_back((root / model_id).string());
+    if (escaped != model_id && is_folder(root / model_id))
+      folders.push_back((root / model_id).string());
   }
   return folders;
 }
 
 void find_at_path(const std::string& path, FoundFiles& found) {
   if (path.empty())
-    throw Error(ErrorCode::kInvalidArgument, "--model_paths: an empty path", "name a file or folder", "MODEL_PATHS");
+    throw Error(ErrorCode::kInvalidArgument, "--model_paths: an empty path",
+                "name a file or folder", "MODEL_PATHS");
   std::error_code failure;
   if (!fs::exists(path, failure) && formats::has_glob(path)) {
     const std::vector<std::string> files = model_files(glob_path(path));
     if (files.empty())
-      throw Error(ErrorCode::kNotFound, display_path(path) + ": no file matches", "check the pattern", "FILE_OPEN");
+      throw Error(ErrorCode::kNotFound, display_path(path) + ": no file matches",
+                  "check the pattern", "FILE_OPEN");
     from_list(path, files, found);
     return;
   }
@@ -458,7 +485,8 @@ void find_at_path(const std::string& path, FoundFiles& found) {
   }
 }
 
-FoundFiles find_model_files(const std::string& model_paths, const std::string& model_id_with_origin_paths,
+FoundFiles find_model_files(const std::string& model_paths,
+                            const std::string& model_id_with_origin_paths,
                             report::Problems& problems) {
   FoundFiles found;
   if (!model_paths.empty()) {

@@ -20,20 +20,23 @@ struct FoundFiles {
   std::vector<std::string> tokenizers;  // folders that hold a tokenizer, or its tokenizer.json
 };
 
-// Finds the files of --model_paths and --model_id_with_origin_paths; either may be empty. What is wrong is added to
-// `problems`, all of it; what is published and not here is one problem with the places searched and the command that
-// downloads it.
-FoundFiles find_model_files(const std::string& model_paths, const std::string& model_id_with_origin_paths,
+// Finds the files of --model_paths and --model_id_with_origin_paths; either may be empty. What is
+// wrong is added to `problems`, all of it; what is published and not here is one problem with the
+// places searched and the command that downloads it.
+FoundFiles find_model_files(const std::string& model_paths,
+                            const std::string& model_id_with_origin_paths,
                             report::Problems& problems);
 
 // Adds what one path, folder or glob stands for to `found`. Throws Error.
 void find_at_path(const std::string& path, FoundFiles& found);
 
-// Where published models are looked for: ATELIER_MODEL_BASE_PATH (or DIFFSYNTH_MODEL_BASE_PATH, or ./models), then the
-// caches of Hugging Face and ModelScope. Each is a folder that holds the files of `model_id`.
+// Where published models are looked for: ATELIER_MODEL_BASE_PATH (or DIFFSYNTH_MODEL_BASE_PATH, or
+// ./models), then the caches of Hugging Face and ModelScope. Each is a folder that holds the files
+// of `model_id`.
 std::vector<std::string> published_folders(const std::string& model_id);
 
-// Paths below `folder` that match, sorted. `*` and `?` do not cross a slash; hidden files match only a literal dot.
+// Paths below `folder` that match, sorted. `*` and `?` do not cross a slash; hidden files match
+// only a literal dot.
 std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern);
 
 // True when the folder holds a tokenizer.json, or a vocab.json.

@@ -1,17 +1,17 @@
 #include "host/checkpoint/safetensors_writer.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+
 #include "host/checkpoint/checkpoint.h"
 #include "host/checkpoint/file_reader.h"
 
@@ -22,9 +22,10 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail(const std::string& path, const char* step, int why) {
-  throw Error(ErrorCode::kEnvironment, display_path(path) + ": " + step + ": " + std::strerror(why),
-              why == ENOSPC || why == EDQUOT ? "free some space" : "check the folder and its permissions",
-              "FILE_WRITE");
+  throw Error(
+      ErrorCode::kEnvironment, display_path(path) + ": " + step + ": " + std::strerror(why),
+      why == ENOSPC || why == EDQUOT ? "free some space" : "check the folder and its permissions",
+      "FILE_WRITE");
 }
 
 // A file beside its final place; gone unless it was renamed.
@@ -34,8 +35,8 @@ class TemporaryFile {
     static std::atomic<int> counter = 0;
     const fs::path path(target);
     folder_ = path.parent_path().empty() ? "." : path.parent_path().string();
-    path_ = folder_ + "/." + path.filename().string().substr(0, 200) + "." + std::to_string(getpid()) + "." +
-            std::to_string(counter++) + ".tmp";
+    path_ = folder_ + "/." + path.filename().string().substr(0, 200) + "." +
+            std::to_string(getpid()) + "." + std::to_string(counter++) + ".tmp";
     descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0) fail(target, "cannot be written", errno);
   }
@@ -61,7 +62,8 @@ class TemporaryFile {
     if (fsync(descriptor_) != 0) fail(target_, "cannot be flushed", errno);
     const int closed = close(std::exchange(descriptor_, -1));
     if (closed != 0) fail(target_, "cannot be closed", errno);
-    if (rename(path_.c_str(), target_.c_str()) != 0) fail(target_, "cannot be renamed into place", errno);
+    if (rename(path_.c_str(), target_.c_str()) != 0)
+      fail(target_, "cannot be renamed into place", errno);
     path_.clear();
     const int folder = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) fail(target_, "its folder cannot be flushed", errno);
@@ -69,7 +71,8 @@ class TemporaryFile {
     const int why = errno;
     close(folder);
     // Some network file systems cannot flush folders and say so.
-    if (flushed != 0 && why != EINVAL && why != ENOTSUP) fail(target_, "its folder cannot be flushed", why);
+    if (flushed != 0 && why != EINVAL && why != ENOTSUP)
+      fail(target_, "its folder cannot be flushed", why);
   }
 
  private:
@@ -106,7 +109,8 @@ void write_safetensors(const std::string& path, std::vector<formats::TensorEntry
     write(header.bytes.data(), header.bytes.size());
     for (const formats::TensorEntry& entry : header.tensors) {
       const at::Tensor value = tensor(entry.name).detach().to(at::kCPU).contiguous();
-      if (value.nbytes() != entry.end - entry.begin || value.scalar_type() != scalar_type(entry.dtype) ||
+      if (value.nbytes() != entry.end - entry.begin ||
+          value.scalar_type() != scalar_type(entry.dtype) ||
           value.sizes() != at::IntArrayRef(entry.shape))
         throw Error(ErrorCode::kInternal, display_path(path) + ": tensor '" + entry.name +
                                               "' is not what its entry in the header says");

@@ -9,18 +9,22 @@
 #include <ATen/core/Tensor.h>
 
 #include "atelier/conditioning.h"
+
 #include "formats/safetensors.h"
 
 namespace atelier::checkpoint {
 
-// Writes `bytes` under `path`: aside in the same folder, flushed to the disk, then renamed. The file's permissions are
-// the usual ones (0666 without the umask); a symbolic link is followed.
-// Throws Error{kEnvironment} naming the file and what the system said; the old file, if any, is then still there.
-void write_file(const std::string& path, const std::function<void(const std::function<void(const void*, size_t)>&)>& fill);
+// Writes `bytes` under `path`: aside in the same folder, flushed to the disk, then renamed. The
+// file's permissions are the usual ones (0666 without the umask); a symbolic link is followed.
+// Throws Error{kEnvironment} naming the file and what the system said; the old file, if any, is
+// then still there.
+void write_file(const std::string& path,
+                const std::function<void(const std::function<void(const void*, size_t)>&)>& fill);
 
-// Writes `entries` (begin and end are ignored); `tensor` gives each one when its turn comes, on any device, in the dtype
-// and shape of its entry, so that one at a time is in memory.
-// Throws Error{kEnvironment} as write_file, and Error{kInvalidArgument} for names that the format does not allow.
+// Writes `entries` (begin and end are ignored); `tensor` gives each one when its turn comes, on any
+// device, in the dtype and shape of its entry, so that one at a time is in memory. Throws
+// Error{kEnvironment} as write_file, and Error{kInvalidArgument} for names that the format does not
+// allow.
 void write_safetensors(const std::string& path, std::vector<formats::TensorEntry> entries,
                        const std::map<std::string, std::string>& metadata,
                        const std::function<at::Tensor(const std::string& name)>& tensor);

@@ -1,16 +1,16 @@
 #include "host/checkpoint/weight_binding.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <numeric>
 #include <optional>
 #include <set>
+#include <sys/mman.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/checkpoint/bulk_reader.h"
@@ -27,7 +27,8 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 constexpr int64_t kDeviceGroupBytes = int64_t{512} << 20;
 
 // The block numbers that stand where `pattern` has `{}`; nullopt when `name` does not match.
-std::optional<std::vector<std::string>> match_blocks(std::string_view pattern, std::string_view name) {
+std::optional<std::vector<std::string>> match_blocks(std::string_view pattern,
+                                                     std::string_view name) {
   std::vector<std::string> numbers;
   while (true) {
     const size_t hole = pattern.find("{}");
@@ -61,7 +62,8 @@ std::string fill_blocks(std::string_view pattern, const std::vector<std::string>
 bool matches_unused(const std::string& pattern, const std::string& name) {
   if (pattern.find('*') == std::string::npos) return match_blocks(pattern, name).has_value();
   std::string glob = pattern;
-  for (size_t hole = glob.find("{}"); hole != std::string::npos; hole = glob.find("{}")) glob.replace(hole, 2, "*");
+  for (size_t hole = glob.find("{}"); hole != std::string::npos; hole = glob.find("{}"))
+    glob.replace(hole, 2, "*");
   return formats::glob_match(glob, name);
 }
 
@@ -104,52 +106,58 @@ bool fits_beside(at::IntArrayRef a, at::IntArrayRef b, int axis) {
   return true;
 }
 
-void check_pieces(const BoundWeight& bound, const TensorIndex& index, std::vector<std::string>& misshaped) {
+void check_pieces(const BoundWeight& bound, const TensorIndex& index,
+                  std::vector<std::string>& misshaped) {
   const at::IntArrayRef weight = bound.weight->sizes();
   int64_t covered = 0;
   for (const WeightPiece& piece : bound.pieces) {
     const TensorMeta& tensor = *index.find(piece.tensor);
-    const bool fits =
-        piece.axis < 0
-            ? at::IntArrayRef(tensor.shape) == weight
-            : fits_beside(tensor.shape, weight, piece.axis) &&
-                  piece.tensor_start + piece.length <= tensor.shape[static_cast<size_t>(piece.axis)];
+    const bool fits = piece.axis < 0 ? at::IntArrayRef(tensor.shape) == weight
+                                     : fits_beside(tensor.shape, weight, piece.axis) &&
+                                           piece.tensor_start + piece.length <=
+                                               tensor.shape[static_cast<size_t>(piece.axis)];
     if (!fits) {
-      misshaped.push_back(formats::quote_and_escape(piece.tensor) + ": " + shape_text(tensor.shape) + ", expected " +
-                          shape_text(weight) +
-                          (piece.axis < 0 ? "" : " or a part of it along axis " + std::to_string(piece.axis)));
+      misshaped.push_back(
+          formats::quote_and_escape(piece.tensor) + ": " + shape_text(tensor.shape) +
+          ", expected " + shape_text(weight) +
+          (piece.axis < 0 ? "" : " or a part of it along axis " + std::to_string(piece.axis)));
       return;
     }
     covered += piece.length;
   }
   if (bound.pieces.size() > 1 && covered != weight[static_cast<size_t>(bound.pieces.front().axis)])
     misshaped.push_back(formats::quote_and_escape(bound.pieces.front().tensor) + " and " +
-                        std::to_string(bound.pieces.size() - 1) + " more hold " + std::to_string(covered) + " of " +
-                        shape_text(weight) + " along axis " + std::to_string(bound.pieces.front().axis));
+                        std::to_string(bound.pieces.size() - 1) + " more hold " +
+                        std::to_string(covered) + " of " + shape_text(weight) + " along axis " +
+                        std::to_string(bound.pieces.front().axis));
 }
 
 void list(std::string& out, const char* what, const std::vector<std::string>& names) {
   if (names.empty()) return;
   out += std::string("\n  ") + what + ":";
   for (size_t i = 0; i < std::min(names.size(), kListed); ++i) out += "\n    " + names[i];
-  if (names.size() > kListed) out += "\n    and " + std::to_string(names.size() - kListed) + " more";
+  if (names.size() > kListed)
+    out += "\n    and " + std::to_string(names.size() - kListed) + " more";
 }
 
 }  // namespace
 
-void WeightBinding::throw_unless_complete(const std::string& checkpoint_name, const std::string& component) const {
+void WeightBinding::throw_unless_complete(const std::string& checkpoint_name,
+                                          const std::string& component) const {
   if (is_complete()) return;
   std::string message = display_path(checkpoint_name) + ": does not fit " + component + ": " +
-                        std::to_string(missing.size()) + " tensors missing, " + std::to_string(unexpected.size()) +
-                        " unexpected, " + std::to_string(misshaped.size()) + " of another shape";
+                        std::to_string(missing.size()) + " tensors missing, " +
+                        std::to_string(unexpected.size()) + " unexpected, " +
+                        std::to_string(misshaped.size()) + " of another shape";
   list(message, "missing", missing);
   list(message, "unexpected", unexpected);
   list(message, "of another shape", misshaped);
-  throw Error(ErrorCode::kInvalidArgument, message, "use a checkpoint of this architecture, whole", "WEIGHTS_MISMATCH");
+  throw Error(ErrorCode::kInvalidArgument, message, "use a checkpoint of this architecture, whole",
+              "WEIGHTS_MISMATCH");
 }
 
-WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix, const TensorIndex& index,
-                           nn::Module& module) {
+WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix,
+                           const TensorIndex& index, nn::Module& module) {
   WeightBinding binding;
   std::map<std::string, size_t> place;  // of a weight in binding.weights
   module.visit_weights([&](const std::string& path, Weight& weight) {
@@ -187,7 +195,8 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix, co
       }
       WeightPiece piece{name, rule->axis, 0, 0, 0};
       const at::IntArrayRef sizes = binding.weights[it->second].weight->sizes();
-      if (rows->rules.size() > 1 && rule->axis >= 0 && static_cast<size_t>(rule->axis) < sizes.size()) {
+      if (rows->rules.size() > 1 && rule->axis >= 0 &&
+          static_cast<size_t>(rule->axis) < sizes.size()) {
         piece.tensor_start = start;
         piece.length = sizes[static_cast<size_t>(rule->axis)];
         start += piece.length;
@@ -200,9 +209,11 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix, co
     if (!has_all_weights) binding.unexpected.push_back(quoted);
     const WeightRule& first = *rows->rules.front();
     if (has_all_weights && rows->rules.size() > 1 && first.axis >= 0 &&
-        static_cast<size_t>(first.axis) < meta.shape.size() && start != meta.shape[static_cast<size_t>(first.axis)])
-      binding.misshaped.push_back(quoted + ": " + shape_text(meta.shape) + ", expected " + std::to_string(start) +
-                                  " along axis " + std::to_string(first.axis));
+        static_cast<size_t>(first.axis) < meta.shape.size() &&
+        start != meta.shape[static_cast<size_t>(first.axis)])
+      binding.misshaped.push_back(quoted + ": " + shape_text(meta.shape) + ", expected " +
+                                  std::to_string(start) + " along axis " +
+                                  std::to_string(first.axis));
   }
 
   for (size_t i = 0; i < binding.weights.size(); ++i) {
@@ -229,16 +240,20 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix, co
       is_whole = false;
       binding.missing.push_back(formats::quote_and_escape(name));
     }
-    if (!has_row) binding.missing.push_back("weight " + formats::quote_and_escape(bound.path) + ", which has no row");
+    if (!has_row)
+      binding.missing.push_back("weight " + formats::quote_and_escape(bound.path) +
+                                ", which has no row");
     if (has_row && is_whole) check_pieces(bound, index, binding.misshaped);
   }
   // A cut tensor is missing once, not once for each of its weights.
   std::set<std::string> seen;
-  std::erase_if(binding.missing, [&](const std::string& name) { return !seen.insert(name).second; });
+  std::erase_if(binding.missing,
+                [&](const std::string& name) { return !seen.insert(name).second; });
   return binding;
 }
 
-int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix, const TensorIndex& index) {
+int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix,
+                            const TensorIndex& index) {
   int64_t count = 0;
   for (const auto& [name, meta] : index.tensors()) {
     if (name.starts_with(prefix) && find_rows(rules, name.substr(prefix.size()))) ++count;
@@ -262,8 +277,8 @@ int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint
   return bytes;
 }
 
-void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device,
-                  const std::function<void(int64_t)>& progress) {
+void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
+                  at::Device device, const std::function<void(int64_t)>& progress) {
   const at::NoGradGuard no_grad;
   const TensorIndex& index = checkpoint.index();
   int64_t done_before = 0, group_bytes = 0;
@@ -279,7 +294,8 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
     done_before += done;
     runs.clear();
     group_bytes = 0;
-    for (auto& [weight, value] : values) weight->set(device.is_cpu() ? std::move(value) : value.to(device));
+    for (auto& [weight, value] : values)
+      weight->set(device.is_cpu() ? std::move(value) : value.to(device));
     values.clear();
   };
 
@@ -292,8 +308,10 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
     const auto bytes = static_cast<int64_t>(value.nbytes());
     if (bytes >= 2 * kHugePageBytes) {
       // Whole huge pages inside the tensor: a tenth of the page faults while it is filled.
-      const auto begin = (reinterpret_cast<uintptr_t>(base) + kHugePageBytes - 1) & ~uintptr_t(kHugePageBytes - 1);
-      const auto end = (reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(bytes)) & ~uintptr_t(kHugePageBytes - 1);
+      const auto begin =
+          (reinterpret_cast<uintptr_t>(base) + kHugePageBytes - 1) & ~uintptr_t(kHugePageBytes - 1);
+      const auto end = (reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(bytes)) &
+                       ~uintptr_t(kHugePageBytes - 1);
       if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
     }
     for (const WeightPiece& piece : bound.pieces) {
@@ -301,13 +319,15 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
       const TensorPlace& place = checkpoint.place(piece.tensor);
       const auto from_size = static_cast<int64_t>(c10::elementSize(meta.dtype));
       const auto to_size = static_cast<int64_t>(c10::elementSize(type));
-      int64_t outer = 1, inner = c10::multiply_integers(meta.shape), tensor_length = 1, weight_length = 1, length = 1;
+      int64_t outer = 1, inner = c10::multiply_integers(meta.shape), tensor_length = 1,
+              weight_length = 1, length = 1;
       if (piece.axis >= 0) {
         const auto axis = static_cast<size_t>(piece.axis);
         tensor_length = meta.shape[axis];
         weight_length = sizes[axis];
         length = piece.length;
-        outer = std::accumulate(meta.shape.begin(), meta.shape.begin() + piece.axis, int64_t{1}, std::multiplies<>());
+        outer = std::accumulate(meta.shape.begin(), meta.shape.begin() + piece.axis, int64_t{1},
+                                std::multiplies<>());
         inner = std::accumulate(meta.shape.begin() + piece.axis + 1, meta.shape.end(), int64_t{1},
                                 std::multiplies<>());
         if (tensor_length == length && weight_length == length) {
@@ -319,8 +339,8 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
         const int64_t from = (i * tensor_length + piece.tensor_start) * inner;
         const int64_t to = (i * weight_length + piece.weight_start) * inner;
         if (length * inner == 0) continue;
-        runs.push_back({place.file, place.begin + static_cast<uint64_t>(from * from_size), length * inner, meta.dtype,
-                        type, base + to * to_size});
+        runs.push_back({place.file, place.begin + static_cast<uint64_t>(from * from_size),
+                        length * inner, meta.dtype, type, base + to * to_size});
       }
     }
     values.emplace_back(bound.weight, std::move(value));
@@ -341,7 +361,8 @@ at::Tensor PublishedTensor::value() const {
   return parts.size() == 1 ? parts.front() : at::cat(parts, axis);
 }
 
-std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules, const std::string& prefix,
+std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
+                                               const std::string& prefix,
                                                const TensorIndex* published) {
   struct Named {
     Weight* weight;
@@ -350,7 +371,8 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
   std::map<std::string, Named> weights;
   std::vector<std::string> paths;
   module.visit_weights([&](const std::string& path, Weight& weight) {
-    if (!weight.is_loaded()) throw Error(ErrorCode::kInternal, "weight '" + path + "' is not loaded");
+    if (!weight.is_loaded())
+      throw Error(ErrorCode::kInternal, "weight '" + path + "' is not loaded");
     weights.emplace(path, Named{&weight});
     paths.push_back(path);
   });
@@ -362,7 +384,8 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
     for (const WeightRule& rule : rules) {
       if (!rule.to.empty() && match_blocks(rule.to, path)) ++joined_from[path];
     }
-    if (joined_from[path] == 0) throw Error(ErrorCode::kInternal, "weight '" + path + "' has no row in the table");
+    if (joined_from[path] == 0)
+      throw Error(ErrorCode::kInternal, "weight '" + path + "' has no row in the table");
   }
   for (const WeightRule& rule : rules) {
     if (rule.to.empty()) continue;
@@ -385,15 +408,18 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
         const int64_t whole = drawn.size(rule.axis);
         const TensorMeta* meta = published == nullptr ? nullptr : published->find(tensor.name);
         if (meta == nullptr && whole % parts != 0)
-          throw Error(ErrorCode::kInternal, "weight '" + path + "' cannot be cut into " + std::to_string(parts) +
-                                                " equal tensors");
+          throw Error(ErrorCode::kInternal, "weight '" + path + "' cannot be cut into " +
+                                                std::to_string(parts) + " equal tensors");
         source.start = named.taken;
         source.length = meta == nullptr ? whole / parts : meta->shape.at(axis);
         named.taken += source.length;
         if (named.taken > whole)
-          throw Error(ErrorCode::kInternal, "weight '" + path + "' is shorter than its published tensors");
+          throw Error(ErrorCode::kInternal,
+                      "weight '" + path + "' is shorter than its published tensors");
       }
-      const int64_t length = rule.axis < 0 ? 0 : source.length >= 0 ? source.length : drawn.size(rule.axis);
+      const int64_t length = rule.axis < 0        ? 0
+                             : source.length >= 0 ? source.length
+                                                  : drawn.size(rule.axis);
       if (rule.axis >= 0) tensor.shape[axis] = is_new ? length : tensor.shape[axis] + length;
       tensor.sources.push_back(std::move(source));
     }
@@ -403,8 +429,9 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
   return out;
 }
 
-void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix, const std::string& path,
-                    const std::map<std::string, std::string>& metadata, const TensorIndex* published) {
+void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
+                    const std::string& path, const std::map<std::string, std::string>& metadata,
+                    const TensorIndex* published) {
   const std::vector<PublishedTensor> tensors = published_tensors(module, rules, prefix, published);
   std::vector<formats::TensorEntry> entries;
   std::map<std::string, const PublishedTensor*> by_name;

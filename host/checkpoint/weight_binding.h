@@ -1,4 +1,5 @@
-// A family's weight table between a checkpoint's tensors and a component's weights, in both directions.
+// A family's weight table between a checkpoint's tensors and a component's weights, in both
+// directions.
 #pragma once
 
 #include <functional>
@@ -9,6 +10,7 @@
 #include "atelier/checkpoint.h"
 #include "atelier/nn/module.h"
 #include "atelier/weight_map.h"
+
 #include "host/checkpoint/checkpoint.h"
 
 namespace atelier::checkpoint {
@@ -26,7 +28,8 @@ struct BoundWeight {
   std::vector<WeightPiece> pieces;
 };
 
-// What fits and what does not. Tensors and weights are listed by their published names where there is one.
+// What fits and what does not. Tensors and weights are listed by their published names where there
+// is one.
 struct WeightBinding {
   std::vector<BoundWeight> weights;
   std::vector<std::string> missing;     // weights that no tensor fills
@@ -35,21 +38,24 @@ struct WeightBinding {
   std::vector<std::string> unused;      // tensors that the table names as known and not used
 
   bool is_complete() const { return missing.empty() && unexpected.empty() && misshaped.empty(); }
-  // Throws Error{kInvalidArgument} with everything that does not fit: up to 20 of each kind, then how many more.
-  void throw_unless_complete(const std::string& checkpoint_name, const std::string& component) const;
+  // Throws Error{kInvalidArgument} with everything that does not fit: up to 20 of each kind, then
+  // how many more.
+  void throw_unless_complete(const std::string& checkpoint_name,
+                             const std::string& component) const;
 };
 
 // `module` outlives the binding.
-WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix, const TensorIndex& index,
-                           nn::Module& module);
+WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix,
+                           const TensorIndex& index, nn::Module& module);
 
 // How many tensors of `index` a row of the table names.
-int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix, const TensorIndex& index);
+int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix,
+                            const TensorIndex& index);
 
-// Fills the weights. Floating ones arrive in `dtype` on `device`; they are read in groups, so that beside the weights
-// little memory is used.
-void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device,
-                  const std::function<void(int64_t bytes_done)>& progress = {});
+// Fills the weights. Floating ones arrive in `dtype` on `device`; they are read in groups, so that
+// beside the weights little memory is used.
+void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
+                  at::Device device, const std::function<void(int64_t bytes_done)>& progress = {});
 // Bytes of files that load_weights reads.
 int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint);
 
@@ -70,14 +76,17 @@ struct PublishedTensor {
   at::Tensor value() const;
 };
 
-// Reads the table backwards: the tensors of a checkpoint of this component, in its published spelling. Where a weight
-// was joined from several tensors, `published` says how long each is; without it they are equally long.
-// Throws Error{kInternal} when a weight has no row, is not loaded, or cannot be cut.
-std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules, const std::string& prefix,
+// Reads the table backwards: the tensors of a checkpoint of this component, in its published
+// spelling. Where a weight was joined from several tensors, `published` says how long each is;
+// without it they are equally long. Throws Error{kInternal} when a weight has no row, is not
+// loaded, or cannot be cut.
+std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
+                                               const std::string& prefix,
                                                const TensorIndex* published = nullptr);
 
 // Writes one component as one file. Throws as published_tensors and write_safetensors.
-void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix, const std::string& path,
-                    const std::map<std::string, std::string>& metadata, const TensorIndex* published = nullptr);
+void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
+                    const std::string& path, const std::map<std::string, std::string>& metadata,
+                    const TensorIndex* published = nullptr);
 
 }  // namespace atelier::checkpoint

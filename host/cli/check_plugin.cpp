@@ -1,18 +1,17 @@
 // atelier check-plugin: the conformance suite, in a process of its own.
-#include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <string>
-
 #include <nlohmann/json.hpp>
+#include <poll.h>
+#include <signal.h>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "atelier/error.h"
+
 #include "host/cli/flags.h"
 #include "host/conformance/conformance.h"
 #include "host/plugins/guard.h"
@@ -23,12 +22,21 @@ namespace atelier::cli {
 namespace {
 
 CommandSpec check_command() {
-  CommandSpec command{"check-plugin", "Runs the conformance suite on a plugin, in a process of its own."};
+  CommandSpec command{"check-plugin",
+                      "Runs the conformance suite on a plugin, in a process of its own."};
   command.flags = {
       {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
-      {.name = "json", .kind = FlagKind::kFlag, .help = "one JSON object a check", .preset = "false"},
-      {.name = "timeout", .kind = FlagKind::kReal, .help = "seconds for the whole suite", .preset = "900"},
-      {.name = "in_process", .kind = FlagKind::kFlag, .help = "run the suite in this process, for debuggers",
+      {.name = "json",
+       .kind = FlagKind::kFlag,
+       .help = "one JSON object a check",
+       .preset = "false"},
+      {.name = "timeout",
+       .kind = FlagKind::kReal,
+       .help = "seconds for the whole suite",
+       .preset = "900"},
+      {.name = "in_process",
+       .kind = FlagKind::kFlag,
+       .help = "run the suite in this process, for debuggers",
        .preset = "false"},
   };
   command.positional = "X.so|NAME";
@@ -41,7 +49,8 @@ void print(const conformance::Finding& finding, bool as_json) {
   if (as_json) {
     const nlohmann::ordered_json line = {
         {"check", finding.check}, {"passed", finding.passed}, {"detail", finding.detail}};
-    std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    std::printf("%s\n",
+                line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
     std::printf("%s  %s%s%s\n", finding.passed ? "passed" : "FAILED", finding.check.c_str(),
                 finding.detail.empty() ? "" : ": ", finding.detail.c_str());
@@ -60,14 +69,16 @@ int run_suite(const std::string& name, const std::string& plugin_path) {
   return passed ? 0 : 3;
 }
 
-// Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when it took too long.
+// Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when it
+// took too long.
 std::optional<int> follow_child(pid_t child, int from, double timeout_s,
                                 const std::function<void(const std::string&)>& on_line) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
   std::string pending;
   bool is_open = true;
   while (is_open) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) {
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
@@ -111,7 +122,8 @@ int run_check_plugin(std::span<const std::string> arguments) {
   }
 
   int ends[2];
-  if (pipe(ends) != 0) throw Error(ErrorCode::kEnvironment, std::string("pipe: ") + std::strerror(errno));
+  if (pipe(ends) != 0)
+    throw Error(ErrorCode::kEnvironment, std::string("pipe: ") + std::strerror(errno));
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child < 0) throw Error(ErrorCode::kEnvironment, std::string("fork: ") + std::strerror(errno));
@@ -120,8 +132,8 @@ int run_check_plugin(std::span<const std::string> arguments) {
     close(ends[0]);
     close(ends[1]);
     const std::string path_flag = "--plugin_path=" + plugin_path;
-    execl("/proc/self/exe", "atelier", "check-plugin", name.c_str(), "--in_process", path_flag.c_str(),
-          static_cast<char*>(nullptr));
+    execl("/proc/self/exe", "atelier", "check-plugin", name.c_str(), "--in_process",
+          path_flag.c_str(), static_cast<char*>(nullptr));
     _exit(127);
   }
   close(ends[1]);
@@ -132,19 +144,23 @@ int run_check_plugin(std::span<const std::string> arguments) {
     ++(finding.passed ? passed : failed);
     print(finding, as_json);
   };
-  const std::optional<int> status = follow_child(child, ends[0], flags.real("timeout"), [&](const std::string& line) {
-    const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("check")) {
-      std::fprintf(stderr, "%s\n", line.c_str());  // what the plugin itself wrote
-      return;
-    }
-    add({json["check"].get<std::string>(), json["passed"].get<bool>(), json["detail"].get<std::string>()});
-  });
+  const std::optional<int> status =
+      follow_child(child, ends[0], flags.real("timeout"), [&](const std::string& line) {
+        const nlohmann::json json =
+            nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+        if (!json.is_object() || !json.contains("check")) {
+          std::fprintf(stderr, "%s\n", line.c_str());  // what the plugin itself wrote
+          return;
+        }
+        add({json["check"].get<std::string>(), json["passed"].get<bool>(),
+             json["detail"].get<std::string>()});
+      });
   close(ends[0]);
   if (!status) {
     add({"process: ends in time", false, "stopped after " + flags.text("timeout") + " seconds"});
   } else if (WIFSIGNALED(*status)) {
-    add({"process: does not crash", false, std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
+    add({"process: does not crash", false,
+         std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
   } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
     add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
   }

@@ -1,17 +1,16 @@
 // atelier doctor: what works on this machine, what does not and why.
-#include <dlfcn.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
-
 #include <cstdio>
+#include <dlfcn.h>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <sys/statvfs.h>
 #include <thread>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
-#include <nlohmann/json.hpp>
 #include <torch/headeronly/version.h>
 
 #include "host/checkpoint/model_paths.h"
@@ -37,9 +36,12 @@ struct Item {
 
 const char* state_name(State state) {
   switch (state) {
-    case State::kWorks: return "ok";
-    case State::kAbsent: return "absent";
-    case State::kBroken: return "BROKEN";
+    case State::kWorks:
+      return "ok";
+    case State::kAbsent:
+      return "absent";
+    case State::kBroken:
+      return "BROKEN";
   }
   return "";
 }
@@ -64,7 +66,9 @@ std::string library_file(const void* symbol) {
   return dladdr(symbol, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
 }
 
-std::string libtorch_file() { return library_file(reinterpret_cast<const void*>(&at::get_num_threads)); }
+std::string libtorch_file() {
+  return library_file(reinterpret_cast<const void*>(&at::get_num_threads));
+}
 
 Item check_libtorch() {
   return {"LibTorch", State::kWorks, std::string(TORCH_VERSION) + ", " + libtorch_file(), ""};
@@ -83,7 +87,8 @@ Item check_memory() {
                       report::format_bytes(memory_kib("MemAvailable") * 1024) + " free";
   std::ifstream limit_file("/sys/fs/cgroup/memory.max");
   uint64_t limit = 0;
-  if (limit_file >> limit) found += ", at most " + report::format_bytes(limit) + " for this group of processes";
+  if (limit_file >> limit)
+    found += ", at most " + report::format_bytes(limit) + " for this group of processes";
   return {"memory", State::kWorks, found, ""};
 }
 
@@ -100,25 +105,30 @@ std::vector<Item> check_gpus() {
   if (library == nullptr) return items;
   auto get_name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(library, "cuDeviceGetName"));
   auto get_memory = reinterpret_cast<int (*)(size_t*, int)>(dlsym(library, "cuDeviceTotalMem_v2"));
-  auto get_attribute = reinterpret_cast<int (*)(int*, int, int)>(dlsym(library, "cuDeviceGetAttribute"));
+  auto get_attribute =
+      reinterpret_cast<int (*)(int*, int, int)>(dlsym(library, "cuDeviceGetAttribute"));
   auto get_version = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
-  if (get_name == nullptr || get_memory == nullptr || get_attribute == nullptr || get_version == nullptr) return items;
+  if (get_name == nullptr || get_memory == nullptr || get_attribute == nullptr ||
+      get_version == nullptr)
+    return items;
   int version = 0;
   get_version(&version);
   for (int i = 0; i < status.device_count; ++i) {
     char name[128] = "";
     size_t bytes = 0;
     int major = 0, minor = 0;
-    constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+    constexpr int kMajor = 75,
+                  kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
     get_name(name, sizeof(name), i);
     get_memory(&bytes, i);
     get_attribute(&major, kMajor, i);
     get_attribute(&minor, kMinor, i);
-    items.push_back({"GPU cuda:" + std::to_string(i), status.usable ? State::kWorks : State::kBroken,
-                     std::string(name) + ", " + report::format_bytes(bytes) + ", compute capability " +
-                         std::to_string(major) + "." + std::to_string(minor) + ", " + driver + " (CUDA " +
-                         std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) + ")",
-                     status.usable ? "" : status.reason});
+    items.push_back(
+        {"GPU cuda:" + std::to_string(i), status.usable ? State::kWorks : State::kBroken,
+         std::string(name) + ", " + report::format_bytes(bytes) + ", compute capability " +
+             std::to_string(major) + "." + std::to_string(minor) + ", " + driver + " (CUDA " +
+             std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) + ")",
+         status.usable ? "" : status.reason});
   }
   return items;
 }
@@ -127,15 +137,16 @@ Item check_nccl() {
   const fs::path torch = fs::path(libtorch_file()).parent_path();
   void* library = nullptr;
   std::string file;
-  for (const fs::path& candidate : {torch / "libnccl.so.2",
-                                    torch / ".." / ".." / "nvidia" / "nccl" / "lib" / "libnccl.so.2",
-                                    fs::path("libnccl.so.2")}) {
+  for (const fs::path& candidate :
+       {torch / "libnccl.so.2", torch / ".." / ".." / "nvidia" / "nccl" / "lib" / "libnccl.so.2",
+        fs::path("libnccl.so.2")}) {
     library = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
     file = candidate.lexically_normal().string();
     if (library != nullptr) break;
   }
   if (library == nullptr)
-    return {"NCCL", State::kAbsent, "", "libnccl.so.2 is not found; several GPUs cannot be used together"};
+    return {"NCCL", State::kAbsent, "",
+            "libnccl.so.2 is not found; several GPUs cannot be used together"};
   auto get_version = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
   int version = 0;
   if (get_version == nullptr || get_version(&version) != 0)
@@ -149,8 +160,10 @@ Item check_nccl() {
 std::vector<Item> check_plugins(const std::string& plugin_path) {
   std::vector<Item> items;
   for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
-    const std::string name = "plugin " + (file.family.empty() ? fs::path(file.path).filename().string() : file.family);
-    Item item{name, State::kWorks, file.version + (file.version.empty() ? "" : ", ") + file.path, file.problem};
+    const std::string name =
+        "plugin " + (file.family.empty() ? fs::path(file.path).filename().string() : file.family);
+    Item item{name, State::kWorks, file.version + (file.version.empty() ? "" : ", ") + file.path,
+              file.problem};
     if (item.reason.empty()) {
       try {
         plugins::open_plugin(file.path, plugin_path);
@@ -172,15 +185,18 @@ std::vector<Item> check_plugins(const std::string& plugin_path) {
 // A codec's library, if it is loaded, and the version that it says.
 Item check_codec(const std::string& name, const char* library, const char* version_function) {
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return {name, State::kBroken, "", std::string(library) + " cannot be opened: " + dlerror()};
+  if (handle == nullptr)
+    return {name, State::kBroken, "", std::string(library) + " cannot be opened: " + dlerror()};
   std::string found = library;
   if (version_function != nullptr) {
-    if (auto version = reinterpret_cast<uint32_t (*)()>(dlsym(handle, version_function)); version != nullptr) {
+    if (auto version = reinterpret_cast<uint32_t (*)()>(dlsym(handle, version_function));
+        version != nullptr) {
       const uint32_t number = version();
-      found += number > 0xFFFF ? ", " + std::to_string(number >> 16) + "." + std::to_string(number >> 8 & 0xFF) + "." +
-                                     std::to_string(number & 0xFF)
-                               : ", " + std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
-                                     std::to_string(number % 100);
+      found += number > 0xFFFF
+                   ? ", " + std::to_string(number >> 16) + "." +
+                         std::to_string(number >> 8 & 0xFF) + "." + std::to_string(number & 0xFF)
+                   : ", " + std::to_string(number / 10000) + "." +
+                         std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
     }
   }
   return {name, State::kWorks, found, ""};
@@ -230,14 +246,18 @@ int run_doctor(std::span<const std::string> arguments) {
   for (const Item& item : items) {
     is_broken = is_broken || item.state == State::kBroken;
     if (flags.flag("json")) {
-      out.push_back(
-          {{"name", item.name}, {"state", state_name(item.state)}, {"found", item.found}, {"reason", item.reason}});
+      out.push_back({{"name", item.name},
+                     {"state", state_name(item.state)},
+                     {"found", item.found},
+                     {"reason", item.reason}});
     } else {
-      std::printf("%-7s %-20s %s%s%s\n", state_name(item.state), item.name.c_str(), item.found.c_str(),
-                  item.found.empty() || item.reason.empty() ? "" : ": ", item.reason.c_str());
+      std::printf("%-7s %-20s %s%s%s\n", state_name(item.state), item.name.c_str(),
+                  item.found.c_str(), item.found.empty() || item.reason.empty() ? "" : ": ",
+                  item.reason.c_str());
     }
   }
-  if (flags.flag("json")) std::puts(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  if (flags.flag("json"))
+    std::puts(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   return is_broken ? 3 : 0;
 }
 

@@ -11,7 +11,8 @@ constexpr size_t kMaxBytes = 400;
 std::string error_line(const Error& error) {
   const std::string& message = error.message();
   const size_t end = std::min(message.find('\n'), message.size());
-  const std::string tag = " [" + (error.tag().empty() ? std::string(to_string(error.code())) : error.tag()) + "]";
+  const std::string tag =
+      " [" + (error.tag().empty() ? std::string(to_string(error.code())) : error.tag()) + "]";
   std::string line = "error: " + message.substr(0, end);
   if (!error.hint().empty()) line += "; " + error.hint();
   for (char& c : line) {
@@ -21,7 +22,8 @@ std::string error_line(const Error& error) {
   if (line.size() + tag.size() > kMaxBytes) {
     rest = "\n  " + line.substr(7) + rest;
     size_t cut = kMaxBytes - tag.size() - 3;
-    while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80) --cut;  // not inside a character
+    while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80)
+      --cut;  // not inside a character
     line = line.substr(0, cut) + "…";
   }
   return line + tag + rest + "\n";

@@ -7,8 +7,8 @@
 
 namespace atelier::cli {
 
-// "error: message; hint [CODE]" and a line end. Lines after the first of the message follow indented; a first line of
-// more than 400 bytes is cut, and then the whole follows indented too.
+// "error: message; hint [CODE]" and a line end. Lines after the first of the message follow
+// indented; a first line of more than 400 bytes is cut, and then the whole follows indented too.
 std::string error_line(const Error& error);
 
 }  // namespace atelier::cli

@@ -1,12 +1,12 @@
 #include "host/cli/flags.h"
 
 #include <algorithm>
+#include <boost/program_options.hpp>
 #include <charconv>
 #include <cmath>
 
-#include <boost/program_options.hpp>
-
 #include "atelier/error.h"
+
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "host/report/problems.h"
@@ -23,7 +23,8 @@ std::optional<int64_t> parse_integer(const std::string& text) {
   int64_t value = 0;
   const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
   const auto [end, failure] = std::from_chars(begin, text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  if (failure != std::errc() || end != text.data() + text.size() || text.empty())
+    return std::nullopt;
   return value;
 }
 
@@ -31,7 +32,8 @@ std::optional<double> parse_real(const std::string& text) {
   double value = 0;
   const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
   const auto [end, failure] = std::from_chars(begin, text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    return std::nullopt;
   return value;
 }
 
@@ -46,7 +48,9 @@ std::optional<bool> parse_flag(const std::string& text) {
   return std::nullopt;
 }
 
-std::string quote(std::string_view text) { return formats::quote_and_escape(text); }
+std::string quote(std::string_view text) {
+  return formats::quote_and_escape(text);
+}
 
 // "--name", escaped where it is no plain name.
 std::string display_flag(const std::string& name) {
@@ -57,9 +61,12 @@ std::string display_flag(const std::string& name) {
 // What is wrong with one value of a flag; empty when nothing is.
 std::string value_problem(const FlagSpec& flag, const std::string& text) {
   switch (flag.kind) {
-    case FlagKind::kInteger: return parse_integer(text) ? "" : quote(text) + " is no whole number";
-    case FlagKind::kReal: return parse_real(text) ? "" : quote(text) + " is no number";
-    case FlagKind::kFlag: return parse_flag(text) ? "" : quote(text) + " is neither true nor false";
+    case FlagKind::kInteger:
+      return parse_integer(text) ? "" : quote(text) + " is no whole number";
+    case FlagKind::kReal:
+      return parse_real(text) ? "" : quote(text) + " is no number";
+    case FlagKind::kFlag:
+      return parse_flag(text) ? "" : quote(text) + " is neither true nor false";
     case FlagKind::kJson:
       try {
         formats::parse_json(text);
@@ -68,7 +75,8 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
         return quote(text) + " is no JSON: " + error.what();
       }
     case FlagKind::kText:
-      if (flag.choices.empty() || std::find(flag.choices.begin(), flag.choices.end(), text) != flag.choices.end())
+      if (flag.choices.empty() ||
+          std::find(flag.choices.begin(), flag.choices.end(), text) != flag.choices.end())
         return "";
       return quote(text) + " is not one of " + report::list_names(flag.choices);
   }
@@ -84,11 +92,16 @@ const FlagSpec* find_flag(const CommandSpec& command, std::string_view name) {
 
 std::string kind_text(const FlagSpec& flag) {
   switch (flag.kind) {
-    case FlagKind::kInteger: return " N";
-    case FlagKind::kReal: return " X";
-    case FlagKind::kJson: return " JSON";
-    case FlagKind::kFlag: return "";
-    case FlagKind::kText: break;
+    case FlagKind::kInteger:
+      return " N";
+    case FlagKind::kReal:
+      return " X";
+    case FlagKind::kJson:
+      return " JSON";
+    case FlagKind::kFlag:
+      return "";
+    case FlagKind::kText:
+      break;
   }
   if (flag.choices.empty()) return " TEXT";
   std::string out = " ";
@@ -98,11 +111,14 @@ std::string kind_text(const FlagSpec& flag) {
 
 }  // namespace
 
-bool ParsedFlags::is_given(std::string_view name) const { return value(name).given; }
+bool ParsedFlags::is_given(std::string_view name) const {
+  return value(name).given;
+}
 
 const ParsedFlags::Value& ParsedFlags::value(std::string_view name) const {
   const auto it = values_.find(name);
-  if (it == values_.end()) throw Error(ErrorCode::kInternal, "flag --" + std::string(name) + " is not declared");
+  if (it == values_.end())
+    throw Error(ErrorCode::kInternal, "flag --" + std::string(name) + " is not declared");
   return it->second;
 }
 
@@ -127,16 +143,24 @@ std::string ParsedFlags::text(std::string_view name) const {
   return *found;
 }
 
-int64_t ParsedFlags::integer(std::string_view name) const { return *parse_integer(text(name)); }
-double ParsedFlags::real(std::string_view name) const { return *parse_real(text(name)); }
-nlohmann::json ParsedFlags::json(std::string_view name) const { return formats::parse_json(text(name)); }
+int64_t ParsedFlags::integer(std::string_view name) const {
+  return *parse_integer(text(name));
+}
+double ParsedFlags::real(std::string_view name) const {
+  return *parse_real(text(name));
+}
+nlohmann::json ParsedFlags::json(std::string_view name) const {
+  return formats::parse_json(text(name));
+}
 
 bool ParsedFlags::flag(std::string_view name) const {
   const auto found = find_text(name);
   return found && parse_flag(*found).value_or(false);
 }
 
-std::vector<std::string> ParsedFlags::texts(std::string_view name) const { return value(name).texts; }
+std::vector<std::string> ParsedFlags::texts(std::string_view name) const {
+  return value(name).texts;
+}
 
 std::map<std::string, std::string> ParsedFlags::all() const {
   std::map<std::string, std::string> out;
@@ -159,8 +183,8 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
     parsed.values_.emplace(flag.name, ParsedFlags::Value{flag.kind, {}, false});
   }
 
-  // One value per flag, whatever it begins with: "--cfg_scale -1". What names a flag is no value, so that a forgotten
-  // value is told from the next flag.
+  // One value per flag, whatever it begins with: "--cfg_scale -1". What names a flag is no value,
+  // so that a forgotten value is told from the next flag.
   const auto names_flag = [&](const std::string& text) {
     return text.starts_with("--") && text.size() > 2 &&
            find_flag(command, std::string_view(text).substr(2, text.find('=') - 2)) != nullptr;
@@ -185,8 +209,9 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
       const bool looks_like_flag = token.size() > 1 && token.front() == '-' && !parse_real(token);
       if (looks_like_flag) {
         const std::string nearest = report::nearest_name(token.substr(1), known);
-        problems.add(quote(token) + " is no flag of " + command.name,
-                     nearest.empty() ? "flags begin with two dashes" : "did you mean --" + nearest + "?");
+        problems.add(
+            quote(token) + " is no flag of " + command.name,
+            nearest.empty() ? "flags begin with two dashes" : "did you mean --" + nearest + "?");
         return found.emplace_back(), found;
       }
       option.string_key = kPositional;
@@ -204,7 +229,8 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
                    nearest.empty() ? "atelier " + command.name + " --help lists the flags"
                                    : "did you mean --" + nearest + "?");
       // Its value, if it has one, is no file of ours.
-      if (equals == std::string::npos && !rest.empty() && !rest.front().starts_with("--")) rest.erase(rest.begin());
+      if (equals == std::string::npos && !rest.empty() && !rest.front().starts_with("--"))
+        rest.erase(rest.begin());
       return found.emplace_back(), found;
     }
     option.string_key = name;
@@ -238,7 +264,8 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
     }
     const FlagSpec& flag = *find_flag(command, option.string_key);
     ParsedFlags::Value& value = parsed.values_.at(flag.name);
-    if (value.given && !flag.repeated) problems.add("--" + flag.name + ": given twice", "give it once");
+    if (value.given && !flag.repeated)
+      problems.add("--" + flag.name + ": given twice", "give it once");
     if (const std::string wrong = value_problem(flag, option.value.front()); !wrong.empty())
       problems.add("--" + flag.name + ": " + wrong, flag.help);
     value.texts.push_back(option.value.front());
@@ -255,16 +282,19 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
     problems.add(quote(parsed.positional_.front()) + ": " + command.name + " takes flags only",
                  "quote a value that holds spaces");
   } else if (count < command.min_positional) {
-    problems.add(command.positional + " is missing", "atelier " + command.name + " " + command.positional);
-  } else if (count > command.max_positional) {
-    problems.add(quote(parsed.positional_[static_cast<size_t>(command.max_positional)]) + " is one too many",
+    problems.add(command.positional + " is missing",
                  "atelier " + command.name + " " + command.positional);
+  } else if (count > command.max_positional) {
+    problems.add(
+        quote(parsed.positional_[static_cast<size_t>(command.max_positional)]) + " is one too many",
+        "atelier " + command.name + " " + command.positional);
   }
   problems.throw_if_any();
   return parsed;
 }
 
-std::optional<std::string> peek_flag(std::span<const std::string> arguments, std::string_view name) {
+std::optional<std::string> peek_flag(std::span<const std::string> arguments,
+                                     std::string_view name) {
   const std::string flag = "--" + std::string(name);
   std::optional<std::string> found;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -281,10 +311,12 @@ bool wants_help(std::span<const std::string> arguments) {
 }
 
 std::string help_text(const CommandSpec& command) {
-  std::string out = "atelier " + command.name + (command.positional.empty() ? "" : " " + command.positional) +
+  std::string out = "atelier " + command.name +
+                    (command.positional.empty() ? "" : " " + command.positional) +
                     (command.flags.empty() ? "" : " [flags]") + "\n" + command.summary + "\n";
   size_t width = 0;
-  for (const FlagSpec& flag : command.flags) width = std::max(width, flag.name.size() + kind_text(flag).size());
+  for (const FlagSpec& flag : command.flags)
+    width = std::max(width, flag.name.size() + kind_text(flag).size());
   width = std::min<size_t>(width, 36);
   for (const FlagSpec& flag : command.flags) {
     std::string line = "  --" + flag.name + kind_text(flag);
@@ -307,19 +339,28 @@ std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUs
   std::vector<FlagSpec> flags;
   for (const InputSpec& input : inputs) {
     if (input.use != use && input.use != InputUse::kBoth && use != InputUse::kBoth) continue;
-    const bool is_taken = std::any_of(taken.begin(), taken.end(),
-                                      [&](const FlagSpec& flag) { return flag.name == input.name; });
+    const bool is_taken = std::any_of(
+        taken.begin(), taken.end(), [&](const FlagSpec& flag) { return flag.name == input.name; });
     if (is_taken) continue;
     FlagSpec flag;
     flag.name = std::string(input.name);
     flag.help = std::string(input.help);
     if (input.variants != "*") flag.help += " (" + std::string(input.variants) + ")";
     switch (input.kind) {
-      case InputKind::kInteger: flag.kind = FlagKind::kInteger; break;
-      case InputKind::kReal: flag.kind = FlagKind::kReal; break;
-      case InputKind::kFlag: flag.kind = FlagKind::kFlag; break;
-      case InputKind::kImageList: flag.repeated = true; break;
-      default: break;
+      case InputKind::kInteger:
+        flag.kind = FlagKind::kInteger;
+        break;
+      case InputKind::kReal:
+        flag.kind = FlagKind::kReal;
+        break;
+      case InputKind::kFlag:
+        flag.kind = FlagKind::kFlag;
+        break;
+      case InputKind::kImageList:
+        flag.repeated = true;
+        break;
+      default:
+        break;
     }
     flags.push_back(std::move(flag));
   }
@@ -330,20 +371,29 @@ std::vector<FlagSpec> model_flags(std::string dtype) {
   return {
       {.name = "plugin", .help = "family name, or path of a plugin", .required = true},
       {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
-      {.name = "model_paths", .help = "files, folders or globs: a path, or JSON '[\"a\", [\"b-1\", \"b-2\"]]'",
+      {.name = "model_paths",
+       .help = "files, folders or globs: a path, or JSON '[\"a\", [\"b-1\", \"b-2\"]]'",
        .preset = ""},
-      {.name = "model_id_with_origin_paths", .help = "published files: org/name:glob,org/name:glob", .preset = ""},
+      {.name = "model_id_with_origin_paths",
+       .help = "published files: org/name:glob,org/name:glob",
+       .preset = ""},
       {.name = "tokenizer_path", .help = "folder or file of the tokenizer", .preset = ""},
-      {.name = "model_hints", .kind = FlagKind::kJson,
-       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": \"dit\"}}'", .preset = "{}"},
-      {.name = "dtype", .help = "of every weight", .preset = std::move(dtype),
+      {.name = "model_hints",
+       .kind = FlagKind::kJson,
+       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
+               "\"dit\"}}'",
+       .preset = "{}"},
+      {.name = "dtype",
+       .help = "of every weight",
+       .preset = std::move(dtype),
        .choices = {"auto", "float32", "bfloat16", "float16"}},
       {.name = "device", .help = "auto, cpu, cuda or cuda:N", .preset = "auto"},
   };
 }
 
 std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints) {
-  const Error malformed(ErrorCode::kInvalidArgument, "--model_hints: globs with component and variant are expected",
+  const Error malformed(ErrorCode::kInvalidArgument,
+                        "--model_hints: globs with component and variant are expected",
                         "write '{\"*glob*\": {\"component\": \"dit\", \"variant\": \"name\"}}'");
   if (!hints.is_object()) throw malformed;
   std::map<std::string, DetectHint> out;

@@ -3,15 +3,15 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "atelier/input.h"
+
 #include "host/checkpoint/model_loader.h"
 
 namespace atelier::cli {
@@ -19,12 +19,13 @@ namespace atelier::cli {
 enum class FlagKind { kText, kInteger, kReal, kFlag, kJson };
 
 struct FlagSpec {
-  std::string name;                      // without dashes: "num_inference_steps"
+  std::string name;  // without dashes: "num_inference_steps"
   FlagKind kind = FlagKind::kText;
-  std::string help;                      // one line
-  std::optional<std::string> preset = {};  // the value when the flag is not given, as it would be written
+  std::string help;  // one line
+  std::optional<std::string> preset =
+      {};  // the value when the flag is not given, as it would be written
   bool required = false;
-  bool repeated = false;                 // may be given several times; see ParsedFlags::texts
+  bool repeated = false;                  // may be given several times; see ParsedFlags::texts
   std::vector<std::string> choices = {};  // kText only: the values that are allowed; empty: any
 };
 
@@ -32,12 +33,14 @@ struct CommandSpec {
   std::string name;     // "inspect"
   std::string summary;  // one line
   std::vector<FlagSpec> flags = {};
-  std::string positional = {};  // what arguments without a flag are, "FILE|DIR..."; empty: there are none
+  std::string positional =
+      {};  // what arguments without a flag are, "FILE|DIR..."; empty: there are none
   int min_positional = 0;
   int max_positional = 1'000'000;
 };
 
-// The flags of one call. Getters throw Error{kInternal} for a flag that the command does not declare.
+// The flags of one call. Getters throw Error{kInternal} for a flag that the command does not
+// declare.
 class ParsedFlags {
  public:
   // The user gave it; presets do not count.
@@ -77,12 +80,13 @@ class ParsedFlags {
   std::vector<std::string> positional_;
 };
 
-// Reads `--flag value` and `--flag=value`. Values may begin with a dash (`--cfg_scale -1`) unless they name a flag.
-// Throws one Error{kInvalidArgument} that names every mistake: unknown flags with the nearest known one, values that do
-// not parse, required flags that are missing.
+// Reads `--flag value` and `--flag=value`. Values may begin with a dash (`--cfg_scale -1`) unless
+// they name a flag. Throws one Error{kInvalidArgument} that names every mistake: unknown flags with
+// the nearest known one, values that do not parse, required flags that are missing.
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments);
 
-// The value of one flag before the command's flags are known: --plugin brings flags of its own. nullopt: not given.
+// The value of one flag before the command's flags are known: --plugin brings flags of its own.
+// nullopt: not given.
 std::optional<std::string> peek_flag(std::span<const std::string> arguments, std::string_view name);
 
 // True when `--help` or `-h` is among the arguments.
@@ -91,13 +95,14 @@ bool wants_help(std::span<const std::string> arguments);
 // Usage, summary and one line per flag.
 std::string help_text(const CommandSpec& command);
 
-// What a family takes, as flags: one per input of that use whose name is not among `taken`. Images, masks, audio and
-// videos are paths; an image list is a repeated flag. Inputs of kText that the family requires stay optional here,
-// because they may come from a file.
+// What a family takes, as flags: one per input of that use whose name is not among `taken`. Images,
+// masks, audio and videos are paths; an image list is a repeated flag. Inputs of kText that the
+// family requires stay optional here, because they may come from a file.
 std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUse use,
                                       std::span<const FlagSpec> taken = {});
 
-// --plugin, --plugin_path, --model_paths, --model_id_with_origin_paths, --tokenizer_path, --model_hints, --dtype and
+// --plugin, --plugin_path, --model_paths, --model_id_with_origin_paths, --tokenizer_path,
+// --model_hints, --dtype and
 // --device; `dtype` is the preset of --dtype.
 std::vector<FlagSpec> model_flags(std::string dtype = "auto");
 
@@ -107,7 +112,8 @@ checkpoint::LoadRequest load_request(const ParsedFlags& flags);
 // '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.
 std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints);
 
-// The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as Error.
+// The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as
+// Error.
 int run_inspect(std::span<const std::string> arguments);
 int run_plugins(std::span<const std::string> arguments);
 int run_probe(std::span<const std::string> arguments);

@@ -1,16 +1,18 @@
 // atelier inspect: what a file is, who takes it, and what that one wants.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 
 #include <ATen/ATen.h>
-#include <nlohmann/json.hpp>
 
 #include "atelier/error.h"
 #include "atelier/text/tokenizer.h"
+
 #include "formats/csv.h"
 #include "formats/escape.h"
 #include "formats/glob.h"
@@ -39,14 +41,20 @@ using Json = nlohmann::ordered_json;
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 30;
 
 CommandSpec inspect_command() {
-  CommandSpec command{"inspect", "Says what files are: tensors, dtypes, sizes, and which family takes them."};
+  CommandSpec command{"inspect",
+                      "Says what files are: tensors, dtypes, sizes, and which family takes them."};
   command.flags = {
       {.name = "plugin", .help = "ask this family only", .preset = ""},
       {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
-      {.name = "model_hints", .kind = FlagKind::kJson,
-       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": \"dit\"}}'", .preset = "{}"},
+      {.name = "model_hints",
+       .kind = FlagKind::kJson,
+       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
+               "\"dit\"}}'",
+       .preset = "{}"},
       {.name = "tensors", .kind = FlagKind::kFlag, .help = "list every tensor", .preset = "false"},
-      {.name = "json", .kind = FlagKind::kFlag, .help = "one JSON object a line for each thing found",
+      {.name = "json",
+       .kind = FlagKind::kFlag,
+       .help = "one JSON object a line for each thing found",
        .preset = "false"},
   };
   command.positional = "FILE|DIR...";
@@ -60,22 +68,30 @@ struct Context {
   bool lists_tensors = false;
 };
 
-std::string config_text(const ConfigValue& value) {
+// Whole numbers of a list are shown as such.
+Json config_json(const ConfigValue& value) {
   return std::visit(
-      [](const auto& held) -> std::string {
-        using T = std::decay_t<decltype(held)>;
-        if constexpr (std::is_same_v<T, std::string>) {
-          return held;
-        } else if constexpr (std::is_same_v<T, std::vector<double>>) {
-          return Json(held).dump();
+      [](const auto& held) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, std::vector<double>>) {
+          Json out = Json::array();
+          for (const double number : held) {
+            if (number == std::floor(number) && std::abs(number) < 1e15) {
+              out.push_back(static_cast<int64_t>(number));
+            } else {
+              out.push_back(number);
+            }
+          }
+          return out;
         } else {
-          return Json(held).dump();
+          return held;
         }
       },
       value);
 }
 
-std::string dtype_text(at::ScalarType type) { return std::string(formats::dtype_name(checkpoint::file_dtype(type))); }
+std::string dtype_text(at::ScalarType type) {
+  return std::string(formats::dtype_name(checkpoint::file_dtype(type)));
+}
 
 Json tensor_summary(const TensorIndex& index, bool lists_tensors) {
   Json out;
@@ -90,7 +106,8 @@ Json tensor_summary(const TensorIndex& index, bool lists_tensors) {
     elements += count;
     bytes += size;
     if (lists_tensors)
-      out["list"].push_back({{"name", name}, {"dtype", dtype_text(meta.dtype)}, {"shape", meta.shape}});
+      out["list"].push_back(
+          {{"name", name}, {"dtype", dtype_text(meta.dtype)}, {"shape", meta.shape}});
   }
   out["count"] = index.tensors().size();
   out["elements"] = elements;
@@ -108,7 +125,8 @@ const ComponentSpec* spec_of(const ModelFamily& family, std::string_view compone
 }
 
 // What a family makes of a checkpoint; null when it is none of its.
-Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context& context, std::string& refusal) {
+Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context& context,
+                std::string& refusal) {
   const auto detection = checkpoint::detect_checkpoint(family, file, context.hints);
   if (!detection) return nullptr;
   Json out;
@@ -117,13 +135,18 @@ Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context
   out["variant"] = detection->variant;
   out["spelling"] = detection->spelling;
   out["prefix"] = detection->prefix;
-  for (const auto& [key, value] : detection->config) out["config"][key] = config_text(value);
+  for (const auto& [key, value] : detection->config) out["config"][key] = config_json(value);
   const ComponentSpec* spec = spec_of(family, detection->component);
   if (spec != nullptr && spec->role != "vae") {
     for (const InputSpec& input : family.inputs()) {
       if (spec->role == "dit" && !formats::glob_match(input.variants, detection->variant)) continue;
       if (spec->role == "text_encoder" && input.kind != InputKind::kText) continue;
-      out["inputs"].push_back({{"name", input.name}, {"required", input.required}, {"help", input.help}});
+      out["inputs"].push_back({{"name", input.name},
+                               {"required", input.required},
+                               {"use", input.use == InputUse::kTrain      ? "train"
+                                       : input.use == InputUse::kGenerate ? "generate"
+                                                                          : "both"},
+                               {"help", input.help}});
     }
   }
   try {
@@ -166,19 +189,21 @@ Json lora_summary(const TensorIndex& index, const Context& context) {
         size_t known = 0;
         for (const std::string& layer : layers) {
           std::string name = layer;
-          for (const std::string& prefix : {targets.file_prefix, std::string("diffusion_model."), std::string("base_model.model."),
-                                            std::string("transformer.")}) {
+          for (const std::string& prefix :
+               {targets.file_prefix, std::string("diffusion_model."),
+                std::string("base_model.model."), std::string("transformer.")}) {
             if (!prefix.empty() && name.starts_with(prefix)) name = name.substr(prefix.size());
           }
           std::string flat;
           if (name.starts_with("lora_unet_")) flat = name.substr(std::strlen("lora_unet_"));
-          known += std::any_of(targets.include.begin(), targets.include.end(), [&](std::string glob) {
-            if (!flat.empty()) {
-              std::replace(glob.begin(), glob.end(), '.', '_');
-              return formats::glob_match(glob, flat);
-            }
-            return formats::glob_match(glob, name);
-          });
+          known +=
+              std::any_of(targets.include.begin(), targets.include.end(), [&](std::string glob) {
+                if (!flat.empty()) {
+                  std::replace(glob.begin(), glob.end(), '.', '_');
+                  return formats::glob_match(glob, flat);
+                }
+                return formats::glob_match(glob, name);
+              });
         }
         if (known <= best) continue;
         best = known;
@@ -218,9 +243,10 @@ Json inspect_checkpoint(const checkpoint::CheckpointFiles& files, const Context&
     return out;
   }
   out["refused"] = error_line(Error(
-      ErrorCode::kUnsupported, display_path(files.name) + ": no family takes it (asked " +
-                                   (asked.empty() ? std::string("none: no plugin was found") : report::list_names(asked)) +
-                                   ")",
+      ErrorCode::kUnsupported,
+      display_path(files.name) + ": no family takes it (asked " +
+          (asked.empty() ? std::string("none: no plugin was found") : report::list_names(asked)) +
+          ")",
       "is it a whole checkpoint, in safetensors?", "CHECKPOINT_UNKNOWN"));
   return out;
 }
@@ -250,8 +276,8 @@ Json inspect_picture(const std::string& path) {
   return out;
 }
 
-Json table_summary(const std::string& path, const std::string& format, const std::vector<std::string>& columns,
-                   size_t rows) {
+Json table_summary(const std::string& path, const std::string& format,
+                   const std::vector<std::string>& columns, size_t rows) {
   Json out;
   out["path"] = path;
   out["kind"] = "dataset metadata";
@@ -262,12 +288,14 @@ Json table_summary(const std::string& path, const std::string& format, const std
 }
 
 // Columns of rows that are objects, in order of appearance. Throws when a row is none.
-std::vector<std::string> columns_of(const std::string& path, const std::vector<std::pair<uint64_t, const nlohmann::json*>>& rows,
-                                    const char* unit) {
+std::vector<std::string> columns_of(
+    const std::string& path, const std::vector<std::pair<uint64_t, const nlohmann::json*>>& rows,
+    const char* unit) {
   std::vector<std::string> columns;
   for (const auto& [number, row] : rows) {
     if (!row->is_object())
-      throw Error(ErrorCode::kInvalidArgument, display_path(path) + ":" + unit + std::to_string(number) + ": is no object",
+      throw Error(ErrorCode::kInvalidArgument,
+                  display_path(path) + ":" + unit + std::to_string(number) + ": is no object",
                   "every row is an object of columns", "DATASET_FORM");
     for (const auto& [key, value] : row->items()) {
       if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
@@ -277,16 +305,18 @@ std::vector<std::string> columns_of(const std::string& path, const std::vector<s
 }
 
 Json inspect_csv(const std::string& path) {
-  const std::vector<formats::CsvRow> rows = formats::parse_csv(checkpoint::read_text_file(path, kMaxTextBytes));
+  const std::vector<formats::CsvRow> rows =
+      formats::parse_csv(checkpoint::read_text_file(path, kMaxTextBytes));
   if (rows.empty())
-    throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is empty", "a header line is expected",
-                "DATASET_FORM");
+    throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is empty",
+                "a header line is expected", "DATASET_FORM");
   const std::vector<std::string>& columns = rows.front().fields;
   for (const formats::CsvRow& row : rows) {
     if (row.fields.size() != columns.size())
       throw Error(ErrorCode::kInvalidArgument,
-                  display_path(path) + ":" + std::to_string(row.line) + ": has " + std::to_string(row.fields.size()) +
-                      " fields, the header has " + std::to_string(columns.size()),
+                  display_path(path) + ":" + std::to_string(row.line) + ": has " +
+                      std::to_string(row.fields.size()) + " fields, the header has " +
+                      std::to_string(columns.size()),
                   "quote fields that hold commas", "DATASET_FORM");
   }
   return table_summary(path, "csv", columns, rows.size() - 1);
@@ -314,9 +344,10 @@ Json inspect_json(const std::string& path, const Context& context) {
     for (const auto& row : json) rows.emplace_back(rows.size() + 1, &row);
     return table_summary(path, "json", columns_of(path, rows, "row "), rows.size());
   }
-  throw Error(ErrorCode::kUnsupported,
-              display_path(path) + ": is JSON, and neither a shard index, a tokenizer nor dataset metadata",
-              "pass the file or folder that holds tensors", "FILE_KIND");
+  throw Error(
+      ErrorCode::kUnsupported,
+      display_path(path) + ": is JSON, and neither a shard index, a tokenizer nor dataset metadata",
+      "pass the file or folder that holds tensors", "FILE_KIND");
 }
 
 Json inspect_file(const std::string& path, const Context& context) {
@@ -335,25 +366,33 @@ Json inspect_file(const std::string& path, const Context& context) {
   }
   for (const char* video : {".mp4", ".mkv", ".mov", ".webm", ".avi"}) {
     if (extension == video)
-      throw Error(ErrorCode::kUnsupported, display_path(path) + ": is a video, and this build reads stills only",
+      throw Error(ErrorCode::kUnsupported,
+                  display_path(path) + ": is a video, and this build reads stills only",
                   "extract its frames", "FILE_KIND");
   }
-  if (first.starts_with("\x7f" "ELF")) {
+  if (first.starts_with("\x7f"
+                        "ELF")) {
     const plugins::PluginFile plugin = plugins::describe_plugin(path);
     if (!plugin.problem.empty())
-      throw Error(ErrorCode::kIncompatible, display_path(path) + ": " + plugin.problem, "atelier check-plugin",
-                  "PLUGIN");
-    return Json{{"path", path}, {"kind", "plugin"}, {"family", plugin.family}, {"version", plugin.version}};
+      throw Error(ErrorCode::kIncompatible, display_path(path) + ": " + plugin.problem,
+                  "atelier check-plugin", "PLUGIN");
+    return Json{
+        {"path", path}, {"kind", "plugin"}, {"family", plugin.family}, {"version", plugin.version}};
   }
-  return inspect_checkpoint({path, {path}, {}, [&] {
+  return inspect_checkpoint({path,
+                             {path},
+                             {},
+                             [&] {
                                const fs::path config = fs::path(path).parent_path() / "config.json";
                                std::error_code failure;
-                               return fs::is_regular_file(config, failure) ? config.string() : std::string();
+                               return fs::is_regular_file(config, failure) ? config.string()
+                                                                           : std::string();
                              }()},
                             context);
 }
 
-void inspect_folder(const std::string& path, const Context& context, const std::function<void(Json)>& show,
+void inspect_folder(const std::string& path, const Context& context,
+                    const std::function<void(Json)>& show,
                     const std::function<void(const Error&)>& refuse) {
   bool has_metadata = false;
   for (const char* name : {"metadata.csv", "metadata.json", "metadata.jsonl"}) {
@@ -390,7 +429,9 @@ void inspect_folder(const std::string& path, const Context& context, const std::
   }
 }
 
-std::string shown(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+std::string shown(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
 
 std::string count_text(uint64_t elements) {
   char text[32];
@@ -429,8 +470,10 @@ void print(const Json& item) {
     if (item.contains("taken_by")) {
       const Json& by = item["taken_by"];
       std::printf("  family %s, component %s, variant %s, spelling %s", shown(by["family"]).c_str(),
-                  shown(by["component"]).c_str(), shown(by["variant"]).c_str(), shown(by["spelling"]).c_str());
-      if (const std::string prefix = by["prefix"]; !prefix.empty()) std::printf(", prefix %s", prefix.c_str());
+                  shown(by["component"]).c_str(), shown(by["variant"]).c_str(),
+                  shown(by["spelling"]).c_str());
+      if (const std::string prefix = by["prefix"]; !prefix.empty())
+        std::printf(", prefix %s", prefix.c_str());
       std::puts("");
       if (by.contains("config")) {
         std::string line;
@@ -441,13 +484,17 @@ void print(const Json& item) {
       if (by.contains("inputs")) {
         std::string line;
         for (const Json& input : by["inputs"])
-          line += (line.empty() ? "" : ", ") + shown(input["name"]) + (input["required"].get<bool>() ? " (required)" : "");
+          line += (line.empty() ? "" : ", ") + shown(input["name"]) +
+                  (input["required"].get<bool>()
+                       ? input["use"] == "train" ? " (required to train)" : " (required)"
+                       : "");
         std::printf("  inputs: %s\n", line.c_str());
       }
     }
     if (item.contains("lora")) {
       const Json& lora = item["lora"];
-      std::printf("  %s layers, rank %s", shown(lora["layers"]).c_str(), lora["ranks"].dump().c_str());
+      std::printf("  %s layers, rank %s", shown(lora["layers"]).c_str(),
+                  lora["ranks"].dump().c_str());
       if (lora.contains("family"))
         std::printf(", for %s %s (%s layers known there)", shown(lora["family"]).c_str(),
                     shown(lora["component"]).c_str(), shown(lora["known_layers"]).c_str());
@@ -459,12 +506,13 @@ void print(const Json& item) {
     }
     if (tensors.contains("list")) {
       for (const Json& tensor : tensors["list"])
-        std::printf("  %s %s %s\n", one_line(shown(tensor["name"]), 200).c_str(), shown(tensor["dtype"]).c_str(),
-                    tensor["shape"].dump().c_str());
+        std::printf("  %s %s %s\n", one_line(shown(tensor["name"]), 200).c_str(),
+                    shown(tensor["dtype"]).c_str(), tensor["shape"].dump().c_str());
     }
   } else if (kind == "image") {
-    std::printf(", %s, %sx%s, %s channels of %s bits%s\n", shown(item["format"]).c_str(), shown(item["width"]).c_str(),
-                shown(item["height"]).c_str(), shown(item["channels"]).c_str(), shown(item["bits"]).c_str(),
+    std::printf(", %s, %sx%s, %s channels of %s bits%s\n", shown(item["format"]).c_str(),
+                shown(item["width"]).c_str(), shown(item["height"]).c_str(),
+                shown(item["channels"]).c_str(), shown(item["bits"]).c_str(),
                 item.contains("animated") ? ", animated" : "");
     if (item.contains("text")) {
       for (const auto& [key, value] : item["text"].items())
@@ -474,12 +522,13 @@ void print(const Json& item) {
     std::string columns;
     for (const Json& column : item["columns"])
       columns += (columns.empty() ? "" : ", ") + one_line(shown(column), 60);
-    std::printf(", %s, %s rows, columns %s\n", shown(item["format"]).c_str(), shown(item["rows"]).c_str(),
-                columns.c_str());
+    std::printf(", %s, %s rows, columns %s\n", shown(item["format"]).c_str(),
+                shown(item["rows"]).c_str(), columns.c_str());
   } else if (kind == "tokenizer") {
     std::printf(", %s ids\n", shown(item["tokens"]).c_str());
   } else {
-    std::printf(", family %s, version %s\n", shown(item["family"]).c_str(), shown(item["version"]).c_str());
+    std::printf(", family %s, version %s\n", shown(item["family"]).c_str(),
+                shown(item["version"]).c_str());
   }
 }
 
@@ -501,10 +550,12 @@ int run_inspect(std::span<const std::string> arguments) {
   } else {
     for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
       if (!file.problem.empty()) continue;
-      const bool is_known = std::any_of(context.families.begin(), context.families.end(),
-                                        [&](const ModelFamily* family) { return family->name() == file.family; });
+      const bool is_known =
+          std::any_of(context.families.begin(), context.families.end(),
+                      [&](const ModelFamily* family) { return family->name() == file.family; });
       try {
-        if (!is_known) context.families.push_back(plugins::open_plugin(file.path, plugin_path).family);
+        if (!is_known)
+          context.families.push_back(plugins::open_plugin(file.path, plugin_path).family);
       } catch (const Error& error) {
         std::fputs(("warning: " + error_line(error).substr(7)).c_str(), stderr);
       }

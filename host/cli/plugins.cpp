@@ -1,9 +1,9 @@
 // atelier plugins: which families there are, and what one of them takes.
 #include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "atelier/error.h"
+
 #include "host/cli/flags.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
@@ -13,7 +13,8 @@ namespace atelier::cli {
 namespace {
 
 CommandSpec plugins_command() {
-  CommandSpec command{"plugins", "Lists the families found; \"show NAME\" says what one of them takes."};
+  CommandSpec command{"plugins",
+                      "Lists the families found; \"show NAME\" says what one of them takes."};
   command.flags = {
       {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
       {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"},
@@ -25,24 +26,36 @@ CommandSpec plugins_command() {
 
 const char* kind_name(InputKind kind) {
   switch (kind) {
-    case InputKind::kText: return "text";
-    case InputKind::kImage: return "image";
-    case InputKind::kImageList: return "images";
-    case InputKind::kVideo: return "video";
-    case InputKind::kMask: return "mask";
-    case InputKind::kAudio: return "audio";
-    case InputKind::kInteger: return "integer";
-    case InputKind::kReal: return "real";
-    case InputKind::kFlag: return "flag";
+    case InputKind::kText:
+      return "text";
+    case InputKind::kImage:
+      return "image";
+    case InputKind::kImageList:
+      return "images";
+    case InputKind::kVideo:
+      return "video";
+    case InputKind::kMask:
+      return "mask";
+    case InputKind::kAudio:
+      return "audio";
+    case InputKind::kInteger:
+      return "integer";
+    case InputKind::kReal:
+      return "real";
+    case InputKind::kFlag:
+      return "flag";
   }
   return "";
 }
 
 const char* use_name(InputUse use) {
   switch (use) {
-    case InputUse::kTrain: return "train";
-    case InputUse::kGenerate: return "generate";
-    case InputUse::kBoth: return "both";
+    case InputUse::kTrain:
+      return "train";
+    case InputUse::kGenerate:
+      return "generate";
+    case InputUse::kBoth:
+      return "both";
   }
   return "";
 }
@@ -56,8 +69,9 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
   out["help"] = family.help();
   for (const ComponentSpec& spec : family.components()) {
     std::string phases;
-    for (const auto& [needed, name] : {std::pair(spec.phases.encode, "encode"), std::pair(spec.phases.denoise, "denoise"),
-                                       std::pair(spec.phases.decode, "decode")}) {
+    for (const auto& [needed, name] :
+         {std::pair(spec.phases.encode, "encode"), std::pair(spec.phases.denoise, "denoise"),
+          std::pair(spec.phases.decode, "decode")}) {
       if (needed) phases += std::string(phases.empty() ? "" : ", ") + name;
     }
     out["components"].push_back({{"name", spec.name},
@@ -119,7 +133,8 @@ int run_plugins(std::span<const std::string> arguments) {
   const std::string path = flags.text("plugin_path");
   if (!words.empty()) {
     if (words.front() != "show" || words.size() != 2)
-      throw Error(ErrorCode::kInvalidArgument, "plugins: only \"show NAME\" is known", "atelier plugins show NAME");
+      throw Error(ErrorCode::kInvalidArgument, "plugins: only \"show NAME\" is known",
+                  "atelier plugins show NAME");
     const plugins::Plugin& plugin = plugins::open_plugin(words[1], path);
     const auto family = plugins::guard(plugin.file.family, [&] { return describe(plugin); });
     if (flags.flag("json")) {
@@ -145,13 +160,14 @@ int run_plugins(std::span<const std::string> arguments) {
     return 0;
   }
   for (const plugins::PluginFile& file : found) {
-    std::printf("%-16s %-8s %s\n", file.family.empty() ? "-" : file.family.c_str(), file.version.c_str(),
-                file.path.c_str());
+    std::printf("%-16s %-8s %s\n", file.family.empty() ? "-" : file.family.c_str(),
+                file.version.c_str(), file.path.c_str());
     if (!file.problem.empty()) std::printf("  cannot be used: %s\n", file.problem.c_str());
   }
   if (found.empty()) {
     std::puts("no plugin in");
-    for (const std::string& folder : plugins::search_folders(path)) std::printf("  %s\n", folder.c_str());
+    for (const std::string& folder : plugins::search_folders(path))
+      std::printf("  %s\n", folder.c_str());
   }
   return 0;
 }

@@ -1,14 +1,16 @@
-// atelier probe: one component on named tensors, to compare its numbers with another implementation.
+// atelier probe: one component on named tensors, to compare its numbers with another
+// implementation.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <spdlog/spdlog.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <spdlog/spdlog.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
@@ -29,23 +31,29 @@ using checkpoint::LoadedModel;
 using checkpoint::LoadProgress;
 
 CommandSpec probe_command() {
-  CommandSpec command{"probe", "Runs one component on the tensors of a file and writes what it gives."};
+  CommandSpec command{"probe",
+                      "Runs one component on the tensors of a file and writes what it gives."};
   command.flags = model_flags("float32");
   const std::vector<FlagSpec> own = {
       {.name = "component", .help = "a component of the family, or schedule", .required = true},
-      {.name = "inputs", .help = "safetensors; tokenizer: JSON lines; schedule: JSON", .required = true},
+      {.name = "inputs",
+       .help = "safetensors; tokenizer: JSON lines; schedule: JSON",
+       .required = true},
       {.name = "output", .help = "written in the same format", .required = true},
-      {.name = "gradients", .kind = FlagKind::kFlag,
-       .help = "also the gradients of half the sum of all squared outputs: grad.<input>", .preset = "false"},
-      {.name = "trainable", .help = "with --gradients: glob over published tensor names, grad.<name> for each",
+      {.name = "gradients",
+       .kind = FlagKind::kFlag,
+       .help = "also the gradients of half the sum of all squared outputs: grad.<input>",
+       .preset = "false"},
+      {.name = "trainable",
+       .help = "with --gradients: glob over published tensor names, grad.<name> for each",
        .preset = ""},
   };
   command.flags.insert(command.flags.end(), own.begin(), own.end());
   return command;
 }
 
-// Floating tensors of two axes and more take part in products and get the model's dtype; vectors (noise levels) stay as
-// they are.
+// Floating tensors of two axes and more take part in products and get the model's dtype; vectors
+// (noise levels) stay as they are.
 at::Tensor to_compute(const at::Tensor& value, const LoadedModel& model) {
   if (!c10::isFloatingType(value.scalar_type()) || value.dim() < 2) return value.to(model.device());
   return value.to(model.device(), model.dtype());
@@ -63,15 +71,17 @@ std::vector<checkpoint::PublishedTensor> train(LoadedModel& model, const std::st
                                                const std::string& glob) {
   const checkpoint::LoadedPart& part = *model.find_part(component);
   const std::string& prefix = part.detection.prefix;
-  std::vector<checkpoint::PublishedTensor> tensors =
-      checkpoint::published_tensors(model.model().component(component), model.family().weight_map(part.detection),
-                                    prefix, &part.checkpoint.index());
+  std::vector<checkpoint::PublishedTensor> tensors = checkpoint::published_tensors(
+      model.model().component(component), model.family().weight_map(part.detection), prefix,
+      &part.checkpoint.index());
   std::erase_if(tensors, [&](const checkpoint::PublishedTensor& tensor) {
-    return !formats::glob_match(glob, tensor.name) && !formats::glob_match(glob, tensor.name.substr(prefix.size()));
+    return !formats::glob_match(glob, tensor.name) &&
+           !formats::glob_match(glob, tensor.name.substr(prefix.size()));
   });
   if (tensors.empty())
     throw Error(ErrorCode::kInvalidArgument,
-                "--trainable " + formats::quote_and_escape(glob) + ": no tensor of " + component + " matches",
+                "--trainable " + formats::quote_and_escape(glob) + ": no tensor of " + component +
+                    " matches",
                 "atelier inspect lists the names");
   for (const checkpoint::PublishedTensor& tensor : tensors) {
     for (const auto& source : tensor.sources) source.weight->set_trainable(true);
@@ -91,8 +101,9 @@ at::Tensor published_gradient(const checkpoint::PublishedTensor& tensor,
   return parts.size() == 1 ? parts.front() : at::cat(parts, tensor.axis);
 }
 
-NamedTensors run_component(LoadedModel& model, const std::string& component, const NamedTensors& inputs,
-                           bool with_gradients, const std::string& trainable) {
+NamedTensors run_component(LoadedModel& model, const std::string& component,
+                           const NamedTensors& inputs, bool with_gradients,
+                           const std::string& trainable) {
   DirectRunner runner;
   const std::string where = std::string(model.family().name()) + ".probe";
   NamedTensors outputs;
@@ -135,7 +146,8 @@ NamedTensors run_component(LoadedModel& model, const std::string& component, con
     }
     std::vector<at::Tensor> gradients(leaves.size());
     if (!roots.empty() && !leaves.empty()) {
-      gradients = torch::autograd::grad(roots, leaves, seeds, /*retain_graph=*/false, /*create_graph=*/false,
+      gradients = torch::autograd::grad(roots, leaves, seeds, /*retain_graph=*/false,
+                                        /*create_graph=*/false,
                                         /*allow_unused=*/true);
     }
     for (size_t i = 0; i < leaves.size(); ++i) {
@@ -145,23 +157,26 @@ NamedTensors run_component(LoadedModel& model, const std::string& component, con
     for (size_t i = 0; i < names.size(); ++i) result["grad." + names[i]] = gradients[i];
     std::map<Weight*, at::Tensor> by_weight;
     for (size_t i = 0; i < weights.size(); ++i) by_weight[weights[i]] = gradients[names.size() + i];
-    for (const auto& tensor : trained) result["grad." + tensor.name] = published_gradient(tensor, by_weight);
+    for (const auto& tensor : trained)
+      result["grad." + tensor.name] = published_gradient(tensor, by_weight);
     return result;
   });
 }
 
-void probe_tokenizer(LoadedModel& model, const std::string& input_path, const std::string& output_path) {
+void probe_tokenizer(LoadedModel& model, const std::string& input_path,
+                     const std::string& output_path) {
   const std::string text = checkpoint::read_text_file(input_path, uint64_t{1} << 30);
   std::string out;
   try {
     for (const formats::JsonLine& line : formats::parse_jsonl(text)) {
       if (!line.value.is_string())
         throw Error(ErrorCode::kInvalidArgument,
-                    checkpoint::display_path(input_path) + ":" + std::to_string(line.line) + ": is no string",
+                    checkpoint::display_path(input_path) + ":" + std::to_string(line.line) +
+                        ": is no string",
                     "one JSON string a line is expected");
-      const std::vector<int64_t> ids = plugins::guard(std::string(model.family().name()) + ".tokenize", [&] {
-        return model.model().tokenize(line.value.get_ref<const std::string&>());
-      });
+      const std::vector<int64_t> ids = plugins::guard(
+          std::string(model.family().name()) + ".tokenize",
+          [&] { return model.model().tokenize(line.value.get_ref<const std::string&>()); });
       out += nlohmann::json(ids).dump() + "\n";
     }
   } catch (const formats::ParseError& error) {
@@ -170,7 +185,8 @@ void probe_tokenizer(LoadedModel& model, const std::string& input_path, const st
   checkpoint::write_file(output_path, [&](const auto& write) { write(out.data(), out.size()); });
 }
 
-void probe_schedule(LoadedModel& model, const std::string& input_path, const std::string& output_path) {
+void probe_schedule(LoadedModel& model, const std::string& input_path,
+                    const std::string& output_path) {
   const std::string place = checkpoint::display_path(input_path);
   nlohmann::json request;
   try {
@@ -180,15 +196,20 @@ void probe_schedule(LoadedModel& model, const std::string& input_path, const std
   }
   if (!request.is_object()) throw Error(ErrorCode::kInvalidArgument, place + ": is no JSON object");
   report::Problems problems;
-  const std::vector<std::string> known = {"height",   "width",      "num_inference_steps", "schedule",
-                                          "denoising_strength", "flow_shift", "sigmas"};
+  const std::vector<std::string> known = {
+      "height",     "width", "num_inference_steps", "schedule", "denoising_strength",
+      "flow_shift", "sigmas"};
   for (const auto& [key, value] : request.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       const std::string nearest = report::nearest_name(key, known);
       problems.add(place + ": " + formats::quote_and_escape(key) + " is not known",
-                   nearest.empty() ? "known are " + report::list_names(known) : "did you mean " + nearest + "?");
-    } else if (key == "schedule" ? !value.is_string() : key == "sigmas" ? !value.is_array() : !value.is_number()) {
-      problems.add(place + ": " + key + " is " + formats::quote_and_escape(value.dump()) + ", which it cannot be");
+                   nearest.empty() ? "known are " + report::list_names(known)
+                                   : "did you mean " + nearest + "?");
+    } else if (key == "schedule" ? !value.is_string()
+               : key == "sigmas" ? !value.is_array()
+                                 : !value.is_number()) {
+      problems.add(place + ": " + key + " is " + formats::quote_and_escape(value.dump()) +
+                   ", which it cannot be");
     }
   }
   problems.throw_if_any();
@@ -199,7 +220,8 @@ void probe_schedule(LoadedModel& model, const std::string& input_path, const std
                                          [&] { return model.model().latent_spec(); });
   generate::ScheduleRequest wanted;
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
-  const int64_t height = request.value("height", int64_t{1024}), width = request.value("width", int64_t{1024});
+  const int64_t height = request.value("height", int64_t{1024}),
+                width = request.value("width", int64_t{1024});
   wanted.tokens = (height / spec.token_stride) * (width / spec.token_stride);
   if (request.contains("flow_shift")) wanted.flow_shift = request["flow_shift"].get<double>();
   if (request.contains("sigmas")) wanted.sigmas = request["sigmas"].get<std::vector<double>>();
@@ -221,7 +243,8 @@ int run_probe(std::span<const std::string> arguments) {
     return 0;
   }
   const ParsedFlags flags = parse_flags(command, arguments);
-  const ModelFamily& family = *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;
+  const ModelFamily& family =
+      *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;
   const std::string component = flags.text("component");
   const std::string output = flags.text("output");
 
@@ -238,8 +261,8 @@ int run_probe(std::span<const std::string> arguments) {
   report::Problems problems;
   if (spec == nullptr && !is_schedule) {
     const std::string nearest = report::nearest_name(component, known);
-    problems.add("--component " + formats::quote_and_escape(component) + ": " + std::string(family.name()) + " has " +
-                     report::list_names(known),
+    problems.add("--component " + formats::quote_and_escape(component) + ": " +
+                     std::string(family.name()) + " has " + report::list_names(known),
                  nearest.empty() ? "" : "did you mean " + nearest + "?", ErrorCode::kNotFound);
   }
   if (!flags.text("trainable").empty() && !flags.flag("gradients"))
@@ -247,14 +270,15 @@ int run_probe(std::span<const std::string> arguments) {
   const std::filesystem::path folder = std::filesystem::path(output).parent_path();
   std::error_code failure;
   if (!folder.empty() && !std::filesystem::is_directory(folder, failure))
-    problems.add("--output " + checkpoint::display_path(output) + ": its folder does not exist", "make it first",
-                 ErrorCode::kEnvironment);
+    problems.add("--output " + checkpoint::display_path(output) + ": its folder does not exist",
+                 "make it first", ErrorCode::kEnvironment);
 
   // Inputs are read before anything is loaded.
   NamedTensors inputs;
   if (spec != nullptr && !is_tokenizer) {
     problems.collect([&] {
-      const auto file = checkpoint::Checkpoint::open({flags.text("inputs"), {flags.text("inputs")}});
+      const auto file =
+          checkpoint::Checkpoint::open({flags.text("inputs"), {flags.text("inputs")}});
       for (const auto& [name, meta] : file.index().tensors()) inputs.emplace(name, file.read(name));
     });
   } else {

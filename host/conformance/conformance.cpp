@@ -1,7 +1,5 @@
 #include "host/conformance/conformance.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <stdlib.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -16,6 +15,7 @@
 
 #include "atelier/error.h"
 #include "atelier/nn/layers.h"
+
 #include "formats/glob.h"
 #include "host/checkpoint/checkpoint.h"
 #include "host/checkpoint/weight_binding.h"
@@ -68,7 +68,8 @@ double difference(const at::Tensor& got, const at::Tensor& expected) {
   if (got.sizes() != expected.sizes()) return INFINITY;
   if (got.numel() == 0) return 0.0;
   const double scale = std::max(expected.to(at::kDouble).abs().max().item<double>(), 1e-30);
-  const double error = (got.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>() / scale;
+  const double error =
+      (got.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>() / scale;
   return std::isnan(error) ? INFINITY : error;
 }
 
@@ -77,7 +78,8 @@ class ScratchFolder {
  public:
   ScratchFolder() {
     std::string form = (fs::temp_directory_path() / "atelier-conformance-XXXXXX").string();
-    if (mkdtemp(form.data()) == nullptr) throw Error(ErrorCode::kEnvironment, form + ": cannot be made");
+    if (mkdtemp(form.data()) == nullptr)
+      throw Error(ErrorCode::kEnvironment, form + ": cannot be made");
     path_ = form;
   }
   ~ScratchFolder() {
@@ -135,7 +137,8 @@ class Suite {
       : family_(family), report_(report) {}
 
   void run() {
-    check("declarations: names are unique and snake_case, help is there", [&] { return check_declarations(); });
+    check("declarations: names are unique and snake_case, help is there",
+          [&] { return check_declarations(); });
     check("declarations: schedules and sigma range can be used", [&] { return check_schedules(); });
     check("parts: tiny parts are declared, required ones are there", [&] { return check_parts(); });
     if (parts_.empty()) return;
@@ -146,11 +149,14 @@ class Suite {
     check("parts: any subset makes a model", [&] { return check_subsets(); });
     if (part_of_role("dit") != nullptr) {
       check("declarations: LoRA globs match linear layers", [&] { return check_lora_targets(); });
-      check("denoise: keeps shape and dtype at two sizes and batches", [&] { return check_shapes(); });
+      check("denoise: keeps shape and dtype at two sizes and batches",
+            [&] { return check_shapes(); });
       check("denoise: a batch equals its samples", [&] { return check_batch(); });
       check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
-      check("denoise: guidance at scale 1 is the prediction with the prompt", [&] { return check_guide(); });
-      check("blocks: every block of the denoiser runs once and in order", [&] { return check_block_order(); });
+      check("denoise: guidance at scale 1 is the prediction with the prompt",
+            [&] { return check_guide(); });
+      check("blocks: every block of the denoiser runs once and in order",
+            [&] { return check_block_order(); });
       check("blocks: running one twice gives equal results", [&] { return check_blocks_pure(); });
       check("gradients: recomputed equal kept", [&] { return check_gradients(); });
       check("errors: a missing conditioning entry", [&] { return check_missing_conditioning(); });
@@ -158,7 +164,8 @@ class Suite {
     }
     if (part_of_role("vae") != nullptr) {
       check("media: encoding and decoding keep the size", [&] { return check_media(); });
-      check("blocks: every block of the VAE runs once and in order", [&] { return check_media_blocks(); });
+      check("blocks: every block of the VAE runs once and in order",
+            [&] { return check_media_blocks(); });
       check("errors: a picture that does not fit", [&] { return check_wrong_picture(); });
     }
     check("errors: unknown components and tensors", [&] { return check_unknown_names(); });
@@ -250,8 +257,8 @@ class Suite {
       expect(is_snake_case(spec.name), "component '", spec.name, "' is not snake_case");
       expect(names.insert(spec.name).second, "component '", spec.name, "' is declared twice");
       expect(!spec.help.empty(), "component '", spec.name, "' has no help");
-      const bool is_known = spec.role == "text_encoder" || spec.role == "vae" || spec.role == "dit" ||
-                            spec.role == "tokenizer";
+      const bool is_known = spec.role == "text_encoder" || spec.role == "vae" ||
+                            spec.role == "dit" || spec.role == "tokenizer";
       expect(is_known, "component '", spec.name, "' has the unknown role '", spec.role, "'");
     }
     names.clear();
@@ -268,19 +275,20 @@ class Suite {
     expect(!family_.schedules().empty(), "there is no schedule");
     std::set<std::string_view> names;
     for (const ScheduleDefaults& schedule : family_.schedules()) {
-      expect(!schedule.name.empty() && names.insert(schedule.name).second, "schedule '", schedule.name,
-             "' has no name of its own");
+      expect(!schedule.name.empty() && names.insert(schedule.name).second, "schedule '",
+             schedule.name, "' has no name of its own");
       expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");
-      expect(schedule.terminal_sigma >= 0 && schedule.terminal_sigma < 1, "schedule '", schedule.name, "' ends at ",
-             schedule.terminal_sigma);
-      expect(std::isfinite(schedule.cfg_scale), "schedule '", schedule.name, "' has no finite cfg_scale");
+      expect(schedule.terminal_sigma >= 0 && schedule.terminal_sigma < 1, "schedule '",
+             schedule.name, "' ends at ", schedule.terminal_sigma);
+      expect(std::isfinite(schedule.cfg_scale), "schedule '", schedule.name,
+             "' has no finite cfg_scale");
     }
     for (const Detection& part : family_.tiny_parts()) {
       const ComponentSpec* spec = spec_of(part.component);
       if (spec == nullptr || spec->role != "dit") continue;
       const SigmaRange range = family_.sigma_range(part);
-      expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ", part.component, ": ",
-             range.low, " to ", range.high);
+      expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ",
+             part.component, ": ", range.low, " to ", range.high);
     }
     return {};
   }
@@ -289,7 +297,8 @@ class Suite {
     std::vector<Detection> parts = family_.tiny_parts();
     std::set<std::string> seen;
     for (const Detection& part : parts) {
-      expect(spec_of(part.component) != nullptr, "component '", part.component, "' is not declared");
+      expect(spec_of(part.component) != nullptr, "component '", part.component,
+             "' is not declared");
       expect(seen.insert(part.component).second, "component '", part.component, "' is there twice");
       expect(!part.variant.empty(), "component '", part.component, "' has no variant");
     }
@@ -306,7 +315,8 @@ class Suite {
       model->component(part.component).visit_weights([&](const std::string& path, Weight& weight) {
         ++count;
         expect(paths.insert(path).second, "weight '", path, "' is declared twice");
-        expect(weight.numel() <= (1 << 22), "weight '", path, "' of a tiny part has ", weight.numel(), " elements");
+        expect(weight.numel() <= (1 << 22), "weight '", path, "' of a tiny part has ",
+               weight.numel(), " elements");
       });
       expect(count > 0, "component '", part.component, "' has no weight");
       weights += count;
@@ -317,7 +327,8 @@ class Suite {
 
   static TensorIndex index_of(const std::vector<checkpoint::PublishedTensor>& tensors) {
     TensorIndex::Tensors metas;
-    for (const auto& tensor : tensors) metas.emplace(tensor.name, TensorMeta{tensor.dtype, tensor.shape});
+    for (const auto& tensor : tensors)
+      metas.emplace(tensor.name, TensorMeta{tensor.dtype, tensor.shape});
     return TensorIndex(std::move(metas));
   }
 
@@ -330,7 +341,8 @@ class Suite {
       const auto tensors = checkpoint::published_tensors(module, rules, part.prefix);
       const auto binding = checkpoint::bind_weights(rules, part.prefix, index_of(tensors), module);
       binding.throw_unless_complete("the table of " + part.component, part.component);
-      expect(binding.unused.empty(), part.component, ": '", binding.unused.empty() ? "" : binding.unused.front(),
+      expect(binding.unused.empty(), part.component, ": '",
+             binding.unused.empty() ? "" : binding.unused.front(),
              "' is written and said to be unused");
       count += static_cast<int64_t>(tensors.size());
     }
@@ -354,8 +366,8 @@ class Suite {
       checkpoint::load_weights(binding, file, at::kFloat, at::kCPU);
       module.visit_weights([&](const std::string& path, Weight& weight) {
         const WeightPtr twin = loaded.find_weight(path);
-        expect(twin != nullptr && at::equal(weight.draw(), twin->draw()), part.component, ": '", path,
-               "' is not what was saved");
+        expect(twin != nullptr && at::equal(weight.draw(), twin->draw()), part.component, ": '",
+               path, "' is not what was saved");
       });
       checkpoint::save_component(loaded, rules, part.prefix, file_of(part, ".again"), {});
       expect(read(file_of(part, "")) == read(file_of(part, ".again")), part.component,
@@ -381,18 +393,21 @@ class Suite {
         const std::optional<Detection> found = family_.detect(index, DetectHint{});
         if (!found && prefix != part.prefix) continue;  // other prefixes are the family's choice
         expect(found.has_value(), part.component, ": not recognised");
-        expect(found->component == part.component, part.component, ": taken for ", found->component);
-        expect(found->prefix == prefix, part.component, ": prefix '", found->prefix, "', '", prefix, "' expected");
+        expect(found->component == part.component, part.component, ": taken for ",
+               found->component);
+        expect(found->prefix == prefix, part.component, ": prefix '", found->prefix, "', '", prefix,
+               "' expected");
         if (prefix == part.prefix) {
-          expect(found->variant == part.variant, part.component, ": variant ", found->variant, ", ", part.variant,
-                 " expected");
-          expect(found->spelling == part.spelling, part.component, ": spelling ", found->spelling, ", ",
-                 part.spelling, " expected");
+          expect(found->variant == part.variant, part.component, ": variant ", found->variant, ", ",
+                 part.variant, " expected");
+          expect(found->spelling == part.spelling, part.component, ": spelling ", found->spelling,
+                 ", ", part.spelling, " expected");
         }
         // What was detected makes the same modules.
         const std::vector<Detection> alone = {*found};
         const std::unique_ptr<Model> again = make(alone);
-        checkpoint::bind_weights(family_.weight_map(*found), found->prefix, index, again->component(part.component))
+        checkpoint::bind_weights(family_.weight_map(*found), found->prefix, index,
+                                 again->component(part.component))
             .throw_unless_complete(part.component + " as detected", part.component);
         expect(family_.detect(index, DetectHint{part.component, ""}).has_value(), part.component,
                ": not recognised when its component is named");
@@ -408,15 +423,17 @@ class Suite {
     expect(!family_.detect(foreign, DetectHint{}), "a checkpoint of nobody is taken");
     const std::unique_ptr<Model> model = make_random();
     for (const Detection& part : parts_) {
-      const TensorIndex index = index_of(checkpoint::published_tensors(model->component(part.component),
-                                                                       family_.weight_map(part), part.prefix));
+      const TensorIndex index = index_of(checkpoint::published_tensors(
+          model->component(part.component), family_.weight_map(part), part.prefix));
       for (const Detection& other : parts_) {
         if (other.component == part.component) continue;
         try {
           const auto found = family_.detect(index, DetectHint{other.component, ""});
-          expect(!found.has_value(), part.component, ": the hint ", other.component, " is not contradicted");
+          expect(!found.has_value(), part.component, ": the hint ", other.component,
+                 " is not contradicted");
         } catch (const Error& error) {
-          expect(error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kUnsupported,
+          expect(error.code() == ErrorCode::kInvalidArgument ||
+                     error.code() == ErrorCode::kUnsupported,
                  part.component, ": the hint ", other.component, " gives ", error.what());
         }
       }
@@ -432,19 +449,21 @@ class Suite {
       model->component(part.component);
       for (const Detection& other : parts_) {
         if (other.component == part.component) continue;
-        expect_error(ErrorCode::kNotFound, "component " + other.component + " of a model without it",
+        expect_error(ErrorCode::kNotFound,
+                     "component " + other.component + " of a model without it",
                      [&] { model->component(other.component); });
       }
     }
     return {};
   }
 
-  static void expect_error(ErrorCode code, const std::string& what, const std::function<void()>& body) {
+  static void expect_error(ErrorCode code, const std::string& what,
+                           const std::function<void()>& body) {
     try {
       body();
     } catch (const Error& error) {
-      expect(error.code() == code, what, ": ", to_string(error.code()), " (", error.what(), "), ", to_string(code),
-             " expected");
+      expect(error.code() == code, what, ": ", to_string(error.code()), " (", error.what(), "), ",
+             to_string(code), " expected");
       return;
     }
     fail(what, ": no error");
@@ -454,7 +473,8 @@ class Suite {
     const Detection& dit = *part_of_role("dit");
     const LoraTargets targets = family_.lora_targets(dit);
     const std::unique_ptr<Model> model = make(parts_);
-    expect(spec_of(targets.component) != nullptr, "component '", targets.component, "' is not declared");
+    expect(spec_of(targets.component) != nullptr, "component '", targets.component,
+           "' is not declared");
     expect(!targets.include.empty(), "nothing is included");
     std::vector<std::string> linears;
     model->component(targets.component).visit([&](nn::Module& module) {
@@ -472,7 +492,8 @@ class Suite {
     const at::NoGradGuard no_grad;
     const std::unique_ptr<Model> model = make_random();
     const LatentSpec spec = model->latent_spec();
-    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(5, 2)}) {
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(5, 2)}) {
       for (const int64_t batch : {1, 2}) {
         Step step = make_step(spec, batch, rows, columns);
         DirectRunner runner;
@@ -501,7 +522,8 @@ class Suite {
       alone.x = step.x.narrow(0, b, 1);
       alone.sigma = step.sigma.narrow(0, b, 1);
       alone.cond = {step.cond[static_cast<size_t>(b)]};
-      worst = std::max(worst, difference(together.narrow(0, b, 1), model->denoise(alone.inputs(), runner)));
+      worst = std::max(
+          worst, difference(together.narrow(0, b, 1), model->denoise(alone.inputs(), runner)));
     }
     expect(worst <= kTolerance, "differs by ", worst, ", at most ", kTolerance, " is allowed");
     return figure(worst);
@@ -530,7 +552,8 @@ class Suite {
     const std::unique_ptr<Model> model = make(parts_);
     const LatentSpec spec = model->latent_spec();
     const std::vector<int64_t> size = latent_size(spec, 2, 3);
-    const at::Tensor with = at::randn({1, spec.channels, 1, size[0], size[1]}), without = at::randn_like(with);
+    const at::Tensor with = at::randn({1, spec.channels, 1, size[0], size[1]}),
+                     without = at::randn_like(with);
     const at::Tensor out = model->guide(with, without, 1.0);
     expect(out.sizes() == with.sizes(), "gives ", out.sizes());
     expect(difference(out, with) < kTolerance, "differs by ", difference(out, with));
@@ -539,7 +562,8 @@ class Suite {
 
   static std::string paths(const std::vector<Block*>& blocks) {
     std::string out;
-    for (size_t i = 0; i < blocks.size() && i < 8; ++i) out += (i > 0 ? ", " : "") + blocks[i]->path();
+    for (size_t i = 0; i < blocks.size() && i < 8; ++i)
+      out += (i > 0 ? ", " : "") + blocks[i]->path();
     return blocks.size() > 8 ? out + ", ..." : out;
   }
 
@@ -563,7 +587,8 @@ class Suite {
     CountingRunner runner;
     runner.twice = true;
     model->denoise(step.inputs(), runner);
-    expect(runner.differing.empty(), "block ", runner.differing.empty() ? "" : runner.differing.front(),
+    expect(runner.differing.empty(), "block ",
+           runner.differing.empty() ? "" : runner.differing.front(),
            " gives something else the second time");
     return {};
   }
@@ -576,14 +601,16 @@ class Suite {
     step.x.set_requires_grad(true);
     leaves.push_back(step.x);
     names.emplace_back("the latents");
-    model->component(part_of_role("dit")->component).visit_weights([&](const std::string& path, Weight& weight) {
-      weight.set_trainable(true);
-      leaves.push_back(weight.leaf());
-      names.push_back(path);
-    });
+    model->component(part_of_role("dit")->component)
+        .visit_weights([&](const std::string& path, Weight& weight) {
+          weight.set_trainable(true);
+          leaves.push_back(weight.leaf());
+          names.push_back(path);
+        });
     const auto gradients = [&](BlockRunner& runner) {
       const at::Tensor out = model->denoise(step.inputs(), runner);
-      return torch::autograd::grad({out}, leaves, {out.detach()}, /*retain_graph=*/false, /*create_graph=*/false,
+      return torch::autograd::grad({out}, leaves, {out.detach()}, /*retain_graph=*/false,
+                                   /*create_graph=*/false,
                                    /*allow_unused=*/true);
     };
     DirectRunner direct;
@@ -630,7 +657,8 @@ class Suite {
     expect_error(ErrorCode::kInvalidArgument, "latents with a channel too many",
                  [&] { model->denoise(step.inputs(), runner); });
     if (spec.pixel_multiple > spec.spatial_stride) {
-      step.x = at::randn({1, spec.channels, 1, 2 * spec.pixel_multiple / spec.spatial_stride + 1, 4});
+      step.x =
+          at::randn({1, spec.channels, 1, 2 * spec.pixel_multiple / spec.spatial_stride + 1, 4});
       expect_error(ErrorCode::kInvalidArgument, "latents whose height does not fit",
                    [&] { model->denoise(step.inputs(), runner); });
     }
@@ -642,16 +670,18 @@ class Suite {
     const std::unique_ptr<Model> model = make_random();
     const LatentSpec spec = model->latent_spec();
     DirectRunner runner;
-    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(3, 1)}) {
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(3, 1)}) {
       const int64_t height = rows * spec.pixel_multiple, width = columns * spec.pixel_multiple;
       const at::Tensor picture = at::rand({3, 1, height, width}) * 2 - 1;
       const at::Tensor latents = model->encode_media(picture, runner);
-      const std::vector<int64_t> size = {spec.channels, 1, height / spec.spatial_stride, width / spec.spatial_stride};
-      expect(latents.sizes() == at::IntArrayRef(size), "a picture of ", picture.sizes(), " gives latents ",
-             latents.sizes());
+      const std::vector<int64_t> size = {spec.channels, 1, height / spec.spatial_stride,
+                                         width / spec.spatial_stride};
+      expect(latents.sizes() == at::IntArrayRef(size), "a picture of ", picture.sizes(),
+             " gives latents ", latents.sizes());
       const at::Tensor pixels = model->decode(latents.unsqueeze(0), runner);
-      expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == picture.sizes(), "latents ",
-             latents.sizes(), " give pixels ", pixels.sizes());
+      expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == picture.sizes(),
+             "latents ", latents.sizes(), " give pixels ", pixels.sizes());
       expect(pixels.scalar_type() == at::kFloat, "pixels are not float32");
       expect(at::isfinite(pixels).all().item<bool>() && at::isfinite(latents).all().item<bool>(),
              "gives values that are not finite");
@@ -668,12 +698,13 @@ class Suite {
     const LatentSpec spec = model->latent_spec();
     const std::vector<Block*> blocks = model->blocks(part_of_role("vae")->component);
     CountingRunner encoding, decoding;
-    const at::Tensor latents =
-        model->encode_media(at::rand({3, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 - 1, encoding);
+    const at::Tensor latents = model->encode_media(
+        at::rand({3, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 - 1, encoding);
     model->decode(latents.unsqueeze(0), decoding);
     std::vector<Block*> both = encoding.order;
     both.insert(both.end(), decoding.order.begin(), decoding.order.end());
-    expect(both == blocks, "encoding and decoding ran ", paths(both), "; declared are ", paths(blocks));
+    expect(both == blocks, "encoding and decoding ran ", paths(both), "; declared are ",
+           paths(blocks));
     return std::to_string(blocks.size()) + " blocks";
   }
 
@@ -684,7 +715,8 @@ class Suite {
     if (spec.spatial_stride == 1) return "every size fits";
     DirectRunner runner;
     expect_error(ErrorCode::kInvalidArgument, "a picture whose width does not fit", [&] {
-      model->encode_media(at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}), runner);
+      model->encode_media(at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
+                          runner);
     });
     return {};
   }
@@ -692,16 +724,20 @@ class Suite {
   Detail check_unknown_names() const {
     const std::unique_ptr<Model> model = make_random();
     DirectRunner runner;
-    expect_error(ErrorCode::kNotFound, "an unknown component", [&] { model->component("no_such_component"); });
+    expect_error(ErrorCode::kNotFound, "an unknown component",
+                 [&] { model->component("no_such_component"); });
     for (const Detection& part : parts_) {
-      expect_error(ErrorCode::kInvalidArgument, "probing " + part.component + " with an unknown tensor", [&] {
-        model->probe(part.component, {{"no_such_tensor", at::zeros({1})}}, runner);
-      });
+      expect_error(ErrorCode::kInvalidArgument,
+                   "probing " + part.component + " with an unknown tensor", [&] {
+                     model->probe(part.component, {{"no_such_tensor", at::zeros({1})}}, runner);
+                   });
     }
-    const bool has_tokenizer = std::any_of(family_.components().begin(), family_.components().end(),
-                                           [](const ComponentSpec& spec) { return spec.role == "tokenizer"; });
+    const bool has_tokenizer =
+        std::any_of(family_.components().begin(), family_.components().end(),
+                    [](const ComponentSpec& spec) { return spec.role == "tokenizer"; });
     if (has_tokenizer)
-      expect_error(ErrorCode::kUnsupported, "tokenizing without a tokenizer", [&] { model->tokenize("text"); });
+      expect_error(ErrorCode::kUnsupported, "tokenizing without a tokenizer",
+                   [&] { model->tokenize("text"); });
     return {};
   }
 

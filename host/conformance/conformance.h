@@ -10,12 +10,13 @@
 namespace atelier::conformance {
 
 struct Finding {
-  std::string check;   // "blocks: every block runs once and in order"
+  std::string check;  // "blocks: every block runs once and in order"
   bool passed = true;
   std::string detail;  // what was found where it failed; may hold a figure where it passed
 };
 
-// Runs every check, in order, and hands each finding on as soon as it is known. What a check throws is its finding.
+// Runs every check, in order, and hands each finding on as soon as it is known. What a check throws
+// is its finding.
 void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report);
 
 // The same, as a list.

@@ -27,7 +27,9 @@ LastStack& last_stack() {
   return stack;
 }
 
-std::string at(std::string_view where, const std::string& what) { return std::string(where) + ": " + what; }
+std::string at(std::string_view where, const std::string& what) {
+  return std::string(where) + ": " + what;
+}
 
 }  // namespace
 
@@ -45,11 +47,13 @@ void rethrow_at(std::string_view where) {
     throw Error(ErrorCode::kOutOfMemory, at(where, first_line(error.what_without_backtrace())),
                 "use a smaller size or batch");
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kOutOfMemory, at(where, "the host's memory is used up"), "use a smaller size or batch");
+    throw Error(ErrorCode::kOutOfMemory, at(where, "the host's memory is used up"),
+                "use a smaller size or batch");
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
     // LibTorch's CPU allocator reports exhaustion as a plain error.
-    if (line.find("DefaultCPUAllocator") != std::string::npos && line.find("memory") != std::string::npos)
+    if (line.find("DefaultCPUAllocator") != std::string::npos &&
+        line.find("memory") != std::string::npos)
       throw Error(ErrorCode::kOutOfMemory, at(where, line), "use a smaller size or batch");
     {
       const std::lock_guard lock(last_stack().mutex);

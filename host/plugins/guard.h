@@ -9,15 +9,17 @@
 
 namespace atelier::plugins {
 
-// Rethrows the exception that is being handled: an Error gets `where` put in front, c10::OutOfMemoryError and
-// std::bad_alloc become kOutOfMemory, and every other one kInternal with the first line of its message.
+// Rethrows the exception that is being handled: an Error gets `where` put in front,
+// c10::OutOfMemoryError and std::bad_alloc become kOutOfMemory, and every other one kInternal with
+// the first line of its message.
 [[noreturn]] void rethrow_at(std::string_view where);
 
-// The stack of the last exception that became kInternal, as LibTorch recorded it; empty when it recorded none.
+// The stack of the last exception that became kInternal, as LibTorch recorded it; empty when it
+// recorded none.
 std::string last_internal_stack();
 
-// Calls `call` and gives back what it gives. `where` names the call, "my_family.denoise", and is put in front of what
-// goes wrong in it.
+// Calls `call` and gives back what it gives. `where` names the call, "my_family.denoise", and is
+// put in front of what goes wrong in it.
 template <typename F>
 decltype(auto) guard(std::string_view where, F&& call) {
   try {

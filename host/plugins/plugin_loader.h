@@ -18,8 +18,8 @@ struct PluginFile {
   std::string problem;  // why it cannot be opened; empty when it can
 };
 
-// The folders that are searched, in order: `plugin_path` (folders separated by colons, may be empty),
-// ATELIER_PLUGIN_PATH, and lib/atelier/plugins beside the program's folder.
+// The folders that are searched, in order: `plugin_path` (folders separated by colons, may be
+// empty), ATELIER_PLUGIN_PATH, and lib/atelier/plugins beside the program's folder.
 std::vector<std::string> search_folders(const std::string& plugin_path);
 
 // Every *.so of the search folders, by folder and name. Reads ELF notes and opens nothing.
@@ -34,10 +34,10 @@ struct Plugin {
   const ModelFamily* family = nullptr;
 };
 
-// Opens a plugin by family name, or by path when `name_or_path` holds a slash or ends in ".so". The same file is opened
-// once.
-// Throws Error{kNotFound} naming the folders searched and the families found, Error{kIncompatible} with both ABI strings
-// when it was built for another SDK or LibTorch, and Error{kEnvironment} when the file is damaged.
+// Opens a plugin by family name, or by path when `name_or_path` holds a slash or ends in ".so". The
+// same file is opened once. Throws Error{kNotFound} naming the folders searched and the families
+// found, Error{kIncompatible} with both ABI strings when it was built for another SDK or LibTorch,
+// and Error{kEnvironment} when the file is damaged.
 const Plugin& open_plugin(std::string_view name_or_path, const std::string& plugin_path);
 
 }  // namespace atelier::plugins

@@ -27,8 +27,9 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string lower_with_underscores(std::string_view name) {
-  std::string out(name);
-  for (char& c : out) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::string out(name.substr(std::min(name.find_first_not_of('-'), name.size())));
+  for (char& c : out)
+    c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
 }
 
@@ -38,7 +39,9 @@ void Problems::add(std::string problem, std::string hint, ErrorCode code) {
   errors_.emplace_back(code, std::move(problem), std::move(hint));
 }
 
-void Problems::add(const Error& error) { errors_.push_back(error); }
+void Problems::add(const Error& error) {
+  errors_.push_back(error);
+}
 
 void Problems::throw_if_any() const {
   if (errors_.empty()) return;

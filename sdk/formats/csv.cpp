@@ -15,7 +15,8 @@ constexpr uint64_t kMaxFields = uint64_t{1} << 24;
 std::vector<CsvRow> parse_csv(std::string_view text) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
-    const auto line = static_cast<uint64_t>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n'));
+    const auto line = static_cast<uint64_t>(
+        std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n'));
     throw ParseError("CSV_UTF8", "is not UTF-8", "save the table as UTF-8", {}, line + 1);
   }
   std::vector<CsvRow> rows;
@@ -33,7 +34,8 @@ std::vector<CsvRow> parse_csv(std::string_view text) {
         ++at;
         while (true) {
           if (at >= text.size())
-            throw ParseError("CSV_QUOTE", "a quote that opens here is not closed", "close it", {}, opened);
+            throw ParseError("CSV_QUOTE", "a quote that opens here is not closed", "close it", {},
+                             opened);
           const char c = text[at++];
           if (c == '"') {
             if (at >= text.size() || text[at] != '"') break;
@@ -44,8 +46,8 @@ std::vector<CsvRow> parse_csv(std::string_view text) {
           field += c;
         }
         if (at < text.size() && text[at] != ',' && text[at] != '\n' && text[at] != '\r')
-          throw ParseError("CSV_QUOTE", "text stands after a closing quote", "double the quotes inside a field", {},
-                           line);
+          throw ParseError("CSV_QUOTE", "text stands after a closing quote",
+                           "double the quotes inside a field", {}, line);
       } else {
         const size_t end = std::min(text.find_first_of(",\n\r", at), text.size());
         field.assign(text.substr(at, end - at));
@@ -63,7 +65,8 @@ std::vector<CsvRow> parse_csv(std::string_view text) {
       ++line;
       row_ends = true;
     }
-    if (row.fields.size() > 1 || !row.fields.front().empty() || is_quoted_row) rows.push_back(std::move(row));
+    if (row.fields.size() > 1 || !row.fields.front().empty() || is_quoted_row)
+      rows.push_back(std::move(row));
   }
   return rows;
 }

@@ -15,8 +15,8 @@ struct CsvRow {
   std::vector<std::string> fields;
 };
 
-// Parses a whole file. Fields in double quotes may hold commas, line ends and doubled quotes; lines end in \n or
-// \r\n; blank lines are skipped; a UTF-8 byte order mark at the start is dropped.
+// Parses a whole file. Fields in double quotes may hold commas, line ends and doubled quotes; lines
+// end in \n or \r\n; blank lines are skipped; a UTF-8 byte order mark at the start is dropped.
 // Throws ParseError with the line: CSV_QUOTE, CSV_UTF8, CSV_TOO_LARGE (more than 2^24 fields).
 std::vector<CsvRow> parse_csv(std::string_view text);
 

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Runs the program: commands, exit codes, and what is said about files."""
+
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zlib
+
+BIN = os.environ["ATELIER_BIN"]
+FAKES = pathlib.Path(BIN).parent.parent / "tests" / "fake_plugins"
+
+
+def run(*arguments, **environment):
+    return subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, **environment})
+
+
+def safetensors(path, tensors):
+    """Writes float32 zeros of these shapes."""
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        size = 4
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+
+
+def png(path, width, height, text):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + bytes(3 * width)) * height
+    chunks = [chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
+    chunks += [chunk(b"tEXt", key.encode() + b"\0" + value.encode()) for key, value in text.items()]
+    chunks += [chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.scratch.name)
+
+    def tearDown(self):
+        self.scratch.cleanup()
+
+    def refused(self, code, *arguments, says=(), **environment):
+        result = run(*arguments, **environment)
+        self.assertEqual(result.returncode, code, result.stderr)
+        lines = result.stderr.splitlines()
+        self.assertTrue(lines and lines[0].startswith("error: "), result.stderr)
+        self.assertLessEqual(len(lines[0].encode()), 400)
+        self.assertTrue(all(line.startswith("  ") for line in lines[1:]), result.stderr)
+        for part in says:
+            self.assertIn(part, result.stderr)
+        return result
+
+    def test_version_help_and_commands(self):
+        self.assertIn("torch=", run("--version").stdout)
+        listed = run("--help")
+        self.assertEqual(listed.returncode, 0)
+        for command in ("inspect", "plugins", "probe", "check-plugin", "doctor", "generate"):
+            self.assertIn(command, listed.stdout)
+            shown = run(command, "--help")
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            self.assertIn("atelier " + command, shown.stdout)
+        self.assertEqual(run().returncode, 2)
+        self.refused(2, "inspekt", says=["did you mean inspect?"])
+        self.refused(2, "probe", "--plugin", "qwen_image", "--inputz", "x",
+                     says=["--inputz", "did you mean --inputs?", "--component is missing"])
+
+    def test_plugins_are_listed_and_shown(self):
+        found = json.loads(run("plugins", "--json").stdout)["plugins"]
+        self.assertIn("qwen_image", [plugin["family"] for plugin in found])
+        self.assertIn("qwen_image", run("plugins").stdout)
+        shown = json.loads(run("plugins", "show", "qwen_image", "--json").stdout)
+        self.assertIn("dit", [component["name"] for component in shown["components"]])
+        self.assertIn("prompt", [spec["name"] for spec in shown["inputs"]])
+        listed = run("plugins", "--plugin_path", FAKES)
+        self.assertEqual(listed.returncode, 0)
+        self.assertIn("cannot be used: it was built for", listed.stdout)
+        self.refused(2, "plugins", "show", "qwen_imagee", says=["did you mean qwen_image?"])
+        self.refused(3, "plugins", "show", FAKES / "other_abi.so", says=["torch=2.10.0", "[PLUGIN_ABI]"])
+        self.refused(3, "plugins", "show", FAKES / "crashing_plugin.so", says=["[PLUGIN_DAMAGED]"])
+
+    def test_a_crash_in_a_checked_plugin_is_a_finding(self):
+        self.refused(3, "check-plugin", FAKES / "other_abi.so", says=["torch=2.10.0"])
+        for fake in ("crashing_plugin.so", "empty_plugin.so"):
+            result = run("check-plugin", FAKES / fake)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn("1 failed", result.stdout)
+
+    def test_doctor_says_what_works(self):
+        items = {item["name"]: item for item in json.loads(run("doctor", "--json").stdout)}
+        self.assertEqual(items["LibTorch"]["state"], "ok")
+        self.assertEqual(items["plugin qwen_image"]["state"], "ok")
+        self.assertEqual(items["PNG"]["state"], "ok")
+        self.assertTrue(all(item["reason"] for item in items.values() if item["state"] != "ok"))
+
+    def test_inspect_names_what_no_family_takes(self):
+        model = self.folder / "model.safetensors"
+        safetensors(model, {"some.weight": [2, 3]})
+        result = self.refused(2, "inspect", model, says=["no family takes it", "[CHECKPOINT_UNKNOWN]"])
+        self.assertIn("1 tensors, 6 values, 24 bytes, F32 1", result.stdout)
+        listed = json.loads(run("inspect", "--json", "--tensors", model).stdout)
+        self.assertEqual(listed["tensors"]["list"], [{"name": "some.weight", "dtype": "F32", "shape": [2, 3]}])
+        self.assertIn("CHECKPOINT_UNKNOWN", listed["refused"])
+        model.write_bytes(model.read_bytes()[:-1])
+        self.refused(2, "inspect", model, says=["model.safetensors", "[ST_TRUNCATED]"])
+        self.refused(2, "inspect", self.folder / "none", says=["No such file"])
+        (self.folder / "x.gguf").write_bytes(b"GGUF" + bytes(60))
+        self.refused(2, "inspect", self.folder / "x.gguf", says=["GGUF"])
+        (self.folder / "x.mp4").write_bytes(bytes(60))
+        self.refused(2, "inspect", self.folder / "x.mp4", says=["video"])
+        both = run("inspect", self.folder / "x.mp4", model)
+        self.assertEqual(both.returncode, 2)
+        self.assertEqual([line.split()[-1] for line in both.stderr.splitlines()],
+                         ["[FILE_KIND]", "[ST_TRUNCATED]"])
+
+    def test_inspect_knows_a_lora(self):
+        lora = self.folder / "lora.safetensors"
+        safetensors(lora, {
+            f"transformer.transformer_blocks.{block}.attn.to_q.lora_{half}.weight": shape
+            for block in (0, 1) for half, shape in (("A", [16, 3072]), ("B", [3072, 16]))
+        })
+        result = run("inspect", lora)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("2 layers, rank [16], for qwen_image dit (2 layers known there)", result.stdout)
+        flat = self.folder / "flat.safetensors"
+        safetensors(flat, {"lora_unet_transformer_blocks_0_attn_to_q.lora_down.weight": [4, 3072],
+                           "lora_unet_transformer_blocks_0_attn_to_q.lora_up.weight": [3072, 4],
+                           "lora_unet_transformer_blocks_0_attn_to_q.alpha": []})
+        self.assertIn("1 layers, rank [4], for qwen_image", run("inspect", flat).stdout)
+
+    def test_inspect_reads_pictures_with_their_settings(self):
+        picture = self.folder / "a.png"
+        png(picture, 5, 3, {"atelier": '{"prompt": "a cat"}'})
+        result = run("inspect", "--json", picture)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = json.loads(result.stdout)
+        self.assertEqual((said["kind"], said["width"], said["height"]), ("image", 5, 3))
+        self.assertEqual(json.loads(said["text"]["atelier"]), {"prompt": "a cat"})
+        self.assertIn("png, 5x3", run("inspect", picture).stdout)
+        picture.write_bytes(picture.read_bytes()[:30])
+        self.refused(2, "inspect", picture)
+
+    def test_inspect_reads_dataset_tables(self):
+        (self.folder / "metadata.csv").write_text('image,prompt\na.png,"one, two"\nb.png,x\n')
+        (self.folder / "rows.jsonl").write_text('{"image": "a"}\n\n{"image": "b", "prompt": "y"}\n')
+        (self.folder / "rows.json").write_text('[{"video": "a"}]')
+        result = run("inspect", self.folder, self.folder / "rows.jsonl", self.folder / "rows.json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("csv, 2 rows, columns image, prompt", result.stdout)
+        self.assertIn("jsonl, 2 rows, columns image, prompt", result.stdout)
+        self.assertIn("json, 1 rows, columns video", result.stdout)
+        (self.folder / "bad.csv").write_text("a,b\n1\n")
+        self.refused(2, "inspect", self.folder / "bad.csv", says=["bad.csv:2: has 1 fields"])
+        (self.folder / "bad.jsonl").write_text('{"a": 1}\n{"a": }\n')
+        self.refused(2, "inspect", self.folder / "bad.jsonl", says=["bad.jsonl:2"])
+        (self.folder / "open.csv").write_text('a\n"x\n')
+        self.refused(2, "inspect", self.folder / "open.csv", says=["open.csv:2", "[CSV_QUOTE]"])
+
+    def test_probe_refuses_before_it_loads(self):
+        inputs = self.folder / "in.safetensors"
+        safetensors(inputs, {"x": [1]})
+        common = ["probe", "--plugin", "qwen_image", "--inputs", inputs, "--output", self.folder / "out.safetensors"]
+        self.refused(2, *common, "--component", "dot", says=['"dit"', "did you mean dit?"])
+        self.refused(2, *common, "--component", "dit", says=["component dit is missing"])
+        self.refused(2, *common, "--component", "dit", "--trainable", "*", says=["--gradients"])
+        self.refused(2, *common, "--component", "dit", "--model_paths", inputs, says=["no component of qwen_image"])
+        self.refused(2, *common[:-1], self.folder / "no" / "out", "--component", "nothing", says=["2 mistakes", "folder"])
+
+    def test_a_schedule_is_made_without_any_file(self):
+        asked, given = self.folder / "in.json", self.folder / "out.json"
+        asked.write_text(json.dumps({"height": 1024, "width": 1024, "num_inference_steps": 4}))
+        result = run("probe", "--plugin", "qwen_image", "--component", "schedule", "--inputs", asked, "--output", given)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        sigmas = json.loads(given.read_text())["sigmas"]
+        self.assertEqual((len(sigmas), sigmas[0], sigmas[-1]), (5, 1.0, 0.0))
+        asked.write_text('{"heigth": 3}')
+        self.refused(2, "probe", "--plugin", "qwen_image", "--component", "schedule", "--inputs", asked, "--output",
+                     given, says=["did you mean height?"])
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

@@ -1,0 +1,63 @@
+#include "host/conformance/conformance.h"
+
+#include "host/plugins/plugin_loader.h"
+#include "support/files.h"
+#include "support/toy_family.h"
+
+using namespace atelier;
+using conformance::Finding;
+
+namespace {
+
+std::vector<std::string> failed(const std::vector<Finding>& findings) {
+  std::vector<std::string> names;
+  for (const Finding& finding : findings) {
+    if (!finding.passed) names.push_back(finding.check + ": " + finding.detail);
+  }
+  return names;
+}
+
+// The checks that a toy with this mistake fails.
+std::vector<std::string> failed_with(const test::ToyMistakes& mistakes) {
+  return failed(conformance::check_family(test::ToyFamily(mistakes)));
+}
+
+}  // namespace
+
+TEST_CASE("The toy keeps everything", "[conformance]") {
+  const std::vector<Finding> findings = conformance::check_family(test::ToyFamily());
+  CHECK(findings.size() >= 20);
+  CHECK(failed(findings) == std::vector<std::string>{});
+}
+
+TEST_CASE("Each mistake is found by its check", "[conformance]") {
+  const auto only = [](const test::ToyMistakes& mistakes, const std::string& check,
+                       const std::string& detail) {
+    const std::vector<std::string> names = failed_with(mistakes);
+    INFO("looking for " << check);
+    REQUIRE(!names.empty());
+    CHECK(std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return name.starts_with(check) && name.find(detail) != std::string::npos;
+    }));
+  };
+  only({.mixes_samples = true}, "denoise: a batch equals its samples", "differs by");
+  only({.skips_a_block = true}, "blocks: every block of the denoiser",
+       "declared are blocks.0, blocks.1");
+  only({.ignores_sizes = true}, "errors: a size that does not fit", "height");
+  only({.forgets_a_weight = true}, "weights: the table covers", "time.bias");
+  only({.hides_help = true}, "declarations: names", "no help");
+  only({.takes_everything = true}, "detection: refuses", "taken");
+  only({.changes_input = true}, "denoise: keeps shape", "changes its input");
+}
+
+TEST_CASE("Every built family keeps everything", "[conformance]") {
+  int checked = 0;
+  for (const plugins::PluginFile& file : plugins::list_plugins(BUILT_PLUGINS)) {
+    if (!file.path.starts_with(BUILT_PLUGINS)) continue;
+    INFO(file.path);
+    CHECK(failed(conformance::check_family(*plugins::open_plugin(file.path, "").family)) ==
+          std::vector<std::string>{});
+    ++checked;
+  }
+  CHECK(checked >= 1);
+}

@@ -1,0 +1,45 @@
+// A shared library with the door of a plugin and nothing behind it. Before it is included:
+// FAKE_ABI, what note and door say; FAKE_DOOR_ABI where the door says something else.
+#include "atelier/plugin.h"
+
+#ifndef FAKE_DOOR_ABI
+#define FAKE_DOOR_ABI FAKE_ABI
+#endif
+
+namespace {
+
+struct Note {
+  uint32_t name_size, description_size, type;
+  char name[8];
+  char description[(sizeof(FAKE_ABI "\0"
+                                    "fake"
+                                    "\0"
+                                    "0.1") +
+                    3) /
+                   4 * 4];
+};
+__attribute__((section(".note.atelier,\"a\",@note#"), used, aligned(4)))
+const Note note = {8,
+                   sizeof(FAKE_ABI "\0"
+                                   "fake"
+                                   "\0"
+                                   "0.1"),
+                   1, "atelier",
+                   FAKE_ABI
+                   "\0"
+                   "fake"
+                   "\0"
+                   "0.1"};
+
+void* open_nothing(char* message, size_t size) noexcept {
+  snprintf(message, size, "there is nothing\nbehind this door");
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" ATELIER_API const AtelierPlugin* atelier_plugin() noexcept {
+  static const AtelierPlugin plugin = {
+      ATELIER_PLUGIN_MAGIC, sizeof(AtelierPlugin), FAKE_DOOR_ABI, "fake", "0.1", open_nothing};
+  return &plugin;
+}
