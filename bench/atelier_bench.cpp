@@ -24,6 +24,7 @@
 #include "atelier/error.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
+#include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/plugins/plugin_loader.h"
 
@@ -152,6 +153,7 @@ int run(std::span<const std::string> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  device::keep_freed_memory();
   try {
     device::open_cuda();
     const std::vector<std::string> arguments(argv + 1, argv + argc);

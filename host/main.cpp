@@ -18,6 +18,7 @@
 #include "formats/escape.h"
 #include "host/cli/error_line.h"
 #include "host/cli/flags.h"
+#include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
@@ -110,6 +111,7 @@ int run(std::span<const std::string> arguments) {
 }  // namespace
 
 int main(int count, char** values) {
+  atelier::device::keep_freed_memory();
   std::set_terminate(on_terminate);
   signal(SIGINT, on_interrupt);
   signal(SIGPIPE, SIG_IGN);

@@ -12,6 +12,7 @@
 #include "formats/glob.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_paths.h"
+#include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
@@ -352,6 +353,7 @@ void LoadedModel::unload_component(std::string_view name) {
     bound.weight->keep_derived({});
   }
   loaded_[std::string(name)] = false;
+  device::release_freed_memory();
 }
 
 bool LoadedModel::is_loaded(std::string_view name) const {

@@ -1,0 +1,372 @@
+#include "memory/recompute.h"
+
+#include <thread>
+
+#include "atelier/nn/layers.h"
+#include "atelier/ops/attention.h"
+#include "atelier/ops/pointwise.h"
+
+#include "support/tensors.h"
+
+namespace atelier::memory {
+namespace {
+
+using at::Tensor;
+using ops::Action;
+using ops::ActionPlan;
+
+constexpr int64_t kWidth = 16, kHeads = 2, kMlp = 32;
+constexpr int kOperators = 8;  // mod q k v attention out up down
+
+enum class Train { kAdapters, kAll };
+
+// A transformer block with modulation, packed attention and dropout. Inputs: x [N, D], c [S, D],
+// cos, sin, offsets.
+struct ToyBlock : Block {
+  nn::Linear mod{this, "mod", kWidth, 6 * kWidth}, q{this, "q", kWidth, kWidth},
+      k{this, "k", kWidth, kWidth}, v{this, "v", kWidth, kWidth}, out{this, "out", kWidth, kWidth},
+      up{this, "up", kWidth, kMlp}, down{this, "down", kMlp, kWidth};
+  nn::RMSNorm norm{this, "norm", kWidth / kHeads};
+  double dropout = 0;
+  std::function<void()> probe = [] {};
+
+  explicit ToyBlock(nn::Module* parent, std::string name) : Block(parent, std::move(name)) {}
+
+  std::string_view kind() const override { return "toy"; }
+
+  Tensors forward(const Tensors& in) override {
+    const Tensor &x = in[0], &cos = in[2], &sin = in[3];
+    const Segments rows = Segments::from_tensor(in[4]);
+    const auto m = mod.forward(at::silu(in[1])).chunk(6, -1);
+    auto heads = [](const Tensor& t) { return t.view({-1, kHeads, kWidth / kHeads}); };
+    auto drop = [&](const Tensor& t) { return dropout > 0 ? at::dropout(t, dropout, true) : t; };
+    const Tensor h = ops::norm_modulate(x, m[0], m[1], rows);
+    const Tensor weight = norm.weight->draw();
+    auto turn = [&](const Tensor& t) {
+      return ops::norm_rope(heads(t), weight, cos, sin, ops::RopeLayout::kInterleaved);
+    };
+    const Tensor a =
+        ops::attention(turn(q.forward(h)), turn(k.forward(h)), heads(v.forward(h)), rows);
+    probe();
+    auto [y, g] = ops::gate_residual_norm_modulate(x, drop(out.forward(a)), m[2], m[3], m[4], rows);
+    const Tensor f = drop(down.forward(ops::gelu_tanh(up.forward(g))));
+    return {ops::gate_residual(y, f, m[5], rows)};
+  }
+};
+
+// Some blocks one after another, on two samples of different lengths.
+struct Net : nn::Module {
+  std::vector<std::unique_ptr<ToyBlock>> blocks;
+  Tensors inputs, trained;
+  Tensor target;
+
+  Net(Train train, double dropout, int count = 2, bool leased = false) : Module(nullptr, "") {
+    at::manual_seed(1);
+    for (int i = 0; i < count; ++i) {
+      blocks.push_back(std::make_unique<ToyBlock>(this, "blocks." + std::to_string(i)));
+      blocks.back()->dropout = dropout;
+      fill(*blocks.back(), train, leased);
+      Tensors more = trained_tensors(*blocks.back());
+      trained.insert(trained.end(), more.begin(), more.end());
+    }
+    const Segments rows({7, 4});
+    const Tensor angle = at::randn({rows.total(), kWidth / kHeads / 2});
+    inputs = {at::randn({rows.total(), kWidth}), at::randn({2, kWidth}), angle.cos(), angle.sin(),
+              rows.tensor()};
+    target = at::randn({rows.total(), kWidth});
+    if (train == Train::kAll) {
+      for (int i : {0, 1}) trained.push_back(inputs[i].set_requires_grad(true));
+    }
+  }
+
+  static void fill(ToyBlock& block, Train train, bool leased) {
+    block.visit_weights([&](const std::string&, Weight& weight) {
+      const Tensor value = at::randn(weight.sizes()) / std::sqrt(double(weight.sizes().back()));
+      if (leased) {
+        weight.set_store(std::make_shared<test::LeasedStore>(value));
+      } else {
+        weight.set(value);
+      }
+      if (train == Train::kAll) weight.set_trainable(true);
+    });
+    if (train == Train::kAll) return;
+    for (nn::Linear* layer : {&block.q, &block.k, &block.v, &block.out, &block.up, &block.down}) {
+      layer->adapters.push_back({at::randn({3, layer->in_features()}).requires_grad_(),
+                                 (at::randn({layer->out_features(), 3}) * 0.1).requires_grad_(),
+                                 0.5});
+    }
+  }
+
+  Tensor forward(BlockRunner& runner) {
+    Tensors in = inputs;
+    for (auto& block : blocks) in[0] = runner.run(*block, in)[0];
+    return in[0];
+  }
+
+  Tensors gradients_of(const Tensor& y, bool retain = false) {
+    return torch::autograd::grad({(y * target).sum()}, trained, {}, retain, false, true);
+  }
+
+  Tensors step(BlockRunner& runner) {
+    at::manual_seed(7);
+    return gradients_of(forward(runner));
+  }
+};
+
+DirectRunner direct;
+
+ActionPlan plan_of(unsigned mask) {
+  ActionPlan plan;
+  for (int i = 0; i < kOperators; ++i) {
+    plan.push_back(mask >> i & 1 ? Action::kKeep : Action::kRecompute);
+  }
+  return plan;
+}
+
+RecomputeRunner runner_with(ActionPlan plan) {
+  return RecomputeRunner(direct, [plan](const Block&) { return plan; });
+}
+
+struct FunctionBlock : Block {
+  std::function<Tensors(const Tensors&)> function;
+  explicit FunctionBlock(std::function<Tensors(const Tensors&)> f)
+      : Block(nullptr, "function"), function(std::move(f)) {}
+  std::string_view kind() const override { return "function"; }
+  Tensors forward(const Tensors& in) override { return function(in); }
+};
+
+}  // namespace
+
+TEST_CASE("Recomputed gradients equal kept ones to the bit, for every plan", "[recompute]") {
+  for (Train train : {Train::kAdapters, Train::kAll}) {
+    for (double dropout : {0.0, 0.1}) {
+      Net net(train, dropout);
+      const Tensors want = net.step(direct);
+      REQUIRE(want.size() == (train == Train::kAll ? 2 * 15 + 2 : 2 * 12));
+      int equal = 0;
+      for (unsigned mask = 0; mask < 1u << kOperators; ++mask) {
+        RecomputeRunner runner = runner_with(plan_of(mask));
+        equal += test::same_bits(net.step(runner), want);
+      }
+      CHECK(equal == 1 << kOperators);
+    }
+  }
+}
+
+TEST_CASE("Lent weights are given back by every operator, both times", "[recompute]") {
+  Net net(Train::kAdapters, 0.1, 2, /*leased=*/true);
+  // The norm of q and k is plain work on a drawn weight; it holds that weight in the plain run.
+  Net resident(Train::kAdapters, 0.1);
+  const Tensors want = resident.step(direct);
+  for (unsigned mask : {0u, 0xffu, 0b10110010u}) {
+    RecomputeRunner runner = runner_with(plan_of(mask));
+    at::manual_seed(7);
+    const Tensor y = net.forward(runner);
+    CHECK(test::LeasedStore::live == 0);
+    CHECK(test::same_bits(net.gradients_of(y), want));
+    CHECK(test::LeasedStore::live == 0);
+  }
+}
+
+TEST_CASE("Kept bytes are the block's outputs and what the plan names", "[recompute]") {
+  Net net(Train::kAdapters, 0);
+  const int64_t rows = 11, floats = 4, blocks = 2;
+  auto linear = [&](int64_t out) { return floats * rows * (out + 3); };
+  // The log-sum-exp of each sample has a number a row and head.
+  const int64_t bytes_of[kOperators] = {
+      floats * 2 * 6 * kWidth,           linear(kWidth), linear(kWidth), linear(kWidth),
+      floats * rows * (kWidth + kHeads), linear(kWidth), linear(kMlp),   linear(kWidth)};
+  for (unsigned mask = 0; mask < 1u << kOperators; ++mask) {
+    RecomputeRunner runner = runner_with(plan_of(mask));
+    test::Bytes bytes;
+    Tensor y = net.forward(runner);
+    int64_t expected = blocks * floats * rows * kWidth;
+    for (int i = 0; i < kOperators; ++i) {
+      if (mask >> i & 1) expected += blocks * bytes_of[i];
+    }
+    CHECK(bytes.now() == expected);
+    y.reset();
+    CHECK(bytes.now() == 0);
+  }
+}
+
+TEST_CASE("A plan that skips the last product changes no gradient of adapters", "[recompute]") {
+  Net net(Train::kAdapters, 0);
+  const Tensors want = net.step(direct);
+  ActionPlan plan = plan_of(0);
+  plan.back() = Action::kSkip;
+  RecomputeRunner runner = runner_with(plan);
+  CHECK(test::same_bits(net.step(runner), want));
+  // Where the gate is trained its gradient reads the product: a wrong plan is seen.
+  Net all(Train::kAll, 0);
+  RecomputeRunner wrong = runner_with(plan);
+  const Tensors grads = all.step(wrong);
+  CHECK(std::any_of(grads.begin(), grads.end(),
+                    [](const Tensor& t) { return t.isnan().any().item<bool>(); }));
+}
+
+TEST_CASE("A block may run twice before one backward pass, and a graph serve twice",
+          "[recompute]") {
+  Net net(Train::kAdapters, 0.1);
+  auto twice = [&](BlockRunner& runner) {
+    at::manual_seed(7);
+    const Tensor first = net.forward(runner);
+    const Tensor second = net.forward(runner);
+    return net.gradients_of(first + 2 * second);
+  };
+  const Tensors want = twice(direct);
+  RecomputeRunner runner = runner_with(plan_of(0b01101001));
+  CHECK(test::same_bits(twice(runner), want));
+
+  const Tensors once = net.step(direct);
+  at::manual_seed(7);
+  const Tensor y = net.forward(runner);
+  CHECK(test::same_bits(net.gradients_of(y, /*retain=*/true), once));
+  CHECK(test::same_bits(net.gradients_of(y), once));
+  CHECK(test::mentions(test::error_of([&] { net.gradients_of(y); }), "backward pass ran twice"));
+}
+
+TEST_CASE("Blocks inside a block recompute on their own", "[recompute]") {
+  Net net(Train::kAdapters, 0.1, 4);
+  const Tensors want = net.step(direct);
+  RecomputeRunner inner = runner_with(plan_of(0b01110000));
+  struct Outer : Block {
+    ToyBlock &a, &b;
+    BlockRunner& runner;
+    Outer(ToyBlock& first, ToyBlock& second, BlockRunner& r)
+        : Block(nullptr, "outer"), a(first), b(second), runner(r) {
+      // The inner blocks' adapters are this block's too.
+      for (ToyBlock* block : {&a, &b}) {
+        for (nn::Linear* layer :
+             {&block->q, &block->k, &block->v, &block->out, &block->up, &block->down}) {
+          held.push_back(std::make_unique<nn::Linear>(this, "held", 1, 1));
+          held.back()->adapters = layer->adapters;
+        }
+      }
+    }
+    std::string_view kind() const override { return "outer"; }
+    Tensors forward(const Tensors& in) override {
+      Tensors next = in;
+      next[0] = runner.run(a, in)[0];
+      return runner.run(b, next);
+    }
+    std::vector<std::unique_ptr<nn::Linear>> held;
+  } first(*net.blocks[0], *net.blocks[1], inner), second(*net.blocks[2], *net.blocks[3], inner);
+  RecomputeRunner outer = runner_with({});
+  at::manual_seed(7);
+  Tensors in = net.inputs;
+  in[0] = outer.run(first, in)[0];
+  const Tensor y = outer.run(second, in)[0];
+  CHECK(test::same_bits(net.gradients_of(y), want));
+}
+
+TEST_CASE("An error in the replay arrives as it is, and leaves everything as it was",
+          "[recompute]") {
+  Net net(Train::kAdapters, 0.1, 2, /*leased=*/true);
+  RecomputeRunner runner = runner_with(plan_of(0b11000001));
+  const Tensors want = net.step(runner);
+  bool armed = false;
+  net.blocks[0]->probe = [&] {
+    if (armed) throw Error(ErrorCode::kCancelled, "stop");
+  };
+  at::manual_seed(7);
+  const Tensor y = net.forward(runner);
+  const Tensor state = at::detail::getDefaultCPUGenerator().get_state();
+  armed = true;
+  CHECK(test::error_of([&] { net.gradients_of(y); }).code() == ErrorCode::kCancelled);
+  armed = false;
+  CHECK(ops::RecomputeScope::current() == nullptr);
+  CHECK(at::GradMode::is_enabled());
+  CHECK(test::LeasedStore::live == 0);
+  CHECK(at::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
+  CHECK(test::same_bits(net.step(runner), want));
+}
+
+TEST_CASE("The backward pass may run on another thread", "[recompute]") {
+  Net net(Train::kAdapters, 0.1);
+  const Tensors want = net.step(direct);
+  RecomputeRunner runner = runner_with(plan_of(0b00110110));
+  at::manual_seed(7);
+  const Tensor y = net.forward(runner);
+  Tensors grads;
+  std::thread([&] {
+    at::set_num_threads(1);  // per thread; products differ in their last bits with it
+    grads = net.gradients_of(y);
+  }).join();
+  CHECK(test::same_bits(grads, want));
+}
+
+TEST_CASE("Blocks that nobody trains just run", "[recompute]") {
+  Net net(Train::kAdapters, 0);
+  RecomputeRunner runner = runner_with({});
+  at::NoGradGuard no_grad;
+  const Tensor y = net.forward(runner);
+  CHECK_FALSE(y.requires_grad());
+  CHECK(at::equal(y, net.forward(direct)));
+}
+
+TEST_CASE("Outputs may be inputs, slices, integers or unused", "[recompute]") {
+  const Tensor x = test::trained(at::randn({3, 4})), middle = x * 2;
+  RecomputeRunner runner(direct);
+  FunctionBlock block([](const Tensors& in) -> Tensors {
+    auto halves = (at::cat({in[0], in[0]}) * 3).chunk(2);
+    return {in[0], halves[0], halves[1], in[0].argmax(-1)};
+  });
+  const Tensors out = runner.run(block, {middle, Tensor()});
+  CHECK_FALSE(out[1].is_view());
+  CHECK_FALSE(out[3].requires_grad());
+  const Tensor loss = out[0].sum() + out[1].sum() + 5 * out[2].sum();
+  CHECK(at::allclose(torch::autograd::grad({loss}, {x})[0], at::full({3, 4}, 2.0 + 6 + 30)));
+}
+
+TEST_CASE("A recomputed block notices what it cannot repeat", "[recompute]") {
+  RecomputeRunner runner(direct);
+  Net net(Train::kAdapters, 0, 1);
+  nn::Linear& layer = net.blocks[0]->q;
+  const Tensor x = net.inputs[0];
+  auto message = [](const Tensor& y, const Tensors& wanted) {
+    return std::string(test::error_of([&] { torch::autograd::grad({y.sum()}, wanted); }).what());
+  };
+  using Catch::Contains;
+  const Tensor leaf = test::trained(x);
+
+  int runs = 0;
+  FunctionBlock varying([&](const Tensors& in) -> Tensors {
+    return {runs++ ? layer.forward(layer.forward(in[0])) : layer.forward(in[0])};
+  });
+  CHECK_THAT(message(runner.run(varying, {leaf})[0], {leaf}), Contains("recorded was nothing"));
+
+  FunctionBlock fewer([&](const Tensors& in) -> Tensors {
+    return {runs++ % 2 ? layer.forward(in[0]) : layer.forward(layer.forward(in[0]))};
+  });
+  runs = 0;
+  CHECK_THAT(message(runner.run(fewer, {leaf})[0], {leaf}),
+             Contains("1 operators and 1 outputs in the replay, recorded were 2 and 1"));
+
+  // A tensor that the block trains and does not declare.
+  FunctionBlock hidden([&](const Tensors& in) -> Tensors { return {layer.forward(in[0])}; });
+  CHECK_THAT(message(runner.run(hidden, {leaf})[0], {leaf}),
+             Contains("is not a weight or an adapter of the block"));
+
+  // An operator's output changed in place, kept.
+  RecomputeRunner keeping = runner_with({Action::kKeep});
+  FunctionBlock in_place(
+      [&](const Tensors& in) -> Tensors { return {ops::linear(in[0], layer.weight).relu_()}; });
+  CHECK_THAT(message(keeping.run(in_place, {leaf})[0], {leaf}), Contains("changed in place"));
+
+  // A trained tensor stepped too early.
+  const Tensor y = net.forward(runner);
+  {
+    at::NoGradGuard no_grad;
+    net.trained[0].mul_(2);
+  }
+  CHECK_THAT(message(y, net.trained), Contains("a trained tensor was changed"));
+
+  CHECK(test::mentions(test::error_of([&] {
+                         const Tensor z = net.forward(runner);
+                         torch::autograd::grad({z.sum()}, net.trained, {}, true, true);
+                       }),
+                       "no double backward"));
+}
+
+}  // namespace atelier::memory
