@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace atelier::ops {
 

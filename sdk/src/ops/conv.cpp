@@ -26,20 +26,18 @@ struct ConvCall : torch::CustomClassHolder {
 };
 using ConvCallPtr = c10::intrusive_ptr<ConvCall>;
 
-// The weight as [out, in, kh, kw].
+// The weight as [out, in, kh, kw]. On the CPU it is channels-last, which saves the convolution a
+// reordering at each call.
 Tensor draw_kernel(const Weight& weight) {
-  if (weight.sizes().size() == 4) return weight.draw();
   if (Tensor kept = weight.derived(); kept.defined()) return kept;
   const Tensor drawn = weight.draw();
-  const Tensor last = drawn.select(2, drawn.size(2) - 1).detach();
-  // A trained weight changes under its version, and a tensor that its store does not hold itself is
-  // not ours to hold either: it was lent for one product.
+  // A tensor that its store does not hold itself was lent for one product: nothing of it is held.
   const bool lent = drawn.storage().use_count() == 1;
-  if (weight.is_trainable() || lent) return last;
-  const Tensor slice = last.contiguous(drawn.is_cpu() ? at::MemoryFormat::ChannelsLast
-                                                      : at::MemoryFormat::Contiguous);
-  weight.keep_derived(slice);
-  return slice;
+  const Tensor kernel = drawn.dim() == 5 ? drawn.select(2, drawn.size(2) - 1) : drawn;
+  const Tensor made = kernel.detach().contiguous(drawn.is_cpu() ? at::MemoryFormat::ChannelsLast
+                                                                : at::MemoryFormat::Contiguous);
+  if (!lent && !weight.is_trainable() && !made.is_alias_of(drawn)) weight.keep_derived(made);
+  return made;
 }
 
 Tensor convolve(const ConvCall& call, const Tensor& x) {
@@ -54,7 +52,8 @@ Tensor convolve(const ConvCall& call, const Tensor& x) {
     }
     const Tensor kernel = draw_kernel(*call.weight);
     const Tensor bias = call.bias ? call.bias->draw() : Tensor();
-    return {at::convolution(x, kernel, bias, {stride, stride}, {padding, padding}, {1, 1},
+    const Tensor input = x.is_cpu() ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
+    return {at::convolution(input, kernel, bias, {stride, stride}, {padding, padding}, {1, 1},
                             /*transposed=*/false, {0, 0}, /*groups=*/1)};
   })[0];
 }

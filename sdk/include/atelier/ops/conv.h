@@ -11,10 +11,11 @@ struct ConvOptions {
 };
 
 // 2-D convolution. x: [B, in, H, W]; weight [out, in, kh, kw], or [out, in, kt, kh, kw], of which the last temporal slice
-// is used: a causal 3-D convolution of a single frame is that. bias [out] may be null. On the CPU channels-last tensors are
-// fastest and stay channels-last. The slice of a frozen weight is made once and kept beside the handle's version.
+// is used: a causal 3-D convolution of a single frame is that. bias [out] may be null. On the CPU channels-last
+// tensors are fastest. The slice of a frozen weight, and on the CPU its channels-last copy, is made once and kept beside the
+// handle's version.
 //
-// Returns [B, out, H', W'].
+// Returns [B, out, H', W'], channels-last on the CPU.
 ATELIER_API at::Tensor conv2d(const at::Tensor& x, const WeightPtr& weight, const WeightPtr& bias, ConvOptions options);
 
 }  // namespace atelier::ops
