@@ -8,6 +8,7 @@ README.md, beside this file, says what each row is and how it is measured.
 
 import argparse
 import json
+import mmap
 import os
 import pathlib
 import shutil
@@ -169,6 +170,22 @@ def diffusers_load(folder, small):
             "dtype": "bfloat16",
             "median_ms": elapsed,
             "runs_ms": [elapsed],
+            "peak_rss_bytes": proc_status("VmHWM")
+        }))
+
+
+def plain_read(folder):
+    """Reads the files into new memory and prints how long that took: what this machine allows."""
+    files = sorted(folder.glob("*.safetensors"))
+    memory = memoryview(mmap.mmap(-1, sum(path.stat().st_size for path in files)))
+    started, end = time.perf_counter(), 0
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while got := file.readinto(memory[end:end + (16 << 20)]):
+                end += got
+    print(
+        json.dumps({
+            "runs_ms": [(time.perf_counter() - started) * 1000],
             "peak_rss_bytes": proc_status("VmHWM")
         }))
 
@@ -376,7 +393,8 @@ def compare_load(options):
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     commands = {
         "diffusers": [sys.executable, __file__, "--worker", folder, small],
-        "Atelier": bench_command("load", folder, "bfloat16", options.threads)
+        "Atelier": bench_command("load", folder, "bfloat16", options.threads),
+        "plain read": [sys.executable, __file__, "--plain_read", folder]
     }
     peaks = {name: [] for name in commands}
 
@@ -396,6 +414,11 @@ def compare_load(options):
             times["diffusers"],
             times["Atelier"],
             note=f"{rates['diffusers']:.2f} and {rates['Atelier']:.2f} GB/s"),
+        row("load, beside a plain read",
+            "bfloat16",
+            times["plain read"],
+            times["Atelier"],
+            note=f"{rates['plain read']:.2f} GB/s into new memory"),
         row("load, peak resident memory",
             "bfloat16",
             peaks["diffusers"],
@@ -442,7 +465,11 @@ def main():
                         help="drop the files from the page cache before each load")
     parser.add_argument("--json", type=pathlib.Path, help="also write every run to this file")
     parser.add_argument("--worker", nargs=2, type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--plain_read", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.plain_read:
+        plain_read(options.plain_read)
+        return 0
     if options.worker:
         diffusers_load(*options.worker)
         return 0
