@@ -1,5 +1,6 @@
 // The fused pointwise kernels of the CPU: rows are shared out to threads, the loops are in
 // cpu/row_kernels.inc.
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include "ops/cpu/row_kernels.h"
