@@ -62,10 +62,12 @@ void print(const conformance::Finding& finding, bool as_json) {
 int run_suite(const std::string& name, const std::string& plugin_path) {
   const plugins::Plugin& plugin = plugins::open_plugin(name, plugin_path);
   bool passed = true;
-  conformance::check_family(*plugin.family, [&](const conformance::Finding& finding) {
+  const auto add = [&](const conformance::Finding& finding) {
     passed = passed && finding.passed;
     print(finding, /*as_json=*/true);
-  });
+  };
+  conformance::check_door(plugin, add);
+  conformance::check_family(*plugin.family, add);
   return passed ? 0 : 3;
 }
 

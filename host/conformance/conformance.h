@@ -7,6 +7,8 @@
 
 #include "atelier/model_family.h"
 
+#include "host/plugins/plugin_loader.h"
+
 namespace atelier::conformance {
 
 struct Finding {
@@ -14,6 +16,10 @@ struct Finding {
   bool passed = true;
   std::string detail;  // what was found where it failed; may hold a figure where it passed
 };
+
+// The door of a plugin's file: what note and family say, that it opens once, and that it exports
+// one symbol.
+void check_door(const plugins::Plugin& plugin, const std::function<void(const Finding&)>& report);
 
 // Runs every check, in order, and hands each finding on as soon as it is known. What a check throws
 // is its finding.

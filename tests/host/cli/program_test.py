@@ -168,6 +168,23 @@ class ProgramTest(unittest.TestCase):
         (self.folder / "open.csv").write_text('a\n"x\n')
         self.refused(2, "inspect", self.folder / "open.csv", says=["open.csv:2", "[CSV_QUOTE]"])
 
+    def test_inspect_recognises_a_whole_model(self):
+        maker = pathlib.Path(__file__).resolve().parents[3] / "examples" / "tiny_model" / "make.py"
+        model = self.folder / "model"
+        subprocess.run([sys.executable, maker, model], check=True, capture_output=True, timeout=120)
+        result = run("inspect", "--json", model)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([item.get("taken_by", {}).get("component") for item in said],
+                         ["text_encoder", "dit", "vae", None])
+        self.assertEqual(said[3]["kind"], "tokenizer")
+        self.assertTrue(all(item["taken_by"]["family"] == "qwen_image" for item in said[:3]))
+        self.assertIn("prompt", [spec["name"] for spec in said[1]["taken_by"]["inputs"]])
+        self.assertIn("family qwen_image, component dit", run("inspect", model).stdout)
+        for shard in sorted((model / "transformer").glob("*-00002-of-*")):
+            shard.unlink()
+        self.refused(2, "inspect", model, says=["[SHARD_MISSING]"])
+
     def test_probe_refuses_before_it_loads(self):
         inputs = self.folder / "in.safetensors"
         safetensors(inputs, {"x": [1]})
