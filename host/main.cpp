@@ -38,6 +38,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"generate", "make pictures from prompts", atelier::cli::run_generate, true},
     {"inspect", "say what a file is and which family takes it", atelier::cli::run_inspect, false},
+    {"lora", "say what a LoRA file holds", atelier::cli::run_lora, false},
     {"plugins", "list the families found, or show one", atelier::cli::run_plugins, false},
     {"probe", "run one component on tensors from a file", atelier::cli::run_probe, true},
     {"check-plugin", "run the conformance suite on a plugin", atelier::cli::run_check_plugin,

@@ -120,5 +120,6 @@ int run_probe(std::span<const std::string> arguments);
 int run_check_plugin(std::span<const std::string> arguments);
 int run_doctor(std::span<const std::string> arguments);
 int run_generate(std::span<const std::string> arguments);
+int run_lora(std::span<const std::string> arguments);
 
 }  // namespace atelier::cli

@@ -3,10 +3,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <random>
+#include <set>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
@@ -16,6 +19,7 @@
 #include "atelier/ops/pointwise.h"
 #include "atelier/plugin.h"
 
+#include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
 #include "host/generate/generator.h"
@@ -25,6 +29,7 @@
 #include "host/generate/sigma_schedule.h"
 #include "host/image/pixels.h"
 #include "host/image/png.h"
+#include "host/lora/registry.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/interrupt.h"
 #include "host/progress/progress.h"
@@ -53,6 +58,14 @@ CommandSpec generate_command(const ModelFamily* family) {
   add({
       {.name = "prompts_file",
        .help = "one JSON object a line, with these flags' names as keys; - reads them from stdin"},
+      {.name = "lora",
+       .help =
+           "a LoRA, PATH or PATH:STRENGTH; a line of a prompts file names its own with \"loras\"",
+       .repeated = true},
+      {.name = "lora_dir",
+       .help = "folder of the LoRAs that lines of a prompts file name: "
+               "\"loras\": [{\"name\": \"style\", \"strength\": 0.7}]",
+       .preset = ""},
       {.name = "cfg_batch",
        .help = "both halves of guidance in one call of the denoiser; off needs less memory",
        .preset = "on",
@@ -108,6 +121,13 @@ void apply_process_flags(const ParsedFlags& flags, report::Problems& problems) {
   } else if (threads > 0) {
     at::set_num_threads(static_cast<int>(threads));
   }
+}
+
+void check_lora_dir(const std::string& folder, report::Problems& problems) {
+  std::error_code failure;
+  if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
+  problems.add("--lora_dir: " + checkpoint::display_path(folder) + " is no folder",
+               "give the folder of the LoRA files", ErrorCode::kNotFound);
 }
 
 std::string read_text(const std::string& path) {
@@ -174,12 +194,65 @@ generate::ModelRecord record_of(const LoadedModel& model, const plugins::Plugin&
   return record;
 }
 
+// The LoRAs of a run; the model's layers are looked through with the first of them.
+class Loras {
+ public:
+  Loras(LoadedModel& model, Progress& progress) : model_(model), progress_(progress) {}
+
+  // Whether they fit the model; reads no values.
+  void check(const Settings& settings, const Place& place, report::Problems& problems) {
+    for (const lora::Use& use : settings.loras) {
+      try {
+        registry().check(use.path);
+      } catch (const Error& error) {
+        problems.add(error.at(place.of(place.file.empty() ? "lora" : "loras")));
+      }
+    }
+  }
+
+  // Makes the model's LoRAs those of `settings`.
+  void use(const Settings& settings) {
+    if (!registry_ && settings.loras.empty()) return;
+    registry().use(settings.loras);
+    for (const lora::Use& use : settings.loras) {
+      const std::vector<std::string>& unmatched = registry().check(use.path);
+      if (unmatched.empty() || !warned_.insert(use.path).second) continue;
+      progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +
+                     " of its names are nothing in this model and change nothing: " +
+                     report::list_names(unmatched, 10));
+    }
+  }
+
+  // Of Request::encoder_state.
+  std::string encoder_state(const Settings& settings) {
+    std::string state;
+    if (settings.loras.empty()) return state;
+    for (const ComponentSpec& component : model_.family().components()) {
+      if (component.phases.encode && component.role != "vae")
+        state += registry().fingerprint(settings.loras, component.name);
+    }
+    return state;
+  }
+
+ private:
+  lora::Registry& registry() {
+    if (!registry_) registry_.emplace(model_);
+    return *registry_;
+  }
+
+  LoadedModel& model_;
+  Progress& progress_;
+  std::optional<lora::Registry> registry_;
+  std::set<std::string> warned_;  // files
+};
+
 // A model that is ready to run jobs.
 class Session {
  public:
-  Session(LoadedModel& model, const plugins::Plugin& plugin, const ParsedFlags& flags,
+  Session(LoadedModel& model, Loras& loras, const plugins::Plugin& plugin, const ParsedFlags& flags,
           bool keeps_all, Progress& progress)
       : model_(model),
+        loras_(loras),
         progress_(progress),
         record_(record_of(model, plugin)),
         writes_metadata_(!flags.flag("no_metadata")),
@@ -199,6 +272,8 @@ class Session {
     Request request = generate::make_request(settings, model_.family(), model_.model(), seed);
     request.batches_cfg = batches_cfg_;
     request.tiling = tiling_;
+    request.encoder_state = loras_.encoder_state(settings);
+    loras_.use(settings);
     const auto paths = generate::output_paths(settings.output, settings.num_images);
     const std::string schedule(
         generate::find_schedule(model_.family().schedules(), settings.schedule).name);
@@ -221,6 +296,8 @@ class Session {
     std::vector<Request> requests;
     for (const Job& job : jobs) {
       Settings settings = job.settings;
+      // Encoded when the LoRA is in use.
+      if (!loras_.encoder_state(settings).empty()) continue;
       settings.input_image.clear();
       settings.latents.clear();
       requests.push_back(generate::make_request(settings, model_.family(), model_.model(), 0));
@@ -254,6 +331,7 @@ class Session {
   }
 
   LoadedModel& model_;
+  Loras& loras_;
   Progress& progress_;
   generate::ModelRecord record_;
   bool writes_metadata_, batches_cfg_;
@@ -362,7 +440,14 @@ int run_generate(std::span<const std::string> arguments) {
   // Everything that can be wrong is found before any weight is read.
   report::Problems problems;
   apply_process_flags(flags, problems);
-  const Settings base = generate::settings_of(flags, family.inputs(), problems);
+  Settings base = generate::settings_of(flags, family.inputs(), problems);
+  base.lora_dir = flags.text("lora_dir");
+  check_lora_dir(base.lora_dir, problems);
+  try {
+    base.loras = lora::parse_flags(flags.texts("lora"));
+  } catch (const Error& error) {
+    problems.add(error.at("--lora"));
+  }
   const std::string prompts_file = flags.find_text("prompts_file").value_or("");
   const bool reads_stdin = prompts_file == "-";
   std::vector<Job> jobs;
@@ -376,9 +461,12 @@ int run_generate(std::span<const std::string> arguments) {
   }
   std::unique_ptr<LoadedModel> model;
   problems.collect([&] { model = LoadedModel::open(family, load_request(flags)); });
+  std::optional<Loras> loras;
+  if (model) loras.emplace(*model, progress);
   const auto check = [&](const Job& job, report::Problems& found) {
     generate::check_settings(job.settings, family, job.place, found);
     if (!model) return;
+    loras->check(job.settings, job.place, found);
     const auto* denoiser = model->denoiser();
     generate::check_against_model(job.settings, family, model->model(),
                                   denoiser ? denoiser->detection.variant : "", job.place, found);
@@ -394,7 +482,7 @@ int run_generate(std::span<const std::string> arguments) {
 
   const InterruptGuard interrupts;
   const bool keeps_all = !prompts_file.empty() && everything_fits(*model);
-  Session session(*model, *plugin, flags, keeps_all, progress);
+  Session session(*model, *loras, *plugin, flags, keeps_all, progress);
   if (prompts_file.empty()) {
     JobResult result;
     session.run(jobs.front().settings, result);

@@ -135,8 +135,8 @@ void Generator::unload_text_encoders() {
   }
 }
 
-Conditioning Generator::encode_text(const Inputs& inputs) {
-  const std::string key = content_key(inputs);
+Conditioning Generator::encode_text(const Inputs& inputs, const std::string& encoder_state) {
+  const std::string key = encoder_state + content_key(inputs);
   if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
   const auto is_text_encoder = [](const ComponentSpec& c) {
     return c.phases.encode && c.role != "vae";
@@ -169,9 +169,10 @@ Conditioning Generator::encode_text(const Inputs& inputs) {
 
 Generator::Conditionings Generator::encode_prompts(const Request& request) {
   Conditionings cond;
-  cond.with = encode_text(request.inputs);
+  cond.with = encode_text(request.inputs, request.encoder_state);
   if (is_guided(request)) {
-    cond.without = encode_text(with_prompt(request.inputs, request.negative_prompt));
+    cond.without =
+        encode_text(with_prompt(request.inputs, request.negative_prompt), request.encoder_state);
   }
   return cond;
 }

@@ -36,6 +36,8 @@ struct Engine {
 // Pictures of one prompt and one size.
 struct Request {
   Inputs inputs;  // "prompt", and whatever else the family's text encoder reads
+  // What the text encoder's answers depend on beside `inputs`; see lora::Registry::fingerprint.
+  std::string encoder_state = {};
   std::string negative_prompt;
   // 1 turns classifier-free guidance off: the negative prompt is then not used.
   double cfg_scale = 1.0;
@@ -79,7 +81,7 @@ class Generator {
   };
 
   Conditionings encode_prompts(const Request& request);
-  Conditioning encode_text(const Inputs& inputs);
+  Conditioning encode_text(const Inputs& inputs, const std::string& encoder_state);
   at::Tensor encode_input(const Request& request);
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,

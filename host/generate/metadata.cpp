@@ -30,6 +30,10 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
     text +=
         ", Denoising strength: " + number(settings.denoising_strength.value_or(kDefaultStrength));
   }
+  std::string loras;
+  for (const lora::Use& use : settings.loras)
+    loras += (loras.empty() ? "" : ", ") + use.name + ": " + number(use.strength);
+  if (!loras.empty()) text += ", Loras: \"" + loras + "\"";
   return text + ", Version: atelier " + model.version;
 }
 
@@ -73,6 +77,9 @@ image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
     record["tile_size"] = request.tiling->size;
     record["tile_stride"] = request.tiling->stride;
   }
+  for (const lora::Use& use : settings.loras)
+    record["loras"].push_back(
+        {{"name", use.name}, {"file", short_path(use.path)}, {"strength", use.strength}});
   for (const auto& [name, value] : settings.family_inputs.items()) record[name] = value;
   return {{"parameters", parameters_text(model, settings, request, schedule, index)},
           {"atelier", record.dump(-1, ' ', false, json::error_handler_t::replace)}};

@@ -27,6 +27,7 @@ using cli::FlagKind;
 using nlohmann::json;
 
 constexpr int64_t kMaxSteps = 100'000;
+constexpr const char* kLorasKey = "loras";  // of a line; on the command line it is --lora
 
 std::string shown(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -341,10 +342,18 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
     return settings;
   }
   for (const auto& [name, value] : line.items()) {
+    if (name == kLorasKey) {
+      try {
+        settings.loras = lora::parse_uses(value, base.lora_dir);
+      } catch (const Error& error) {
+        problems.add(error.at(place.of(name)));
+      }
+      continue;
+    }
     const Field* field = find_field(name);
     const InputSpec* input = field ? nullptr : find_input(inputs, name);
     if (!field && !input) {
-      std::vector<std::string> known;
+      std::vector<std::string> known = {kLorasKey};
       for (const cli::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
       const std::string nearest = report::nearest_name(name, known);
       problems.add(

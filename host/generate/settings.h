@@ -14,6 +14,7 @@
 
 #include "host/cli/flags.h"
 #include "host/generate/generator.h"
+#include "host/lora/selection.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
@@ -34,6 +35,8 @@ struct Settings {
   std::optional<double> denoising_strength;  // kDefaultStrength when absent
   std::string latents;                       // safetensors file
   std::string output = "out.png";
+  std::vector<lora::Use> loras;
+  std::string lora_dir;  // where lines of a prompts file find theirs
   nlohmann::json family_inputs = nlohmann::json::object();  // by name; paths for pictures
 };
 

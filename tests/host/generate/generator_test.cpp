@@ -207,6 +207,11 @@ TEST_CASE("Prompts are encoded once per content", "[generate]") {
   generator.encode_ahead(ahead);
   generator.run(ahead[1], ignore);
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c"});
+  Request changed = ahead[1];
+  changed.encoder_state = "another encoder";
+  generator.run(changed, ignore);
+  generator.run(ahead[1], ignore);
+  REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c", "c"});
 }
 
 TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "[generate]") {

@@ -20,6 +20,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   settings.input_image = "/home/someone/in.png";
   settings.denoising_strength = 0.5;
   settings.family_inputs["edit_strength"] = 0.25;
+  settings.loras = {{"style", "/home/someone/loras/style.safetensors", 0.7}, {"oil", "oil", -1}};
   Request request;
   request.cfg_scale = 3.5;
   request.sigmas = {0.5f, 0.25f, 0.0f};
@@ -34,31 +35,36 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
       text[0].second ==
       "a \"cat\"\n一只猫\nNegative prompt: blurry\nSteps: 2, Sampler: Euler, Schedule type: fast, "
       "CFG scale: 3.5, Seed: 8, Size: 96x64, Model: fake plain, Denoising strength: 0.5, "
-      "Version: atelier 1.2");
+      "Loras: \"style: 0.7, oil: -1\", Version: atelier 1.2");
   REQUIRE(text[1].first == "atelier");
   const auto record = nlohmann::json::parse(text[1].second);
-  REQUIRE(record == nlohmann::json({{"version", "1.2"},
-                                    {"family", "fake"},
-                                    {"plugin_version", "3"},
-                                    {"variant", "plain"},
-                                    {"model_files", {{"dit", {"transformer/a.safetensors"}}}},
-                                    {"dtype", "Float"},
-                                    {"device", "cpu"},
-                                    {"prompt", settings.prompt},
-                                    {"negative_prompt", "blurry"},
-                                    {"seed", 8},
-                                    {"num_inference_steps", 4},
-                                    {"cfg_scale", 3.5},
-                                    {"schedule", "fast"},
-                                    {"sigmas", {0.5, 0.25, 0.0}},
-                                    {"height", 64},
-                                    {"width", 96},
-                                    {"input_image", "someone/in.png"},
-                                    {"denoising_strength", 0.5},
-                                    {"tiled", true},
-                                    {"tile_size", 256},
-                                    {"tile_stride", 192},
-                                    {"edit_strength", 0.25}}));
+  REQUIRE(
+      record ==
+      nlohmann::json({{"version", "1.2"},
+                      {"family", "fake"},
+                      {"plugin_version", "3"},
+                      {"variant", "plain"},
+                      {"model_files", {{"dit", {"transformer/a.safetensors"}}}},
+                      {"dtype", "Float"},
+                      {"device", "cpu"},
+                      {"prompt", settings.prompt},
+                      {"negative_prompt", "blurry"},
+                      {"seed", 8},
+                      {"num_inference_steps", 4},
+                      {"cfg_scale", 3.5},
+                      {"schedule", "fast"},
+                      {"sigmas", {0.5, 0.25, 0.0}},
+                      {"height", 64},
+                      {"width", 96},
+                      {"input_image", "someone/in.png"},
+                      {"denoising_strength", 0.5},
+                      {"tiled", true},
+                      {"tile_size", 256},
+                      {"tile_stride", 192},
+                      {"loras",
+                       {{{"name", "style"}, {"file", "loras/style.safetensors"}, {"strength", 0.7}},
+                        {{"name", "oil"}, {"file", "oil"}, {"strength", -1.0}}}},
+                      {"edit_strength", 0.25}}));
 }
 
 }  // namespace

@@ -1,0 +1,234 @@
+#include "host/lora/registry.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <set>
+#include <sys/stat.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/report/problems.h"
+
+namespace atelier::lora {
+
+using formats::quote_and_escape;
+
+namespace {
+
+// Length and time of the last change; {0, 0} for a file that is not there.
+std::pair<int64_t, int64_t> stamp_of(const std::string& path) {
+  struct stat found = {};
+  if (stat(path.c_str(), &found) != 0) return {};
+  return {found.st_size, found.st_mtim.tv_sec * 1'000'000'000 + found.st_mtim.tv_nsec};
+}
+
+void check_strength(const Use& use) {
+  if (std::isfinite(use.strength)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "LoRA " + quote_and_escape(use.name) + ": strength is not finite",
+              "1 adds it as it was trained", "LORA_STRENGTH");
+}
+
+void check_name(const std::vector<Use>& taken, const Use& use) {
+  for (const Use& other : taken) {
+    if (other.name == use.name)
+      throw Error(ErrorCode::kInvalidArgument,
+                  "LoRA " + quote_and_escape(use.name) + ": given twice",
+                  "give it once, with one strength", "LORA_TWICE");
+  }
+}
+
+// `part` of a larger matrix of zeros, along `axis`.
+at::Tensor widened(const at::Tensor& part, int axis, int64_t start, int64_t total) {
+  if (part.size(axis) == total) return part.contiguous();
+  std::vector<int64_t> shape = part.sizes().vec();
+  shape[static_cast<size_t>(axis)] = total;
+  at::Tensor whole = at::zeros(shape, part.options());
+  whole.narrow(axis, start, part.size(axis)).copy_(part);
+  return whole;
+}
+
+}  // namespace
+
+Registry::Registry(checkpoint::LoadedModel& model, Options options)
+    : model_(model), options_(options), targets_(model) {}
+
+Registry::~Registry() {
+  in_use_.clear();
+  used_.clear();
+  place();
+}
+
+Registry::LoadedPtr Registry::open(const std::string& path) {
+  const auto known = files_.find(path);
+  if (known != files_.end()) {
+    if (known->second->stamp == stamp_of(known->second->file.path())) return known->second;
+    files_.erase(known);
+  }
+  LoraFile file = LoraFile::open(path);
+  Match match = targets_.match(file);
+  const auto stamp = stamp_of(file.path());
+  auto loaded = std::make_shared<Loaded>(
+      Loaded{std::move(file), std::move(match), {}, 0, ++clock_, clock_, stamp});
+  files_.emplace(path, loaded);
+  return loaded;
+}
+
+void Registry::read(Loaded& loaded) const {
+  if (!loaded.adapters.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<Adapter> adapters;
+  int64_t bytes = 0;
+  for (const Match::Pair& pair : loaded.match.pairs) {
+    const LoraLayer& layer = loaded.file.layers()[pair.layer];
+    const at::Tensor down = loaded.file.read_down(layer, model_.dtype()).to(model_.device());
+    const at::Tensor up = loaded.file.read_up(layer, model_.dtype()).to(model_.device());
+    for (const TargetPiece& piece : pair.target->pieces) {
+      Adapter adapter = {piece.linear, down, up, layer.scale};
+      if (piece.axis == 0) {
+        adapter.b = widened(up.narrow(0, piece.name_start, piece.length), 0, piece.layer_start,
+                            piece.linear->out_features());
+      } else if (piece.axis == 1) {
+        adapter.a = widened(down.narrow(1, piece.name_start, piece.length), 1, piece.layer_start,
+                            piece.linear->in_features());
+      }
+      bytes += static_cast<int64_t>(adapter.a.nbytes() + adapter.b.nbytes());
+      adapters.push_back(std::move(adapter));
+    }
+  }
+  loaded.adapters = std::move(adapters);
+  loaded.bytes = bytes;
+}
+
+const std::vector<std::string>& Registry::check(const std::string& path) {
+  return open(path)->match.unmatched;
+}
+
+std::string Registry::fingerprint(std::span<const Use> set, std::string_view component) {
+  std::string text;
+  for (const Use& use : set) {
+    if (use.strength == 0) continue;
+    const LoadedPtr loaded = open(use.path);
+    const auto& pairs = loaded->match.pairs;
+    const bool changes_it = std::any_of(pairs.begin(), pairs.end(), [&](const Match::Pair& pair) {
+      return pair.target->component == component;
+    });
+    if (changes_it) text += c10::str(loaded->id, "*", std::bit_cast<uint64_t>(use.strength), ";");
+  }
+  return text;
+}
+
+std::vector<Use>::iterator Registry::find(std::string_view name) {
+  const auto found = std::find_if(in_use_.begin(), in_use_.end(),
+                                  [&](const Use& use) { return use.name == name; });
+  if (found != in_use_.end()) return found;
+  std::vector<std::string> names;
+  for (const Use& use : in_use_) names.push_back(use.name);
+  throw Error(ErrorCode::kNotFound,
+              "LoRA " + quote_and_escape(name) + " is not loaded" +
+                  (names.empty() ? std::string() : "; there are " + report::list_names(names)),
+              "load it first", "LORA_NAME");
+}
+
+void Registry::load(const Use& use) {
+  check_strength(use);
+  check_name(in_use_, use);
+  const LoadedPtr loaded = open(use.path);
+  if (use.strength != 0) read(*loaded);
+  loaded->last_use = ++clock_;
+  in_use_.push_back(use);
+  used_.push_back(loaded);
+  place();
+  drop_idle();
+}
+
+void Registry::unload(std::string_view name) {
+  const auto found = find(name);
+  used_.erase(used_.begin() + (found - in_use_.begin()));
+  in_use_.erase(found);
+  place();
+  drop_idle();
+}
+
+void Registry::set_strength(std::string_view name, double strength) {
+  const auto found = find(name);
+  check_strength({found->name, found->path, strength});
+  if (strength != 0) read(*used_[static_cast<size_t>(found - in_use_.begin())]);
+  found->strength = strength;
+  place();
+}
+
+void Registry::use(std::span<const Use> set) {
+  std::vector<Use> names;
+  std::vector<LoadedPtr> used;
+  for (const Use& use : set) {
+    check_strength(use);
+    check_name(names, use);
+    names.push_back(use);
+    used.push_back(open(use.path));
+  }
+  for (size_t i = 0; i < set.size(); ++i) {
+    if (set[i].strength != 0) read(*used[i]);
+    used[i]->last_use = ++clock_;
+  }
+  in_use_ = std::move(names);
+  used_ = std::move(used);
+  place();
+  drop_idle();
+}
+
+void Registry::place() {
+  std::set<nn::Linear*> touched;
+  std::set<const void*> ours;
+  for (const auto& [linear, a] : placed_) {
+    touched.insert(linear);
+    ours.insert(a.unsafeGetTensorImpl());
+  }
+  for (nn::Linear* linear : touched)
+    std::erase_if(linear->adapters, [&](const ops::Adapter& adapter) {
+      return ours.contains(adapter.a.unsafeGetTensorImpl());
+    });
+  placed_.clear();
+  for (size_t i = 0; i < in_use_.size(); ++i) {
+    const double strength = in_use_[i].strength;
+    if (strength == 0) continue;
+    for (const Adapter& adapter : used_[i]->adapters) {
+      adapter.linear->adapters.push_back({adapter.a, adapter.b, strength * adapter.scale});
+      placed_.emplace_back(adapter.linear, adapter.a);
+    }
+  }
+}
+
+void Registry::drop_idle() {
+  const auto is_used = [&](const LoadedPtr& loaded) {
+    return std::find(used_.begin(), used_.end(), loaded) != used_.end();
+  };
+  while (true) {
+    int64_t idle = 0;
+    LoadedPtr oldest;
+    for (const auto& [path, loaded] : files_) {
+      if (loaded->adapters.empty() || is_used(loaded)) continue;
+      idle += loaded->bytes;
+      if (oldest == nullptr || loaded->last_use < oldest->last_use) oldest = loaded;
+    }
+    if (idle <= options_.idle_bytes) return;
+    oldest->adapters.clear();
+    oldest->bytes = 0;
+  }
+}
+
+int64_t Registry::bytes() const {
+  std::set<const Loaded*> all;
+  for (const auto& [path, loaded] : files_) all.insert(loaded.get());
+  for (const LoadedPtr& loaded : used_) all.insert(loaded.get());
+  int64_t total = 0;
+  for (const Loaded* loaded : all) total += loaded->bytes;
+  return total;
+}
+
+}  // namespace atelier::lora

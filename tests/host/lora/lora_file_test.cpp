@@ -1,0 +1,172 @@
+#include "host/lora/lora_file.h"
+
+#include "tests/host/lora/toy_lora.h"
+
+namespace atelier::lora {
+namespace {
+
+using test::expect_error;
+using test::Folder;
+
+at::Tensor number(double value) {
+  return at::tensor(value, at::kFloat);
+}
+
+std::string write(const Folder& folder, const NamedTensors& tensors,
+                  const std::map<std::string, std::string>& metadata = {}) {
+  const std::string path = folder / "lora.safetensors";
+  checkpoint::write_safetensors(path, tensors, metadata);
+  return path;
+}
+
+// One layer of rank 4 with more tensors beside it.
+NamedTensors layer_and(const NamedTensors& more = {}, const std::string& name = "a.b") {
+  NamedTensors tensors = {{name + ".lora_A.weight", at::ones({4, 6})},
+                          {name + ".lora_B.weight", at::ones({5, 4})}};
+  tensors.insert(more.begin(), more.end());
+  return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("Every published spelling of a factor is read", "[lora]") {
+  struct Case {
+    std::string name, layer;
+    TensorRole role;
+  };
+  const Case cases[] = {
+      {"transformer.a.b.lora_A.weight", "transformer.a.b", TensorRole::kDown},
+      {"a.b.lora_B.default.weight", "a.b", TensorRole::kUp},
+      {"base_model.model.a.to_out.0.lora_A.weight", "base_model.model.a.to_out.0",
+       TensorRole::kDown},
+      {"diffusion_model.a.lora_down.weight", "diffusion_model.a", TensorRole::kDown},
+      {"diffusion_model.a.lora_up.weight", "diffusion_model.a", TensorRole::kUp},
+      {"a.lora_down.default.weight", "a", TensorRole::kDown},
+      {"lora_unet_a_b_0.lora_up.weight", "lora_unet_a_b_0", TensorRole::kUp},
+      {"lora_unet_a_b_0.alpha", "lora_unet_a_b_0", TensorRole::kAlpha},
+      {"a.to_q.lora.down.weight", "a.to_q", TensorRole::kDown},
+      {"a.to_q_lora.up.weight", "a.to_q", TensorRole::kUp},
+      {"text.q_proj.lora_linear_layer.up.weight", "text.q_proj", TensorRole::kUp},
+      {"a.lora_A", "a", TensorRole::kDown},
+      {"a.b.weight", "a.b.weight", TensorRole::kUnknown},
+      {"a.lora_A.one.two.weight", "a.lora_A.one.two.weight", TensorRole::kUnknown},
+      {".lora_A.weight", ".lora_A.weight", TensorRole::kUnknown},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    const TensorName name = parse_tensor_name(c.name);
+    CHECK(name.layer == c.layer);
+    CHECK((name.role == c.role));
+  }
+}
+
+TEST_CASE("The scale is alpha over rank, and 1 where no alpha is given", "[lora]") {
+  const Folder folder;
+  const auto scale = [&](const std::string& path) {
+    const LoraFile file = LoraFile::open(path);
+    REQUIRE(file.layers().size() == 1);
+    CHECK(file.layers()[0].rank == 4);
+    CHECK(file.layers()[0].in == 6);
+    CHECK(file.layers()[0].out == 5);
+    return file.layers()[0].scale;
+  };
+  CHECK(scale(write(folder, layer_and())) == 1.0);
+  CHECK(scale(write(folder, layer_and({{"a.b.alpha", number(2)}}))) == 0.5);
+  CHECK(scale(write(folder, layer_and({{"a.b.alpha", at::full({1}, 8, at::kBFloat16)}}))) == 2.0);
+
+  const auto with = [&](const std::string& metadata, const NamedTensors& more = {}) {
+    return scale(
+        write(folder, layer_and(more, "transformer.a.b"), {{"lora_adapter_metadata", metadata}}));
+  };
+  CHECK(with(R"({"transformer.r": 4, "transformer.lora_alpha": 8})") == 2.0);
+  CHECK(with(R"({"transformer.lora_alpha": 8, "transformer.use_rslora": true})") == 4.0);
+  CHECK(with(R"({"text_encoder.lora_alpha": 8})") == 1.0);
+  CHECK(with(R"({"transformer.lora_alpha": 8, "transformer.alpha_pattern": {"b": 1}})") == 0.25);
+  CHECK(with(R"({"transformer.lora_alpha": 8, "transformer.alpha_pattern": {"^b": 1}})") == 2.0);
+  CHECK(with(R"({"transformer.lora_alpha": 8, "transformer.alpha_pattern": {"^a.b": 1}})") == 0.25);
+  CHECK(with(R"({"transformer.lora_alpha": 8})", {{"transformer.a.b.alpha", number(2)}}) == 0.5);
+}
+
+TEST_CASE("A folder stands for the LoRA that peft or diffusers saved there", "[lora]") {
+  const Folder folder;
+  checkpoint::write_safetensors(folder / "adapter_model.safetensors",
+                                layer_and({}, "base_model.model.a.b"));
+  test::write_bytes(folder / "adapter_config.json", R"({"r": 4, "lora_alpha": 12})");
+  CHECK(LoraFile::open(folder.path()).layers().at(0).scale == 3.0);
+  test::fs::rename(folder / "adapter_model.safetensors", folder / "other.safetensors");
+  CHECK(LoraFile::open(folder.path()).layers().at(0).scale == 1.0);
+  checkpoint::write_safetensors(folder / "second.safetensors", layer_and());
+  expect_error(ErrorCode::kNotFound, {"2 .safetensors files"},
+               [&] { LoraFile::open(folder.path()); });
+}
+
+TEST_CASE("Factors are read in any dtype, convolutions of width 1 as matrices", "[lora]") {
+  const Folder folder;
+  const at::Tensor down = at::randn({4, 6}), up = at::randn({5, 4});
+  const LoraFile file = LoraFile::open(
+      write(folder, {{"c.lora_down.weight", down.reshape({4, 6, 1, 1})},
+                     {"c.lora_up.weight", up.reshape({5, 4, 1, 1}).to(at::kBFloat16)}}));
+  CHECK(at::equal(file.read_down(file.layers()[0], at::kFloat), down));
+  CHECK(at::equal(file.read_up(file.layers()[0], at::kFloat), up.to(at::kBFloat16).to(at::kFloat)));
+  CHECK(at::equal(file.read_down(file.layers()[0], at::kHalf), down.to(at::kHalf)));
+}
+
+TEST_CASE("Files that are wrong are refused with file, tensor and reason", "[lora]") {
+  const Folder folder;
+  const auto refused = [&](ErrorCode code, const std::vector<std::string>& parts,
+                           const NamedTensors& tensors,
+                           const std::map<std::string, std::string>& metadata = {}) {
+    const std::string path = write(folder, tensors, metadata);
+    std::vector<std::string> all = parts;
+    all.emplace_back("lora.safetensors");
+    expect_error(code, all, [&] { LoraFile::open(path); });
+  };
+  refused(ErrorCode::kInvalidArgument, {"is no LoRA (1 tensors"}, {{"a.weight", at::ones({2, 2})}});
+  refused(ErrorCode::kInvalidArgument, {"\"a.b.lora_B.weight\"", "[5, 3]", "rank 4 expected"},
+          {{"a.b.lora_A.weight", at::ones({4, 6})}, {"a.b.lora_B.weight", at::ones({5, 3})}});
+  refused(ErrorCode::kInvalidArgument, {"\"c.lora_A.weight\"", "lora_B (lora_up) is missing"},
+          layer_and({{"c.lora_A.weight", at::ones({4, 6})}}));
+  refused(ErrorCode::kUnsupported, {"same factor of the same layer"},
+          layer_and({{"a.b.lora_A.two.weight", at::ones({4, 6})}}));
+  refused(ErrorCode::kUnsupported, {"[4, 6, 3, 3] is no matrix"},
+          {{"a.lora_A.weight", at::ones({4, 6, 3, 3})}, {"a.lora_B.weight", at::ones({5, 4})}});
+  refused(ErrorCode::kUnsupported, {"Int values"},
+          {{"a.lora_A.weight", at::ones({4, 6}, at::kInt)}, {"a.lora_B.weight", at::ones({5, 4})}});
+  refused(ErrorCode::kInvalidArgument, {"\"a.b.alpha\"", "one number expected"},
+          layer_and({{"a.b.alpha", at::ones({2})}}));
+  refused(ErrorCode::kDataLoss, {"\"a.b.alpha\"", "not finite"},
+          layer_and({{"a.b.alpha", number(INFINITY)}}));
+  refused(ErrorCode::kDataLoss, {"lora_adapter_metadata"}, layer_and(),
+          {{"lora_adapter_metadata", "{"}});
+  for (const auto& [tensor, kind] :
+       std::map<std::string, std::string>{{"a.b.dora_scale", "DoRA"},
+                                          {"a.b.lora_magnitude_vector.weight", "DoRA"},
+                                          {"a.b.hada_w1_a", "LoHa"},
+                                          {"a.b.lokr_w2", "LoKr"},
+                                          {"a.b.diff", "(.diff)"},
+                                          {"a.b.diff_b", "(.diff_b)"},
+                                          {"a.b.lora_B.bias", "biases"},
+                                          {"a.b.lora_mid.weight", "middle factor"}})
+    refused(ErrorCode::kUnsupported, {kind + " is not supported", tensor},
+            layer_and({{tensor, at::ones({4, 4})}}));
+  expect_error(ErrorCode::kNotFound, {"missing.safetensors"},
+               [&] { LoraFile::open(folder / "missing.safetensors"); });
+}
+
+TEST_CASE("Damaged files and values are refused", "[lora]") {
+  const Folder folder;
+  NamedTensors tensors = layer_and();
+  tensors.at("a.b.lora_B.weight")[1][1] = NAN;
+  const LoraFile file = LoraFile::open(write(folder, tensors));
+  CHECK(file.read_down(file.layers()[0], at::kFloat).sum().item<double>() == 24);
+  expect_error(ErrorCode::kDataLoss, {"\"a.b.lora_B.weight\"", "not finite as Float"},
+               [&] { file.read_up(file.layers()[0], at::kFloat); });
+  const std::string path = write(folder, layer_and({{"a.b.alpha", number(1)}}));
+  const std::string whole = test::read_bytes(path);
+  for (const size_t length : {size_t{4}, size_t{100}, whole.size() - 1}) {
+    test::write_bytes(path, whole.substr(0, length));
+    expect_error(ErrorCode::kDataLoss, {"lora.safetensors"}, [&] { LoraFile::open(path); });
+  }
+}
+
+}  // namespace atelier::lora

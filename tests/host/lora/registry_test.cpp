@@ -1,0 +1,309 @@
+#include "host/lora/registry.h"
+
+#include <random>
+
+#include "tests/host/lora/toy_lora.h"
+
+namespace atelier::lora {
+namespace {
+
+using test::expect_error;
+using test::Folder;
+
+// A model, its velocity without LoRAs, and two LoRAs.
+struct Scene {
+  Folder folder;
+  std::unique_ptr<checkpoint::LoadedModel> model;
+  at::Tensor plain;
+  std::vector<test::Factors> style = test::toy_factors(4, 1);
+  std::vector<test::Factors> light = {style[1], style[3]};  // of fewer layers, other values
+  std::string style_path = folder / "style.safetensors", light_path = folder / "light.safetensors";
+
+  Scene() {
+    test::write_toy_model(folder.path());
+    model = test::open_toy(folder.path());
+    plain = test::toy_velocity(*model);
+    for (test::Factors& of : light) of.down = at::randn({2, of.down.size(1)}) * 0.3;
+    for (test::Factors& of : light) of.up = at::randn({of.up.size(0), 2}) * 0.3;
+    test::write_lora(style_path, style);
+    test::write_lora(light_path, light, "diffusion_model.", /*alpha=*/1);
+  }
+  at::Tensor velocity() { return test::toy_velocity(*model); }
+  at::Tensor merged(double of_style, double of_light) const {
+    std::vector<test::Factors> all = style;
+    all.insert(all.end(), light.begin(), light.end());
+    std::vector<double> scales(style.size(), of_style);
+    scales.insert(scales.end(), light.size(), of_light * 0.5);  // alpha 1, rank 2
+    return test::merged_velocity(folder.path(), all, scales);
+  }
+  std::vector<at::Tensor> weights() {
+    std::vector<at::Tensor> all;
+    model->model().component("dit").visit_weights(
+        [&](const std::string&, Weight& weight) { all.push_back(weight.draw().clone()); });
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A loaded LoRA gives what merged weights give, and unloading gives the base's bits",
+          "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  const double effect = test::error(scene.merged(1, 0), scene.plain);
+  REQUIRE(effect > 0.05);
+  registry.load({"style", scene.style_path});
+  CHECK(test::error(scene.velocity(), scene.merged(1, 0)) < 5e-5);
+  registry.load({"light", scene.light_path, 0.5});
+  CHECK(test::error(scene.velocity(), scene.merged(1, 0.5)) < 5e-5);
+  registry.set_strength("style", -0.7);
+  CHECK(test::error(scene.velocity(), scene.merged(-0.7, 0.5)) < 5e-5);
+  registry.unload("style");  // the layers that only it has are plain again
+  CHECK(test::error(scene.velocity(), scene.merged(0, 0.5)) < 5e-5);
+  registry.set_strength("light", 0);
+  CHECK(at::equal(scene.velocity(), scene.plain));
+  registry.unload("light");
+  CHECK(at::equal(scene.velocity(), scene.plain));
+  CHECK(registry.in_use().empty());
+}
+
+TEST_CASE("All spellings of one LoRA give the same bits", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  registry.load({"style", scene.style_path});
+  const at::Tensor wanted = scene.velocity();
+  REQUIRE_FALSE(at::equal(wanted, scene.plain));
+  struct Spelling {
+    std::string prefix, down, up;
+    bool is_flat = false;
+  };
+  const Spelling spellings[] = {{"", ".lora_A.weight", ".lora_B.weight"},
+                                {"", ".lora_A.default.weight", ".lora_B.default.weight"},
+                                {"", ".lora_down.weight", ".lora_up.weight"},
+                                {"base_model.model.", ".lora_A.weight", ".lora_B.weight"},
+                                {"diffusion_model.", ".lora_A.weight", ".lora_B.weight"},
+                                {"diffusion_model.", ".lora_down.weight", ".lora_up.weight"},
+                                {"transformer.", ".lora.down.weight", ".lora.up.weight"},
+                                {"lora_unet_", ".lora_down.weight", ".lora_up.weight", true},
+                                {"lora_unet__", ".lora_down.weight", ".lora_up.weight", true},
+                                {"lycoris_", ".lora_down.weight", ".lora_up.weight", true}};
+  for (const Spelling& spelling : spellings) {
+    for (const bool with_alpha : {false, true}) {
+      INFO(spelling.prefix << spelling.down << (with_alpha ? ", alpha" : ""));
+      NamedTensors tensors;
+      for (const test::Factors& of : scene.style) {
+        std::string layer = of.layer;
+        if (spelling.is_flat) std::replace(layer.begin(), layer.end(), '.', '_');
+        tensors.emplace(spelling.prefix + layer + spelling.down, of.down);
+        tensors.emplace(spelling.prefix + layer + spelling.up, of.up);
+        if (with_alpha)
+          tensors.emplace(spelling.prefix + layer + ".alpha", at::tensor(4.0, at::kFloat));
+      }
+      const std::string path = scene.folder / "spelled.safetensors";
+      checkpoint::write_safetensors(path, tensors);
+      const std::vector<Use> set = {{"spelled", path}};
+      registry.use(set);
+      CHECK(registry.check(path).empty());
+      CHECK(at::equal(scene.velocity(), wanted));
+    }
+  }
+}
+
+TEST_CASE("A set replaces another, whatever layers they have", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  const std::vector<Use> style = {{"style", scene.style_path}},
+                         light = {{"light", scene.light_path}},
+                         both = {{"style", scene.style_path, 0.5}, {"light", scene.light_path}};
+  registry.use(light);
+  const at::Tensor of_light = scene.velocity();
+  registry.use(both);
+  const at::Tensor of_both = scene.velocity();
+  CHECK(test::error(of_both, scene.merged(0.5, 1)) < 5e-5);
+  registry.use(style);
+  registry.use(light);
+  CHECK(at::equal(scene.velocity(), of_light));
+  registry.use(both);
+  CHECK(at::equal(scene.velocity(), of_both));
+  registry.use({});
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
+TEST_CASE("Adapters outlive the weights of their layers", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  scene.model->unload_component("dit");
+  registry.load({"style", scene.style_path});
+  const at::Tensor with = scene.velocity();
+  CHECK(test::error(with, scene.merged(1, 0)) < 5e-5);
+  scene.model->unload_component("dit");
+  CHECK(at::equal(scene.velocity(), with));
+  registry.unload("style");
+  scene.model->unload_component("dit");
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
+TEST_CASE("Adapters have the compute dtype, and those of others stay where they are", "[lora]") {
+  Scene scene;
+  scene.model = test::open_toy(scene.folder.path(), "bfloat16");
+  nn::Linear* down = nullptr;
+  scene.model->model().component("dit").visit([&](nn::Module& module) {
+    if (module.path() == "blocks.1.down") down = dynamic_cast<nn::Linear*>(&module);
+  });
+  REQUIRE(down != nullptr);
+  const ops::Adapter other = {at::randn({3, 32}), at::randn({32, 3}), 0.5};
+  down->adapters.push_back(other);
+  {
+    Registry registry(*scene.model);
+    registry.load({"style", scene.style_path});
+    REQUIRE(down->adapters.size() == 2);
+    CHECK(down->adapters[0].a.is_same(other.a));
+    CHECK(down->adapters[1].a.scalar_type() == at::kBFloat16);
+    CHECK_FALSE(down->adapters[1].a.requires_grad());
+    CHECK(registry.bytes() > 0);
+  }
+  REQUIRE(down->adapters.size() == 1);
+  CHECK(down->adapters[0].a.is_same(other.a));
+}
+
+TEST_CASE("A mistake leaves the set as it was", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  registry.load({"style", scene.style_path, 0.5});
+  const at::Tensor before = scene.velocity();
+  expect_error(ErrorCode::kInvalidArgument, {"\"style\"", "given twice"}, [&] {
+    registry.load({"style", scene.light_path});
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"not finite"}, [&] {
+    registry.load({"light", scene.light_path, NAN});
+  });
+  expect_error(ErrorCode::kNotFound, {"none.safetensors"}, [&] {
+    registry.load({"none", scene.folder / "none.safetensors"});
+  });
+  expect_error(ErrorCode::kNotFound, {"\"light\" is not loaded", "there are \"style\""},
+               [&] { registry.unload("light"); });
+  expect_error(ErrorCode::kNotFound, {"\"light\""}, [&] { registry.set_strength("light", 1); });
+  const std::vector<Use> broken = {{"light", scene.light_path},
+                                   {"none", scene.folder / "none.safetensors"}};
+  expect_error(ErrorCode::kNotFound, {"none.safetensors"}, [&] { registry.use(broken); });
+  auto factors = scene.light;
+  factors[0].up[0][0] = INFINITY;
+  test::write_lora(scene.folder / "bad.safetensors", factors);
+  expect_error(ErrorCode::kDataLoss, {"bad.safetensors", "not finite"}, [&] {
+    registry.load({"bad", scene.folder / "bad.safetensors"});
+  });
+  CHECK(registry.in_use().size() == 1);
+  CHECK(at::equal(scene.velocity(), before));
+}
+
+TEST_CASE("A file that is written again is read again", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  const std::vector<Use> set = {{"style", scene.style_path}};
+  registry.use(set);
+  const at::Tensor first = scene.velocity();
+  test::write_lora(scene.style_path, test::toy_factors(3, 9));
+  registry.use(set);
+  CHECK_FALSE(at::equal(scene.velocity(), first));
+  test::write_lora(scene.style_path, scene.style);
+  registry.use(set);
+  CHECK(at::equal(scene.velocity(), first));
+}
+
+TEST_CASE("A fingerprint tells what a set does to a component", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  const auto of = [&](const std::vector<Use>& set, std::string_view component) {
+    return registry.fingerprint(set, component);
+  };
+  const Use style = {"style", scene.style_path}, weak = {"style", scene.style_path, 0.5},
+            none = {"style", scene.style_path, 0}, light = {"light", scene.light_path};
+  CHECK(of({style}, "vae").empty());
+  CHECK(of({none}, "dit").empty());
+  CHECK(of({style}, "dit") == of({style, none}, "dit"));
+  CHECK(of({style}, "dit") != of({weak}, "dit"));
+  CHECK(of({style}, "dit") != of({light}, "dit"));
+  const std::string before = of({style}, "dit");
+  test::write_lora(scene.style_path, test::toy_factors(3, 9));
+  CHECK(of({style}, "dit") != before);
+  checkpoint::write_safetensors(scene.style_path, {{"vae.scale.lora_A.weight", at::ones({1, 3})},
+                                                   {"vae.scale.lora_B.weight", at::ones({3, 1})}});
+  CHECK(of({style}, "dit").empty());
+  CHECK_FALSE(of({style}, "vae").empty());
+}
+
+TEST_CASE("Files that are not in use leave memory when there are too many", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model, {.idle_bytes = 0});
+  registry.load({"style", scene.style_path});
+  const int64_t of_style = registry.bytes();
+  registry.load({"light", scene.light_path});
+  const int64_t of_both = registry.bytes();
+  REQUIRE(of_both > of_style);
+  registry.unload("light");
+  CHECK(registry.bytes() == of_style);
+  registry.unload("style");
+  CHECK(registry.bytes() == 0);
+  Registry keeping(*scene.model);
+  keeping.load({"style", scene.style_path});
+  keeping.unload("style");
+  CHECK(keeping.bytes() == of_style);
+}
+
+TEST_CASE("500 random changes leave every weight, the velocity and the memory as they were",
+          "[lora]") {
+  Scene scene;
+  const std::vector<at::Tensor> weights = scene.weights();
+  const at::Tensor x = at::randn({2, test::kToyChannels, 1, 4, 4});
+  const Conditioning cond = {{"prompt_embeds", at::randn({5, test::kToyWidth})}};
+  const auto gradient = [&] {
+    const at::Tensor leaf = test::trained(x);
+    const Conditioning* both[] = {&cond, &cond};
+    DirectRunner runner;
+    const at::Tensor v =
+        scene.model->model().denoise({leaf, at::tensor({0.25f, 0.75f}), both}, runner);
+    return test::gradients({v}, {leaf});
+  };
+  const test::Tensors plain_gradient = gradient();
+  for (uint64_t i = 0; i < 4; ++i)
+    test::write_lora(scene.folder / ("lora" + std::to_string(i) + ".safetensors"),
+                     test::toy_factors(2 + static_cast<int64_t>(i), 20 + i));
+  Registry registry(*scene.model, {.idle_bytes = 0});
+  const auto use_of = [&](size_t i, double strength) {
+    const std::string name = "lora" + std::to_string(i);
+    return Use{name, scene.folder / (name + ".safetensors"), strength};
+  };
+  for (size_t i = 0; i < 4; ++i) registry.check(use_of(i, 1).path);
+  test::Bytes live;
+  const int64_t live_before = live.now();
+  std::mt19937 random(5);
+  size_t with_adapters = 0;
+  for (int cycle = 0; cycle < 500; ++cycle) {
+    const Use use = use_of(random() % 4, static_cast<double>(random() % 5) / 2 - 1);
+    const auto& set = registry.in_use();
+    const bool is_loaded =
+        std::any_of(set.begin(), set.end(), [&](const Use& own) { return own.name == use.name; });
+    if (!is_loaded) {
+      registry.load(use);
+    } else if (random() % 2 == 0) {
+      registry.unload(use.name);
+    } else {
+      registry.set_strength(use.name, use.strength);
+    }
+    if (cycle % 50 == 0) {
+      const bool adds =
+          std::any_of(set.begin(), set.end(), [](const Use& own) { return own.strength != 0; });
+      with_adapters += adds;
+      CHECK(at::equal(scene.velocity(), scene.plain) == !adds);
+    }
+  }
+  CHECK(with_adapters > 3);
+  while (!registry.in_use().empty()) registry.unload(registry.in_use().back().name);
+  CHECK(live.now() == live_before);
+  CHECK(registry.bytes() == 0);
+  CHECK(at::equal(scene.velocity(), scene.plain));
+  CHECK(test::same_bits(scene.weights(), weights));
+  CHECK(test::same_bits(gradient(), plain_gradient));
+}
+
+}  // namespace atelier::lora
