@@ -76,7 +76,7 @@ def assert_gradients(name, got, expected):
                              "; ".join(problems[:8]))
 
 
-def assert_pictures(name, got, expected, tolerance=0.5):
+def assert_pictures(name, got, expected, tolerance=0.05):
     """Compares lists of uint8 pictures: mean absolute difference, in levels of 255."""
     if len(got) != len(expected):
         raise AssertionError(f"{name}: {len(got)} pictures instead of {len(expected)}")
