@@ -56,7 +56,8 @@ Json describe(const std::string& path) {
     ++ranks[layer.rank];
     ++scales[layer.scale];
     ++kinds[layer_kind(layer.name)];
-    for (const std::string& tensor : {layer.down, layer.up}) {
+    for (const std::string& tensor : {layer.down, layer.up, layer.down2, layer.up2}) {
+      if (tensor.empty()) continue;
       const at::ScalarType type = file.tensors().index().find(tensor)->dtype;
       ++dtypes[std::string(formats::dtype_name(checkpoint::file_dtype(type)))];
     }

@@ -42,6 +42,10 @@ constexpr Marker kFactors[] = {
     {".lora_up", TensorRole::kUp},
     {".lora_A", TensorRole::kDown},
     {".lora_B", TensorRole::kUp},
+    {".hada_w1_b", TensorRole::kDown},
+    {".hada_w1_a", TensorRole::kUp},
+    {".hada_w2_b", TensorRole::kDown2},
+    {".hada_w2_a", TensorRole::kUp2},
 };
 
 struct OtherForm {
@@ -51,12 +55,8 @@ struct OtherForm {
 constexpr OtherForm kOtherForms[] = {
     {".dora_scale", "DoRA"},
     {".lora_magnitude_vector", "DoRA"},
-    {".hada_w1_a", "LoHa"},
-    {".hada_w1_b", "LoHa"},
-    {".hada_w2_a", "LoHa"},
-    {".hada_w2_b", "LoHa"},
-    {".hada_t1", "LoHa"},
-    {".hada_t2", "LoHa"},
+    {".hada_t1", "LoHa of a convolution"},
+    {".hada_t2", "LoHa of a convolution"},
     {".lokr_w1", "LoKr"},
     {".lokr_w1_a", "LoKr"},
     {".lokr_w1_b", "LoKr"},
@@ -126,10 +126,10 @@ class AdapterConfig {
     double alpha;
     bool divides_by_root;
   };
-  std::optional<Alpha> find(const std::string& layer) const {
+  std::optional<Alpha> find(const std::string& layer, const std::string& alpha_key) const {
     for (const auto& [key, value] : values_.items()) {
-      if (key != "lora_alpha" && !key.ends_with(".lora_alpha")) continue;
-      const std::string component = key.substr(0, key.size() - std::string("lora_alpha").size());
+      if (key != alpha_key && !key.ends_with("." + alpha_key)) continue;
+      const std::string component = key.substr(0, key.size() - alpha_key.size());
       if (!layer.starts_with(component) || !value.is_number()) continue;
       double alpha = value.get<double>();
       const std::string name = layer.substr(component.size());
@@ -187,7 +187,25 @@ AdapterConfig adapter_config(const Checkpoint& file) {
 
 // The names of one layer's tensors.
 struct Parts {
-  std::string down, up, alpha;
+  std::string down, up, down2, up2, alpha;
+
+  std::string& of(TensorRole role) {
+    if (role == TensorRole::kDown) return down;
+    if (role == TensorRole::kUp) return up;
+    if (role == TensorRole::kDown2) return down2;
+    return role == TensorRole::kUp2 ? up2 : alpha;
+  }
+  bool has_factors() const {
+    return !down.empty() || !up.empty() || !down2.empty() || !up2.empty();
+  }
+  bool is_loha() const {
+    return !down2.empty() || !up2.empty() || down.ends_with(".hada_w1_b") ||
+           up.ends_with(".hada_w1_a");
+  }
+  // One of the factors that are there.
+  const std::string& any() const {
+    return !down.empty() ? down : !up.empty() ? up : !down2.empty() ? down2 : up2;
+  }
 };
 
 // [rows, columns] of a factor; a convolution of width 1 counts as a matrix.
@@ -265,10 +283,7 @@ LoraFile LoraFile::open(const std::string& path) {
       throw Error(
           ErrorCode::kUnsupported, in_file(path, tensor) + ": " + name.kind + " is not supported",
           "use a plain LoRA: pairs of lora_A and lora_B, or lora_down and lora_up", "LORA_KIND");
-    Parts& of = parts[name.layer];
-    std::string& slot = name.role == TensorRole::kDown ? of.down
-                        : name.role == TensorRole::kUp ? of.up
-                                                       : of.alpha;
+    std::string& slot = parts[name.layer].of(name.role);
     if (!slot.empty())
       throw Error(ErrorCode::kUnsupported,
                   in_file(path, tensor) + ": " + quote_and_escape(slot) +
@@ -276,9 +291,8 @@ LoraFile LoraFile::open(const std::string& path) {
                   "save each LoRA as a file of its own", "LORA_TWICE");
     slot = tensor;
   }
-  const bool has_pairs = std::any_of(parts.begin(), parts.end(), [](const auto& item) {
-    return !item.second.down.empty() || !item.second.up.empty();
-  });
+  const bool has_pairs = std::any_of(parts.begin(), parts.end(),
+                                     [](const auto& item) { return item.second.has_factors(); });
   if (!has_pairs)
     throw Error(ErrorCode::kInvalidArgument,
                 display_path(path) + ": is no LoRA (" +
@@ -287,10 +301,17 @@ LoraFile LoraFile::open(const std::string& path) {
                 "atelier inspect says what it is", "LORA_NONE");
   const AdapterConfig config = adapter_config(file);
   for (const auto& [name, of] : parts) {
-    if (of.down.empty() && of.up.empty()) {
+    if (!of.has_factors()) {
       lora.unknown_.push_back(of.alpha);
       continue;
     }
+    const bool is_loha = of.is_loha();
+    if (is_loha && (of.down.empty() || of.up.empty() || of.down2.empty() || of.up2.empty()))
+      throw Error(ErrorCode::kInvalidArgument,
+                  in_file(path, of.any()) +
+                      ": of the layer's hada_w1_a, hada_w1_b, hada_w2_a and " +
+                      "hada_w2_b not all are there",
+                  "the file is not whole: fetch or save it again", "LORA_PAIR");
     if (of.down.empty() || of.up.empty())
       throw Error(ErrorCode::kInvalidArgument,
                   in_file(path, of.down.empty() ? of.up : of.down) + ": the layer's " +
@@ -300,6 +321,8 @@ LoraFile LoraFile::open(const std::string& path) {
     layer.name = name;
     layer.down = of.down;
     layer.up = of.up;
+    layer.down2 = of.down2;
+    layer.up2 = of.up2;
     const auto [rank, in] = matrix_shape(file, of.down);
     const auto [out, up_rank] = matrix_shape(file, of.up);
     if (rank != up_rank)
@@ -308,13 +331,21 @@ LoraFile LoraFile::open(const std::string& path) {
                       ", rank " + std::to_string(rank) + " expected, as " +
                       quote_and_escape(of.down) + " has",
                   "the two factors of a layer have one rank", "LORA_RANK");
+    for (const auto& [first, second] : {std::pair(of.down, of.down2), {of.up, of.up2}}) {
+      if (is_loha && matrix_shape(file, first) != matrix_shape(file, second))
+        throw Error(ErrorCode::kUnsupported,
+                    in_file(path, second) + ": shape " +
+                        shape_text(file.index().find(second)->shape) + ", that of " +
+                        quote_and_escape(first) + " expected",
+                    "the two pairs of a LoHa have one shape", "LORA_RANK");
+    }
     layer.rank = rank;
     layer.in = in;
     layer.out = out;
     double divisor = static_cast<double>(rank);
     if (!of.alpha.empty()) {
       layer.alpha = read_alpha(file, of.alpha);
-    } else if (const auto given = config.find(name)) {
+    } else if (const auto given = config.find(name, is_loha ? "alpha" : "lora_alpha")) {
       layer.alpha = given->alpha;
       if (given->divides_by_root) divisor = std::sqrt(divisor);
     }
@@ -324,23 +355,33 @@ LoraFile LoraFile::open(const std::string& path) {
   return lora;
 }
 
-at::Tensor LoraFile::read(const std::string& name, int64_t rows, int64_t columns,
-                          at::ScalarType dtype) const {
-  const at::Tensor value = file_.read(name, dtype).reshape({rows, columns});
-  if (!at::isfinite(value).all().item<bool>())
-    throw Error(
-        ErrorCode::kDataLoss,
-        in_file(path(), name) + ": holds values that are not finite as " + c10::toString(dtype),
-        "the file is damaged, or its values are too large for --dtype", "LORA_VALUES");
-  return value;
+at::Tensor LoraFile::checked(const std::string& name, at::Tensor value) const {
+  if (at::isfinite(value).all().item<bool>()) return value;
+  throw Error(ErrorCode::kDataLoss,
+              in_file(path(), name) + ": holds values that are not finite as " +
+                  c10::toString(value.scalar_type()),
+              "the file is damaged, or its values are too large for --dtype", "LORA_VALUES");
 }
 
+at::Tensor LoraFile::read(const std::string& name, int64_t rows, int64_t columns,
+                          at::ScalarType dtype) const {
+  return checked(name, file_.read(name, dtype).reshape({rows, columns}));
+}
+
+// (u v) * (w x), element by element, is the product of all pairs of columns of u and w with all
+// pairs of rows of v and x.
 at::Tensor LoraFile::read_down(const LoraLayer& layer, at::ScalarType dtype) const {
-  return read(layer.down, layer.rank, layer.in, dtype);
+  if (layer.down2.empty()) return read(layer.down, layer.rank, layer.in, dtype);
+  const at::Tensor first = read(layer.down, layer.rank, layer.in, at::kFloat);
+  const at::Tensor second = read(layer.down2, layer.rank, layer.in, at::kFloat);
+  return checked(layer.down, (first.unsqueeze(1) * second.unsqueeze(0)).flatten(0, 1).to(dtype));
 }
 
 at::Tensor LoraFile::read_up(const LoraLayer& layer, at::ScalarType dtype) const {
-  return read(layer.up, layer.out, layer.rank, dtype);
+  if (layer.up2.empty()) return read(layer.up, layer.out, layer.rank, dtype);
+  const at::Tensor first = read(layer.up, layer.out, layer.rank, at::kFloat);
+  const at::Tensor second = read(layer.up2, layer.out, layer.rank, at::kFloat);
+  return checked(layer.up, (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1, 2).to(dtype));
 }
 
 }  // namespace atelier::lora

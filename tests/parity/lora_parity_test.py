@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
-from peft import LoraConfig, get_peft_model
+from peft import LoHaConfig, LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
@@ -29,7 +29,7 @@ ALL_LINEARS = [
 def randomize_adapters_(module, seed, std):
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if "lora_" in name:
+            if "lora_" in name or "hada_" in name:
                 generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
@@ -166,12 +166,19 @@ class LoraParityTest(unittest.TestCase):
         listed = self.ours([{"name": "style", "strength": 0.7}])
         self.assertTrue(np.array_equal(got[0], listed[0][0]))
 
-    def test_a_folder_of_peft_gives_the_same_picture(self):
+    def test_folders_of_peft_give_the_same_pictures(self):
+        for name, std, config in (("LoRA", 0.08,
+                                   LoraConfig(r=3, lora_alpha=9, target_modules=ALL_LINEARS)),
+                                  ("LoHa", 0.4,
+                                   LoHaConfig(r=2, alpha=3, target_modules=ALL_LINEARS))):
+            with self.subTest(name=name):
+                self.check_folder(name, std, config)
+
+    def check_folder(self, name, std, config):
         transformer = QwenImageTransformer2DModel.from_pretrained(self.models.model / "transformer")
-        wrapped = get_peft_model(transformer,
-                                 LoraConfig(r=3, lora_alpha=9, target_modules=ALL_LINEARS))
-        randomize_adapters_(wrapped, 3, 0.08)
-        wrapped.save_pretrained(self.dir / "peft")
+        wrapped = get_peft_model(transformer, config)
+        randomize_adapters_(wrapped, 3, std)
+        wrapped.save_pretrained(self.dir / "peft" / name)
         wrapped.eval()
         pipeline = QwenImagePipeline(**{**self.pipeline.components, "transformer": transformer})
         pipeline.set_progress_bar_config(disable=True)
@@ -194,8 +201,8 @@ class LoraParityTest(unittest.TestCase):
                                cfg_scale=1.0,
                                seed=0,
                                dtype="float32",
-                               lora=self.dir / "peft")
-        compare.assert_pictures("LoRA folder of peft", got, expected)
+                               lora=self.dir / "peft" / name)
+        compare.assert_pictures(name + " folder of peft", got, expected)
 
     def test_every_spelling_of_one_lora_gives_the_same_bits(self):
         layers = layers_of(self.dir / "style.safetensors")

@@ -126,6 +126,13 @@ TEST_CASE("Files that are wrong are refused with file, tensor and reason", "[lor
           {{"a.b.lora_A.weight", at::ones({4, 6})}, {"a.b.lora_B.weight", at::ones({5, 3})}});
   refused(ErrorCode::kInvalidArgument, {"\"c.lora_A.weight\"", "lora_B (lora_up) is missing"},
           layer_and({{"c.lora_A.weight", at::ones({4, 6})}}));
+  refused(ErrorCode::kInvalidArgument, {"hada_w1_a, hada_w1_b, hada_w2_a and hada_w2_b not all"},
+          layer_and({{"c.hada_w1_a", at::ones({5, 4})}}));
+  refused(ErrorCode::kUnsupported, {"\"c.hada_w2_b\": shape [3, 6]"},
+          {{"c.hada_w1_a", at::ones({5, 4})},
+           {"c.hada_w1_b", at::ones({4, 6})},
+           {"c.hada_w2_a", at::ones({5, 3})},
+           {"c.hada_w2_b", at::ones({3, 6})}});
   refused(ErrorCode::kUnsupported, {"same factor of the same layer"},
           layer_and({{"a.b.lora_A.two.weight", at::ones({4, 6})}}));
   refused(ErrorCode::kUnsupported, {"[4, 6, 3, 3] is no matrix"},
@@ -141,7 +148,7 @@ TEST_CASE("Files that are wrong are refused with file, tensor and reason", "[lor
   for (const auto& [tensor, kind] :
        std::map<std::string, std::string>{{"a.b.dora_scale", "DoRA"},
                                           {"a.b.lora_magnitude_vector.weight", "DoRA"},
-                                          {"a.b.hada_w1_a", "LoHa"},
+                                          {"a.b.hada_t1", "LoHa of a convolution"},
                                           {"a.b.lokr_w2", "LoKr"},
                                           {"a.b.diff", "(.diff)"},
                                           {"a.b.diff_b", "(.diff_b)"},

@@ -1,6 +1,7 @@
 #include "host/lora/registry.h"
 
 #include <random>
+#include <regex>
 
 #include "tests/host/lora/toy_lora.h"
 
@@ -107,6 +108,34 @@ TEST_CASE("All spellings of one LoRA give the same bits", "[lora]") {
       CHECK(at::equal(scene.velocity(), wanted));
     }
   }
+}
+
+TEST_CASE("A LoHa gives what merged weights give", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  NamedTensors tensors;
+  std::vector<test::Factors> deltas;  // as products with the identity
+  for (const auto& [layer, in, out] :
+       {std::tuple("blocks.0.qkv", 32, 96), {"blocks.1.value", 32, 32}, {"embed", 48, 32}}) {
+    const auto first = test::random_factors(layer, in, out, 3);
+    const auto second = test::random_factors(layer, in, out, 3);
+    const std::string name = "lycoris_" + std::regex_replace(first.layer, std::regex("\\."), "_");
+    tensors.emplace(name + ".hada_w1_a", first.up);
+    tensors.emplace(name + ".hada_w1_b", first.down);
+    tensors.emplace(name + ".hada_w2_a", second.up);
+    tensors.emplace(name + ".hada_w2_b", second.down);
+    tensors.emplace(name + ".alpha", at::tensor(6.0, at::kFloat));
+    deltas.push_back(
+        {layer, at::mm(first.up, first.down) * at::mm(second.up, second.down), at::eye(out)});
+  }
+  const std::string path = scene.folder / "loha.safetensors";
+  checkpoint::write_safetensors(path, tensors);
+  registry.load({"loha", path, 0.5});
+  const at::Tensor merged = test::merged_velocity(scene.folder.path(), deltas, {1, 1, 1});
+  REQUIRE(test::error(merged, scene.plain) > 0.05);
+  CHECK(test::error(scene.velocity(), merged) < 5e-5);
+  registry.unload("loha");
+  CHECK(at::equal(scene.velocity(), scene.plain));
 }
 
 TEST_CASE("A set replaces another, whatever layers they have", "[lora]") {
