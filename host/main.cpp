@@ -16,6 +16,7 @@
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
+#include "host/checkpoint/mapped_file.h"
 #include "host/cli/error_line.h"
 #include "host/cli/flags.h"
 #include "host/device/cpu_memory.h"
@@ -113,6 +114,7 @@ int run(std::span<const std::string> arguments) {
 
 int main(int count, char** values) {
   atelier::device::keep_freed_memory();
+  atelier::checkpoint::report_lost_pages();
   std::set_terminate(on_terminate);
   signal(SIGINT, on_interrupt);
   signal(SIGPIPE, SIG_IGN);

@@ -10,7 +10,7 @@
 
 namespace atelier::checkpoint {
 
-// An open file that is read at given places, never mapped: a mapped file that shrinks ends the
+// An open file that is read at given places, and not mapped: a mapped file that shrinks ends the
 // process. Safe to use from several threads.
 class FileReader {
  public:

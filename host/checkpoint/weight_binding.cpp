@@ -15,6 +15,7 @@
 #include "formats/glob.h"
 #include "host/checkpoint/bulk_reader.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/mapped_file.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/report/problems.h"
 
@@ -277,6 +278,44 @@ int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint
   return bytes;
 }
 
+namespace {
+
+// Weights that are whole tensors of the file, as the file has them, need no copy on the CPU.
+class WeightMapper {
+ public:
+  WeightMapper(const Checkpoint& checkpoint, std::function<void(int64_t)> progress)
+      : checkpoint_(checkpoint), progress_(std::move(progress)), files_(checkpoint.files().size()) {}
+
+  // Fills the weight and returns true, or leaves it alone when its bytes must be converted, cut, joined or aligned.
+  bool map(const BoundWeight& bound, at::ScalarType type) {
+    const WeightPiece& piece = bound.pieces.front();
+    const TensorMeta& meta = *checkpoint_.index().find(piece.tensor);
+    const TensorPlace& place = checkpoint_.place(piece.tensor);
+    if (bound.pieces.size() != 1 || piece.axis >= 0 || meta.dtype != type || bound.weight->numel() == 0 ||
+        place.begin % c10::elementSize(type) != 0)
+      return false;
+    auto& file = files_[static_cast<size_t>(place.file)];
+    if (!file)
+      file = MappedFile::open(checkpoint_.files()[static_cast<size_t>(place.file)],
+                              checkpoint_.file_sizes()[static_cast<size_t>(place.file)]);
+    file->populate(place.begin, place.bytes);
+    bound.weight->set(file->tensor(place.begin, bound.weight->sizes(), type));
+    bytes_ += static_cast<int64_t>(place.bytes);
+    if (progress_) progress_(bytes_);
+    return true;
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::function<void(int64_t)> progress_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
 void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
                   at::Device device, const std::function<void(int64_t)>& progress) {
   const at::NoGradGuard no_grad;
@@ -284,12 +323,13 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
   int64_t done_before = 0, group_bytes = 0;
   std::vector<ReadRun> runs;
   std::vector<std::pair<Weight*, at::Tensor>> values;
+  WeightMapper mapper(checkpoint, progress);
 
   const auto flush = [&] {
     int64_t done = 0;
     read_runs(checkpoint.files(), checkpoint.file_sizes(), std::move(runs), [&](int64_t bytes) {
       done = bytes;
-      if (progress) progress(done_before + bytes);
+      if (progress) progress(mapper.bytes() + done_before + bytes);
     });
     done_before += done;
     runs.clear();
@@ -303,6 +343,7 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
     const at::IntArrayRef sizes = bound.weight->sizes();
     const at::ScalarType published = index.find(bound.pieces.front().tensor)->dtype;
     const at::ScalarType type = c10::isFloatingType(published) ? dtype : published;
+    if (device.is_cpu() && mapper.map(bound, type)) continue;
     at::Tensor value = at::empty(sizes, at::TensorOptions(type));
     auto* base = static_cast<char*>(value.data_ptr());
     const auto bytes = static_cast<int64_t>(value.nbytes());
