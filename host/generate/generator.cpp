@@ -302,6 +302,9 @@ at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_C
                      : decode(latents);
   const at::Tensor on_cpu = pixels[0].to(at::kCPU, at::kFloat);
   step.finish();
+  if (!at::isfinite(on_cpu).all().item<bool>())
+    throw Error(ErrorCode::kNumerics, "the picture has values that are not finite",
+                "compute in another --dtype, and check the model's files");
   return on_cpu;
 }
 

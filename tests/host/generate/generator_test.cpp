@@ -230,6 +230,18 @@ TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "
   REQUIRE(bench.model.denoise_calls == 6);
 }
 
+TEST_CASE("A picture of values that are not finite is an error", "[generate]") {
+  Bench bench;
+  Request request = request_of("prompt", 2, {0});
+  request.latents = at::full({1, 4, 1, 4, 6}, std::nan(""));
+  try {
+    bench.run(request);
+    FAIL("it was made");
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kNumerics);
+  }
+}
+
 TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") {
   Bench bench;
   Engine engine = fake_engine(bench.model, bench.log);
