@@ -11,7 +11,7 @@ namespace {
 
 std::string little(uint64_t value, int num_bytes) {
   std::string bytes;
-  for (int i = 0; i < num_bytes; ++i) bytes.push_back(static_cast<char>((value >> (8 * i)) & 0xFF));
+  for (int i = 0; i < num_bytes; ++i, value >>= 8) bytes.push_back(static_cast<char>(value & 0xFF));
   return bytes;
 }
 
