@@ -83,6 +83,7 @@ TEST_CASE("A written file is read back bit for bit, in every dtype", "[checkpoin
     const at::Tensor got = file.read(name);
     CHECK(got.scalar_type() == value.scalar_type());
     REQUIRE(got.sizes() == value.sizes());
+    if (value.nbytes() == 0) continue;  // an empty tensor has no address
     CHECK(std::memcmp(got.data_ptr(), value.contiguous().data_ptr(), value.nbytes()) == 0);
   }
   CHECK(file.place("fp8").begin >= 4096);  // the header is padded
