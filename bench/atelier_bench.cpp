@@ -1,20 +1,22 @@
-// Times one part of a model in a steady state and prints a JSON object on stdout, for the comparison scripts.
+// Times one part of a model in a steady state and prints a JSON object on stdout, for the
+// comparison scripts.
 //
-//   atelier-bench dit|vae|load --plugin NAME --model_paths … [--inputs F] [--runs 5] [--warmup 1] [--dtype float32]
+//   atelier-bench dit|vae|load --plugin NAME --model_paths … [--inputs F] [--runs 5] [--warmup 1]
+//   [--dtype float32]
 //
-// dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1, C, T, H, W],
-//      sigma [1], and the conditioning with a batch axis of 1: NAME for the prompt, negative_NAME for the other.
+// dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1,
+// C, T, H, W],
+//      sigma [1], and the conditioning with a batch axis of 1: NAME for the prompt, negative_NAME
+//      for the other.
 // vae: one decode of latents [B, C, T, H, W].
 // load: every component given, from headers to weights in memory; one run a process.
-// Without --pipe all runs follow each other; with it each line on stdin starts one run and prints one object, so that
-// two programs can take turns.
-#include <sys/resource.h>
-
+// Without --pipe all runs follow each other; with it each line on stdin starts one run and prints
+// one object, so that two programs can take turns.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
-
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
@@ -22,6 +24,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
 #include "host/device/cpu_memory.h"
@@ -43,13 +46,20 @@ int64_t peak_rss_bytes() {
 }
 
 cli::CommandSpec command() {
-  cli::CommandSpec spec{.name = "bench", .summary = "Times one part of a model", .flags = cli::model_flags("float32"),
-                        .positional = "dit|vae|load", .min_positional = 1, .max_positional = 1};
+  cli::CommandSpec spec{.name = "bench",
+                        .summary = "Times one part of a model",
+                        .flags = cli::model_flags("float32"),
+                        .positional = "dit|vae|load",
+                        .min_positional = 1,
+                        .max_positional = 1};
   spec.flags.push_back({.name = "inputs", .help = "safetensors file with the tensors of the run"});
-  spec.flags.push_back({.name = "runs", .kind = cli::FlagKind::kInteger, .help = "measured runs", .preset = "5"});
-  spec.flags.push_back({.name = "warmup", .kind = cli::FlagKind::kInteger, .help = "runs before", .preset = "1"});
+  spec.flags.push_back(
+      {.name = "runs", .kind = cli::FlagKind::kInteger, .help = "measured runs", .preset = "5"});
+  spec.flags.push_back(
+      {.name = "warmup", .kind = cli::FlagKind::kInteger, .help = "runs before", .preset = "1"});
   spec.flags.push_back({.name = "threads", .kind = cli::FlagKind::kInteger, .help = "CPU threads"});
-  spec.flags.push_back({.name = "pipe", .kind = cli::FlagKind::kFlag, .help = "one run per line on stdin"});
+  spec.flags.push_back(
+      {.name = "pipe", .kind = cli::FlagKind::kFlag, .help = "one run per line on stdin"});
   return spec;
 }
 
@@ -62,13 +72,18 @@ class Workload {
     for (const auto& [name, meta] : file.index().tensors()) {
       at::Tensor tensor = file.read(name).to(loaded.device());
       if (name != "sigma") tensor = tensor.to(loaded.dtype());
-      if (name == "latents") latents_ = tensor;
-      else if (name == "sigma") sigma_ = tensor.to(at::kFloat);
-      else if (name.starts_with("negative_")) uncond_[name.substr(9)] = tensor.squeeze(0);
-      else cond_[name] = tensor.squeeze(0);
+      if (name == "latents")
+        latents_ = tensor;
+      else if (name == "sigma")
+        sigma_ = tensor.to(at::kFloat);
+      else if (name.starts_with("negative_"))
+        uncond_[name.substr(9)] = tensor.squeeze(0);
+      else
+        cond_[name] = tensor.squeeze(0);
     }
     if (!latents_.defined() || (what_ == "dit" && !sigma_.defined()))
-      throw Error(ErrorCode::kInvalidArgument, inputs_path + ": latents" + (what_ == "dit" ? " or sigma" : "") + " is missing");
+      throw Error(ErrorCode::kInvalidArgument,
+                  inputs_path + ": latents" + (what_ == "dit" ? " or sigma" : "") + " is missing");
     loaded.load_component(what_);
   }
 
@@ -78,9 +93,10 @@ class Workload {
       loaded_.model().decode(latents_, runner_);
     } else {
       const Conditioning* conditions[] = {&cond_, &uncond_};
-      const at::Tensor velocity =
-          loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}), .sigma_B = sigma_.expand({2}), .cond = conditions},
-                                  runner_);
+      const at::Tensor velocity = loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}),
+                                                           .sigma_B = sigma_.expand({2}),
+                                                           .cond = conditions},
+                                                          runner_);
       loaded_.model().guide(velocity.narrow(0, 0, 1), velocity.narrow(0, 1, 1), 4.0);
     }
     if (loaded_.device().is_cuda()) at::accelerator::synchronizeDevice(loaded_.device().index());
@@ -94,7 +110,8 @@ class Workload {
   Conditioning cond_, uncond_;
 };
 
-nlohmann::json report(const std::string& what, const std::string& dtype, std::vector<double> runs_ms) {
+nlohmann::json report(const std::string& what, const std::string& dtype,
+                      std::vector<double> runs_ms) {
   std::vector<double> sorted = runs_ms;
   std::sort(sorted.begin(), sorted.end());
   return {{"what", what},
@@ -109,9 +126,11 @@ int run(std::span<const std::string> arguments) {
   const auto flags = cli::parse_flags(command(), arguments);
   const std::string what = flags.positional()[0];
   if (what != "dit" && what != "vae" && what != "load")
-    throw Error(ErrorCode::kInvalidArgument, "'" + what + "' cannot be timed", "use dit, vae or load");
+    throw Error(ErrorCode::kInvalidArgument, "'" + what + "' cannot be timed",
+                "use dit, vae or load");
   if (auto threads = flags.find_integer("threads")) at::set_num_threads(static_cast<int>(*threads));
-  const auto& plugin = plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
+  const auto& plugin =
+      plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
   auto request = cli::load_request(flags);
   if (what != "load") request.components = {what};
 

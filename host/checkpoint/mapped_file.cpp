@@ -62,7 +62,8 @@ extern "C" void on_lost_page(int, siginfo_t* info, void*) {
     write_text("\nerror: ");
     write_text(mapping.path.data());
     write_text(
-        ": it became shorter, or cannot be read any more, while its weights were in use; leave model files alone while "
+        ": it became shorter, or cannot be read any more, while its weights were in use; leave "
+        "model files alone while "
         "they are used [FILE_CHANGED]\n");
     _exit(3);
   }
@@ -74,8 +75,8 @@ extern "C" void on_lost_page(int, siginfo_t* info, void*) {
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path, uint64_t size) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0)
-    throw Error(ErrorCode::kEnvironment, display_path(path) + ": " + std::strerror(errno), "check the file's permissions",
-                "FILE_OPEN");
+    throw Error(ErrorCode::kEnvironment, display_path(path) + ": " + std::strerror(errno),
+                "check the file's permissions", "FILE_OPEN");
   const off_t length = lseek(descriptor, 0, SEEK_END);
   void* data = MAP_FAILED;
   int why = 0;
@@ -86,11 +87,12 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path, uint
   close(descriptor);
   if (length != static_cast<off_t>(size))
     throw Error(ErrorCode::kDataLoss,
-                display_path(path) + ": it has " + std::to_string(length) + " bytes, and had " + std::to_string(size) +
-                    " when it was opened",
+                display_path(path) + ": it has " + std::to_string(length) + " bytes, and had " +
+                    std::to_string(size) + " when it was opened",
                 "leave model files alone while they are used", "FILE_CHANGED");
   if (data == MAP_FAILED)
-    throw Error(ErrorCode::kEnvironment, display_path(path) + ": it cannot be mapped: " + std::strerror(why),
+    throw Error(ErrorCode::kEnvironment,
+                display_path(path) + ": it cannot be mapped: " + std::strerror(why),
                 "check the limits on virtual memory", "FILE_MAP");
   return std::shared_ptr<const MappedFile>(new MappedFile(path, static_cast<char*>(data), size));
 }
@@ -112,14 +114,16 @@ void MappedFile::populate(uint64_t begin, uint64_t bytes) const {
   while (madvise(data_ + first, end - first, MADV_POPULATE_READ) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno == EFAULT)
-      throw Error(ErrorCode::kDataLoss, display_path(path_) + ": it became shorter, or cannot be read",
+      throw Error(ErrorCode::kDataLoss,
+                  display_path(path_) + ": it became shorter, or cannot be read",
                   "it was cut while it was being read; download or copy it again", "FILE_CHANGED");
     return;  // an older kernel: pages come when they are used
   }
 }
 
 at::Tensor MappedFile::tensor(uint64_t begin, at::IntArrayRef sizes, at::ScalarType dtype) const {
-  return at::from_blob(data_ + begin, sizes, [keep = shared_from_this()](void*) {}, at::TensorOptions(dtype));
+  return at::from_blob(
+      data_ + begin, sizes, [keep = shared_from_this()](void*) {}, at::TensorOptions(dtype));
 }
 
 void report_lost_pages() {

@@ -9,11 +9,13 @@
 
 namespace atelier::checkpoint {
 
-// Mapped privately: what is written to the memory stays in this process. A file that becomes shorter while it is mapped
-// ends the process; see report_lost_pages(). Safe to use from several threads.
+// Mapped privately: what is written to the memory stays in this process. A file that becomes
+// shorter while it is mapped ends the process; see report_lost_pages(). Safe to use from several
+// threads.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
-  // Throws Error{kDataLoss} when the file has another length than `size`, and Error{kEnvironment} when it cannot be mapped.
+  // Throws Error{kDataLoss} when the file has another length than `size`, and Error{kEnvironment}
+  // when it cannot be mapped.
   static std::shared_ptr<const MappedFile> open(const std::string& path, uint64_t size);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -23,7 +25,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   // Throws Error{kDataLoss} when the file became shorter.
   void populate(uint64_t begin, uint64_t bytes) const;
 
-  // The elements from `begin` on, which is a multiple of the element's size. The tensor keeps the file mapped.
+  // The elements from `begin` on, which is a multiple of the element's size. The tensor keeps the
+  // file mapped.
   at::Tensor tensor(uint64_t begin, at::IntArrayRef sizes, at::ScalarType dtype) const;
 
  private:
@@ -34,8 +37,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   uint64_t size_;
 };
 
-// Where a page of a mapped file is gone, the process ends with one line on stderr that names the file, and exit code 3.
-// Call it once, in main().
+// Where a page of a mapped file is gone, the process ends with one line on stderr that names the
+// file, and exit code 3. Call it once, in main().
 void report_lost_pages();
 
 }  // namespace atelier::checkpoint

@@ -284,15 +284,18 @@ namespace {
 class WeightMapper {
  public:
   WeightMapper(const Checkpoint& checkpoint, std::function<void(int64_t)> progress)
-      : checkpoint_(checkpoint), progress_(std::move(progress)), files_(checkpoint.files().size()) {}
+      : checkpoint_(checkpoint),
+        progress_(std::move(progress)),
+        files_(checkpoint.files().size()) {}
 
-  // Fills the weight and returns true, or leaves it alone when its bytes must be converted, cut, joined or aligned.
+  // Fills the weight and returns true, or leaves it alone when its bytes must be converted, cut,
+  // joined or aligned.
   bool map(const BoundWeight& bound, at::ScalarType type) {
     const WeightPiece& piece = bound.pieces.front();
     const TensorMeta& meta = *checkpoint_.index().find(piece.tensor);
     const TensorPlace& place = checkpoint_.place(piece.tensor);
-    if (bound.pieces.size() != 1 || piece.axis >= 0 || meta.dtype != type || bound.weight->numel() == 0 ||
-        place.begin % c10::elementSize(type) != 0)
+    if (bound.pieces.size() != 1 || piece.axis >= 0 || meta.dtype != type ||
+        bound.weight->numel() == 0 || place.begin % c10::elementSize(type) != 0)
       return false;
     auto& file = files_[static_cast<size_t>(place.file)];
     if (!file)

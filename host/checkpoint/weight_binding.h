@@ -52,8 +52,9 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix,
 int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix,
                             const TensorIndex& index);
 
-// Fills the weights. Floating ones arrive in `dtype` on `device`. On the CPU whole tensors of that dtype are mapped and
-// not copied (see mapped_file.h); all others are read in groups, so that beside the weights little memory is used.
+// Fills the weights. Floating ones arrive in `dtype` on `device`. On the CPU whole tensors of that
+// dtype are mapped and not copied (see mapped_file.h); all others are read in groups, so that
+// beside the weights little memory is used.
 void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
                   at::Device device, const std::function<void(int64_t bytes_done)>& progress = {});
 // Bytes of files that load_weights reads.

@@ -5,7 +5,8 @@
 namespace atelier::device {
 
 namespace {
-// Larger blocks are still mapped one by one: no activation is that large, and their pages cost little beside their use.
+// Larger blocks are still mapped one by one: no activation is that large, and their pages cost
+// little beside their use.
 constexpr int kLargestKeptBytes = 1 << 30;
 constexpr int kGrowthBytes = 64 << 20;
 }  // namespace
@@ -16,6 +17,8 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, kGrowthBytes);
 }
 
-void release_freed_memory() { malloc_trim(0); }
+void release_freed_memory() {
+  malloc_trim(0);
+}
 
 }  // namespace atelier::device

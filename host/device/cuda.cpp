@@ -1,12 +1,11 @@
 #include "host/device/cuda.h"
 
-#include <dlfcn.h>
-#include <limits.h>
-#include <unistd.h>
-
 #include <charconv>
+#include <dlfcn.h>
 #include <fstream>
+#include <limits.h>
 #include <regex>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 
@@ -24,7 +23,9 @@ std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;
   std::smatch match;
-  if (std::getline(file, line) && std::regex_search(line, match, std::regex(R"((\d+\.\d+(\.\d+)?))"))) return match[1];
+  if (std::getline(file, line) &&
+      std::regex_search(line, match, std::regex(R"((\d+\.\d+(\.\d+)?))")))
+    return match[1];
   return {};
 }
 
@@ -41,8 +42,9 @@ CudaStatus probe() {
   status.driver = driver_version();
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) {
-    status.reason = status.driver.empty() ? "no NVIDIA driver is installed"
-                                          : "driver " + status.driver + " is loaded but libcuda.so.1 is not found";
+    status.reason = status.driver.empty()
+                        ? "no NVIDIA driver is installed"
+                        : "driver " + status.driver + " is loaded but libcuda.so.1 is not found";
     return status;
   }
   using Init = int (*)(unsigned);
@@ -51,18 +53,21 @@ CudaStatus probe() {
   auto get_version = reinterpret_cast<GetInt>(dlsym(driver, "cuDriverGetVersion"));
   auto get_count = reinterpret_cast<GetInt>(dlsym(driver, "cuDeviceGetCount"));
   int version = 0;
-  if (init == nullptr || get_version == nullptr || get_count == nullptr || get_version(&version) != 0) {
+  if (init == nullptr || get_version == nullptr || get_count == nullptr ||
+      get_version(&version) != 0) {
     status.reason = "libcuda.so.1 does not answer";
     return status;
   }
   if (version < kNeededCuda) {
-    const std::string found = status.driver.empty() ? "a driver for CUDA " + std::to_string(version / 1000) + "." +
-                                                          std::to_string(version % 1000 / 10)
-                                                    : "driver " + status.driver;
+    const std::string found = status.driver.empty()
+                                  ? "a driver for CUDA " + std::to_string(version / 1000) + "." +
+                                        std::to_string(version % 1000 / 10)
+                                  : "driver " + status.driver;
     status.reason = found + " found, " + kNeeded;
     return status;
   }
-  if (const int code = init(0); code != 0 || get_count(&status.device_count) != 0 || status.device_count == 0) {
+  if (const int code = init(0);
+      code != 0 || get_count(&status.device_count) != 0 || status.device_count == 0) {
     status.reason = "the driver finds no GPU (cuInit gives " + std::to_string(code) + ")";
     return status;
   }
@@ -112,11 +117,13 @@ at::Device choose(std::string_view name) {
     throw Error(ErrorCode::kInvalidArgument, "--device '" + std::string(name) + "' is not known",
                 "use auto, cpu, cuda or cuda:N");
   if (name.empty())
-    throw Error(ErrorCode::kInvalidArgument, "--device has a wrong GPU number", "use cuda:N with N from 0");
+    throw Error(ErrorCode::kInvalidArgument, "--device has a wrong GPU number",
+                "use cuda:N with N from 0");
   if (!status.usable) refuse(status);
   if (index >= status.device_count)
-    throw Error(ErrorCode::kEnvironment, "--device cuda:" + std::to_string(index) + ": only " +
-                                             std::to_string(status.device_count) + " GPU(s) are present",
+    throw Error(ErrorCode::kEnvironment,
+                "--device cuda:" + std::to_string(index) + ": only " +
+                    std::to_string(status.device_count) + " GPU(s) are present",
                 "use a smaller number");
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
 }

@@ -12,16 +12,17 @@ struct CudaStatus {
   bool usable = false;
   int device_count = 0;
   std::string driver;  // "580.65.06"; empty where there is no driver
-  std::string reason;  // one line, why it is not usable: "driver 550.54 found, CUDA 13 needs 580 or newer"
+  std::string
+      reason;  // one line, why it is not usable: "driver 550.54 found, CUDA 13 needs 580 or newer"
 };
 
-// Opens libatelier_cuda.so (and with it LibTorch's CUDA half) where a driver is present. Call it first thing in main():
-// LibTorch asks for its CUDA hooks once and remembers the answer.
+// Opens libatelier_cuda.so (and with it LibTorch's CUDA half) where a driver is present. Call it
+// first thing in main(): LibTorch asks for its CUDA hooks once and remembers the answer.
 const CudaStatus& open_cuda();
 
 // "auto": the first GPU where one is usable, else the CPU; "cpu"; "cuda"; "cuda:1".
-// Throws Error{kInvalidArgument} for another name, and Error{kEnvironment} with the reason when a GPU is asked for, or is
-// present, and cannot be used.
+// Throws Error{kInvalidArgument} for another name, and Error{kEnvironment} with the reason when a
+// GPU is asked for, or is present, and cannot be used.
 at::Device choose(std::string_view name);
 
 }  // namespace atelier::device

@@ -6,6 +6,8 @@ Block::~Block() = default;
 BlockRunner::~BlockRunner() = default;
 DirectRunner::~DirectRunner() = default;
 
-Tensors DirectRunner::run(Block& block, const Tensors& inputs) { return block.forward(inputs); }
+Tensors DirectRunner::run(Block& block, const Tensors& inputs) {
+  return block.forward(inputs);
+}
 
 }  // namespace atelier

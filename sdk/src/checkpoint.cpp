@@ -16,18 +16,20 @@ const TensorMeta* TensorIndex::find(std::string_view name) const {
 
 int64_t TensorIndex::dim(std::string_view name, int axis) const {
   const TensorMeta* meta = find(name);
-  if (meta == nullptr) throw Error(ErrorCode::kNotFound, "tensor '" + std::string(name) + "' is missing");
+  if (meta == nullptr)
+    throw Error(ErrorCode::kNotFound, "tensor '" + std::string(name) + "' is missing");
   if (axis < 0 || axis >= static_cast<int>(meta->shape.size()))
-    throw Error(ErrorCode::kInvalidArgument, "tensor '" + std::string(name) + "' has " +
-                                                 std::to_string(meta->shape.size()) + " axes, axis " +
-                                                 std::to_string(axis) + " is asked for");
+    throw Error(ErrorCode::kInvalidArgument,
+                "tensor '" + std::string(name) + "' has " + std::to_string(meta->shape.size()) +
+                    " axes, axis " + std::to_string(axis) + " is asked for");
   return meta->shape[static_cast<size_t>(axis)];
 }
 
 int64_t TensorIndex::block_count(std::string_view pattern) const {
   const size_t hole = pattern.find("{}");
   if (hole == std::string_view::npos)
-    throw Error(ErrorCode::kInternal, "block_count needs a pattern with {}, not '" + std::string(pattern) + "'");
+    throw Error(ErrorCode::kInternal,
+                "block_count needs a pattern with {}, not '" + std::string(pattern) + "'");
   for (int64_t count = 0;; ++count) {
     std::string name(pattern.substr(0, hole));
     name += std::to_string(count);

@@ -4,16 +4,26 @@ namespace atelier {
 
 std::string_view to_string(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kInvalidArgument: return "INVALID_ARGUMENT";
-    case ErrorCode::kNotFound: return "NOT_FOUND";
-    case ErrorCode::kUnsupported: return "UNSUPPORTED";
-    case ErrorCode::kDataLoss: return "DATA_LOSS";
-    case ErrorCode::kIncompatible: return "INCOMPATIBLE";
-    case ErrorCode::kEnvironment: return "ENVIRONMENT";
-    case ErrorCode::kOutOfMemory: return "OUT_OF_MEMORY";
-    case ErrorCode::kNumerics: return "NUMERICS";
-    case ErrorCode::kCancelled: return "CANCELLED";
-    case ErrorCode::kInternal: return "INTERNAL";
+    case ErrorCode::kInvalidArgument:
+      return "INVALID_ARGUMENT";
+    case ErrorCode::kNotFound:
+      return "NOT_FOUND";
+    case ErrorCode::kUnsupported:
+      return "UNSUPPORTED";
+    case ErrorCode::kDataLoss:
+      return "DATA_LOSS";
+    case ErrorCode::kIncompatible:
+      return "INCOMPATIBLE";
+    case ErrorCode::kEnvironment:
+      return "ENVIRONMENT";
+    case ErrorCode::kOutOfMemory:
+      return "OUT_OF_MEMORY";
+    case ErrorCode::kNumerics:
+      return "NUMERICS";
+    case ErrorCode::kCancelled:
+      return "CANCELLED";
+    case ErrorCode::kInternal:
+      return "INTERNAL";
   }
   return "INTERNAL";
 }
@@ -23,13 +33,19 @@ int exit_code(ErrorCode code) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kNotFound:
     case ErrorCode::kUnsupported:
-    case ErrorCode::kDataLoss: return 2;
+    case ErrorCode::kDataLoss:
+      return 2;
     case ErrorCode::kIncompatible:
-    case ErrorCode::kEnvironment: return 3;
-    case ErrorCode::kOutOfMemory: return 4;
-    case ErrorCode::kNumerics: return 5;
-    case ErrorCode::kCancelled: return 130;
-    case ErrorCode::kInternal: return 70;
+    case ErrorCode::kEnvironment:
+      return 3;
+    case ErrorCode::kOutOfMemory:
+      return 4;
+    case ErrorCode::kNumerics:
+      return 5;
+    case ErrorCode::kCancelled:
+      return 130;
+    case ErrorCode::kInternal:
+      return 70;
   }
   return 70;
 }

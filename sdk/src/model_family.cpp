@@ -6,13 +6,16 @@ namespace atelier {
 
 ModelFamily::~ModelFamily() = default;
 
-SigmaRange ModelFamily::sigma_range(const Detection&) const { return {}; }
+SigmaRange ModelFamily::sigma_range(const Detection&) const {
+  return {};
+}
 
 int64_t Detection::integer(std::string_view key) const {
   auto it = config.find(key);
   if (it != config.end())
     if (const auto* value = std::get_if<int64_t>(&it->second)) return *value;
-  throw Error(ErrorCode::kInternal, "detection of '" + component + "' has no integer '" + std::string(key) + "'");
+  throw Error(ErrorCode::kInternal,
+              "detection of '" + component + "' has no integer '" + std::string(key) + "'");
 }
 
 double Detection::real(std::string_view key) const {
@@ -21,7 +24,8 @@ double Detection::real(std::string_view key) const {
     if (const auto* value = std::get_if<double>(&it->second)) return *value;
     if (const auto* value = std::get_if<int64_t>(&it->second)) return static_cast<double>(*value);
   }
-  throw Error(ErrorCode::kInternal, "detection of '" + component + "' has no number '" + std::string(key) + "'");
+  throw Error(ErrorCode::kInternal,
+              "detection of '" + component + "' has no number '" + std::string(key) + "'");
 }
 
 }  // namespace atelier

@@ -38,14 +38,18 @@ at::Tensor WeightStore::draw_rows(const at::Tensor& index) const {
   return table.index_select(0, index.reshape({-1}).to(table.device()));
 }
 
-Weight::Weight(std::string name, std::vector<int64_t> shape) : name_(std::move(name)), shape_(std::move(shape)) {}
+Weight::Weight(std::string name, std::vector<int64_t> shape)
+    : name_(std::move(name)), shape_(std::move(shape)) {}
 Weight::~Weight() = default;
 
-int64_t Weight::numel() const { return c10::multiply_integers(shape_); }
+int64_t Weight::numel() const {
+  return c10::multiply_integers(shape_);
+}
 
 void Weight::set(at::Tensor value) {
   if (value.sizes() != sizes())
-    throw Error(ErrorCode::kInvalidArgument, "weight '" + name_ + "' is " + shape_text(shape_) + ", the tensor given is " +
+    throw Error(ErrorCode::kInvalidArgument, "weight '" + name_ + "' is " + shape_text(shape_) +
+                                                 ", the tensor given is " +
                                                  shape_text(value.sizes()));
   set_store(std::make_shared<ResidentStore>(value.detach()));
 }
@@ -57,12 +61,14 @@ void Weight::set_store(std::shared_ptr<const WeightStore> store) {
 }
 
 at::Tensor Weight::draw() const {
-  if (store_ == nullptr) throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
+  if (store_ == nullptr)
+    throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
   return leaf_.defined() ? leaf_ : store_->draw();
 }
 
 at::Tensor Weight::draw_rows(const at::Tensor& index) const {
-  if (store_ == nullptr) throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
+  if (store_ == nullptr)
+    throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
   return store_->draw_rows(index);
 }
 
@@ -70,7 +76,8 @@ void Weight::set_trainable(bool trainable) {
   if (trainable == is_trainable()) return;
   if (trainable) {
     if (dynamic_cast<const ResidentStore*>(store_.get()) == nullptr)
-      throw Error(ErrorCode::kInvalidArgument, "weight '" + name_ + "' does not rest on the compute device",
+      throw Error(ErrorCode::kInvalidArgument,
+                  "weight '" + name_ + "' does not rest on the compute device",
                   "train it resident");
     leaf_ = store_->draw().detach().set_requires_grad(true);
   } else {

@@ -14,9 +14,10 @@ using Tensors = std::vector<at::Tensor>;
 
 // One transformer block, or whatever a family repeats.
 //
-// `forward` is pure: its outputs depend on `inputs`, on the block's weights and on the default generator, and on nothing
-// else. It may run again in the backward pass, with the generator put back as it was. It never changes an operator's
-// output in place. Integer tensors (see Segments) are allowed among the inputs.
+// `forward` is pure: its outputs depend on `inputs`, on the block's weights and on the default
+// generator, and on nothing else. It may run again in the backward pass, with the generator put
+// back as it was. It never changes an operator's output in place. Integer tensors (see Segments)
+// are allowed among the inputs.
 class ATELIER_API Block : public nn::Module {
  public:
   using nn::Module::Module;
@@ -28,8 +29,8 @@ class ATELIER_API Block : public nn::Module {
   virtual std::string_view kind() const = 0;
 };
 
-// Runs blocks for a model. The host's implementations bring weights in, decide what is kept for the backward pass,
-// count progress and cancel; the model only says which block comes next.
+// Runs blocks for a model. The host's implementations bring weights in, decide what is kept for the
+// backward pass, count progress and cancel; the model only says which block comes next.
 class ATELIER_API BlockRunner {
  public:
   virtual ~BlockRunner();

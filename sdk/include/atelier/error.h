@@ -25,16 +25,17 @@ enum class ErrorCode : int {
 // "INVALID_ARGUMENT": the tag in brackets at the end of an error line.
 ATELIER_API std::string_view to_string(ErrorCode code);
 
-// The exit code of a program that ends with `code`: 2 wrong input or usage, 3 environment (also a bad plugin),
-// 4 out of memory, 5 numerics, 70 a bug of ours, 130 cancelled.
+// The exit code of a program that ends with `code`: 2 wrong input or usage, 3 environment (also a
+// bad plugin), 4 out of memory, 5 numerics, 70 a bug of ours, 130 cancelled.
 ATELIER_API int exit_code(ErrorCode code);
 
-// The one exception type of Atelier. Exported, with its destructor out of line, so that host and plugins share one
-// type_info.
+// The one exception type of Atelier. Exported, with its destructor out of line, so that host and
+// plugins share one type_info.
 class ATELIER_API Error : public std::exception {
  public:
-  // `message` begins with the place: "model.safetensors: tensor 'a.b': 12 bytes, 16 expected". `hint` says what to
-  // do and may be empty. `tag` is a finer name than that of `code` ("ST_OFFSET") and may be empty.
+  // `message` begins with the place: "model.safetensors: tensor 'a.b': 12 bytes, 16 expected".
+  // `hint` says what to do and may be empty. `tag` is a finer name than that of `code`
+  // ("ST_OFFSET") and may be empty.
   Error(ErrorCode code, std::string message, std::string hint = {}, std::string tag = {});
   Error(const Error&);
   Error& operator=(const Error&);

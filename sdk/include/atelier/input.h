@@ -24,8 +24,10 @@ struct InputSpec {
   std::string_view help = {};       // one line
 };
 
-// Images are float32 RGB in [-1, 1] on the CPU: kImage [3, H, W], kVideo [3, T, H, W]; kMask is [1, H, W] in [0, 1].
-using InputValue = std::variant<std::string, at::Tensor, std::vector<at::Tensor>, int64_t, double, bool>;
+// Images are float32 RGB in [-1, 1] on the CPU: kImage [3, H, W], kVideo [3, T, H, W]; kMask is [1,
+// H, W] in [0, 1].
+using InputValue =
+    std::variant<std::string, at::Tensor, std::vector<at::Tensor>, int64_t, double, bool>;
 using Inputs = std::map<std::string, InputValue, std::less<>>;
 
 }  // namespace atelier

@@ -8,7 +8,8 @@ namespace atelier {
 
 struct LoraTargets {
   std::string component = "dit";
-  std::vector<std::string> include;  // globs over paths of nn::Linear layers: "transformer_blocks.*.attn.to_*"
+  std::vector<std::string>
+      include;  // globs over paths of nn::Linear layers: "transformer_blocks.*.attn.to_*"
   std::vector<std::string> exclude;  // taken away from `include`
   std::string file_prefix;           // before every name in published LoRA files: "transformer."
 };

@@ -12,15 +12,16 @@
 
 namespace atelier {
 
-// Shape letters used in this SDK: B batch, C latent channels, T latent frames (1 for images), H and W latent height and
-// width, L tokens, D model width.
+// Shape letters used in this SDK: B batch, C latent channels, T latent frames (1 for images), H and
+// W latent height and width, L tokens, D model width.
 
 struct LatentSpec {
   int64_t channels = 16;        // C
   int64_t spatial_stride = 8;   // pixels per latent cell
   int64_t temporal_stride = 1;  // frames per latent frame after the first
   int64_t pixel_multiple = 16;  // height and width in pixels are multiples of this
-  int64_t token_stride = 16;    // pixels per denoiser token along each side; the schedule counts these
+  int64_t token_stride =
+      16;  // pixels per denoiser token along each side; the schedule counts these
 };
 
 struct DenoiseInputs {
@@ -32,19 +33,19 @@ struct DenoiseInputs {
 
 // What the loss of one training sample compares the prediction with.
 struct LossInputs {
-  at::Tensor clean_CTHW;                 // latents to learn
-  std::optional<at::Tensor> mask_CTHW;   // 1 where the loss counts; none: everywhere
+  at::Tensor clean_CTHW;                  // latents to learn
+  std::optional<at::Tensor> mask_CTHW;    // 1 where the loss counts; none: everywhere
   std::optional<at::Tensor> pinned_CTHW;  // replaces the noisy latents where the mask is 0
 };
 
-// Not thread-safe: one thread at a time calls a model. Tensors that it returns own their storage and may outlive it.
-// Grad mode is the caller's. Every block is run through `runner`.
+// Not thread-safe: one thread at a time calls a model. Tensors that it returns own their storage
+// and may outlive it. Grad mode is the caller's. Every block is run through `runner`.
 class ATELIER_API Model {
  public:
   virtual ~Model();
 
-  // The module behind a component; its weights are declared and, until the host has filled them, not loaded.
-  // Throws Error{kNotFound} for a component that this model was made without.
+  // The module behind a component; its weights are declared and, until the host has filled them,
+  // not loaded. Throws Error{kNotFound} for a component that this model was made without.
   virtual nn::Module& component(std::string_view name) = 0;
 
   // The blocks of a component in running order; empty when it has none.
@@ -52,23 +53,27 @@ class ATELIER_API Model {
 
   virtual LatentSpec latent_spec() const = 0;
 
-  // Encodes the prompt of one sample: inputs "prompt" and whatever else the family's text encoder reads. Phase encode.
-  // Throws Error{kInvalidArgument} when an input is missing or the prompt is too long.
+  // Encodes the prompt of one sample: inputs "prompt" and whatever else the family's text encoder
+  // reads. Phase encode. Throws Error{kInvalidArgument} when an input is missing or the prompt is
+  // too long.
   virtual Conditioning encode_text(const Inputs& inputs, BlockRunner& runner) = 0;
 
-  // Encodes one picture, float32 [3, T, H, W] in [-1, 1], into clean latents [C, T', H', W'], in the VAE's dtype.
-  // Phase encode. Throws Error{kInvalidArgument} when H, W are no multiples of the spatial stride.
+  // Encodes one picture, float32 [3, T, H, W] in [-1, 1], into clean latents [C, T', H', W'], in
+  // the VAE's dtype. Phase encode. Throws Error{kInvalidArgument} when H, W are no multiples of the
+  // spatial stride.
   virtual at::Tensor encode_media(const at::Tensor& pixels, BlockRunner& runner) = 0;
 
-  // Predicts the velocity, noise - clean, at `in.sigma_B`. Families differ in sign and in time scale; the difference ends
-  // here. Phase denoise.
+  // Predicts the velocity, noise - clean, at `in.sigma_B`. Families differ in sign and in time
+  // scale; the difference ends here. Phase denoise.
   //
   // Returns [B, C, T, H, W] in the dtype of in.x_BCTHW, with storage of its own.
   // Throws Error{kInvalidArgument} when the conditioning lacks an entry or H, W do not fit.
   virtual at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) = 0;
 
-  // Combines the velocities with and without the prompt. By default without + scale * (with - without).
-  virtual at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW, double scale) const;
+  // Combines the velocities with and without the prompt. By default without + scale * (with -
+  // without).
+  virtual at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
+                           double scale) const;
 
   // Latents [B, C, T, H, W] to pixels, float32 [B, 3, T', H', W'] in [-1, 1]. Phase decode.
   virtual at::Tensor decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) = 0;
@@ -76,10 +81,12 @@ class ATELIER_API Model {
   // By default: clean is cond["latents"], and the loss counts everywhere.
   virtual LossInputs loss_inputs(const Conditioning& cond) const;
 
-  // Runs one component on named tensors and names what it gives: how numerics are compared with other implementations.
-  // Names and shapes are documented in the plugin's README. Differentiable in its floating inputs.
-  // Throws Error{kInvalidArgument} naming the tensors that are missing or not known.
-  virtual NamedTensors probe(std::string_view component, const NamedTensors& inputs, BlockRunner& runner) = 0;
+  // Runs one component on named tensors and names what it gives: how numerics are compared with
+  // other implementations. Names and shapes are documented in the plugin's README. Differentiable
+  // in its floating inputs. Throws Error{kInvalidArgument} naming the tensors that are missing or
+  // not known.
+  virtual NamedTensors probe(std::string_view component, const NamedTensors& inputs,
+                             BlockRunner& runner) = 0;
 
   // Token ids of `text` as the family's tokenizer gives them, without template.
   // Throws Error{kUnsupported} when the model was made without a tokenizer.

@@ -22,8 +22,8 @@ namespace atelier {
 struct Detection {
   std::string component;  // "dit"
   std::string variant;    // shown to the user, and stored in what is saved
-  std::string prefix;     // what comes before every name of the weight table: "model.diffusion_model."
-  std::string spelling;   // which of the family's tables fits: "diffusers", "original"
+  std::string prefix;  // what comes before every name of the weight table: "model.diffusion_model."
+  std::string spelling;  // which of the family's tables fits: "diffusers", "original"
   // Architecture numbers: {"layers": 60}; what a checkpoint of this shape needs to be made again.
   TensorIndex::Config config;
 
@@ -32,18 +32,20 @@ struct Detection {
   ATELIER_API double real(std::string_view key) const;
 };
 
-// What the user said about a file; empty where nothing was said. Some checkpoints differ in use and not in tensors.
+// What the user said about a file; empty where nothing was said. Some checkpoints differ in use and
+// not in tensors.
 struct DetectHint {
   std::string component, variant;
 };
 
 struct ModelOptions {
-  // Of components without tensors, by name: {"tokenizer": folder or file}. May lack entries: what needs them then throws.
+  // Of components without tensors, by name: {"tokenizer": folder or file}. May lack entries: what
+  // needs them then throws.
   std::map<std::string, std::string, std::less<>> files;
 };
 
-// Stateless, and safe to call from several threads. Spans and string_views that it returns live as long as the process,
-// because plugins are never unloaded.
+// Stateless, and safe to call from several threads. Spans and string_views that it returns live as
+// long as the process, because plugins are never unloaded.
 class ATELIER_API ModelFamily {
  public:
   virtual ~ModelFamily();
@@ -60,29 +62,37 @@ class ATELIER_API ModelFamily {
 
   // ---- What a checkpoint is ----
 
-  // Says which component a checkpoint holds, from names and shapes, from config.json where shapes cannot tell, and from
-  // `hint` where nothing can. Returns nullopt when it is none of this family's. Throws Error{kUnsupported} when it is one
-  // of this family's that cannot be loaded, and Error{kInvalidArgument} when the tensors contradict the hint.
-  virtual std::optional<Detection> detect(const TensorIndex& checkpoint, const DetectHint& hint) const = 0;
+  // Says which component a checkpoint holds, from names and shapes, from config.json where shapes
+  // cannot tell, and from `hint` where nothing can. Returns nullopt when it is none of this
+  // family's. Throws Error{kUnsupported} when it is one of this family's that cannot be loaded, and
+  // Error{kInvalidArgument} when the tensors contradict the hint.
+  virtual std::optional<Detection> detect(const TensorIndex& checkpoint,
+                                          const DetectHint& hint) const = 0;
 
-  // Covers every tensor of the checkpoint once, without its prefix, and every weight of the component once.
+  // Covers every tensor of the checkpoint once, without its prefix, and every weight of the
+  // component once.
   virtual WeightMap weight_map(const Detection& part) const = 0;
   virtual LoraTargets lora_targets(const Detection& denoiser) const = 0;
 
   // ---- How it runs ----
 
-  // Makes the modules of `parts` with their weights declared; the host then fills them through weight_map. Any subset of
-  // the components may be given. Throws Error{kInvalidArgument} when the parts do not belong together.
-  virtual std::unique_ptr<Model> make_model(std::span<const Detection> parts, const ModelOptions& options) const = 0;
+  // Makes the modules of `parts` with their weights declared; the host then fills them through
+  // weight_map. Any subset of the components may be given. Throws Error{kInvalidArgument} when the
+  // parts do not belong together.
+  virtual std::unique_ptr<Model> make_model(std::span<const Detection> parts,
+                                            const ModelOptions& options) const = 0;
 
   // ---- For tests ----
 
-  // One tiny architecture of every component with tensors, that belong together: the conformance suite runs on them with
-  // random weights. config holds "head_dim" and the like as detect() would give them.
+  // One tiny architecture of every component with tensors, that belong together: the conformance
+  // suite runs on them with random weights. config holds "head_dim" and the like as detect() would
+  // give them.
   virtual std::vector<Detection> tiny_parts() const = 0;
 
-  // What encode_text would give for a prompt of `tokens` tokens, with random values of normal size in `dtype`.
-  virtual Conditioning example_conditioning(const Detection& denoiser, int64_t tokens, at::ScalarType dtype) const = 0;
+  // What encode_text would give for a prompt of `tokens` tokens, with random values of normal size
+  // in `dtype`.
+  virtual Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
+                                            at::ScalarType dtype) const = 0;
 };
 
 }  // namespace atelier

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,5 +14,4 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <nlohmann/json_fwd.hpp>
 #include <torch/csrc/autograd/variable.h>

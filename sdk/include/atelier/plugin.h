@@ -1,5 +1,5 @@
-// The door between host and plugin. This header's structs are plain C and never change shape: a host can read them
-// whatever the plugin was built with, and say what does not match.
+// The door between host and plugin. This header's structs are plain C and never change shape: a
+// host can read them whatever the plugin was built with, and say what does not match.
 #pragma once
 
 #include <cstddef>
@@ -38,11 +38,13 @@
 #endif
 
 // Host and plugin share C++ objects, so all of this is equal in both, character for character.
-#define ATELIER_ABI                                                                                        \
-  "sdk=" ATELIER_SDK_VERSION "+" ATELIER_SDK_HASH " torch=" TORCH_VERSION                                  \
-  " cxx11abi=" ATELIER_STRING(_GLIBCXX_USE_CXX11_ABI) " compiler=" ATELIER_ABI_COMPILER                    \
-  " libstdcxx=" ATELIER_STRING(_GLIBCXX_RELEASE) " std=" ATELIER_STRING(__cplusplus) ATELIER_ABI_DEBUG     \
-      ATELIER_ABI_SANITIZER
+#define ATELIER_ABI                                                                     \
+  "sdk=" ATELIER_SDK_VERSION "+" ATELIER_SDK_HASH " torch=" TORCH_VERSION               \
+  " cxx11abi=" ATELIER_STRING(                                                          \
+      _GLIBCXX_USE_CXX11_ABI) " compiler=" ATELIER_ABI_COMPILER                         \
+                              " libstdcxx=" ATELIER_STRING(                             \
+                                  _GLIBCXX_RELEASE) " std=" ATELIER_STRING(__cplusplus) \
+                                  ATELIER_ABI_DEBUG ATELIER_ABI_SANITIZER
 
 extern "C" {
 
@@ -55,8 +57,9 @@ struct AtelierPlugin {
   const char* family;    // "my_family"
   const char* version;   // of the plugin: "0.3.1"
 
-  // Returns an atelier::ModelFamily*, owned by the plugin and never freed, or null with a reason, null-terminated and cut
-  // to fit, in `message`. The host calls it only when `abi` is equal to its own. Never throws.
+  // Returns an atelier::ModelFamily*, owned by the plugin and never freed, or null with a reason,
+  // null-terminated and cut to fit, in `message`. The host calls it only when `abi` is equal to its
+  // own. Never throws.
   void* (*open)(char* message, size_t message_size) noexcept;
 };
 
@@ -64,34 +67,37 @@ using AtelierPluginEntry = const AtelierPlugin* (*)() noexcept;
 
 }  // extern "C"
 
-// Defines the one exported function, `const AtelierPlugin* atelier_plugin()`, and the ELF note (name "atelier", type 1,
-// description "abi\0family\0version\0") that the host reads before it opens anything:
+// Defines the one exported function, `const AtelierPlugin* atelier_plugin()`, and the ELF note
+// (name "atelier", type 1, description "abi\0family\0version\0") that the host reads before it
+// opens anything:
 //
 //   ATELIER_PLUGIN(MyFamily, "my_family", "0.3.1")
-#define ATELIER_PLUGIN(FamilyType, family_name, plugin_version)                                                   \
-  namespace {                                                                                                     \
-  struct AtelierNote {                                                                                            \
-    uint32_t name_size, description_size, type;                                                                   \
-    char name[8];                                                                                                 \
-    char description[(sizeof(ATELIER_ABI "\0" family_name "\0" plugin_version) + 3) / 4 * 4];                     \
-  };                                                                                                              \
-  __attribute__((section(".note.atelier,\"a\",@note#"), used, aligned(4))) const AtelierNote atelier_note = {     \
-      8, sizeof(ATELIER_ABI "\0" family_name "\0" plugin_version), 1, "atelier",                                  \
-      ATELIER_ABI "\0" family_name "\0" plugin_version};                                                          \
-  void* atelier_plugin_open(char* message, size_t size) noexcept {                                                \
-    try {                                                                                                         \
-      static FamilyType family;                                                                                   \
-      return static_cast<atelier::ModelFamily*>(&family);                                                         \
-    } catch (const std::exception& e) {                                                                           \
-      if (size > 0) snprintf(message, size, "%s", e.what());                                                      \
-    } catch (...) {                                                                                               \
-      if (size > 0) snprintf(message, size, "an exception that is not a std::exception");                         \
-    }                                                                                                             \
-    return nullptr;                                                                                               \
-  }                                                                                                               \
-  }                                                                                                               \
-  extern "C" ATELIER_API const AtelierPlugin* atelier_plugin() noexcept {                                         \
-    static const AtelierPlugin plugin = {ATELIER_PLUGIN_MAGIC, sizeof(AtelierPlugin), ATELIER_ABI,                \
-                                         family_name,          plugin_version,        atelier_plugin_open};       \
-    return &plugin;                                                                                               \
+#define ATELIER_PLUGIN(FamilyType, family_name, plugin_version)                                  \
+  namespace {                                                                                    \
+  struct AtelierNote {                                                                           \
+    uint32_t name_size, description_size, type;                                                  \
+    char name[8];                                                                                \
+    char description[(sizeof(ATELIER_ABI "\0" family_name "\0" plugin_version) + 3) / 4 * 4];    \
+  };                                                                                             \
+  __attribute__((section(".note.atelier,\"a\",@note#"), used, aligned(4)))                       \
+  const AtelierNote atelier_note = {8, sizeof(ATELIER_ABI "\0" family_name "\0" plugin_version), \
+                                    1, "atelier",                                                \
+                                    ATELIER_ABI "\0" family_name "\0" plugin_version};           \
+  void* atelier_plugin_open(char* message, size_t size) noexcept {                               \
+    try {                                                                                        \
+      static FamilyType family;                                                                  \
+      return static_cast<atelier::ModelFamily*>(&family);                                        \
+    } catch (const std::exception& e) {                                                          \
+      if (size > 0) snprintf(message, size, "%s", e.what());                                     \
+    } catch (...) {                                                                              \
+      if (size > 0) snprintf(message, size, "an exception that is not a std::exception");        \
+    }                                                                                            \
+    return nullptr;                                                                              \
+  }                                                                                              \
+  }                                                                                              \
+  extern "C" ATELIER_API const AtelierPlugin* atelier_plugin() noexcept {                        \
+    static const AtelierPlugin plugin = {ATELIER_PLUGIN_MAGIC, sizeof(AtelierPlugin),            \
+                                         ATELIER_ABI,          family_name,                      \
+                                         plugin_version,       atelier_plugin_open};             \
+    return &plugin;                                                                              \
   }

@@ -11,13 +11,14 @@ struct SigmaShift {
   enum class Kind { kNone, kConstant, kByTokens };
   Kind kind = Kind::kNone;
   double value = 1.0;  // kConstant: a
-  // kByTokens: log a, on the line through (base_tokens, base) and (max_tokens, max); not clamped outside.
+  // kByTokens: log a, on the line through (base_tokens, base) and (max_tokens, max); not clamped
+  // outside.
   double base = 0.5, max = 1.15;
   int64_t base_tokens = 256, max_tokens = 4096;
 };
 
-// sigma_i = 1 - i / N for i = 0 .. N-1, shifted, then stretched so that the last one is `terminal_sigma` (when above 0),
-// then 0 is appended.
+// sigma_i = 1 - i / N for i = 0 .. N-1, shifted, then stretched so that the last one is
+// `terminal_sigma` (when above 0), then 0 is appended.
 struct ScheduleDefaults {
   std::string_view name = "default";  // chosen with --schedule
   int num_inference_steps = 30;

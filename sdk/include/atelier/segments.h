@@ -9,8 +9,8 @@
 
 namespace atelier {
 
-// Row offsets of S packed samples: sample s has rows [offset(s), offset(s + 1)). Cheap to copy. It wraps an int64 CPU
-// tensor [S + 1], so that it can be one of a block's tensor inputs.
+// Row offsets of S packed samples: sample s has rows [offset(s), offset(s + 1)). Cheap to copy. It
+// wraps an int64 CPU tensor [S + 1], so that it can be one of a block's tensor inputs.
 class ATELIER_API Segments {
  public:
   explicit Segments(const std::vector<int64_t>& lengths);
@@ -32,14 +32,16 @@ class ATELIER_API Segments {
   const int64_t* data_ = nullptr;  // of offsets_
 };
 
-// Rows of two streams joined sample by sample: sample s of the result is [a's rows of s, b's rows of s].
-// a: [Na, ...] packed by `a_rows`, b: [Nb, ...] packed by `b_rows`. Differentiable. Returns [Na + Nb, ...].
+// Rows of two streams joined sample by sample: sample s of the result is [a's rows of s, b's rows
+// of s]. a: [Na, ...] packed by `a_rows`, b: [Nb, ...] packed by `b_rows`. Differentiable. Returns
+// [Na + Nb, ...].
 ATELIER_API at::Tensor join_rows(const at::Tensor& a, const Segments& a_rows, const at::Tensor& b,
                                  const Segments& b_rows);
 ATELIER_API Segments join(const Segments& a, const Segments& b);
 
 // The inverse of join_rows: {a's rows, b's rows}.
-ATELIER_API std::pair<at::Tensor, at::Tensor> split_rows(const at::Tensor& joined, const Segments& a_rows,
+ATELIER_API std::pair<at::Tensor, at::Tensor> split_rows(const at::Tensor& joined,
+                                                         const Segments& a_rows,
                                                          const Segments& b_rows);
 
 }  // namespace atelier

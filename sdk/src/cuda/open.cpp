@@ -1,4 +1,5 @@
-// The door of libatelier_cuda.so. Loading this library loads LibTorch's CUDA half, which registers its kernels.
+// The door of libatelier_cuda.so. Loading this library loads LibTorch's CUDA half, which registers
+// its kernels.
 #include <string>
 
 #include <ATen/ATen.h>

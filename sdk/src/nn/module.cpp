@@ -28,8 +28,9 @@ void Module::visit(const std::function<void(Module&)>& visitor) {
 void Module::visit_weights(const std::function<void(const std::string&, Weight&)>& visitor) {
   for (const WeightPtr& weight : weights_) visitor(weight->name(), *weight);
   for (Module* child : children_)
-    child->visit_weights(
-        [&](const std::string& path, Weight& weight) { visitor(child->name_ + "." + path, weight); });
+    child->visit_weights([&](const std::string& path, Weight& weight) {
+      visitor(child->name_ + "." + path, weight);
+    });
 }
 
 WeightPtr Module::find_weight(std::string_view path) {

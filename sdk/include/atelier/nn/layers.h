@@ -9,7 +9,8 @@
 
 namespace atelier::nn {
 
-// y = x Wᵀ + b, and the sum of its adapters. Weights: "weight" [out, in] and, with bias, "bias" [out].
+// y = x Wᵀ + b, and the sum of its adapters. Weights: "weight" [out, in] and, with bias, "bias"
+// [out].
 class ATELIER_API Linear : public Module {
  public:
   Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias = true);
@@ -21,8 +22,8 @@ class ATELIER_API Linear : public Module {
   int64_t in_features() const { return weight->sizes()[1]; }
   int64_t out_features() const { return weight->sizes()[0]; }
 
-  WeightPtr weight, bias;               // bias may be null
-  std::vector<ops::Adapter> adapters;   // the host's: applied in order, see ops::linear
+  WeightPtr weight, bias;              // bias may be null
+  std::vector<ops::Adapter> adapters;  // the host's: applied in order, see ops::linear
 };
 
 // Rows of a table. Weight: "weight" [count, width].
@@ -53,7 +54,8 @@ class ATELIER_API RMSNorm : public Module {
 // Weights: "weight" [out, in, kh, kw] and "bias" [out].
 class ATELIER_API Conv2d : public Module {
  public:
-  Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel, ops::ConvOptions options = {});
+  Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
+         ops::ConvOptions options = {});
   ~Conv2d() override;
 
   // x: [B, in, H, W]. Returns [B, out, H', W'].

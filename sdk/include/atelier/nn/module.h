@@ -15,7 +15,8 @@ namespace atelier::nn {
 //   struct Mlp : nn::Module {
 //     nn::Linear up, down;
 //     Mlp(Module* parent, std::string name, int64_t width)
-//         : Module(parent, std::move(name)), up(this, "up", width, 4 * width), down(this, "down", 4 * width, width) {}
+//         : Module(parent, std::move(name)), up(this, "up", width, 4 * width), down(this, "down", 4
+//         * width, width) {}
 //   };
 //
 // A name may hold dots ("blocks.0"). Modules do not move: the tree holds pointers to them.

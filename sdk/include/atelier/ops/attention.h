@@ -1,4 +1,5 @@
-// Scaled dot-product attention over packed samples; attention weights and masks are never materialised.
+// Scaled dot-product attention over packed samples; attention weights and masks are never
+// materialised.
 #pragma once
 
 #include <optional>
@@ -10,7 +11,8 @@ namespace atelier::ops {
 // Which implementation runs. kAuto takes the fastest that device, dtype and shapes allow.
 enum class AttentionBackend { kAuto, kFlash, kEfficient, kCudnn, kMath };
 
-// Forces one back end for the process. Throws Error{kUnsupported} from attention() where it cannot run.
+// Forces one back end for the process. Throws Error{kUnsupported} from attention() where it cannot
+// run.
 ATELIER_API void set_attention_backend(AttentionBackend backend);
 ATELIER_API AttentionBackend attention_backend();
 
@@ -21,11 +23,11 @@ struct AttentionOptions {
 
 // softmax(scale * q kᵀ) v within each sample.
 //
-// q: [N, H, d]; k, v: [N, K, d], K divides H (grouped keys, used as they are). Rows are packed by `rows`. Under a recompute
-// scope the output and its log-sum-exp are one item.
+// q: [N, H, d]; k, v: [N, K, d], K divides H (grouped keys, used as they are). Rows are packed by
+// `rows`. Under a recompute scope the output and its log-sum-exp are one item.
 //
 // Returns [N, H * d], contiguous, in q's dtype.
-ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Segments& rows,
-                                 AttentionOptions options = {});
+ATELIER_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const Segments& rows, AttentionOptions options = {});
 
 }  // namespace atelier::ops

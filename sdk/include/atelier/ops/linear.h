@@ -7,27 +7,29 @@
 
 namespace atelier::ops {
 
-// A low-rank addition to one linear layer: y += scale * (x aᵀ) bᵀ. Tensors rest on the compute device; float32 ones are
-// cast to x's dtype for the product, their gradients come back in float32.
+// A low-rank addition to one linear layer: y += scale * (x aᵀ) bᵀ. Tensors rest on the compute
+// device; float32 ones are cast to x's dtype for the product, their gradients come back in float32.
 struct Adapter {
   at::Tensor a;  // [r, in]
   at::Tensor b;  // [out, r]
-  double scale = 1.0;  // strength * alpha / r; 0 skips the adapter, so that the base's bits come back
+  double scale =
+      1.0;  // strength * alpha / r; 0 skips the adapter, so that the base's bits come back
 };
 
 // y = x Wᵀ + bias + sum over adapters of scale * (x aᵀ) bᵀ; only the sum is ever stored.
 //
-// x: [..., in] in the weight's compute dtype and on its device. bias may be null. For the backward pass it saves x (only
-// if an adapter, the weight or the bias is trained) and the rank-r products; the weight is drawn again. Gradients reach
-// x, adapters, and weight and bias where those are trainable.
-// Throws Error{kInvalidArgument} when x's last axis is not the weight's second.
+// x: [..., in] in the weight's compute dtype and on its device. bias may be null. For the backward
+// pass it saves x (only if an adapter, the weight or the bias is trained) and the rank-r products;
+// the weight is drawn again. Gradients reach x, adapters, and weight and bias where those are
+// trainable. Throws Error{kInvalidArgument} when x's last axis is not the weight's second.
 //
 // Returns [..., out], contiguous.
-ATELIER_API at::Tensor linear(const at::Tensor& x, const WeightPtr& weight, const WeightPtr& bias = nullptr,
+ATELIER_API at::Tensor linear(const at::Tensor& x, const WeightPtr& weight,
+                              const WeightPtr& bias = nullptr,
                               std::span<const Adapter> adapters = {});
 
-// Rows `ids` of a table [count, width]. ids: int64 of any shape. Returns [..., width]. The gradient reaches the table
-// where it is trainable.
+// Rows `ids` of a table [count, width]. ids: int64 of any shape. Returns [..., width]. The gradient
+// reaches the table where it is trainable.
 ATELIER_API at::Tensor embedding(const at::Tensor& ids, const WeightPtr& table);
 
 }  // namespace atelier::ops

@@ -1,7 +1,9 @@
-// Cheap work fused into few operators. Each saves only its inputs for the backward pass and has a hand-written backward.
+// Cheap work fused into few operators. Each saves only its inputs for the backward pass and has a
+// hand-written backward.
 //
-// Shape letters: N packed rows, S samples (rows packed by Segments), D width, H heads, d head width. Reductions are in
-// float32 (float64 for float64 inputs), results in the dtype of x. Modulation tensors have x's dtype.
+// Shape letters: N packed rows, S samples (rows packed by Segments), D width, H heads, d head
+// width. Reductions are in float32 (float64 for float64 inputs), results in the dtype of x.
+// Modulation tensors have x's dtype.
 #pragma once
 
 #include <string_view>
@@ -11,35 +13,41 @@
 
 namespace atelier::ops {
 
-// kAuto: fused kernels where they are proven on this device. kComposed: the same from plain LibTorch operators.
+// kAuto: fused kernels where they are proven on this device. kComposed: the same from plain
+// LibTorch operators.
 enum class Kernels { kAuto, kComposed, kFused };
 ATELIER_API void set_kernels(Kernels kernels);
 ATELIER_API Kernels kernels();
 
 // LayerNorm without affine, then modulated: (x - mean) / sqrt(var + eps) * (1 + scale) + shift.
 // x: [N, D]; shift, scale: [S, D], one row per sample, may be strided views. Returns [N, D].
-ATELIER_API at::Tensor norm_modulate(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale,
-                                     const Segments& rows, double eps = 1e-6);
+ATELIER_API at::Tensor norm_modulate(const at::Tensor& x, const at::Tensor& shift,
+                                     const at::Tensor& scale, const Segments& rows,
+                                     double eps = 1e-6);
 
 // x + gate * y. x, y: [N, D]; gate: [S, D]. Returns [N, D].
-ATELIER_API at::Tensor gate_residual(const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate,
-                                     const Segments& rows);
+ATELIER_API at::Tensor gate_residual(const at::Tensor& x, const at::Tensor& y,
+                                     const at::Tensor& gate, const Segments& rows);
 
-// gate_residual and the norm_modulate of its result: {x + gate * y, modulated}. One pass over memory.
+// gate_residual and the norm_modulate of its result: {x + gate * y, modulated}. One pass over
+// memory.
 ATELIER_API std::tuple<at::Tensor, at::Tensor> gate_residual_norm_modulate(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate, const at::Tensor& shift, const at::Tensor& scale,
-    const Segments& rows, double eps = 1e-6);
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate, const at::Tensor& shift,
+    const at::Tensor& scale, const Segments& rows, double eps = 1e-6);
 
-// x / sqrt(mean(x²) + eps), cast to the dtype of x, times weight. x: [..., D]; weight: [D]. Returns the shape of x.
+// x / sqrt(mean(x²) + eps), cast to the dtype of x, times weight. x: [..., D]; weight: [D]. Returns
+// the shape of x.
 ATELIER_API at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps = 1e-6);
 
 // Pairs that are rotated together: channels (2i, 2i + 1), or (i, i + d / 2).
 enum class RopeLayout { kInterleaved, kHalves };
 
 // Per-head RMS norm (when `weight` is defined, [d]) and rotary embedding in float32.
-// x: [N, H, d]; cos, sin: float32 [N, d / 2]. (a, b) becomes (a cos - b sin, a sin + b cos). Returns [N, H, d].
-ATELIER_API at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& cos,
-                                 const at::Tensor& sin, RopeLayout layout, double eps = 1e-6);
+// x: [N, H, d]; cos, sin: float32 [N, d / 2]. (a, b) becomes (a cos - b sin, a sin + b cos).
+// Returns [N, H, d].
+ATELIER_API at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight,
+                                 const at::Tensor& cos, const at::Tensor& sin, RopeLayout layout,
+                                 double eps = 1e-6);
 
 // silu(gate) * up, same shapes. Returns that shape.
 ATELIER_API at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
@@ -47,8 +55,8 @@ ATELIER_API at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 // GELU with the tanh approximation.
 ATELIER_API at::Tensor gelu_tanh(const at::Tensor& x);
 
-// x / max(‖x‖₂ over channels, 1e-12) * sqrt(C) * gamma, then SiLU when `silu`. x: [B, C, H, W], channels-last on the
-// CPU; gamma: [C]. Returns the shape and memory format of x.
+// x / max(‖x‖₂ over channels, 1e-12) * sqrt(C) * gamma, then SiLU when `silu`. x: [B, C, H, W],
+// channels-last on the CPU; gamma: [C]. Returns the shape and memory format of x.
 ATELIER_API at::Tensor channel_norm(const at::Tensor& x, const at::Tensor& gamma, bool silu);
 
 }  // namespace atelier::ops

@@ -28,27 +28,29 @@ struct KeptOutput {
   std::vector<int64_t> versions;
 };
 
-// Thread-local and entered twice: while the block runs first (recording) and inside the block node's backward, on
-// autograd's device thread (replaying). Operators call run(); nothing else does.
+// Thread-local and entered twice: while the block runs first (recording) and inside the block
+// node's backward, on autograd's device thread (replaying). Operators call run(); nothing else
+// does.
 class ATELIER_API RecomputeScope {
  public:
   enum class Mode { kRecord, kReplay };
 
-  // `kept` grows by one entry per operator call while recording. With `consume`, replay gives kept tensors away, so that
-  // they are freed as the replayed graph is.
-  RecomputeScope(Mode mode, const ActionPlan& plan, std::vector<KeptOutput>& kept, bool consume = false);
+  // `kept` grows by one entry per operator call while recording. With `consume`, replay gives kept
+  // tensors away, so that they are freed as the replayed graph is.
+  RecomputeScope(Mode mode, const ActionPlan& plan, std::vector<KeptOutput>& kept,
+                 bool consume = false);
   ~RecomputeScope();
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
 
   size_t calls() const { return next_; }
 
-  // compute(need_values) gives the operator's tensors (undefined ones allowed); need_values is false for kSkip in
-  // replay, where only shapes matter. Without a scope it is called with true.
-  // Throws Error{kInternal} when the replay asks for another operator than was recorded, or a kept output was changed in
-  // place.
-  static std::vector<at::Tensor> run(std::string_view op,
-                                     const std::function<std::vector<at::Tensor>(bool need_values)>& compute);
+  // compute(need_values) gives the operator's tensors (undefined ones allowed); need_values is
+  // false for kSkip in replay, where only shapes matter. Without a scope it is called with true.
+  // Throws Error{kInternal} when the replay asks for another operator than was recorded, or a kept
+  // output was changed in place.
+  static std::vector<at::Tensor> run(
+      std::string_view op, const std::function<std::vector<at::Tensor>(bool need_values)>& compute);
 
   static RecomputeScope* current();
 
