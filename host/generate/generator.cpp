@@ -9,8 +9,8 @@
 
 #include "atelier/error.h"
 
-#include "host/generate/noise.h"
 #include "host/plugins/guard.h"
+#include "host/random/noise.h"
 
 namespace atelier::generate {
 namespace {
@@ -217,7 +217,7 @@ at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t
   const auto shape = latent_shape(engine_.model.latent_spec(), request.height, request.width);
   std::vector<at::Tensor> samples;
   for (size_t i = first; i < first + count; ++i) {
-    samples.push_back(normal_noise({.seed = request.seeds[i]}, shape));
+    samples.push_back(random::normal_noise({.seed = request.seeds[i]}, shape));
   }
   return at::stack(samples).to(engine_.device);
 }

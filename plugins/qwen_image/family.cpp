@@ -77,6 +77,13 @@ constexpr ScheduleDefaults kSchedules[] = {
      .help = "Qwen-Image-Distill, 15 steps without guidance"},
 };
 
+// The shift of a picture of 1.6 megapixels, whatever the size: what published LoRAs and fine-tunes
+// were trained with. log a = 0.8.
+constexpr ScheduleDefaults kTrainingSchedule = {
+    .name = "training",
+    .shift = {.kind = SigmaShift::Kind::kConstant, .value = 2.225540928492468},
+    .terminal_sigma = 0.02};
+
 class Family final : public atelier::ModelFamily {
  public:
   std::string_view name() const override { return "qwen_image"; }
@@ -92,6 +99,8 @@ class Family final : public atelier::ModelFamily {
   atelier::WeightMap weight_map(const Detection& part) const override {
     return qwen_image::weight_map(part);
   }
+
+  ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 
   atelier::LoraTargets lora_targets(const Detection&) const override {
     const std::string block = "transformer_blocks.*.";

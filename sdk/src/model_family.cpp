@@ -6,6 +6,10 @@ namespace atelier {
 
 ModelFamily::~ModelFamily() = default;
 
+ScheduleDefaults ModelFamily::training_schedule(const Detection&) const {
+  return schedules().front();
+}
+
 SigmaRange ModelFamily::sigma_range(const Detection&) const {
   return {};
 }

@@ -93,7 +93,7 @@ struct Net : nn::Module {
     for (nn::Linear* layer : {&block.q, &block.k, &block.v, &block.out, &block.up, &block.down}) {
       layer->adapters.push_back({at::randn({3, layer->in_features()}).requires_grad_(),
                                  (at::randn({layer->out_features(), 3}) * 0.1).requires_grad_(),
-                                 0.5});
+                                 0.5, block.dropout});
     }
   }
 

@@ -91,6 +91,34 @@ TEST_CASE("An adapter of scale 0 gives the base's bits back", "[ops][linear]") {
   CHECK_FALSE(at::equal(linear(x, weight, nullptr, adapters), linear(x, weight)));
 }
 
+TEST_CASE("An adapter's dropout is one mask, forward and backward", "[ops][linear]") {
+  constexpr int64_t kRows = 500, kIn = 12, kOut = 9;
+  const Tensor eye = at::eye(kIn, at::kDouble);
+  at::manual_seed(11);
+  const Tensor mask = linear(at::ones({kRows, kIn}, at::kDouble),
+                             test::make_weight(at::zeros({kIn, kIn}, at::kDouble)), nullptr,
+                             std::vector<Adapter>{{eye, eye, 1.0, /*dropout=*/0.25}});
+  CHECK(((mask == 0) | (mask == 1 / 0.75)).all().item<bool>());
+  CHECK(std::abs((mask == 0).to(at::kDouble).mean().item<double>() - 0.25) < 0.02);
+
+  at::manual_seed(2);
+  const Tensor w = at::randn({kOut, kIn}, at::kDouble);
+  auto adapters = make_adapters(2, kIn, kOut, at::kDouble);
+  adapters[0].dropout = 0.25;
+  const Tensor x = test::trained(at::randn({kRows, kIn}, at::kDouble));
+  Tensors inputs = tensors_of(adapters);
+  inputs.push_back(x);
+  at::manual_seed(11);
+  const Tensor got = linear(x, test::make_weight(w), nullptr, adapters);
+  const Tensor want =
+      reference(x, w, {}, {adapters[1]}) +
+      adapters[0].scale * at::linear(at::linear(x * mask, adapters[0].a), adapters[0].b);
+  CHECK(error(got, want) < 1e-13);
+  CHECK(error(test::gradients({got}, inputs), test::gradients({want}, inputs)) < 1e-13);
+  const Tensor again = linear(x, test::make_weight(w), nullptr, adapters);
+  CHECK_FALSE(at::equal(again, got));
+}
+
 TEST_CASE("float32 adapters serve a bfloat16 layer and get float32 gradients", "[ops][linear]") {
   at::manual_seed(2);
   const Tensor w = at::randn({32, 16}).to(at::kBFloat16);

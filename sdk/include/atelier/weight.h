@@ -46,6 +46,9 @@ class ATELIER_API Weight {
   // Throws Error{kInvalidArgument} when its shape is another than sizes().
   void set(at::Tensor value);
   void set_store(std::shared_ptr<const WeightStore> store);
+  // Where the values come from; null while the weight is not loaded. A store that changes what
+  // another one gives holds that one.
+  const std::shared_ptr<const WeightStore>& store() const { return store_; }
 
   // Throws Error{kInternal} when the weight is not loaded.
   at::Tensor draw() const;

@@ -1,5 +1,9 @@
 #include "atelier/ops/linear.h"
 
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -18,7 +22,10 @@ using torch::autograd::variable_list;
 // What one call of linear() knows beside its tensors.
 struct LinearCall : torch::CustomClassHolder {
   WeightPtr weight, bias;
-  std::vector<double> scales;  // of the adapters that take part
+  // Of the adapters that take part.
+  std::vector<double> scales;
+  std::vector<double> dropouts;
+  std::vector<uint64_t> seeds;  // of their dropouts' masks; 0 without dropout
   // Places in the list of differentiable inputs {x, weight's leaf, bias's leaf, a, b, a, b, ...};
   // -1: absent.
   int64_t weight_edge = -1, bias_edge = -1;
@@ -29,6 +36,25 @@ using LinearCallPtr = c10::intrusive_ptr<LinearCall>;
 
 Tensor rows_of(const Tensor& t) {
   return t.reshape({-1, t.size(-1)});
+}
+
+at::Generator seeded_generator(at::Device device, uint64_t seed) {
+  at::Generator generator = device.is_cpu() ? at::detail::createCPUGenerator(seed)
+                                            : at::globalContext()
+                                                  .getAcceleratorHooksInterface(device.type())
+                                                  .getNewGenerator(device.index());
+  generator.set_current_seed(seed);
+  return generator;
+}
+
+// What adapter `i` sees of x, or, of the gradient, what comes back through that: `t` times the
+// dropout's mask.
+Tensor dropped(const LinearCall& call, size_t i, const Tensor& t) {
+  if (call.dropouts[i] == 0) return t;
+  const double kept = 1.0 - call.dropouts[i];
+  Tensor mask = at::empty(t.sizes(), t.options());
+  mask.bernoulli_(kept, seeded_generator(t.device(), call.seeds[i])).div_(kept);
+  return mask.mul_(t);
 }
 
 std::vector<int64_t> with_last(const Tensor& t, int64_t width) {
@@ -45,7 +71,7 @@ std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::Tensor
     std::vector<Tensor> low_rank(call.scales.size());
     for (size_t i = 0; i < call.scales.size(); ++i) {
       if (need_values || adapters[2 * i + 1].requires_grad()) {
-        low_rank[i] = at::mm(rows, adapters[2 * i].to(rows.scalar_type()).t());
+        low_rank[i] = at::mm(dropped(call, i, rows), adapters[2 * i].to(rows.scalar_type()).t());
       }
     }
     std::vector<Tensor> result;
@@ -67,6 +93,14 @@ std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::Tensor
     }
     return result;
   });
+}
+
+// One value of the generator that a recomputed block finds as it was.
+uint64_t draw_seed() {
+  auto* generator = at::get_generator_or_default<at::CPUGeneratorImpl>(
+      std::nullopt, at::detail::getDefaultCPUGenerator());
+  const std::lock_guard<std::mutex> lock(generator->mutex_);
+  return generator->random64();
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
@@ -112,8 +146,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       const int64_t edge = call->adapter_edge + 2 * i;
       if (needed(0) || needed(edge)) {
         const Tensor grad_low = at::mm(grad, b.to(grad.scalar_type())).mul_(call->scales[i]);
-        if (needed(0)) grad_x.addmm_(grad_low, a.to(grad.scalar_type()));
-        if (needed(edge)) result[edge] = at::mm(grad_low.t(), rows).to(a.scalar_type());
+        if (needed(0) && call->dropouts[i] == 0) {
+          grad_x.addmm_(grad_low, a.to(grad.scalar_type()));
+        } else if (needed(0)) {
+          grad_x.add_(dropped(*call, i, at::mm(grad_low, a.to(grad.scalar_type()))));
+        }
+        if (needed(edge))
+          result[edge] = at::mm(grad_low.t(), dropped(*call, i, rows)).to(a.scalar_type());
       }
       if (needed(edge + 1)) {
         result[edge + 1] = at::mm(grad.t(), low_rank[i]).to(b.scalar_type()).mul_(call->scales[i]);
@@ -152,6 +191,8 @@ Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
   for (const Adapter& adapter : adapters) {
     if (adapter.scale == 0) continue;
     call->scales.push_back(adapter.scale);
+    call->dropouts.push_back(adapter.dropout);
+    call->seeds.push_back(adapter.dropout == 0 ? 0 : draw_seed());
     inputs.push_back(adapter.a);
     inputs.push_back(adapter.b);
   }

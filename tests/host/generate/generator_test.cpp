@@ -7,8 +7,8 @@
 
 #include "atelier/error.h"
 
-#include "host/generate/noise.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/random/noise.h"
 #include "tests/host/generate/fake_model.h"
 
 namespace atelier::generate {
@@ -67,7 +67,7 @@ TEST_CASE("Euler follows its closed form", "[generate]") {
   const auto pictures = bench.run(request_of("four", 10, {7}));
   REQUIRE(pictures.size() == 1);
   REQUIRE(pictures[0].sizes() == at::IntArrayRef({3, 1, 32, 48}));
-  const at::Tensor noise = normal_noise({.seed = 7}, {4, 1, 4, 6});
+  const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
   // Ten steps of -0.1 on v = x / 2 + c: (1 - 0.05)^10 x + 2 c ((1 - 0.05)^10 - 1).
   const double factor = std::pow(0.95, 10), c = 4 / 100.0;
   const at::Tensor want = decoded(noise * factor + 2 * c * (factor - 1));
@@ -90,7 +90,7 @@ TEST_CASE("Guidance moves away from the negative prompt", "[generate]") {
             (batches_cfg ? std::vector<int64_t>(5, 4) : std::vector<int64_t>(10, 2)));
     const double c = 0.03 + 4.0 * (0.16 - 0.03);
     for (size_t i = 0; i < 2; ++i) {
-      const at::Tensor noise = normal_noise({.seed = request.seeds[i]}, {4, 1, 4, 6});
+      const at::Tensor noise = random::normal_noise({.seed = request.seeds[i]}, {4, 1, 4, 6});
       REQUIRE(at::allclose(pictures[i], decoded(euler(noise, request.sigmas, 0.5, c)), 0, 1e-6));
     }
   }
@@ -126,8 +126,8 @@ TEST_CASE("A batch equals its pictures one by one, to the bit", "[generate]") {
 
 TEST_CASE("Latents from a file take the place of the seed", "[generate]") {
   Request request = request_of("prompt", 3, {1, 2});
-  request.latents =
-      at::stack({normal_noise({.seed = 2}, {4, 1, 4, 6}), normal_noise({.seed = 1}, {4, 1, 4, 6})});
+  request.latents = at::stack({random::normal_noise({.seed = 2}, {4, 1, 4, 6}),
+                               random::normal_noise({.seed = 1}, {4, 1, 4, 6})});
   const at::Tensor before = request.latents.clone();
   const auto given = Bench().run(request);
   REQUIRE(at::equal(request.latents, before));
@@ -148,7 +148,7 @@ TEST_CASE("Image to image starts between the picture and noise", "[generate]") {
   request.input_pixels = at::full({3, 1, 32, 48}, 0.5);
   Bench bench;
   const auto pictures = bench.run(request);
-  const at::Tensor noise = normal_noise({.seed = 3}, {4, 1, 4, 6});
+  const at::Tensor noise = random::normal_noise({.seed = 3}, {4, 1, 4, 6});
   at::Tensor clean = at::full({4, 1, 4, 6}, 0.25);
   clean[3] = 0.0;
   const at::Tensor start = 0.3 * noise + 0.7 * clean;
@@ -250,7 +250,7 @@ TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") 
   const Request request = request_of("prompt", 20, {4});
   at::Tensor picture;
   generator.run(request, [&](size_t, const at::Tensor& pixels) { picture = pixels; });
-  at::Tensor x = normal_noise({.seed = 4}, {4, 1, 4, 6});
+  at::Tensor x = random::normal_noise({.seed = 4}, {4, 1, 4, 6});
   for (size_t i = 0; i < 20; ++i) {
     at::Tensor v = x.to(at::kBFloat16) * 0.5;
     v.add_(6.0 / 100);

@@ -14,13 +14,17 @@ struct Adapter {
   at::Tensor b;  // [out, r]
   double scale =
       1.0;  // strength * alpha / r; 0 skips the adapter, so that the base's bits come back
+  // Part of x's elements that this adapter does not see, in [0, 1); the others grow by
+  // 1 / (1 - dropout). Which ones comes from the default CPU generator, anew in each call. Set while
+  // training only.
+  double dropout = 0.0;
 };
 
 // y = x Wᵀ + bias + sum over adapters of scale * (x aᵀ) bᵀ; only the sum is ever stored.
 //
 // x: [..., in] in the weight's compute dtype and on its device. bias may be null. For the backward
 // pass it saves x (only if an adapter, the weight or the bias is trained) and the rank-r products;
-// the weight is drawn again. Gradients reach x, adapters, and weight and bias where those are
+// the weight is drawn and a dropout's mask is made again. Gradients reach x, adapters, and weight and bias where those are
 // trainable. Throws Error{kInvalidArgument} when x's last axis is not the weight's second.
 //
 // Returns [..., out], contiguous.

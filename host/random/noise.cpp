@@ -1,12 +1,15 @@
-#include "host/generate/noise.h"
+#include "host/random/noise.h"
 
+#include <array>
 #include <cmath>
 #include <numbers>
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 
-namespace atelier::generate {
+#include "host/random/counter.h"
+
+namespace atelier::random {
 namespace {
 
 // Two independent normal values from 64 random bits (Box and Muller).
@@ -19,18 +22,6 @@ std::array<float, 2> normal_pair(uint32_t a, uint32_t b) {
 }
 
 }  // namespace
-
-std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53} * c[0];
-    const uint64_t p1 = uint64_t{0xCD9E8D57} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ key[0], static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ key[1], static_cast<uint32_t>(p0)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  return c;
-}
 
 void fill_normal(const NoiseKey& key, std::span<float> out) {
   const std::array<uint32_t, 2> philox_key = {static_cast<uint32_t>(key.seed),
@@ -53,4 +44,4 @@ at::Tensor normal_noise(const NoiseKey& key, at::IntArrayRef shape) {
   return noise;
 }
 
-}  // namespace atelier::generate
+}  // namespace atelier::random

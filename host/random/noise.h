@@ -1,16 +1,12 @@
 // Normal noise from a counter: every value is a function of (seed, sample, step) and of its place.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 
 #include <ATen/core/Tensor.h>
 
-namespace atelier::generate {
-
-// Philox4x32-10 (Salmon et al. 2011): 128 random bits for a counter under a key.
-std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+namespace atelier::random {
 
 // Which noise. Equal keys give equal values, whatever the batch, the threads or the order of calls.
 struct NoiseKey {
@@ -26,4 +22,4 @@ void fill_normal(const NoiseKey& key, std::span<float> out);
 // Returns float32 on the CPU, filled as by fill_normal in row-major order.
 at::Tensor normal_noise(const NoiseKey& key, at::IntArrayRef shape);
 
-}  // namespace atelier::generate
+}  // namespace atelier::random

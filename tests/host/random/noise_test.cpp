@@ -1,4 +1,4 @@
-#include "host/generate/noise.h"
+#include "host/random/noise.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -7,7 +7,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-namespace atelier::generate {
+#include "host/random/counter.h"
+
+namespace atelier::random {
 namespace {
 
 TEST_CASE("Philox gives the published answers", "[noise]") {
@@ -74,5 +76,27 @@ TEST_CASE("Noise does not depend on threads or on the length asked for", "[noise
   REQUIRE(std::equal(prefix.begin(), prefix.end(), one.data_ptr<float>()));
 }
 
+TEST_CASE("Streams of one seed are seeds of their own", "[random]") {
+  REQUIRE(stream_seed(7, Stream::kNoise) != stream_seed(7, Stream::kTimestep));
+  REQUIRE(stream_seed(7, Stream::kNoise) != stream_seed(8, Stream::kNoise));
+  REQUIRE(stream_seed(7, Stream::kOrder) == stream_seed(7, Stream::kOrder));
+}
+
+TEST_CASE("Uniform numbers fill their range evenly", "[random]") {
+  constexpr int kCount = 100'000;
+  double sum = 0, squares = 0;
+  std::vector<int> hits(7);
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const double u = uniform(3, i, 5);
+    REQUIRE((u >= 0 && u < 1));
+    sum += u;
+    squares += u * u;
+    ++hits[below(7, 4, i, 5)];
+  }
+  REQUIRE(sum / kCount == Approx(0.5).margin(0.005));
+  REQUIRE(squares / kCount == Approx(1.0 / 3).margin(0.005));
+  for (const int h : hits) REQUIRE(h == Approx(kCount / 7.0).epsilon(0.05));
+}
+
 }  // namespace
-}  // namespace atelier::generate
+}  // namespace atelier::random

@@ -1,0 +1,118 @@
+// The samples of a training run: every one is checked before any of them is needed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/input.h"
+#include "atelier/model.h"
+
+#include "host/data/metadata.h"
+#include "host/report/problems.h"
+
+namespace atelier::data {
+
+// Names are those of the flags.
+struct DatasetOptions {
+  std::string dataset_base_path;      // what relative paths are relative to
+  std::string dataset_metadata_path;  // empty: captions beside the pictures of dataset_base_path
+  // Columns with file paths; others are taken as they stand. Absent columns are no mistake.
+  std::vector<std::string> data_file_keys = {"image", "video"};
+  // Optional inputs of the family that every row must have.
+  std::vector<std::string> extra_inputs = {};
+  std::string caption_extension = ".txt";
+  // Both or neither, in pixels. Neither: every picture keeps its shape, see target_size().
+  std::optional<int64_t> height, width;
+  int64_t max_pixels = 1'048'576;
+  // Aspect-ratio buckets: a picture is cut to the nearest of a few shapes of about max_pixels, so
+  // that batches find pictures of one shape.
+  bool enable_bucket = false;
+  int64_t bucket_reso_steps = 64;  // sides of buckets are multiples of it, in pixels
+  int64_t min_bucket_reso = 256, max_bucket_reso = 2048;
+  bool bucket_no_upscale = false;  // small pictures get a smaller bucket instead of being enlarged
+  // Where the loss counts: a column with pictures (white counts, gray counts less), or the
+  // picture's own transparency.
+  std::string mask_column = "mask";
+  bool alpha_mask = false;
+  bool decode_all = false;   // --validate full: every file is decoded, not only its header read
+  int64_t max_errors = 100;  // problems that are told one by one
+};
+
+// One row that is ready to be read.
+struct Item {
+  std::string place;  // names the row in messages
+  // Inputs of the family that are no pictures, and whatever else the row holds.
+  std::map<std::string, nlohmann::json, std::less<>> values;
+  // Paths of the family's picture inputs and of the mask, as they are opened.
+  std::map<std::string, std::vector<std::string>, std::less<>> files;
+  int64_t height = 0, width = 0;  // of the picture to learn after crop_and_resize
+};
+
+// A decoded row.
+struct Sample {
+  Inputs inputs;    // pictures cropped to the item's size, float32 in [-1, 1]
+  at::Tensor mask;  // float32 [1, H, W] in [0, 1]; undefined: the loss counts everywhere
+};
+
+struct BucketCount {
+  int64_t height, width, items;
+};
+
+// Immutable, and safe to read from several threads.
+class Dataset {
+ public:
+  // Reads metadata and the headers of all files, on all cores. `inputs`: of the family; `spec`:
+  // what sizes must be multiples of. Problems name rows and say what to do; after max_errors of
+  // them the rest is counted by kind. Items with problems are left out.
+  static Dataset open(const DatasetOptions& options, std::span<const InputSpec> inputs,
+                      const LatentSpec& spec, report::Problems& problems);
+
+  const std::vector<Item>& items() const { return items_; }
+  const DatasetOptions& options() const { return options_; }
+
+  // Name of the input that is learnt: the first required picture or video for training.
+  const std::string& learnt() const { return learnt_; }
+
+  // Decodes one item. Throws Error naming the row and the file.
+  Sample load(size_t index) const;
+
+  // Hash of what the items are: rows, paths, sizes and times of their files, target sizes. Equal
+  // for equal datasets.
+  const std::string& fingerprint() const { return fingerprint_; }
+
+  // How many items have which size, the largest count first.
+  std::vector<BucketCount> buckets() const;
+
+  // What is odd and no mistake: duplicates, empty captions, pictures that are enlarged much.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+ private:
+  DatasetOptions options_;
+  std::string learnt_, fingerprint_;
+  std::vector<InputSpec> inputs_;
+  std::vector<Item> items_;
+  std::vector<std::string> warnings_;
+};
+
+// The size that a picture of height x width is cropped to when no size is given: at most
+// max_pixels, never enlarged, both sides rounded down to multiples of `multiple`:
+//   s = sqrt(h w / max_pixels) when h w > max_pixels, else 1; h' = trunc(h / s) / multiple *
+//   multiple
+struct Size {
+  int64_t height, width;
+  bool operator==(const Size&) const = default;
+};
+Size target_size(int64_t height, int64_t width, int64_t max_pixels, int64_t multiple);
+
+// The buckets of these options, and the one whose shape is nearest to height x width (in the ratio
+// of its sides).
+std::vector<Size> make_buckets(const DatasetOptions& options, int64_t multiple);
+Size nearest_bucket(std::span<const Size> buckets, int64_t height, int64_t width);
+
+}  // namespace atelier::data

@@ -1,0 +1,39 @@
+// What a dataset says of itself: rows of a csv, json or jsonl file, or pictures with captions
+// beside them.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "host/report/problems.h"
+
+namespace atelier::data {
+
+// One row. Cells of a csv are texts, and an empty cell is absent; json keeps its types, and null is
+// absent.
+struct Record {
+  uint64_t line = 0;  // csv and jsonl: of the file, from 1; json: of the list, from 1; folder: 0
+  std::string place;  // names the row in messages: "metadata.csv:3", "captions/a.txt"
+  nlohmann::json values = nlohmann::json::object();
+};
+
+struct Metadata {
+  std::string file;                  // or folder
+  std::vector<std::string> columns;  // of all rows, in order of appearance
+  std::vector<Record> records;
+};
+
+// Reads ".csv", ".json" (one list of objects) or ".jsonl" (one object a line), UTF-8 with or
+// without a byte order mark; another ending is told by its content. Every malformed row becomes a
+// problem with its line. Throws Error{kNotFound} or {kEnvironment} when the file cannot be read.
+Metadata read_metadata(const std::string& path, report::Problems& problems);
+
+// One row for each picture below `folder`, in the order of their paths: "image" is the picture,
+// "prompt" the text of the file of the same name that ends in `caption_extension` (".txt"), "mask"
+// the file "NAME-masklabel.png" where there is one. A picture without caption becomes a problem.
+Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
+                             report::Problems& problems);
+
+}  // namespace atelier::data

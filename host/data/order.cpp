@@ -1,0 +1,1 @@
+#include "host/data/order.h"

@@ -1,0 +1,58 @@
+// In which order samples come, and which of them are computed together.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace atelier::data {
+
+// One sample of a step. `slot` counts the samples of the step from 0: it keys their random numbers.
+struct Place {
+  size_t item;
+  uint32_t slot;
+};
+
+// Samples of one shape that go through the model together.
+using MicroBatch = std::vector<Place>;
+
+// What one optimizer step learns from.
+struct StepPlan {
+  std::vector<MicroBatch> batches;
+  int64_t samples = 0;
+  int64_t epoch = 0;  // from 0
+  bool is_last_of_epoch = false;
+};
+
+struct OrderOptions {
+  int64_t batch_size = 1;
+  int64_t gradient_accumulation_steps = 1;
+  int64_t dataset_repeat = 1;  // an epoch has each item so often
+  uint64_t seed = 0;
+};
+
+// A pure function of the options and of what the items are: nothing is carried from step to step.
+//
+// In an epoch every item comes dataset_repeat times, once in each pass over the dataset, in an
+// order of its own for each pass. Items of one shape are gathered into batches of batch_size as
+// they come; what is left of each shape at the end of the epoch makes up batches of mixed shapes,
+// which run as several micro-batches of one step. Nothing is dropped. A step takes
+// gradient_accumulation_steps batches, the last step of an epoch maybe fewer. Safe to read from
+// several threads.
+class Order {
+ public:
+  // `shapes`: a number for each item; items of one number may share a micro-batch.
+  Order(std::span<const int64_t> shapes, const OrderOptions& options);
+
+  int64_t steps_per_epoch() const;
+
+  // `step` from 0.
+  StepPlan step(int64_t step) const;
+
+ private:
+  struct Epoch;
+  const Epoch& epoch(int64_t number) const;
+  // Private state as the implementation needs it.
+};
+
+}  // namespace atelier::data

@@ -1,0 +1,1 @@
+#include "host/optim/lr_schedule.h"

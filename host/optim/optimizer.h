@@ -1,0 +1,90 @@
+// Optimizers behind one interface: AdamW, AdamW with 8-bit moments, Adafactor and Prodigy.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/conditioning.h"
+
+namespace atelier::optim {
+
+// A trained tensor. `leaf` is a leaf of the autograd graph; its gradient is leaf.grad().
+struct Parameter {
+  std::string name;  // "dit.transformer_blocks.0.attn.to_q.weight": names its state in checkpoints
+  at::Tensor leaf;
+};
+
+struct Group {
+  std::vector<Parameter> parameters;
+  double lr_scale = 1.0;  // times the step's learning rate (LoRA+)
+  double weight_decay = 0.0;
+};
+
+enum class Kind { kAdamW, kAdamW8bit, kAdafactor, kProdigy };
+
+// How leaves of less than 32 bits are moved. Leaves of float32 need neither.
+enum class MasterWeights {
+  kFp32,        // a float32 copy is moved, the leaf is its rounding
+  kStochastic,  // the leaf is moved in float32 and rounded up or down at random, right on average
+};
+
+struct Options {
+  Kind kind = Kind::kAdamW;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  MasterWeights master_weights = MasterWeights::kFp32;
+  uint64_t seed = 0;  // of stochastic rounding
+  // Adafactor (Shazeer and Stern 2018) as in transformers: relative_step off, the learning rate is
+  // the schedule's.
+  double clip_threshold = 1.0, decay_rate = -0.8, adafactor_eps1 = 1e-30, adafactor_eps2 = 1e-3;
+  bool scale_parameter = false;
+  // Prodigy (Mishchenko and Defazio 2024): the learning rate is a factor, usually 1.
+  double prodigy_d0 = 1e-6, prodigy_d_coef = 1.0;
+  bool prodigy_use_bias_correction = false, prodigy_safeguard_warmup = false;
+  std::optional<double> prodigy_beta3;
+};
+
+// Not thread-safe. Weight decay is decoupled (AdamW's) in all of them.
+class Optimizer {
+ public:
+  virtual ~Optimizer();
+
+  // Moves every parameter that has a gradient. No value is read back to the host.
+  // grad_scale: float32 scalar on the parameters' device; gradients count divided by it (clipping).
+  // is_skipped: float32 scalar there; when it is 1 nothing changes: neither parameters nor state.
+  virtual void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) = 0;
+
+  // Everything that a later step depends on beside the leaves: names are the parameters' with the
+  // kind of state behind: "NAME.exp_avg". Shares storage.
+  virtual NamedTensors state() const = 0;
+  // Throws Error{kInvalidArgument} naming what is missing, unexpected or of another shape; the
+  // state is then as before.
+  virtual void load_state(const NamedTensors& state) = 0;
+
+  // Bytes of state beside the leaves.
+  virtual int64_t state_bytes() const = 0;
+
+  // What is worth a line in the log: Prodigy's d. Reads back from the device.
+  virtual std::map<std::string, double> metrics() const { return {}; }
+};
+
+// `groups` hold the leaves for as long as the optimizer lives. Leaves are float32, or, with
+// master_weights, bfloat16 or float16. Throws Error{kUnsupported} for others.
+std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Options& options);
+
+// What the step needs to know of the gradients, on the device: nothing is read back.
+struct GradientNorm {
+  at::Tensor norm;        // float32 scalar: L2 over all gradients
+  at::Tensor grad_scale;  // float32 scalar: max(1, norm / max_norm); 1 when max_norm is 0
+  at::Tensor is_skipped;  // float32 scalar: 1 when the norm or `loss` is not finite, else 0
+};
+// loss: float32 scalar on the device, or undefined. max_norm: 0 turns clipping off.
+GradientNorm measure_gradients(const std::vector<Group>& groups, const at::Tensor& loss,
+                               double max_norm);
+
+}  // namespace atelier::optim

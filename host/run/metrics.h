@@ -1,0 +1,27 @@
+// Numbers of a run over its steps: TensorBoard event files and CSV.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace atelier::run {
+
+// Not thread-safe.
+class MetricsWriter {
+ public:
+  virtual ~MetricsWriter();
+  // Appends and flushes; a full disk is told once on stderr and does not end the run.
+  virtual void write(int64_t step, const std::map<std::string, double>& values) = 0;
+};
+
+// "FOLDER/events.out.tfevents.TIME.HOST": scalars under their names ("train/loss").
+std::unique_ptr<MetricsWriter> open_tensorboard(const std::string& folder);
+
+// Columns step,key,value; rows are appended. On resume, rows of steps after `last_step` are cut
+// off.
+std::unique_ptr<MetricsWriter> open_csv(const std::string& path, int64_t last_step);
+
+}  // namespace atelier::run

@@ -1,0 +1,64 @@
+// The folder of a run: one program at a time writes there, and its checkpoints are whole or not
+// there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "atelier/conditioning.h"
+
+namespace atelier::run {
+
+// A committed checkpoint: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
+// file with its size and content hash and ends with a checksum of its own.
+struct Checkpoint {
+  std::string folder;
+  int64_t step = 0;
+  nlohmann::json facts;  // what save() was given
+
+  // Throws Error{kDataLoss} naming the file when its length, or with `check` its hash, is another
+  // than the manifest's; Error{kNotFound} when the checkpoint has no such file.
+  NamedTensors load(const std::string& file, bool check = true) const;
+  std::string text(const std::string& file) const;
+};
+
+struct CheckpointFiles {
+  std::map<std::string, NamedTensors> tensors;  // "optimizer.safetensors"
+  std::map<std::string, std::string> texts;     // "config.toml"
+};
+
+// Takes the folder's lock. Not thread-safe.
+class RunFolder {
+ public:
+  // Makes the folder; removes what an interrupted save left (".tmp-*", ".del-*"). Throws
+  // Error{kEnvironment} naming the folder when another run holds it, or it cannot be written.
+  explicit RunFolder(std::string path);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // Writes aside, flushes files and folders, renames: the checkpoint is there whole or not at all.
+  // Free space is looked at first. Then the oldest checkpoints beyond `keep` (0: all stay) go;
+  // `keep` 1 still leaves two. Throws Error{kEnvironment}; what was there is then as before.
+  std::string save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
+                   int64_t keep);
+
+ private:
+  std::string path_;
+  int lock_ = -1;
+};
+
+// The checkpoint that `path` means: the folder of a run (its newest whole checkpoint), its
+// "checkpoints" folder, or one checkpoint. `warn` gets a line for each damaged one that is passed
+// over. Throws Error{kNotFound} saying what was looked at.
+Checkpoint find_checkpoint(const std::string& path,
+                           const std::function<void(const std::string&)>& warn);
+
+}  // namespace atelier::run

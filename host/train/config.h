@@ -1,0 +1,127 @@
+// What a training run is asked to do: flags, a TOML file of the same names, and the run that is
+// resumed, in this order of precedence.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/cli/flags.h"
+#include "host/data/dataset.h"
+#include "host/data/order.h"
+#include "host/lora/lora_writer.h"
+#include "host/optim/lr_schedule.h"
+#include "host/optim/optimizer.h"
+#include "host/report/problems.h"
+#include "host/train/timesteps.h"
+
+namespace atelier::train {
+
+enum class Task { kSft, kDirectDistill };
+// Two-stage training: encode to the cache, or train from it. kBoth does one after the other.
+enum class Stage { kBoth, kDataProcess, kTrain };
+
+struct LoraSettings {
+  std::string base_model;  // component, "dit"; empty: no LoRA is trained
+  // Names of linear layers, or ends of their paths behind a dot; empty: the family's own choice.
+  std::vector<std::string> target_modules;
+  int64_t rank = 32;
+  std::optional<double> alpha;  // of the rank when absent
+  double dropout = 0.0;
+  bool use_rslora = false;         // alpha / sqrt(rank)
+  double loraplus_lr_ratio = 1.0;  // learning rate of B over that of A
+  std::string checkpoint;          // first values
+  std::string preset_path;         // of a LoRA that is part of the frozen model (differential LoRA)
+  std::string preset_model;        // its component
+  lora::Format format = lora::Format::kDiffusers;
+};
+
+struct OutputSettings {
+  std::string output_path = "./models";
+  std::optional<int64_t> save_steps;    // in optimizer steps; absent: after each epoch
+  int64_t checkpoints_total_limit = 2;  // resumable states that stay; 0: all
+  int64_t weights_total_limit = 0;      // step-N and epoch-N files that stay; 0: all
+  bool save_state = true;               // checkpoints to resume from, beside the weights
+  std::string save_dtype = "auto";  // of the weights: auto is float32 for LoRA, else the model's
+  // kept for command lines of others: our files never have such a prefix
+  std::string remove_prefix_in_ckpt;
+};
+
+struct LogSettings {
+  bool tensorboard = true, csv = false;
+  int64_t logging_steps = 1;
+  bool quiet = false;
+};
+
+struct SampleSettings {
+  std::string prompts_file;  // --sample_prompts; empty: none
+  std::optional<int64_t> every_n_steps, every_n_epochs;
+  bool at_first = false;
+};
+
+struct ValidationSettings {
+  std::string base_path, metadata_path;  // a dataset of its own; empty: none
+  int64_t steps = 100;                   // between two validations, in optimizer steps
+  int64_t timesteps = 8;                 // levels of the grid
+};
+
+struct Config {
+  Task task = Task::kSft;
+  Stage stage = Stage::kBoth;
+  checkpoint::LoadRequest model;
+  std::string resume_from_checkpoint;  // weights of one trained component
+  std::string resume;  // folder of a run or of a checkpoint; "latest": of output_path
+  data::DatasetOptions dataset;
+  data::OrderOptions order;  // with batch_size, accumulation, repeat; seed is `seed`
+  int dataset_num_workers = 2;
+  std::string cache_path;  // empty: OUTPUT_PATH/cache
+  double caption_dropout_rate = 0.0;
+
+  // "dit", "dit.transformer_blocks.0", several of them.
+  std::vector<std::string> trainable_models;
+  LoraSettings lora;
+  uint64_t seed = 42;
+  int64_t num_epochs = 1;
+  std::optional<int64_t> max_train_steps;  // ends the run also within an epoch
+  double learning_rate = 1e-4;
+  double weight_decay = 0.01;
+  double max_grad_norm = 1.0;      // 0: no clipping
+  int64_t max_skipped_steps = 10;  // in a row, of gradients that are not finite, before giving up
+  optim::Options optimizer;
+  optim::LrSchedule lr_schedule;  // total_steps is filled in by the trainer
+  TimestepOptions timesteps;
+  double ema_decay = 0.0;  // 0: none
+  bool use_gradient_checkpointing = false;
+  OutputSettings output;
+  LogSettings log;
+  SampleSettings samples;
+  ValidationSettings validation;
+
+  // Every flag with its value as TOML of the flags' names: what --config reads.
+  std::string effective_toml;
+  // Lines for the user: flags that have no effect here, and what to use.
+  std::vector<std::string> notes;
+};
+
+// Every flag of `atelier train`; `family` adds its own and may be null. `atelier cache` takes the
+// same.
+cli::CommandSpec train_command(const ModelFamily* family, std::string name = "train");
+
+// Flags, --config and, below both, the configuration in the run of --resume. Everything that can be
+// known without model and dataset is checked; mistakes become problems that name the flag, or the
+// file and line. Flags of DiffSynth-Studio that mean nothing here are answered with what to use.
+Config parse_config(std::span<const std::string> arguments, const ModelFamily& family,
+                    report::Problems& problems);
+
+// --plugin of the command line, of --config or of the resumed run: needed before the flags are
+// known. nullopt: nowhere.
+std::optional<std::string> peek_setting(std::span<const std::string> arguments,
+                                        std::string_view name);
+
+}  // namespace atelier::train

@@ -1,0 +1,88 @@
+// Where training samples come from: encoded once and kept on the disk, or encoded in each step by a
+// component that is trained.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "atelier/conditioning.h"
+#include "atelier/input.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/data/dataset.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+
+namespace atelier::train {
+
+// Which parts of a sample are made ahead of training; the others are made in each step.
+struct CachedParts {
+  bool text = true, latents = true;
+};
+
+struct TrainSample {
+  Conditioning cond;  // what is cached: the text encoder's entries, and "latents" [C, T, H, W]
+  Inputs inputs;      // what encode_text reads; empty when the text is cached
+  at::Tensor pixels;  // float32 [3, 1, H, W] in [-1, 1]; undefined when the latents are cached
+  at::Tensor mask;  // float32 [1, 1, H', W'] at the latents' size, in [0, 1]; undefined: everywhere
+  std::map<std::string, nlohmann::json, std::less<>> values;  // of the row: "num_inference_steps"
+  std::string place;                                          // names the row in messages
+};
+
+// The samples of a run, cached under a folder:
+//
+//   FOLDER/manifest.json            what was encoded, by what, and where each row's results are
+//   FOLDER/text/HASH.safetensors    one for each different text
+//   FOLDER/latents/HASH.safetensors one for each different picture and size, with its mask
+//
+// HASH is of everything that decides the result: content of the files, texts, sizes, dtype, family
+// and the encoders' weights. So a cache is filled on from where it was left, and changed rows are
+// encoded anew. Immutable once filled; load() is safe to call from several threads.
+class Samples {
+ public:
+  // Of a dataset. Hashes contents; encodes nothing. `with_empty_caption` also needs the encoding of
+  // an empty prompt (caption dropout).
+  static Samples of_dataset(std::shared_ptr<const data::Dataset> dataset,
+                            const checkpoint::LoadedModel& model, CachedParts cached,
+                            std::string folder, bool with_empty_caption);
+
+  // Of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when there is no
+  // manifest, and Error{kInvalidArgument} when the cache is stale: made by other encoders, for
+  // another family, or from files that have changed since; it names the first of them and says to
+  // run sft:data_process again.
+  static Samples of_cache(std::string folder, const checkpoint::LoadedModel& model,
+                          bool with_empty_caption);
+
+  size_t size() const;
+  // Height and width in latent cells, and text length, do not matter for batches beyond this: a
+  // number that is equal for samples whose latents have one shape.
+  std::vector<int64_t> shapes() const;
+
+  // Entries that are not in the folder yet.
+  int64_t missing() const;
+
+  // Encodes what is missing, components loaded and unloaded as they are needed; the manifest comes
+  // last. `stop` is asked between samples: true ends early, and what is done stays. Returns whether
+  // everything is there. Throws Error naming the row when latents or encodings are not finite.
+  bool fill(checkpoint::LoadedModel& model, int workers, progress::Progress& progress,
+            const std::function<bool()>& stop);
+
+  // One sample, on the CPU. `empty_caption`: as if its prompt were empty. Throws Error{kDataLoss}
+  // naming an entry that is damaged.
+  TrainSample load(size_t index, bool empty_caption) const;
+
+  // Of everything that load() gives; stands in checkpoints.
+  const std::string& fingerprint() const;
+
+ private:
+  struct State;
+  explicit Samples(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace atelier::train

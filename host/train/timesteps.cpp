@@ -1,0 +1,1 @@
+#include "host/train/timesteps.h"
