@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -38,21 +39,23 @@ struct OrderOptions {
 // they come; what is left of each shape at the end of the epoch makes up batches of mixed shapes,
 // which run as several micro-batches of one step. Nothing is dropped. A step takes
 // gradient_accumulation_steps batches, the last step of an epoch maybe fewer. Safe to read from
-// several threads.
+// several threads; copies share the epochs that were planned.
 class Order {
  public:
   // `shapes`: a number for each item; items of one number may share a micro-batch.
+  // Throws Error{kInvalidArgument} when there are no items, and naming the flag of an option that
+  // is below 1 or makes an epoch of more than 2^32 samples.
   Order(std::span<const int64_t> shapes, const OrderOptions& options);
 
   int64_t steps_per_epoch() const;
 
-  // `step` from 0.
+  // `step` from 0. Plans the epoch when it is none of the last two that were asked for: about
+  // 0.1 seconds for a million samples.
   StepPlan step(int64_t step) const;
 
  private:
-  struct Epoch;
-  const Epoch& epoch(int64_t number) const;
-  // Private state as the implementation needs it.
+  struct State;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace atelier::data

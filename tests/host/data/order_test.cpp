@@ -1,0 +1,253 @@
+#include "host/data/order.h"
+
+#include <algorithm>
+#include <array>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cmath>
+#include <future>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "atelier/error.h"
+
+#include "host/random/counter.h"
+
+namespace atelier::data {
+namespace {
+
+std::vector<size_t> items_of(const StepPlan& plan) {
+  std::vector<size_t> items;
+  for (const MicroBatch& batch : plan.batches) {
+    for (const Place& place : batch) items.push_back(place.item);
+  }
+  return items;
+}
+
+// Every item of one epoch in the order in which they come.
+std::vector<size_t> epoch_of(const Order& order, int64_t epoch) {
+  std::vector<size_t> items;
+  for (int64_t i = 0; i < order.steps_per_epoch(); ++i) {
+    const auto step = items_of(order.step(epoch * order.steps_per_epoch() + i));
+    items.insert(items.end(), step.begin(), step.end());
+  }
+  return items;
+}
+
+// Some of 5 shapes, not equally many of each.
+std::vector<int64_t> some_shapes(size_t items) {
+  std::vector<int64_t> shapes;
+  for (size_t i = 0; i < items; ++i) {
+    const auto u = random::uniform(1, static_cast<uint32_t>(i), 0);
+    shapes.push_back(static_cast<int64_t>(5.0 * u * u) * 1000 - 7);
+  }
+  return shapes;
+}
+
+std::string message_of(std::span<const int64_t> shapes, const OrderOptions& options) {
+  try {
+    const Order order(shapes, options);
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "";
+}
+
+bool equal(const StepPlan& a, const StepPlan& b) {
+  const auto same_place = [](const Place& x, const Place& y) {
+    return x.item == y.item && x.slot == y.slot;
+  };
+  const auto same_batch = [&](const MicroBatch& x, const MicroBatch& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(), same_place);
+  };
+  return a.samples == b.samples && a.epoch == b.epoch && a.is_last_of_epoch == b.is_last_of_epoch &&
+         std::equal(a.batches.begin(), a.batches.end(), b.batches.begin(), b.batches.end(),
+                    same_batch);
+}
+
+TEST_CASE("An epoch has every item dataset_repeat times", "[order]") {
+  for (const size_t items : {1, 7, 64, 301}) {
+    for (const int64_t batch_size : {1, 4, 500}) {
+      for (const int64_t accumulation : {1, 3}) {
+        for (const int64_t repeat : {1, 5}) {
+          CAPTURE(items, batch_size, accumulation, repeat);
+          const auto shapes = some_shapes(items);
+          const Order order(shapes, {.batch_size = batch_size,
+                                     .gradient_accumulation_steps = accumulation,
+                                     .dataset_repeat = repeat,
+                                     .seed = 3});
+          for (const int64_t epoch : {0, 1}) {
+            std::vector<int64_t> counts(items);
+            for (const size_t item : epoch_of(order, epoch)) ++counts[item];
+            REQUIRE(std::set<int64_t>(counts.begin(), counts.end()) == std::set<int64_t>{repeat});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Each pass over the dataset has every item once", "[order]") {
+  const std::vector<int64_t> shapes(40, 0);
+  const Order order(shapes, {.batch_size = 3, .dataset_repeat = 4, .seed = 9});
+  const auto items = epoch_of(order, 2);
+  REQUIRE(items.size() == 160);
+  std::set<std::vector<size_t>> passes;
+  for (auto begin = items.begin(); begin != items.end(); begin += 40) {
+    passes.emplace(begin, begin + 40);
+    REQUIRE(std::set<size_t>(begin, begin + 40).size() == 40);
+  }
+  REQUIRE(passes.size() == 4);  // each in an order of its own
+}
+
+TEST_CASE("Steps are full but for the last of an epoch, and know which it is", "[order]") {
+  const auto shapes = some_shapes(101);
+  const Order order(
+      shapes, {.batch_size = 4, .gradient_accumulation_steps = 3, .dataset_repeat = 2, .seed = 5});
+  // 202 samples: 51 batches, the last of 2; 17 steps of 3.
+  REQUIRE(order.steps_per_epoch() == 17);
+  for (int64_t step = 0; step < 3 * 17; ++step) {
+    CAPTURE(step);
+    const StepPlan plan = order.step(step);
+    REQUIRE(plan.epoch == step / 17);
+    REQUIRE(plan.is_last_of_epoch == (step % 17 == 16));
+    REQUIRE(plan.samples == (plan.is_last_of_epoch ? 10 : 12));
+    REQUIRE(plan.samples == static_cast<int64_t>(items_of(plan).size()));
+  }
+}
+
+TEST_CASE("Micro-batches have one shape, and slots count the samples of a step", "[order]") {
+  const auto shapes = some_shapes(97);
+  const Order order(shapes, {.batch_size = 5, .gradient_accumulation_steps = 2, .seed = 5});
+  size_t full = 0;
+  for (int64_t step = 0; step < order.steps_per_epoch(); ++step) {
+    uint32_t slot = 0;
+    for (const MicroBatch& batch : order.step(step).batches) {
+      REQUIRE(!batch.empty());
+      REQUIRE(batch.size() <= 5);
+      full += batch.size() == 5;
+      for (const Place& place : batch) {
+        REQUIRE(shapes[place.item] == shapes[batch.front().item]);
+        REQUIRE(place.slot == slot++);
+      }
+    }
+  }
+  // As many batches are of one shape as can be.
+  std::map<int64_t, size_t> counts;
+  for (const int64_t shape : shapes) ++counts[shape];
+  size_t possible = 0;
+  for (const auto& [shape, count] : counts) possible += count / 5;
+  REQUIRE(full >= possible);
+}
+
+TEST_CASE("Batches of mixed shapes come in another order each epoch", "[order]") {
+  // Every picture has a shape of its own: nothing can share a micro-batch.
+  std::vector<int64_t> shapes(30);
+  for (size_t i = 0; i < shapes.size(); ++i) shapes[i] = 100 - static_cast<int64_t>(i);
+  const Order order(shapes, {.batch_size = 4, .seed = 1});
+  REQUIRE(order.steps_per_epoch() == 8);
+  REQUIRE(order.step(0).batches.size() == 4);
+  REQUIRE(order.step(7).samples == 2);
+  REQUIRE(epoch_of(order, 0) != epoch_of(order, 1));
+  // Nor do they follow the shapes.
+  const auto items = epoch_of(order, 0);
+  REQUIRE(!std::is_sorted(items.begin(), items.end()));
+  REQUIRE(!std::is_sorted(items.rbegin(), items.rend()));
+}
+
+TEST_CASE("A step does not depend on which steps were asked for before", "[order]") {
+  const auto shapes = some_shapes(50);
+  const OrderOptions options = {
+      .batch_size = 3, .gradient_accumulation_steps = 2, .dataset_repeat = 3, .seed = 11};
+  const Order forward(shapes, options), backward(shapes, options);
+  const int64_t steps = 5 * forward.steps_per_epoch();
+  std::vector<StepPlan> plans;
+  for (int64_t step = 0; step < steps; ++step) plans.push_back(forward.step(step));
+  for (int64_t step = steps - 1; step >= 0; step -= 7) {
+    REQUIRE(equal(backward.step(step), plans[static_cast<size_t>(step)]));
+    // As a run that is resumed there sees it.
+    REQUIRE(equal(Order(shapes, options).step(step), plans[static_cast<size_t>(step)]));
+  }
+}
+
+TEST_CASE("Several threads read the same order", "[order]") {
+  const auto shapes = some_shapes(200);
+  const Order order(shapes, {.batch_size = 4, .seed = 2});
+  const Order alone = Order(shapes, {.batch_size = 4, .seed = 2});
+  std::vector<std::future<int>> wrong;
+  for (int64_t thread = 0; thread < 4; ++thread) {
+    wrong.push_back(std::async(std::launch::async, [&, thread] {
+      int count = 0;
+      for (int64_t step = thread; step < 200; step += 4) {
+        const Order copy = order;
+        count += !equal(copy.step(step), order.step(step));
+      }
+      return count;
+    }));
+  }
+  for (auto& count : wrong) REQUIRE(count.get() == 0);
+  for (int64_t step = 0; step < 200; ++step) REQUIRE(equal(order.step(step), alone.step(step)));
+}
+
+TEST_CASE("Seeds and epochs have orders of their own", "[order]") {
+  const std::vector<int64_t> shapes(20, 0);
+  std::set<std::vector<size_t>> orders;
+  for (const uint64_t seed : {0, 1, 2}) {
+    const Order order(shapes, {.seed = seed});
+    for (int64_t epoch = 0; epoch < 20; ++epoch) orders.insert(epoch_of(order, epoch));
+  }
+  REQUIRE(orders.size() == 60);
+}
+
+TEST_CASE("Every item is equally likely at every place", "[order]") {
+  const std::vector<int64_t> shapes(6, 0);
+  const Order order(shapes, {.seed = 4});
+  std::array<std::array<double, 6>, 6> counts{};
+  const int64_t epochs = 6000;
+  for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+    const auto items = epoch_of(order, epoch);
+    for (size_t at = 0; at < 6; ++at) ++counts[at][items[at]];
+  }
+  double chi_square = 0.0;
+  for (const auto& row : counts) {
+    for (const double count : row) chi_square += std::pow(count - 1000.0, 2) / 1000.0;
+  }
+  REQUIRE(chi_square < 55.0);  // 25 degrees of freedom: above with a probability of 0.0005
+  REQUIRE(chi_square > 7.0);   // below with one of 0.0002
+}
+
+TEST_CASE("A million items are planned in well under a second", "[order]") {
+  const auto shapes = some_shapes(1'000'000);
+  const Order order(shapes, {.batch_size = 8, .seed = 1});
+  const auto begin = std::chrono::steady_clock::now();
+  order.step(0);
+  const std::chrono::duration<double> planned = std::chrono::steady_clock::now() - begin;
+  INFO("seconds: " << planned.count());
+  CHECK(planned.count() < 3.0);  // slow builds and busy machines take their part
+  const auto then = std::chrono::steady_clock::now();
+  for (int64_t step = 0; step < 1000; ++step) order.step(step);
+  const std::chrono::duration<double> read = std::chrono::steady_clock::now() - then;
+  CHECK(read.count() < 1.0);
+}
+
+TEST_CASE("Orders that cannot be are refused by the flag", "[order]") {
+  const std::vector<int64_t> shapes(3, 0);
+  REQUIRE_THAT(message_of(shapes, {.batch_size = 0}), Catch::Contains("--batch_size: 0"));
+  REQUIRE_THAT(message_of(shapes, {.gradient_accumulation_steps = -1}),
+               Catch::Contains("--gradient_accumulation_steps: -1"));
+  REQUIRE_THAT(message_of(shapes, {.dataset_repeat = 0}), Catch::Contains("--dataset_repeat: 0"));
+  REQUIRE_THAT(message_of(shapes, {.dataset_repeat = int64_t{1} << 40}),
+               Catch::Contains("--dataset_repeat"));
+  REQUIRE_THAT(message_of({}, {}), Catch::Contains("no items"));
+  // Batches far larger than the dataset are one step.
+  const Order order(
+      shapes, {.batch_size = int64_t{1} << 62, .gradient_accumulation_steps = int64_t{1} << 62});
+  REQUIRE(order.steps_per_epoch() == 1);
+  REQUIRE(order.step(0).samples == 3);
+}
+
+}  // namespace
+}  // namespace atelier::data
