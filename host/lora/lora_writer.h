@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "atelier/conditioning.h"
 #include "atelier/model_family.h"
 
 namespace atelier::lora {
@@ -19,6 +20,8 @@ namespace atelier::lora {
 //   comfy      diffusion_model.X.lora_A.weight, .lora_B.weight, .alpha
 //   kohya      lora_unet_X_with_underscores.lora_down.weight, .lora_up.weight, .alpha
 //   diffsynth  X.lora_A.default.weight, X.lora_B.default.weight; alpha is the rank (B is scaled)
+// A component without a prefix of its own, or with its own name as prefix ("text_encoder."), keeps
+// that prefix in the first, second and fourth; kohya calls a text encoder's layers lora_te_X.
 enum class Format { kDiffusers, kComfy, kKohya, kDiffsynth };
 
 // Throws Error{kInvalidArgument} naming the formats there are.
@@ -32,6 +35,10 @@ struct LayerWeights {
   at::Tensor up;          // [out, rank]
   double alpha = 0.0;
   bool use_rslora = false;
+  // Tensors of another form, by what follows the layer's name: {"dora_scale": …} beside the
+  // factors; {"hada_w1_a": …} or {"lokr_w1": …, "alpha": …} where `down` and `up` are undefined.
+  // They are written as they are; comfy and kohya have names for them.
+  NamedTensors others = {};
 };
 
 // What a file says of itself beside its tensors; written as ss_*, modelspec.* and, for diffusers
@@ -42,12 +49,22 @@ struct Description {
   std::vector<std::string> target_modules;
   std::string title;
   int64_t step = 0, epoch = 0;
-  std::map<std::string, std::string> more = {};  // as they stand
+  // As they stand; they win over what the fields above would write, and not over rank, alpha and
+  // targets of the tensors.
+  std::map<std::string, std::string> more = {};
 };
 
-// Writes `layers` in `dtype`, then reads the file back and compares every addition. `targets`: of
-// each component that has layers. Throws Error{kEnvironment} when it cannot be written, and
-// Error{kDataLoss} when what is read back differs; the file is then removed.
+// Writes `layers` in `dtype`, then reads the file back and compares every addition. Beside the
+// layers one tensor is in memory. `targets`: of each component that has layers.
+//
+// Factors are cast to `dtype` and otherwise written as they are; in diffsynth, `up` times the scale
+// is made in float64 and rounded once. rsLoRA is alpha * sqrt(rank) where a file can say alpha
+// only, rounded to float32 in comfy and kohya.
+//
+// Throws Error{kInvalidArgument} when there is no layer, when a layer's factors do not belong
+// together and when two layers have one name; Error{kUnsupported} when the format has no name for
+// one; Error{kNumerics} for values that are not finite in `dtype`; Error{kEnvironment} when the
+// file cannot be written, and Error{kDataLoss} when what is read back differs: it is then removed.
 void write_lora(const std::string& path, Format format, std::span<const LayerWeights> layers,
                 const std::map<std::string, LoraTargets>& targets, at::ScalarType dtype,
                 const Description& description);
