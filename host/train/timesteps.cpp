@@ -1,1 +1,258 @@
 #include "host/train/timesteps.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <string>
+#include <utility>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/random/counter.h"
+
+namespace atelier::train {
+namespace {
+
+using std::numbers::pi;
+
+constexpr int64_t kLevels = 1000;
+constexpr double kSmallestSigma = 0.001;
+// Beyond, kMode's density folds over itself: 2 / (pi - 2).
+constexpr double kMaxModeScale = 2.0 / (pi - 2.0);
+
+constexpr std::pair<std::string_view, TimestepSampling> kSamplings[] = {
+    {"uniform", TimestepSampling::kUniform}, {"logit_normal", TimestepSampling::kLogitNormal},
+    {"sigmoid", TimestepSampling::kSigmoid}, {"shift", TimestepSampling::kShift},
+    {"mode", TimestepSampling::kMode},
+};
+
+constexpr std::pair<std::string_view, Weighting> kWeightings[] = {
+    {"bsmntw", Weighting::kBsmntw},
+    {"none", Weighting::kNone},
+    {"sigma_sqrt", Weighting::kSigmaSqrt},
+    {"cosmap", Weighting::kCosmap},
+};
+
+template <typename T, size_t N>
+T parse_name(std::string_view text, const char* flag,
+             const std::pair<std::string_view, T> (&names)[N]) {
+  std::string known;
+  for (const auto& [name, value] : names) {
+    if (name == text) return value;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "--" + std::string(flag) + ": " + formats::quote_and_escape(text) + " is not known",
+              "choose one of " + known);
+}
+
+double sigmoid(double x) {
+  return 1.0 / (1.0 + std::exp(-x));
+}
+
+// Infinite at 0 and 1.
+double logit(double p) {
+  p = std::clamp(p, 0.0, 1.0);
+  return std::log(p) - std::log1p(-p);
+}
+
+double normal_probability(double x) {
+  return 0.5 * std::erfc(-x / std::numbers::sqrt2);
+}
+
+// The inverse of normal_probability(); within 38 of 0.
+double normal_quantile(double p) {
+  if (p > 0.5) return -normal_quantile(1.0 - p);
+  p = std::max(p, std::numeric_limits<double>::min());
+  // Newton's steps: from 0 down they approach without passing, for the function is convex there.
+  double x = 0.0;
+  for (int i = 0; i < 2000; ++i) {
+    const double density = std::exp(-0.5 * x * x) / std::sqrt(2.0 * pi);
+    const double change = (normal_probability(x) - p) / density;
+    x -= change;
+    if (std::abs(change) <= 1e-15 * std::max(1.0, std::abs(x))) break;
+  }
+  return x;
+}
+
+double shifted(double sigma, double shift) {
+  return shift * sigma / (1.0 + (shift - 1.0) * sigma);
+}
+
+// The density of kMode, from pure noise to clean.
+double mode_quantile(double u, double scale) {
+  const double s = std::sin(0.5 * pi * u);
+  return u - scale * (s * s - u);
+}
+
+double mode_probability(double value, double scale) {
+  double low = 0.0, high = 1.0;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = 0.5 * (low + high);
+    (mode_quantile(middle, scale) < value ? low : high) = middle;
+  }
+  return 0.5 * (low + high);
+}
+
+double bell(double sigma) {
+  return std::exp(-2.0 * (sigma - 0.5) * (sigma - 0.5));
+}
+
+// As short as it reads back.
+std::string shown(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+void require(bool is_right, const char* flag, double value, const std::string& what,
+             const std::string& hint = {}) {
+  if (is_right) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "--" + std::string(flag) + ": " + shown(value) + " is " + what, hint);
+}
+
+bool is_positive(double value) {
+  return value > 0.0 && std::isfinite(value);
+}
+
+void check_options(const TimestepOptions& o) {
+  require(std::isfinite(o.logit_mean), "logit_mean", o.logit_mean, "no number");
+  require(is_positive(o.logit_std), "logit_std", o.logit_std, "not above 0");
+  require(is_positive(o.sigmoid_scale), "sigmoid_scale", o.sigmoid_scale, "not above 0");
+  require(is_positive(o.discrete_flow_shift), "discrete_flow_shift", o.discrete_flow_shift,
+          "not above 0");
+  require(o.mode_scale >= -1.0 && o.mode_scale <= kMaxModeScale, "mode_scale", o.mode_scale,
+          "outside -1 to 1.75");
+  const std::string hint = "boundaries are parts of the table: 0 is pure noise, 1 is clean";
+  require(o.min_timestep_boundary >= 0.0 && o.min_timestep_boundary < 1.0, "min_timestep_boundary",
+          o.min_timestep_boundary, "outside 0 to 1", hint);
+  require(o.max_timestep_boundary > 0.0 && o.max_timestep_boundary <= 1.0, "max_timestep_boundary",
+          o.max_timestep_boundary, "outside 0 to 1", hint);
+}
+
+std::vector<float> table_of(const ScheduleDefaults& schedule) {
+  if (schedule.shift.kind == SigmaShift::Kind::kByTokens) {
+    throw Error(ErrorCode::kUnsupported,
+                "schedule " + formats::quote_and_escape(schedule.name) +
+                    ": the shift follows the size of pictures, and training has one for all",
+                "the plugin has to give a constant one in ModelFamily::training_schedule()");
+  }
+  std::vector<float> sigmas = generate::make_sigmas(schedule, {.num_steps = kLevels});
+  sigmas.pop_back();
+  return sigmas;
+}
+
+}  // namespace
+
+TimestepSampling parse_timestep_sampling(std::string_view text) {
+  return parse_name(text, "timestep_sampling", kSamplings);
+}
+
+Weighting parse_weighting(std::string_view text) {
+  return parse_name(text, "weighting_scheme", kWeightings);
+}
+
+Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options)
+    : options_(options), sigmas_(table_of(schedule)) {
+  check_options(options);
+  first_ = static_cast<int64_t>(options.min_timestep_boundary * kLevels);
+  last_ = static_cast<int64_t>(options.max_timestep_boundary * kLevels);
+  require(first_ < last_, "min_timestep_boundary", options.min_timestep_boundary,
+          "not below --max_timestep_boundary " + shown(options.max_timestep_boundary),
+          "leave a part of the table in between, at least 0.001 of it");
+  high_ = sigmas_[static_cast<size_t>(first_)];
+  low_ = last_ < kLevels ? sigmas_[static_cast<size_t>(last_)] : 0.0;
+  low_chance_ = probability(draws_sigma() ? low_ : static_cast<double>(first_) / kLevels);
+  high_chance_ = probability(draws_sigma() ? high_ : static_cast<double>(last_) / kLevels);
+  require(low_chance_ < high_chance_, "min_timestep_boundary", options.min_timestep_boundary,
+          "the begin of a part that --timestep_sampling never draws from",
+          "choose other boundaries, or another distribution");
+
+  bell_floor_ = 1.0;
+  for (const float sigma : sigmas_) bell_floor_ = std::min(bell_floor_, bell(sigma));
+  double sum = 0.0;
+  for (const float sigma : sigmas_) sum += bell(sigma) - bell_floor_;
+  bell_scale_ = kLevels / sum;
+}
+
+bool Timesteps::draws_sigma() const {
+  return options_.sampling == TimestepSampling::kSigmoid ||
+         options_.sampling == TimestepSampling::kShift;
+}
+
+double Timesteps::quantile(double p) const {
+  const TimestepOptions& o = options_;
+  switch (o.sampling) {
+    case TimestepSampling::kUniform:
+      return p;
+    case TimestepSampling::kLogitNormal:
+      return sigmoid(o.logit_mean + o.logit_std * normal_quantile(p));
+    case TimestepSampling::kSigmoid:
+      return sigmoid(o.sigmoid_scale * normal_quantile(p));
+    case TimestepSampling::kShift:
+      return shifted(sigmoid(o.sigmoid_scale * normal_quantile(p)), o.discrete_flow_shift);
+    case TimestepSampling::kMode:
+      return mode_quantile(p, o.mode_scale);
+  }
+  throw Error(ErrorCode::kInternal, "timesteps: unknown kind of sampling");
+}
+
+double Timesteps::probability(double value) const {
+  const TimestepOptions& o = options_;
+  switch (o.sampling) {
+    case TimestepSampling::kUniform:
+      return value;
+    case TimestepSampling::kLogitNormal:
+      return normal_probability((logit(value) - o.logit_mean) / o.logit_std);
+    case TimestepSampling::kSigmoid:
+      return normal_probability(logit(value) / o.sigmoid_scale);
+    case TimestepSampling::kShift:
+      return normal_probability(logit(shifted(value, 1.0 / o.discrete_flow_shift)) /
+                                o.sigmoid_scale);
+    case TimestepSampling::kMode:
+      return mode_probability(value, o.mode_scale);
+  }
+  throw Error(ErrorCode::kInternal, "timesteps: unknown kind of sampling");
+}
+
+Timestep Timesteps::draw(uint64_t seed, uint32_t sample, uint32_t step) const {
+  const double u = random::uniform(seed, sample, step);
+  const double value = quantile(low_chance_ + u * (high_chance_ - low_chance_));
+  if (draws_sigma()) return at_sigma(std::clamp(value, std::max(low_, kSmallestSigma), high_));
+  const auto index = std::clamp(static_cast<int64_t>(value * kLevels), first_, last_ - 1);
+  return at_sigma(sigmas_[static_cast<size_t>(index)]);
+}
+
+std::vector<Timestep> Timesteps::grid(int64_t count) const {
+  require(count >= 1, "validation_timesteps", static_cast<double>(count), "below 1");
+  std::vector<Timestep> levels;
+  for (int64_t i = 0; i < count; ++i) {
+    const double part = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
+    const auto index = first_ + static_cast<int64_t>(part * static_cast<double>(last_ - first_));
+    levels.push_back(at_sigma(sigmas_[static_cast<size_t>(index)]));
+  }
+  return levels;
+}
+
+Timestep Timesteps::at_sigma(double sigma) const {
+  const auto weight = [&] {
+    switch (options_.weighting) {
+      case Weighting::kBsmntw:
+        return (bell(sigma) - bell_floor_) * bell_scale_;
+      case Weighting::kNone:
+        return 1.0;
+      case Weighting::kSigmaSqrt:
+        return 1.0 / (sigma * sigma);
+      case Weighting::kCosmap:
+        return 2.0 / (pi * (1.0 - 2.0 * sigma + 2.0 * sigma * sigma));
+    }
+    throw Error(ErrorCode::kInternal, "timesteps: unknown kind of weighting");
+  };
+  return {static_cast<float>(sigma), weight()};
+}
+
+}  // namespace atelier::train

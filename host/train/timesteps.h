@@ -2,13 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "atelier/schedule.h"
 
 namespace atelier::train {
 
+// kUniform, kLogitNormal and kMode draw a level of the table, with the densities of diffusers;
+// kSigmoid and kShift draw sigma itself from all of (0, 1), as kohya's trainers do.
 enum class TimestepSampling { kUniform, kLogitNormal, kSigmoid, kShift, kMode };
 // The weight of a sample's loss by its noise level.
 enum class Weighting {
@@ -18,14 +20,21 @@ enum class Weighting {
   kCosmap,     // 2 / (pi (1 - 2 sigma + 2 sigma^2))
 };
 
+// "uniform", "logit_normal", "sigmoid", "shift", "mode". Throws Error{kInvalidArgument}.
+TimestepSampling parse_timestep_sampling(std::string_view text);
+// "bsmntw", "none", "sigma_sqrt", "cosmap". Throws Error{kInvalidArgument}.
+Weighting parse_weighting(std::string_view text);
+
 struct TimestepOptions {
   TimestepSampling sampling = TimestepSampling::kUniform;
   Weighting weighting = Weighting::kBsmntw;
-  double logit_mean = 0.0, logit_std = 1.0;  // kLogitNormal
-  double sigmoid_scale = 1.0;                // kSigmoid, kShift
-  double mode_scale = 1.29;                  // kMode
-  double discrete_flow_shift = 1.0;          // kShift
-  // Part of the table that is drawn from, by position from pure noise (0) to clean (1).
+  // kLogitNormal: above 0 the mean moves towards clean levels.
+  double logit_mean = 0.0, logit_std = 1.0;
+  double sigmoid_scale = 1.0;        // kSigmoid, kShift
+  double mode_scale = 1.29;          // kMode; -1 to 1.75: more of the middle when above 0
+  double discrete_flow_shift = 1.0;  // kShift: above 1 moves towards noise
+  // Part of the table that is drawn from, by position from pure noise (0) to clean (1). What falls
+  // outside is as if it were drawn again: within, the shape of the distribution stays.
   double min_timestep_boundary = 0.0, max_timestep_boundary = 1.0;
 };
 
@@ -37,24 +46,33 @@ struct Timestep {
 // The family's table of 1000 levels and the draws from it. Immutable.
 class Timesteps {
  public:
-  // Throws Error{kInvalidArgument} naming the flag of an option that makes no sense.
+  // Throws Error{kInvalidArgument} naming the flag of an option that makes no sense, and
+  // Error{kUnsupported} when the schedule's shift follows the size of pictures.
   Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options);
 
   // The table, from pure noise to nearly clean.
   const std::vector<float>& sigmas() const { return sigmas_; }
 
-  // Of one sample of one step; `seed` of the stream kTimestep.
+  // Of one sample of one step; `seed` of the stream kTimestep. Sigma is at least 0.001.
   Timestep draw(uint64_t seed, uint32_t sample, uint32_t step) const;
 
-  // The levels in the middle of `count` equal parts of the table: a fixed grid for validation.
+  // The levels in the middle of `count` equal parts of what is between the boundaries: a fixed grid
+  // for validation. Throws Error{kInvalidArgument} when count is below 1.
   std::vector<Timestep> grid(int64_t count) const;
 
  private:
-  Timestep at_index(int64_t index) const;
+  // What is drawn, without boundaries: a position in the table, or sigma.
+  double quantile(double probability) const;
+  double probability(double value) const;
+  bool draws_sigma() const;
   Timestep at_sigma(double sigma) const;
-  std::vector<float> sigmas_;
-  std::vector<double> weights_;  // kBsmntw, of each level
+
   TimestepOptions options_;
+  std::vector<float> sigmas_;
+  int64_t first_, last_;             // the levels between the boundaries, last_ excluded
+  double low_, high_;                // sigma is drawn in between
+  double low_chance_, high_chance_;  // probability() at the boundaries
+  double bell_floor_, bell_scale_;   // kBsmntw
 };
 
 }  // namespace atelier::train
