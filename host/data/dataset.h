@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,6 +65,8 @@ struct BucketCount {
   int64_t height, width, items;
 };
 
+class SizeRule;
+
 // Immutable, and safe to read from several threads.
 class Dataset {
  public:
@@ -93,9 +96,12 @@ class Dataset {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
+  Sample load(const Item& item) const;
+
   DatasetOptions options_;
+  std::shared_ptr<const SizeRule> sizes_;
   std::string learnt_, fingerprint_;
-  std::vector<InputSpec> inputs_;
+  std::vector<InputSpec> inputs_;  // those that every row has
   std::vector<Item> items_;
   std::vector<std::string> warnings_;
 };

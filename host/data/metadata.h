@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "host/report/problems.h"
+#include "host/data/findings.h"
 
 namespace atelier::data {
 
@@ -15,7 +17,7 @@ namespace atelier::data {
 // absent.
 struct Record {
   uint64_t line = 0;  // csv and jsonl: of the file, from 1; json: of the list, from 1; folder: 0
-  std::string place;  // names the row in messages: "metadata.csv:3", "captions/a.txt"
+  std::string place;  // names the row in messages: "metadata.csv:3", "data/a.png"
   nlohmann::json values = nlohmann::json::object();
 };
 
@@ -26,14 +28,18 @@ struct Metadata {
 };
 
 // Reads ".csv", ".json" (one list of objects) or ".jsonl" (one object a line), UTF-8 with or
-// without a byte order mark; another ending is told by its content. Every malformed row becomes a
-// problem with its line. Throws Error{kNotFound} or {kEnvironment} when the file cannot be read.
-Metadata read_metadata(const std::string& path, report::Problems& problems);
+// without a byte order mark; another ending is told by its content. Every malformed row is found,
+// with its line. Throws Error{kNotFound} or {kEnvironment} when the file cannot be read.
+Metadata read_metadata(const std::string& path, Findings& problems);
 
 // One row for each picture below `folder`, in the order of their paths: "image" is the picture,
 // "prompt" the text of the file of the same name that ends in `caption_extension` (".txt"), "mask"
-// the file "NAME-masklabel.png" where there is one. A picture without caption becomes a problem.
+// the file "NAME-masklabel.png" where there is one. A picture without caption is a problem.
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
-                             report::Problems& problems);
+                             Findings& problems);
+
+// The text without its byte order mark. Throws Error naming `path`, the line and how to convert
+// when it is not UTF-8 or when its lines end in a carriage return alone.
+std::string_view checked_utf8(std::string_view text, const std::string& path);
 
 }  // namespace atelier::data

@@ -88,6 +88,13 @@ Picture to_rgb(const Raster& raster) {
   return picture;
 }
 
+// The transparency of an RGBA raster as a gray picture.
+Picture to_alpha(const Raster& raster) {
+  Picture picture(raster.info.width, raster.info.height);
+  for (size_t i = 0; i < picture.rgb.size(); ++i) picture.rgb[i] = raster.data[i / 3 * 4 + 3];
+  return picture;
+}
+
 // Where the pixel (x, y) of the upright picture stands in the stored one of this size.
 std::array<int, 2> stored_place(int orientation, int x, int y, int width, int height) {
   switch (orientation) {
@@ -169,6 +176,15 @@ Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
                        const DecodeOptions& options) {
   const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
   return upright(to_rgb(raster), raster.info.orientation);
+}
+
+PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
+                                   const DecodeOptions& options) {
+  const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
+  PictureWithAlpha result = {upright(to_rgb(raster), raster.info.orientation), {}};
+  if (raster.layout == Layout::kRgba)
+    result.alpha = upright(to_alpha(raster), raster.info.orientation);
+  return result;
 }
 
 Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options) {

@@ -47,4 +47,11 @@ Picture read_picture(const std::filesystem::path& path, const DecodeOptions& opt
 Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
                        const DecodeOptions& options = {});
 
+struct PictureWithAlpha {
+  Picture picture;  // as decode_picture returns it
+  Picture alpha;    // gray, of the same size: white is opaque; empty when the file has none
+};
+PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
+                                   const DecodeOptions& options = {});
+
 }  // namespace atelier::image

@@ -1,0 +1,51 @@
+// What the columns of a dataset mean for a family, and whether rows have what it needs.
+#pragma once
+
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "atelier/input.h"
+
+#include "host/data/dataset.h"
+#include "host/data/findings.h"
+#include "host/data/metadata.h"
+#include "host/data/near_files.h"
+
+namespace atelier::data {
+
+class Columns {
+ public:
+  // Finds columns that are missing, extra inputs that the family does not know, and kinds of input
+  // that cannot be read; `odd` gets columns that look misspelt and known ones that are not used.
+  Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
+          const Metadata& metadata, Findings& problems, Findings& odd);
+
+  // Inputs that every row has: required ones and those of extra_inputs.
+  const std::vector<InputSpec>& inputs() const { return inputs_; }
+  // The first required picture for training; empty, and a problem, when there is none.
+  const std::string& learnt() const { return learnt_; }
+
+  // The row without its size. A row with problems gives nullopt.
+  std::optional<Item> read(const Record& record, Findings& problems, Findings& odd) const;
+
+ private:
+  void choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
+                     Findings& problems);
+  void check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
+                     const Metadata& metadata, Findings& problems, Findings& odd);
+  bool read_value(const InputSpec& input, const nlohmann::json& value, const std::string& place,
+                  Item& item, Findings& problems, Findings& odd) const;
+  bool read_files(const std::string& column, const nlohmann::json& value, bool takes_list,
+                  const std::string& place, Item& item, Findings& problems) const;
+
+  std::string base_, mask_column_, learnt_;
+  std::vector<InputSpec> inputs_;
+  std::set<std::string, std::less<>> absent_;  // inputs without a column, already told
+};
+
+// Inputs of these kinds are read from picture files.
+bool is_picture(InputKind kind);
+
+}  // namespace atelier::data

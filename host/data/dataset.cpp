@@ -1,0 +1,303 @@
+#include "host/data/dataset.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "formats/escape.h"
+#include "host/checkpoint/content_hash.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/data/columns.h"
+#include "host/data/findings.h"
+#include "host/data/near_files.h"
+#include "host/data/picture_check.h"
+#include "host/data/sizes.h"
+
+namespace atelier::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Pictures that are enlarged more than this look soft.
+constexpr double kMuchEnlarged = 2.0;
+// How far the shape of a mask may be from that of its picture.
+constexpr double kMaskShapeTolerance = 0.01;
+
+std::string size_text(int64_t height, int64_t width) {
+  return std::to_string(width) + "x" + std::to_string(height);
+}
+
+// Where the rows come from. nullopt when there is nothing to read, which is then a problem.
+std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& problems) {
+  const std::string& base = options.dataset_base_path;
+  std::error_code failure;
+  const bool has_base =
+      base.empty() ? !options.dataset_metadata_path.empty() : fs::is_directory(base, failure);
+  if (!has_base) {
+    problems.add("folders",
+                 base.empty()
+                     ? "--dataset_base_path: is missing"
+                     : "--dataset_base_path: " + checkpoint::display_path(base) + " is no folder",
+                 "name the folder that relative paths of the dataset start from",
+                 base.empty() ? ErrorCode::kInvalidArgument : ErrorCode::kNotFound);
+    return std::nullopt;
+  }
+  try {
+    if (options.dataset_metadata_path.empty())
+      return read_caption_folder(base, options.caption_extension, problems);
+    return read_metadata(options.dataset_metadata_path, problems);
+  } catch (const Error& error) {
+    const std::string inside = (fs::path(base) / options.dataset_metadata_path).string();
+    const bool is_inside = error.code() == ErrorCode::kNotFound && fs::exists(inside, failure);
+    problems.add("files", Error(error.code(), "--dataset_metadata_path: " + error.message(),
+                                is_inside ? "did you mean " + checkpoint::display_path(inside) + "?"
+                                          : error.hint(),
+                                error.tag()));
+    return std::nullopt;
+  }
+}
+
+// Checks the files of rows, and gives them their sizes.
+class PictureRules {
+ public:
+  PictureRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
+               const PictureFiles& files, Findings& problems, Findings& odd)
+      : options_(options),
+        columns_(columns),
+        sizes_(sizes),
+        files_(files),
+        problems_(problems),
+        odd_(odd) {}
+
+  // Returns false when the row has problems.
+  bool check(Item& item) {
+    bool is_good = true;
+    for (const auto& [column, paths] : item.files) {
+      for (const std::string& path : paths) is_good &= check_file(item, column, path);
+    }
+    if (!is_good || columns_.learnt().empty()) return false;
+    for (const InputSpec& input : columns_.inputs()) {
+      if (!is_picture(input.kind)) continue;
+      const std::string name(input.name);
+      for (const std::string& path : item.files.at(name)) {
+        is_good &= check_size(item, name, path);
+      }
+    }
+    if (const auto mask = item.files.find(options_.mask_column); mask != item.files.end())
+      is_good &= check_mask(item, mask->second.front());
+    return is_good && sizes_.is_valid();
+  }
+
+ private:
+  // Where in the row. A picture that is a row of its own is not named twice.
+  static Error placed(const Item& item, const std::string& column, const Error& error) {
+    const std::string prefix = item.place + ": ";
+    if (!error.message().starts_with(prefix)) return error.at(item.place + " [" + column + "]");
+    return Error(error.code(),
+                 item.place + " [" + column + "]: " + error.message().substr(prefix.size()),
+                 error.hint(), error.tag());
+  }
+
+  const image::PictureInfo& info_of(const std::string& path) const {
+    return files_.find(path)->second.info;
+  }
+
+  bool check_file(const Item& item, const std::string& column, const std::string& path) {
+    const std::optional<Error>& error = files_.find(path)->second.error;
+    if (!error) return true;
+    if (error->code() == ErrorCode::kNotFound) {
+      problems_.add("missing files",
+                    placed(item, column,
+                           Error(error->code(), error->message(),
+                                 problems_.count() < options_.max_errors ? near_.hint(path) : "",
+                                 error->tag())));
+    } else {
+      const bool is_damaged = error->code() == ErrorCode::kDataLoss;
+      problems_.add(is_damaged ? "damaged pictures" : "unreadable files",
+                    placed(item, column, *error));
+    }
+    return false;
+  }
+
+  bool check_size(Item& item, const std::string& column, const std::string& path) {
+    const image::PictureInfo& info = info_of(path);
+    const Size size = sizes_.of(info.height, info.width);
+    if (!sizes_.is_valid()) return false;
+    const std::string place = item.place + " [" + column + "]: ";
+    if (size.height < 1 || size.width < 1) {
+      problems_.add("too small pictures",
+                    place + size_text(info.height, info.width) + " pixels are too few to train on",
+                    "take the row out, or give --height and --width to enlarge every picture");
+      return false;
+    }
+    if (column != columns_.learnt()) return true;
+    item.height = size.height;
+    item.width = size.width;
+    const double scale = std::max(static_cast<double>(size.height) / info.height,
+                                  static_cast<double>(size.width) / info.width);
+    if (scale > kMuchEnlarged) {
+      odd_.add("enlarged pictures",
+               place + size_text(info.height, info.width) + " is enlarged to " +
+                   size_text(size.height, size.width),
+               "a larger picture would be sharper");
+    }
+    if (info.is_animated)
+      odd_.add("animations", place + "is an animation", "its first frame is learnt");
+    return true;
+  }
+
+  bool check_mask(const Item& item, const std::string& path) {
+    const image::PictureInfo& mask = info_of(path);
+    const image::PictureInfo& picture = info_of(item.files.at(columns_.learnt()).front());
+    const double ratio = (static_cast<double>(mask.width) * picture.height) /
+                         (static_cast<double>(mask.height) * picture.width);
+    if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
+    problems_.add("masks of another shape",
+                  item.place + " [" + options_.mask_column + "]: the mask is " +
+                      size_text(mask.height, mask.width) + ", the picture " +
+                      size_text(picture.height, picture.width),
+                  "a mask has the shape of its picture, at any size");
+    return false;
+  }
+
+  const DatasetOptions& options_;
+  const Columns& columns_;
+  const SizeRule& sizes_;
+  const PictureFiles& files_;
+  Findings& problems_;
+  Findings& odd_;
+  NearFiles near_;
+};
+
+// Pictures that are learnt more than once, by path or by content.
+void find_duplicates(const std::vector<Item>& items, const std::string& learnt,
+                     const PictureFiles& files, Findings& odd) {
+  std::map<std::string, const Item*> first_of;
+  std::vector<std::string> paths;
+  for (const Item& item : items) {
+    const std::string& path = item.files.at(learnt).front();
+    const auto [first, is_new] = first_of.emplace(path, &item);
+    if (is_new) {
+      paths.push_back(path);
+      continue;
+    }
+    odd.add("duplicates",
+            item.place + " [" + learnt + "]: the same picture as in " + first->second->place +
+                (item.values == first->second->values ? ", with the same values" : ""),
+            "take one out unless it shall count twice");
+  }
+  for (const auto& [copy, original] : find_copies(paths, files)) {
+    odd.add("duplicates",
+            first_of.at(copy)->place + " [" + learnt + "]: the same content as in " +
+                first_of.at(original)->place,
+            "take one out unless it shall count twice");
+  }
+}
+
+// What holds for the dataset as a whole.
+void find_oddities(const std::vector<Item>& items, const std::string& learnt,
+                   const DatasetOptions& options, const PictureFiles& files, Findings& odd) {
+  int64_t profiles = 0, transparent = 0;
+  const Item* first_profile = nullptr;
+  for (const Item& item : items) {
+    const image::PictureInfo& info = files.find(item.files.at(learnt).front())->second.info;
+    if (info.has_alpha) ++transparent;
+    if (info.has_color_profile && profiles++ == 0) first_profile = &item;
+  }
+  if (profiles > 0) {
+    odd.add("color profiles",
+            first_profile->place + " [" + learnt + "]: has an embedded color profile, as " +
+                std::to_string(profiles) + " of " + std::to_string(items.size()) +
+                " pictures; colors are read as sRGB",
+            "convert pictures of other color spaces to sRGB");
+  }
+  if (options.alpha_mask && transparent == 0 && !items.empty()) {
+    odd.add("masks", "--alpha_mask: no picture has transparency",
+            "the loss counts everywhere; leave the flag out");
+  }
+}
+
+std::string make_fingerprint(const std::vector<Item>& items, const DatasetOptions& options,
+                             const PictureFiles& files) {
+  checkpoint::ContentHash hash;
+  hash.add(static_cast<int64_t>(items.size())).add(options.mask_column);
+  hash.add(int64_t{options.alpha_mask});
+  for (const Item& item : items) {
+    hash.add(item.height).add(item.width).add(static_cast<int64_t>(item.values.size()));
+    for (const auto& [name, value] : item.values) {
+      hash.add(name).add(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
+    for (const auto& [column, paths] : item.files) {
+      hash.add(column).add(static_cast<int64_t>(paths.size()));
+      for (const std::string& path : paths) {
+        const PictureFile& file = files.find(path)->second;
+        hash.add(path).add(file.bytes).add(file.modified_ns);
+      }
+    }
+  }
+  return hash.hex();
+}
+
+void hand_over(const Findings& findings, const std::string& place, report::Problems& problems) {
+  for (const Error& error : findings.list(place)) problems.add(error);
+}
+
+}  // namespace
+
+Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
+                      const LatentSpec& spec, report::Problems& problems) {
+  Dataset dataset;
+  dataset.options_ = options;
+  const bool is_folder = options.dataset_metadata_path.empty();
+  if (is_folder) dataset.options_.mask_column = DatasetOptions().mask_column;
+  dataset.sizes_ = std::make_shared<SizeRule>(options, spec.pixel_multiple, problems);
+
+  Findings errors(options.max_errors), odd(options.max_errors);
+  const std::optional<Metadata> metadata = read_rows(options, errors);
+  const std::string place = checkpoint::display_path(is_folder ? options.dataset_base_path
+                                                               : options.dataset_metadata_path);
+  const Columns columns(dataset.options_, inputs, metadata.value_or(Metadata{}), errors, odd);
+  dataset.inputs_ = columns.inputs();
+  dataset.learnt_ = columns.learnt();
+  if (!metadata) {
+    hand_over(errors, place, problems);
+    return dataset;
+  }
+
+  std::vector<Item> rows;
+  std::set<std::string> paths;
+  for (const Record& record : metadata->records) {
+    if (std::optional<Item> item = columns.read(record, errors, odd)) rows.push_back(*item);
+  }
+  for (const Item& item : rows) {
+    for (const auto& [column, files] : item.files) paths.insert(files.begin(), files.end());
+  }
+  const PictureFiles files = check_pictures(paths, options.decode_all);
+  PictureRules rules(dataset.options_, columns, *dataset.sizes_, files, errors, odd);
+  for (Item& item : rows) {
+    if (rules.check(item)) dataset.items_.push_back(std::move(item));
+  }
+  find_duplicates(dataset.items_, dataset.learnt_, files, odd);
+  find_oddities(dataset.items_, dataset.learnt_, options, files, odd);
+  hand_over(errors, place, problems);
+  for (const Error& warning : odd.list(place)) {
+    dataset.warnings_.push_back(warning.message() +
+                                (warning.hint().empty() ? "" : "; " + warning.hint()));
+  }
+  dataset.fingerprint_ = make_fingerprint(dataset.items_, dataset.options_, files);
+  return dataset;
+}
+
+std::vector<BucketCount> Dataset::buckets() const {
+  std::map<std::pair<int64_t, int64_t>, int64_t> counts;
+  for (const Item& item : items_) ++counts[{item.height, item.width}];
+  std::vector<BucketCount> buckets;
+  for (const auto& [size, items] : counts) buckets.push_back({size.first, size.second, items});
+  std::stable_sort(buckets.begin(), buckets.end(),
+                   [](const BucketCount& a, const BucketCount& b) { return a.items > b.items; });
+  return buckets;
+}
+
+}  // namespace atelier::data

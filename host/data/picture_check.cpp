@@ -1,0 +1,153 @@
+#include "host/data/picture_check.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <string_view>
+#include <sys/stat.h>
+#include <thread>
+#include <utility>
+
+#include "host/checkpoint/content_hash.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/report/problems.h"
+
+namespace atelier::data {
+namespace {
+
+using checkpoint::FileReader;
+
+// What is read of a file for its header; more when the header turns out to be longer.
+constexpr uint64_t kHeadBytes = 64 * 1024;
+// The largest picture that can be decoded is smaller, uncompressed at 16 bits.
+constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+
+// Calls work(i) for all i below `count`, on all cores. `work` does not throw.
+template <typename F>
+void for_each_index(size_t count, const F& work) {
+  std::atomic<size_t> next = 0;
+  const auto run = [&] {
+    for (size_t i = next++; i < count; i = next++) work(i);
+  };
+  const size_t cores = std::max<size_t>(1, std::thread::hardware_concurrency());
+  std::vector<std::jthread> threads;
+  for (size_t i = 1; i < std::min(cores, count); ++i) threads.emplace_back(run);
+  run();
+}
+
+// Fails when the file is too long to be a picture.
+std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t bytes) {
+  if (file.size() > kMaxBytes)
+    throw Error(ErrorCode::kInvalidArgument, checkpoint::display_path(file.path()) + ": " +
+                                                 report::format_bytes(file.size()) +
+                                                 " are too many for a picture");
+  std::vector<uint8_t> data(bytes);
+  file.read(data.data(), begin, bytes);
+  return data;
+}
+
+// Whether the file ends as a whole one does. A whole file may have something behind its end, so
+// that false proves nothing.
+bool has_good_end(const FileReader& file, const image::PictureInfo& info,
+                  const std::vector<uint8_t>& head) {
+  using namespace std::string_view_literals;
+  if (info.format == "webp") {  // the container says how long it is
+    uint64_t length = 8;
+    for (int i = 0; i < 4; ++i) length += uint64_t{head[4 + i]} << (8 * i);
+    return file.size() >= length;
+  }
+  const std::string_view end = info.format == "png" ? "IEND\xae\x42\x60\x82"sv : "\xff\xd9"sv;
+  if (file.size() < end.size()) return false;
+  const std::vector<uint8_t> tail = read_bytes(file, file.size() - end.size(), end.size());
+  return std::equal(tail.begin(), tail.end(), end.begin(),
+                    [](uint8_t a, char b) { return a == static_cast<uint8_t>(b); });
+}
+
+image::PictureInfo check_content(const FileReader& file, bool decode_all) {
+  const std::string name = checkpoint::display_path(file.path());
+  std::vector<uint8_t> bytes = read_bytes(file, 0, std::min(file.size(), kHeadBytes));
+  const auto read_rest = [&] {
+    if (bytes.size() < file.size()) bytes = read_bytes(file, 0, file.size());
+  };
+  // WebP has its EXIF data at the end.
+  if (bytes.size() >= 12 && std::equal(bytes.begin() + 8, bytes.begin() + 12, "WEBP")) read_rest();
+  image::PictureInfo info;
+  try {
+    info = image::probe_picture(bytes, name);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDataLoss || bytes.size() == file.size()) throw;
+    read_rest();
+    info = image::probe_picture(bytes, name);
+  }
+  if (decode_all || !has_good_end(file, info, bytes)) {
+    read_rest();
+    image::decode_picture(bytes, name);
+  }
+  return info;
+}
+
+PictureFile check_picture(const std::string& path, bool decode_all) {
+  PictureFile picture;
+  try {
+    const FileReader file(path);
+    struct stat status {};
+    if (stat(path.c_str(), &status) == 0)
+      picture.modified_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+    picture.bytes = static_cast<int64_t>(file.size());
+    picture.info = check_content(file, decode_all);
+  } catch (const Error& error) {
+    picture.error = error;
+  } catch (const std::bad_alloc&) {
+    picture.error = Error(ErrorCode::kOutOfMemory,
+                          checkpoint::display_path(path) + ": not enough memory to read it");
+  }
+  return picture;
+}
+
+}  // namespace
+
+PictureFiles check_pictures(const std::set<std::string>& paths, bool decode_all) {
+  PictureFiles files;
+  std::vector<std::pair<const std::string, PictureFile>*> entries;
+  for (const std::string& path : paths) {
+    entries.push_back(&*files.emplace_hint(files.end(), path, PictureFile{}));
+  }
+  for_each_index(entries.size(), [&](size_t i) {
+    entries[i]->second = check_picture(entries[i]->first, decode_all);
+  });
+  return files;
+}
+
+std::map<std::string, std::string> find_copies(const std::vector<std::string>& paths,
+                                               const PictureFiles& files) {
+  std::map<int64_t, std::vector<const std::string*>> by_length;
+  for (const std::string& path : paths) {
+    const PictureFile& file = files.at(path);
+    if (!file.error) by_length[file.bytes].push_back(&path);
+  }
+  std::vector<const std::string*> alike;
+  for (const auto& [bytes, same] : by_length) {
+    if (same.size() > 1) alike.insert(alike.end(), same.begin(), same.end());
+  }
+  std::vector<std::string> hashes(alike.size());
+  for_each_index(alike.size(), [&](size_t i) {
+    try {
+      hashes[i] = checkpoint::hash_file(*alike[i]);
+    } catch (const Error&) {
+      hashes[i] = *alike[i];  // gone meanwhile: like no other
+    }
+  });
+  std::map<std::string, std::string> first_of, copies;
+  for (size_t i = 0; i < alike.size(); ++i) {
+    const auto [first, is_new] = first_of.emplace(hashes[i], *alike[i]);
+    if (!is_new && first->second != *alike[i]) copies.emplace(*alike[i], first->second);
+  }
+  return copies;
+}
+
+std::vector<uint8_t> read_picture_file(const std::string& path) {
+  const FileReader file(path);
+  return read_bytes(file, 0, file.size());
+}
+
+}  // namespace atelier::data

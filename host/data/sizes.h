@@ -1,0 +1,34 @@
+// To which size each picture of a dataset is cut.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "host/data/dataset.h"
+#include "host/report/problems.h"
+
+namespace atelier::data {
+
+// Immutable, and safe to use from several threads.
+class SizeRule {
+ public:
+  // Options that contradict themselves or do not fit `multiple`, in pixels, become problems; the
+  // rule then answers 0 x 0.
+  SizeRule(const DatasetOptions& options, int64_t multiple, report::Problems& problems);
+
+  // False when the options were no good.
+  bool is_valid() const { return is_valid_; }
+
+  // The size for a picture of height x width; a side of 0 means that the picture is too small.
+  Size of(int64_t height, int64_t width) const;
+
+ private:
+  bool check(report::Problems& problems) const;
+
+  DatasetOptions options_;
+  int64_t multiple_;
+  bool is_valid_;
+  std::vector<Size> buckets_;
+};
+
+}  // namespace atelier::data
