@@ -18,7 +18,7 @@ class Ema {
   // average = d average + (1 - d) leaf. Reads the leaves back from the device.
   void update();
 
-  // Exchanges the leaves' values with the averages; called twice they are as before.
+  // Gives the leaves the averages, rounded to their dtype; called again, what they had before.
   void swap();
 
   // By parameter name; shares storage. With it "num_updates".
@@ -30,10 +30,11 @@ class Ema {
   struct Average {
     std::string name;
     at::Tensor leaf, value;
+    at::Tensor put_aside;  // the leaf's own values while it has the average
   };
   std::vector<Average> averages_;
   double decay_;
-  int64_t num_updates_ = 0;
+  at::Tensor num_updates_;  // int64 scalar
 };
 
 }  // namespace atelier::optim

@@ -36,7 +36,7 @@ enum class MasterWeights {
 
 struct Options {
   Kind kind = Kind::kAdamW;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adafactor has none of them
   MasterWeights master_weights = MasterWeights::kFp32;
   uint64_t seed = 0;  // of stochastic rounding
   // Adafactor (Shazeer and Stern 2018) as in transformers: relative_step off, the learning rate is
@@ -55,7 +55,8 @@ class Optimizer {
   virtual ~Optimizer();
 
   // Moves every parameter that has a gradient. No value is read back to the host.
-  // grad_scale: float32 scalar on the parameters' device; gradients count divided by it (clipping).
+  // grad_scale: float32 scalar on the parameters' device; gradients count divided by it (clipping),
+  // and may be divided in place.
   // is_skipped: float32 scalar there; when it is 1 nothing changes: neither parameters nor state.
   virtual void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) = 0;
 

@@ -1,0 +1,134 @@
+// AdamW (Loshchilov and Hutter 2019), with moments of 32 or of 8 bits.
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/optim/blockwise.h"
+#include "host/optim/optimizer_base.h"
+
+namespace atelier::optim {
+namespace {
+
+// Below this many elements moments are not worth quantising.
+constexpr int64_t kLeastQuantized = 4096;
+// Elements whose float32 copies may exist at one time.
+constexpr int64_t kBatchElements = int64_t{1} << 25;
+
+struct Moments {
+  at::Tensor exp_avg, exp_avg_sq;  // float32; undefined where quantised
+  Blockwise exp_avg_8bit = {}, exp_avg_sq_8bit = {.codes = {}, .absmax = {}, .is_signed = false};
+
+  bool is_quantized() const { return !exp_avg.defined(); }
+};
+
+class AdamW : public OptimizerBase {
+ public:
+  AdamW(const std::vector<Group>& groups, const Options& options);
+  void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) override;
+
+ private:
+  Blockwise add_quantized(const Slot& slot, const std::string& what, bool is_signed);
+  bool needs_copies(size_t i) const;
+  bool fits_batch(const std::vector<size_t>& batch, size_t i) const;
+  void move(const std::vector<size_t>& batch, double lr, const StepScalars::OnDevice& scalars);
+
+  std::vector<Moments> moments_;  // by slot
+  // Slots that one call moves: of one device, learning rate and weight decay.
+  std::vector<std::vector<size_t>> batches_;
+};
+
+AdamW::AdamW(const std::vector<Group>& groups, const Options& options)
+    : OptimizerBase(groups, options) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    Moments& moments = moments_.emplace_back();
+    if (options.kind == Kind::kAdamW8bit && slot.leaf.numel() >= kLeastQuantized) {
+      moments.exp_avg_8bit = add_quantized(slot, "exp_avg", /*is_signed=*/true);
+      moments.exp_avg_sq_8bit = add_quantized(slot, "exp_avg_sq", /*is_signed=*/false);
+    } else {
+      moments.exp_avg = add_zeros(slot, "exp_avg", slot.leaf.sizes());
+      moments.exp_avg_sq = add_zeros(slot, "exp_avg_sq", slot.leaf.sizes());
+    }
+    const auto batch = std::find_if(batches_.begin(), batches_.end(),
+                                    [&](const auto& batch) { return fits_batch(batch, i); });
+    if (batch == batches_.end()) {
+      batches_.push_back({i});
+    } else {
+      batch->push_back(i);
+    }
+  }
+}
+
+Blockwise AdamW::add_quantized(const Slot& slot, const std::string& what, bool is_signed) {
+  const int64_t blocks = (slot.leaf.numel() + kQuantizedBlock - 1) / kQuantizedBlock;
+  return {add_zeros(slot, what, slot.leaf.sizes(), at::kByte),
+          add_zeros(slot, what + "_absmax", {blocks}), is_signed};
+}
+
+bool AdamW::needs_copies(size_t i) const {
+  return slots_[i].leaf.scalar_type() != at::kFloat || moments_[i].is_quantized();
+}
+
+bool AdamW::fits_batch(const std::vector<size_t>& batch, size_t i) const {
+  const Slot& first = slots_[batch.front()];
+  const Slot& slot = slots_[i];
+  if (first.leaf.device() != slot.leaf.device() || first.lr_scale != slot.lr_scale ||
+      first.weight_decay != slot.weight_decay || needs_copies(batch.front()) != needs_copies(i)) {
+    return false;
+  }
+  if (!needs_copies(i)) return true;
+  int64_t elements = slot.leaf.numel();
+  for (const size_t other : batch) elements += slots_[other].leaf.numel();
+  return elements <= kBatchElements;
+}
+
+void AdamW::step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) {
+  const at::NoGradGuard no_grad;
+  StepScalars scalars(grad_scale, is_skipped);
+  for (const auto& batch : batches_) {
+    move(batch, lr, scalars.on(slots_[batch.front()].leaf.device()));
+  }
+  end_step(is_skipped);
+}
+
+void AdamW::move(const std::vector<size_t>& batch, double lr,
+                 const StepScalars::OnDevice& scalars) {
+  std::vector<size_t> moved;
+  std::vector<at::Tensor> values, gradients, exp_avgs, exp_avg_sqs, steps;
+  for (const size_t i : batch) {
+    const Slot& slot = slots_[i];
+    if (!slot.leaf.grad().defined()) continue;
+    const Moments& moments = moments_[i];
+    const bool is_quantized = moments.is_quantized();
+    moved.push_back(i);
+    values.push_back(moved_value(slot));
+    gradients.push_back(gradient(slot));
+    exp_avgs.push_back(is_quantized ? dequantize(moments.exp_avg_8bit) : moments.exp_avg);
+    exp_avg_sqs.push_back(is_quantized ? dequantize(moments.exp_avg_sq_8bit) : moments.exp_avg_sq);
+    steps.push_back(slot.step);
+  }
+  if (moved.empty()) return;
+  const Slot& first = slots_[moved.front()];
+  at::_foreach_add_(steps, scalars.count);
+  at::_fused_adamw_(values, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
+                    lr * first.lr_scale, options_.beta1, options_.beta2, first.weight_decay,
+                    options_.eps, /*amsgrad=*/false, /*maximize=*/false, scalars.grad_scale,
+                    scalars.is_skipped);
+  for (size_t k = 0; k < moved.size(); ++k) {
+    Moments& moments = moments_[moved[k]];
+    if (moments.is_quantized()) {
+      quantize(exp_avgs[k], scalars.keeps, moments.exp_avg_8bit);
+      quantize(exp_avg_sqs[k], scalars.keeps, moments.exp_avg_sq_8bit);
+    }
+    store(slots_[moved[k]], values[k]);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adamw(const std::vector<Group>& groups, const Options& options) {
+  return std::make_unique<AdamW>(groups, options);
+}
+
+}  // namespace atelier::optim

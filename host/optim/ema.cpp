@@ -1,0 +1,62 @@
+#include "host/optim/ema.h"
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+
+#include "host/optim/optimizer_base.h"
+
+namespace atelier::optim {
+
+Ema::Ema(const std::vector<Group>& groups, double decay)
+    : decay_(decay), num_updates_(at::zeros({}, at::kLong)) {
+  for (const Group& group : groups) {
+    for (const Parameter& parameter : group.parameters) {
+      const at::Tensor leaf = parameter.leaf.detach();
+      averages_.push_back({.name = parameter.name,
+                           .leaf = leaf,
+                           .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
+                                            /*copy=*/true),
+                           .put_aside = {}});
+    }
+  }
+}
+
+void Ema::update() {
+  const at::NoGradGuard no_grad;
+  int64_t& count = *num_updates_.mutable_data_ptr<int64_t>();
+  const auto n = static_cast<double>(count++);
+  const double decay = std::min(decay_, (1.0 + n) / (10.0 + n));
+  for (Average& average : averages_) {
+    average.value.lerp_(average.leaf.to(at::kCPU, at::kFloat), 1.0 - decay);
+  }
+}
+
+void Ema::swap() {
+  const at::NoGradGuard no_grad;
+  for (Average& average : averages_) {
+    if (average.put_aside.defined()) {
+      average.leaf.copy_(average.put_aside);
+      average.put_aside.reset();
+    } else {
+      average.put_aside = average.leaf.to(at::kCPU, average.leaf.scalar_type(),
+                                          /*non_blocking=*/false, /*copy=*/true);
+      average.leaf.copy_(average.value);
+    }
+  }
+}
+
+NamedTensors Ema::state() const {
+  NamedTensors state = {{"num_updates", num_updates_}};
+  for (const Average& average : averages_) state[average.name] = average.value;
+  return state;
+}
+
+void Ema::load_state(const NamedTensors& state) {
+  copy_state("average of weights", state, this->state());
+}
+
+}  // namespace atelier::optim
