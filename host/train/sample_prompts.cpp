@@ -1,0 +1,212 @@
+#include "host/train/sample_prompts.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+
+namespace atelier::train {
+namespace {
+
+using generate::Job;
+using generate::Place;
+using nlohmann::json;
+
+enum class Value { kText, kInteger, kReal };
+
+struct Switch {
+  std::string_view name;
+  Value value;
+  std::string_view setting;  // of a line of JSON
+  // What it is called elsewhere: for a switch that is not known.
+  std::string_view others[3];
+};
+
+constexpr Switch kSwitches[] = {
+    {"w", Value::kInteger, "width", {"width"}},
+    {"h", Value::kInteger, "height", {"height"}},
+    {"d", Value::kInteger, "seed", {"seed"}},
+    {"s", Value::kInteger, "num_inference_steps", {"steps", "num_inference_steps"}},
+    {"l", Value::kReal, "cfg_scale", {"cfg", "cfg_scale", "scale"}},
+    {"n", Value::kText, "negative_prompt", {"neg", "negative", "negative_prompt"}},
+    {"fs", Value::kReal, "flow_shift", {"shift", "flow_shift", "discrete_flow_shift"}},
+    {"i", Value::kText, "input_image", {"image", "input_image", "image_path"}},
+    {"f", Value::kInteger, "num_frames", {"frames", "num_frames", "frame_count"}},
+};
+
+constexpr const char* kHelp =
+    "the switches are --w, --h, --d (seed), --s (steps), --l (CFG scale), --n (negative prompt), "
+    "--fs (flow shift), --i (input image) and --f (frames); a .jsonl file can name every setting";
+
+constexpr std::string_view kBlank = " \t\r";
+
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) + 1 - begin);
+}
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return result;
+}
+
+std::string dashed(std::string_view name) {
+  return formats::quote_and_escape("--" + std::string(name));
+}
+
+// Throws Error{kInvalidArgument} when the whole text is no such number.
+template <typename T>
+T number_of(std::string_view text, const char* wanted) {
+  T number{};
+  const char* end = text.data() + text.size();
+  const auto [stop, failure] = std::from_chars(text.data(), end, number);
+  if (failure == std::errc() && stop == end && !text.empty()) return number;
+  throw Error(ErrorCode::kInvalidArgument,
+              formats::quote_and_escape(text) + " is no " + std::string(wanted));
+}
+
+json value_of(const Switch& known, std::string_view text) {
+  switch (known.value) {
+    case Value::kText:
+      return std::string(text);
+    case Value::kInteger:
+      return number_of<int64_t>(text, "whole number");
+    case Value::kReal:
+      return number_of<double>(text, "number");
+  }
+  throw Error(ErrorCode::kInternal, "sample prompts: unknown kind of value");
+}
+
+[[noreturn]] void refuse(std::string_view name) {
+  if (name == "g") {
+    throw Error(ErrorCode::kUnsupported, "embedded guidance is not supported",
+                "leave it out; --l sets the scale of classifier-free guidance");
+  }
+  std::vector<std::string> others;
+  for (const Switch& known : kSwitches) {
+    for (const std::string_view other : known.others) {
+      if (!other.empty()) others.emplace_back(other);
+    }
+  }
+  const std::string nearest = name.size() < 3 ? "" : report::nearest_name(name, others);
+  for (const Switch& known : kSwitches) {
+    if (nearest.empty() || std::ranges::find(known.others, nearest) == std::end(known.others)) {
+      continue;
+    }
+    throw Error(ErrorCode::kInvalidArgument, "is not known",
+                "did you mean " + dashed(known.name) + "?");
+  }
+  throw Error(ErrorCode::kInvalidArgument, "is not known", kHelp);
+}
+
+// Puts one switch, "w 1024", into a line of JSON.
+void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& line) {
+  const size_t end = std::min(text.find_first_of(kBlank), text.size());
+  const std::string name = lower(text.substr(0, end));
+  const auto known = std::ranges::find(kSwitches, name, &Switch::name);
+  if (known == std::end(kSwitches)) refuse(name);
+  json value = value_of(*known, trimmed(text.substr(end)));
+  const auto is_taken = [&](const InputSpec& input) {
+    return input.name == known->setting && input.use != InputUse::kTrain;
+  };
+  if (name == "f" && std::ranges::none_of(inputs, is_taken)) {
+    if (value == 1) return;
+    throw Error(ErrorCode::kUnsupported, "this family makes single pictures",
+                "leave --f out, or write --f 1");
+  }
+  line[std::string(known->setting)] = std::move(value);
+}
+
+Job parse_line(std::string_view text, const Place& place, const generate::Settings& base,
+               std::span<const InputSpec> inputs, report::Problems& problems) {
+  std::string padded = " ";  // a line may begin with a switch
+  padded += text;
+  size_t end = std::min(padded.find(" --"), padded.size());
+  json line = {{"prompt", std::string(trimmed(std::string_view(padded).substr(0, end)))}};
+  while (end < padded.size()) {
+    const size_t begin = end + 3;
+    end = std::min(padded.find(" --", begin), padded.size());
+    const std::string_view part = std::string_view(padded).substr(begin, end - begin);
+    try {
+      add_switch(part, inputs, line);
+    } catch (const Error& error) {
+      const size_t length = std::min(part.find_first_of(kBlank), part.size());
+      problems.add(error.at(place.file + ":" + std::to_string(place.line) + ": " +
+                            dashed(part.substr(0, length))));
+    }
+  }
+  Job job = {place, generate::settings_of(line, base, inputs, place, problems)};
+  job.settings.output = generate::with_number(base.output, place.line);
+  return job;
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const auto fail = [&] {
+    const int reason = errno;
+    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
+                "--sample_prompts: " + path + ": " + std::strerror(reason));
+  };
+  if (!file) fail();
+  std::string text;
+  char part[1 << 14];
+  while (file.read(part, sizeof part) || file.gcount() > 0) {
+    text.append(part, static_cast<size_t>(file.gcount()));
+  }
+  if (file.bad()) fail();  // of a folder as well
+  return text;
+}
+
+}  // namespace
+
+std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& name,
+                                      const generate::Settings& base,
+                                      std::span<const InputSpec> inputs,
+                                      report::Problems& problems) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // editors of Windows write a mark
+  std::vector<Job> jobs;
+  uint64_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = trimmed(text.substr(begin, end - begin));
+    begin = end + 1;
+    ++number;
+    if (line.empty() || line.front() == '#') continue;
+    jobs.push_back(parse_line(line, {name, number}, base, inputs, problems));
+  }
+  if (jobs.empty()) {
+    problems.add(name + ": no prompts", "write one prompt a line: a red fox --w 1024 --h 768");
+  }
+  return jobs;
+}
+
+std::vector<Job> read_sample_prompts(const std::string& path, const generate::Settings& base,
+                                     std::span<const InputSpec> inputs,
+                                     report::Problems& problems) {
+  std::vector<Job> jobs;
+  problems.collect([&] {
+    const std::string extension = lower(std::filesystem::path(path).extension().string());
+    if (extension == ".json" || extension == ".toml") {
+      throw Error(ErrorCode::kUnsupported, "--sample_prompts: " + path + ": no file of prompts",
+                  "write one prompt a line into a .txt file, or one JSON object a line into a "
+                  ".jsonl file");
+    }
+    const std::string text = read_text(path);
+    const auto parse = extension == ".jsonl" ? generate::parse_jobs : parse_sample_prompts;
+    jobs = parse(text, path, base, inputs, problems);
+  });
+  return jobs;
+}
+
+}  // namespace atelier::train
