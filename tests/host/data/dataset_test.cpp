@@ -1,0 +1,372 @@
+#include "host/data/dataset.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "host/image/pixels.h"
+#include "host/image/png.h"
+#include "host/image/resize.h"
+#include "support/files.h"
+
+namespace atelier::data {
+namespace {
+
+using Catch::Contains;
+using test::Folder;
+using test::write_bytes;
+
+const std::vector<InputSpec> kInputs = {
+    {.name = "prompt", .kind = InputKind::kText, .required = true},
+    {.name = "negative_prompt", .kind = InputKind::kText, .use = InputUse::kGenerate},
+    {.name = "image", .kind = InputKind::kImage, .required = true, .use = InputUse::kTrain},
+    {.name = "edit_image", .kind = InputKind::kImageList},
+    {.name = "steps", .kind = InputKind::kInteger},
+};
+
+image::Picture picture(int width, int height, int seed = 1) {
+  image::Picture result(width, height);
+  uint32_t state = static_cast<uint32_t>(seed) * 2654435761U;
+  for (uint8_t& value : result.rgb) {
+    state = state * 1664525U + 1013904223U;
+    value = static_cast<uint8_t>(state >> 24);
+  }
+  return result;
+}
+
+void write_picture(const std::string& path, int width, int height, int seed = 1) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  image::write_png(path, picture(width, height, seed));
+}
+
+// A folder with pictures and a table.
+class TestSet {
+ public:
+  TestSet() {
+    write_picture(folder_ / "a.png", 64, 48, 1);
+    write_picture(folder_ / "b.png", 48, 64, 2);
+    options_.dataset_base_path = folder_.path();
+  }
+
+  const Folder& folder() const { return folder_; }
+  DatasetOptions& options() { return options_; }
+
+  void write(const std::string& name, const std::string& text) {
+    write_bytes(folder_ / name, text);
+    options_.dataset_metadata_path = folder_ / name;
+  }
+
+  Dataset open(const std::vector<InputSpec>& inputs = kInputs) {
+    report::Problems problems;
+    Dataset dataset = Dataset::open(options_, inputs, LatentSpec{}, problems);
+    lines_.clear();
+    try {
+      problems.throw_if_any();
+    } catch (const Error& error) {
+      std::istringstream text(error.what());
+      for (std::string line; std::getline(text, line);) lines_.push_back(line);
+      if (lines_.size() > 1) lines_.erase(lines_.begin());
+    }
+    return dataset;
+  }
+
+  // Opens and gives the problems, one a line.
+  const std::vector<std::string>& problems(const std::vector<InputSpec>& inputs = kInputs) {
+    open(inputs);
+    return lines_;
+  }
+
+  // Opens without problems.
+  Dataset good(const std::vector<InputSpec>& inputs = kInputs) {
+    Dataset dataset = open(inputs);
+    INFO(Catch::StringMaker<std::vector<std::string>>::convert(lines_));
+    REQUIRE(lines_.empty());
+    return dataset;
+  }
+
+ private:
+  Folder folder_;
+  DatasetOptions options_;
+  std::vector<std::string> lines_;
+};
+
+TEST_CASE("Pictures keep their shape, and both sides become multiples", "[data]") {
+  CHECK(target_size(1000, 1500, 1'048'576, 16) == Size{832, 1248});
+  CHECK(target_size(480, 640, 1'048'576, 16) == Size{480, 640});
+  CHECK(target_size(1023, 1023, 1'048'576, 16) == Size{1008, 1008});
+  CHECK(target_size(2048, 2048, 1'048'576, 16) == Size{1024, 1024});
+  CHECK(target_size(15, 100, 1'048'576, 16) == Size{0, 96});
+  CHECK(target_size(100'000, 100'000, 1'048'576, 16) == Size{1024, 1024});
+}
+
+TEST_CASE("Buckets cover the shapes at about one area", "[data]") {
+  DatasetOptions options;
+  const std::vector<Size> buckets = make_buckets(options, 16);
+  CHECK(std::count(buckets.begin(), buckets.end(), Size{1024, 1024}) == 1);
+  CHECK(std::count(buckets.begin(), buckets.end(), Size{2048, 512}) == 1);
+  for (const auto& [height, width] : buckets) {
+    CHECK(height % 64 == 0);
+    CHECK(width % 64 == 0);
+    CHECK(height * width <= options.max_pixels);
+    CHECK(std::min(height, width) >= 256);
+    CHECK(std::max(height, width) <= 2048);
+    CHECK(std::count(buckets.begin(), buckets.end(), Size{width, height}) == 1);
+  }
+  CHECK(nearest_bucket(buckets, 100, 100) == Size{1024, 1024});
+  CHECK(nearest_bucket(buckets, 3000, 3010) == Size{1024, 1024});
+  CHECK(nearest_bucket(buckets, 4000, 1000) == Size{2048, 512});
+  CHECK(nearest_bucket(buckets, 9, 16) == Size{768, 1344});
+  for (const auto& [height, width] : buckets) {
+    const Size turned = nearest_bucket(buckets, width * 3, height * 3);
+    CHECK(std::abs(std::log(static_cast<double>(turned.height) / static_cast<double>(turned.width) /
+                            (static_cast<double>(width) / static_cast<double>(height)))) < 1e-9);
+  }
+}
+
+TEST_CASE("Rows of nested, absolute and relative paths become items", "[data]") {
+  TestSet set;
+  write_picture(set.folder() / "sub/deep/c.png", 40, 40, 3);
+  set.write("metadata.csv", "image,prompt,source\na.png,one,web\n" + (set.folder() / "b.png") +
+                                ",two,\nsub/../sub/deep/c.png,three,book\n");
+  const Dataset dataset = set.good();
+  REQUIRE(dataset.items().size() == 3);
+  CHECK(dataset.learnt() == "image");
+  CHECK(dataset.warnings().empty());
+  CHECK(dataset.items()[0].values.at("prompt") == "one");
+  CHECK(dataset.items()[0].values.at("source") == "web");
+  CHECK(dataset.items()[1].height == 64);
+  CHECK(dataset.items()[1].width == 48);
+  CHECK(dataset.items()[2].files.at("image").front() == set.folder() / "sub/deep/c.png");
+  CHECK(dataset.items()[2].height == 32);
+  CHECK_THAT(dataset.items()[2].place, Catch::EndsWith("metadata.csv:4"));
+  const Sample sample = dataset.load(1);
+  CHECK(std::get<std::string>(sample.inputs.at("prompt")) == "two");
+  CHECK(at::equal(std::get<at::Tensor>(sample.inputs.at("image")),
+                  image::to_pixels(picture(48, 64, 2))));
+  CHECK(!sample.mask.defined());
+  CHECK_FALSE(sample.inputs.contains("source"));
+}
+
+TEST_CASE("Lists and numbers are taken from csv and from json", "[data]") {
+  TestSet set;
+  set.options().extra_inputs = {"edit_image", "steps"};
+  set.write("a.jsonl",
+            "{\"image\": [\"a.png\"], \"prompt\": \"x\", \"edit_image\": [\"a.png\", \"b.png\"], "
+            "\"steps\": 4}\n{\"image\": \"a.png\", \"prompt\": \"y\", \"edit_image\": \"b.png\", "
+            "\"steps\": \"5\"}");
+  for (const bool is_csv : {false, true}) {
+    if (is_csv)
+      set.write("a.csv",
+                "image,prompt,edit_image,steps\na.png,x,\"[\"\"a.png\"\", \"\"b.png\"\"]\",4\n"
+                "a.png,y,b.png,5\n");
+    const Dataset dataset = set.good();
+    REQUIRE(dataset.items().size() == 2);
+    const Sample first = dataset.load(0), second = dataset.load(1);
+    const auto& pictures = std::get<std::vector<at::Tensor>>(first.inputs.at("edit_image"));
+    REQUIRE(pictures.size() == 2);
+    CHECK(pictures[1].sizes() == at::IntArrayRef({3, 64, 48}));
+    CHECK(std::get<std::vector<at::Tensor>>(second.inputs.at("edit_image")).size() == 1);
+    CHECK(std::get<int64_t>(first.inputs.at("steps")) == 4);
+    CHECK(std::get<int64_t>(second.inputs.at("steps")) == 5);
+    CHECK(dataset.warnings().size() == 1);  // a.png twice
+  }
+}
+
+TEST_CASE("A mask is cut as its picture is, at any size of the same shape", "[data]") {
+  TestSet set;
+  image::Picture mask(32, 24);
+  for (int y = 0; y < 24; ++y)
+    for (int x = 0; x < 32; ++x) std::fill_n(mask.row(y) + 3 * x, 3, x < 16 ? 255 : 51);
+  image::write_png(set.folder() / "m.png", mask);
+  write_picture(set.folder() / "wide.png", 64, 24);
+  set.write("a.csv", "image,prompt,mask\na.png,x,m.png\nb.png,y,\n");
+  set.options().height = set.options().width = 48;
+  const Dataset dataset = set.good();
+  const at::Tensor loaded = dataset.load(0).mask;
+  REQUIRE(loaded.sizes() == at::IntArrayRef({1, 48, 48}));
+  CHECK(loaded.scalar_type() == at::kFloat);
+  CHECK(loaded[0][0][0].item<float>() == 1.0F);
+  CHECK(loaded[0][20][47].item<float>() == Approx(0.2F));
+  CHECK(!dataset.load(1).mask.defined());
+
+  set.write("b.csv", "image,prompt,mask\na.png,x,wide.png\n");
+  REQUIRE(set.problems().size() == 1);
+  CHECK_THAT(set.problems().front(), Contains("b.csv:2 [mask]: the mask is 64x24"));
+  set.write("c.csv", "image,prompt,attention\na.png,x,m.png\n");
+  set.options().mask_column = "attention";
+  CHECK(set.good().load(0).mask.defined());
+  set.options().mask_column = "attn";
+  REQUIRE(set.problems().size() == 1);
+  CHECK_THAT(set.problems().front(), Contains("--mask_column"));
+}
+
+TEST_CASE("Every option that does not fit is told", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\na.png,x\n");
+  set.options().height = 1000;
+  set.options().max_pixels = 100;
+  set.options().extra_inputs = {"edit_imag", "negative_prompt"};
+  const std::vector<std::string> problems = set.problems();
+  REQUIRE(problems.size() == 5);
+  CHECK_THAT(problems[0], Contains("--width: only the other side"));
+  CHECK_THAT(problems[1], Contains("--height: 1000 is no multiple of 16; use 992 or 1008"));
+  CHECK_THAT(problems[2], Contains("--max_pixels: 100"));
+  CHECK_THAT(problems[3], Contains("did you mean edit_image?"));
+  CHECK_THAT(problems[4], Contains("\"negative_prompt\" is no input that this family is trained"));
+
+  set.options() = {};
+  set.options().dataset_base_path = set.folder().path();
+  set.write("a.csv", "image,prompt\na.png,x\n");
+  set.options().enable_bucket = true;
+  set.options().bucket_reso_steps = 24;
+  CHECK_THAT(set.problems().at(0), Contains("--bucket_reso_steps: 24"));
+  set.options().bucket_reso_steps = 64;
+  set.options().min_bucket_reso = 2000;
+  set.options().max_bucket_reso = 100;
+  CHECK_THAT(set.problems().at(0), Contains("leave no size"));
+  set.options().min_bucket_reso = 1088;
+  set.options().max_bucket_reso = 2048;
+  CHECK_THAT(set.problems().at(0), Contains("no bucket fits"));
+  set.options().dataset_base_path = set.folder() / "none";
+  CHECK_THAT(set.problems().back(), Contains("--dataset_base_path") && Contains("is no folder"));
+  set.options() = {};
+  CHECK_THAT(set.problems().at(0), Contains("--dataset_base_path: is missing"));
+  set.options().dataset_base_path = set.folder().path();
+  set.options().dataset_metadata_path = "a.csv";
+  CHECK_THAT(set.problems().at(0), Contains("did you mean " + (set.folder() / "a.csv")));
+}
+
+TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") {
+  TestSet set;
+  set.write("a.csv", "imge,caption,blur\na.png,x,1\nb.png,y,2\n");
+  const std::vector<std::string> problems = set.problems();
+  REQUIRE(problems.size() == 2);
+  CHECK_THAT(problems[0], Contains("[prompt]: there is no such column") &&
+                              Contains("\"imge\", \"caption\", \"blur\""));
+  CHECK_THAT(problems[1], Contains("[image]") && Contains("rename column \"imge\" to image"));
+
+  set.write("b.csv", "image,prompt,masc,edit_image,video,seed\na.png,x,1,a.png,c.mp4,3\n");
+  const std::vector<std::string> warnings = set.good().warnings();
+  REQUIRE(warnings.size() == 3);
+  CHECK_THAT(warnings[0], Contains("[edit_image]") && Contains("--extra_inputs"));
+  CHECK_THAT(warnings[1], Contains("\"masc\"") && Contains("did you mean mask?"));
+  CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
+}
+
+TEST_CASE("A family that learns videos is refused", "[data]") {
+  TestSet set;
+  set.write("a.csv", "video,prompt\na.mp4,x\n");
+  const std::vector<InputSpec> inputs = {
+      {.name = "video", .kind = InputKind::kVideo, .required = true},
+      {.name = "prompt", .kind = InputKind::kText, .required = true}};
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("videos cannot be read yet"));
+  CHECK(set.open(inputs).items().empty());
+}
+
+TEST_CASE("What is odd and no mistake is a warning", "[data]") {
+  TestSet set;
+  std::filesystem::copy_file(set.folder() / "a.png", set.folder() / "copy.png");
+  write_bytes(set.folder() / "a.txt", "x");
+  set.write("a.csv", "image,prompt\na.png,x\n./a.png,x\na.png,z\ncopy.png,w\nb.png,\"  \"\n");
+  set.options().height = set.options().width = 192;
+  set.options().alpha_mask = true;
+  const Dataset dataset = set.good();
+  CHECK(dataset.items().size() == 5);
+  const std::vector<std::string>& warnings = dataset.warnings();
+  const auto count = [&](const std::string& part) {
+    return std::count_if(warnings.begin(), warnings.end(), [&](const std::string& warning) {
+      return warning.find(part) != std::string::npos;
+    });
+  };
+  INFO(Catch::StringMaker<std::vector<std::string>>::convert(warnings));
+  CHECK(count("a.csv:3 [image]: the same picture as in") == 1);
+  CHECK(count("with the same values") == 1);
+  CHECK(count("a.csv:4 [image]: the same picture as in") == 1);
+  CHECK(count("a.csv:5 [image]: the same content as in") == 1);
+  CHECK(count("a.csv:6 [prompt]: the text is empty") == 1);
+  CHECK(count("64x48 is enlarged to 192x192") == 4);
+  CHECK(count("--alpha_mask: no picture has transparency") == 1);
+}
+
+TEST_CASE("A fingerprint changes with rows, files and sizes only", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\na.png,x\nb.png,y\n");
+  const std::string first = set.good().fingerprint();
+  CHECK(first.size() == 32);
+  CHECK(set.good().fingerprint() == first);
+  set.write("c.jsonl",
+            "{\"image\": \"a.png\", \"prompt\": \"x\"}\n\n{\"prompt\": \"y\", \"image\": "
+            "\"b.png\"}");
+  CHECK(set.good().fingerprint() == first);
+  set.write("a.csv", "image,prompt\na.png,x\nb.png,z\n");
+  const std::string other_text = set.good().fingerprint();
+  CHECK(other_text != first);
+  set.options().max_pixels = 1024;
+  const std::string other_size = set.good().fingerprint();
+  CHECK(other_size != other_text);
+  write_picture(set.folder() / "b.png", 48, 64, 9);
+  CHECK(set.good().fingerprint() != other_size);
+}
+
+TEST_CASE("Bucket populations are listed by count", "[data]") {
+  TestSet set;
+  write_picture(set.folder() / "c.png", 400, 130, 3);
+  write_picture(set.folder() / "d.png", 800, 260, 4);
+  set.write("a.csv", "image,prompt\na.png,x\nc.png,y\nd.png,z\n");
+  set.options().enable_bucket = true;
+  set.options().max_pixels = 65'536;
+  set.options().min_bucket_reso = 64;
+  set.options().max_bucket_reso = 512;
+  const std::vector<BucketCount> buckets = set.good().buckets();
+  REQUIRE(buckets.size() == 2);
+  CHECK(buckets[0].height == 128);
+  CHECK(buckets[0].width == 384);
+  CHECK(buckets[0].items == 2);
+  CHECK(buckets[1].items == 1);
+
+  set.options().bucket_no_upscale = true;
+  const Dataset small = set.open();
+  CHECK(small.items().size() == 2);  // 64x48 is below one step
+  CHECK(small.items()[0].height == 128);
+  CHECK(small.items()[0].width == 384);
+}
+
+TEST_CASE("A file that has gone is told with its row", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\na.png,x\n");
+  const Dataset dataset = set.good();
+  std::filesystem::remove(set.folder() / "a.png");
+  test::expect_error(ErrorCode::kNotFound, {"a.csv:2: ", "a.png"}, [&] { dataset.load(0); });
+}
+
+TEST_CASE("A folder with captions is a dataset", "[data]") {
+  TestSet set;
+  write_bytes(set.folder() / "a.txt", "one");
+  write_bytes(set.folder() / "b.txt", "two");
+  write_picture(set.folder() / "b-masklabel.png", 48, 64);
+  write_bytes(set.folder() / "c.jpg", "no picture");
+  write_bytes(set.folder() / "c.txt", "three");
+  set.options().mask_column = "other";
+  const Dataset dataset = set.open();
+  REQUIRE(dataset.items().size() == 2);
+  CHECK(dataset.load(1).mask.defined());
+  REQUIRE(set.problems().size() == 1);
+  CHECK_THAT(set.problems().front(), Contains("c.jpg [image]: not a PNG, JPEG or WebP picture"));
+}
+
+TEST_CASE("Problems beyond max_errors are counted", "[data]") {
+  TestSet set;
+  std::string rows = "image,prompt\n";
+  for (int i = 0; i < 20; ++i) rows += "none" + std::to_string(i) + ".png,x\n";
+  set.write("a.csv", rows + "a.png,\n");
+  set.options().max_errors = 3;
+  const std::vector<std::string> problems = set.problems();
+  REQUIRE(problems.size() == 4);
+  CHECK_THAT(problems[0], Contains("a.csv:22 [prompt]: nothing is given"));
+  CHECK_THAT(problems[1], Contains("a.csv:2 [image]") && Contains("No such file"));
+  CHECK_THAT(problems[3], Contains("18 more (missing files: 18)"));
+}
+
+}  // namespace
+}  // namespace atelier::data
