@@ -118,6 +118,11 @@ void Step::set(int64_t done, int64_t total) {
   progress_.draw(running_line(), /*is_last=*/false);
 }
 
+void Step::begin_at(int64_t done) {
+  first_ = done;
+  set(done);
+}
+
 void Step::finish() {
   if (is_finished_) return;
   is_finished_ = true;
@@ -127,7 +132,7 @@ void Step::finish() {
 std::string Step::running_line() const {
   const double elapsed = seconds();
   std::string line = label_ + ": ";
-  const bool is_counted = done_ > 0 && elapsed > 0;
+  const bool is_counted = done_ > first_ && elapsed > 0;
   if (unit_ == Unit::kBytes) {
     line += bytes_text(done_, total_);
     if (is_counted) line += print(" %.2f GB/s", gigabytes(done_) / elapsed);
@@ -136,10 +141,12 @@ std::string Step::running_line() const {
   }
   line += (total_ > 0 || unit_ == Unit::kBytes ? " " : "") + clock_text(elapsed);
   if (is_counted && total_ >= done_) {
-    const auto done = static_cast<double>(done_), left = static_cast<double>(total_ - done_);
+    const auto done = static_cast<double>(done_ - first_),
+               left = static_cast<double>(total_ - done_);
     line += "<" + clock_text(std::ceil(elapsed / done * left));
     if (unit_ == Unit::kSteps) line += " " + step_rate(elapsed, done);
   }
+  if (!note_.empty()) line += " " + note_;
   return line;
 }
 
@@ -151,10 +158,10 @@ std::string Step::last_line() const {
     if (elapsed > 0) line += print(", %.2f GB/s", gigabytes(done_) / elapsed);
     return line;
   }
-  if (unit_ == Unit::kParts || done_ < 1) return line + duration_text(elapsed);
-  line +=
-      std::to_string(done_) + (done_ == 1 ? " step in " : " steps in ") + duration_text(elapsed);
-  return elapsed > 0 ? line + ", " + step_rate(elapsed, static_cast<double>(done_)) : line;
+  const int64_t done = done_ - first_;
+  if (unit_ == Unit::kParts || done < 1) return line + duration_text(elapsed);
+  line += std::to_string(done) + (done == 1 ? " step in " : " steps in ") + duration_text(elapsed);
+  return elapsed > 0 ? line + ", " + step_rate(elapsed, static_cast<double>(done)) : line;
 }
 
 }  // namespace atelier::progress

@@ -59,6 +59,10 @@ class Step {
 
   void advance(int64_t count = 1) { set(done_ + count); }
   void set(int64_t done, int64_t total = 0);
+  // What was done before this step began: it counts in "done" and not in the rate.
+  void begin_at(int64_t done);
+  // Stands behind the numbers: "loss 0.1234". Drawn with the next advance() or set().
+  void set_note(std::string note) { note_ = std::move(note); }
   // Draws the last line: "load vae: 0.25 GB in 0.1 s, 2.31 GB/s".
   void finish();
 
@@ -72,7 +76,8 @@ class Step {
   std::string label_;
   int64_t total_;
   Unit unit_;
-  int64_t done_ = 0;
+  int64_t first_ = 0, done_ = 0;
+  std::string note_;
   double begin_;
   double next_draw_;
   bool is_finished_ = false;

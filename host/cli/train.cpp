@@ -1,0 +1,300 @@
+// atelier train: LoRA and full training.
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/checkpoint/safetensors_writer.h"
+#include "host/cli/flags.h"
+#include "host/cli/process_flags.h"
+#include "host/data/dataset.h"
+#include "host/lora/registry.h"
+#include "host/plugins/plugin_loader.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+#include "host/run/run_folder.h"
+#include "host/run/stop.h"
+#include "host/train/config.h"
+#include "host/train/preview.h"
+#include "host/train/sample_prompts.h"
+#include "host/train/samples.h"
+#include "host/train/selection.h"
+#include "host/train/starting_weights.h"
+#include "host/train/trainer.h"
+
+namespace atelier::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::LoadedModel;
+using report::Problems;
+using train::CachedParts;
+using train::Config;
+using train::Samples;
+using train::Stage;
+
+// Everything that is known before a weight is read.
+struct Plan {
+  Config config;
+  std::unique_ptr<LoadedModel> model;
+  train::Selection selection;
+  std::shared_ptr<const data::Dataset> dataset, validation;
+  std::vector<generate::Settings> prompts;
+  std::optional<train::StartingWeights> starting_weights;
+  std::unique_ptr<lora::Registry> preset;
+};
+
+std::vector<std::string> trained_names(const Config& config) {
+  std::vector<std::string> names = config.trainable_models;
+  if (!config.lora.base_model.empty()) names.push_back(config.lora.base_model);
+  return names;
+}
+
+bool trains(const Config& config, std::string_view component) {
+  for (const std::string& name : trained_names(config)) {
+    if (name.substr(0, name.find('.')) == component) return true;
+  }
+  return false;
+}
+
+// The components that this stage uses; empty: all that the family requires.
+std::vector<std::string> needed_components(const ModelFamily& family, const Config& config) {
+  if (config.stage == Stage::kBoth || !config.samples.prompts_file.empty()) return {};
+  std::vector<std::string> names;
+  for (const ComponentSpec& component : family.components()) {
+    const Phases& phases = component.phases;
+    const bool is_used = config.stage == Stage::kDataProcess
+                             ? phases.encode
+                             : phases.denoise || trains(config, component.name);
+    if (is_used) names.emplace_back(component.name);
+  }
+  return names;
+}
+
+// A run that is there already is not written over.
+void check_output(const Config& config, Problems& problems) {
+  const fs::path checkpoints = fs::path(config.output.output_path) / "checkpoints";
+  std::error_code ignored;
+  if (!config.resume.empty() || config.stage == Stage::kDataProcess ||
+      !fs::is_directory(checkpoints, ignored) || fs::is_empty(checkpoints, ignored))
+    return;
+  problems.add(
+      "--output_path: " + config.output.output_path + " holds the checkpoints of a run",
+      "go on with it by --resume " + config.output.output_path + ", or choose another folder");
+}
+
+void open_preset(Plan& plan, Problems& problems) {
+  const train::LoraSettings& lora = plan.config.lora;
+  if (lora.preset_path.empty()) return;
+  problems.collect([&] {
+    plan.preset = std::make_unique<lora::Registry>(*plan.model);
+    const lora::Use use{"preset", lora.preset_path, 1.0};
+    plan.preset->check(use.path);
+    if (plan.preset->fingerprint(std::span(&use, 1), lora.preset_model).empty())
+      problems.add(
+          "--preset_lora_path: " + lora.preset_path + " changes nothing in " + lora.preset_model,
+          "name its component with --preset_lora_model");
+  });
+}
+
+void read_prompts(Plan& plan, Problems& problems) {
+  const std::string& file = plan.config.samples.prompts_file;
+  if (file.empty()) return;
+  const ModelFamily& family = plan.model->family();
+  for (const generate::Job& job :
+       train::read_sample_prompts(file, generate::Settings(), family.inputs(), problems)) {
+    generate::check_settings(job.settings, family, job.place, problems);
+    generate::check_against_model(job.settings, family, plan.model->model(),
+                                  plan.model->denoiser()->detection.variant, job.place, problems);
+    plan.prompts.push_back(job.settings);
+  }
+}
+
+void check_distillation(const Plan& plan, Problems& problems) {
+  if (plan.config.task != train::Task::kDirectDistill || plan.dataset == nullptr) return;
+  for (const data::Item& item : plan.dataset->items()) {
+    const std::string problem = train::distillation_problem(item.values);
+    if (!problem.empty()) problems.add(item.place + ": " + problem);
+  }
+}
+
+std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
+                                                  LoadedModel& model, progress::Progress& progress,
+                                                  Problems& problems) {
+  std::shared_ptr<const data::Dataset> dataset;
+  problems.collect([&] {
+    dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
+        options, model.family().inputs(), model.model().latent_spec(), problems));
+    for (const std::string& warning : dataset->warnings()) progress.warn("warning: " + warning);
+  });
+  return dataset;
+}
+
+// Checks the whole request; throws one error with all that is wrong.
+Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family) {
+  Problems problems;
+  Plan plan;
+  plan.config = train::parse_config(arguments, family, problems);
+  Config& config = plan.config;
+  progress::Progress progress(progress::stderr_options(config.log.quiet));
+  for (const std::string& note : config.notes) progress.note("note: " + note);
+  apply_process_flags(config.process.attention, config.process.kernels, config.process.threads,
+                      problems);
+  check_output(config, problems);
+  config.model.components = needed_components(family, config);
+  problems.collect([&] { plan.model = LoadedModel::open(family, config.model); });
+  if (plan.model == nullptr) problems.throw_if_any();
+  LoadedModel& model = *plan.model;
+
+  if (config.stage != Stage::kDataProcess) {
+    plan.selection = train::select_trained(model, config, problems);
+    open_preset(plan, problems);
+    if (!config.resume_from_checkpoint.empty())
+      problems.collect(
+          [&] { plan.starting_weights.emplace(model, config.resume_from_checkpoint); });
+    problems.collect([&] {
+      const train::Timesteps checked(family.training_schedule(model.denoiser()->detection),
+                                     config.timesteps);
+    });
+  }
+  if (!config.dataset.dataset_base_path.empty())
+    plan.dataset = open_dataset(config.dataset, model, progress, problems);
+  if (!config.validation.base_path.empty() && config.stage != Stage::kDataProcess) {
+    data::DatasetOptions options = config.dataset;
+    options.dataset_base_path = config.validation.base_path;
+    options.dataset_metadata_path = config.validation.metadata_path;
+    plan.validation = open_dataset(options, model, progress, problems);
+  }
+  check_distillation(plan, problems);
+  read_prompts(plan, problems);
+  if (!config.resume.empty()) {
+    problems.collect([&] { run::find_checkpoint(config.resume, [](const std::string&) {}); });
+  }
+  problems.throw_if_any();
+  return plan;
+}
+
+void load(LoadedModel& model, const std::string& component, progress::Progress& progress) {
+  if (model.is_loaded(component)) return;
+  progress::Step step(progress, "load " + component, 0, progress::Unit::kBytes);
+  model.load_component(component, [&](const checkpoint::LoadProgress& state) {
+    step.set(state.bytes_done, state.bytes_total);
+  });
+  step.finish();
+}
+
+Samples samples_of(const Plan& plan, const std::shared_ptr<const data::Dataset>& dataset,
+                   const std::string& folder) {
+  const Config& config = plan.config;
+  const bool drops_captions = config.caption_dropout_rate > 0;
+  if (dataset == nullptr) return Samples::of_cache(folder, *plan.model, drops_captions);
+  const CachedParts cached = train::cached_parts(plan.model->family(), trained_names(config));
+  return Samples::of_dataset(dataset, *plan.model, cached, folder, drops_captions);
+}
+
+// Encodes what is not there; false when a signal ended it.
+bool fill(Samples& samples, const Plan& plan, progress::Progress& progress) {
+  if (plan.config.stage == Stage::kTrain) {
+    if (samples.missing() == 0) return true;
+    throw Error(ErrorCode::kNotFound,
+                plan.config.cache_path + ": " + std::to_string(samples.missing()) +
+                    " entries are not there or not of these rows",
+                "run the task sft:data_process again, or sft, which does both", "CACHE_INCOMPLETE");
+  }
+  return samples.fill(*plan.model, plan.config.dataset_num_workers, progress,
+                      [] { return run::StopSignals::requested().has_value(); });
+}
+
+int leave() {
+  return run::StopSignals::exit_code(run::StopSignals::requested().value());
+}
+
+void write_config(const Config& config) {
+  const std::string path = (fs::path(config.output.output_path) / "config.toml").string();
+  checkpoint::write_file(path, [&](const auto& write) {
+    write(config.effective_toml.data(), config.effective_toml.size());
+  });
+}
+
+std::string describe(const train::Trainer& trainer, const Samples& samples, int64_t count) {
+  return std::to_string(samples.size()) + " samples, " + std::to_string(trainer.total_steps()) +
+         " steps, " + std::to_string(count) + " trained numbers";
+}
+
+// From the checked plan to the trained model.
+int train_plan(Plan& plan) {
+  const Config& config = plan.config;
+  LoadedModel& model = *plan.model;
+  progress::Progress progress(progress::stderr_options(config.log.quiet));
+  const run::StopSignals signals;
+  run::RunFolder folder(config.output.output_path);
+  write_config(config);
+
+  Samples samples = samples_of(plan, plan.dataset, config.cache_path);
+  if (!fill(samples, plan, progress)) return leave();
+  if (config.stage == Stage::kDataProcess) return 0;
+  std::optional<Samples> validation;
+  if (plan.validation != nullptr) {
+    validation.emplace(samples_of(plan, plan.validation, config.cache_path + "/validation"));
+    if (!fill(*validation, plan, progress)) return leave();
+  }
+  std::optional<train::Preview> preview;
+  if (!plan.prompts.empty()) {
+    std::vector<std::string> trained;
+    for (const auto& part : model.parts()) {
+      if (plan.selection.trains(part.detection.component))
+        trained.push_back(part.detection.component);
+    }
+    const std::string pictures = (fs::path(config.output.output_path) / "samples").string();
+    preview.emplace(model, plan.prompts, pictures, trained, progress);
+    preview->encode_ahead();
+  }
+  const std::string denoiser = model.denoiser()->detection.component;
+  for (const auto& part : model.parts()) {
+    const std::string& name = part.detection.component;
+    if (name == denoiser || plan.selection.trains(name)) load(model, name, progress);
+  }
+  if (plan.starting_weights) plan.starting_weights->load();
+  if (plan.preset) plan.preset->load({"preset", config.lora.preset_path, 1.0});
+
+  train::Trainer trainer({model, config, samples, validation ? &*validation : nullptr,
+                          preview ? &*preview : nullptr, folder, progress},
+                         plan.selection);
+  if (!config.resume.empty()) {
+    run::find_checkpoint(
+        config.resume, [&](const std::string& line) { progress.warn(line); },
+        [&](const run::Checkpoint& checkpoint) { trainer.resume(checkpoint); });
+  }
+  progress.note(describe(trainer, samples, trainer.trained_count()));
+  return trainer.run();
+}
+
+}  // namespace
+
+int run_train(std::span<const std::string> arguments) {
+  const bool only_help = wants_help(arguments);
+  const ModelFamily* family = nullptr;
+  const auto open = [&] {
+    const auto name = train::peek_setting(arguments, "plugin");
+    if (!name) return;
+    family = plugins::open_plugin(*name, train::peek_setting(arguments, "plugin_path").value_or(""))
+                 .family;
+  };
+  if (only_help) {
+    Problems ignored;  // help is given without the family's names then
+    ignored.collect(open);
+    std::fputs(help_text(train::train_command(family)).c_str(), stdout);
+    return 0;
+  }
+  open();
+  if (family == nullptr)
+    throw Error(ErrorCode::kInvalidArgument, "--plugin is missing",
+                "name the model family; atelier plugins lists them");
+  Plan plan = make_plan(arguments, *family);
+  return train_plan(plan);
+}
+
+}  // namespace atelier::cli

@@ -1,0 +1,200 @@
+#include "host/train/objective.h"
+
+#include <charconv>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "atelier/error.h"
+
+#include "host/generate/sigma_schedule.h"
+#include "host/plugins/guard.h"
+#include "host/random/counter.h"
+#include "host/random/noise.h"
+
+namespace atelier::train {
+
+using at::Tensor;
+
+namespace {
+
+// A whole number, or the text of one as csv files have it.
+std::optional<int64_t> integer_of(const RowValues& values, std::string_view name) {
+  const auto found = values.find(name);
+  if (found == values.end()) return std::nullopt;
+  if (found->second.is_number_integer()) return found->second.get<int64_t>();
+  if (!found->second.is_string()) return std::nullopt;
+  const std::string text = found->second.get<std::string>();
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::vector<const Conditioning*> pointers(const auto& samples) {
+  std::vector<const Conditioning*> result;
+  for (const auto& sample : samples) result.push_back(&sample.cond);
+  return result;
+}
+
+}  // namespace
+
+Objective::Objective(checkpoint::LoadedModel& model, BlockRunner& runner,
+                     const Timesteps& timesteps, uint64_t seed)
+    : model_(model),
+      runner_(runner),
+      timesteps_(timesteps),
+      schedule_(model.family().training_schedule(model.denoiser()->detection)),
+      noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
+      timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
+      family_(model.family().name()) {}
+
+Objective::Prepared Objective::prepare(const TrainSample& sample) {
+  Prepared prepared;
+  const at::Device device = model_.device();
+  for (const auto& [name, tensor] : sample.cond)
+    prepared.cond.emplace(name, tensor.to(device, /*non_blocking=*/true));
+  if (!sample.inputs.empty()) {
+    Conditioning text = plugins::guard(family_ + ".encode_text", [&] {
+      return model_.model().encode_text(sample.inputs, runner_);
+    });
+    for (auto& [name, tensor] : text) prepared.cond.insert_or_assign(name, tensor);
+  }
+  if (sample.pixels.defined()) {
+    prepared.cond.insert_or_assign("latents", plugins::guard(family_ + ".encode_media", [&] {
+                                     return model_.model().encode_media(sample.pixels.to(device),
+                                                                        runner_);
+                                   }));
+  }
+  LossInputs loss = model_.model().loss_inputs(prepared.cond);
+  prepared.clean = loss.clean_CTHW.to(at::kFloat);
+  if (loss.mask_CTHW) {
+    prepared.mask = loss.mask_CTHW->to(device, at::kFloat);
+    prepared.counted = prepared.mask.mean();
+    if (loss.pinned_CTHW) {
+      prepared.pinned = loss.pinned_CTHW->to(device, at::kFloat);
+      prepared.pinned_where = prepared.mask == 0;
+    }
+  }
+  if (sample.mask.defined()) {
+    const Tensor mask = sample.mask.to(device, at::kFloat, /*non_blocking=*/true);
+    prepared.mask = prepared.mask.defined() ? prepared.mask * mask : mask;
+  }
+  return prepared;
+}
+
+// Per sample: mean((prediction - target)^2 * mask), [B].
+Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
+                          const std::vector<Tensor>& noise) {
+  std::vector<Tensor> noisy;
+  std::vector<float> sigmas;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const float sigma = levels[i].sigma;
+    sigmas.push_back(sigma);
+    Tensor x = samples[i].clean * (1.0F - sigma) + noise[i] * sigma;
+    if (samples[i].pinned.defined()) x = at::where(samples[i].pinned_where, samples[i].pinned, x);
+    noisy.push_back(x.to(model_.dtype()));
+  }
+  const std::vector<const Conditioning*> cond = pointers(samples);
+  const DenoiseInputs inputs = {at::stack(noisy),
+                                at::tensor(sigmas, at::kFloat).to(model_.device()), cond};
+  const Tensor velocity =
+      plugins::guard(family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
+  std::vector<Tensor> losses;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Tensor target = noise[i] - samples[i].clean;
+    Tensor squared = (velocity[static_cast<int64_t>(i)].to(at::kFloat) - target).square();
+    if (samples[i].mask.defined()) squared = squared * samples[i].mask;
+    const Tensor mean = squared.mean();
+    losses.push_back(samples[i].counted.defined() ? mean / samples[i].counted : mean);
+  }
+  return at::stack(losses);
+}
+
+Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t step) {
+  std::vector<Prepared> samples;
+  std::vector<Timestep> levels;
+  std::vector<Tensor> noise;
+  std::vector<float> weights;
+  for (const PlacedSample& placed : batch) {
+    samples.push_back(prepare(placed.sample));
+    const auto number = static_cast<uint32_t>(step);
+    levels.push_back(timesteps_.draw(timestep_seed_, placed.slot, number));
+    weights.push_back(static_cast<float>(levels.back().weight));
+    noise.push_back(
+        random::normal_noise({noise_seed_, placed.slot, number}, samples.back().clean.sizes())
+            .to(model_.device(), /*non_blocking=*/true));
+  }
+  const Tensor weight = at::tensor(weights, at::kFloat).to(model_.device());
+  return (predict(samples, levels, noise) * weight).sum();
+}
+
+Tensor Objective::at_level(const TrainSample& sample, const Timestep& level, uint64_t noise_seed,
+                           uint32_t slot, uint32_t index) {
+  const Prepared prepared = prepare(sample);
+  const Tensor noise = random::normal_noise({noise_seed, slot, index}, prepared.clean.sizes())
+                           .to(model_.device(), /*non_blocking=*/true);
+  return predict(std::span(&prepared, 1), std::span(&level, 1), {noise})[0];
+}
+
+// "rand_device" names the generator of LibTorch that the teacher's noise came from; rows without it
+// have the noise of `atelier generate`.
+Tensor Objective::initial_noise(const TrainSample& sample, at::IntArrayRef shape) const {
+  const auto seed = integer_of(sample.values, "seed").value();
+  const auto device = sample.values.find("rand_device");
+  if (device == sample.values.end())
+    return random::normal_noise({static_cast<uint64_t>(seed)}, shape);
+  const at::Device where(device->second.get<std::string>());
+  at::Generator generator = where.is_cpu()
+                                ? at::detail::createCPUGenerator(static_cast<uint64_t>(seed))
+                                : at::globalContext()
+                                      .getAcceleratorHooksInterface(where.type())
+                                      .getNewGenerator(where.has_index() ? where.index() : 0);
+  generator.set_current_seed(static_cast<uint64_t>(seed));
+  return at::randn(shape, generator, at::TensorOptions(at::kFloat).device(where));
+}
+
+Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
+  Tensor total;
+  for (const PlacedSample& placed : batch) {
+    const std::string problem = distillation_problem(placed.sample.values);
+    if (!problem.empty())
+      throw Error(ErrorCode::kInvalidArgument, placed.sample.place + ": " + problem,
+                  "direct_distill needs seed and num_inference_steps in each row");
+    const Prepared sample = prepare(placed.sample);
+    generate::ScheduleRequest request;
+    request.num_steps =
+        static_cast<int>(integer_of(placed.sample.values, "num_inference_steps").value());
+    const std::vector<float> sigmas = generate::make_sigmas(schedule_, request);
+    Tensor x = initial_noise(placed.sample, sample.clean.sizes()).to(model_.device()).unsqueeze(0);
+    const Conditioning* cond = &sample.cond;
+    for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
+      const DenoiseInputs inputs = {x.to(model_.dtype()),
+                                    at::tensor({sigmas[i]}, at::kFloat).to(model_.device()),
+                                    std::span(&cond, 1)};
+      const Tensor velocity = plugins::guard(
+          family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
+      x = x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]);
+    }
+    const Tensor loss = (x[0] - sample.clean).square().mean();
+    total = total.defined() ? total + loss : loss;
+  }
+  return total;
+}
+
+std::string distillation_problem(const RowValues& values) {
+  if (integer_of(values, "seed").value_or(-1) < 0)
+    return "column seed: an integer from 0 is needed";
+  const int64_t steps = integer_of(values, "num_inference_steps").value_or(0);
+  if (steps < 1 || steps > 1000) return "column num_inference_steps: 1 to 1000 are needed";
+  const auto device = values.find("rand_device");
+  if (device == values.end()) return "";
+  const bool is_text = device->second.is_string();
+  const std::string name = is_text ? device->second.get<std::string>() : device->second.dump();
+  if (name != "cpu" && !name.starts_with("cuda")) return "column rand_device: cpu or cuda";
+  if (name != "cpu" && !at::hasCUDA())
+    return "column rand_device: noise of cuda can only be made on a GPU";
+  return "";
+}
+
+}  // namespace atelier::train

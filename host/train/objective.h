@@ -1,0 +1,78 @@
+// What a run learns: from samples to a loss.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/block.h"
+#include "atelier/model.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/train/samples.h"
+#include "host/train/timesteps.h"
+
+namespace atelier::train {
+
+// Columns of a row that are no pictures, as TrainSample has them.
+using RowValues = std::map<std::string, nlohmann::json, std::less<>>;
+
+// A sample of a step, and the number of its place there: it keys the sample's random numbers.
+struct PlacedSample {
+  TrainSample sample;
+  uint32_t slot = 0;
+};
+
+// Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
+class Objective {
+ public:
+  Objective(checkpoint::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
+            uint64_t seed);
+
+  // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
+  // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once.
+  //
+  // Returns the sum over the samples of weight(s) * mean((prediction - target)^2 * mask), a float32
+  // scalar on the compute device. `step` from 0.
+  at::Tensor flow_matching(std::span<const PlacedSample> batch, int64_t step);
+
+  // Direct distillation: from the row's noise ("seed", "rand_device") through "num_inference_steps"
+  // steps of the family's training schedule, all with gradients, to latents that are compared with
+  // the sample's. Returns the sum over the samples of mean((latents - clean)^2).
+  at::Tensor direct_distillation(std::span<const PlacedSample> batch);
+
+  // mean((prediction - target)^2) of one sample at one level, with noise of `noise_seed` and
+  // `slot`.
+  at::Tensor at_level(const TrainSample& sample, const Timestep& level, uint64_t noise_seed,
+                      uint32_t slot, uint32_t index);
+
+ private:
+  // A sample on the compute device.
+  struct Prepared {
+    Conditioning cond;
+    at::Tensor clean;                 // float32 [C, T, H, W]
+    at::Tensor mask;                  // of the loss, broadcastable to clean; undefined: everywhere
+    at::Tensor pinned, pinned_where;  // replaces the noisy latents where it is true
+    at::Tensor counted;               // part of the elements that the family counts; undefined: all
+  };
+  Prepared prepare(const TrainSample& sample);
+  at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
+                     const std::vector<at::Tensor>& noise);
+  at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
+
+  checkpoint::LoadedModel& model_;
+  BlockRunner& runner_;
+  const Timesteps& timesteps_;
+  ScheduleDefaults schedule_;
+  uint64_t noise_seed_, timestep_seed_;
+  std::string family_;
+};
+
+// What is wrong with the values of a row for direct distillation; empty: nothing.
+std::string distillation_problem(const RowValues& values);
+
+}  // namespace atelier::train

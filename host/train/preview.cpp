@@ -1,0 +1,100 @@
+#include "host/train/preview.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "host/generate/generator.h"
+#include "host/image/pixels.h"
+#include "host/image/png.h"
+#include "host/run/stop.h"
+
+namespace atelier::train {
+
+namespace fs = std::filesystem;
+using generate::Generator;
+using generate::Request;
+using generate::Settings;
+
+struct Preview::State {
+  checkpoint::LoadedModel& model;
+  std::vector<Settings> prompts;
+  std::string folder;
+  std::vector<std::string> trained;
+  progress::Progress& progress;
+  std::unique_ptr<Generator> generator;
+  std::string denoiser;
+
+  bool is_trained(std::string_view component) const {
+    return std::find(trained.begin(), trained.end(), component) != trained.end();
+  }
+
+  generate::Engine engine() {
+    generate::Engine engine = {.model = model.model(),
+                               .family = std::string(model.family().name())};
+    for (const ComponentSpec& component : model.family().components()) {
+      if (component.role == "tokenizer" || model.find_part(component.name))
+        engine.components.push_back(component);
+    }
+    engine.device = model.device();
+    engine.dtype = model.dtype();
+    engine.load = [this](std::string_view component) { model.load_component(component); };
+    engine.unload = [this](std::string_view component) {
+      if (!is_trained(component)) model.unload_component(component);
+    };
+    return engine;
+  }
+
+  Request request_of(const Settings& settings, int64_t step) const {
+    const uint64_t seed = settings.seed < 0 ? 0 : static_cast<uint64_t>(settings.seed);
+    Request request = generate::make_request(settings, model.family(), model.model(), seed);
+    // What a trained text encoder gave is stale a step later.
+    for (const ComponentSpec& component : model.family().components()) {
+      if (component.role == "text_encoder" && is_trained(component.name))
+        request.encoder_state = std::to_string(step) + ";";
+    }
+    return request;
+  }
+};
+
+Preview::Preview(checkpoint::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
+                 std::vector<std::string> trained, progress::Progress& progress)
+    : state_(new State{model, std::move(prompts), std::move(folder), std::move(trained), progress,
+                       nullptr, std::string(model.denoiser()->detection.component)}) {
+  state_->generator = std::make_unique<Generator>(
+      state_->engine(), progress, [] { return run::StopSignals::requested().has_value(); });
+}
+
+Preview::~Preview() = default;
+
+void Preview::encode_ahead() {
+  std::vector<Request> requests;
+  for (const Settings& settings : state_->prompts)
+    requests.push_back(state_->request_of(settings, 0));
+  state_->generator->encode_ahead(requests);
+  for (const ComponentSpec& component : state_->model.family().components()) {
+    if (component.role == "text_encoder" && !state_->is_trained(component.name))
+      state_->model.unload_component(component.name);
+  }
+}
+
+void Preview::run(int64_t step) {
+  fs::create_directories(state_->folder);
+  char name[40];
+  std::snprintf(name, sizeof name, "step-%08lld_", static_cast<long long>(step));
+  size_t number = 0;
+  for (const Settings& settings : state_->prompts) {
+    const std::string path =
+        (fs::path(state_->folder) / (name + std::to_string(number++) + ".png")).string();
+    state_->generator->run(state_->request_of(settings, step), [&](size_t,
+                                                                   const at::Tensor& pixels) {
+      image::write_png(path, image::to_picture(pixels.select(1, 0)), {{"prompt", settings.prompt}});
+      state_->progress.note(path);
+    });
+  }
+  for (const ComponentSpec& component : state_->model.family().components()) {
+    if (component.name != state_->denoiser && !state_->is_trained(component.name))
+      state_->model.unload_component(component.name);
+  }
+}
+
+}  // namespace atelier::train

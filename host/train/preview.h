@@ -1,0 +1,33 @@
+// Pictures of the model as it is being trained.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/generate/settings.h"
+#include "host/progress/progress.h"
+
+namespace atelier::train {
+
+// Generates the prompts of --sample_prompts. Components that are not trained are loaded for it and
+// leave again; noise is keyed by the prompts' seeds, so that nothing of the run changes.
+class Preview {
+ public:
+  // Pictures go to FOLDER/step-00000100_0.png. `trains` says which components stay loaded and may
+  // not be reloaded. `model` outlives the preview.
+  Preview(checkpoint::LoadedModel& model, std::vector<generate::Settings> prompts,
+          std::string folder, std::vector<std::string> trained, progress::Progress& progress);
+  ~Preview();
+
+  // Encodes the prompts before training, while text encoders are not in the way of the denoiser.
+  void encode_ahead();
+  void run(int64_t step);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace atelier::train

@@ -1,0 +1,160 @@
+#include "host/train/selection.h"
+
+#include <algorithm>
+#include <set>
+
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "host/plugins/guard.h"
+
+namespace atelier::train {
+
+using checkpoint::LoadedModel;
+using formats::quote_and_escape;
+using report::Problems;
+
+namespace {
+
+std::vector<std::string> component_names(const LoadedModel& model) {
+  std::vector<std::string> names;
+  for (const auto& part : model.parts()) names.push_back(part.detection.component);
+  return names;
+}
+
+// Says that `component` was not given, or does not exist.
+void add_unknown_component(const LoadedModel& model, const std::string& flag,
+                           const std::string& component, Problems& problems) {
+  for (const ComponentSpec& spec : model.family().components()) {
+    if (spec.name != component) continue;
+    problems.add(flag + ": component " + component + " was not given",
+                 "pass its files with --model_paths or --model_id_with_origin_paths",
+                 ErrorCode::kNotFound);
+    return;
+  }
+  problems.add(flag + ": " + quote_and_escape(component) + " is no component; there are " +
+                   report::list_names(component_names(model)),
+               "name one of them");
+}
+
+// The last parts of paths, by which users name things: "to_q".
+std::vector<std::string> known_ends(const std::vector<std::string>& paths) {
+  std::set<std::string> ends;
+  for (const std::string& path : paths) {
+    ends.insert(path);
+    ends.insert(path.substr(path.rfind('.') + 1));
+  }
+  return {ends.begin(), ends.end()};
+}
+
+std::string did_you_mean(const std::string& name, const std::vector<std::string>& paths) {
+  const std::string nearest = report::nearest_name(name, known_ends(paths));
+  return nearest.empty() ? "atelier inspect lists the tensors of a checkpoint"
+                         : "did you mean " + nearest + "?";
+}
+
+void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
+                    Problems& problems) {
+  const size_t dot = name.find('.');
+  const std::string component = name.substr(0, dot);
+  if (model.find_part(component) == nullptr) {
+    add_unknown_component(model, "--trainable_models", component, problems);
+    return;
+  }
+  const std::string below = dot == std::string::npos ? "" : name.substr(dot + 1);
+  std::vector<std::string> paths;
+  const size_t before = selection.weights.size();
+  model.model().component(component).visit_weights([&](const std::string& path, Weight& weight) {
+    paths.push_back(path);
+    if (below.empty() || path == below || path.starts_with(below + "."))
+      selection.weights.push_back({component, path, &weight});
+  });
+  if (selection.weights.size() > before) return;
+  problems.add("--trainable_models: " + quote_and_escape(name) + " names nothing in " + component,
+               did_you_mean(below, paths));
+}
+
+void drop_twice_named(Selection& selection) {
+  std::set<const Weight*> seen;
+  std::erase_if(selection.weights,
+                [&](const auto& trained) { return !seen.insert(trained.weight).second; });
+}
+
+bool matches_any(const std::vector<std::string>& globs, const std::string& path) {
+  return std::any_of(globs.begin(), globs.end(),
+                     [&](const std::string& glob) { return formats::glob_match(glob, path); });
+}
+
+// The family's own choice; without one, every linear layer of the component's blocks.
+std::set<std::string> automatic_targets(LoadedModel& model, const std::string& component,
+                                        const std::map<std::string, nn::Linear*>& linears) {
+  std::set<std::string> chosen;
+  const auto* denoiser = model.denoiser();
+  if (denoiser != nullptr) {
+    const LoraTargets targets = plugins::guard(
+        model.family().name(), [&] { return model.family().lora_targets(denoiser->detection); });
+    for (const auto& [path, linear] : linears) {
+      if (targets.component == component && matches_any(targets.include, path) &&
+          !matches_any(targets.exclude, path))
+        chosen.insert(path);
+    }
+  }
+  if (!chosen.empty()) return chosen;
+  for (Block* block : model.model().blocks(component)) {
+    block->visit([&](nn::Module& module) {
+      if (dynamic_cast<nn::Linear*>(&module) != nullptr) chosen.insert(module.path());
+    });
+  }
+  return chosen;
+}
+
+void select_layers(LoadedModel& model, const LoraSettings& lora, Selection& selection,
+                   Problems& problems) {
+  if (model.find_part(lora.base_model) == nullptr) {
+    add_unknown_component(model, "--lora_base_model", lora.base_model, problems);
+    return;
+  }
+  std::map<std::string, nn::Linear*> linears;
+  std::vector<std::string> paths;
+  model.model().component(lora.base_model).visit([&](nn::Module& module) {
+    auto* linear = dynamic_cast<nn::Linear*>(&module);
+    if (linear == nullptr) return;
+    linears.emplace(module.path(), linear);
+    paths.push_back(module.path());
+  });
+  std::set<std::string> chosen;
+  if (lora.target_modules.empty()) chosen = automatic_targets(model, lora.base_model, linears);
+  for (const std::string& target : lora.target_modules) {
+    bool is_known = false;
+    for (const std::string& path : paths) {
+      if (path != target && !path.ends_with("." + target)) continue;
+      chosen.insert(path);
+      is_known = true;
+    }
+    if (!is_known)
+      problems.add("--lora_target_modules: " + quote_and_escape(target) +
+                       " is no linear layer of " + lora.base_model,
+                   did_you_mean(target, paths));
+  }
+  for (const std::string& path : paths) {
+    if (chosen.contains(path)) selection.layers.push_back({lora.base_model, path, linears[path]});
+  }
+}
+
+}  // namespace
+
+bool Selection::trains(std::string_view component) const {
+  const auto is_in = [&](const auto& trained) { return trained.component == component; };
+  return std::any_of(weights.begin(), weights.end(), is_in) ||
+         std::any_of(layers.begin(), layers.end(), is_in);
+}
+
+Selection select_trained(LoadedModel& model, const Config& config, Problems& problems) {
+  Selection selection;
+  for (const std::string& name : config.trainable_models)
+    select_weights(model, name, selection, problems);
+  drop_twice_named(selection);
+  if (!config.lora.base_model.empty()) select_layers(model, config.lora, selection, problems);
+  return selection;
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,38 @@
+// What of a model is trained, found by name before any weight is read.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "atelier/nn/layers.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/report/problems.h"
+#include "host/train/config.h"
+
+namespace atelier::train {
+
+struct Selection {
+  // A weight that is trained itself.
+  struct TrainedWeight {
+    std::string component, path;
+    Weight* weight;
+  };
+  // A linear layer that gets a LoRA.
+  struct AdaptedLayer {
+    std::string component, path;
+    nn::Linear* linear;
+  };
+  std::vector<TrainedWeight> weights;
+  std::vector<AdaptedLayer> layers;
+
+  // Whether anything of `component` is trained.
+  bool trains(std::string_view component) const;
+};
+
+// Reads config.trainable_models and config.lora against the modules of `model`; weights need not be
+// loaded. Names that mean nothing become problems, with the nearest one.
+Selection select_trained(checkpoint::LoadedModel& model, const Config& config,
+                         report::Problems& problems);
+
+}  // namespace atelier::train

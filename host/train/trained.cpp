@@ -1,0 +1,223 @@
+#include "host/train/trained.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+#include "atelier/plugin.h"
+
+#include "formats/escape.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/lora/lora_file.h"
+#include "host/lora/lora_writer.h"
+#include "host/lora/targets.h"
+#include "host/plugins/guard.h"
+#include "host/random/counter.h"
+#include "host/report/problems.h"
+
+namespace atelier::train {
+
+using checkpoint::LoadedModel;
+using checkpoint::LoadedPart;
+
+TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config)
+    : model_(model), selection_(std::move(selection)), config_(config) {
+  const at::NoGradGuard no_grad;
+  optim::Group weights{{}, 1.0, config.weight_decay}, a = weights, b = weights;
+  b.lr_scale = config.lora.loraplus_lr_ratio;
+  train_weights(weights);
+  add_layers(a, b);
+  for (optim::Group* group : {&weights, &a, &b}) {
+    if (!group->parameters.empty()) groups_.push_back(std::move(*group));
+  }
+  if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
+}
+
+TrainedTensors::~TrainedTensors() {
+  for (const Adapted& adapted : adapted_) {
+    std::erase_if(adapted.layer.linear->adapters,
+                  [&](const ops::Adapter& adapter) { return adapter.a.is_same(adapted.a); });
+  }
+  for (const auto& trained : selection_.weights) trained.weight->set_trainable(false);
+}
+
+// Values get storage of their own: those of the file stay what they are for a second reading.
+void TrainedTensors::train_weights(optim::Group& group) {
+  for (const auto& trained : selection_.weights) {
+    trained.weight->set(trained.weight->draw().clone());
+    trained.weight->set_trainable(true);
+    group.parameters.push_back({trained.component + "." + trained.path, trained.weight->leaf()});
+  }
+}
+
+double TrainedTensors::lora_scale() const {
+  const auto rank = static_cast<double>(config_.lora.rank);
+  const double alpha = config_.lora.alpha.value_or(rank);
+  return alpha / (config_.lora.use_rslora ? std::sqrt(rank) : rank);
+}
+
+void TrainedTensors::add_layers(optim::Group& group_a, optim::Group& group_b) {
+  const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kInit);
+  const at::TensorOptions options = at::TensorOptions(at::kFloat).device(model_.device());
+  for (const auto& layer : selection_.layers) {
+    const int64_t in = layer.linear->in_features(), out = layer.linear->out_features();
+    const double bound = 1.0 / std::sqrt(static_cast<double>(in));
+    const auto index = static_cast<uint32_t>(adapted_.size());
+    at::Tensor a = at::empty({config_.lora.rank, in}, at::kFloat);
+    a.uniform_(-bound, bound,
+               at::detail::createCPUGenerator(random::below(UINT64_MAX, seed, index, 0)));
+    Adapted adapted{layer, a.to(model_.device()), at::zeros({out, config_.lora.rank}, options)};
+    adapted.a.requires_grad_(true);
+    adapted.b.requires_grad_(true);
+    layer.linear->adapters.push_back({adapted.a, adapted.b, lora_scale(), 0.0});
+    const std::string name = layer.component + "." + layer.path;
+    group_a.parameters.push_back({name + ".lora_A", adapted.a});
+    group_b.parameters.push_back({name + ".lora_B", adapted.b});
+    adapted_.push_back(std::move(adapted));
+  }
+}
+
+void TrainedTensors::load_lora_checkpoint() {
+  const lora::LoraFile file = lora::LoraFile::open(config_.lora.checkpoint);
+  const lora::Match match = lora::Targets(model_).match(file);
+  const std::string name = checkpoint::display_path(file.path());
+  report::Problems problems;
+  if (!match.unmatched.empty())
+    problems.add("--lora_checkpoint: " + name +
+                     ": not in this model: " + report::list_names(match.unmatched, 5),
+                 "use a LoRA of this model");
+  for (const auto& pair : match.pairs) {
+    const lora::LoraLayer& layer = file.layers()[pair.layer];
+    const lora::TargetPiece& piece = pair.target->pieces.front();
+    const auto adapted = std::find_if(adapted_.begin(), adapted_.end(), [&](const Adapted& one) {
+      return one.layer.linear == piece.linear;
+    });
+    const std::string at =
+        "--lora_checkpoint: " + name + ": layer " + formats::quote_and_escape(layer.name) + ": ";
+    if (adapted == adapted_.end() || pair.target->pieces.size() != 1) {
+      problems.add(at + "it is not among the layers that are trained",
+                   "choose them with --lora_target_modules as the file has them");
+    } else if (layer.rank != config_.lora.rank) {
+      problems.add(at + "its rank is " + std::to_string(layer.rank),
+                   "use --lora_rank " + std::to_string(layer.rank));
+    } else {
+      adapted->a.copy_(file.read_down(layer, at::kFloat));
+      adapted->b.copy_(file.read_up(layer, at::kFloat)).mul_(layer.scale / lora_scale());
+    }
+  }
+  problems.throw_if_any();
+}
+
+int64_t TrainedTensors::count() const {
+  int64_t count = 0;
+  for (const optim::Group& group : groups_) {
+    for (const optim::Parameter& parameter : group.parameters) count += parameter.leaf.numel();
+  }
+  return count;
+}
+
+void TrainedTensors::set_training(bool is_training) {
+  for (const Adapted& adapted : adapted_) {
+    for (ops::Adapter& adapter : adapted.layer.linear->adapters) {
+      if (adapter.a.is_same(adapted.a)) adapter.dropout = is_training ? config_.lora.dropout : 0.0;
+    }
+  }
+}
+
+void TrainedTensors::clear_gradients() {
+  for (const optim::Group& group : groups_) {
+    for (const optim::Parameter& parameter : group.parameters)
+      at::Tensor(parameter.leaf).mutable_grad() = at::Tensor();
+  }
+}
+
+NamedTensors TrainedTensors::values() const {
+  NamedTensors values;
+  for (const optim::Group& group : groups_) {
+    for (const optim::Parameter& parameter : group.parameters)
+      values.emplace(parameter.name, parameter.leaf.detach());
+  }
+  return values;
+}
+
+void TrainedTensors::load(const NamedTensors& values) {
+  const at::NoGradGuard no_grad;
+  const NamedTensors own = this->values();
+  report::Problems problems;
+  for (const auto& [name, tensor] : own) {
+    const auto found = values.find(name);
+    if (found == values.end()) {
+      problems.add("trained tensor " + formats::quote_and_escape(name) + " is missing");
+    } else if (found->second.sizes() != tensor.sizes() ||
+               found->second.scalar_type() != tensor.scalar_type()) {
+      problems.add("trained tensor " + formats::quote_and_escape(name) +
+                   " has another shape or dtype");
+    }
+  }
+  for (const auto& [name, tensor] : values) {
+    if (!own.contains(name))
+      problems.add("tensor " + formats::quote_and_escape(name) + " is not trained in this run");
+  }
+  problems.throw_if_any();
+  for (const auto& [name, tensor] : own) at::Tensor(tensor).copy_(values.find(name)->second);
+}
+
+std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step,
+                                              int64_t epoch) const {
+  std::set<std::string> components;
+  for (const auto& trained : selection_.weights) components.insert(trained.component);
+  const bool is_one = components.size() + (adapted_.empty() ? 0 : 1) == 1;
+  std::vector<std::string> files;
+  const auto path_of = [&](const std::string& part) {
+    return files.emplace_back(stem + (is_one ? "" : "." + part) + ".safetensors");
+  };
+  if (!adapted_.empty()) save_lora(path_of("lora"), step, epoch);
+  for (const std::string& component : components) save_whole(component, path_of(component), step);
+  return files;
+}
+
+void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t epoch) const {
+  std::vector<lora::LayerWeights> layers;
+  for (const Adapted& adapted : adapted_) {
+    layers.push_back({adapted.layer.component, adapted.layer.path, adapted.a.detach(),
+                      adapted.b.detach(),
+                      config_.lora.alpha.value_or(static_cast<double>(config_.lora.rank)),
+                      config_.lora.use_rslora});
+  }
+  const std::string& component = config_.lora.base_model;
+  const LoadedPart& part = *model_.find_part(component);
+  LoraTargets targets = plugins::guard(
+      model_.family().name(), [&] { return model_.family().lora_targets(part.detection); });
+  if (targets.component != component) targets = {component, {}, {}, component + "."};
+  lora::Description description;
+  description.base_model = part.checkpoint.name();
+  description.architecture = part.detection.variant;
+  description.target_modules = config_.lora.target_modules;
+  description.step = step;
+  description.epoch = epoch;
+  description.more = {{"atelier_version", ATELIER_SDK_VERSION},
+                      {"ss_learning_rate", c10::str(config_.learning_rate)},
+                      {"ss_seed", std::to_string(config_.seed)}};
+  const at::ScalarType dtype = config_.output.save_dtype == "bfloat16"  ? at::kBFloat16
+                               : config_.output.save_dtype == "float16" ? at::kHalf
+                                                                        : at::kFloat;
+  lora::write_lora(path, config_.lora.format, layers, {{component, targets}}, dtype, description);
+}
+
+void TrainedTensors::save_whole(const std::string& component, const std::string& path,
+                                int64_t step) const {
+  const LoadedPart& part = *model_.find_part(component);
+  const WeightMap rules = plugins::guard(
+      model_.family().name(), [&] { return model_.family().weight_map(part.detection); });
+  checkpoint::save_component(
+      model_.model().component(component), rules, part.detection.prefix, path,
+      {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},
+      &part.checkpoint.index());
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,118 @@
+// The loop of a training run: steps, metrics, checkpoints, and when it ends.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "atelier/block.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/data/order.h"
+#include "host/optim/ema.h"
+#include "host/optim/optimizer.h"
+#include "host/progress/progress.h"
+#include "host/run/metrics.h"
+#include "host/run/run_folder.h"
+#include "host/train/config.h"
+#include "host/train/objective.h"
+#include "host/train/preview.h"
+#include "host/train/samples.h"
+#include "host/train/selection.h"
+#include "host/train/timesteps.h"
+#include "host/train/trained.h"
+#include "memory/recompute.h"
+
+namespace atelier::train {
+
+// What a run works on; everything outlives the trainer.
+struct RunParts {
+  checkpoint::LoadedModel& model;
+  const Config& config;
+  const Samples& samples;
+  const Samples* validation;  // null: none
+  Preview* preview;           // null: no pictures during training
+  run::RunFolder& folder;
+  progress::Progress& progress;
+};
+
+// Not thread-safe.
+//
+// A step is a function of its number, of the trained tensors and of the optimizer's state: all
+// random numbers are keyed by seed, step and place in the step. So a run that continues from a
+// checkpoint gives the bits of one that was never interrupted.
+class Trainer {
+ public:
+  // The denoiser and every component of `selection` are loaded.
+  Trainer(const RunParts& parts, Selection selection);
+  ~Trainer();
+
+  // Continues from `checkpoint`. Throws Error{kInvalidArgument} when it is of another model or of
+  // other trained tensors.
+  void resume(const run::Checkpoint& checkpoint);
+
+  int64_t total_steps() const { return total_steps_; }
+  int64_t steps_done() const { return step_; }
+  int64_t trained_count() const { return trained_.count(); }  // of numbers
+
+  // Trains to the end, or until a signal asks to leave: then state and weights are saved. Returns
+  // the exit code. Throws Error{kNumerics} when too many steps in a row were not finite.
+  int run();
+
+ private:
+  struct StepData {
+    data::StepPlan plan;
+    std::vector<std::vector<PlacedSample>> batches;
+  };
+  // What a step gave, still on the device.
+  struct Outcome {
+    int64_t step = 0, epoch = 0;
+    double lr = 0.0;
+    at::Tensor loss, norm, is_skipped;
+  };
+
+  StepData make_step(int64_t step) const;
+  std::optional<Outcome> train_step(const StepData& data);
+  bool leaves_now(double begin, size_t done, size_t count) const;
+  void settle();
+  void log(const Outcome& outcome, double loss, double norm);
+  void after_step(const data::StepPlan& plan);
+  void validate();
+  void show();
+  template <typename F>
+  void with_average(F&& call);
+  void save_weights(const std::string& name, int64_t epoch);
+  void remove_old_weights() const;
+  void save_state(int64_t epoch);
+  void save_all(const std::string& name, int64_t epoch);
+  std::string step_name() const;
+
+  const RunParts parts_;
+  const Config& config_;
+  TrainedTensors trained_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<optim::Ema> ema_;
+  data::Order order_;
+  DirectRunner direct_;
+  std::optional<memory::RecomputeRunner> recompute_;
+  Timesteps timesteps_;
+  Objective objective_;
+  optim::LrSchedule lr_schedule_;
+  std::vector<std::unique_ptr<run::MetricsWriter>> metrics_;
+  uint64_t layers_seed_, caption_seed_;
+  int64_t total_steps_ = 0;
+  int64_t step_ = 0;  // finished
+  int64_t saved_weights_step_ = -1, saved_state_step_ = -1;
+  std::optional<Outcome> pending_;  // of the last step, not read back yet
+  int64_t skipped_ = 0, skipped_in_row_ = 0;
+  double loss_sum_ = 0.0;  // since the last line of metrics
+  int64_t loss_count_ = 0;
+  double waited_ = 0.0, begin_ = 0.0;  // seconds
+  int64_t first_step_ = 0;
+  std::string note_;  // behind the progress: "loss 0.1234 lr 1.0e-04 …"
+};
+
+}  // namespace atelier::train

@@ -1,0 +1,335 @@
+"""Runs `atelier train` as a user would, on the tiny example model."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zlib
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+TARGETS = "to_q,to_k,to_v"
+
+
+def write_png(path, width, height, color_of):
+    rows = b"".join(b"\0" + bytes(v for x in range(width) for v in color_of(x, y))
+                    for y in range(height))
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" +
+                     chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) +
+                     chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+def write_dataset(folder, count=6, sizes=((64, 64),)):
+    folder.mkdir()
+    lines = ["image,prompt"]
+    for i in range(count):
+        width, height = sizes[i % len(sizes)]
+        write_png(folder / f"{i}.png", width, height,
+                  lambda x, y, i=i: ((x * 3 + 40 * i) % 256, (y * 2 + 90 * i) % 256, 60 * i % 256))
+        lines.append(f'{i}.png,"picture number {i}"')
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+
+
+def tensors(path):
+    """Name -> (dtype, shape, bytes) of a safetensors file."""
+    data = pathlib.Path(path).read_bytes()
+    length, = struct.unpack_from("<Q", data)
+    header = json.loads(data[8:8 + length])
+    return {
+        name: (entry["dtype"], tuple(entry["shape"]),
+               data[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]])
+        for name, entry in header.items() if name != "__metadata__"
+    }
+
+
+def state_of(run, step):
+    """Every tensor of a checkpoint."""
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    return {(path.name, name): value for path in sorted(folder.glob("*.safetensors"))
+            for name, value in tensors(path).items()}
+
+
+def losses(run):
+    """Step -> loss, of the CSV."""
+    rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
+    return {int(step): float(value) for step, key, value in rows if key == "train/loss"}
+
+
+class TrainTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_train_")
+        root = pathlib.Path(cls.holder.name)
+        cls.model, cls.data, cls.mixed = root / "model", root / "data", root / "mixed"
+        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
+                       check=True, capture_output=True)
+        write_dataset(cls.data)
+        write_dataset(cls.mixed, sizes=((64, 64), (96, 64)))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=self.holder.name)
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+
+    def words(self, out, data=None, command="train", **flags):
+        data = data or self.data
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu",
+                        dataset_base_path=data, dataset_metadata_path=data / "metadata.csv",
+                        max_pixels=64 * 96, learning_rate=1e-3, max_train_steps=4, threads=1,
+                        lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4,
+                        enable_csv_log=True, cache_path=pathlib.Path(self.holder.name) / "cache",
+                        output_path=out)
+        words = [str(PROGRAM), command]
+        for name, value in {**defaults, **flags}.items():
+            if value is True:
+                words.append(f"--{name}")
+            elif value is not None:
+                words += [f"--{name}", str(value)]
+        return words
+
+    def train(self, name="run", expect=0, **flags):
+        out = self.dir / name
+        result = subprocess.run(self.words(out, **flags), capture_output=True, text=True, timeout=280)
+        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
+        self.stderr = result.stderr
+        return out
+
+    def assert_same_state(self, a, b, step):
+        ours, theirs = state_of(a, step), state_of(b, step)
+        self.assertTrue(ours)
+        self.assertEqual(set(ours), set(theirs))
+        different = [name for name, value in ours.items() if theirs[name] != value]
+        self.assertEqual(different, [])
+
+    def generate(self, out, **flags):
+        words = [str(PROGRAM), "generate", "--plugin", "qwen_image", "--model_paths",
+                 json.dumps([str(self.model)]), "--height", "64", "--width", "64",
+                 "--num_inference_steps", "2", "--seed", "1", "--prompt", "a picture", "--quiet",
+                 "--no_metadata", "--device", "cpu", "--output", str(out)]
+        for name, value in flags.items():
+            words += [f"--{name}", str(value)]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return out.read_bytes()
+
+    def test_a_lora_run_leaves_weights_states_metrics_and_its_configuration(self):
+        run = self.train(save_steps=2, enable_tensorboard_log=True)
+        self.assertEqual(sorted(path.name for path in run.glob("*.safetensors")),
+                         ["step-2.safetensors", "step-4.safetensors"])
+        self.assertEqual(sorted(path.name for path in (run / "checkpoints").glob("step-*")),
+                         ["step-00000002", "step-00000004"])
+        self.assertEqual(sorted(losses(run)), [1, 2, 3, 4])
+        self.assertTrue(all(0 < loss < 10 for loss in losses(run).values()))
+        self.assertTrue(list((run / "tensorboard_log").glob("events.out.tfevents.*")))
+        again = self.train("again", config=run / "config.toml", save_steps=2)
+        self.assert_same_state(run, again, 4)
+        base = self.generate(self.dir / "base.png")
+        styled = self.generate(self.dir / "styled.png", lora=run / "step-4.safetensors:4")
+        off = self.generate(self.dir / "off.png", lora=run / "step-4.safetensors:0")
+        self.assertNotEqual(base, styled)
+        self.assertEqual(base, off)
+
+    def test_a_killed_run_goes_on_to_the_bit(self):
+        flags = dict(max_train_steps=20, save_steps=5, lora_dropout=0.1, caption_dropout_rate=0.2,
+                     ema_decay=0.9, gradient_accumulation_steps=2, lr_scheduler="cosine",
+                     lr_warmup_steps=3, dataset_repeat=7)
+        straight = self.train("straight", **flags)
+        killed = self.dir / "killed"
+        process = subprocess.Popen(self.words(killed, **flags), stderr=subprocess.DEVNULL)
+        while not (killed / "checkpoints/step-00000010").is_dir():
+            self.assertIsNone(process.poll())
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.assertFalse((killed / "checkpoints/step-00000020").is_dir())
+        result = subprocess.run([str(PROGRAM), "train", "--resume", str(killed), "--dataset_num_workers",
+                                 "0"], capture_output=True, text=True, timeout=280)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assert_same_state(straight, killed, 20)
+        self.assertEqual(tensors(straight / "step-20.safetensors"),
+                         tensors(killed / "step-20.safetensors"))
+        self.assertEqual(losses(straight), losses(killed))
+
+    def test_a_signal_saves_and_leaves(self):
+        straight = self.train("straight", max_train_steps=60, save_steps=60)
+        for number, code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+            run = self.dir / number.name
+            process = subprocess.Popen(self.words(run, max_train_steps=60, save_steps=60),
+                                       stderr=subprocess.DEVNULL)
+            while not (run / "loss.csv").is_file() or len(losses(run)) < 3:
+                self.assertIsNone(process.poll())
+                time.sleep(0.002)
+            process.send_signal(number)
+            self.assertEqual(process.wait(20), code)
+            saved = [int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")]
+            self.assertEqual(len(saved), 1)
+            self.assertTrue(3 <= saved[0] < 60, saved)
+            self.assertTrue((run / f"step-{saved[0]}.safetensors").is_file())
+            result = subprocess.run([str(PROGRAM), "train", "--resume", str(run)],
+                                    capture_output=True, text=True, timeout=280)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assert_same_state(straight, run, 60)
+
+    def test_two_stages_give_the_bits_of_one(self):
+        one = self.train("one", max_train_steps=5, save_steps=5)
+        cache = self.dir / "cache"
+        self.train("encode", task="sft:data_process", cache_path=cache, lora_base_model=None,
+                   lora_target_modules=None)
+        two = self.train("two", task="sft:train", cache_path=cache, max_train_steps=5, save_steps=5)
+        self.assert_same_state(one, two, 5)
+        theirs = self.train("cache_alone", task="sft:train", dataset_base_path=cache, cache_path=None,
+                            dataset_metadata_path=None, max_train_steps=5, save_steps=5)
+        self.assert_same_state(one, theirs, 5)
+        (cache / "manifest.json").unlink()
+        self.train("stale", expect=2, task="sft:train", dataset_base_path=cache, cache_path=None,
+                   dataset_metadata_path=None)
+        self.assertIn("sft:data_process", self.stderr)
+
+    def test_recomputing_gives_the_bits_of_keeping(self):
+        kept = self.train("kept", lora_dropout=0.2, save_steps=4)
+        recomputed = self.train("recomputed", lora_dropout=0.2, save_steps=4,
+                                use_gradient_checkpointing=True)
+        self.assert_same_state(kept, recomputed, 4)
+
+    def test_full_training_saves_a_component_that_takes_the_place_of_its_own(self):
+        run = self.train(lora_base_model=None, lora_target_modules=None, trainable_models="dit",
+                         save_steps=4, learning_rate=1e-2)
+        published = {}
+        for path in (self.model / "transformer").glob("*.safetensors"):
+            published.update(tensors(path))
+        saved = tensors(run / "step-4.safetensors")
+        self.assertEqual({name: value[:2] for name, value in saved.items()},
+                         {name: value[:2] for name, value in published.items()})
+        changed = [name for name, value in saved.items() if published[name][2] != value[2]]
+        self.assertGreater(len(changed), len(saved) // 2)
+        copy = self.dir / "model"
+        shutil.copytree(self.model, copy)
+        for path in (copy / "transformer").glob("*.safetensors*"):
+            path.unlink()
+        shutil.copy(run / "step-4.safetensors",
+                    copy / "transformer/diffusion_pytorch_model.safetensors")
+        self.model, kept = copy, self.model
+        try:
+            self.assertTrue(self.generate(self.dir / "tuned.png"))
+        finally:
+            self.model = kept
+        more = self.train("more", lora_base_model=None, lora_target_modules=None,
+                          trainable_models="dit", resume_from_checkpoint=run / "step-4.safetensors",
+                          learning_rate=0.0, save_steps=4)
+        self.assertEqual(tensors(more / "step-4.safetensors"), saved)
+
+    def test_bfloat16_weights_move_at_a_small_rate(self):
+        flags = dict(lora_base_model=None, lora_target_modules=None, dtype="bfloat16",
+                     trainable_models="dit.transformer_blocks.0.attn", learning_rate=1e-5,
+                     weight_decay=0, save_steps=4)
+        for master in ("fp32", "stochastic"):
+            run = self.train(master, master_weights=master, **flags)
+            start = self.train(master + "_start", master_weights=master,
+                               **{**flags, "learning_rate": 0.0})
+            moved, still = state_of(run, 4), state_of(start, 4)
+            changed = [key for key in moved if key[0] == "trained.safetensors" and
+                       moved[key] != still[key]]
+            self.assertGreater(len(changed), 4, master)
+            self.assertTrue(all(moved[key][0] == "BF16" for key in changed))
+
+    def test_a_batch_of_several_shapes_is_one_step(self):
+        flags = dict(data=self.mixed, max_train_steps=3, save_steps=3, learning_rate=0.0)
+        accumulated = self.train("accumulated", gradient_accumulation_steps=6, **flags)
+        batched = self.train("batched", batch_size=6, **flags)
+        for step, loss in losses(accumulated).items():
+            self.assertAlmostEqual(loss, losses(batched)[step], delta=1e-5 * loss)
+
+    def test_a_trained_text_encoder_is_not_cached(self):
+        run = self.train(lora_base_model="text_encoder", lora_target_modules="q_proj,v_proj",
+                         cache_path=self.dir / "cache", save_steps=4, lora_format="comfy")
+        self.assertFalse(list((self.dir / "cache").glob("text/*")))
+        self.assertTrue(list((self.dir / "cache").glob("latents/*")))
+        up = [value for name, value in tensors(run / "step-4.safetensors").items()
+              if "lora_B" in name]
+        self.assertTrue(up and all(any(value[2]) for value in up))
+
+    def test_several_models_are_saved_as_one_file_each(self):
+        run = self.train(trainable_models="text_encoder.model.layers.0", max_train_steps=2, save_steps=2)
+        self.assertEqual(sorted(path.name for path in run.glob("*.safetensors")),
+                         ["step-2.lora.safetensors", "step-2.text_encoder.safetensors"])
+
+    def test_distillation_learns_from_noise_to_picture(self):
+        data = self.dir / "distill"
+        write_dataset(data, count=2)
+        (data / "metadata.csv").write_text(
+            "image,prompt,seed,rand_device,num_inference_steps,cfg_scale\n"
+            "0.png,one,7,cpu,3,1\n1.png,two,8,cpu,2,1\n")
+        run = self.train(data=data, task="direct_distill", max_train_steps=12, save_steps=12,
+                         learning_rate=3e-3, dataset_repeat=6, cache_path=None,
+                         use_gradient_checkpointing=True)
+        values = losses(run)
+        self.assertLess(values[12] + values[11], values[1] + values[2])
+        (data / "metadata.csv").write_text("image,prompt,seed\n0.png,one,x\n1.png,two,8\n")
+        self.train("wrong", expect=2, data=data, task="direct_distill")
+        self.assertIn("seed", self.stderr)
+        self.assertIn("num_inference_steps", self.stderr)
+
+    def test_validation_and_samples_change_nothing(self):
+        (self.dir / "prompts.txt").write_text("a red picture --w 64 --h 64 --s 2 --d 3\n")
+        plain = self.train("plain", max_train_steps=4, save_steps=4)
+        watched = self.train("watched", max_train_steps=4, save_steps=4,
+                             validation_dataset_base_path=self.data,
+                             validation_dataset_metadata_path=self.data / "metadata.csv",
+                             validation_steps=2, sample_prompts=self.dir / "prompts.txt",
+                             sample_every_n_steps=2, sample_at_first=True)
+        self.assert_same_state(plain, watched, 4)
+        self.assertEqual(len(list((watched / "samples").glob("step-*.png"))), 3)
+        rows = (watched / "loss.csv").read_text()
+        self.assertEqual(rows.count(",validation/loss,"), 3)
+
+    def test_steps_that_are_not_finite_change_nothing_and_end_the_run(self):
+        run = self.train(expect=5, learning_rate=1e30, max_train_steps=40, save_steps=1,
+                         max_skipped_steps=3, optimizer_type="AdamW", max_grad_norm=0)
+        self.assertIn("not finite", self.stderr)
+        self.assertIn("3 steps in a row", self.stderr)
+        self.assertTrue(list((run / "checkpoints").glob("step-*")))
+
+    def test_optimizers_learn_and_resume(self):
+        for name in ("AdamW8bit", "Adafactor", "Prodigy"):
+            rate = 1.0 if name == "Prodigy" else 1e-3
+            flags = dict(optimizer_type=name, learning_rate=rate, max_train_steps=6)
+            straight = self.train(name + "_straight", save_steps=6, **flags)
+            self.train(name, save_steps=3, **{**flags, "max_train_steps": 3})
+            resumed = self.train(name, resume=self.dir / name, save_steps=6, **flags)
+            self.assert_same_state(straight, resumed, 6)
+
+    def test_every_mistake_is_told_before_a_model_is_read(self):
+        data = self.dir / "data"
+        shutil.copytree(self.data, data)
+        (data / "3.png").unlink()
+        (data / "4.png").write_bytes(b"no picture")
+        self.train(expect=2, data=data, lora_target_modules="to_q,to_x", lora_rank=0,
+                   learning_rat=1, num_epochs=0)
+        for part in ("3.png", "4.png", "to_x", "--lora_rank", "learning_rat", "--num_epochs"):
+            self.assertIn(part, self.stderr)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_a_run_is_not_written_over(self):
+        self.train(max_train_steps=1, save_steps=1)
+        self.train(expect=2, max_train_steps=1)
+        self.assertIn("--resume", self.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
