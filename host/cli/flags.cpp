@@ -4,6 +4,7 @@
 #include <boost/program_options.hpp>
 #include <charconv>
 #include <cmath>
+#include <sstream>
 
 #include "atelier/error.h"
 
@@ -74,6 +75,8 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
       } catch (const formats::ParseError& error) {
         return quote(text) + " is no JSON: " + error.what();
       }
+    case FlagKind::kList:
+      return "";
     case FlagKind::kText:
       if (flag.choices.empty() ||
           std::find(flag.choices.begin(), flag.choices.end(), text) != flag.choices.end())
@@ -98,6 +101,8 @@ std::string kind_text(const FlagSpec& flag) {
       return " X";
     case FlagKind::kJson:
       return " JSON";
+    case FlagKind::kList:
+      return " A,B";
     case FlagKind::kFlag:
       return "";
     case FlagKind::kText:
@@ -113,6 +118,11 @@ std::string kind_text(const FlagSpec& flag) {
 
 bool ParsedFlags::is_given(std::string_view name) const {
   return value(name).given;
+}
+
+std::string ParsedFlags::place(std::string_view name) const {
+  const Value& found = value(name);
+  return found.place.empty() ? "--" + std::string(name) : found.place;
 }
 
 const ParsedFlags::Value& ParsedFlags::value(std::string_view name) const {
@@ -162,6 +172,17 @@ std::vector<std::string> ParsedFlags::texts(std::string_view name) const {
   return value(name).texts;
 }
 
+std::vector<std::string> ParsedFlags::list(std::string_view name) const {
+  std::vector<std::string> parts;
+  std::stringstream rest(find_text(name).value_or(""));
+  for (std::string part; std::getline(rest, part, ',');) {
+    const size_t first = part.find_first_not_of(" \t\n");
+    if (first == std::string::npos) continue;
+    parts.push_back(part.substr(first, part.find_last_not_of(" \t\n") - first + 1));
+  }
+  return parts;
+}
+
 std::map<std::string, std::string> ParsedFlags::all() const {
   std::map<std::string, std::string> out;
   for (const auto& [name, found] : values_) {
@@ -172,6 +193,13 @@ std::map<std::string, std::string> ParsedFlags::all() const {
 
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments) {
   report::Problems problems;
+  ParsedFlags parsed = parse_flags(command, arguments, {}, problems);
+  problems.throw_if_any();
+  return parsed;
+}
+
+ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments,
+                        std::span<const GivenValue> below, report::Problems& problems) {
   ParsedFlags parsed;
   std::vector<std::string> known;
   po::options_description options;
@@ -256,6 +284,16 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
   po::command_line_parser parser(std::vector<std::string>(arguments.begin(), arguments.end()));
   parser.options(options).extra_style_parser(style).allow_unregistered();
   const po::parsed_options tokens = parser.run();
+  const auto take = [&](const FlagSpec& flag, const std::string& text, const std::string& place) {
+    ParsedFlags::Value& value = parsed.values_.at(flag.name);
+    value.given = true;
+    if (const std::string wrong = value_problem(flag, text); !wrong.empty()) {
+      problems.add((place.empty() ? "--" + flag.name : place) + ": " + wrong, flag.help);
+      return;
+    }
+    value.place = place;
+    value.texts.push_back(text);
+  };
   for (const po::option& option : tokens.options) {
     if (option.string_key.empty()) continue;  // reported above
     if (option.string_key == kPositional) {
@@ -263,19 +301,22 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
       continue;
     }
     const FlagSpec& flag = *find_flag(command, option.string_key);
-    ParsedFlags::Value& value = parsed.values_.at(flag.name);
-    if (value.given && !flag.repeated)
+    if (parsed.values_.at(flag.name).given && !flag.repeated)
       problems.add("--" + flag.name + ": given twice", "give it once");
-    if (const std::string wrong = value_problem(flag, option.value.front()); !wrong.empty())
-      problems.add("--" + flag.name + ": " + wrong, flag.help);
-    value.texts.push_back(option.value.front());
-    value.given = true;
+    take(flag, option.value.front(), "");
+  }
+  for (const FlagSpec& flag : command.flags) {
+    if (parsed.values_.at(flag.name).given) continue;
+    for (const GivenValue& given : below) {
+      if (given.name != flag.name) continue;
+      take(flag, given.text, given.place);
+      break;
+    }
   }
   for (const FlagSpec& flag : command.flags) {
     ParsedFlags::Value& value = parsed.values_.at(flag.name);
-    if (value.given) continue;
-    if (flag.preset) value.texts = {*flag.preset};
-    if (flag.required) problems.add("--" + flag.name + " is missing", flag.help);
+    if (value.texts.empty() && flag.preset) value.texts = {*flag.preset};
+    if (flag.required && !value.given) problems.add("--" + flag.name + " is missing", flag.help);
   }
   const auto count = static_cast<int>(parsed.positional_.size());
   if (command.positional.empty() && count > 0) {
@@ -289,7 +330,6 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
         quote(parsed.positional_[static_cast<size_t>(command.max_positional)]) + " is one too many",
         "atelier " + command.name + " " + command.positional);
   }
-  problems.throw_if_any();
   return parsed;
 }
 
@@ -318,7 +358,9 @@ std::string help_text(const CommandSpec& command) {
   for (const FlagSpec& flag : command.flags)
     width = std::max(width, flag.name.size() + kind_text(flag).size());
   width = std::min<size_t>(width, 36);
+  std::string group;
   for (const FlagSpec& flag : command.flags) {
+    if (flag.group != group) out += "\n" + (group = flag.group) + "\n";
     std::string line = "  --" + flag.name + kind_text(flag);
     if (line.size() > width + 4) {
       line += "\n" + std::string(width + 6, ' ');
@@ -375,6 +417,7 @@ std::vector<FlagSpec> model_flags(std::string dtype) {
        .help = "files, folders or globs: a path, or JSON '[\"a\", [\"b-1\", \"b-2\"]]'",
        .preset = ""},
       {.name = "model_id_with_origin_paths",
+       .kind = FlagKind::kList,
        .help = "published files: org/name:glob,org/name:glob",
        .preset = ""},
       {.name = "tokenizer_path", .help = "folder or file of the tokenizer", .preset = ""},

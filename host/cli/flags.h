@@ -13,10 +13,12 @@
 #include "atelier/input.h"
 
 #include "host/checkpoint/model_loader.h"
+#include "host/report/problems.h"
 
 namespace atelier::cli {
 
-enum class FlagKind { kText, kInteger, kReal, kFlag, kJson };
+// kList: texts separated by commas.
+enum class FlagKind { kText, kInteger, kReal, kFlag, kJson, kList };
 
 struct FlagSpec {
   std::string name;  // without dashes: "num_inference_steps"
@@ -27,6 +29,7 @@ struct FlagSpec {
   bool required = false;
   bool repeated = false;                  // may be given several times; see ParsedFlags::texts
   std::vector<std::string> choices = {};  // kText only: the values that are allowed; empty: any
+  std::string group = {};                 // heading in the help; flags of one group stand together
 };
 
 struct CommandSpec {
@@ -39,12 +42,22 @@ struct CommandSpec {
   int max_positional = 1'000'000;
 };
 
+// A flag's value from elsewhere than the command line: a file, an earlier run.
+struct GivenValue {
+  std::string name;   // of the flag
+  std::string text;   // as it would be written on the command line
+  std::string place;  // names it in messages: "run.toml:3: learning_rate"
+};
+
 // The flags of one call. Getters throw Error{kInternal} for a flag that the command does not
 // declare.
 class ParsedFlags {
  public:
   // The user gave it; presets do not count.
   bool is_given(std::string_view name) const;
+
+  // Names the value in messages: "--learning_rate", or the place of its GivenValue.
+  std::string place(std::string_view name) const;
 
   // Of the preset where the user gave none. Throw Error{kInternal} when there is neither.
   std::string text(std::string_view name) const;
@@ -62,17 +75,22 @@ class ParsedFlags {
   // Every value of a repeated flag, in order.
   std::vector<std::string> texts(std::string_view name) const;
 
+  // The parts of a kList, without the spaces around them; empty ones are left out.
+  std::vector<std::string> list(std::string_view name) const;
+
   const std::vector<std::string>& positional() const { return positional_; }
 
   // Every flag with a value, given or preset, as text: what a picture's metadata holds.
   std::map<std::string, std::string> all() const;
 
  private:
-  friend ParsedFlags parse_flags(const CommandSpec&, std::span<const std::string>);
+  friend ParsedFlags parse_flags(const CommandSpec&, std::span<const std::string>,
+                                 std::span<const GivenValue>, report::Problems&);
   struct Value {
     FlagKind kind;
     std::vector<std::string> texts;
     bool given = false;
+    std::string place = {};  // empty: the command line
   };
   const Value& value(std::string_view name) const;
 
@@ -84,6 +102,12 @@ class ParsedFlags {
 // they name a flag. Throws one Error{kInvalidArgument} that names every mistake: unknown flags with
 // the nearest known one, values that do not parse, required flags that are missing.
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments);
+
+// The same with values for flags that the command line leaves out: of those with one name the first
+// counts. Mistakes become problems, and a flag whose value is wrong keeps its preset. The values'
+// names are flags of the command.
+ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments,
+                        std::span<const GivenValue> below, report::Problems& problems);
 
 // The value of one flag before the command's flags are known: --plugin brings flags of its own.
 // nullopt: not given.
@@ -121,5 +145,6 @@ int run_check_plugin(std::span<const std::string> arguments);
 int run_doctor(std::span<const std::string> arguments);
 int run_generate(std::span<const std::string> arguments);
 int run_lora(std::span<const std::string> arguments);
+int run_train(std::span<const std::string> arguments);
 
 }  // namespace atelier::cli

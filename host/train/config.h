@@ -71,16 +71,24 @@ struct ValidationSettings {
   int64_t timesteps = 8;                 // levels of the grid
 };
 
+struct ProcessSettings {
+  std::string attention = "auto";  // auto, flash, efficient, cudnn or math
+  std::string kernels = "auto";    // auto or composed
+  int64_t threads = 0;             // of the CPU; 0: one for each core
+};
+
 struct Config {
   Task task = Task::kSft;
   Stage stage = Stage::kBoth;
   checkpoint::LoadRequest model;
   std::string resume_from_checkpoint;  // weights of one trained component
-  std::string resume;  // folder of a run or of a checkpoint; "latest": of output_path
+  std::string resume;  // folder of a run or of a checkpoint; empty: from the beginning
+  // Its dataset_base_path is empty when samples come from the cache alone (sft:train).
   data::DatasetOptions dataset;
   data::OrderOptions order;  // with batch_size, accumulation, repeat; seed is `seed`
   int dataset_num_workers = 2;
-  std::string cache_path;  // empty: OUTPUT_PATH/cache
+  std::string cache_path;  // OUTPUT_PATH/cache unless something else was given
+  bool dry_run = false;    // of `atelier cache`: says what is wrong and what would be encoded
   double caption_dropout_rate = 0.0;
 
   // "dit", "dit.transformer_blocks.0", several of them.
@@ -102,25 +110,28 @@ struct Config {
   LogSettings log;
   SampleSettings samples;
   ValidationSettings validation;
+  ProcessSettings process;
 
-  // Every flag with its value as TOML of the flags' names: what --config reads.
+  // Every flag with its value as TOML of the flags' names: what --config reads. Without those that
+  // say where to begin (config, resume).
   std::string effective_toml;
   // Lines for the user: flags that have no effect here, and what to use.
   std::vector<std::string> notes;
 };
 
-// Every flag of `atelier train`; `family` adds its own and may be null. `atelier cache` takes the
-// same.
+// Every flag of `atelier train`, in groups; with a family, its names stand in the help. The name
+// "cache" adds --dry_run.
 cli::CommandSpec train_command(const ModelFamily* family, std::string name = "train");
 
 // Flags, --config and, below both, the configuration in the run of --resume. Everything that can be
 // known without model and dataset is checked; mistakes become problems that name the flag, or the
 // file and line. Flags of DiffSynth-Studio that mean nothing here are answered with what to use.
+// `command` is a name of train_command(); with "cache" the stage is kDataProcess.
 Config parse_config(std::span<const std::string> arguments, const ModelFamily& family,
-                    report::Problems& problems);
+                    report::Problems& problems, std::string_view command = "train");
 
 // --plugin of the command line, of --config or of the resumed run: needed before the flags are
-// known. nullopt: nowhere.
+// known. nullopt: nowhere. Throws Error when a file that could say it cannot be read.
 std::optional<std::string> peek_setting(std::span<const std::string> arguments,
                                         std::string_view name);
 

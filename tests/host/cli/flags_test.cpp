@@ -21,6 +21,7 @@ CommandSpec command() {
       {.name = "seed", .kind = FlagKind::kInteger, .help = "of the noise"},
       {.name = "tiled", .kind = FlagKind::kFlag, .help = "in tiles", .preset = "false"},
       {.name = "lora", .help = "added", .repeated = true},
+      {.name = "layers", .kind = FlagKind::kList, .help = "which", .preset = "a,b"},
       {.name = "options", .kind = FlagKind::kJson, .help = "more"},
       {.name = "dtype", .help = "of weights", .preset = "auto", .choices = {"auto", "float32"}}};
   return spec;
@@ -60,6 +61,46 @@ TEST_CASE("A value may be empty, look like a flag, or stand for false", "[flags]
   CHECK(!parse({"--prompt=x", "--tiled=0"}).flag("tiled"));
   CHECK(parse({"--tiled", "--prompt=x"}).flag("tiled"));
   CHECK(!parse({"--prompt=x"}).find_integer("seed").has_value());
+}
+
+TEST_CASE("Values of a file stand below those of the command line", "[flags]") {
+  const std::vector<GivenValue> below = {{"seed", "7", "run.toml:1: seed"},
+                                         {"seed", "8", "old.toml:1: seed"},
+                                         {"cfg_scale", "2", "run.toml:2: cfg_scale"},
+                                         {"prompt", "cat", "run.toml:3: prompt"}};
+  report::Problems problems;
+  const std::vector<std::string> arguments = {"--cfg_scale", "3"};
+  const ParsedFlags flags = parse_flags(command(), arguments, below, problems);
+  CHECK(problems.empty());
+  CHECK(flags.integer("seed") == 7);
+  CHECK(flags.real("cfg_scale") == 3);
+  CHECK(flags.text("prompt") == "cat");
+  CHECK(flags.is_given("seed"));
+  CHECK(flags.place("seed") == "run.toml:1: seed");
+  CHECK(flags.place("cfg_scale") == "--cfg_scale");
+  CHECK(flags.place("dtype") == "--dtype");
+}
+
+TEST_CASE("A wrong value is told by its place, and the preset stays", "[flags]") {
+  const std::vector<GivenValue> below = {{"cfg_scale", "much", "run.toml:2: cfg_scale"}};
+  report::Problems problems;
+  const std::vector<std::string> arguments = {"--prompt", "x", "--num_inference_steps", "many"};
+  const ParsedFlags flags = parse_flags(command(), arguments, below, problems);
+  CHECK(problems.size() == 2);
+  CHECK(flags.real("cfg_scale") == 4);
+  CHECK(flags.integer("num_inference_steps") == 50);
+  expect_error(ErrorCode::kInvalidArgument,
+               {"--num_inference_steps: \"many\" is no whole number",
+                "run.toml:2: cfg_scale: \"much\" is no number"},
+               [&] { problems.throw_if_any(); });
+}
+
+TEST_CASE("A list is cut at its commas", "[flags]") {
+  using List = std::vector<std::string>;
+  CHECK(parse({"--prompt=x"}).list("layers") == List{"a", "b"});
+  CHECK(parse({"--prompt=x", "--layers", " to_q, to_k ,,to_out.0"}).list("layers") ==
+        List{"to_q", "to_k", "to_out.0"});
+  CHECK(parse({"--prompt=x", "--layers="}).list("layers").empty());
 }
 
 TEST_CASE("Every mistake is named, with the flag that was meant", "[flags]") {

@@ -1,0 +1,444 @@
+#include "host/train/config.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <initializer_list>
+#include <set>
+
+#include "formats/escape.h"
+#include "formats/utf8.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/run/run_folder.h"
+#include "host/train/config_checks.h"
+#include "host/train/config_file.h"
+#include "host/train/foreign_flags.h"
+
+namespace atelier::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+using cli::CommandSpec;
+using cli::FlagSpec;
+using cli::GivenValue;
+using cli::ParsedFlags;
+
+std::string quote(std::string_view text) {
+  return formats::quote_and_escape(text);
+}
+
+// ---- What stands below the command line ----
+
+const GivenValue* find_value(const std::vector<GivenValue>& values, std::string_view name) {
+  const auto it = std::find_if(values.begin(), values.end(),
+                               [&](const GivenValue& value) { return value.name == name; });
+  return it == values.end() ? nullptr : &*it;
+}
+
+const FlagSpec& find_flag(const CommandSpec& command, std::string_view name) {
+  return *std::find_if(command.flags.begin(), command.flags.end(),
+                       [&](const FlagSpec& flag) { return flag.name == name; });
+}
+
+struct Layers {
+  std::vector<GivenValue> values;  // of --config, then of the resumed run
+  std::string resume;              // as Config::resume
+  std::vector<std::string> notes;
+};
+
+// The folder of the run that a checkpoint belongs to; empty when it lies alone.
+std::string run_of(const run::Checkpoint& checkpoint) {
+  const fs::path folder = fs::absolute(checkpoint.folder).lexically_normal();
+  const fs::path parent =
+      folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
+  return parent.filename() == "checkpoints" ? parent.parent_path().string() : "";
+}
+
+// Values that the resumed run brings: those of its checkpoint's config.toml, but for what training
+// began with. The run stays in its folder, which may have been moved.
+std::vector<GivenValue> values_of(const run::Checkpoint& checkpoint, const CommandSpec& command,
+                                  report::Problems& problems) {
+  std::vector<GivenValue> values =
+      parse_config_text(checkpoint.text("config.toml"),
+                        (fs::path(checkpoint.folder) / "config.toml").string(), command, problems);
+  std::erase_if(values, [](const GivenValue& value) {
+    return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
+  });
+  const std::string folder = run_of(checkpoint);
+  for (GivenValue& value : values) {
+    std::error_code failure;
+    if (value.name == "output_path" && !folder.empty() &&
+        !fs::equivalent(folder, value.text, failure))
+      value.text = folder;
+  }
+  return values;
+}
+
+class LayerReader {
+ public:
+  LayerReader(std::span<const std::string> arguments, const CommandSpec& command,
+              report::Problems& problems)
+      : arguments_(arguments), command_(command), problems_(problems) {}
+
+  Layers read() {
+    const std::string file = cli::peek_flag(arguments_, "config").value_or("");
+    if (!file.empty())
+      problems_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
+    if (const GivenValue* nested = find_value(layers_.values, "config"))
+      problems_.add(nested->place + ": a configuration names no other", "leave it out");
+    const std::string resume = setting("resume");
+    if (!resume.empty()) problems_.collect([&] { read_resumed(resume); });
+    return std::move(layers_);
+  }
+
+ private:
+  // Of the command line, --config, or the preset.
+  std::string setting(std::string_view name) const {
+    if (const auto text = cli::peek_flag(arguments_, name)) return *text;
+    if (const GivenValue* value = find_value(layers_.values, name)) return value->text;
+    return find_flag(command_, name).preset.value_or("");
+  }
+
+  std::optional<run::Checkpoint> find(const std::string& resume) {
+    const auto warn = [&](const std::string& line) { layers_.notes.push_back(line); };
+    if (resume != "latest") return run::find_checkpoint(resume, warn);
+    try {
+      return run::find_checkpoint(setting("output_path"), warn);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound) throw;
+      layers_.notes.push_back("--resume latest: no checkpoint in " +
+                              checkpoint::display_path(setting("output_path")) +
+                              ", training begins from the beginning");
+      return std::nullopt;
+    }
+  }
+
+  void read_resumed(const std::string& resume) {
+    const std::optional<run::Checkpoint> found = find(resume);
+    if (!found) return;
+    layers_.resume = resume == "latest" ? setting("output_path") : resume;
+    for (GivenValue& value : values_of(*found, command_, problems_))
+      layers_.values.push_back(std::move(value));
+  }
+
+  std::span<const std::string> arguments_;
+  const CommandSpec& command_;
+  report::Problems& problems_;
+  Layers layers_;
+};
+
+// The first of each name, without those that say what the preset says: they were not chosen.
+std::vector<GivenValue> choose(const std::vector<GivenValue>& values, const CommandSpec& command) {
+  std::vector<GivenValue> chosen;
+  std::set<std::string> seen;
+  for (const GivenValue& value : values) {
+    if (!seen.insert(value.name).second || is_beginning(value.name)) continue;
+    if (find_flag(command, value.name).preset != value.text) chosen.push_back(value);
+  }
+  return chosen;
+}
+
+// ---- From flags to a configuration ----
+
+template <typename T>
+struct Named {
+  std::string_view name;
+  T value;
+};
+
+// The value of a flag with choices.
+template <typename T>
+T pick(const ParsedFlags& flags, std::string_view flag, std::initializer_list<Named<T>> values) {
+  const std::string text = flags.text(flag);
+  for (const Named<T>& value : values) {
+    if (value.name == text) return value.value;
+  }
+  throw Error(ErrorCode::kInternal, "--" + std::string(flag) + ": " + quote(text));
+}
+
+void fill_task(Config& c, const ParsedFlags& flags, std::string_view command) {
+  const std::string task = flags.text("task");
+  c.task = task.starts_with("direct_distill") ? Task::kDirectDistill : Task::kSft;
+  if (task.ends_with(":data_process") || command == "cache") {
+    c.stage = Stage::kDataProcess;
+  } else if (task.ends_with(":train")) {
+    c.stage = Stage::kTrain;
+  }
+  c.dry_run = command == "cache" && flags.flag("dry_run");
+  c.seed = static_cast<uint64_t>(flags.integer("seed"));
+  c.num_epochs = flags.integer("num_epochs");
+  c.max_train_steps = flags.find_integer("max_train_steps");
+  c.order.batch_size = flags.integer("batch_size");
+  c.order.gradient_accumulation_steps = flags.integer("gradient_accumulation_steps");
+  c.order.dataset_repeat = flags.integer("dataset_repeat");
+  c.order.seed = c.seed;
+}
+
+void fill_model(Config& c, const ParsedFlags& flags, report::Problems& problems) {
+  problems.collect([&] { c.model = cli::load_request(flags); });
+}
+
+// Columns that direct distillation reads itself: they are no inputs of a family.
+bool is_distill_column(std::string_view name) {
+  return name == "seed" || name == "rand_device" || name == "num_inference_steps" ||
+         name == "cfg_scale";
+}
+
+void fill_dataset(Config& c, const ParsedFlags& flags) {
+  data::DatasetOptions& d = c.dataset;
+  d.dataset_base_path = flags.text("dataset_base_path");
+  d.dataset_metadata_path = flags.text("dataset_metadata_path");
+  d.data_file_keys = flags.list("data_file_keys");
+  d.extra_inputs = flags.list("extra_inputs");
+  if (c.task == Task::kDirectDistill) std::erase_if(d.extra_inputs, is_distill_column);
+  d.caption_extension = flags.text("caption_extension");
+  d.height = flags.find_integer("height");
+  d.width = flags.find_integer("width");
+  d.max_pixels = flags.integer("max_pixels");
+  d.enable_bucket = flags.flag("enable_bucket");
+  d.bucket_reso_steps = flags.integer("bucket_reso_steps");
+  d.min_bucket_reso = flags.integer("min_bucket_reso");
+  d.max_bucket_reso = flags.integer("max_bucket_reso");
+  d.bucket_no_upscale = flags.flag("bucket_no_upscale");
+  d.mask_column = flags.text("mask_column");
+  d.alpha_mask = flags.flag("alpha_mask");
+  d.decode_all = flags.text("validate") == "full";
+  c.dataset_num_workers =
+      static_cast<int>(std::clamp<int64_t>(flags.integer("dataset_num_workers"), 0, 1'000'000));
+  c.caption_dropout_rate = flags.real("caption_dropout_rate");
+}
+
+bool is_cache(const fs::path& folder) {
+  std::error_code failure;
+  return fs::is_regular_file(folder / "manifest.json", failure);
+}
+
+// Where encoded samples lie. Without a dataset, dataset_base_path is a cache, or a run's folder
+// that holds one: what DiffSynth-Studio's second stage is told.
+void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& problems) {
+  const fs::path own = fs::path(c.output.output_path) / "cache";
+  std::string& base = c.dataset.dataset_base_path;
+  c.cache_path = flags.text("cache_path").empty() ? own.string() : flags.text("cache_path");
+  if (c.stage != Stage::kTrain || !c.dataset.dataset_metadata_path.empty()) return;
+  if (base.empty() || is_cache(base) || is_cache(fs::path(base) / "cache")) {
+    if (flags.text("cache_path").empty() && !base.empty())
+      c.cache_path = is_cache(base) ? base : (fs::path(base) / "cache").string();
+    base.clear();
+  } else if (!is_cache(c.cache_path)) {
+    problems.add(flags.place("dataset_base_path") + ": " + checkpoint::display_path(base) +
+                     " is no cache, and there is none in " + checkpoint::display_path(c.cache_path),
+                 "run --task sft:data_process first", ErrorCode::kNotFound);
+  }
+}
+
+void fill_lora(Config& c, const ParsedFlags& flags) {
+  LoraSettings& lora = c.lora;
+  lora.base_model = flags.text("lora_base_model");
+  lora.target_modules = flags.list("lora_target_modules");
+  lora.rank = flags.integer("lora_rank");
+  lora.alpha = flags.find_real("lora_alpha");
+  lora.dropout = flags.real("lora_dropout");
+  lora.use_rslora = flags.flag("use_rslora");
+  lora.loraplus_lr_ratio = flags.real("loraplus_lr_ratio");
+  lora.checkpoint = flags.text("lora_checkpoint");
+  lora.preset_path = flags.text("preset_lora_path");
+  lora.preset_model = flags.text("preset_lora_model");
+  lora.format = pick<lora::Format>(flags, "lora_format",
+                                   {{"diffusers", lora::Format::kDiffusers},
+                                    {"comfy", lora::Format::kComfy},
+                                    {"kohya", lora::Format::kKohya},
+                                    {"diffsynth", lora::Format::kDiffsynth}});
+}
+
+void fill_optimizer(Config& c, const ParsedFlags& flags) {
+  c.learning_rate = flags.real("learning_rate");
+  c.weight_decay = flags.real("weight_decay");
+  c.max_grad_norm = flags.real("max_grad_norm");
+  c.max_skipped_steps = flags.integer("max_skipped_steps");
+  c.ema_decay = flags.real("ema_decay");
+  c.optimizer.kind = pick<optim::Kind>(flags, "optimizer_type",
+                                       {{"AdamW", optim::Kind::kAdamW},
+                                        {"AdamW8bit", optim::Kind::kAdamW8bit},
+                                        {"Adafactor", optim::Kind::kAdafactor},
+                                        {"Prodigy", optim::Kind::kProdigy}});
+  c.optimizer.beta1 = flags.real("adam_beta1");
+  c.optimizer.beta2 = flags.real("adam_beta2");
+  c.optimizer.eps = flags.real("adam_epsilon");
+  c.optimizer.master_weights = pick<optim::MasterWeights>(
+      flags, "master_weights",
+      {{"fp32", optim::MasterWeights::kFp32}, {"stochastic", optim::MasterWeights::kStochastic}});
+  c.optimizer.seed = c.seed;
+  c.lr_schedule.kind = flags.text("lr_scheduler");
+  c.lr_schedule.warmup_steps = flags.integer("lr_warmup_steps");
+  c.lr_schedule.num_cycles = flags.real("lr_scheduler_num_cycles");
+  c.lr_schedule.power = flags.real("lr_scheduler_power");
+}
+
+double parse_number(const std::string& name, const std::string& text) {
+  double value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    throw Error(ErrorCode::kInvalidArgument, name + ": " + quote(text) + " is no number");
+  return value;
+}
+
+bool parse_truth(const std::string& name, const std::string& text) {
+  if (text == "true" || text == "True") return true;
+  if (text == "false" || text == "False") return false;
+  throw Error(ErrorCode::kInvalidArgument,
+              name + ": " + quote(text) + " is neither true nor false");
+}
+
+// One "key=value" of --optimizer_args.
+void set_optimizer_arg(optim::Options& o, const std::string& part) {
+  const size_t equals = part.find('=');
+  if (equals == std::string::npos)
+    throw Error(ErrorCode::kInvalidArgument, quote(part) + " is no key=value");
+  const std::string key = part.substr(0, equals), text = part.substr(equals + 1);
+  const std::map<std::string, double*> numbers = {{"clip_threshold", &o.clip_threshold},
+                                                  {"decay_rate", &o.decay_rate},
+                                                  {"eps1", &o.adafactor_eps1},
+                                                  {"eps2", &o.adafactor_eps2},
+                                                  {"d0", &o.prodigy_d0},
+                                                  {"d_coef", &o.prodigy_d_coef}};
+  const std::map<std::string, bool*> truths = {
+      {"scale_parameter", &o.scale_parameter},
+      {"use_bias_correction", &o.prodigy_use_bias_correction},
+      {"safeguard_warmup", &o.prodigy_safeguard_warmup}};
+  if (const auto number = numbers.find(key); number != numbers.end()) {
+    *number->second = parse_number(key, text);
+  } else if (const auto truth = truths.find(key); truth != truths.end()) {
+    *truth->second = parse_truth(key, text);
+  } else if (key == "beta3") {
+    o.prodigy_beta3 = parse_number(key, text);
+  } else {
+    throw Error(ErrorCode::kInvalidArgument, quote(key) + " is not known",
+                "there are clip_threshold, decay_rate, eps1, eps2 and scale_parameter of "
+                "Adafactor, and d0, d_coef, beta3, use_bias_correction and safeguard_warmup of "
+                "Prodigy; others are flags: --adam_beta1, --adam_epsilon, --weight_decay");
+  }
+}
+
+void fill_optimizer_args(Config& c, const ParsedFlags& flags, report::Problems& problems) {
+  for (const std::string& part : flags.list("optimizer_args")) {
+    try {
+      set_optimizer_arg(c.optimizer, part);
+    } catch (const Error& error) {
+      problems.add(error.at(flags.place("optimizer_args")));
+    }
+  }
+}
+
+void fill_timesteps(TimestepOptions& t, const ParsedFlags& flags) {
+  t.sampling = pick<TimestepSampling>(flags, "timestep_sampling",
+                                      {{"uniform", TimestepSampling::kUniform},
+                                       {"logit_normal", TimestepSampling::kLogitNormal},
+                                       {"sigmoid", TimestepSampling::kSigmoid},
+                                       {"shift", TimestepSampling::kShift},
+                                       {"mode", TimestepSampling::kMode}});
+  t.weighting = pick<Weighting>(flags, "weighting_scheme",
+                                {{"bsmntw", Weighting::kBsmntw},
+                                 {"none", Weighting::kNone},
+                                 {"sigma_sqrt", Weighting::kSigmaSqrt},
+                                 {"cosmap", Weighting::kCosmap}});
+  t.logit_mean = flags.real("logit_mean");
+  t.logit_std = flags.real("logit_std");
+  t.mode_scale = flags.real("mode_scale");
+  t.sigmoid_scale = flags.real("sigmoid_scale");
+  t.discrete_flow_shift = flags.real("discrete_flow_shift");
+  t.min_timestep_boundary = flags.real("min_timestep_boundary");
+  t.max_timestep_boundary = flags.real("max_timestep_boundary");
+}
+
+void fill_output(Config& c, const ParsedFlags& flags) {
+  c.output.output_path = flags.text("output_path");
+  c.output.save_steps = flags.find_integer("save_steps");
+  c.output.checkpoints_total_limit = flags.integer("checkpoints_total_limit");
+  c.output.weights_total_limit = flags.integer("weights_total_limit");
+  c.output.save_state = flags.flag("save_state");
+  c.output.save_dtype = flags.text("save_dtype");
+  c.output.remove_prefix_in_ckpt = flags.text("remove_prefix_in_ckpt");
+  c.log.tensorboard = flags.flag("enable_tensorboard_log");
+  c.log.csv = flags.flag("enable_csv_log");
+  c.log.logging_steps = flags.integer("logging_steps");
+  c.log.quiet = flags.flag("quiet");
+}
+
+void fill_watching(Config& c, const ParsedFlags& flags) {
+  c.samples.prompts_file = flags.text("sample_prompts");
+  c.samples.every_n_steps = flags.find_integer("sample_every_n_steps");
+  c.samples.every_n_epochs = flags.find_integer("sample_every_n_epochs");
+  c.samples.at_first = flags.flag("sample_at_first");
+  c.validation.base_path = flags.text("validation_dataset_base_path");
+  c.validation.metadata_path = flags.text("validation_dataset_metadata_path");
+  c.validation.steps = flags.integer("validation_steps");
+  c.validation.timesteps = flags.integer("validation_timesteps");
+}
+
+void check_utf8(const CommandSpec& command, const ParsedFlags& flags, report::Problems& problems) {
+  for (const FlagSpec& flag : command.flags) {
+    const std::string text = flags.find_text(flag.name).value_or("");
+    if (const size_t at = formats::find_invalid_utf8(text); at != std::string::npos)
+      problems.add(flags.place(flag.name) + ": byte " + std::to_string(at) + " is no UTF-8");
+  }
+}
+
+Config config_of(const ParsedFlags& flags, const std::string& resume, std::string_view command,
+                 report::Problems& problems) {
+  Config c;
+  c.resume = resume;
+  fill_task(c, flags, command);
+  fill_model(c, flags, problems);
+  fill_dataset(c, flags);
+  c.trainable_models = flags.list("trainable_models");
+  fill_lora(c, flags);
+  c.resume_from_checkpoint = flags.text("resume_from_checkpoint");
+  fill_optimizer(c, flags);
+  fill_optimizer_args(c, flags, problems);
+  fill_timesteps(c.timesteps, flags);
+  c.use_gradient_checkpointing =
+      flags.flag("use_gradient_checkpointing") || flags.flag("use_gradient_checkpointing_offload");
+  fill_output(c, flags);
+  fill_watching(c, flags);
+  fill_cache_path(c, flags, problems);
+  c.process = {flags.text("attention"), flags.text("kernels"), flags.integer("threads")};
+  return c;
+}
+
+void append(std::vector<std::string>& lines, const std::vector<std::string>& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+Config parse_config(std::span<const std::string> arguments, const ModelFamily& family,
+                    report::Problems& problems, std::string_view command) {
+  const CommandSpec spec = train_command(&family, std::string(command));
+  const size_t before = problems.size();
+  const std::vector<std::string> own = take_launcher_words(arguments, problems);
+  const Layers layers = LayerReader(own, spec, problems).read();
+  const std::vector<GivenValue> below = choose(layers.values, spec);
+  const ParsedFlags flags = cli::parse_flags(spec, own, below, problems);
+  check_utf8(spec, flags, problems);
+  Config config = config_of(flags, layers.resume, command, problems);
+  config.notes = layers.notes;
+  append(config.notes, note_foreign_flags(flags, problems));
+  append(config.notes, note_idle_flags(config, flags));
+  check_config(config, flags, family, problems);
+  if (problems.size() == before) config.effective_toml = write_config(spec, flags);
+  return config;
+}
+
+std::optional<std::string> peek_setting(std::span<const std::string> arguments,
+                                        std::string_view name) {
+  if (auto text = cli::peek_flag(arguments, name)) return text;
+  report::Problems problems;
+  const Layers layers = LayerReader(arguments, train_command(nullptr, "cache"), problems).read();
+  if (const GivenValue* value = find_value(layers.values, name)) return value->text;
+  problems.throw_if_any();
+  return std::nullopt;
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,305 @@
+#include "host/train/config_checks.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "formats/escape.h"
+#include "formats/utf8.h"
+#include "host/checkpoint/file_reader.h"
+
+namespace atelier::train {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::string quote(std::string_view text) {
+  return formats::quote_and_escape(text);
+}
+
+// One look at a configuration.
+class Checks {
+ public:
+  Checks(const Config& config, const cli::ParsedFlags& flags, const ModelFamily& family,
+         report::Problems& problems)
+      : config_(config), flags_(flags), family_(family), problems_(problems) {}
+
+  void run() {
+    check_numbers();
+    check_targets();
+    check_lora();
+    check_first_values();
+    check_dataset();
+    check_sizes();
+    check_schedule();
+    check_watching();
+  }
+
+ private:
+  void add(std::string_view flag, const std::string& what, std::string hint = {},
+           ErrorCode code = ErrorCode::kInvalidArgument) {
+    problems_.add(flags_.place(flag) + ": " + what, std::move(hint), code);
+  }
+  bool is_given(std::string_view flag) const { return flags_.is_given(flag); }
+  std::string text(std::string_view flag) const { return flags_.find_text(flag).value_or(""); }
+
+  void least(std::string_view flag, int64_t smallest) {
+    const auto value = flags_.find_integer(flag);
+    if (value && *value < smallest)
+      add(flag, std::to_string(*value) + " is less than " + std::to_string(smallest));
+  }
+
+  // Bounds are written as in mathematics: "[0, 1)".
+  void within(std::string_view flag, double low, double high, std::string_view range) {
+    const auto value = flags_.find_real(flag);
+    if (!value) return;
+    const bool is_low = range.front() == '[' ? *value >= low : *value > low;
+    const bool is_high = range.back() == ']' ? *value <= high : *value < high;
+    if (!is_low || !is_high) add(flag, text(flag) + " is outside " + std::string(range));
+  }
+
+  void check_numbers() {
+    for (const char* flag :
+         {"num_epochs", "max_train_steps", "batch_size", "gradient_accumulation_steps",
+          "dataset_repeat", "height", "width", "max_pixels", "bucket_reso_steps", "min_bucket_reso",
+          "max_bucket_reso", "lora_rank", "save_steps", "logging_steps", "max_skipped_steps",
+          "sample_every_n_steps", "sample_every_n_epochs", "validation_steps",
+          "validation_timesteps"})
+      least(flag, 1);
+    for (const char* flag : {"seed", "dataset_num_workers", "lr_warmup_steps", "threads",
+                             "checkpoints_total_limit", "weights_total_limit"})
+      least(flag, 0);
+    for (const char* flag :
+         {"learning_rate", "adam_epsilon", "loraplus_lr_ratio", "lora_alpha", "logit_std",
+          "sigmoid_scale", "discrete_flow_shift", "lr_scheduler_num_cycles", "lr_scheduler_power"})
+      within(flag, 0, kInfinity, "(0, inf)");
+    for (const char* flag : {"weight_decay", "max_grad_norm"})
+      within(flag, 0, kInfinity, "[0, inf)");
+    for (const char* flag : {"adam_beta1", "adam_beta2", "ema_decay", "lora_dropout"})
+      within(flag, 0, 1, "[0, 1)");
+    for (const char* flag :
+         {"caption_dropout_rate", "min_timestep_boundary", "max_timestep_boundary"})
+      within(flag, 0, 1, "[0, 1]");
+    most("dataset_num_workers", 256);
+    most("threads", 4096);
+    most("validation_timesteps", 1000);
+  }
+
+  void most(std::string_view flag, int64_t largest) {
+    const auto value = flags_.find_integer(flag);
+    if (value && *value > largest)
+      add(flag, std::to_string(*value) + " is more than " + std::to_string(largest));
+  }
+
+  std::vector<std::string> trainable_components() const {
+    std::vector<std::string> names;
+    for (const ComponentSpec& component : family_.components()) {
+      if (component.role != "tokenizer") names.emplace_back(component.name);
+    }
+    return names;
+  }
+
+  void check_component(std::string_view flag, const std::string& name) {
+    const std::vector<std::string> known = trainable_components();
+    if (std::find(known.begin(), known.end(), name) != known.end()) return;
+    const std::string nearest = report::nearest_name(name, known);
+    add(flag,
+        quote(name) + " is no component of " + std::string(family_.name()) + " that can be " +
+            "trained: they are " + report::list_names(known),
+        nearest.empty() ? "" : "did you mean " + nearest + "?");
+  }
+
+  void check_targets() {
+    const LoraSettings& lora = config_.lora;
+    std::set<std::string> whole;
+    for (const std::string& path : config_.trainable_models) {
+      check_component("trainable_models", component_of(path));
+      if (!whole.insert(path).second) add("trainable_models", quote(path) + " stands there twice");
+    }
+    if (!lora.base_model.empty()) check_component("lora_base_model", lora.base_model);
+    if (whole.contains(lora.base_model))
+      add("trainable_models", quote(lora.base_model) + " is trained whole and gets a LoRA",
+          "leave out one of --trainable_models and --lora_base_model");
+    if (config_.stage == Stage::kDataProcess) return;
+    if (!config_.trainable_models.empty() || !lora.base_model.empty()) return;
+    const std::string name = denoiser();
+    problems_.add("nothing is trained", "give --lora_base_model " + name +
+                                            " for a LoRA, or --trainable_models " + name +
+                                            " to train the component whole");
+  }
+
+  std::string denoiser() const {
+    for (const ComponentSpec& component : family_.components()) {
+      if (component.role == "dit") return std::string(component.name);
+    }
+    return "NAME";
+  }
+
+  void check_lora() {
+    const LoraSettings& lora = config_.lora;
+    if (!lora.checkpoint.empty() && lora.base_model.empty())
+      add("lora_checkpoint", "no LoRA is trained", "give --lora_base_model as well");
+    if (!lora.preset_path.empty() && lora.preset_model.empty())
+      add("preset_lora_path", "the component that it belongs to is missing",
+          "give --preset_lora_model " + denoiser());
+    if (!lora.preset_model.empty()) {
+      check_component("preset_lora_model", lora.preset_model);
+      if (lora.preset_path.empty())
+        add("preset_lora_model", "the LoRA is missing", "give --preset_lora_path FILE");
+    }
+    check_exists("lora_checkpoint", lora.checkpoint);
+    check_exists("preset_lora_path", lora.preset_path);
+  }
+
+  void check_exists(std::string_view flag, const std::string& path) {
+    std::error_code failure;
+    if (path.empty() || std::filesystem::exists(path, failure)) return;
+    add(flag, checkpoint::display_path(path) + " is not there", "", ErrorCode::kNotFound);
+  }
+
+  void check_first_values() {
+    check_exists("resume_from_checkpoint", config_.resume_from_checkpoint);
+    if (!config_.resume_from_checkpoint.empty()) {
+      std::set<std::string> components;
+      for (const std::string& path : config_.trainable_models)
+        components.insert(component_of(path));
+      if (components.size() != 1)
+        add("resume_from_checkpoint",
+            "holds one component, and " + std::to_string(components.size()) + " are trained",
+            "name one with --trainable_models; a LoRA begins with --lora_checkpoint");
+    }
+    if (config_.resume.empty()) return;
+    for (const char* flag : {"lora_checkpoint", "resume_from_checkpoint"}) {
+      if (!text(flag).empty())
+        add(flag, "the run that is resumed brings its own values",
+            "leave out --resume or --" + std::string(flag));
+    }
+  }
+
+  void check_dataset() {
+    const data::DatasetOptions& dataset = config_.dataset;
+    std::error_code failure;
+    const bool is_from_cache =
+        config_.stage == Stage::kTrain &&
+        (is_given("cache_path") ||
+         std::filesystem::exists(std::filesystem::path(config_.cache_path) / "manifest.json",
+                                 failure));
+    if (text("dataset_base_path").empty() && !is_from_cache)
+      problems_.add("--dataset_base_path is missing",
+                    config_.stage == Stage::kTrain
+                        ? "give the folder of the dataset, or --cache_path"
+                        : "give the folder of the dataset");
+    std::vector<std::string> known;
+    for (const InputSpec& input : family_.inputs()) {
+      if (input.use != InputUse::kGenerate) known.emplace_back(input.name);
+    }
+    for (const std::string& name : dataset.extra_inputs) {
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      const std::string nearest = report::nearest_name(name, known);
+      add("extra_inputs",
+          quote(name) + " is no input of " + std::string(family_.name()) + ": they are " +
+              report::list_names(known),
+          nearest.empty() ? "" : "did you mean " + nearest + "?");
+    }
+    if (flags_.find_integer("num_frames").value_or(1) != 1)
+      add("num_frames", "training on videos is not supported", "leave it out");
+  }
+
+  void check_sizes() {
+    const data::DatasetOptions& d = config_.dataset;
+    if (d.height.has_value() != d.width.has_value())
+      add(d.height ? "height" : "width",
+          std::string("is given without --") + (d.height ? "width" : "height"),
+          "give both, or neither to keep each picture's shape");
+    if (d.enable_bucket && d.height && d.width)
+      add("enable_bucket", "all pictures have one size by --height and --width",
+          "leave out one of them");
+    if (d.min_bucket_reso > d.max_bucket_reso)
+      add("min_bucket_reso", std::to_string(d.min_bucket_reso) +
+                                 " is more than --max_bucket_reso " +
+                                 std::to_string(d.max_bucket_reso));
+  }
+
+  void check_schedule() {
+    if (config_.timesteps.min_timestep_boundary >= config_.timesteps.max_timestep_boundary)
+      add("min_timestep_boundary", text("min_timestep_boundary") +
+                                       " is not below --max_timestep_boundary " +
+                                       text("max_timestep_boundary"));
+    try {
+      optim::check_lr_schedule(config_.lr_schedule);
+    } catch (const Error& error) {
+      problems_.add(error.at(flags_.place("lr_scheduler")));
+    }
+  }
+
+  void check_watching() {
+    const SampleSettings& samples = config_.samples;
+    const bool has_interval = samples.every_n_steps || samples.every_n_epochs || samples.at_first;
+    check_exists("sample_prompts", samples.prompts_file);
+    if (!samples.prompts_file.empty() && !has_interval)
+      add("sample_prompts", "when pictures are made is missing",
+          "give --sample_every_n_steps, --sample_every_n_epochs or --sample_at_first");
+    for (const char* flag : {"sample_every_n_steps", "sample_every_n_epochs"}) {
+      if (samples.prompts_file.empty() && is_given(flag))
+        add(flag, "there are no prompts", "give --sample_prompts FILE");
+    }
+    if (samples.prompts_file.empty() && samples.at_first)
+      add("sample_at_first", "there are no prompts", "give --sample_prompts FILE");
+    if (!config_.validation.base_path.empty()) return;
+    for (const char* flag :
+         {"validation_dataset_metadata_path", "validation_steps", "validation_timesteps"}) {
+      if (is_given(flag))
+        add(flag, "there is no dataset to validate on", "give --validation_dataset_base_path");
+    }
+  }
+
+  const Config& config_;
+  const cli::ParsedFlags& flags_;
+  const ModelFamily& family_;
+  report::Problems& problems_;
+};
+
+}  // namespace
+
+void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily& family,
+                  report::Problems& problems) {
+  Checks(config, flags, family, problems).run();
+}
+
+std::vector<std::string> note_idle_flags(const Config& config, const cli::ParsedFlags& flags) {
+  using enum TimestepSampling;
+  std::vector<std::string> notes;
+  const auto idle = [&](bool has_effect, std::string_view flag, const std::string& without) {
+    if (!has_effect && flags.is_given(flag))
+      notes.push_back(flags.place(flag) + " has no effect without " + without);
+  };
+  const TimestepSampling sampling = config.timesteps.sampling;
+  idle(sampling == kLogitNormal, "logit_mean", "--timestep_sampling logit_normal");
+  idle(sampling == kLogitNormal, "logit_std", "--timestep_sampling logit_normal");
+  idle(sampling == kMode, "mode_scale", "--timestep_sampling mode");
+  idle(sampling == kShift, "discrete_flow_shift", "--timestep_sampling shift");
+  idle(sampling == kShift || sampling == kSigmoid, "sigmoid_scale",
+       "--timestep_sampling sigmoid or shift");
+  idle(config.lr_schedule.kind == "polynomial", "lr_scheduler_power", "--lr_scheduler polynomial");
+  idle(config.lr_schedule.kind.starts_with("cosine"), "lr_scheduler_num_cycles",
+       "--lr_scheduler cosine_with_restarts");
+  for (const char* flag : {"lora_target_modules", "lora_rank", "lora_alpha", "lora_dropout",
+                           "use_rslora", "loraplus_lr_ratio", "lora_format"})
+    idle(!config.lora.base_model.empty(), flag, "--lora_base_model");
+  for (const char* flag :
+       {"bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"})
+    idle(config.dataset.enable_bucket, flag, "--enable_bucket");
+  const bool is_prodigy = config.optimizer.kind == optim::Kind::kProdigy;
+  if (is_prodigy && config.learning_rate < 0.1)
+    notes.push_back(flags.place("learning_rate") +
+                    ": Prodigy finds the size of its steps itself and multiplies it by this; 1 is "
+                    "usual");
+  return notes;
+}
+
+std::string component_of(std::string_view path) {
+  return std::string(path.substr(0, path.find('.')));
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,237 @@
+#include "host/train/config_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/checkpoint/file_reader.h"
+
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+namespace atelier::train {
+namespace {
+
+using cli::FlagKind;
+using cli::FlagSpec;
+using nlohmann::json;
+
+std::string quote(std::string_view text) {
+  return formats::quote_and_escape(text);
+}
+
+// The shortest digits that give this number again.
+std::string shortest(double value) {
+  char buffer[32];
+  const auto [end, failure] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return {buffer, end};
+}
+
+// What a value is, in words.
+std::string kind_of(const toml::node& node) {
+  if (node.is_table()) return "a table";
+  if (node.is_array()) return "a list";
+  if (node.is_string()) return "text";
+  if (node.is_integer()) return "a whole number";
+  if (node.is_floating_point()) return "a number";
+  if (node.is_boolean()) return "true or false";
+  return "a date";
+}
+
+json to_json(const toml::node& node) {
+  json out;
+  if (const toml::table* table = node.as_table()) {
+    out = json::object();
+    for (const auto& [key, value] : *table) out[std::string(key.str())] = to_json(value);
+  } else if (const toml::array* array = node.as_array()) {
+    out = json::array();
+    for (const toml::node& value : *array) out.push_back(to_json(value));
+  } else if (const auto text = node.value_exact<std::string>()) {
+    out = *text;
+  } else if (const auto integer = node.value_exact<int64_t>()) {
+    out = *integer;
+  } else if (const auto real = node.value_exact<double>()) {
+    out = *real;
+  } else if (const auto flag = node.value_exact<bool>()) {
+    out = *flag;
+  } else {
+    throw Error(ErrorCode::kInvalidArgument, "holds a date");
+  }
+  return out;
+}
+
+// Texts, joined with commas.
+std::string join(const toml::array& array) {
+  std::string out;
+  for (const toml::node& node : array) {
+    const auto part = node.value_exact<std::string>();
+    if (!part) throw Error(ErrorCode::kInvalidArgument, "is a list with " + kind_of(node));
+    if (part->find(',') != std::string::npos)
+      throw Error(ErrorCode::kInvalidArgument, quote(*part) + " holds a comma");
+    out += (out.empty() ? "" : ",") + *part;
+  }
+  return out;
+}
+
+// A text flag that may also be JSON on the command line.
+bool may_be_json(const FlagSpec& flag) {
+  return flag.kind == FlagKind::kJson || flag.name == "model_paths";
+}
+
+std::string wanted(const FlagSpec& flag) {
+  switch (flag.kind) {
+    case FlagKind::kInteger:
+      return "a whole number";
+    case FlagKind::kReal:
+      return "a number";
+    case FlagKind::kFlag:
+      return "true or false";
+    case FlagKind::kList:
+      return "a list of texts";
+    case FlagKind::kJson:
+    case FlagKind::kText:
+      break;
+  }
+  return may_be_json(flag) ? "text, a list or a table" : "text";
+}
+
+// The value as it would be written on the command line. Throws Error saying what it is instead.
+std::string value_text(const FlagSpec& flag, const toml::node& node) {
+  const bool is_text =
+      flag.kind == FlagKind::kText || flag.kind == FlagKind::kList || flag.kind == FlagKind::kJson;
+  if (node.is_string() && is_text) return *node.value_exact<std::string>();
+  if (node.is_array() && flag.kind == FlagKind::kList) return join(*node.as_array());
+  if ((node.is_array() || node.is_table()) && may_be_json(flag)) return to_json(node).dump();
+  if (node.is_boolean() && flag.kind == FlagKind::kFlag)
+    return *node.value_exact<bool>() ? "true" : "false";
+  const bool is_number = flag.kind == FlagKind::kInteger || flag.kind == FlagKind::kReal;
+  if (node.is_integer() && is_number) return std::to_string(*node.value_exact<int64_t>());
+  if (node.is_floating_point() && flag.kind == FlagKind::kReal)
+    return shortest(*node.value_exact<double>());
+  throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag),
+              "write " + wanted(flag));
+}
+
+const FlagSpec* find_flag(const cli::CommandSpec& command, std::string_view name) {
+  const auto it = std::find_if(command.flags.begin(), command.flags.end(),
+                               [&](const FlagSpec& flag) { return flag.name == name; });
+  return it == command.flags.end() ? nullptr : &*it;
+}
+
+void add_unknown(const std::string& place, const std::string& name, bool is_table,
+                 const cli::CommandSpec& command, report::Problems& problems) {
+  std::vector<std::string> known;
+  for (const FlagSpec& flag : command.flags) known.push_back(flag.name);
+  const std::string nearest = report::nearest_name(name, known);
+  std::string hint = "atelier " + command.name + " --help lists the names";
+  if (!nearest.empty()) hint = "did you mean " + nearest + "?";
+  if (is_table) hint = "keys stand at the top level, without [sections]";
+  problems.add(place + " is not known", hint);
+}
+
+// A number as TOML tells it from a whole one.
+std::string real_text(double value) {
+  std::string text = shortest(value);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+// A text in quotes: the escapes of TOML are those of JSON but for DEL, which may not stand alone.
+std::string text_text(const std::string& text) {
+  std::string quoted = json(text).dump();
+  for (size_t at = 0; (at = quoted.find('\x7f', at)) != std::string::npos;)
+    quoted.replace(at, 1, "\\u007f");
+  return quoted;
+}
+
+std::string list_text(const std::vector<std::string>& parts) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : ", ") + text_text(part);
+  return "[" + out + "]";
+}
+
+std::string value_line(const FlagSpec& flag, const cli::ParsedFlags& flags) {
+  switch (flag.kind) {
+    case FlagKind::kInteger:
+      return std::to_string(flags.integer(flag.name));
+    case FlagKind::kReal:
+      return real_text(flags.real(flag.name));
+    case FlagKind::kFlag:
+      return flags.flag(flag.name) ? "true" : "false";
+    case FlagKind::kList:
+      return list_text(flags.list(flag.name));
+    case FlagKind::kJson:
+    case FlagKind::kText:
+      break;
+  }
+  return text_text(flags.text(flag.name));
+}
+
+}  // namespace
+
+std::vector<cli::GivenValue> parse_config_text(const std::string& text, const std::string& file,
+                                               const cli::CommandSpec& command,
+                                               report::Problems& problems) {
+  const std::string shown = checkpoint::display_path(file);
+  toml::table table;
+  try {
+    table = toml::parse(text, file);
+  } catch (const toml::parse_error& error) {
+    problems.add(shown + ":" + std::to_string(error.source().begin.line) + ": " +
+                     std::string(error.description()),
+                 "TOML is expected: name = value, texts in quotes");
+    return {};
+  }
+  std::vector<cli::GivenValue> values;
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str());
+    const std::string line = shown + ":" + std::to_string(key.source().begin.line) + ": ";
+    const FlagSpec* flag = find_flag(command, name);
+    if (!flag) {
+      add_unknown(line + quote(name), name, node.is_table(), command, problems);
+      continue;
+    }
+    const std::string place = line + name;
+    try {
+      values.push_back({name, value_text(*flag, node), place});
+    } catch (const Error& error) {
+      problems.add(error.at(place));
+    }
+  }
+  return values;
+}
+
+std::vector<cli::GivenValue> read_config_file(const std::string& path,
+                                              const cli::CommandSpec& command,
+                                              report::Problems& problems) {
+  std::string text;
+  try {
+    text = checkpoint::read_text_file(path);
+  } catch (const Error& error) {
+    throw error.at("--config");
+  }
+  return parse_config_text(text, path, command, problems);
+}
+
+std::string write_config(const cli::CommandSpec& command, const cli::ParsedFlags& flags) {
+  std::string out, group;
+  for (const FlagSpec& flag : command.flags) {
+    const std::optional<std::string> text = flags.find_text(flag.name);
+    // An empty value says something only where the preset is another.
+    if (!text || is_beginning(flag.name) || (text->empty() && flag.preset.value_or("").empty()))
+      continue;
+    if (flag.group != group) out += (group.empty() ? "# " : "\n# ") + (group = flag.group) + "\n";
+    out += flag.name + " = " + value_line(flag, flags) + "\n";
+  }
+  return out;
+}
+
+bool is_beginning(std::string_view name) {
+  return name == "config" || name == "resume" || name == "dry_run";
+}
+
+}  // namespace atelier::train

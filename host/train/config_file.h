@@ -1,0 +1,33 @@
+// Configurations as TOML: keys are names of flags.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "host/cli/flags.h"
+#include "host/report/problems.h"
+
+namespace atelier::train {
+
+// The keys of `text` as values of the command's flags, in the order of their names. Lists may stand
+// for flags of parts separated by commas, and lists and tables for flags of JSON. `file` names the
+// text in messages. What is no TOML, an unknown key or a value of the wrong type becomes a problem
+// with its line.
+std::vector<cli::GivenValue> parse_config_text(const std::string& text, const std::string& file,
+                                               const cli::CommandSpec& command,
+                                               report::Problems& problems);
+
+// The same of a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read.
+std::vector<cli::GivenValue> read_config_file(const std::string& path,
+                                              const cli::CommandSpec& command,
+                                              report::Problems& problems);
+
+// Every flag that has a value, under the headings of the help. parse_config_text() gives the same
+// values. Flags that say where to begin are left out: see is_beginning().
+std::string write_config(const cli::CommandSpec& command, const cli::ParsedFlags& flags);
+
+// Flags that say what else to read or what to do instead, and are no part of a configuration:
+// config, resume, dry_run.
+bool is_beginning(std::string_view name);
+
+}  // namespace atelier::train
