@@ -1,5 +1,5 @@
 // The folder of a run: one program at a time writes there, and its checkpoints are whole or not
-// there.
+// there. docs/checkpoints.md says how.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,15 @@ namespace atelier::run {
 // A committed checkpoint: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
 // file with its size and content hash and ends with a checksum of its own.
 struct Checkpoint {
+  struct File {
+    uint64_t bytes = 0;
+    std::string hash;  // as checkpoint::hash_file
+  };
+
   std::string folder;
   int64_t step = 0;
   nlohmann::json facts;  // what save() was given
+  std::map<std::string, File> files;
 
   // Throws Error{kDataLoss} naming the file when its length, or with `check` its hash, is another
   // than the manifest's; Error{kNotFound} when the checkpoint has no such file.
@@ -44,21 +50,29 @@ class RunFolder {
 
   const std::string& path() const { return path_; }
 
-  // Writes aside, flushes files and folders, renames: the checkpoint is there whole or not at all.
-  // Free space is looked at first. Then the oldest checkpoints beyond `keep` (0: all stay) go;
-  // `keep` 1 still leaves two. Throws Error{kEnvironment}; what was there is then as before.
+  // Writes aside, flushes files and folders, renames: the checkpoint is there whole or not at all,
+  // and one of the same step gives way to it. Free space is looked at first. Then the oldest whole
+  // checkpoints beyond `keep` (0: all stay) go; `keep` 1 still leaves two. Returns the folder of
+  // the new one. Throws Error{kEnvironment}; what was there is then as before.
   std::string save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
                    int64_t keep);
 
  private:
-  std::string path_;
-  int lock_ = -1;
+  void clean() const;
+  void commit(const std::string& aside, int64_t step) const;
+  void remove_beyond(int64_t keep, int64_t newest_step) const;
+
+  std::string path_, checkpoints_;
+  int lock_ = -1;  // -1: the file system has no locks
 };
 
 // The checkpoint that `path` means: the folder of a run (its newest whole checkpoint), its
-// "checkpoints" folder, or one checkpoint. `warn` gets a line for each damaged one that is passed
-// over. Throws Error{kNotFound} saying what was looked at.
+// "checkpoints" folder, or one checkpoint. Manifest and lengths are checked; `read`, where given,
+// loads what is needed, so that contents are checked as well. `warn` gets a line for each damaged
+// checkpoint (Error{kDataLoss}, also from `read`), and the next older one is taken; the damage of
+// a checkpoint that `path` names is thrown. Throws Error{kNotFound} saying what was looked at.
 Checkpoint find_checkpoint(const std::string& path,
-                           const std::function<void(const std::string&)>& warn);
+                           const std::function<void(const std::string&)>& warn,
+                           const std::function<void(const Checkpoint&)>& read = {});
 
 }  // namespace atelier::run

@@ -1,1 +1,61 @@
 #include "host/run/stop.h"
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <unistd.h>
+
+namespace atelier::run {
+namespace {
+
+std::atomic<int> requested_signal = 0;
+std::atomic<int> save_requests = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "the handlers may take no lock");
+
+constexpr std::array kSignals = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
+std::array<struct sigaction, kSignals.size()> previous_actions;
+
+extern "C" void on_stop_signal(int signal) {
+  int none = 0;
+  if (!requested_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
+}
+
+extern "C" void on_save_signal(int) {
+  ++save_requests;
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  requested_signal = 0;
+  save_requests = 0;
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    struct sigaction action = {};
+    action.sa_handler = kSignals[i] == SIGUSR2 ? on_save_signal : on_stop_signal;
+    action.sa_flags = SA_RESTART;  // reads and writes of libraries go on
+    sigaction(kSignals[i], &action, &previous_actions[i]);
+  }
+}
+
+StopSignals::~StopSignals() {
+  for (size_t i = 0; i < kSignals.size(); ++i)
+    sigaction(kSignals[i], &previous_actions[i], nullptr);
+}
+
+std::optional<int> StopSignals::requested() {
+  const int signal = requested_signal;
+  return signal == 0 ? std::nullopt : std::optional(signal);
+}
+
+int StopSignals::exit_code(int signal) {
+  return signal == SIGINT ? 130 : 75;
+}
+
+bool StopSignals::take_save_request() {
+  int waiting = save_requests;
+  while (waiting > 0)
+    if (save_requests.compare_exchange_weak(waiting, waiting - 1)) return true;
+  return false;
+}
+
+}  // namespace atelier::run

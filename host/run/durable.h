@@ -1,0 +1,23 @@
+// Folders that are made, renamed and removed so that it holds after a crash.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace atelier::run {
+
+// All throw Error{kEnvironment} naming the path and what the system said.
+
+// Makes a folder and those above it, and flushes the entry of each new one.
+void make_folders(const std::string& path);
+
+// Without flushing.
+void rename_folder(const std::string& from, const std::string& to);
+
+// Removes a folder with all that it holds; links are not followed.
+void remove_tree(const std::string& path);
+
+// The names in a folder, sorted; none when it is no folder.
+std::vector<std::string> folder_names(const std::string& path);
+
+}  // namespace atelier::run

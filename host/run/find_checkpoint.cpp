@@ -1,0 +1,120 @@
+// Reading checkpoints; no lock is needed for it.
+#include <algorithm>
+#include <filesystem>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/content_hash.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/run/durable.h"
+#include "host/run/manifest.h"
+#include "host/run/run_folder.h"
+
+namespace atelier::run {
+
+namespace fs = std::filesystem;
+
+using checkpoint::display_path;
+
+namespace {
+
+// The path of a file, compared with what the manifest says.
+std::string checked_path(const Checkpoint& checkpoint, const std::string& file, bool with_hash) {
+  const auto found = checkpoint.files.find(file);
+  if (found == checkpoint.files.end())
+    throw Error(ErrorCode::kNotFound, display_path(checkpoint.folder) + ": there is no " +
+                                          formats::quote_and_escape(file) + " in this checkpoint");
+  const std::string path = checkpoint.folder + "/" + file;
+  const auto damaged = [&](const std::string& what) {
+    return Error(ErrorCode::kDataLoss, display_path(path) + ": " + what, "use another checkpoint",
+                 "CHECKPOINT_DAMAGED");
+  };
+  std::error_code failure;
+  const uint64_t bytes = fs::file_size(path, failure);
+  if (failure) throw damaged(failure.message());
+  if (bytes != found->second.bytes)
+    throw damaged("has " + std::to_string(bytes) + " bytes, and the manifest says " +
+                  std::to_string(found->second.bytes));
+  if (with_hash && checkpoint::hash_file(path) != found->second.hash)
+    throw damaged("its contents are not those that were written");
+  return path;
+}
+
+// Newest first; behind each step the one that gave way to it.
+std::vector<std::string> candidates(const std::string& folder) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  for (const std::string& name : folder_names(folder)) {
+    if (const auto step = step_of(name)) found.emplace_back(*step, name);
+    if (const auto step = step_of(name, kOldPrefix)) found.emplace_back(*step, name);
+  }
+  std::sort(found.rbegin(), found.rend());  // "step-" comes after ".old-step-"
+  std::vector<std::string> folders;
+  for (const auto& [step, name] : found) folders.push_back(folder + "/" + name);
+  return folders;
+}
+
+Checkpoint open_and_read(const std::string& folder,
+                         const std::function<void(const Checkpoint&)>& read) {
+  Checkpoint checkpoint = open_checkpoint(folder);
+  if (read) read(checkpoint);
+  return checkpoint;
+}
+
+Checkpoint newest_whole(const std::string& folder, const std::vector<std::string>& folders,
+                        const std::function<void(const std::string&)>& warn,
+                        const std::function<void(const Checkpoint&)>& read) {
+  for (const std::string& candidate : folders) {
+    try {
+      return open_and_read(candidate, read);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kDataLoss && error.code() != ErrorCode::kEnvironment) throw;
+      if (warn) warn("checkpoint passed over: " + error.message());
+    }
+  }
+  throw Error(ErrorCode::kNotFound,
+              display_path(folder) + ": none of its " + std::to_string(folders.size()) +
+                  " checkpoints is whole, from " + display_path(folders.front()) + " to " +
+                  display_path(folders.back()),
+              "start without --resume", "CHECKPOINT_NOT_FOUND");
+}
+
+}  // namespace
+
+NamedTensors Checkpoint::load(const std::string& file, bool check) const {
+  const std::string path = checked_path(*this, file, check);
+  const checkpoint::Checkpoint opened = checkpoint::Checkpoint::open(path, {path});
+  NamedTensors tensors;
+  for (const auto& [name, meta] : opened.index().tensors()) tensors[name] = opened.read(name);
+  return tensors;
+}
+
+std::string Checkpoint::text(const std::string& file) const {
+  return checkpoint::read_text_file(checked_path(*this, file, /*with_hash=*/true));
+}
+
+Checkpoint find_checkpoint(const std::string& path,
+                           const std::function<void(const std::string&)>& warn,
+                           const std::function<void(const Checkpoint&)>& read) {
+  const fs::path clean = (fs::path(path) / "").parent_path();  // without a slash at the end
+  std::error_code ignored;
+  const std::optional<int64_t> step = step_of(clean.filename().string());
+  if (step || fs::exists(clean / kManifestName, ignored)) {
+    if (fs::exists(clean, ignored)) return open_and_read(clean.string(), read);
+    const fs::path old = clean.parent_path() / step_name(*step, kOldPrefix);
+    if (fs::exists(old, ignored)) return open_and_read(old.string(), read);
+  } else {
+    for (const fs::path& folder : {clean / "checkpoints", clean}) {
+      const std::vector<std::string> folders = candidates(folder.string());
+      if (!folders.empty()) return newest_whole(folder.string(), folders, warn, read);
+    }
+  }
+  throw Error(ErrorCode::kNotFound,
+              display_path(path) + (fs::exists(clean, ignored)
+                                        ? ": there is no checkpoint, here or in \"checkpoints\""
+                                        : ": there is no such folder"),
+              "give the folder of a run, or one checkpoint", "CHECKPOINT_NOT_FOUND");
+}
+
+}  // namespace atelier::run

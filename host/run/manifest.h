@@ -1,0 +1,41 @@
+// MANIFEST.json of a checkpoint, and the names of checkpoints in their folder.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "host/run/run_folder.h"
+
+namespace atelier::run {
+
+inline constexpr std::string_view kManifestName = "MANIFEST.json";
+
+// Names in "checkpoints". A whole checkpoint has one of the first two names; the second is that of
+// one that gives way to a new checkpoint of the same step, for the moment in which both are there.
+inline constexpr std::string_view kStepPrefix = "step-";
+inline constexpr std::string_view kOldPrefix = ".old-step-";
+inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
+inline constexpr std::string_view kDeletedPrefix = ".del-";
+
+// "step-00001200".
+std::string step_name(int64_t step, std::string_view prefix = kStepPrefix);
+// The step of "step-00001200"; nullopt: the name is another one.
+std::optional<int64_t> step_of(std::string_view name, std::string_view prefix = kStepPrefix);
+
+// Letters, digits, "._-", not beginning with a dot.
+bool is_plain_name(std::string_view name);
+
+// The text of a manifest. Throws Error{kInvalidArgument} when `facts` hold text that is not UTF-8.
+std::string manifest_text(int64_t step, const std::map<std::string, Checkpoint::File>& files,
+                          const nlohmann::json& facts);
+
+// Reads the manifest of `folder` and compares the lengths of its files.
+// Throws Error{kDataLoss} naming what is missing or damaged, and Error{kUnsupported} for a manifest
+// of another version.
+Checkpoint open_checkpoint(const std::string& folder);
+
+}  // namespace atelier::run

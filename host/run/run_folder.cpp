@@ -1,0 +1,258 @@
+#include "host/run/run_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <unistd.h>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/checkpoint/file_operations.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/safetensors_writer.h"
+#include "host/run/durable.h"
+#include "host/run/manifest.h"
+
+namespace atelier::run {
+
+namespace fs = std::filesystem;
+
+using checkpoint::display_path;
+using checkpoint::file_operations;
+
+namespace {
+
+// "process 123 on node7", as the one that holds the lock wrote it.
+std::string read_holder(const std::string& lock_path) {
+  std::ifstream file(lock_path);
+  std::string holder;
+  std::getline(file, holder);
+  return holder.empty() ? "another process" : formats::quote_and_escape(holder);
+}
+
+void write_holder(int lock) {
+  std::array<char, 256> host = {};
+  gethostname(host.data(), host.size() - 1);
+  const std::string holder = "process " + std::to_string(getpid()) + " on " + host.data() + "\n";
+  // Only for the message to others: the lock holds without it.
+  if (file_operations().truncate(lock, 0) == 0)
+    checkpoint::write_all(lock, holder.data(), holder.size());
+}
+
+// Returns the descriptor of the lock; -1 where the file system has no locks.
+int take_lock(const std::string& folder) {
+  const std::string path = folder + "/.lock";
+  const int lock = file_operations().open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (lock < 0) checkpoint::fail_on_file(path, "cannot be written", errno);
+  if (file_operations().flock(lock) == 0) {
+    write_holder(lock);
+    return lock;
+  }
+  const int why = errno;
+  file_operations().close(lock);
+  if (why == EWOULDBLOCK)
+    throw Error(ErrorCode::kEnvironment,
+                display_path(folder) + ": another run writes here: " + read_holder(path),
+                "wait for its end, or take another output folder", "RUN_LOCKED");
+  if (why != ENOLCK && why != ENOTSUP && why != ENOSYS && why != EINVAL)
+    checkpoint::fail_on_file(path, "cannot be locked", why);
+  std::fprintf(stderr, "warning: %s: this file system has no locks; let one run only write here\n",
+               display_path(folder).c_str());
+  return -1;
+}
+
+// An upper bound of what the files take.
+uint64_t bytes_needed(const CheckpointFiles& files, const nlohmann::json& facts) {
+  constexpr uint64_t kPerFile = 8192, kPerTensor = 256;
+  uint64_t bytes =
+      kPerFile + facts.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).size();
+  for (const auto& [name, tensors] : files.tensors) {
+    bytes += kPerFile;
+    for (const auto& [key, tensor] : tensors) bytes += kPerTensor + key.size() + tensor.nbytes();
+  }
+  for (const auto& [name, text] : files.texts) bytes += kPerFile + text.size();
+  return bytes;
+}
+
+void check_free_space(const std::string& folder, uint64_t bytes) {
+  struct statvfs space = {};
+  if (file_operations().statvfs(folder.c_str(), &space) != 0)
+    checkpoint::fail_on_file(folder, "its free space cannot be found", errno);
+  if (space.f_blocks == 0) return;  // a file system that does not count
+  const uint64_t needed = bytes + bytes / 10;
+  const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
+  if (free < needed)
+    throw Error(ErrorCode::kEnvironment,
+                display_path(folder) + ": a checkpoint needs " + std::to_string(needed) +
+                    " bytes, and " + std::to_string(free) + " are free",
+                "free some space", "DISK_FULL");
+}
+
+void check_names(const CheckpointFiles& files) {
+  const auto check = [](const std::string& name, bool is_taken) {
+    if (!is_plain_name(name) || name == kManifestName || is_taken)
+      throw Error(ErrorCode::kInvalidArgument,
+                  formats::quote_and_escape(name) + " cannot be the name of a checkpoint's file",
+                  is_taken ? "it is there twice" : "use letters, digits and \"._-\"");
+  };
+  for (const auto& [name, tensors] : files.tensors) check(name, /*is_taken=*/false);
+  for (const auto& [name, text] : files.texts) check(name, files.tensors.contains(name));
+}
+
+// ".tmp-1200-1f0c93ab": a name that nothing has.
+std::string fresh_name(std::string_view prefix, int64_t step) {
+  std::array<char, 16> random;
+  std::snprintf(random.data(), random.size(), "%08x", std::random_device{}());
+  return std::string(prefix) + std::to_string(step) + "-" + random.data();
+}
+
+checkpoint::WrittenFile write_text(const std::string& path, const std::string& text) {
+  return checkpoint::write_file(path, [&](const auto& write) { write(text.data(), text.size()); });
+}
+
+void write_files(const std::string& folder, int64_t step, const CheckpointFiles& files,
+                 const nlohmann::json& facts) {
+  std::map<std::string, Checkpoint::File> written;
+  const auto note = [&](const std::string& name, const checkpoint::WrittenFile& file) {
+    written[name] = {file.bytes, file.hash};
+  };
+  for (const auto& [name, tensors] : files.tensors)
+    note(name, checkpoint::write_safetensors(folder + "/" + name, tensors));
+  for (const auto& [name, text] : files.texts) note(name, write_text(folder + "/" + name, text));
+  // The last one: where it is, the others are.
+  write_text(folder + "/" + std::string(kManifestName), manifest_text(step, written, facts));
+}
+
+void warn(const Error& error) {
+  std::fprintf(stderr, "warning: %s\n", error.what());
+}
+
+// Best effort, for what is no checkpoint any more; the next one that opens the folder tries again.
+void discard(const std::string& folder) {
+  try {
+    remove_tree(folder);
+  } catch (const Error& error) {
+    warn(error);
+  }
+}
+
+bool is_whole(const std::string& folder) {
+  try {
+    open_checkpoint(folder);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(fs::symlink_status(path, ignored));
+}
+
+}  // namespace
+
+RunFolder::RunFolder(std::string path)
+    : path_(path.empty() ? "." : std::move(path)), checkpoints_(path_ + "/checkpoints") {
+  make_folders(path_);
+  lock_ = take_lock(path_);
+  if (lock_ < 0) return;
+  try {
+    clean();
+  } catch (...) {
+    file_operations().close(lock_);
+    throw;
+  }
+}
+
+RunFolder::~RunFolder() {
+  if (lock_ >= 0) file_operations().close(lock_);
+}
+
+void RunFolder::clean() const {
+  for (const std::string& name : folder_names(checkpoints_)) {
+    const std::string folder = checkpoints_ + "/" + name;
+    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kDeletedPrefix)) discard(folder);
+    const std::optional<int64_t> step = step_of(name, kOldPrefix);
+    if (!step) continue;
+    // A crash between two renames left this one without, or beside, the one that takes its place.
+    const std::string final = checkpoints_ + "/" + step_name(*step);
+    if (!exists(final)) {
+      rename_folder(folder, final);
+      checkpoint::flush_folder(checkpoints_, final);
+    } else if (is_whole(final)) {
+      discard(folder);
+    }
+  }
+}
+
+std::string RunFolder::save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
+                            int64_t keep) {
+  check_names(files);
+  make_folders(checkpoints_);
+  check_free_space(checkpoints_, bytes_needed(files, facts));
+  const std::string aside = checkpoints_ + "/" + fresh_name(kTemporaryPrefix, step);
+  if (file_operations().mkdir(aside.c_str(), 0777) != 0)
+    checkpoint::fail_on_file(aside, "the folder cannot be made", errno);
+  try {
+    write_files(aside, step, files, facts);
+    commit(aside, step);
+  } catch (...) {
+    discard(aside);
+    throw;
+  }
+  try {
+    if (keep > 0) remove_beyond(std::max<int64_t>(keep, 2), step);
+  } catch (const Error& error) {
+    warn(error);  // the new one is there, and that counts
+  }
+  return checkpoints_ + "/" + step_name(step);
+}
+
+// One of the same step is set aside, and stays findable until the new one is flushed.
+void RunFolder::commit(const std::string& aside, int64_t step) const {
+  const std::string final = checkpoints_ + "/" + step_name(step);
+  std::string old = checkpoints_ + "/" + step_name(step, kOldPrefix);
+  if (exists(final) && exists(old) && is_whole(final)) remove_tree(old);
+  // Where there is an old one still, the final one is damaged, and the old one stands for it.
+  if (exists(old)) old = checkpoints_ + "/" + fresh_name(kDeletedPrefix, step);
+  const bool replaces = exists(final);
+  if (replaces) rename_folder(final, old);
+  try {
+    rename_folder(aside, final);
+    checkpoint::flush_folder(checkpoints_, final);
+  } catch (const Error&) {
+    file_operations().rename(final.c_str(), aside.c_str());
+    if (replaces) file_operations().rename(old.c_str(), final.c_str());
+    throw;
+  }
+  for (const std::string& folder : {old, checkpoints_ + "/" + step_name(step, kOldPrefix)})
+    if (exists(folder)) discard(folder);
+}
+
+void RunFolder::remove_beyond(int64_t keep, int64_t newest_step) const {
+  std::vector<int64_t> steps;  // but the one just saved, which stays whatever the others are
+  for (const std::string& name : folder_names(checkpoints_))
+    if (const auto step = step_of(name); step && *step != newest_step) steps.push_back(*step);
+  std::sort(steps.rbegin(), steps.rend());
+  int64_t num_whole = 1;
+  for (const int64_t step : steps) {
+    const std::string folder = checkpoints_ + "/" + step_name(step);
+    if (!is_whole(folder) || ++num_whole <= keep) continue;
+    const std::string deleted = checkpoints_ + "/" + fresh_name(kDeletedPrefix, step);
+    rename_folder(folder, deleted);
+    checkpoint::flush_folder(checkpoints_, folder);
+    discard(deleted);
+  }
+}
+
+}  // namespace atelier::run
