@@ -46,7 +46,7 @@ struct Options {
   // Prodigy (Mishchenko and Defazio 2024): the learning rate is a factor, usually 1.
   double prodigy_d0 = 1e-6, prodigy_d_coef = 1.0;
   bool prodigy_use_bias_correction = false, prodigy_safeguard_warmup = false;
-  std::optional<double> prodigy_beta3;
+  std::optional<double> prodigy_beta3 = {};
 };
 
 // Not thread-safe. Weight decay is decoupled (AdamW's) in all of them.

@@ -148,13 +148,17 @@ int64_t OptimizerBase::state_bytes() const {
 
 void copy_state(const std::string& what, const NamedTensors& from, const NamedTensors& to) {
   std::vector<std::string> missing, unexpected, other;
+  std::string first_other;
   for (const auto& [name, mine] : to) {
     const auto found = from.find(name);
     if (found == from.end()) {
       missing.push_back(name);
     } else if (found->second.sizes() != mine.sizes() ||
                found->second.scalar_type() != mine.scalar_type()) {
-      other.push_back(name + ": " + describe(found->second) + ", expected " + describe(mine));
+      if (other.empty()) {
+        first_other = describe(found->second) + ", expected " + describe(mine);
+      }
+      other.push_back(name);
     }
   }
   for (const auto& [name, value] : from) {
@@ -167,7 +171,8 @@ void copy_state(const std::string& what, const NamedTensors& from, const NamedTe
   };
   add("missing", missing);
   add("unexpected", unexpected);
-  add("of another kind", other);
+  add("of another shape or type", other);
+  if (!other.empty()) problem += " (the first is " + first_other + ")";
   if (!problem.empty()) {
     throw Error(ErrorCode::kInvalidArgument, what + ":" + problem,
                 "resume with the optimizer, the master weights and the trained parameters of the "

@@ -31,7 +31,7 @@ c10::Half round(float value, uint16_t random, c10::Half /*type*/) {
   std::frexp(value, &exponent);
   const int unit = std::max(exponent - 11, -24);  // of the last place
   const double places = std::floor(std::ldexp(double{value}, -unit) + random * 0x1p-16);
-  return c10::Half(static_cast<float>(std::ldexp(places, unit)));
+  return c10::Half(static_cast<float>(std::copysign(std::ldexp(places, unit), value)));
 }
 
 template <typename T>
@@ -55,8 +55,10 @@ void round_all(const float* value, const RoundingKey& key, T* leaf, int64_t size
 // float16 on any device: whole places of the last bit, rounded down after a random part is added.
 at::Tensor half_places(const at::Tensor& value, const at::Generator& generator) {
   const at::Tensor unit = std::get<1>(at::frexp(value)).sub_(11).clamp_min_(-24);
-  const at::Tensor random = at::rand(value.sizes(), generator, value.options());
-  return at::ldexp(at::ldexp(value, -unit).add_(random).floor_(), unit);
+  // 11 bits of places and 12 behind them fit a float, so that whole places stay what they are.
+  const at::Tensor random = at::empty_like(value).random_(0, 1 << 12, generator).mul_(0x1p-12);
+  const at::Tensor places = at::ldexp(value, -unit).add_(random).floor_();
+  return at::copysign(at::ldexp(places, unit), value);
 }
 
 }  // namespace

@@ -1,0 +1,90 @@
+#include "host/optim/ema.h"
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+#undef CHECK  // c10's
+#include <catch2/catch.hpp>
+
+namespace atelier::optim {
+namespace {
+
+std::vector<Group> groups_of(const std::vector<at::Tensor>& leaves) {
+  Group group;
+  for (const char* name : {"p0", "p1"}) {
+    if (group.parameters.size() == leaves.size()) break;
+    group.parameters.push_back({name, leaves[group.parameters.size()]});
+  }
+  return {group};
+}
+
+NamedTensors copy_of(const NamedTensors& tensors) {
+  NamedTensors copies;
+  for (const auto& [name, value] : tensors) copies[name] = value.clone();
+  return copies;
+}
+
+TEST_CASE("The average follows the leaf, slower with every step", "[optim]") {
+  const at::Tensor leaf = at::zeros({3}).requires_grad_();
+  Ema ema(groups_of({leaf}), 0.15);
+  double average = 0;
+  int n = 0;
+  for (const double value : {1.0, 2.0, 5.0, -1.0}) {
+    leaf.detach().fill_(value);
+    ema.update();
+    const double decay = std::min(0.15, (1.0 + n) / (10.0 + n));  // 0.1, then 0.15
+    average = decay * average + (1 - decay) * value;
+    CHECK(ema.state().at("p0")[1].item<double>() == Approx(average));
+    CHECK(ema.state().at("num_updates").item<int64_t>() == ++n);
+  }
+}
+
+TEST_CASE("Leaves have the average after a swap and their own bits after another", "[optim]") {
+  at::manual_seed(2);
+  const at::Tensor wide = at::randn({5, 3}).requires_grad_();
+  const at::Tensor narrow = at::randn({9}).to(at::kBFloat16).requires_grad_();
+  Ema ema(groups_of({wide, narrow}), 0.9);
+  wide.detach().add_(1);
+  narrow.detach().add_(1);
+  ema.update();
+  const NamedTensors state = copy_of(ema.state());
+  const at::Tensor wide_before = wide.detach().clone(), narrow_before = narrow.detach().clone();
+  ema.swap();
+  CHECK(wide.detach().equal(state.at("p0")));
+  CHECK(narrow.detach().equal(state.at("p1").to(at::kBFloat16)));
+  CHECK_FALSE(wide.detach().equal(wide_before));
+  ema.swap();
+  CHECK(wide.detach().equal(wide_before));
+  CHECK(narrow.detach().equal(narrow_before));
+  for (const auto& [name, value] : ema.state()) CHECK(value.equal(state.at(name)));
+}
+
+TEST_CASE("An average that is loaded goes on to the bit", "[optim]") {
+  at::manual_seed(3);
+  const std::vector<at::Tensor> leaves = {at::randn({7}), at::randn({2, 2}).to(at::kHalf)};
+  Ema whole(groups_of(leaves), 0.99);
+  const auto move = [&](Ema& ema, double by) {
+    for (const at::Tensor& leaf : leaves) leaf.detach().add_(by);
+    ema.update();
+  };
+  move(whole, 0.1);
+  const NamedTensors saved = copy_of(whole.state());
+  Ema resumed(groups_of(leaves), 0.99);
+  resumed.load_state(saved);
+  move(whole, 0.1);
+  resumed.update();
+  for (const auto& [name, value] : whole.state()) CHECK(value.equal(resumed.state().at(name)));
+}
+
+TEST_CASE("An average of other parameters is refused", "[optim]") {
+  Ema ema(groups_of({at::ones({3})}), 0.9);
+  const NamedTensors other = {{"p0", at::zeros({4})}, {"q", at::zeros({1})}};
+  REQUIRE_THROWS_WITH(ema.load_state(other), Catch::Contains(R"(missing "num_updates")") &&
+                                                 Catch::Contains(R"(unexpected "q")") &&
+                                                 Catch::Contains("Float [4], expected Float [3]"));
+  CHECK(ema.state().at("p0").equal(at::ones({3})));
+}
+
+}  // namespace
+}  // namespace atelier::optim
