@@ -5,6 +5,7 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "host/checkpoint/weight_binding.h"
 #include "host/plugins/guard.h"
 
 namespace atelier::train {
@@ -52,6 +53,16 @@ std::string did_you_mean(const std::string& name, const std::vector<std::string>
                          : "did you mean " + nearest + "?";
 }
 
+checkpoint::WeightBinding bind(LoadedModel& model, const std::string& component) {
+  const auto& part = *model.find_part(component);
+  return plugins::guard(model.family().name(), [&] {
+    return checkpoint::bind_weights(model.family().weight_map(part.detection),
+                                    part.detection.prefix, part.checkpoint.index(),
+                                    model.model().component(component));
+  });
+}
+
+// `name`: a component, or a part of one by its path or by its name in the checkpoint.
 void select_weights(LoadedModel& model, const std::string& name, Selection& selection,
                     Problems& problems) {
   const size_t dot = name.find('.');
@@ -63,11 +74,19 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
   const std::string below = dot == std::string::npos ? "" : name.substr(dot + 1);
   std::vector<std::string> paths;
   const size_t before = selection.weights.size();
-  model.model().component(component).visit_weights([&](const std::string& path, Weight& weight) {
-    paths.push_back(path);
-    if (below.empty() || path == below || path.starts_with(below + "."))
-      selection.weights.push_back({component, path, &weight});
-  });
+  const auto is_below = [&](std::string_view path) {
+    return below.empty() || path == below || path.starts_with(below + ".");
+  };
+  for (const checkpoint::BoundWeight& bound : bind(model, component).weights) {
+    bool is_meant = is_below(bound.path);
+    paths.push_back(bound.path);
+    for (const checkpoint::WeightPiece& piece : bound.pieces) {
+      const size_t prefix = model.find_part(component)->detection.prefix.size();
+      paths.push_back(piece.tensor.substr(prefix));
+      is_meant |= is_below(paths.back());
+    }
+    if (is_meant) selection.weights.push_back({component, bound.path, bound.weight});
+  }
   if (selection.weights.size() > before) return;
   problems.add("--trainable_models: " + quote_and_escape(name) + " names nothing in " + component,
                did_you_mean(below, paths));

@@ -90,6 +90,7 @@ void Trainer::resume(const run::Checkpoint& checkpoint) {
   step_ = checkpoint.step;
   saved_weights_step_ = saved_state_step_ = step_;
   skipped_ = checkpoint.facts.value("skipped_steps", int64_t{0});
+  skipped_in_row_ = checkpoint.facts.value("skipped_in_row", int64_t{0});
   const auto warn_unless = [&](const char* fact, const std::string& now, const char* what) {
     if (checkpoint.facts.value(fact, now) != now) parts_.progress.warn(what);
   };
@@ -261,6 +262,7 @@ void Trainer::save_state(int64_t epoch) {
   const nlohmann::json facts = {{"epoch", epoch},
                                 {"seed", config_.seed},
                                 {"skipped_steps", skipped_},
+                                {"skipped_in_row", skipped_in_row_},
                                 {"dataset", parts_.samples.fingerprint()},
                                 {"family", parts_.model.family().name()},
                                 {"version", ATELIER_SDK_VERSION}};

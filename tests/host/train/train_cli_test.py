@@ -231,7 +231,7 @@ class TrainTest(unittest.TestCase):
             self.model = kept
         more = self.train("more", lora_base_model=None, lora_target_modules=None,
                           trainable_models="dit", resume_from_checkpoint=run / "step-4.safetensors",
-                          learning_rate=0.0, save_steps=4)
+                          learning_rate=1e-30, save_steps=4)
         self.assertEqual(tensors(more / "step-4.safetensors"), saved)
 
     def test_bfloat16_weights_move_at_a_small_rate(self):
@@ -241,19 +241,25 @@ class TrainTest(unittest.TestCase):
         for master in ("fp32", "stochastic"):
             run = self.train(master, master_weights=master, **flags)
             start = self.train(master + "_start", master_weights=master,
-                               **{**flags, "learning_rate": 0.0})
+                               **{**flags, "learning_rate": 1e-30})
             moved, still = state_of(run, 4), state_of(start, 4)
             changed = [key for key in moved if key[0] == "trained.safetensors" and
                        moved[key] != still[key]]
             self.assertGreater(len(changed), 4, master)
             self.assertTrue(all(moved[key][0] == "BF16" for key in changed))
 
-    def test_a_batch_of_several_shapes_is_one_step(self):
-        flags = dict(data=self.mixed, max_train_steps=3, save_steps=3, learning_rate=0.0)
+    def test_a_batch_is_the_mean_of_its_samples(self):
+        flags = dict(max_train_steps=3, save_steps=3, learning_rate=1e-30)
         accumulated = self.train("accumulated", gradient_accumulation_steps=6, **flags)
         batched = self.train("batched", batch_size=6, **flags)
         for step, loss in losses(accumulated).items():
             self.assertAlmostEqual(loss, losses(batched)[step], delta=1e-5 * loss)
+
+    def test_a_batch_of_several_shapes_is_one_step(self):
+        run = self.train(data=self.mixed, batch_size=6, num_epochs=3, max_train_steps=None)
+        self.assertEqual(sorted(losses(run)), [1, 2, 3])
+        self.assertEqual(sorted(path.name for path in run.glob("*.safetensors")),
+                         ["epoch-0.safetensors", "epoch-1.safetensors", "epoch-2.safetensors"])
 
     def test_a_trained_text_encoder_is_not_cached(self):
         run = self.train(lora_base_model="text_encoder", lora_target_modules="q_proj,v_proj",
