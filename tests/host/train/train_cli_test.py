@@ -41,6 +41,22 @@ def write_dataset(folder, count=6, sizes=((64, 64),)):
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
+def write_discs(folder, numbers):
+    """Hatched discs on a hatched ground, each a little different."""
+    folder.mkdir()
+    lines = ["image,prompt"]
+    for i in numbers:
+
+        def color(x, y, i=i):
+            is_inside = (x - 32 - i % 5 * 3)**2 + (y - 32 + i % 7 * 2)**2 < 400
+            base = (200, 40 + 10 * (i % 9), 60) if is_inside else (30, 60, 160 - 8 * (i % 8))
+            return base if (x + y + 3 * i) // 4 % 2 else tuple(v // 3 for v in base)
+
+        write_png(folder / f"{i}.png", 64, 64, color)
+        lines.append(f'{i}.png,"a hatched disc, number {i}"')
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+
+
 def tensors(path):
     """Name -> (dtype, shape, bytes) of a safetensors file."""
     data = pathlib.Path(path).read_bytes()
@@ -286,6 +302,12 @@ class TrainTest(unittest.TestCase):
                          use_gradient_checkpointing=True)
         values = losses(run)
         self.assertLess(values[12] + values[11], values[1] + values[2])
+        cache = self.dir / "encoded"
+        self.train("stage_one", data=data, task="direct_distill:data_process", cache_path=cache)
+        staged = self.train("stage_two", data=data, task="direct_distill:train", cache_path=cache,
+                            max_train_steps=12, save_steps=12, learning_rate=3e-3,
+                            dataset_repeat=6)
+        self.assert_same_state(run, staged, 12)
         (data / "metadata.csv").write_text("image,prompt,seed\n0.png,one,x\n1.png,two,8\n")
         self.train("wrong", expect=2, data=data, task="direct_distill")
         self.assertIn("seed", self.stderr)
@@ -304,12 +326,50 @@ class TrainTest(unittest.TestCase):
         rows = (watched / "loss.csv").read_text()
         self.assertEqual(rows.count(",validation/loss,"), 3)
 
+    def test_a_lora_learns_what_pictures_it_has_not_seen_have_in_common(self):
+        learn, held = self.dir / "learn", self.dir / "held"
+        write_discs(learn, range(16))
+        write_discs(held, range(100, 106))
+        run = self.train(data=learn, max_train_steps=300, save_steps=300, learning_rate=5e-3,
+                         lora_target_modules="", lora_rank=16, batch_size=2, cache_path=None,
+                         validation_dataset_base_path=held, validation_steps=300,
+                         validation_dataset_metadata_path=held / "metadata.csv")
+        values = [float(line.split(",")[2]) for line in (run / "loss.csv").read_text().splitlines()
+                  if ",validation/loss," in line]
+        self.assertEqual(len(values), 2)
+        self.assertLessEqual(values[1], 0.8 * values[0])
+
     def test_steps_that_are_not_finite_change_nothing_and_end_the_run(self):
         run = self.train(expect=5, learning_rate=1e30, max_train_steps=40, save_steps=1,
                          max_skipped_steps=3, optimizer_type="AdamW", max_grad_norm=0)
         self.assertIn("not finite", self.stderr)
         self.assertIn("3 steps in a row", self.stderr)
         self.assertTrue(list((run / "checkpoints").glob("step-*")))
+
+    def test_a_differential_lora_learns_beside_a_frozen_one(self):
+        first = self.train("first", learning_rate=1e-2, save_steps=4)
+        preset = dict(preset_lora_path=first / "step-4.safetensors", preset_lora_model="dit")
+        second = self.train("second", save_steps=4, **preset)
+        self.assertNotEqual(losses(second)[1], losses(first)[1])
+        names = tensors(second / "step-4.safetensors").keys()
+        self.assertEqual(names, tensors(first / "step-4.safetensors").keys())
+        self.train("wrong", expect=2, **{**preset, "preset_lora_model": "text_encoder"})
+        self.assertIn("--preset_lora_model", self.stderr)
+
+    def test_masked_samples_count_where_the_mask_is_white(self):
+        data = self.dir / "masked"
+        shutil.copytree(self.data, data)
+        write_png(data / "white.png", 64, 64, lambda x, y: (255, 255, 255))
+        write_png(data / "half.png", 64, 64, lambda x, y: (255, 255, 255) if x < 32 else (0, 0, 0))
+        found = {}
+        for mask in ("white", "half"):
+            (data / "metadata.csv").write_text(f"image,prompt,mask\n0.png,a picture,{mask}.png\n")
+            run = self.train(mask, data=data, max_train_steps=1, cache_path=None)
+            found[mask] = losses(run)[1]
+        (data / "metadata.csv").write_text("image,prompt\n0.png,a picture\n")
+        plain = losses(self.train("plain", data=data, max_train_steps=1, cache_path=None))[1]
+        self.assertAlmostEqual(found["white"], plain, delta=1e-6 * plain)
+        self.assertTrue(0.1 * plain < found["half"] < 0.9 * plain)
 
     def test_optimizers_learn_and_resume(self):
         for name in ("AdamW8bit", "Adafactor", "Prodigy"):
