@@ -262,6 +262,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   for (const LoadedPart& part : model->parts_) detections.push_back(part.detection);
   model->model_ = plugins::guard(where(family, "make_model"),
                                  [&] { return family.make_model(detections, options); });
+  model->files_ = options.files;
   if (model->model_ == nullptr)
     throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
 
@@ -343,6 +344,16 @@ void LoadedModel::load_component(std::string_view name, const LoadProgressCallba
   });
   report(/*done=*/true);
   loaded_[std::string(name)] = true;
+  for (const auto& held : listeners_) {
+    if (const auto listener = held.lock()) (*listener)(name);
+  }
+}
+
+std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener listener) {
+  std::erase_if(listeners_, [](const auto& held) { return held.expired(); });
+  auto shared = std::make_shared<const Listener>(std::move(listener));
+  listeners_.push_back(shared);
+  return shared;
 }
 
 void LoadedModel::unload_component(std::string_view name) {

@@ -78,6 +78,7 @@ class LoadedModel {
 
   const ModelFamily& family() const { return family_; }
   Model& model() { return *model_; }
+  const Model& model() const { return *model_; }
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }
 
@@ -86,6 +87,8 @@ class LoadedModel {
   const LoadedPart* find_part(std::string_view component) const;
   // The part whose role is "dit"; null when there is none.
   const LoadedPart* denoiser() const;
+  // Of components without tensors, by name: {"tokenizer": folder or file}.
+  const std::map<std::string, std::string, std::less<>>& files() const { return files_; }
 
   // Fills the weights of one component; does nothing when they are there. Peak memory is that of
   // the weights. Throws Error{kNotFound} for a component that the model was made without.
@@ -94,16 +97,23 @@ class LoadedModel {
   void unload_component(std::string_view name);
   bool is_loaded(std::string_view name) const;
 
+  // Called with the name of a component whose weights have just come.
+  using Listener = std::function<void(std::string_view component)>;
+  // `listener` is called for as long as what is returned is held.
+  [[nodiscard]] std::shared_ptr<const Listener> on_loaded(Listener listener);
+
  private:
   explicit LoadedModel(const ModelFamily& family) : family_(family) {}
 
   const ModelFamily& family_;
   std::vector<LoadedPart> parts_;
+  std::map<std::string, std::string, std::less<>> files_;
   std::unique_ptr<Model> model_;
   at::Device device_ = at::kCPU;
   at::ScalarType dtype_ = at::kFloat;
   std::map<std::string, WeightBinding, std::less<>> bindings_;  // by component
   std::map<std::string, bool, std::less<>> loaded_;
+  std::vector<std::weak_ptr<const Listener>> listeners_;
 };
 
 }  // namespace atelier::checkpoint

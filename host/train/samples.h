@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,10 @@ namespace atelier::train {
 struct CachedParts {
   bool text = true, latents = true;
 };
+
+// What is made ahead when the components `trained`, which may be dotted ("text_encoder.layers.0"),
+// are trained: nothing that one of them makes.
+CachedParts cached_parts(const ModelFamily& family, std::span<const std::string> trained);
 
 struct TrainSample {
   Conditioning cond;  // what is cached: the text encoder's entries, and "latents" [C, T, H, W]
@@ -45,8 +51,9 @@ struct TrainSample {
 // encoded anew. Immutable once filled; load() is safe to call from several threads.
 class Samples {
  public:
-  // Of a dataset. Hashes contents; encodes nothing. `with_empty_caption` also needs the encoding of
-  // an empty prompt (caption dropout).
+  // Of a dataset. Hashes contents; encodes nothing. Encoders that `model` was made without are
+  // taken to be those that the cache in `folder` was made by; throws Error{kNotFound} when there is
+  // none. `with_empty_caption` also needs the encoding of an empty prompt (caption dropout).
   static Samples of_dataset(std::shared_ptr<const data::Dataset> dataset,
                             const checkpoint::LoadedModel& model, CachedParts cached,
                             std::string folder, bool with_empty_caption);
@@ -54,7 +61,8 @@ class Samples {
   // Of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when there is no
   // manifest, and Error{kInvalidArgument} when the cache is stale: made by other encoders, for
   // another family, or from files that have changed since; it names the first of them and says to
-  // run sft:data_process again.
+  // run sft:data_process again. Encoders that `model` was made without are not compared, nor files
+  // that are gone. Throws Error{kDataLoss} when entries are missing or their headers are damaged.
   static Samples of_cache(std::string folder, const checkpoint::LoadedModel& model,
                           bool with_empty_caption);
 
@@ -65,6 +73,20 @@ class Samples {
 
   // Entries that are not in the folder yet.
   int64_t missing() const;
+
+  // Different ones, and how many of them are not in the folder yet.
+  struct Counts {
+    int64_t texts = 0, missing_texts = 0;
+    int64_t pictures = 0, missing_pictures = 0;
+  };
+  Counts counts() const;
+
+  // About what the missing entries will take on the disk. Loads no weights.
+  struct Bytes {
+    std::optional<int64_t> texts;  // nullopt when the model lacks denoiser or tokenizer to tell
+    int64_t pictures = 0;
+  };
+  Bytes missing_bytes(checkpoint::LoadedModel& model) const;
 
   // Encodes what is missing, components loaded and unloaded as they are needed; the manifest comes
   // last. `stop` is asked between samples: true ends early, and what is done stays. Returns whether

@@ -180,7 +180,7 @@ class ToyModel final : public Model {
   std::unique_ptr<ToyDit> dit_;
 };
 
-class ToyFamily final : public ModelFamily {
+class ToyFamily : public ModelFamily {
  public:
   explicit ToyFamily(ToyMistakes mistakes = {}) : mistakes_(mistakes) {}
 

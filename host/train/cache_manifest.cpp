@@ -1,0 +1,139 @@
+#include "host/train/cache_manifest.h"
+
+#include <filesystem>
+
+#include "atelier/error.h"
+
+#include "formats/json.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/safetensors_writer.h"
+
+namespace atelier::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using checkpoint::display_path;
+using Json = nlohmann::json;
+
+constexpr int kVersion = 1;
+constexpr const char* kFormat = "atelier.cache";
+constexpr uint64_t kMaxBytes = uint64_t{4} << 30;
+
+Json encoders_json(const EncoderRecords& records) {
+  Json out = Json::object();
+  for (const auto& [component, record] : records)
+    out[component] = {{"fingerprint", record.fingerprint}, {"dtype", record.dtype}};
+  return out;
+}
+
+EncoderRecords encoders_of(const Json& json) {
+  EncoderRecords records;
+  for (const auto& [component, record] : json.items())
+    records[component] = {record.at("fingerprint"), record.at("dtype")};
+  return records;
+}
+
+Json item_json(const CacheItem& item) {
+  return {{"place", item.place},         {"height", item.height},
+          {"width", item.width},         {"latents_shape", item.latents_shape},
+          {"text", item.text_key},       {"empty_text", item.empty_text_key},
+          {"latents", item.latents_key}, {"values", item.values},
+          {"files", item.files}};
+}
+
+CacheItem item_of(const Json& json) {
+  CacheItem item;
+  item.place = json.at("place");
+  item.height = json.at("height");
+  item.width = json.at("width");
+  item.latents_shape = json.at("latents_shape").get<std::vector<int64_t>>();
+  item.text_key = json.at("text");
+  item.empty_text_key = json.at("empty_text");
+  item.latents_key = json.at("latents");
+  for (const auto& [name, value] : json.at("values").items()) item.values[name] = value;
+  item.files = json.at("files").get<std::vector<std::string>>();
+  return item;
+}
+
+std::string text_of(const Manifest& manifest) {
+  Json out = {{"format", kFormat},
+              {"version", kVersion},
+              {"complete", manifest.is_complete},
+              {"family", manifest.family},
+              {"cached", {{"text", manifest.cached.text}, {"latents", manifest.cached.latents}}},
+              {"text_encoders", encoders_json(manifest.text_encoders)},
+              {"latents_encoders", encoders_json(manifest.latents_encoders)},
+              {"dataset", manifest.dataset},
+              {"options", manifest.options},
+              {"files", Json::object()},
+              {"items", Json::array()}};
+  for (const auto& [path, file] : manifest.files)
+    out["files"][path] = {{"size", file.size}, {"mtime_ns", file.mtime_ns}, {"hash", file.hash}};
+  for (const CacheItem& item : manifest.items) out["items"].push_back(item_json(item));
+  // Paths need not be UTF-8: such a file is not found again, and so is hashed anew.
+  return out.dump(1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
+Manifest manifest_of(const Json& json) {
+  Manifest manifest;
+  manifest.is_complete = json.at("complete");
+  manifest.family = json.at("family");
+  manifest.cached = {json.at("cached").at("text"), json.at("cached").at("latents")};
+  manifest.text_encoders = encoders_of(json.at("text_encoders"));
+  manifest.latents_encoders = encoders_of(json.at("latents_encoders"));
+  manifest.dataset = json.at("dataset");
+  manifest.options = json.at("options");
+  for (const auto& [path, file] : json.at("files").items())
+    manifest.files[path] = {file.at("size"), file.at("mtime_ns"), file.at("hash")};
+  for (const Json& item : json.at("items")) manifest.items.push_back(item_of(item));
+  return manifest;
+}
+
+}  // namespace
+
+std::string Manifest::path(const std::string& folder) {
+  return (fs::path(folder) / "manifest.json").string();
+}
+
+Manifest Manifest::read(const std::string& folder) {
+  const std::string name = path(folder);
+  std::error_code failure;
+  if (!fs::exists(name, failure))
+    throw Error(ErrorCode::kNotFound, display_path(name) + ": there is no cache",
+                "run --task sft:data_process first, with the same --output_path or --cache_path",
+                "CACHE_ABSENT");
+  const std::string text = checkpoint::read_text_file(name, kMaxBytes);
+  const char* const hint = "run --task sft:data_process again, which writes it anew";
+  try {
+    const Json json = formats::parse_json(text, {.max_depth = 64, .max_values = uint64_t{1} << 28});
+    if (json.value("format", "") != kFormat)
+      throw Error(ErrorCode::kDataLoss, display_path(name) + ": is no manifest of a cache", hint);
+    if (json.value("version", 0) != kVersion)
+      throw Error(ErrorCode::kInvalidArgument,
+                  display_path(name) + ": version " + json.at("version").dump() + ", " +
+                      std::to_string(kVersion) + " is known here",
+                  hint, "CACHE_STALE");
+    return manifest_of(json);
+  } catch (const formats::ParseError& error) {
+    const Error at = checkpoint::at_file(name, error, ErrorCode::kDataLoss);
+    throw Error(at.code(), at.message(), hint, at.tag());
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::kDataLoss, display_path(name) + ": is damaged: " + error.what(), hint);
+  }
+}
+
+void Manifest::write(const std::string& folder) const {
+  const std::string name = path(folder), text = text_of(*this);
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (failure)
+    throw Error(ErrorCode::kEnvironment,
+                display_path(folder) + ": the folder cannot be made: " + failure.message(),
+                "check --cache_path", "FILE_WRITE");
+  if (fs::exists(name, failure) && checkpoint::read_text_file(name, kMaxBytes) == text) return;
+  checkpoint::write_file(name, [&](const auto& write) { write(text.data(), text.size()); });
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,54 @@
+// What a cache says of itself: manifest.json.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "host/train/samples.h"
+#include "host/train/source_files.h"
+
+namespace atelier::train {
+
+// An encoder: a component that is used before training.
+struct EncoderRecord {
+  std::string fingerprint;
+  std::string dtype;  // of its weights; empty where there are none
+  bool operator==(const EncoderRecord&) const = default;
+};
+using EncoderRecords = std::map<std::string, EncoderRecord, std::less<>>;  // by component
+
+// A row. Keys name entries; of what is not cached they tell contents apart and no more.
+struct CacheItem {
+  std::string place;
+  int64_t height = 0, width = 0;       // pixels
+  std::vector<int64_t> latents_shape;  // empty: not cached
+  std::string text_key, latents_key;
+  std::string empty_text_key;  // of the row with an empty prompt; empty: not cached
+  std::map<std::string, nlohmann::json, std::less<>> values;
+  std::vector<std::string> files;  // absolute paths
+};
+
+struct Manifest {
+  bool is_complete = false;  // false: the encoding was interrupted
+  std::string family;
+  CachedParts cached;
+  EncoderRecords text_encoders, latents_encoders;
+  std::string dataset;     // its fingerprint
+  nlohmann::json options;  // of the dataset; for readers
+  SourceFiles files;
+  std::vector<CacheItem> items;
+
+  // Throws Error{kNotFound} when there is none, {kDataLoss} when it is damaged and
+  // {kInvalidArgument} for another version.
+  static Manifest read(const std::string& folder);
+
+  // Replaces FOLDER/manifest.json, unless that says the same already. Throws Error{kEnvironment}.
+  void write(const std::string& folder) const;
+
+  // FOLDER/manifest.json.
+  static std::string path(const std::string& folder);
+};
+
+}  // namespace atelier::train

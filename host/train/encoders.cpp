@@ -1,0 +1,109 @@
+#include "host/train/encoders.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/fingerprint.h"
+#include "host/plugins/guard.h"
+
+namespace atelier::train {
+namespace {
+
+using checkpoint::LoadedModel;
+
+constexpr std::string_view kTokenizerRole = "tokenizer";
+
+at::Tensor checked(const at::Tensor& value, const std::string& what) {
+  const at::Tensor on_cpu = value.detach().to(at::kCPU).contiguous();
+  if (at::isFloatingType(on_cpu.scalar_type()) && !at::isfinite(on_cpu).all().item<bool>())
+    throw Error(ErrorCode::kNumerics, what + " has values that are not finite",
+                "compute in another --dtype, and check the model's files");
+  return on_cpu;
+}
+
+}  // namespace
+
+bool takes_part(const ComponentSpec& component, Encoding encoding) {
+  return component.phases.encode && (component.role == "vae") == (encoding == Encoding::kLatents);
+}
+
+EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
+  EncoderRecords records;
+  for (const ComponentSpec& component : model.family().components()) {
+    if (!takes_part(component, encoding)) continue;
+    const std::string name(component.name);
+    if (const auto file = model.files().find(name); file != model.files().end()) {
+      records[name] = {checkpoint::tokenizer_fingerprint(file->second), ""};
+    } else if (const checkpoint::LoadedPart* part = model.find_part(name)) {
+      records[name] = {checkpoint::fingerprint(*part), at::toString(model.dtype())};
+    }
+  }
+  return records;
+}
+
+EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding,
+                               const EncoderRecords& recorded) {
+  EncoderRecords records = encoder_records(model, encoding);
+  for (const ComponentSpec& component : model.family().components()) {
+    if (!takes_part(component, encoding) || !component.required) continue;
+    if (records.contains(component.name)) continue;
+    const auto found = recorded.find(component.name);
+    if (found == recorded.end())
+      throw Error(ErrorCode::kNotFound,
+                  "component " + std::string(component.name) + " is missing, which encodes " +
+                      (encoding == Encoding::kText ? "texts" : "pictures"),
+                  "pass its files with --model_paths or --model_id_with_origin_paths");
+    records.insert(*found);
+  }
+  return records;
+}
+
+Encoders::Encoders(LoadedModel& model, Encoding encoding, progress::Progress& progress)
+    : model_(model) {
+  try {
+    for (const ComponentSpec& component : model.family().components()) {
+      const std::string name(component.name);
+      if (!takes_part(component, encoding) || component.role == kTokenizerRole) continue;
+      if (!model.find_part(name) || model.is_loaded(name)) continue;
+      progress::Step step(progress, "load " + name, 0, progress::Unit::kBytes);
+      loaded_.push_back(name);
+      model.load_component(name, [&](const checkpoint::LoadProgress& state) {
+        step.set(state.bytes_done, state.bytes_total);
+      });
+      step.finish();
+    }
+  } catch (...) {
+    unload();
+    throw;
+  }
+}
+
+Encoders::~Encoders() {
+  unload();
+}
+
+void Encoders::unload() {
+  for (const std::string& name : loaded_) model_.unload_component(name);
+}
+
+Conditioning Encoders::encode_text(const Inputs& inputs) {
+  const at::NoGradGuard no_grad;
+  DirectRunner runner;
+  Conditioning cond = plugins::guard(std::string(model_.family().name()) + ".encode_text",
+                                     [&] { return model_.model().encode_text(inputs, runner); });
+  for (auto& [name, tensor] : cond) tensor = checked(tensor, "the text's encoding '" + name + "'");
+  return cond;
+}
+
+at::Tensor Encoders::encode_picture(const at::Tensor& pixels_3HW) {
+  const at::NoGradGuard no_grad;
+  DirectRunner runner;
+  const at::Tensor pixels = pixels_3HW.unsqueeze(1).to(model_.device());
+  return checked(plugins::guard(std::string(model_.family().name()) + ".encode_media",
+                                [&] { return model_.model().encode_media(pixels, runner); }),
+                 "the picture's encoding");
+}
+
+}  // namespace atelier::train

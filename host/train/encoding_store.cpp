@@ -1,0 +1,118 @@
+#include "host/train/encoding_store.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/content_hash.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/safetensors_writer.h"
+
+namespace atelier::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using checkpoint::FileReader;
+
+constexpr const char* kKindField = "atelier.kind";
+constexpr const char* kHashField = "atelier.content";  // of the tensors, see content_of()
+constexpr const char* kRunAgain = "run --task sft:data_process again, which makes it anew";
+
+std::string_view name_of(Encoding encoding) {
+  return encoding == Encoding::kText ? "text" : "latents";
+}
+
+std::string content_of(const NamedTensors& tensors) {
+  checkpoint::ContentHash hash;
+  for (const auto& [name, tensor] : tensors) {
+    hash.add(name).add(static_cast<int64_t>(tensor.scalar_type())).add(tensor.dim());
+    for (const int64_t size : tensor.sizes()) hash.add(size);
+    hash.add(tensor.const_data_ptr(), tensor.nbytes());
+  }
+  return hash.hex();
+}
+
+// Throws Error for what is no entry of this encoding.
+formats::SafetensorsHeader entry_header(const FileReader& file, Encoding encoding) {
+  formats::SafetensorsHeader header = checkpoint::read_header(file);
+  const auto said = header.metadata.find(kKindField);
+  const bool has_latents =
+      std::any_of(header.tensors.begin(), header.tensors.end(),
+                  [](const formats::TensorEntry& entry) { return entry.name == kLatents; });
+  if (said == header.metadata.end() || said->second != name_of(encoding) ||
+      !header.metadata.contains(kHashField) || has_latents != (encoding == Encoding::kLatents))
+    throw Error(ErrorCode::kDataLoss, checkpoint::display_path(file.path()) +
+                                          ": is no cached entry of " +
+                                          std::string(name_of(encoding)));
+  return header;
+}
+
+}  // namespace
+
+std::string EncodingStore::path(Encoding encoding, std::string_view key) const {
+  return (fs::path(folder_) / name_of(encoding) / (std::string(key) + ".safetensors")).string();
+}
+
+std::optional<EntryShapes> EncodingStore::find(Encoding encoding, std::string_view key) const {
+  const std::string file = path(encoding, key);
+  std::error_code failure;
+  if (!fs::exists(file, failure)) return std::nullopt;
+  try {
+    EntryShapes shapes;
+    for (formats::TensorEntry& entry : entry_header(FileReader(file), encoding).tensors)
+      shapes.emplace(std::move(entry.name), std::move(entry.shape));
+    return shapes;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kEnvironment) throw;
+    return std::nullopt;
+  }
+}
+
+NamedTensors EncodingStore::read(Encoding encoding, std::string_view key) const {
+  const std::string name = path(encoding, key);
+  try {
+    const FileReader file(name);
+    const formats::SafetensorsHeader header = entry_header(file, encoding);
+    NamedTensors tensors;
+    for (const formats::TensorEntry& entry : header.tensors) {
+      at::Tensor value = at::empty(entry.shape, checkpoint::scalar_type(entry.dtype));
+      file.read(value.mutable_data_ptr(), header.data_begin + entry.begin, value.nbytes());
+      tensors.emplace(entry.name, std::move(value));
+    }
+    if (content_of(tensors) != header.metadata.at(kHashField))
+      throw Error(ErrorCode::kDataLoss,
+                  checkpoint::display_path(name) + ": its values are not those that were written");
+    return tensors;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kEnvironment) throw;
+    const bool is_gone = error.code() == ErrorCode::kNotFound;
+    throw Error(ErrorCode::kDataLoss, error.message(),
+                (is_gone ? "" : "delete it and ") + std::string(kRunAgain), "CACHE_ENTRY");
+  }
+}
+
+void EncodingStore::write(Encoding encoding, std::string_view key,
+                          const NamedTensors& tensors) const {
+  const std::string name = path(encoding, key);
+  std::error_code failure;
+  fs::create_directories(fs::path(name).parent_path(), failure);
+  if (failure)
+    throw Error(ErrorCode::kEnvironment,
+                checkpoint::display_path(fs::path(name).parent_path().string()) +
+                    ": the folder cannot be made: " + failure.message(),
+                "check --cache_path", "FILE_WRITE");
+  NamedTensors values;
+  for (const auto& [tensor_name, tensor] : tensors)
+    values.emplace(tensor_name, tensor.detach().to(at::kCPU).contiguous());
+  checkpoint::write_safetensors(
+      name, values,
+      {{kKindField, std::string(name_of(encoding))}, {kHashField, content_of(values)}});
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,171 @@
+// Encodes what a cache lacks.
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+#include "host/data/prefetcher.h"
+#include "host/train/encoders.h"
+#include "host/train/row_inputs.h"
+#include "host/train/samples_state.h"
+
+namespace atelier::train {
+
+using checkpoint::LoadedModel;
+using progress::Progress;
+
+namespace {
+
+constexpr int64_t kHeaderBytes = 4096;  // of an entry
+
+// Rows that are decoded ahead of the one that is encoded.
+int64_t depth_of(int workers) {
+  return 2 * std::max(workers, 1);
+}
+
+template <typename F>
+auto at_row(const std::string& place, F&& run) {
+  try {
+    return run();
+  } catch (const Error& error) {
+    throw error.at(place);
+  }
+}
+
+int64_t bytes_of(const NamedTensors& tensors) {
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<Samples::State::Job> Samples::State::missing_jobs(Encoding encoding) {
+  std::set<std::string> missing = entries(encoding).missing;
+  std::vector<Job> jobs;
+  const auto add = [&](size_t item, bool empty_caption, const std::string& key) {
+    if (missing.erase(key) > 0) jobs.push_back({item, empty_caption, key});
+  };
+  for (size_t i = 0; i < manifest.items.size(); ++i) {
+    const CacheItem& item = manifest.items[i];
+    if (encoding == Encoding::kLatents) {
+      add(i, /*empty_caption=*/false, item.latents_key);
+    } else {
+      add(i, /*empty_caption=*/false, item.text_key);
+      add(i, /*empty_caption=*/true, item.empty_text_key);
+    }
+  }
+  return jobs;
+}
+
+void Samples::State::write(Encoding encoding, const Job& job, const NamedTensors& tensors) {
+  store.write(encoding, job.key, tensors);
+  entries(encoding).missing.erase(job.key);
+  if (encoding == Encoding::kLatents)
+    latents_shapes[job.key] = tensors.find(kLatents)->second.sizes().vec();
+}
+
+bool Samples::State::encode_texts(LoadedModel& model, int workers, Progress& progress,
+                                  const std::function<bool()>& stop) {
+  const std::vector<Job> jobs = missing_jobs(Encoding::kText);
+  if (jobs.empty()) return true;
+  if (stop()) return false;
+  Encoders encoders(model, Encoding::kText, progress);
+  data::Prefetcher<Inputs> inputs(
+      workers, depth_of(workers), 0, std::ssize(jobs), [&](int64_t position) {
+        const Job& job = jobs[static_cast<size_t>(position)];
+        return text_inputs(*dataset, job.item, family.inputs(), job.empty_caption);
+      });
+  progress::Step step(progress, "encode texts", std::ssize(jobs), progress::Unit::kSteps);
+  for (const Job& job : jobs) {
+    if (stop()) return false;
+    const Inputs row = inputs.next();
+    write(Encoding::kText, job,
+          at_row(manifest.items[job.item].place, [&] { return encoders.encode_text(row); }));
+    step.advance();
+  }
+  step.finish();
+  return true;
+}
+
+bool Samples::State::encode_pictures(LoadedModel& model, int workers, Progress& progress,
+                                     const std::function<bool()>& stop) {
+  const std::vector<Job> jobs = missing_jobs(Encoding::kLatents);
+  if (jobs.empty()) return true;
+  if (stop()) return false;
+  Encoders encoders(model, Encoding::kLatents, progress);
+  data::Prefetcher<data::Sample> samples(
+      workers, depth_of(workers), 0, std::ssize(jobs),
+      [&](int64_t position) { return dataset->load(jobs[static_cast<size_t>(position)].item); });
+  progress::Step step(progress, "encode pictures", std::ssize(jobs), progress::Unit::kSteps);
+  for (const Job& job : jobs) {
+    if (stop()) return false;
+    const data::Sample sample = samples.next();
+    NamedTensors entry;
+    entry[kLatents] = at_row(manifest.items[job.item].place, [&] {
+      return encoders.encode_picture(learnt_pixels(sample, *dataset));
+    });
+    const at::Tensor& latents = entry[kLatents];
+    if (sample.mask.defined())
+      entry[kMask] = mask_at(sample.mask, latents.size(-2), latents.size(-1));
+    write(Encoding::kLatents, job, entry);
+    step.advance();
+  }
+  step.finish();
+  return true;
+}
+
+bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
+                   const std::function<bool()>& stop) {
+  State& state = *state_;
+  if (!state.dataset) return true;  // a cache alone is whole
+  Manifest& manifest = state.manifest;
+  if (!manifest.cached.text && !manifest.cached.latents) return true;
+  manifest.is_complete = state.encode_texts(model, workers, progress, stop) &&
+                         state.encode_pictures(model, workers, progress, stop);
+  for (CacheItem& item : manifest.items) {
+    if (const auto shape = state.latents_shapes.find(item.latents_key);
+        shape != state.latents_shapes.end())
+      item.latents_shape = shape->second;
+  }
+  manifest.write(state.store.folder());
+  return manifest.is_complete;
+}
+
+std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model) {
+  const checkpoint::LoadedPart* denoiser = model.denoiser();
+  if (!denoiser || model.files().empty()) return std::nullopt;
+  const auto bytes_of_tokens = [&](int64_t tokens) {
+    return bytes_of(family.example_conditioning(denoiser->detection, tokens, model.dtype()));
+  };
+  const int64_t one = bytes_of_tokens(1), a_token = bytes_of_tokens(2) - one;
+  int64_t bytes = 0;
+  for (const Job& job : missing_jobs(Encoding::kText)) {
+    int64_t tokens = 0;
+    for (const std::string& text : texts_of(*dataset, job.item, family.inputs(), job.empty_caption))
+      tokens += std::ssize(model.model().tokenize(text));
+    bytes += kHeaderBytes + one + a_token * std::max<int64_t>(tokens - 1, 0);
+  }
+  return bytes;
+}
+
+Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {
+  State& state = *state_;
+  Bytes bytes;
+  bytes.texts =
+      state.texts.missing.empty() ? std::optional<int64_t>(0) : state.missing_text_bytes(model);
+  const int64_t stride = state.spec.spatial_stride;
+  const int64_t cell_bytes =
+      state.spec.channels * static_cast<int64_t>(c10::elementSize(model.dtype()));
+  for (const State::Job& job : state.missing_jobs(Encoding::kLatents)) {
+    const data::Item& item = state.dataset->items()[job.item];
+    const data::DatasetOptions& options = state.dataset->options();
+    const bool has_mask = options.alpha_mask || item.files.contains(options.mask_column);
+    const int64_t cells = (item.height / stride) * (item.width / stride);
+    bytes.pictures += kHeaderBytes + cells * (cell_bytes + (has_mask ? int64_t{sizeof(float)} : 0));
+  }
+  return bytes;
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,91 @@
+#include "host/train/source_files.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <sys/stat.h>
+#include <thread>
+
+#include "host/checkpoint/content_hash.h"
+#include "host/checkpoint/file_reader.h"
+
+namespace atelier::train {
+
+void for_each_in_parallel(size_t count, const std::function<void(size_t)>& run) {
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  size_t failed = count;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        run(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < failed) {
+          failed = i;
+          failure = std::current_exception();
+        }
+        next = count;  // those below `i` have begun
+      }
+    }
+  };
+  {
+    const size_t wanted =
+        std::min<size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
+    std::vector<std::jthread> threads;
+    for (size_t i = 1; i < wanted; ++i) threads.emplace_back(work);
+    work();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::optional<SourceFile> stat_file(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return std::nullopt;
+  SourceFile file;
+  file.size = static_cast<uint64_t>(status.st_size);
+  file.mtime_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  return file;
+}
+
+std::string absolute_path(const std::string& path) {
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
+
+SourceFiles hash_files(const std::vector<std::string>& paths, const SourceFiles& known) {
+  SourceFiles files;
+  for (const std::string& path : paths) files.try_emplace(absolute_path(path));
+  std::vector<SourceFiles::value_type*> rows;
+  for (auto& row : files) rows.push_back(&row);
+  for_each_in_parallel(rows.size(), [&](size_t i) {
+    auto& [path, file] = *rows[i];
+    file = stat_file(path).value_or(SourceFile());
+    const auto found = known.find(path);
+    const bool is_known = found != known.end() && found->second.size == file.size &&
+                          found->second.mtime_ns == file.mtime_ns;
+    file.hash = is_known ? found->second.hash : checkpoint::hash_file(path);
+  });
+  return files;
+}
+
+std::vector<std::string> changed_files(const SourceFiles& recorded) {
+  std::vector<const SourceFiles::value_type*> rows;
+  for (const auto& row : recorded) rows.push_back(&row);
+  std::vector<char> has_changed(rows.size(), 0);
+  for_each_in_parallel(rows.size(), [&](size_t i) {
+    const auto& [path, file] = *rows[i];
+    const std::optional<SourceFile> now = stat_file(path);
+    if (!now || (now->size == file.size && now->mtime_ns == file.mtime_ns)) return;
+    has_changed[i] = now->size != file.size || checkpoint::hash_file(path) != file.hash;
+  });
+  std::vector<std::string> changed;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (has_changed[i]) changed.push_back(rows[i]->first);
+  }
+  return changed;
+}
+
+}  // namespace atelier::train

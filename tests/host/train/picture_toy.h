@@ -1,0 +1,84 @@
+// The toy family with pictures to learn, its model as files, and datasets of small pictures.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/checkpoint/weight_binding.h"
+#include "host/data/dataset.h"
+#include "host/image/png.h"
+#include "support/files.h"
+#include "support/toy_family.h"
+
+namespace atelier::test {
+
+class PictureToy final : public ToyFamily {
+ public:
+  std::span<const InputSpec> inputs() const override {
+    static constexpr InputSpec kInputs[] = {
+        {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
+        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the picture to learn"},
+        {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
+        {"reference", InputKind::kImage, false, InputUse::kTrain, "*", "a picture to follow"}};
+    return kInputs;
+  }
+};
+
+inline const PictureToy& picture_toy() {
+  static const PictureToy toy;
+  return toy;
+}
+
+// Random weights of one component, all of them `value` where one is given.
+inline void write_toy_component(const std::string& path, const std::string& component,
+                                uint64_t seed, std::optional<float> value = {}) {
+  fs::create_directories(fs::path(path).parent_path());
+  for (const Detection& part : picture_toy().tiny_parts()) {
+    if (part.component != component) continue;
+    const auto model = picture_toy().make_model({&part, 1}, {});
+    at::manual_seed(seed);
+    model->component(component).visit_weights([&](const std::string&, Weight& weight) {
+      weight.set(value ? at::full(weight.sizes(), *value) : at::randn(weight.sizes()));
+    });
+    checkpoint::save_component(model->component(component), picture_toy().weight_map(part), "",
+                               path, {});
+  }
+}
+
+inline void write_toy_model(const std::string& folder) {
+  write_toy_component(folder + "/transformer/model.safetensors", "dit", 1);
+  write_toy_component(folder + "/text_encoder/model.safetensors", "text_encoder", 2);
+  write_toy_component(folder + "/vae/model.safetensors", "vae", 3);
+  write_bytes(folder + "/tokenizer/tokenizer.json", "{}");
+}
+
+inline std::unique_ptr<checkpoint::LoadedModel> open_toy_model(
+    const std::string& paths, std::vector<std::string> components = {},
+    const std::string& dtype = "auto") {
+  return checkpoint::LoadedModel::open(
+      picture_toy(),
+      {.model_paths = paths, .dtype = dtype, .device = "cpu", .components = std::move(components)});
+}
+
+// A picture whose bytes depend on `seed`.
+inline void write_toy_picture(const std::string& path, int width, int height, int seed) {
+  image::Picture picture(width, height);
+  for (size_t i = 0; i < picture.rgb.size(); ++i)
+    picture.rgb[i] = static_cast<uint8_t>((i * 31 + static_cast<size_t>(seed) * 97) % 251);
+  fs::create_directories(fs::path(path).parent_path());
+  image::write_png(path, picture);
+}
+
+inline std::shared_ptr<const data::Dataset> open_toy_dataset(const data::DatasetOptions& options) {
+  report::Problems problems;
+  auto dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
+      options, picture_toy().inputs(),
+      checkpoint::LoadedModel::open_empty(picture_toy())->model().latent_spec(), problems));
+  problems.throw_if_any();
+  return dataset;
+}
+
+}  // namespace atelier::test
