@@ -38,8 +38,10 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"generate", "make pictures from prompts", atelier::cli::run_generate, true},
+    {"train", "train a LoRA or a model", atelier::cli::run_train, true},
+    {"cache", "encode the samples of a training run ahead", atelier::cli::run_cache, true},
     {"inspect", "say what a file is and which family takes it", atelier::cli::run_inspect, false},
-    {"lora", "say what a LoRA file holds", atelier::cli::run_lora, false},
+    {"lora", "LoRA files: info, convert, merge, extract", atelier::cli::run_lora, false},
     {"plugins", "list the families found, or show one", atelier::cli::run_plugins, false},
     {"probe", "run one component on tensors from a file", atelier::cli::run_probe, true},
     {"check-plugin", "run the conformance suite on a plugin", atelier::cli::run_check_plugin,

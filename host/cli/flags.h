@@ -146,5 +146,6 @@ int run_doctor(std::span<const std::string> arguments);
 int run_generate(std::span<const std::string> arguments);
 int run_lora(std::span<const std::string> arguments);
 int run_train(std::span<const std::string> arguments);
+int run_cache(std::span<const std::string> arguments);
 
 }  // namespace atelier::cli

@@ -1,0 +1,155 @@
+// atelier cache: encodes the samples of a training run ahead of it, or says what that would do.
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/model_loader.h"
+#include "host/cli/flags.h"
+#include "host/cli/process_flags.h"
+#include "host/data/dataset.h"
+#include "host/data/order.h"
+#include "host/plugins/plugin_loader.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+#include "host/run/stop.h"
+#include "host/train/config.h"
+#include "host/train/objective.h"
+#include "host/train/samples.h"
+
+namespace atelier::cli {
+namespace {
+
+using checkpoint::LoadedModel;
+using progress::Progress;
+using report::format_bytes;
+using train::Config;
+using train::Samples;
+
+// Everything that is known before a weight is read.
+struct Request {
+  Config config;
+  std::unique_ptr<LoadedModel> model;
+  std::shared_ptr<const data::Dataset> dataset;
+};
+
+// Throws one error with all that is wrong.
+Request check_request(std::span<const std::string> arguments, const ModelFamily& family) {
+  report::Problems problems;
+  Request request;
+  Config& config = request.config;
+  config = train::parse_config(arguments, family, problems, "cache");
+  Progress progress(progress::stderr_options(config.log.quiet));
+  for (const std::string& note : config.notes) progress.note("note: " + note);
+  apply_process_flags(config.process.attention, config.process.kernels, config.process.threads,
+                      problems);
+  for (const ComponentSpec& component : family.components()) {
+    if (component.phases.encode) config.model.components.emplace_back(component.name);
+  }
+  problems.collect([&] { request.model = LoadedModel::open(family, config.model); });
+  const LatentSpec spec = request.model ? request.model->model().latent_spec()
+                                        : LoadedModel::open_empty(family)->model().latent_spec();
+  problems.collect([&] {
+    request.dataset = std::make_shared<const data::Dataset>(
+        data::Dataset::open(config.dataset, family.inputs(), spec, problems));
+    for (const std::string& warning : request.dataset->warnings())
+      progress.warn("warning: " + warning);
+    if (config.task != train::Task::kDirectDistill) return;
+    for (const data::Item& item : request.dataset->items()) {
+      const std::string problem = train::distillation_problem(item.values);
+      if (!problem.empty()) problems.add(item.place + ": " + problem);
+    }
+  });
+  problems.throw_if_any();
+  return request;
+}
+
+Samples open_samples(const Request& request) {
+  const Config& config = request.config;
+  std::vector<std::string> trained = config.trainable_models;
+  if (!config.lora.base_model.empty()) trained.push_back(config.lora.base_model);
+  return Samples::of_dataset(request.dataset, *request.model,
+                             train::cached_parts(request.model->family(), trained),
+                             config.cache_path, config.caption_dropout_rate > 0);
+}
+
+long long number(int64_t value) {
+  return value;
+}
+
+void print_report(const Request& request, const Samples& samples) {
+  const data::Order order(samples.shapes(), request.config.order);
+  const Samples::Counts counts = samples.counts();
+  const Samples::Bytes missing = samples.missing_bytes(*request.model);
+  std::printf("%-12s %zu\n", "items", samples.size());
+  for (const data::BucketCount& bucket : request.dataset->buckets())
+    std::printf("  %-10s %lld\n",
+                (std::to_string(bucket.width) + "x" + std::to_string(bucket.height)).c_str(),
+                number(bucket.items));
+  std::printf("%-12s %lld an epoch, batches of %lld\n", "steps", number(order.steps_per_epoch()),
+              number(request.config.order.batch_size));
+  std::printf("%-12s %lld different, %lld to encode\n", "texts", number(counts.texts),
+              number(counts.missing_texts));
+  std::printf("%-12s %lld different, %lld to encode\n", "pictures", number(counts.pictures),
+              number(counts.missing_pictures));
+  const auto bytes = static_cast<uint64_t>(missing.pictures + missing.texts.value_or(0));
+  std::printf("%-12s %s, about %s%s to write\n", "cache",
+              checkpoint::display_path(request.config.cache_path).c_str(),
+              format_bytes(bytes).c_str(), missing.texts ? "" : " and the texts");
+}
+
+void print_result(const Request& request, const Samples& samples, const Samples::Counts& before) {
+  const nlohmann::ordered_json line = {
+      {"cache", request.config.cache_path},
+      {"items", samples.size()},
+      {"texts", before.texts},
+      {"pictures", before.pictures},
+      {"encoded_texts", before.missing_texts},
+      {"encoded_pictures", before.missing_pictures},
+      {"fingerprint", samples.fingerprint()},
+  };
+  std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+const ModelFamily* open_family(std::span<const std::string> arguments) {
+  const auto name = train::peek_setting(arguments, "plugin");
+  if (!name) return nullptr;
+  const std::string path = train::peek_setting(arguments, "plugin_path").value_or("");
+  return plugins::open_plugin(*name, path).family;
+}
+
+}  // namespace
+
+int run_cache(std::span<const std::string> arguments) {
+  if (wants_help(arguments)) {
+    const ModelFamily* family = nullptr;
+    report::Problems ignored;  // help is given without the family's names then
+    ignored.collect([&] { family = open_family(arguments); });
+    std::fputs(help_text(train::train_command(family, "cache")).c_str(), stdout);
+    return 0;
+  }
+  const ModelFamily* family = open_family(arguments);
+  if (family == nullptr)
+    throw Error(ErrorCode::kInvalidArgument, "--plugin is missing",
+                "name the model family; atelier plugins lists them");
+  const Request request = check_request(arguments, *family);
+  Samples samples = open_samples(request);
+  if (request.config.dry_run) {
+    print_report(request, samples);
+    return 0;
+  }
+  const run::StopSignals signals;
+  Progress progress(progress::stderr_options(request.config.log.quiet));
+  const Samples::Counts before = samples.counts();
+  if (!samples.fill(*request.model, request.config.dataset_num_workers, progress,
+                    [] { return run::StopSignals::requested().has_value(); })) {
+    progress.warn("stopped; what is encoded stays, and the same command goes on from there");
+    return run::StopSignals::exit_code(run::StopSignals::requested().value());
+  }
+  print_result(request, samples, before);
+  return 0;
+}
+
+}  // namespace atelier::cli
