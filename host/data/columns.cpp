@@ -24,10 +24,13 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// A text in quotes, and anything else as JSON.
 std::string shown(const json& value) {
-  return quote_and_escape(value.is_string()
-                              ? value.get_ref<const std::string&>()
-                              : value.dump(-1, ' ', false, json::error_handler_t::replace));
+  constexpr size_t kMaxChars = 80;
+  if (value.is_string()) return quote_and_escape(value.get_ref<const std::string&>(), kMaxChars);
+  const std::string text =
+      value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
+  return text.size() <= kMaxChars ? text : text.substr(0, kMaxChars) + "…";
 }
 
 bool is_blank(std::string_view text) {
@@ -246,22 +249,26 @@ bool Columns::read_value(const InputSpec& input, const json& value, const std::s
     return read_files(name, value, input.kind == InputKind::kImageList, place, item, problems);
   std::optional<json> read;
   const char* wanted = "text";
+  const char* hint = "put it in double quotes";
   if (input.kind == InputKind::kInteger) {
     read = read_integer(value);
     wanted = "whole number";
+    hint = "write for instance 4";
   } else if (input.kind == InputKind::kReal) {
     read = read_real(value);
     wanted = "number";
+    hint = "write for instance 0.5";
   } else if (input.kind == InputKind::kFlag) {
     read = read_flag(value);
-    wanted = "true or false";
+    wanted = "truth value";
+    hint = "write true or false";
   } else if (value.is_string()) {
     read = value;
     if (is_blank(value.get_ref<const std::string&>()))
       odd.add("empty texts", place + ": the text is empty", "write one if it was forgotten");
   }
   if (!read) {
-    problems.add(kWrongValues, place + ": " + shown(value) + " is no " + wanted, "correct it");
+    problems.add(kWrongValues, place + ": " + shown(value) + " is no " + wanted, hint);
     return false;
   }
   item.values.emplace(name, std::move(*read));
@@ -276,7 +283,7 @@ bool Columns::read_files(const std::string& column, const json& value, bool take
       throw Error(ErrorCode::kInvalidArgument,
                   std::to_string(paths.size()) + " files are given, " +
                       (takes_list ? "at least one" : "one") + " is expected",
-                  "correct the list");
+                  takes_list ? "name one or more" : "give each file a row of its own");
     }
     for (std::string& path : paths) {
       check_path(path);

@@ -49,9 +49,12 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& probl
       return read_caption_folder(base, options.caption_extension, problems);
     return read_metadata(options.dataset_metadata_path, problems);
   } catch (const Error& error) {
+    const bool is_folder = options.dataset_metadata_path.empty();
     const std::string inside = (fs::path(base) / options.dataset_metadata_path).string();
-    const bool is_inside = error.code() == ErrorCode::kNotFound && fs::exists(inside, failure);
-    problems.add("files", Error(error.code(), "--dataset_metadata_path: " + error.message(),
+    const bool is_inside =
+        !is_folder && error.code() == ErrorCode::kNotFound && fs::exists(inside, failure);
+    const char* flag = is_folder ? "--dataset_base_path: " : "--dataset_metadata_path: ";
+    problems.add("files", Error(error.code(), flag + error.message(),
                                 is_inside ? "did you mean " + checkpoint::display_path(inside) + "?"
                                           : error.hint(),
                                 error.tag()));
@@ -108,11 +111,11 @@ class PictureRules {
     const std::optional<Error>& error = files_.find(path)->second.error;
     if (!error) return true;
     if (error->code() == ErrorCode::kNotFound) {
-      problems_.add("missing files",
-                    placed(item, column,
-                           Error(error->code(), error->message(),
-                                 problems_.count() < options_.max_errors ? near_.hint(path) : "",
-                                 error->tag())));
+      problems_.add(
+          "missing files",
+          placed(item, column,
+                 Error(error->code(), error->message(),
+                       missing_++ < options_.max_errors ? near_.hint(path) : "", error->tag())));
     } else {
       const bool is_damaged = error->code() == ErrorCode::kDataLoss;
       problems_.add(is_damaged ? "damaged pictures" : "unreadable files",
@@ -169,6 +172,7 @@ class PictureRules {
   Findings& problems_;
   Findings& odd_;
   NearFiles near_;
+  int64_t missing_ = 0;  // files so far; those that will not be told need no hint
 };
 
 // Pictures that are learnt more than once, by path or by content.
@@ -266,19 +270,25 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
     return dataset;
   }
 
-  std::vector<Item> rows;
+  std::vector<std::pair<uint64_t, Item>> rows;  // with their lines
   std::set<std::string> paths;
   for (const Record& record : metadata->records) {
-    if (std::optional<Item> item = columns.read(record, errors, odd)) rows.push_back(*item);
+    errors.set_row(record.line);
+    odd.set_row(record.line);
+    if (std::optional<Item> item = columns.read(record, errors, odd))
+      rows.emplace_back(record.line, std::move(*item));
   }
-  for (const Item& item : rows) {
+  for (const auto& [line, item] : rows) {
     for (const auto& [column, files] : item.files) paths.insert(files.begin(), files.end());
   }
   const PictureFiles files = check_pictures(paths, options.decode_all);
   PictureRules rules(dataset.options_, columns, *dataset.sizes_, files, errors, odd);
-  for (Item& item : rows) {
+  for (auto& [line, item] : rows) {
+    errors.set_row(line);
+    odd.set_row(line);
     if (rules.check(item)) dataset.items_.push_back(std::move(item));
   }
+  odd.set_row(UINT64_MAX);  // behind those of single rows
   find_duplicates(dataset.items_, dataset.learnt_, files, odd);
   find_oddities(dataset.items_, dataset.learnt_, options, files, odd);
   hand_over(errors, place, problems);

@@ -1,15 +1,13 @@
 #include "host/data/findings.h"
 
+#include <algorithm>
+#include <map>
 #include <utility>
 
 namespace atelier::data {
 
 void Findings::add(std::string_view kind, Error error) {
-  if (count_++ < limit_) {
-    told_.push_back(std::move(error));
-  } else {
-    ++untold_[std::string(kind)];
-  }
+  entries_.push_back({row_, kind, std::move(error)});
 }
 
 void Findings::add(std::string_view kind, std::string message, std::string hint, ErrorCode code) {
@@ -17,17 +15,26 @@ void Findings::add(std::string_view kind, std::string message, std::string hint,
 }
 
 std::vector<Error> Findings::list(const std::string& place) const {
-  std::vector<Error> findings = told_;
-  if (untold_.empty()) return findings;
+  std::vector<const Entry*> entries;
+  for (const Entry& entry : entries_) entries.push_back(&entry);
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry* a, const Entry* b) { return a->row < b->row; });
+  const size_t num_told =
+      std::min(entries.size(), static_cast<size_t>(std::max<int64_t>(0, limit_)));
+  std::vector<Error> findings;
+  for (size_t i = 0; i < num_told; ++i) findings.push_back(entries[i]->error);
+  if (num_told == entries.size()) return findings;
+  std::map<std::string_view, int64_t> untold;
+  for (size_t i = num_told; i < entries.size(); ++i) ++untold[entries[i]->kind];
   std::string kinds;
-  int64_t more = 0;
-  for (const auto& [kind, count] : untold_) {
-    kinds += (kinds.empty() ? "" : ", ") + kind + ": " + std::to_string(count);
-    more += count;
+  for (const auto& [kind, count] : untold) {
+    if (!kinds.empty()) kinds += ", ";
+    kinds += std::string(kind) + ": " + std::to_string(count);
   }
-  findings.emplace_back(ErrorCode::kInvalidArgument,
-                        place + ": " + std::to_string(more) + " more (" + kinds + ")",
-                        "raise --max_errors to see them");
+  findings.emplace_back(
+      ErrorCode::kInvalidArgument,
+      place + ": " + std::to_string(entries.size() - num_told) + " more (" + kinds + ")",
+      "raise --max_errors to see them");
   return findings;
 }
 

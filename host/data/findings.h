@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,26 +10,34 @@
 
 namespace atelier::data {
 
-// Keeps the first `limit` findings and counts the others by kind. Not thread-safe.
+// Tells `limit` findings one by one and counts the others by kind. Not thread-safe.
 class Findings {
  public:
   explicit Findings(int64_t limit) : limit_(limit) {}
 
-  // `kind` is a plural that groups findings, "missing files".
+  // The row that findings from now on belong to. 0, as at first: none.
+  void set_row(uint64_t row) { row_ = row; }
+
+  // `kind` is a plural that groups findings, "missing files"; a literal.
   void add(std::string_view kind, Error error);
   void add(std::string_view kind, std::string message, std::string hint = {},
            ErrorCode code = ErrorCode::kInvalidArgument);
 
-  int64_t count() const { return count_; }
+  int64_t count() const { return static_cast<int64_t>(entries_.size()); }
 
-  // The findings in the order in which they came, and at most one more that counts the rest:
+  // The findings in the order of their rows, and at most one more that counts the rest:
   // "PLACE: 12 more (damaged pictures: 2, missing files: 10)".
   std::vector<Error> list(const std::string& place) const;
 
  private:
-  int64_t limit_, count_ = 0;
-  std::vector<Error> told_;
-  std::map<std::string, int64_t, std::less<>> untold_;
+  struct Entry {
+    uint64_t row;
+    std::string_view kind;
+    Error error;
+  };
+  int64_t limit_;
+  uint64_t row_ = 0;
+  std::vector<Entry> entries_;
 };
 
 }  // namespace atelier::data

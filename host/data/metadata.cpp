@@ -111,6 +111,7 @@ void read_csv(std::string_view text, Metadata& metadata, Findings& problems) {
   for (size_t i = 1; i < rows.size(); ++i) {
     const auto& [line, fields] = rows[i];
     Record record = {line, file + ":" + std::to_string(line)};
+    problems.set_row(line);
     if (fields.size() > columns.size()) {
       problems.add(kSyntax,
                    record.place + ": " + std::to_string(fields.size()) +
@@ -127,6 +128,7 @@ void read_csv(std::string_view text, Metadata& metadata, Findings& problems) {
 
 void add_object(Collector& collector, Record record, json value, Findings& problems) {
   if (!value.is_object()) {
+    problems.set_row(record.line);
     problems.add(kSyntax, record.place + ": is " + kind_of(value) + ", an object is expected",
                  "write for instance {\"image\": \"a.png\", \"prompt\": \"…\"}");
     return;
@@ -164,6 +166,7 @@ void read_json_lines(std::string_view text, Metadata& metadata, Findings& proble
   std::vector<formats::ParseError> errors;
   std::vector<formats::JsonLine> lines = formats::parse_jsonl(text, {}, &errors);
   for (const formats::ParseError& error : errors) {
+    problems.set_row(error.line.value_or(0));
     problems.add(kSyntax, checkpoint::at_file(metadata.file, error, ErrorCode::kInvalidArgument));
   }
   Collector collector(metadata);
@@ -236,6 +239,7 @@ Metadata read_metadata(const std::string& path, Findings& problems) {
     problems.add(kSyntax, error);
     return metadata;
   }
+  problems.set_row(0);
   if (metadata.records.empty() && problems.count() == 0) {
     problems.add(kSyntax, checkpoint::display_path(path) + ": holds no rows",
                  "write one row for each picture");

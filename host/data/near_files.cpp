@@ -56,6 +56,7 @@ std::string NearFiles::hint(const std::string& path) {
   const Names& names = names_in(folder.string());
   const auto near = names.find(fold(file.filename().string()));
   if (near == names.end()) return "check the path and --dataset_base_path";
+  if (near->second == file.filename().string()) return "it is a link to what is not there";
   if (compose(near->second) == compose(file.filename().string()))
     return "a file of this name is there in another Unicode form (NFC, NFD); write it as the disk "
            "does";

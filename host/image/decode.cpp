@@ -43,7 +43,7 @@ Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool p
     throw Error(
         ErrorCode::kUnsupported,
         place + (bytes.empty() ? ": the file is empty" : ": not a PNG, JPEG or WebP picture"),
-        "convert it to one of these");
+        bytes.empty() ? "get it again" : "convert it to one of these");
   }
   try {
     return read(bytes, pixels, [&](int64_t width, int64_t height) {

@@ -89,7 +89,7 @@ def plant_all(data):
     os.mkfifo(data.dir / "pipe.png")
     data.plant("no regular file", image="pipe.png")
     (data.dir / "dangling.png").symlink_to("gone.png")
-    data.plant("No such file", image="dangling.png")
+    data.plant("a link to what is not there", image="dangling.png")
     data.plant("name too long", image="x" * 300 + ".png")
     (data.dir / "caf\u00e9.png").write_bytes(png)
     data.plant("another Unicode form", image="cafe\u0301.png")
@@ -113,7 +113,7 @@ def plant_all(data):
     # Values.
     data.plant("[prompt]: nothing is given", prompt=...)
     data.plant("[prompt]: nothing is given", prompt=None)
-    data.plant("[prompt]: \"12\" is no text", prompt=12)
+    data.plant("[prompt]: 12 is no text", prompt=12)
     data.plant("[image]: nothing is given", image=...)
     data.plant("is no path", image=3)
     data.plant("is no path", image={"path": "a.png"})
@@ -128,7 +128,7 @@ def plant_all(data):
     data.plant("is no whole number", steps=1.5)
     data.plant("is no whole number", steps="four")
     data.plant("is no number", scale="wide")
-    data.plant("is no true or false", tiled="perhaps")
+    data.plant("is no truth value", tiled="perhaps")
     # Masks.
     data.plant("[mask]", mask="none.png")
     data.plant_file("[mask]", "damaged.png", png[:60], "mask")
@@ -183,7 +183,7 @@ class FaultsTest(unittest.TestCase):
             number = int(place[:len(place) - len(place.lstrip("0123456789"))])
             self.assertNotIn(number, problems, line)
             problems[number] = line
-        self.assertEqual(sorted(problems), sorted(data.faults))
+        self.assertEqual(list(problems), sorted(data.faults))  # in the order of the rows
         for number, says in data.faults.items():
             self.assertIn(says, problems[number])
 

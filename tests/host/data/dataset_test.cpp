@@ -363,9 +363,9 @@ TEST_CASE("Problems beyond max_errors are counted", "[data]") {
   set.options().max_errors = 3;
   const std::vector<std::string> problems = set.problems();
   REQUIRE(problems.size() == 4);
-  CHECK_THAT(problems[0], Contains("a.csv:22 [prompt]: nothing is given"));
-  CHECK_THAT(problems[1], Contains("a.csv:2 [image]") && Contains("No such file"));
-  CHECK_THAT(problems[3], Contains("18 more (missing files: 18)"));
+  CHECK_THAT(problems[0], Contains("a.csv:2 [image]") && Contains("No such file"));
+  CHECK_THAT(problems[2], Contains("a.csv:4 [image]"));
+  CHECK_THAT(problems[3], Contains("18 more (missing files: 17, missing values: 1)"));
 }
 
 }  // namespace

@@ -207,5 +207,19 @@ TEST_CASE("Findings beyond the limit are counted by kind", "[data]") {
   CHECK(findings.count() == 5);
 }
 
+TEST_CASE("Findings are told in the order of their rows", "[data]") {
+  Findings findings(2);
+  findings.set_row(7);
+  findings.add("missing files", "a: one");
+  findings.set_row(2);
+  findings.add("missing files", "b: two");
+  findings.add("missing files", "c: three");
+  const std::vector<Error> list = findings.list("m.csv");
+  REQUIRE(list.size() == 3);
+  CHECK(list[0].message() == "b: two");
+  CHECK(list[1].message() == "c: three");
+  CHECK(list[2].message() == "m.csv: 1 more (missing files: 1)");
+}
+
 }  // namespace
 }  // namespace atelier::data
