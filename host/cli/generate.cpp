@@ -66,6 +66,11 @@ CommandSpec generate_command(const ModelFamily* family) {
        .help = "folder of the LoRAs that lines of a prompts file name: "
                "\"loras\": [{\"name\": \"style\", \"strength\": 0.7}]",
        .preset = ""},
+      {.name = "lora_mode",
+       .help = "hot: a LoRA is part of each product, and another one comes at once; merge: it is "
+               "added to the weights in float32, and steps cost what they cost without it",
+       .preset = "hot",
+       .choices = {"hot", "merge"}},
       {.name = "cfg_batch",
        .help = "both halves of guidance in one call of the denoiser; off needs less memory",
        .preset = "on",
@@ -197,7 +202,8 @@ generate::ModelRecord record_of(const LoadedModel& model, const plugins::Plugin&
 // The LoRAs of a run; the model's layers are looked through with the first of them.
 class Loras {
  public:
-  Loras(LoadedModel& model, Progress& progress) : model_(model), progress_(progress) {}
+  Loras(LoadedModel& model, lora::Mode mode, Progress& progress)
+      : model_(model), mode_(mode), progress_(progress) {}
 
   // Whether they fit the model; reads no values.
   void check(const Settings& settings, const Place& place, report::Problems& problems) {
@@ -236,11 +242,12 @@ class Loras {
 
  private:
   lora::Registry& registry() {
-    if (!registry_) registry_.emplace(model_);
+    if (!registry_) registry_.emplace(model_, lora::Registry::Options{.mode = mode_});
     return *registry_;
   }
 
   LoadedModel& model_;
+  lora::Mode mode_;
   Progress& progress_;
   std::optional<lora::Registry> registry_;
   std::set<std::string> warned_;  // files
@@ -462,7 +469,9 @@ int run_generate(std::span<const std::string> arguments) {
   std::unique_ptr<LoadedModel> model;
   problems.collect([&] { model = LoadedModel::open(family, load_request(flags)); });
   std::optional<Loras> loras;
-  if (model) loras.emplace(*model, progress);
+  const lora::Mode mode =
+      flags.text("lora_mode") == "merge" ? lora::Mode::kMerge : lora::Mode::kHot;
+  if (model) loras.emplace(*model, mode, progress);
   const auto check = [&](const Job& job, report::Problems& found) {
     generate::check_settings(job.settings, family, job.place, found);
     if (!model) return;

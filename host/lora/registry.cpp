@@ -56,7 +56,10 @@ at::Tensor widened(const at::Tensor& part, int axis, int64_t start, int64_t tota
 }  // namespace
 
 Registry::Registry(checkpoint::LoadedModel& model, Options options)
-    : model_(model), options_(options), targets_(model) {}
+    : model_(model),
+      options_(options),
+      targets_(model),
+      listener_(model.on_loaded([this](std::string_view) { place_additions(); })) {}
 
 Registry::~Registry() {
   in_use_.clear();
@@ -73,36 +76,63 @@ Registry::LoadedPtr Registry::open(const std::string& path) {
   LoraFile file = LoraFile::open(path);
   Match match = targets_.match(file);
   const auto stamp = stamp_of(file.path());
-  auto loaded = std::make_shared<Loaded>(
-      Loaded{std::move(file), std::move(match), {}, 0, ++clock_, clock_, stamp});
+  auto loaded = std::make_shared<Loaded>(Loaded{.file = std::move(file),
+                                                .match = std::move(match),
+                                                .id = ++clock_,
+                                                .last_use = clock_,
+                                                .stamp = stamp});
   files_.emplace(path, loaded);
   return loaded;
 }
 
 void Registry::read(Loaded& loaded) const {
-  if (!loaded.adapters.empty()) return;
+  if (loaded.values) return;
   const at::NoGradGuard no_grad;
-  std::vector<Adapter> adapters;
-  int64_t bytes = 0;
+  const LoraFile& file = loaded.file;
+  Values values;
   for (const Match::Pair& pair : loaded.match.pairs) {
-    const LoraLayer& layer = loaded.file.layers()[pair.layer];
-    const at::Tensor down = loaded.file.read_down(layer, model_.dtype()).to(model_.device());
-    const at::Tensor up = loaded.file.read_up(layer, model_.dtype()).to(model_.device());
-    for (const TargetPiece& piece : pair.target->pieces) {
-      Adapter adapter = {piece.linear, down, up, layer.scale};
-      if (piece.axis == 0) {
-        adapter.b = widened(up.narrow(0, piece.name_start, piece.length), 0, piece.layer_start,
-                            piece.linear->out_features());
-      } else if (piece.axis == 1) {
-        adapter.a = widened(down.narrow(1, piece.name_start, piece.length), 1, piece.layer_start,
-                            piece.linear->in_features());
-      }
-      bytes += static_cast<int64_t>(adapter.a.nbytes() + adapter.b.nbytes());
-      adapters.push_back(std::move(adapter));
+    const LoraLayer& layer = file.layers()[pair.layer];
+    if (options_.mode == Mode::kHot && layer.is_product()) {
+      add_to_products(values, file, pair);
+    } else {
+      add_to_weights(values, file.read_difference(layer), *pair.target);
     }
   }
-  loaded.adapters = std::move(adapters);
-  loaded.bytes = bytes;
+  for (const Match::Pair& pair : loaded.match.biases)
+    add_to_weights(values, file.read_bias(file.layers()[pair.layer]), *pair.target);
+  loaded.values = std::move(values);
+}
+
+void Registry::add_to_products(Values& values, const LoraFile& file,
+                               const Match::Pair& pair) const {
+  const LoraLayer& layer = file.layers()[pair.layer];
+  const at::Tensor down = file.read_down(layer, model_.dtype()).to(model_.device());
+  const at::Tensor up = file.read_up(layer, model_.dtype()).to(model_.device());
+  for (const TargetPiece& piece : pair.target->pieces) {
+    Adapter adapter = {piece.linear, down, up, layer.scale};
+    if (piece.axis == 0) {
+      adapter.b = widened(up.narrow(0, piece.name_start, piece.length), 0, piece.layer_start,
+                          piece.linear->out_features());
+    } else if (piece.axis == 1) {
+      adapter.a = widened(down.narrow(1, piece.name_start, piece.length), 1, piece.layer_start,
+                          piece.linear->in_features());
+    }
+    values.bytes += static_cast<int64_t>(adapter.a.nbytes() + adapter.b.nbytes());
+    values.adapters.push_back(std::move(adapter));
+  }
+}
+
+void Registry::add_to_weights(Values& values, const Difference& difference,
+                              const Target& target) const {
+  const auto shared = std::make_shared<const Difference>(difference.to(model_.device()));
+  values.bytes += shared->bytes();
+  for (const TargetPiece& piece : target.pieces)
+    values.additions.push_back({piece.weight,
+                                {.difference = shared,
+                                 .axis = piece.axis,
+                                 .difference_start = piece.name_start,
+                                 .weight_start = piece.layer_start,
+                                 .length = piece.length}});
 }
 
 const std::vector<std::string>& Registry::check(const std::string& path) {
@@ -114,11 +144,13 @@ std::string Registry::fingerprint(std::span<const Use> set, std::string_view com
   for (const Use& use : set) {
     if (use.strength == 0) continue;
     const LoadedPtr loaded = open(use.path);
-    const auto& pairs = loaded->match.pairs;
-    const bool changes_it = std::any_of(pairs.begin(), pairs.end(), [&](const Match::Pair& pair) {
-      return pair.target->component == component;
-    });
-    if (changes_it) text += c10::str(loaded->id, "*", std::bit_cast<uint64_t>(use.strength), ";");
+    const auto changes_it = [&](const std::vector<Match::Pair>& pairs) {
+      return std::any_of(pairs.begin(), pairs.end(), [&](const Match::Pair& pair) {
+        return pair.target->component == component;
+      });
+    };
+    if (changes_it(loaded->match.pairs) || changes_it(loaded->match.biases))
+      text += c10::str(loaded->id, "*", std::bit_cast<uint64_t>(use.strength), ";");
   }
   return text;
 }
@@ -183,6 +215,11 @@ void Registry::use(std::span<const Use> set) {
 }
 
 void Registry::place() {
+  place_adapters();
+  place_additions();
+}
+
+void Registry::place_adapters() {
   std::set<nn::Linear*> touched;
   std::set<const void*> ours;
   for (const auto& [linear, a] : placed_) {
@@ -197,10 +234,28 @@ void Registry::place() {
   for (size_t i = 0; i < in_use_.size(); ++i) {
     const double strength = in_use_[i].strength;
     if (strength == 0) continue;
-    for (const Adapter& adapter : used_[i]->adapters) {
+    for (const Adapter& adapter : used_[i]->values->adapters) {
       adapter.linear->adapters.push_back({adapter.a, adapter.b, strength * adapter.scale});
       placed_.emplace_back(adapter.linear, adapter.a);
     }
+  }
+}
+
+void Registry::place_additions() {
+  std::map<Weight*, std::vector<Addition>> wanted;
+  for (Weight* weight : added_) wanted[weight];
+  for (size_t i = 0; i < in_use_.size(); ++i) {
+    if (in_use_[i].strength == 0) continue;
+    for (const WeightAddition& of : used_[i]->values->additions) {
+      Addition addition = of.addition;
+      addition.strength = in_use_[i].strength;
+      wanted[of.weight].push_back(std::move(addition));
+    }
+  }
+  added_.clear();
+  for (auto& [weight, additions] : wanted) {
+    if (!additions.empty()) added_.insert(weight);
+    set_additions(*weight, this, std::move(additions));
   }
 }
 
@@ -212,13 +267,12 @@ void Registry::drop_idle() {
     int64_t idle = 0;
     LoadedPtr oldest;
     for (const auto& [path, loaded] : files_) {
-      if (loaded->adapters.empty() || is_used(loaded)) continue;
-      idle += loaded->bytes;
+      if (!loaded->values || is_used(loaded)) continue;
+      idle += loaded->values->bytes;
       if (oldest == nullptr || loaded->last_use < oldest->last_use) oldest = loaded;
     }
     if (idle <= options_.idle_bytes) return;
-    oldest->adapters.clear();
-    oldest->bytes = 0;
+    oldest->values.reset();
   }
 }
 
@@ -227,7 +281,9 @@ int64_t Registry::bytes() const {
   for (const auto& [path, loaded] : files_) all.insert(loaded.get());
   for (const LoadedPtr& loaded : used_) all.insert(loaded.get());
   int64_t total = 0;
-  for (const Loaded* loaded : all) total += loaded->bytes;
+  for (const Loaded* loaded : all)
+    if (loaded->values) total += loaded->values->bytes;
+  for (const Weight* weight : added_) total += added_bytes(*weight);
   return total;
 }
 

@@ -3,25 +3,36 @@
 
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "host/checkpoint/model_loader.h"
+#include "host/lora/added_weight.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/selection.h"
 #include "host/lora/targets.h"
 
 namespace atelier::lora {
 
-// Puts adapters into the linear layers, and takes out only its own. The base weights are never
-// written: without LoRAs a model gives its own bits. Adapters are independent of whether a
-// component's weights are loaded. Order decides the last bits: that of load(), or of use().
-// Not thread-safe.
+// How a LoRA changes a linear layer. What is no product of two factors is always added to the
+// weight.
+enum class Mode {
+  kHot,   // its product is added to the layer's: nothing to compute when it comes, goes or changes
+  kMerge  // it is added to the weight: nothing to compute in the layer's product
+};
+
+// Puts adapters into the linear layers, and additions behind weights (see added_weight.h), and
+// takes out only its own. The base weights are never written: without LoRAs a model gives its own
+// bits. LoRAs stay when a component's weights leave and come back. Order decides the last bits:
+// that of load(), or of use(). Not thread-safe.
 class Registry {
  public:
   struct Options {
+    Mode mode = Mode::kHot;
     // Of files that are not in use and stay in memory for the next call, on the compute device; the
     // one that was used longest ago goes first.
     int64_t idle_bytes = int64_t{4} << 30;
@@ -54,7 +65,8 @@ class Registry {
   void use(std::span<const Use> set);
 
   const std::vector<Use>& in_use() const { return in_use_; }
-  // Of all adapters in memory, in use and idle.
+  // Of all that is in memory, in use and idle: the values of the files, and the sums with those
+  // weights that are added to, which are made when such a weight is first drawn.
   int64_t bytes() const;
 
  private:
@@ -63,12 +75,20 @@ class Registry {
     at::Tensor a, b;
     double scale;  // at strength 1
   };
+  struct WeightAddition {
+    Weight* weight;
+    Addition addition;  // at strength 1
+  };
+  struct Values {
+    std::vector<Adapter> adapters;
+    std::vector<WeightAddition> additions;
+    int64_t bytes = 0;
+  };
   struct Loaded {
     LoraFile file;
     Match match;
-    std::vector<Adapter> adapters;  // empty until it is used
-    int64_t bytes = 0;
-    uint64_t id = 0;  // of this reading of the file
+    std::optional<Values> values = {};  // once it is used
+    uint64_t id = 0;                    // of this reading of the file
     uint64_t last_use = 0;
     std::pair<int64_t, int64_t> stamp;  // of the file: changes when it is written again
   };
@@ -76,7 +96,11 @@ class Registry {
 
   LoadedPtr open(const std::string& path);
   void read(Loaded& loaded) const;
+  void add_to_products(Values& values, const LoraFile& file, const Match::Pair& pair) const;
+  void add_to_weights(Values& values, const Difference& difference, const Target& target) const;
   void place();
+  void place_adapters();
+  void place_additions();
   void drop_idle();
   std::vector<Use>::iterator find(std::string_view name);
 
@@ -87,7 +111,9 @@ class Registry {
   std::vector<Use> in_use_;
   std::vector<LoadedPtr> used_;                             // of in_use_
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`
+  std::set<Weight*> added_;                                 // that are added to
   uint64_t clock_ = 0;
+  std::shared_ptr<const checkpoint::LoadedModel::Listener> listener_;
 };
 
 }  // namespace atelier::lora

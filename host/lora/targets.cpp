@@ -1,6 +1,7 @@
 #include "host/lora/targets.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "atelier/error.h"
 
@@ -18,7 +19,7 @@ using formats::quote_and_escape;
 
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kEndings[] = {".weight", ".bias"};
 constexpr size_t kShown = 3;  // names in an error
 
 constexpr std::string_view kDenoiserPrefixes[] = {
@@ -35,10 +36,55 @@ std::string flat(std::string name) {
   return name;
 }
 
-std::string shape_text(int64_t rows, int64_t columns) {
+std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
-  text += std::to_string(rows) + ", " + std::to_string(columns) + "]";
-  return text;
+  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+// "blocks.0.up" of "blocks.0.up.weight"; nullopt for names that end otherwise.
+std::optional<std::string> layer_of(const std::string& name) {
+  for (const std::string_view ending : kEndings) {
+    if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size());
+  }
+  return std::nullopt;
+}
+
+void set_shape(Target& target, const std::vector<int64_t>& shape) {
+  target.shape = shape;
+  target.out = shape.empty() ? 1 : shape[0];
+  target.in = target.out == 0 ? 0 : c10::multiply_integers(shape) / target.out;
+}
+
+// "tensor X: [2, 64], [2, 32] expected" where a layer's addition does not fit its target; empty
+// where it does.
+std::string misfit(const LoraLayer& layer, const Target& target) {
+  const auto text = [](const std::string& tensor, const std::vector<int64_t>& is,
+                       const std::vector<int64_t>& expected) {
+    return "tensor " + quote_and_escape(tensor) + ": " + shape_text(is) + ", " +
+           shape_text(expected) + " expected";
+  };
+  if (layer.shape == target.shape) return {};
+  if (layer.form == LayerForm::kLora || layer.form == LayerForm::kLoha) {
+    if (layer.in != target.in)
+      return text(layer.down, {layer.rank, layer.in}, {layer.rank, target.in});
+    return text(layer.up, {layer.out, layer.rank}, {target.out, layer.rank});
+  }
+  return text(layer.any_tensor(), layer.shape, target.shape);
+}
+
+// DoRA's lengths are of whole rows or columns of the named matrix: where the model keeps it as
+// several layers, those must not be cut.
+void check_magnitude(const std::string& path, const LoraLayer& layer, const Target& target) {
+  if (layer.magnitude.empty()) return;
+  for (const TargetPiece& piece : target.pieces) {
+    if (piece.axis < 0 || piece.axis == layer.magnitude_axis) continue;
+    if (piece.length == target.shape[static_cast<size_t>(piece.axis)]) continue;
+    throw Error(ErrorCode::kUnsupported,
+                path + ": tensor " + quote_and_escape(layer.magnitude) +
+                    ": DoRA over several layers of " + target.component + " is not supported",
+                "merge it into the model in the program that it was made with", "LORA_KIND");
+  }
 }
 
 }  // namespace
@@ -63,40 +109,40 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
   if (component.is_text_encoder) component.prefixes.emplace_back("base_model.model.");
 
   nn::Module& root = model.model().component(component.name);
-  std::map<std::string, nn::Linear*> linears;  // by the path of their weight
+  std::map<const Weight*, nn::Linear*> linears;  // by their matrix
   root.visit([&](nn::Module& module) {
     auto* linear = dynamic_cast<nn::Linear*>(&module);
-    if (linear != nullptr) linears.emplace(module.path() + std::string(kWeight), linear);
+    if (linear != nullptr) linears.emplace(linear->weight.get(), linear);
   });
+  const auto linear_of = [&](const Weight* weight) {
+    const auto found = linears.find(weight);
+    return found != linears.end() ? found->second : nullptr;
+  };
   const checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
     return checkpoint::bind_weights(model.family().weight_map(part.detection),
                                     part.detection.prefix, part.checkpoint.index(), root);
   });
   // Names of the checkpoint first: where they and the module paths differ, files speak the former.
   for (const checkpoint::BoundWeight& bound : binding.weights) {
-    const auto linear = linears.find(bound.path);
-    if (linear == linears.end()) continue;
-    const std::string path = bound.path.substr(0, bound.path.size() - kWeight.size());
+    const std::optional<std::string> path = layer_of(bound.path);
+    if (!path) continue;
     for (const checkpoint::WeightPiece& piece : bound.pieces) {
-      if (!piece.tensor.ends_with(kWeight) || piece.axis > 1) continue;
-      std::string name = piece.tensor.substr(part.detection.prefix.size());
-      name.resize(name.size() - kWeight.size());
-      const std::vector<int64_t>& shape = part.checkpoint.index().find(piece.tensor)->shape;
-      if (shape.size() != 2) continue;
+      const std::string name = piece.tensor.substr(part.detection.prefix.size());
+      if (!layer_of(name)) continue;
       Target& target = component.by_name[name];
       target.component = component.name;
-      target.out = shape[0];
-      target.in = shape[1];
-      target.pieces.push_back(
-          {linear->second, path, piece.axis, piece.tensor_start, piece.weight_start, piece.length});
+      set_shape(target, part.checkpoint.index().find(piece.tensor)->shape);
+      target.pieces.push_back({bound.weight, linear_of(bound.weight), *path, piece.axis,
+                               piece.tensor_start, piece.weight_start, piece.length});
     }
   }
-  for (const auto& [weight, linear] : linears) {
-    const std::string path = weight.substr(0, weight.size() - kWeight.size());
-    component.by_name.emplace(
-        path,
-        Target{component.name, linear->out_features(), linear->in_features(), {{linear, path}}});
-  }
+  root.visit_weights([&](const std::string& path, Weight& weight) {
+    const std::optional<std::string> layer = layer_of(path);
+    if (!layer) return;
+    Target target = {component.name, {}, 0, 0, {{&weight, linear_of(&weight), *layer}}};
+    set_shape(target, weight.sizes().vec());
+    component.by_name.emplace(path, std::move(target));
+  });
   for (const auto& [name, target] : component.by_name)
     component.by_flat_name.emplace(flat(name), &target);
   return component;
@@ -108,10 +154,12 @@ Targets::Targets(LoadedModel& model) : family_(model.family().name()) {
                         [](const Component& component) { return component.is_denoiser; });
 }
 
-const Target* Targets::find_in(const Component& component, std::string_view name) {
+const Target* Targets::find_in(const Component& component, std::string_view name,
+                               std::string_view ending) {
   // Files of some tools have several prefixes: "base_model.model.transformer.".
   for (int i = 0; i < 4; ++i) {
-    if (const auto found = component.by_name.find(name); found != component.by_name.end())
+    if (const auto found = component.by_name.find(std::string(name) + std::string(ending));
+        found != component.by_name.end())
       return &found->second;
     const auto prefix =
         std::find_if(component.prefixes.begin(), component.prefixes.end(),
@@ -122,13 +170,14 @@ const Target* Targets::find_in(const Component& component, std::string_view name
   return nullptr;
 }
 
-const Target* Targets::find(std::string_view name) const {
+const Target* Targets::find(std::string_view name, std::string_view ending) const {
   const auto find_flat = [&](auto& prefixes, auto is_meant) -> const Target* {
     for (const std::string_view prefix : prefixes) {
       if (!name.starts_with(prefix)) continue;
       for (const Component& component : components_) {
         if (!is_meant(component)) continue;
-        const auto found = component.by_flat_name.find(name.substr(prefix.size()));
+        const auto found = component.by_flat_name.find(
+            flat(std::string(name.substr(prefix.size())) + std::string(ending)));
         if (found != component.by_flat_name.end()) return found->second;
       }
     }
@@ -139,50 +188,77 @@ const Target* Targets::find(std::string_view name) const {
   if (const Target* target = find_flat(kFlatDenoiserPrefixes, is_denoiser)) return target;
   if (const Target* target = find_flat(kFlatTextPrefixes, is_text)) return target;
   for (const Component& component : components_) {
-    if (const Target* target = find_in(component, name)) return target;
+    if (const Target* target = find_in(component, name, ending)) return target;
   }
   return nullptr;
+}
+
+const Target* Targets::find(std::string_view name) const {
+  const Target* target = find_weight(name);
+  if (target == nullptr) return nullptr;
+  const bool is_linear =
+      target->shape.size() == 2 &&
+      std::all_of(target->pieces.begin(), target->pieces.end(),
+                  [](const TargetPiece& piece) { return piece.linear != nullptr; });
+  return is_linear ? target : nullptr;
 }
 
 Match Targets::match(const LoraFile& file) const {
   const std::string path = checkpoint::display_path(file.path());
   Match match;
   std::map<const Target*, size_t> named;  // layer of the file that a target was named by
-  std::vector<std::string> misshaped;
-  std::string first_misshaped;
+  std::vector<std::string> misfits;
+  const auto add = [&](std::vector<Match::Pair>& pairs, size_t layer, const Target* target) {
+    const auto [other, is_new] = named.emplace(target, layer);
+    if (!is_new)
+      throw Error(ErrorCode::kInvalidArgument,
+                  path + ": " + quote_and_escape(file.layers()[other->second].name) + " and " +
+                      quote_and_escape(file.layers()[layer].name) + " are one layer of " +
+                      target->component,
+                  "the file names a layer in two ways: save it again", "LORA_TWICE");
+    pairs.push_back({layer, target});
+  };
   for (size_t i = 0; i < file.layers().size(); ++i) {
     const LoraLayer& layer = file.layers()[i];
-    const Target* target = find(layer.name);
+    const bool is_any_weight =
+        layer.form == LayerForm::kNone || layer.form == LayerForm::kDifference;
+    const Target* target = is_any_weight ? find_weight(layer.name) : find(layer.name);
     if (target == nullptr) {
       match.unmatched.push_back(layer.name);
       continue;
     }
-    if (layer.in != target->in || layer.out != target->out) {
-      const bool is_down = layer.in != target->in;
-      misshaped.push_back(
-          "tensor " + quote_and_escape(is_down ? layer.down : layer.up) + ": " +
-          (is_down ? shape_text(layer.rank, layer.in) : shape_text(layer.out, layer.rank)) + ", " +
-          (is_down ? shape_text(layer.rank, target->in) : shape_text(target->out, layer.rank)) +
-          " expected");
-      continue;
+    if (layer.form != LayerForm::kNone) {
+      if (std::string text = misfit(layer, *target); !text.empty()) {
+        misfits.push_back(std::move(text));
+        continue;
+      }
+      check_magnitude(path, layer, *target);
+      add(match.pairs, i, target);
     }
-    const auto [other, is_new] = named.emplace(target, i);
-    if (!is_new)
+    if (layer.bias.empty()) continue;
+    const Target* bias = find_bias(layer.name);
+    if (bias == nullptr)
       throw Error(ErrorCode::kInvalidArgument,
-                  path + ": " + quote_and_escape(file.layers()[other->second].name) + " and " +
-                      quote_and_escape(layer.name) + " are one layer of " + target->component,
-                  "the file names a layer in two ways: save it again", "LORA_TWICE");
-    match.pairs.push_back({i, target});
+                  path + ": tensor " + quote_and_escape(layer.bias) +
+                      ": the layer has no bias in " + family_,
+                  "use a LoRA of this model", "LORA_SHAPE");
+    if (bias->out == file.tensors().index().dim(layer.bias, 0)) {
+      add(match.biases, i, bias);
+    } else {
+      misfits.push_back("tensor " + quote_and_escape(layer.bias) + ": " +
+                        shape_text(file.tensors().index().find(layer.bias)->shape) + ", " +
+                        shape_text(bias->shape) + " expected");
+    }
   }
-  if (!misshaped.empty()) {
+  if (!misfits.empty()) {
     std::string message = path + ": is made for another model: ";
-    for (size_t i = 0; i < std::min(misshaped.size(), kShown); ++i)
-      message += (i > 0 ? "; " : "") + misshaped[i];
-    if (misshaped.size() > kShown)
-      message += "; and " + std::to_string(misshaped.size() - kShown) + " more";
+    for (size_t i = 0; i < std::min(misfits.size(), kShown); ++i)
+      message += (i > 0 ? "; " : "") + misfits[i];
+    if (misfits.size() > kShown)
+      message += "; and " + std::to_string(misfits.size() - kShown) + " more";
     throw Error(ErrorCode::kInvalidArgument, message, "use a LoRA of this model", "LORA_SHAPE");
   }
-  if (match.pairs.empty())
+  if (match.pairs.empty() && match.biases.empty())
     throw Error(ErrorCode::kInvalidArgument,
                 path + ": none of its " + std::to_string(file.layers().size()) +
                     " layers is one of " + family_ + ": " +

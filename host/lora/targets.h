@@ -1,4 +1,4 @@
-// The linear layers of a model under every name that LoRA files give them.
+// The layers of a model under every name that LoRA files give them.
 #pragma once
 
 #include <map>
@@ -13,18 +13,20 @@
 
 namespace atelier::lora {
 
-// A part of a named matrix, and the part of a linear layer's weight that it is.
+// A part of a named tensor, and the part of a layer's weight or bias that it is.
 struct TargetPiece {
-  nn::Linear* linear = nullptr;
-  std::string path;  // of the layer in its component
-  int axis = -1;     // -1: the whole of both; 0: rows, of the output; 1: columns, of the input
+  Weight* weight = nullptr;
+  nn::Linear* linear = nullptr;  // whose matrix the weight is; null for all other weights
+  std::string path;              // of the layer in its component
+  int axis = -1;  // -1: the whole of both; 0: rows, of the output; 1: columns, of the input
   int64_t name_start = 0, layer_start = 0, length = 0;
 };
 
-// One name: a layer, a part of one, or several that are published as one matrix.
+// One name: a layer, a part of one, or several that are published as one tensor.
 struct Target {
   std::string component;
-  int64_t out = 0, in = 0;  // shape of the named matrix
+  std::vector<int64_t> shape;  // of the named tensor
+  int64_t out = 0, in = 0;     // its rows and columns
   std::vector<TargetPiece> pieces;
 };
 
@@ -34,35 +36,42 @@ struct Match {
     size_t layer;  // of LoraFile::layers()
     const Target* target;
   };
-  std::vector<Pair> pairs;             // in the order of the file's layers
+  std::vector<Pair> pairs;             // additions to weights, in the order of the file's layers
+  std::vector<Pair> biases;            // additions to biases
   std::vector<std::string> unmatched;  // layers and tensors of the file that are nothing here
 };
 
-// All names of a model's linear layers: their own paths, and those of the checkpoints that the
+// All names of a model's layers: their own paths, and those of the checkpoints that the
 // model was opened with. Immutable.
 class Targets {
  public:
   // `model` outlives the targets. Its weights need not be loaded.
   explicit Targets(checkpoint::LoadedModel& model);
 
-  // The layer that a file calls `name`; null when there is none. Understood are the prefixes
+  // The linear layer that a file calls `name`; null when there is none. Understood are the prefixes
   // "transformer.", "diffusion_model.", "base_model.model." and their like, names whose dots became
   // underscores behind "lora_unet_", "lora_te_" or "lycoris_", and bare names.
   const Target* find(std::string_view name) const;
+  // The weight, and the bias, of any layer: also of norms, tables and convolutions.
+  const Target* find_weight(std::string_view name) const { return find(name, ".weight"); }
+  const Target* find_bias(std::string_view name) const { return find(name, ".bias"); }
 
   // Throws Error{kInvalidArgument} naming the file and what does not fit: when no layer is found,
-  // when shapes differ, and when one layer is named twice.
+  // when shapes differ, when one layer is named twice, and when a bias is added to that is not
+  // there; and Error{kUnsupported} for a DoRA whose lengths run over several layers.
   Match match(const LoraFile& file) const;
 
  private:
   struct Component {
     std::string name;
     bool is_denoiser = false, is_text_encoder = false;
-    std::vector<std::string> prefixes;  // that LoRA files put before its names
-    std::map<std::string, Target, std::less<>> by_name;
+    std::vector<std::string> prefixes;                   // that LoRA files put before its names
+    std::map<std::string, Target, std::less<>> by_name;  // "blocks.0.up.weight"
     std::map<std::string, const Target*, std::less<>> by_flat_name;  // dots are underscores
   };
-  static const Target* find_in(const Component& component, std::string_view name);
+  static const Target* find_in(const Component& component, std::string_view name,
+                               std::string_view ending);
+  const Target* find(std::string_view name, std::string_view ending) const;
   static Component table_of(checkpoint::LoadedModel& model, const checkpoint::LoadedPart& part);
 
   std::string family_;

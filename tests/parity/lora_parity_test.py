@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
-from peft import LoHaConfig, LoraConfig, get_peft_model
+from peft import LoHaConfig, LoKrConfig, LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
@@ -29,9 +29,14 @@ ALL_LINEARS = [
 def randomize_adapters_(module, seed, std):
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if "lora_" in name or "hada_" in name:
-                generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            if not any(mark in name for mark in ("lora_", "hada_", "lokr_")):
+                continue
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.3 * noise)
+            else:
+                parameter.copy_(noise * std)
 
 
 def layers_of(path):
@@ -124,7 +129,7 @@ class LoraParityTest(unittest.TestCase):
             "the LoRA changes too little for the test to prove anything")
         return expected
 
-    def ours(self, *lists):
+    def ours(self, *lists, **flags):
         """One picture for each list of LoRAs, in one process."""
         job = dict(prompt=PROMPT,
                    height=HEIGHT,
@@ -134,10 +139,20 @@ class LoraParityTest(unittest.TestCase):
                    seed=0,
                    latents=self.latents)
         jobs = [{**job, "loras": loras} for loras in lists]
-        return atelier.generate_jobs(self.models.model, jobs, dtype="float32", lora_dir=self.dir)
+        return atelier.generate_jobs(self.models.model,
+                                     jobs,
+                                     dtype="float32",
+                                     lora_dir=self.dir,
+                                     **flags)
 
     def test_a_lora_of_diffusers_gives_the_same_picture_at_any_strength(self):
-        got = self.ours(["style"], [{"name": "style", "strength": -0.6}], [], ["light"])
+        sets = (["style"], [{"name": "style", "strength": -0.6}], [], ["light"])
+        for mode in ("hot", "merge"):
+            with self.subTest(mode=mode):
+                self.check_strengths(self.ours(*sets, lora_mode=mode))
+                self.pipeline.unload_lora_weights()
+
+    def check_strengths(self, got):
         compare.assert_pictures("LoRA of diffusers", got[0], self.with_adapters(style=1.0))
         self.pipeline.set_adapters(["style"], adapter_weights=[-0.6])
         compare.assert_pictures("LoRA of diffusers, strength -0.6", got[1], self.reference())
@@ -145,6 +160,35 @@ class LoraParityTest(unittest.TestCase):
         self.pipeline.unload_lora_weights()
         compare.assert_pictures("LoRA of diffusers, rsLoRA and patterns", got[3],
                                 self.with_adapters(light=1.0))
+
+    def test_a_dora_of_diffusers_gives_the_same_picture(self):
+        self.write_with_diffusers("dora",
+                                  5,
+                                  r=4,
+                                  lora_alpha=8,
+                                  use_dora=True,
+                                  target_modules=ALL_LINEARS)
+        expected = self.with_adapters(dora=1.0)
+        for mode in ("hot", "merge"):
+            with self.subTest(mode=mode):
+                compare.assert_pictures("DoRA of diffusers, " + mode,
+                                        self.ours(["dora"], lora_mode=mode)[0], expected)
+
+    def test_whole_differences_of_every_layer_are_added(self):
+        """To weights, also of norms, and to biases: what diffusers makes of changed weights."""
+        transformer = QwenImageTransformer2DModel.from_pretrained(self.models.model / "transformer")
+        tensors = {}
+        with torch.no_grad():
+            for name, parameter in transformer.named_parameters():
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                diff = torch.randn(parameter.shape, generator=generator) * 0.3 * parameter.std()
+                parameter += diff
+                ending = ".diff" if name.endswith(".weight") else ".diff_b"
+                tensors["diffusion_model." + name.rsplit(".", 1)[0] + ending] = diff
+        save_file(tensors, self.dir / "whole.safetensors")
+        self.assertTrue(any("norm_q.diff" in name for name in tensors))
+        expected = self.picture_of(transformer)
+        compare.assert_pictures("whole differences", self.ours(["whole"])[0], expected)
 
     def test_two_adapters_with_strengths_give_the_same_picture(self):
         expected = self.with_adapters(style=0.7, light=-1.5)
@@ -167,10 +211,15 @@ class LoraParityTest(unittest.TestCase):
         self.assertTrue(np.array_equal(got[0], listed[0][0]))
 
     def test_folders_of_peft_give_the_same_pictures(self):
-        for name, std, config in (("LoRA", 0.08,
-                                   LoraConfig(r=3, lora_alpha=9, target_modules=ALL_LINEARS)),
-                                  ("LoHa", 0.4,
-                                   LoHaConfig(r=2, alpha=3, target_modules=ALL_LINEARS))):
+        some = dict(target_modules=ALL_LINEARS)
+        for name, std, config in (
+            ("LoRA", 0.08, LoraConfig(r=3, lora_alpha=9, **some)),
+            ("LoRA with biases", 0.08, LoraConfig(r=3, lora_alpha=6, lora_bias=True, **some)),
+            ("DoRA", 0.08, LoraConfig(r=3, lora_alpha=9, use_dora=True, **some)),
+            ("LoHa", 0.4, LoHaConfig(r=2, alpha=3, **some)),
+            ("LoKr", 0.2, LoKrConfig(r=2, alpha=3, decompose_both=True, decompose_factor=4, **some)),
+            ("LoKr of whole matrices", 0.2, LoKrConfig(r=64, alpha=32, **some)),
+        ):
             with self.subTest(name=name):
                 self.check_folder(name, std, config)
 
@@ -180,6 +229,21 @@ class LoraParityTest(unittest.TestCase):
         randomize_adapters_(wrapped, 3, std)
         wrapped.save_pretrained(self.dir / "peft" / name)
         wrapped.eval()
+        expected = self.picture_of(transformer)
+        got = atelier.generate(self.models.model,
+                               self.latents,
+                               prompt=PROMPT,
+                               height=HEIGHT,
+                               width=WIDTH,
+                               num_inference_steps=STEPS,
+                               cfg_scale=1.0,
+                               seed=0,
+                               dtype="float32",
+                               lora=self.dir / "peft" / name)
+        compare.assert_pictures(name + " folder of peft", got, expected)
+
+    def picture_of(self, transformer):
+        """diffusers' picture with another transformer."""
         pipeline = QwenImagePipeline(**{**self.pipeline.components, "transformer": transformer})
         pipeline.set_progress_bar_config(disable=True)
         images = pipeline(PROMPT,
@@ -192,17 +256,7 @@ class LoraParityTest(unittest.TestCase):
         expected = list((images * 255).round().astype(np.uint8))
         effect = np.abs(np.asarray(expected, np.float64) - np.asarray(self.plain, np.float64))
         self.assertGreater(effect.mean(), 5)
-        got = atelier.generate(self.models.model,
-                               self.latents,
-                               prompt=PROMPT,
-                               height=HEIGHT,
-                               width=WIDTH,
-                               num_inference_steps=STEPS,
-                               cfg_scale=1.0,
-                               seed=0,
-                               dtype="float32",
-                               lora=self.dir / "peft" / name)
-        compare.assert_pictures(name + " folder of peft", got, expected)
+        return expected
 
     def test_every_spelling_of_one_lora_gives_the_same_bits(self):
         layers = layers_of(self.dir / "style.safetensors")

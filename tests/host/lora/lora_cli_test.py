@@ -142,6 +142,24 @@ class LoraTest(unittest.TestCase):
         self.assertNotIn("loras", json.loads(pictures[0][1]["atelier"]))
         self.assertNotIn("Loras", pictures[0][1]["parameters"])
 
+    def test_merged_sets_change_from_line_to_line(self):
+        diff = {f"diffusion_model.{name}.diff": (shape, [0.02 * math.sin(i) for i in range(shape[0] * shape[1])])
+                for name, shape in self.layers.items()}
+        write_tensors(self.loras / "diff.safetensors", diff)
+        self.addCleanup((self.loras / "diff.safetensors").unlink)
+        lines = [[], ["style"], ["diff", "style"], ["diff"], []]
+        jobs = "".join(json.dumps({"prompt": "a cat", "loras": line}) + "\n" for line in lines)
+        pixels = {}
+        for mode in ("hot", "merge"):
+            result = self.generate("--prompts_file", "-", "--lora_dir", self.loras, "--lora_mode", mode, stdin=jobs)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            pixels[mode] = [self.png(f"out_{i}.png")[0] for i in range(1, 6)]
+            self.assertEqual(pixels[mode][4], pixels[mode][0])
+            self.assertEqual(len(set(pixels[mode])), 4)
+        self.assertEqual(pixels["hot"][0], pixels["merge"][0])
+        self.assertEqual(pixels["hot"][3], pixels["merge"][3])  # what is no product is added to the weights anyway
+        self.assertIn("--lora_mode", self.refuse("--lora_mode", "cold"))
+
     def test_names_that_are_nothing_in_the_model_are_listed_once(self):
         style, _ = self.picture("style.png", "--lora", self.loras / "style.safetensors")
         partial, result = self.picture("partial.png", "--lora", self.loras / "partial.safetensors", "--quiet")
@@ -158,7 +176,8 @@ class LoraTest(unittest.TestCase):
             "rank mismatch": ({**factors("transformer." + name, shape),
                                f"transformer.{name}.lora_B.weight": ([shape[0], 3], [0.0] * (3 * shape[0]))}, "rank 2 expected"),
             "no lora": ({"a.weight": ([1, 1], [0.0])}, "is no LoRA"),
-            "DoRA": ({**factors(name, shape), name + ".dora_scale": ([1], [1.0])}, "DoRA is not supported"),
+            "OFT": ({**factors(name, shape), name + ".oft_blocks": ([1], [1.0])}, "OFT is not supported"),
+            "no bias": ({**factors(name, shape), "txt_norm.diff_b": ([1], [1.0])}, "the layer has no bias"),
         }
         for number, (case, (tensors, word)) in enumerate(cases.items()):
             with self.subTest(case=case):

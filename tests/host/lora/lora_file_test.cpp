@@ -48,6 +48,18 @@ TEST_CASE("Every published spelling of a factor is read", "[lora]") {
       {"a.to_q_lora.up.weight", "a.to_q", TensorRole::kUp},
       {"text.q_proj.lora_linear_layer.up.weight", "text.q_proj", TensorRole::kUp},
       {"a.lora_A", "a", TensorRole::kDown},
+      {"transformer.a.lora_magnitude_vector", "transformer.a", TensorRole::kMagnitude},
+      {"a.lora_magnitude_vector.default.weight", "a", TensorRole::kMagnitude},
+      {"lora_unet_a_b.dora_scale", "lora_unet_a_b", TensorRole::kMagnitude},
+      {"lycoris_a_b.lokr_w1", "lycoris_a_b", TensorRole::kKron1},
+      {"lycoris_a_b.lokr_w1_a", "lycoris_a_b", TensorRole::kKron1Left},
+      {"base_model.model.a.lokr_w2_b", "base_model.model.a", TensorRole::kKron2Right},
+      {"diffusion_model.a.diff", "diffusion_model.a", TensorRole::kDiff},
+      {"diffusion_model.a.diff_b", "diffusion_model.a", TensorRole::kBiasDiff},
+      {"lycoris_a_norm.w_norm", "lycoris_a_norm", TensorRole::kDiff},
+      {"lycoris_a_norm.b_norm", "lycoris_a_norm", TensorRole::kBiasDiff},
+      {"a.lora_B.default.bias", "a", TensorRole::kUpBias},
+      {"a.diff.weight", "a.diff.weight", TensorRole::kUnknown},
       {"a.b.weight", "a.b.weight", TensorRole::kUnknown},
       {"a.lora_A.one.two.weight", "a.lora_A.one.two.weight", TensorRole::kUnknown},
       {".lora_A.weight", ".lora_A.weight", TensorRole::kUnknown},
@@ -85,6 +97,64 @@ TEST_CASE("The scale is alpha over rank, and 1 where no alpha is given", "[lora]
   CHECK(with(R"({"transformer.lora_alpha": 8, "transformer.alpha_pattern": {"^b": 1}})") == 2.0);
   CHECK(with(R"({"transformer.lora_alpha": 8, "transformer.alpha_pattern": {"^a.b": 1}})") == 0.25);
   CHECK(with(R"({"transformer.lora_alpha": 8})", {{"transformer.a.b.alpha", number(2)}}) == 0.5);
+}
+
+TEST_CASE("A LoKr's scale is alpha over its rank, and 1 for two whole matrices", "[lora]") {
+  const Folder folder;
+  const NamedTensors whole = {{"a.b.lokr_w1", at::ones({2, 3})}, {"a.b.lokr_w2", at::ones({5, 7})}};
+  const auto layer = [&](NamedTensors tensors, double alpha, const std::string& config = "") {
+    if (alpha != 0) tensors.emplace("a.b.alpha", number(alpha));
+    checkpoint::write_safetensors(folder / "adapter_model.safetensors", tensors);
+    test::write_bytes(folder / "adapter_config.json", config.empty() ? "{}" : config);
+    const LoraFile file = LoraFile::open(folder.path());
+    REQUIRE(file.layers().size() == 1);
+    CHECK((file.layers()[0].form == LayerForm::kLokr));
+    CHECK(file.layers()[0].shape == std::vector<int64_t>{10, 21});
+    CHECK_FALSE(file.layers()[0].is_product());
+    CHECK(file.read_difference(file.layers()[0]).value().sizes() == at::IntArrayRef({10, 21}));
+    return file.layers()[0];
+  };
+  CHECK(layer(whole, 0).scale == 1.0);
+  CHECK(layer(whole, 8).scale == 1.0);  // LyCORIS writes any number there
+  CHECK(layer(whole, 0, R"({"r": 4, "alpha": 2})").scale == 0.5);
+  CHECK(layer(whole, 0, R"({"r": 4, "rank_pattern": {"b": 8}, "alpha": 2})").scale == 0.25);
+  const NamedTensors right = {{"a.b.lokr_w1", at::ones({2, 3})},
+                              {"a.b.lokr_w2_a", at::ones({5, 4})},
+                              {"a.b.lokr_w2_b", at::ones({4, 7})}};
+  CHECK(layer(right, 0).scale == 1.0);
+  CHECK(layer(right, 2).scale == 0.5);
+  CHECK(layer(right, 2).rank == 4);
+  CHECK(layer(right, 0, R"({"r": 4, "alpha": 2})").scale == 0.5);
+  CHECK(layer({{"a.b.lokr_w1_a", at::ones({2, 2})},
+               {"a.b.lokr_w1_b", at::ones({2, 3})},
+               {"a.b.lokr_w2", at::ones({5, 7})}},
+              6)
+            .scale == 3.0);
+}
+
+TEST_CASE("Differences, biases and lengths are read beside each other", "[lora]") {
+  const Folder folder;
+  const at::Tensor bias = at::randn({5}), diff = at::randn({3, 2, 1, 1}), lengths = at::rand({5});
+  const LoraFile file =
+      LoraFile::open(write(folder, layer_and({{"a.b.alpha", number(2)},
+                                              {"a.b.dora_scale", lengths.reshape({5, 1})},
+                                              {"a.b.lora_B.bias", bias},
+                                              {"c.diff", diff.to(at::kBFloat16)},
+                                              {"c.alpha", number(2)},
+                                              {"d.diff_b", bias}})));
+  REQUIRE(file.layers().size() == 3);
+  const LoraLayer &dora = file.layers()[0], &whole = file.layers()[1], &only = file.layers()[2];
+  CHECK((dora.form == LayerForm::kLora));
+  CHECK_FALSE(dora.is_product());
+  CHECK(at::equal(file.read_difference(dora).magnitude, lengths.reshape({5, 1})));
+  CHECK(at::equal(file.read_difference(dora).value(), at::full({5, 6}, 2.0)));
+  CHECK(at::equal(file.read_bias(dora).value(), bias * 0.5));
+  CHECK((whole.form == LayerForm::kDifference));
+  CHECK(whole.scale == 1.0);  // alpha means nothing there
+  CHECK(whole.shape == std::vector<int64_t>{3, 2, 1, 1});
+  CHECK(at::equal(file.read_difference(whole).value(), diff.to(at::kBFloat16).to(at::kFloat)));
+  CHECK((only.form == LayerForm::kNone));
+  CHECK(at::equal(file.read_bias(only).value(), bias));
 }
 
 TEST_CASE("A folder stands for the LoRA that peft or diffusers saved there", "[lora]") {
@@ -145,14 +215,34 @@ TEST_CASE("Files that are wrong are refused with file, tensor and reason", "[lor
           layer_and({{"a.b.alpha", number(INFINITY)}}));
   refused(ErrorCode::kDataLoss, {"lora_adapter_metadata"}, layer_and(),
           {{"lora_adapter_metadata", "{"}});
+  refused(ErrorCode::kInvalidArgument, {"\"a.b.dora_scale\"", "[4, 4]", "[5] or [1, 6] expected"},
+          layer_and({{"a.b.dora_scale", at::ones({4, 4})}}));
+  refused(ErrorCode::kInvalidArgument, {"\"a.b.dora_scale\"", "[5, 6], [5] or [1, 6] expected"},
+          layer_and({{"a.b.dora_scale", at::ones({5, 6})}}));
+  refused(ErrorCode::kInvalidArgument, {"\"c.dora_scale\"", "the pair that it belongs to"},
+          layer_and({{"c.dora_scale", at::ones({5})}}));
+  refused(ErrorCode::kUnsupported, {"\"a.b.lokr_w1\"", "another addition to the same layer"},
+          layer_and({{"a.b.lokr_w1", at::ones({2, 2})}, {"a.b.lokr_w2", at::ones({2, 2})}}));
+  refused(ErrorCode::kUnsupported, {"\"a.b.diff\"", "\"a.b.lora_A.weight\" is another addition"},
+          layer_and({{"a.b.diff", at::ones({5, 6})}}));
+  refused(ErrorCode::kInvalidArgument,
+          {"\"c.lokr_w1\"", "not just one of lokr_w2, and lokr_w2_a with lokr_w2_b"},
+          layer_and({{"c.lokr_w1", at::ones({2, 2})}, {"c.lokr_w2_a", at::ones({2, 2})}}));
+  refused(ErrorCode::kInvalidArgument, {"\"c.lokr_w2_b\"", "[3, 2], 2 rows expected"},
+          layer_and({{"c.lokr_w1", at::ones({2, 2})},
+                     {"c.lokr_w2_a", at::ones({2, 2})},
+                     {"c.lokr_w2_b", at::ones({3, 2})}}));
+  refused(ErrorCode::kInvalidArgument, {"\"a.b.diff_b\"", "[4], [5] expected"},
+          layer_and({{"a.b.diff_b", at::ones({4})}}));
+  refused(ErrorCode::kUnsupported, {"\"a.b.lora_B.bias\"", "another addition to the same bias"},
+          layer_and({{"a.b.diff_b", at::ones({5})}, {"a.b.lora_B.bias", at::ones({5})}}));
+  refused(ErrorCode::kUnsupported, {"Int values"},
+          layer_and({{"c.diff", at::ones({4, 6}, at::kInt)}}));
   for (const auto& [tensor, kind] :
-       std::map<std::string, std::string>{{"a.b.dora_scale", "DoRA"},
-                                          {"a.b.lora_magnitude_vector.weight", "DoRA"},
-                                          {"a.b.hada_t1", "LoHa of a convolution"},
-                                          {"a.b.lokr_w2", "LoKr"},
-                                          {"a.b.diff", "(.diff)"},
-                                          {"a.b.diff_b", "(.diff_b)"},
-                                          {"a.b.lora_B.bias", "biases"},
+       std::map<std::string, std::string>{{"a.b.hada_t1", "LoHa of a convolution"},
+                                          {"a.b.lokr_t2", "LoKr of a convolution"},
+                                          {"a.b.diff_m", "(.diff_m)"},
+                                          {"a.b.lora_A.bias", "a bias within a LoRA"},
                                           {"a.b.lora_mid.weight", "middle factor"}})
     refused(ErrorCode::kUnsupported, {kind + " is not supported", tensor},
             layer_and({{tensor, at::ones({4, 4})}}));

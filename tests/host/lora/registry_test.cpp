@@ -1,5 +1,6 @@
 #include "host/lora/registry.h"
 
+#include <functional>
 #include <random>
 #include <regex>
 
@@ -138,6 +139,148 @@ TEST_CASE("A LoHa gives what merged weights give", "[lora]") {
   CHECK(at::equal(scene.velocity(), scene.plain));
 }
 
+TEST_CASE("Every kind gives what changed weights give, hot and merged", "[lora]") {
+  Scene scene;
+  at::manual_seed(31);
+  const auto random = [](at::IntArrayRef shape) { return at::randn(shape) * 0.3; };
+  struct Kind {
+    std::string name;
+    NamedTensors file;
+    std::function<void(NamedTensors&)> change;  // of the published weights, at strength 1
+  };
+  std::vector<Kind> kinds;
+  {
+    const at::Tensor a = random({3, 32}), b = random({96, 3}), m = at::rand({96}) + 0.5;
+    kinds.push_back({"DoRA by rows",
+                     {{"transformer.blocks.0.qkv.lora_A.weight", a},
+                      {"transformer.blocks.0.qkv.lora_B.weight", b},
+                      {"transformer.blocks.0.qkv.lora_magnitude_vector", m},
+                      {"transformer.blocks.0.qkv.alpha", at::tensor(6.0f)}},
+                     [=](NamedTensors& weights) {
+                       at::Tensor& w = weights.at("blocks.0.qkv.weight");
+                       w = w + 2 * at::mm(b, a);
+                       w = w * m.unsqueeze(1) / w.norm(2, 1, true);
+                     }});
+  }
+  {
+    const at::Tensor a = random({3, 32}), b = random({32, 3}), m = at::rand({1, 32}) + 0.5;
+    kinds.push_back({"DoRA by columns",
+                     {{"lora_unet_blocks_1_value.lora_down.weight", a},
+                      {"lora_unet_blocks_1_value.lora_up.weight", b},
+                      {"lora_unet_blocks_1_value.dora_scale", m}},
+                     [=](NamedTensors& weights) {
+                       at::Tensor& w = weights.at("blocks.1.value.weight");
+                       w = w + at::mm(b, a);
+                       w = w * m / w.norm(2, 0, true);
+                     }});
+  }
+  {
+    const at::Tensor w1 = random({8, 4}), a = random({12, 2}), b = random({2, 8});
+    kinds.push_back({"LoKr",
+                     {{"lycoris_blocks_0_qkv.lokr_w1", w1},
+                      {"lycoris_blocks_0_qkv.lokr_w2_a", a},
+                      {"lycoris_blocks_0_qkv.lokr_w2_b", b},
+                      {"lycoris_blocks_0_qkv.alpha", at::tensor(1.0f)}},
+                     [=](NamedTensors& weights) {
+                       weights.at("blocks.0.qkv.weight").add_(at::kron(w1, at::mm(a, b)), 0.5);
+                     }});
+  }
+  {
+    const at::Tensor diff = random({32, 48}), bias = random({32});
+    kinds.push_back({"whole differences",
+                     {{"diffusion_model.embed.diff", diff}, {"diffusion_model.embed.diff_b", bias}},
+                     [=](NamedTensors& weights) {
+                       weights.at("embed.weight").add_(diff);
+                       weights.at("embed.bias").add_(bias);
+                     }});
+  }
+  {
+    const at::Tensor a = random({2, 32}), b = random({32, 2}), bias = random({32});
+    kinds.push_back({"LoRA with a bias",
+                     {{"blocks.1.down.lora_A.weight", a},
+                      {"blocks.1.down.lora_B.weight", b},
+                      {"blocks.1.down.lora_B.bias", bias},
+                      {"blocks.1.down.alpha", at::tensor(4.0f)}},
+                     [=](NamedTensors& weights) {
+                       weights.at("blocks.1.down.weight").add_(at::mm(b, a), 2);
+                       weights.at("blocks.1.down.bias").add_(bias, 2);
+                     }});
+  }
+  const std::string path = scene.folder / "kind.safetensors";
+  for (const Mode mode : {Mode::kHot, Mode::kMerge}) {
+    Registry registry(*scene.model, {.mode = mode});
+    for (const Kind& kind : kinds) {
+      INFO(kind.name << (mode == Mode::kHot ? ", hot" : ", merged"));
+      checkpoint::write_safetensors(path, kind.file);
+      registry.load({"kind", path});
+      CHECK(registry.check(path).empty());
+      const at::Tensor wanted = test::changed_velocity(scene.folder.path(), kind.change);
+      REQUIRE(test::error(wanted, scene.plain) > 0.02);
+      CHECK(test::error(scene.velocity(), wanted) < 5e-5);
+      // Half of it, beside a plain LoRA.
+      registry.load({"style", scene.style_path, -0.7});
+      registry.set_strength("kind", 0.5);
+      const at::Tensor both =
+          test::changed_velocity(scene.folder.path(), [&](NamedTensors& weights) {
+            NamedTensors changed;
+            for (const auto& [name, value] : weights) changed.emplace(name, value.clone());
+            kind.change(changed);
+            for (auto& [name, value] : weights) value.lerp_(changed.at(name), 0.5);
+            for (const test::Factors& of : scene.style)
+              weights.at(of.layer + ".weight").add_(at::mm(of.up, of.down), -0.7);
+          });
+      CHECK(test::error(scene.velocity(), both) < 5e-5);
+      registry.unload("kind");
+      registry.unload("style");
+      CHECK(at::equal(scene.velocity(), scene.plain));
+    }
+  }
+}
+
+TEST_CASE("Merged LoRAs are what hot ones are, and leave the base's bits", "[lora]") {
+  Scene scene;
+  const std::vector<at::Tensor> weights = scene.weights();
+  const std::vector<Use> both = {{"style", scene.style_path, 0.5}, {"light", scene.light_path}};
+  at::Tensor hot;
+  {
+    Registry registry(*scene.model);
+    registry.use(both);
+    hot = scene.velocity();
+  }
+  {
+    Registry registry(*scene.model, {.mode = Mode::kMerge});
+    registry.use(both);
+    CHECK(test::error(scene.velocity(), hot) < 2e-5);
+    CHECK_FALSE(test::same_bits(scene.weights(), weights));
+    scene.model->model().component("dit").visit([](nn::Module& module) {
+      if (auto* linear = dynamic_cast<nn::Linear*>(&module)) CHECK(linear->adapters.empty());
+    });
+    registry.use({});
+    CHECK(test::same_bits(scene.weights(), weights));
+    CHECK(at::equal(scene.velocity(), scene.plain));
+    registry.use(both);
+    CHECK(test::error(scene.velocity(), hot) < 2e-5);
+  }
+  CHECK(test::same_bits(scene.weights(), weights));
+}
+
+TEST_CASE("Two registries add to one weight, and each takes its own away", "[lora]") {
+  Scene scene;
+  Registry first(*scene.model, {.mode = Mode::kMerge});
+  {
+    Registry second(*scene.model, {.mode = Mode::kMerge});
+    first.load({"style", scene.style_path});
+    second.load({"light", scene.light_path});
+    CHECK(test::error(scene.velocity(), scene.merged(1, 1)) < 5e-5);
+    first.unload("style");
+    CHECK(test::error(scene.velocity(), scene.merged(0, 1)) < 5e-5);
+    first.load({"style", scene.style_path});
+  }
+  CHECK(test::error(scene.velocity(), scene.merged(1, 0)) < 5e-5);
+  first.unload("style");
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
 TEST_CASE("A set replaces another, whatever layers they have", "[lora]") {
   Scene scene;
   Registry registry(*scene.model);
@@ -158,9 +301,10 @@ TEST_CASE("A set replaces another, whatever layers they have", "[lora]") {
   CHECK(at::equal(scene.velocity(), scene.plain));
 }
 
-TEST_CASE("Adapters outlive the weights of their layers", "[lora]") {
+TEST_CASE("LoRAs outlive the weights of their layers", "[lora]") {
+  const Mode mode = GENERATE(Mode::kHot, Mode::kMerge);
   Scene scene;
-  Registry registry(*scene.model);
+  Registry registry(*scene.model, {.mode = mode});
   scene.model->unload_component("dit");
   registry.load({"style", scene.style_path});
   const at::Tensor with = scene.velocity();
@@ -294,21 +438,39 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
     return test::gradients({v}, {leaf});
   };
   const test::Tensors plain_gradient = gradient();
-  for (uint64_t i = 0; i < 4; ++i)
+  for (uint64_t i = 0; i < 3; ++i)
     test::write_lora(scene.folder / ("lora" + std::to_string(i) + ".safetensors"),
                      test::toy_factors(2 + static_cast<int64_t>(i), 20 + i));
-  Registry registry(*scene.model, {.idle_bytes = 0});
+  const auto pair = test::random_factors("blocks.0.qkv", 32, 96, 2);
+  checkpoint::write_safetensors(scene.folder / "lora3.safetensors",
+                                {{"blocks.0.qkv.lora_A.weight", pair.down},
+                                 {"blocks.0.qkv.lora_B.weight", pair.up},
+                                 {"blocks.0.qkv.dora_scale", at::rand({96}) + 0.5},
+                                 {"embed.diff", at::randn({32, 48}) * 0.3},
+                                 {"embed.diff_b", at::randn({32}) * 0.3}});
+  checkpoint::write_safetensors(scene.folder / "lora4.safetensors",
+                                {{"blocks.0.qkv.lokr_w1", at::randn({8, 4}) * 0.3},
+                                 {"blocks.0.qkv.lokr_w2", at::randn({12, 8}) * 0.3},
+                                 {"blocks.1.down.hada_w1_a", at::randn({32, 2})},
+                                 {"blocks.1.down.hada_w1_b", at::randn({2, 32})},
+                                 {"blocks.1.down.hada_w2_a", at::randn({32, 2})},
+                                 {"blocks.1.down.hada_w2_b", at::randn({2, 32})},
+                                 {"blocks.1.down.diff_b", at::randn({32}) * 0.3}});
+  const Mode mode = GENERATE(Mode::kHot, Mode::kMerge);
+  Registry registry(*scene.model, {.mode = mode, .idle_bytes = 0});
   const auto use_of = [&](size_t i, double strength) {
     const std::string name = "lora" + std::to_string(i);
     return Use{name, scene.folder / (name + ".safetensors"), strength};
   };
-  for (size_t i = 0; i < 4; ++i) registry.check(use_of(i, 1).path);
+  for (size_t i = 0; i < 5; ++i) registry.check(use_of(i, 1).path);
   test::Bytes live;
+  scene.model->unload_component("dit");
+  scene.velocity();  // weights that are counted when they leave
   const int64_t live_before = live.now();
   std::mt19937 random(5);
   size_t with_adapters = 0;
   for (int cycle = 0; cycle < 500; ++cycle) {
-    const Use use = use_of(random() % 4, static_cast<double>(random() % 5) / 2 - 1);
+    const Use use = use_of(random() % 5, static_cast<double>(random() % 5) / 2 - 1);
     const auto& set = registry.in_use();
     const bool is_loaded =
         std::any_of(set.begin(), set.end(), [&](const Use& own) { return own.name == use.name; });
@@ -319,6 +481,7 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
     } else {
       registry.set_strength(use.name, use.strength);
     }
+    if (cycle % 100 == 99) scene.model->unload_component("dit");
     if (cycle % 50 == 0) {
       const bool adds =
           std::any_of(set.begin(), set.end(), [](const Use& own) { return own.strength != 0; });
@@ -328,9 +491,9 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
   }
   CHECK(with_adapters > 3);
   while (!registry.in_use().empty()) registry.unload(registry.in_use().back().name);
-  CHECK(live.now() == live_before);
   CHECK(registry.bytes() == 0);
-  CHECK(at::equal(scene.velocity(), scene.plain));
+  CHECK(at::equal(scene.velocity(), scene.plain));  // and loads the weights
+  CHECK(live.now() == live_before);
   CHECK(test::same_bits(scene.weights(), weights));
   CHECK(test::same_bits(gradient(), plain_gradient));
 }

@@ -100,4 +100,76 @@ TEST_CASE("A match lists what is nothing here, and refuses what cannot be right"
                [&] { targets.match(LoraFile::open(path)); });
 }
 
+TEST_CASE("Weights and biases of any layer are found", "[lora]") {
+  const Folder folder;
+  test::write_toy_model(folder.path());
+  const auto model = test::open_toy(folder.path());
+  const Targets targets(*model);
+  nn::Linear* down = nullptr;
+  model->model().component("dit").visit([&](nn::Module& module) {
+    if (module.path() == "blocks.1.down") down = dynamic_cast<nn::Linear*>(&module);
+  });
+  REQUIRE(down != nullptr);
+  for (const std::string name : {"diffusion_model.blocks.1.down", "lora_unet_blocks_1_down"}) {
+    const Target* weight = targets.find_weight(name);
+    const Target* bias = targets.find_bias(name);
+    REQUIRE(weight != nullptr);
+    REQUIRE(bias != nullptr);
+    CHECK(weight == targets.find(name));
+    CHECK(weight->pieces.at(0).weight == down->weight.get());
+    CHECK(weight->pieces.at(0).linear == down);
+    CHECK(bias->pieces.at(0).weight == down->bias.get());
+    CHECK(bias->pieces.at(0).linear == nullptr);
+    CHECK(bias->shape == std::vector<int64_t>{32});
+  }
+  CHECK(targets.find_bias("blocks.0.up") == nullptr);
+  CHECK(targets.find_weight("blocks.7.up") == nullptr);
+}
+
+TEST_CASE("A match refuses additions that have no place", "[lora]") {
+  const Folder folder;
+  test::write_toy_model(folder.path());
+  const auto model = test::open_toy(folder.path());
+  const Targets targets(*model);
+  const std::string path = folder / "lora.safetensors";
+  const auto match = [&](const NamedTensors& tensors) {
+    checkpoint::write_safetensors(path, tensors);
+    return targets.match(LoraFile::open(path));
+  };
+  const Match both = match({{"blocks.0.down.diff", at::ones({32, 32})},
+                            {"blocks.0.down.diff_b", at::ones({32})},
+                            {"embed.diff_b", at::ones({32})},
+                            {"nowhere.diff_b", at::ones({32})}});
+  CHECK(both.pairs.size() == 1);
+  CHECK(both.biases.size() == 2);
+  CHECK(both.unmatched == std::vector<std::string>{"nowhere"});
+  expect_error(ErrorCode::kInvalidArgument,
+               {"lora.safetensors", "\"blocks.0.up.diff_b\"", "the layer has no bias in toy"}, [&] {
+                 match({{"blocks.0.up.diff_b", at::ones({64})}});
+               });
+  expect_error(ErrorCode::kInvalidArgument, {"\"embed.diff_b\": [31], [32] expected"}, [&] {
+    match({{"embed.diff_b", at::ones({31})}});
+  });
+  expect_error(ErrorCode::kInvalidArgument, {"\"blocks.0.up.diff\": [64, 31], [64, 32] expected"},
+               [&] {
+                 match({{"blocks.0.up.diff", at::ones({64, 31})}});
+               });
+  expect_error(ErrorCode::kInvalidArgument,
+               {"\"blocks.0.up.lokr_w1_a\": [8, 8], [64, 32] expected"}, [&] {
+                 match({{"blocks.0.up.lokr_w1_a", at::ones({2, 1})},
+                        {"blocks.0.up.lokr_w1_b", at::ones({1, 2})},
+                        {"blocks.0.up.lokr_w2", at::ones({4, 4})}});
+               });
+  const auto dora = [&](const std::string& layer, const at::Tensor& magnitude) {
+    return match({{layer + ".lora_A.weight", at::ones({2, 32})},
+                  {layer + ".lora_B.weight", at::ones({96, 2})},
+                  {layer + ".dora_scale", magnitude}});
+  };
+  CHECK(dora("blocks.0.qkv", at::ones({96})).pairs.size() == 1);
+  expect_error(ErrorCode::kUnsupported,
+               {"\"blocks.0.qkv.dora_scale\"", "DoRA over several layers of dit"}, [&] {
+                 dora("blocks.0.qkv", at::ones({1, 32}));
+               });
+}
+
 }  // namespace atelier::lora

@@ -92,20 +92,28 @@ inline at::Tensor toy_velocity(checkpoint::LoadedModel& model) {
   return model.model().denoise({x.to(model.dtype()), at::tensor({0.25f, 0.75f}), both}, runner);
 }
 
-// The velocity of a model whose published weights are W + scale * up * down, for all `factors`.
-inline at::Tensor merged_velocity(const std::string& folder, const std::vector<Factors>& factors,
-                                  const std::vector<double>& scales) {
-  const Folder merged;
+// The velocity of a model whose published weights `change` has changed.
+template <class Change>
+at::Tensor changed_velocity(const std::string& folder, Change change) {
+  const Folder changed;
   const auto file = checkpoint::Checkpoint::open("dit", {folder + "/dit.safetensors"});
   NamedTensors tensors;
   for (const auto& [name, meta] : file.index().tensors()) tensors.emplace(name, file.read(name));
-  for (size_t i = 0; i < factors.size(); ++i) {
-    tensors.at(factors[i].layer + ".weight")
-        .add_(at::mm(factors[i].up, factors[i].down), scales[i]);
-  }
-  checkpoint::write_safetensors(merged / "dit.safetensors", tensors);
-  fs::copy_file(folder + "/vae.safetensors", merged / "vae.safetensors");
-  return toy_velocity(*open_toy(merged.path()));
+  change(tensors);
+  checkpoint::write_safetensors(changed / "dit.safetensors", tensors);
+  fs::copy_file(folder + "/vae.safetensors", changed / "vae.safetensors");
+  return toy_velocity(*open_toy(changed.path()));
+}
+
+// The velocity of a model whose published weights are W + scale * up * down, for all `factors`.
+inline at::Tensor merged_velocity(const std::string& folder, const std::vector<Factors>& factors,
+                                  const std::vector<double>& scales) {
+  return changed_velocity(folder, [&](NamedTensors& tensors) {
+    for (size_t i = 0; i < factors.size(); ++i) {
+      tensors.at(factors[i].layer + ".weight")
+          .add_(at::mm(factors[i].up, factors[i].down), scales[i]);
+    }
+  });
 }
 
 }  // namespace atelier::test

@@ -1,0 +1,96 @@
+#include "host/lora/added_weight.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+
+namespace atelier::lora {
+
+namespace {
+
+constexpr double kLeastNorm = 1e-30;  // of a row of zeros, which stays one
+
+at::Tensor part_of(const at::Tensor& whole, int axis, int64_t start, int64_t length) {
+  return axis < 0 ? whole : whole.narrow(axis, start, length);
+}
+
+// What `addition` adds to `weight`, the part that it is for, at strength 1; float32.
+at::Tensor change_of(const Addition& addition, const at::Tensor& weight) {
+  const Difference& difference = *addition.difference;
+  const at::Tensor value =
+      part_of(difference.value(), addition.axis, addition.difference_start, addition.length);
+  if (!difference.magnitude.defined()) return value;
+  // Magnitudes lie along one axis, which may be the one that is cut; the norm is over the other.
+  at::Tensor magnitude = difference.magnitude.to(at::kFloat);
+  const int along = magnitude.size(1) == 1 && magnitude.size(0) == difference.shape[0] ? 0 : 1;
+  if (addition.axis == along)
+    magnitude = magnitude.narrow(along, addition.difference_start, addition.length);
+  const at::Tensor base = weight.to(at::kFloat), sum = base + value;
+  const at::Tensor norm = at::linalg_vector_norm(sum, 2, 1 - along, /*keepdim=*/true);
+  return sum.mul(magnitude / norm.clamp_min(kLeastNorm)).sub_(base);
+}
+
+const AddedWeight* added_store(const Weight& weight) {
+  return dynamic_cast<const AddedWeight*>(weight.store().get());
+}
+
+}  // namespace
+
+AddedWeight::AddedWeight(std::shared_ptr<const WeightStore> base, std::vector<Addition> additions)
+    : base_(std::move(base)), additions_(std::move(additions)) {}
+
+at::Tensor AddedWeight::sum() const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor base = base_->draw();
+  const at::Tensor sum = base.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  for (const Addition& of : additions_) {
+    const at::Tensor weight = part_of(base, of.axis, of.weight_start, of.length);
+    part_of(sum, of.axis, of.weight_start, of.length).add_(change_of(of, weight), of.strength);
+  }
+  return sum.to(base.scalar_type());
+}
+
+at::Tensor AddedWeight::draw() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!sum_.defined()) sum_ = sum();
+  return sum_;
+}
+
+int64_t AddedWeight::bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return sum_.defined() ? static_cast<int64_t>(sum_.nbytes()) : 0;
+}
+
+void set_additions(Weight& weight, const void* owner, std::vector<Addition> additions) {
+  if (!weight.is_loaded()) return;
+  const AddedWeight* added = added_store(weight);
+  std::vector<Addition> all, now;
+  if (added != nullptr) {
+    for (const Addition& addition : added->additions())
+      (addition.owner == owner ? now : all).push_back(addition);
+  }
+  for (Addition& addition : additions) addition.owner = owner;
+  if (now == additions) return;
+  std::move(additions.begin(), additions.end(), std::back_inserter(all));
+  if (weight.is_trainable())
+    throw Error(ErrorCode::kUnsupported,
+                "weight " + formats::quote_and_escape(weight.name()) +
+                    " is trained: nothing can be added to it when it is drawn",
+                "take the LoRA away, or train another component", "LORA_TRAINED");
+  std::shared_ptr<const WeightStore> base = added != nullptr ? added->base() : weight.store();
+  if (!all.empty()) base = std::make_shared<AddedWeight>(std::move(base), std::move(all));
+  weight.set_store(std::move(base));
+  weight.keep_derived({});
+}
+
+int64_t added_bytes(const Weight& weight) {
+  const AddedWeight* added = added_store(weight);
+  return added != nullptr ? added->bytes() : 0;
+}
+
+}  // namespace atelier::lora
