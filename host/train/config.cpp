@@ -101,11 +101,17 @@ class LayerReader {
     return find_flag(command_, name).preset.value_or("");
   }
 
+  // Damaged checkpoints are passed over here, and told when the run takes its state.
+  static run::Checkpoint find_whole(const std::string& path) {
+    return run::find_checkpoint(
+        path, [](const std::string&) {},
+        [](const run::Checkpoint& checkpoint) { checkpoint.text("config.toml"); });
+  }
+
   std::optional<run::Checkpoint> find(const std::string& resume) {
-    const auto warn = [&](const std::string& line) { layers_.notes.push_back(line); };
-    if (resume != "latest") return run::find_checkpoint(resume, warn);
+    if (resume != "latest") return find_whole(resume);
     try {
-      return run::find_checkpoint(setting("output_path"), warn);
+      return find_whole(setting("output_path"));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kNotFound) throw;
       layers_.notes.push_back("--resume latest: no checkpoint in " +
