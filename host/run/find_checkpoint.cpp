@@ -73,11 +73,11 @@ Checkpoint newest_whole(const std::string& folder, const std::vector<std::string
       if (warn) warn("checkpoint passed over: " + error.message());
     }
   }
-  throw Error(ErrorCode::kNotFound,
+  throw Error(ErrorCode::kDataLoss,
               display_path(folder) + ": none of its " + std::to_string(folders.size()) +
                   " checkpoints is whole, from " + display_path(folders.front()) + " to " +
                   display_path(folders.back()),
-              "start without --resume", "CHECKPOINT_NOT_FOUND");
+              "give another folder, or begin anew", "CHECKPOINT_DAMAGED");
 }
 
 }  // namespace

@@ -68,9 +68,10 @@ class RunFolder {
 
 // The checkpoint that `path` means: the folder of a run (its newest whole checkpoint), its
 // "checkpoints" folder, or one checkpoint. Manifest and lengths are checked; `read`, where given,
-// loads what is needed, so that contents are checked as well. `warn` gets a line for each damaged
-// checkpoint (Error{kDataLoss}, also from `read`), and the next older one is taken; the damage of
-// a checkpoint that `path` names is thrown. Throws Error{kNotFound} saying what was looked at.
+// loads what is needed, so that contents are checked as well. One that is damaged (Error{kDataLoss}
+// or {kEnvironment}, also from `read`) is passed over, `warn` gets a line for it, and the next
+// older one is taken. Throws Error{kNotFound} saying what was looked at when there is none, and
+// Error{kDataLoss} when none is whole, or the one that `path` names is not.
 Checkpoint find_checkpoint(const std::string& path,
                            const std::function<void(const std::string&)>& warn,
                            const std::function<void(const Checkpoint&)>& read = {});

@@ -188,7 +188,7 @@ TEST_CASE("A damaged checkpoint is passed over, and stays", "[run]") {
     for (const char* name : {"1", "2", "3"})
       test::fs::remove(folder /
                        ("out/checkpoints/step-0000000" + std::string(name) + "/config.toml"));
-    expect_error(ErrorCode::kNotFound, {"none of its 3 checkpoints is whole"},
+    expect_error(ErrorCode::kDataLoss, {"none of its 3 checkpoints is whole"},
                  [&] { find(folder / "out", &warnings); });
     CHECK(warnings.size() == 3);
   }
