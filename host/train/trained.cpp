@@ -84,7 +84,8 @@ void TrainedTensors::add_layers(optim::Group& group_a, optim::Group& group_b) {
 
 void TrainedTensors::load_lora_checkpoint() {
   const lora::LoraFile file = lora::LoraFile::open(config_.lora.checkpoint);
-  const lora::Match match = lora::Targets(model_).match(file);
+  const lora::Targets targets(model_);
+  const lora::Match match = targets.match(file);
   const std::string name = checkpoint::display_path(file.path());
   report::Problems problems;
   if (!match.unmatched.empty())
