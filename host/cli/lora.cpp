@@ -1,145 +1,123 @@
-// atelier lora: what LoRA files hold.
+// atelier lora: picks the command, and what those commands share.
+#include "host/cli/lora.h"
+
 #include <cstdio>
-#include <map>
-#include <nlohmann/json.hpp>
 
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/cli/flags.h"
-#include "host/lora/lora_file.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
 
 namespace {
 
-using checkpoint::display_path;
-using Json = nlohmann::ordered_json;
+struct LoraCommand {
+  const char* name;
+  const char* help;
+  int (*run)(std::span<const std::string>);
+};
+constexpr LoraCommand kCommands[] = {
+    {"info", "say what LoRA files add to, and by how much", run_lora_info},
+    {"convert", "write a LoRA in the spelling of another program", run_lora_convert},
+    {"merge", "several LoRAs into one, or into a model's weights", run_lora_merge},
+    {"extract", "make a LoRA of what training changed in a model", run_lora_extract},
+};
 
-CommandSpec lora_command() {
-  CommandSpec command{"lora", "\"info FILE...\" says what LoRA files add to, and by how much."};
-  command.flags = {
-      {.name = "json",
-       .kind = FlagKind::kFlag,
-       .help = "one JSON object a line for each file",
-       .preset = "false"},
-  };
-  command.positional = "info FILE|DIR...";
-  command.min_positional = 2;
-  return command;
-}
-
-// "blocks.12.attn.to_out.0" and "blocks_12_attn": the first number, that of the block, is `{}`.
-std::string layer_kind(const std::string& name) {
-  const auto is_digit = [&](size_t i) {
-    return i < name.size() && name[i] >= '0' && name[i] <= '9';
-  };
-  for (size_t i = 1; i < name.size(); ++i) {
-    if (!is_digit(i) || (name[i - 1] != '.' && name[i - 1] != '_')) continue;
-    size_t end = i;
-    while (is_digit(end)) ++end;
-    if (end < name.size() && name[end] != '.' && name[end] != '_') continue;
-    return name.substr(0, i) + "{}" + name.substr(end);
-  }
-  return name;
-}
-
-Json describe(const std::string& path) {
-  const lora::LoraFile file = lora::LoraFile::open(path);
-  std::map<int64_t, int64_t> ranks;
-  std::map<std::string, int64_t> dtypes;
-  std::map<double, int64_t> scales;
-  std::map<std::string, int64_t> kinds;
-  for (const lora::LoraLayer& layer : file.layers()) {
-    ++ranks[layer.rank];
-    ++scales[layer.scale];
-    ++kinds[layer_kind(layer.name)];
-    for (const std::string& tensor : {layer.down, layer.up, layer.down2, layer.up2}) {
-      if (tensor.empty()) continue;
-      const at::ScalarType type = file.tensors().index().find(tensor)->dtype;
-      ++dtypes[std::string(formats::dtype_name(checkpoint::file_dtype(type)))];
-    }
-  }
-  Json out;
-  out["path"] = path;
-  out["layers"] = file.layers().size();
-  out["bytes"] = file.tensors().bytes();
-  for (const auto& [rank, count] : ranks)
-    out["ranks"].push_back({{"rank", rank}, {"layers", count}});
-  for (const auto& [scale, count] : scales)
-    out["scales"].push_back({{"scale", scale}, {"layers", count}});
-  for (const auto& [dtype, count] : dtypes) out["dtypes"][dtype] = count;
-  for (const auto& [kind, count] : kinds) out["targets"][kind] = count;
-  if (!file.unknown().empty()) out["unknown"] = file.unknown();
-  for (const auto& [key, value] : file.tensors().metadata()) out["metadata"][key] = value;
-  return out;
-}
-
-// Text of a file on one line.
-std::string one_line(const std::string& text, size_t max_chars) {
-  const std::string quoted = formats::quote_and_escape(text, max_chars);
-  return quoted.substr(1, quoted.size() - 2);
-}
-
-// "32" where all layers have it, "16 (12 layers), 32 (48 layers)" otherwise.
-std::string counted(const Json& list, const char* key) {
-  if (list.size() == 1) return list[0][key].dump();
-  std::string text;
-  for (const Json& item : list)
-    text +=
-        (text.empty() ? "" : ", ") + item[key].dump() + " (" + item["layers"].dump() + " layers)";
-  return text;
-}
-
-void print(const Json& info) {
-  std::string dtypes;
-  for (const auto& [name, count] : info["dtypes"].items())
-    dtypes += ", " + name + " " + count.dump();
-  std::printf("%s: %s layers, rank %s, scale %s, %s%s\n",
-              display_path(info["path"].get<std::string>()).c_str(), info["layers"].dump().c_str(),
-              counted(info["ranks"], "rank").c_str(), counted(info["scales"], "scale").c_str(),
-              report::format_bytes(info["bytes"].get<uint64_t>()).c_str(), dtypes.c_str());
-  for (const auto& [kind, count] : info["targets"].items())
-    std::printf("  %s: %s\n", one_line(kind, 200).c_str(), count.dump().c_str());
-  if (info.contains("unknown"))
-    std::printf("  names that say nothing: %s\n",
-                report::list_names(info["unknown"].get<std::vector<std::string>>(), 10).c_str());
-  if (info.contains("metadata")) {
-    for (const auto& [key, value] : info["metadata"].items())
-      std::printf("  %s = %s\n", one_line(key, 60).c_str(),
-                  one_line(value.get<std::string>(), 120).c_str());
-  }
+void print_help() {
+  std::puts("atelier lora COMMAND [flags]\nWorks on LoRA files.\n");
+  for (const LoraCommand& command : kCommands)
+    std::printf("  %-14s %s\n", command.name, command.help);
+  std::puts("\natelier lora COMMAND --help lists its flags.");
 }
 
 }  // namespace
 
 int run_lora(std::span<const std::string> arguments) {
-  const CommandSpec command = lora_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
-    return 0;
+  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
+    print_help();
+    return arguments.empty() ? 2 : 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
-  const std::vector<std::string>& words = flags.positional();
-  if (words.front() != "info")
+  std::vector<std::string> names;
+  for (const LoraCommand& command : kCommands) {
+    if (arguments[0] == command.name) return command.run(arguments.subspan(1));
+    names.emplace_back(command.name);
+  }
+  const std::string nearest = report::nearest_name(arguments[0], names);
+  throw Error(ErrorCode::kInvalidArgument,
+              "lora " + formats::quote_and_escape(arguments[0]) + " is not known; there are " +
+                  report::list_names(names),
+              nearest.empty() ? "atelier lora info FILE" : "did you mean " + nearest + "?");
+}
+
+std::vector<FlagSpec> lora_model_flags() {
+  std::vector<FlagSpec> flags;
+  for (FlagSpec& flag : model_flags()) {
+    if (flag.name == "tokenizer_path" || flag.name == "dtype" || flag.name == "device") continue;
+    flag.required = false;
+    flags.push_back(std::move(flag));
+  }
+  return flags;
+}
+
+bool names_a_model(const ParsedFlags& flags) {
+  return !flags.text("model_paths").empty() || !flags.text("model_id_with_origin_paths").empty();
+}
+
+std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& flags) {
+  const std::optional<std::string> plugin = flags.find_text("plugin");
+  if (!plugin && !names_a_model(flags)) return nullptr;
+  if (!plugin || !names_a_model(flags))
     throw Error(ErrorCode::kInvalidArgument,
-                "lora " + formats::quote_and_escape(words.front()) + " is not known",
-                "atelier lora info FILE");
-  report::Problems problems;
-  for (size_t i = 1; i < words.size(); ++i) {
-    problems.collect([&] {
-      const Json info = describe(words[i]);
-      if (flags.flag("json")) {
-        std::puts(info.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
-      } else {
-        print(info);
-      }
-    });
+                plugin ? "--plugin is given without a model" : "a model is given without --plugin",
+                plugin ? "pass its files with --model_paths or --model_id_with_origin_paths"
+                       : "name its family with --plugin");
+  const plugins::Plugin& opened = plugins::open_plugin(*plugin, flags.text("plugin_path"));
+  return open_headers(*opened.family, flags.text("model_paths"),
+                      flags.text("model_id_with_origin_paths"), flags.json("model_hints"));
+}
+
+std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
+                                                      const std::string& model_paths,
+                                                      const std::string& model_ids,
+                                                      const nlohmann::json& hints) {
+  checkpoint::LoadRequest request;
+  request.model_paths = model_paths;
+  request.model_id_with_origin_paths = model_ids;
+  request.hints = parse_hints(hints);
+  request.dtype = "float32";
+  request.device = "cpu";
+  for (const ComponentSpec& spec : family.components()) {
+    if (spec.role == "dit") request.components.emplace_back(spec.name);
   }
-  problems.throw_if_any();
-  return 0;
+  return checkpoint::LoadedModel::open(family, request);
+}
+
+FlagSpec lora_format_flag(std::optional<std::string> preset) {
+  return {.name = "lora_format",
+          .help = "whose names the file gets: diffusers, comfy, kohya or diffsynth",
+          .preset = preset,
+          .required = !preset,
+          .choices = {"diffusers", "comfy", "kohya", "diffsynth"}};
+}
+
+FlagSpec lora_dtype_flag(std::string preset, std::string help) {
+  return {.name = "dtype",
+          .help = std::move(help),
+          .preset = std::move(preset),
+          .choices = {"auto", "float32", "bfloat16", "float16"}};
+}
+
+std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags) {
+  const std::string name = flags.text("dtype");
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  return std::nullopt;
+}
+
+std::string count_text(size_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 }  // namespace atelier::cli

@@ -1,0 +1,42 @@
+// The commands below "atelier lora".
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/cli/flags.h"
+#include "host/plugins/plugin_loader.h"
+
+namespace atelier::cli {
+
+int run_lora_info(std::span<const std::string> arguments);
+int run_lora_convert(std::span<const std::string> arguments);
+int run_lora_merge(std::span<const std::string> arguments);
+int run_lora_extract(std::span<const std::string> arguments);
+
+// --plugin, --plugin_path, --model_hints and where models are found; none of them required.
+std::vector<FlagSpec> lora_model_flags();
+bool names_a_model(const ParsedFlags& flags);
+// What open_headers gives for the model that the flags name; null when they name none. Throws what
+// open_plugin and LoadedModel::open throw, and Error{kInvalidArgument} for half of the flags.
+std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& flags);
+// A model without any weights: the family's denoiser and whatever else is found.
+std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
+                                                      const std::string& model_paths,
+                                                      const std::string& model_ids,
+                                                      const nlohmann::json& hints);
+
+// --lora_format and --dtype of a LoRA that is written.
+FlagSpec lora_format_flag(std::optional<std::string> preset);
+FlagSpec lora_dtype_flag(std::string preset, std::string help);
+// nullopt for "auto".
+std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags);
+
+// "720 layers".
+std::string count_text(size_t count, const char* what);
+
+}  // namespace atelier::cli

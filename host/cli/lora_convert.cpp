@@ -1,0 +1,46 @@
+// atelier lora convert: one LoRA from a spelling to another.
+#include <cstdio>
+
+#include "host/checkpoint/file_reader.h"
+#include "host/cli/lora.h"
+#include "host/lora/convert.h"
+
+namespace atelier::cli {
+
+namespace {
+
+CommandSpec convert_command() {
+  CommandSpec command{"lora convert",
+                      "Writes a LoRA in the spelling of another program; factors keep their bits.\n"
+                      "With a model, names are checked against it, and told where a file has "
+                      "underscores for dots."};
+  command.flags = lora_model_flags();
+  command.flags.push_back(lora_format_flag(std::nullopt));
+  command.flags.push_back(lora_dtype_flag("auto", "of the factors; auto: as they are"));
+  command.positional = "IN OUT";
+  command.min_positional = 2;
+  command.max_positional = 2;
+  return command;
+}
+
+}  // namespace
+
+int run_lora_convert(std::span<const std::string> arguments) {
+  const CommandSpec command = convert_command();
+  if (wants_help(arguments)) {
+    std::fputs(help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const ParsedFlags flags = parse_flags(command, arguments);
+  const std::string& output = flags.positional()[1];
+  const lora::Format format = lora::parse_format(flags.text("lora_format"));
+  const lora::LoraFile file = lora::LoraFile::open(flags.positional()[0]);
+  const auto model = open_named_model(flags);
+  const lora::LayerNames names(model.get());
+  lora::convert(file, output, format, lora_dtype(flags), names);
+  std::printf("%s: %s in the spelling %s\n", checkpoint::display_path(output).c_str(),
+              count_text(file.layers().size(), "layer").c_str(), flags.text("lora_format").c_str());
+  return 0;
+}
+
+}  // namespace atelier::cli

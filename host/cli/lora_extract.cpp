@@ -1,0 +1,99 @@
+// atelier lora extract: what training changed in a model, as a LoRA.
+#include <cmath>
+#include <cstdio>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/file_reader.h"
+#include "host/cli/lora.h"
+#include "host/lora/extract.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+
+namespace atelier::cli {
+
+namespace {
+
+using checkpoint::display_path;
+using lora::ExtractReport;
+
+CommandSpec extract_command() {
+  CommandSpec command{"lora extract",
+                      "Makes a LoRA of what differs between a model and a tuned one, by singular "
+                      "values."};
+  command.flags = {
+      {.name = "plugin", .help = "family name, or path of a plugin", .required = true},
+      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      {.name = "base_model_paths",
+       .help = "of the model before: files, folders or globs, as --model_paths elsewhere",
+       .required = true},
+      {.name = "tuned_model_paths", .help = "of the model after", .required = true},
+      {.name = "model_hints",
+       .kind = FlagKind::kJson,
+       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
+               "\"dit\"}}'",
+       .preset = "{}"},
+      {.name = "lora_rank", .kind = FlagKind::kInteger, .help = "of every layer", .preset = "32"},
+      {.name = "lora_target_modules",
+       .kind = FlagKind::kList,
+       .help = "ends of layers' names, or globs: to_q,to_k; without it every linear layer",
+       .preset = ""},
+      {.name = "output", .help = "the file to write", .required = true},
+      lora_format_flag("diffusers"),
+      lora_dtype_flag("float32", "of the LoRA; auto is float32"),
+      {.name = "quiet", .kind = FlagKind::kFlag, .help = "no progress", .preset = "false"},
+  };
+  return command;
+}
+
+void print(const std::string& output, const ExtractReport& report) {
+  std::printf("%s: %s, relative error %.3g\n", display_path(output).c_str(),
+              count_text(report.total.layers, "layer").c_str(), report.total.relative_error());
+  for (const ExtractReport::Kind& kind : report.kinds)
+    std::printf("  %s: %s, relative error %.3g\n", kind.name.c_str(),
+                count_text(kind.layers, "layer").c_str(), kind.relative_error());
+  if (report.left_out.empty()) return;
+  const double all = report.total.squared_change + report.squared_left_out;
+  std::printf("  left out: %s, %.3g of the change: %s\n",
+              count_text(report.left_out.size(), "weight").c_str(),
+              std::sqrt(report.squared_left_out / all),
+              report::list_names(report.left_out, 3).c_str());
+}
+
+}  // namespace
+
+int run_lora_extract(std::span<const std::string> arguments) {
+  const CommandSpec command = extract_command();
+  if (wants_help(arguments)) {
+    std::fputs(help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const ParsedFlags flags = parse_flags(command, arguments);
+  const ModelFamily& family =
+      *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;
+  std::unique_ptr<checkpoint::LoadedModel> base, tuned;
+  report::Problems problems;
+  problems.collect([&] {
+    base = open_headers(family, flags.text("base_model_paths"), "", flags.json("model_hints"));
+  });
+  problems.collect([&] {
+    tuned = open_headers(family, flags.text("tuned_model_paths"), "", flags.json("model_hints"));
+  });
+  problems.throw_if_any();
+
+  const lora::ExtractOptions options = {.rank = flags.integer("lora_rank"),
+                                        .target_modules = flags.list("lora_target_modules"),
+                                        .format = lora::parse_format(flags.text("lora_format")),
+                                        .dtype = lora_dtype(flags).value_or(at::kFloat)};
+  progress::Progress progress(progress::stderr_options(flags.flag("quiet")));
+  progress::Step step(progress, "extract", 0, progress::Unit::kParts);
+  const ExtractReport report = lora::extract(
+      *base, *tuned, flags.text("output"), options, [&](const lora::ExtractProgress& state) {
+        step.set(static_cast<int64_t>(state.done), static_cast<int64_t>(state.total));
+      });
+  step.finish();
+  print(flags.text("output"), report);
+  return 0;
+}
+
+}  // namespace atelier::cli

@@ -1,0 +1,245 @@
+#include "host/lora/extract.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+#include "atelier/nn/layers.h"
+
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/weight_binding.h"
+#include "host/lora/layer_names.h"
+#include "host/lora/low_rank.h"
+#include "host/plugins/guard.h"
+#include "host/report/problems.h"
+
+namespace atelier::lora {
+
+namespace {
+
+using checkpoint::display_path;
+using checkpoint::LoadedModel;
+using checkpoint::LoadedPart;
+using formats::quote_and_escape;
+
+constexpr std::string_view kWeight = ".weight";
+
+std::string shape_text(at::IntArrayRef shape) {
+  return c10::str(shape);
+}
+
+// "blocks.12.attn.to_out.0": the first number, that of the block, is `{}`.
+std::string kind_of(const std::string& path) {
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const std::string part = path.substr(begin, end - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == std::string::npos)
+      return path.substr(0, begin) + "{}" + path.substr(end);
+    begin = end + 1;
+  }
+  return path;
+}
+
+bool is_targeted(const std::string& layer, const std::vector<std::string>& targets) {
+  return targets.empty() ||
+         std::any_of(targets.begin(), targets.end(), [&](const std::string& target) {
+           if (target.find('*') != std::string::npos) return formats::glob_match(target, layer);
+           return layer == target || layer.ends_with("." + target);
+         });
+}
+
+// One component of a model whose weights are read one at a time, in float32.
+class WeightReader {
+ public:
+  WeightReader(LoadedModel& model, const LoadedPart& part)
+      : part_(part), root_(model.model().component(part.detection.component)) {
+    const checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
+      return checkpoint::bind_weights(model.family().weight_map(part.detection),
+                                      part.detection.prefix, part.checkpoint.index(), root_);
+    });
+    for (const checkpoint::BoundWeight& bound : binding.weights) bound_.emplace(bound.path, bound);
+  }
+
+  const std::string& file() const { return part_.checkpoint.name(); }
+  const std::map<std::string, checkpoint::BoundWeight>& weights() const { return bound_; }
+
+  std::set<std::string> linear_layers() const {
+    std::set<std::string> paths;
+    root_.visit([&](nn::Module& module) {
+      if (dynamic_cast<nn::Linear*>(&module) != nullptr) paths.insert(module.path());
+    });
+    return paths;
+  }
+
+  at::Tensor read(const std::string& path) const {
+    checkpoint::WeightBinding one;
+    one.weights.push_back(bound_.at(path));
+    checkpoint::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
+    const at::Tensor value = one.weights[0].weight->draw();
+    one.weights[0].weight->set_store(nullptr);
+    return value.to(at::kFloat);
+  }
+
+ private:
+  const LoadedPart& part_;
+  nn::Module& root_;
+  std::map<std::string, checkpoint::BoundWeight> bound_;
+};
+
+struct Pair {
+  std::string component;
+  WeightReader base, tuned;
+};
+
+void check_same(const Pair& pair) {
+  std::vector<std::string> differ;
+  for (const auto& [path, bound] : pair.base.weights()) {
+    const auto other = pair.tuned.weights().find(path);
+    if (other == pair.tuned.weights().end()) {
+      differ.push_back(path + " is missing");
+    } else if (other->second.weight->sizes() != bound.weight->sizes()) {
+      differ.push_back(path + " is " + shape_text(other->second.weight->sizes()) + ", and " +
+                       shape_text(bound.weight->sizes()) + " in the base");
+    }
+  }
+  for (const auto& [path, bound] : pair.tuned.weights()) {
+    if (!pair.base.weights().contains(path)) differ.push_back(path + " is not in the base");
+  }
+  if (differ.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              display_path(pair.tuned.file()) + ": is no tuned " + display_path(pair.base.file()) +
+                  ": " + report::list_names(differ, 3),
+              "pass two checkpoints of one architecture", "LORA_SHAPE");
+}
+
+std::vector<Pair> common_parts(LoadedModel& base, LoadedModel& tuned) {
+  std::vector<Pair> pairs;
+  for (const LoadedPart& part : base.parts()) {
+    const LoadedPart* other = tuned.find_part(part.detection.component);
+    if (other == nullptr) continue;
+    pairs.push_back(
+        {part.detection.component, WeightReader(base, part), WeightReader(tuned, *other)});
+    check_same(pairs.back());
+  }
+  if (pairs.empty())
+    throw Error(ErrorCode::kInvalidArgument, "the two models have no component in common",
+                "pass the same component of both", "LORA_NONE");
+  return pairs;
+}
+
+double squared(const at::Tensor& value) {
+  const double norm = at::linalg_vector_norm(value.to(at::kDouble)).item<double>();
+  return norm * norm;
+}
+
+void add(ExtractReport::Kind& kind, double change, double error) {
+  ++kind.layers;
+  kind.squared_change += change;
+  kind.squared_error += error;
+}
+
+// Makes the layers of one component, and the report of them.
+class Extraction {
+ public:
+  Extraction(const ExtractOptions& options, ExtractReport& report)
+      : options_(options), report_(report) {}
+
+  void take(const Pair& pair, const std::function<void()>& after_each) {
+    const std::set<std::string> linears = pair.base.linear_layers();
+    for (const auto& [path, bound] : pair.base.weights()) {
+      const at::Tensor change = pair.tuned.read(path) - pair.base.read(path);
+      after_each();
+      const double size = squared(change);
+      if (!std::isfinite(size))
+        throw Error(ErrorCode::kNumerics,
+                    "weight " + quote_and_escape(path) + ": holds values that are not finite",
+                    "one of the checkpoints is damaged", "LORA_VALUES");
+      if (size == 0) continue;
+      const std::string layer =
+          path.ends_with(kWeight) ? path.substr(0, path.size() - kWeight.size()) : std::string();
+      if (linears.contains(layer) && is_targeted(layer, options_.target_modules)) {
+        take_layer(pair.component, layer, change, size);
+      } else {
+        report_.left_out.push_back(path);
+        report_.squared_left_out += size;
+      }
+    }
+  }
+
+  const std::vector<LayerWeights>& layers() const { return layers_; }
+  const std::map<std::string, ExtractReport::Kind>& kinds() const { return kinds_; }
+
+ private:
+  void take_layer(const std::string& component, const std::string& layer, const at::Tensor& change,
+                  double size) {
+    const LowRank found = approximate(change, options_.rank);
+    LayerWeights weights{component, layer, found.down.to(options_.dtype),
+                         found.up.to(options_.dtype)};
+    weights.alpha = static_cast<double>(weights.down.size(0));
+    const double error =
+        squared(change - at::mm(weights.up.to(at::kFloat), weights.down.to(at::kFloat)));
+    ExtractReport::Kind& kind = kinds_[kind_of(layer)];
+    kind.name = kind_of(layer);
+    add(kind, size, error);
+    add(report_.total, size, error);
+    layers_.push_back(std::move(weights));
+  }
+
+  const ExtractOptions& options_;
+  ExtractReport& report_;
+  std::vector<LayerWeights> layers_;
+  std::map<std::string, ExtractReport::Kind> kinds_;
+};
+
+}  // namespace
+
+double ExtractReport::Kind::relative_error() const {
+  return squared_change > 0 ? std::sqrt(squared_error / squared_change) : 0.0;
+}
+
+ExtractReport extract(LoadedModel& base, LoadedModel& tuned, const std::string& output,
+                      const ExtractOptions& options,
+                      const std::function<void(const ExtractProgress&)>& progress) {
+  const at::NoGradGuard no_grad;
+  if (options.rank < 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                "rank " + std::to_string(options.rank) + " is too small", "give 1 or more",
+                "LORA_RANK");
+  const std::vector<Pair> pairs = common_parts(base, tuned);
+  ExtractProgress state;
+  for (const Pair& pair : pairs) state.total += pair.base.weights().size();
+  ExtractReport report;
+  Extraction extraction(options, report);
+  for (const Pair& pair : pairs) {
+    extraction.take(pair, [&] {
+      ++state.done;
+      if (progress) progress(state);
+    });
+  }
+  if (extraction.layers().empty())
+    throw Error(ErrorCode::kInvalidArgument,
+                report.left_out.empty() ? "the two models are equal: there is nothing to extract"
+                                        : "no targeted linear layer differs; others do: " +
+                                              report::list_names(report.left_out, 3),
+                "pass the base and the tuned checkpoint, and targets that were trained",
+                "LORA_NONE");
+  for (const auto& [name, kind] : extraction.kinds()) report.kinds.push_back(kind);
+  Description description;
+  description.base_model = std::filesystem::path(pairs[0].base.file()).filename().string();
+  description.architecture = std::string(base.family().name());
+  description.target_modules = options.target_modules;
+  description.title = std::filesystem::path(output).stem().string();
+  write_lora(output, options.format, extraction.layers(), LayerNames(&base).targets(),
+             options.dtype, description);
+  return report;
+}
+
+}  // namespace atelier::lora

@@ -1,0 +1,54 @@
+// What files call layers, as the component and the path that they stand for.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/lora/lora_file.h"
+
+namespace atelier::lora {
+
+// Takes names apart, with a model by its layers and without one at the prefixes that files have.
+// Underscores for dots ("lora_unet_blocks_0_to_q") can be told only by names that are known: those
+// of the model, and the dotted ones of files that were learnt.
+class LayerNames {
+ public:
+  // `model` may be null. Its weights need not be loaded.
+  explicit LayerNames(checkpoint::LoadedModel* model);
+
+  // Remembers the dotted names of a file.
+  void learn(const LoraFile& file);
+
+  struct Layer {
+    std::string component, path;
+    bool is_flat = false;  // what its underscores stand for is not known
+  };
+  // `name` is one of LoraFile::layers().
+  Layer find(std::string_view name) const;
+
+  // Throws Error{kInvalidArgument} for a file that is made for another model, and when the names
+  // have to be split (`wants_dots`) and cannot be, naming them.
+  void check(const LoraFile& file, bool wants_dots) const;
+
+  // Of every component that find() gives.
+  const std::map<std::string, LoraTargets>& targets() const { return targets_; }
+  // Empty without a model.
+  std::string family() const;
+
+ private:
+  Layer from_flat(const std::string& component, std::string_view flat) const;
+
+  checkpoint::LoadedModel* model_;
+  std::string denoiser_ = "dit";
+  std::map<std::string, LoraTargets> targets_;
+  // By component, paths by themselves with underscores for dots.
+  std::map<std::string, std::map<std::string, std::string, std::less<>>> dotted_;
+};
+
+}  // namespace atelier::lora

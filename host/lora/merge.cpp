@@ -1,0 +1,315 @@
+#include "host/lora/merge.h"
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/safetensors_writer.h"
+#include "host/checkpoint/weight_binding.h"
+#include "host/lora/added_weight.h"
+#include "host/lora/convert.h"
+#include "host/lora/low_rank.h"
+#include "host/lora/targets.h"
+#include "host/plugins/guard.h"
+
+namespace atelier::lora {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using checkpoint::display_path;
+using formats::quote_and_escape;
+
+// ---- Into one LoRA ----
+
+// The factors of one layer, of all files that add to it.
+struct Parts {
+  std::vector<at::Tensor> ups, downs;
+  std::string from;  // the first file and its name of the layer
+};
+using PartsByLayer = std::map<std::pair<std::string, std::string>, Parts>;
+
+void check_product(const LoraFile& file, const LoraLayer& layer) {
+  if (layer.is_product() && layer.bias.empty()) return;
+  const std::string& tensor = !layer.bias.empty()        ? layer.bias
+                              : !layer.magnitude.empty() ? layer.magnitude
+                                                         : layer.any_tensor();
+  throw Error(ErrorCode::kUnsupported,
+              display_path(file.path()) + ": tensor " + quote_and_escape(tensor) +
+                  ": the layer is no product of two factors",
+              "--plugin and --model_paths merge any form into the model's weights", "LORA_KIND");
+}
+
+void collect(const MergeSource& source, const LayerNames& names, PartsByLayer& layers) {
+  for (const LoraLayer& layer : source.file.layers()) {
+    check_product(source.file, layer);
+    const LayerNames::Layer name = names.find(layer.name);
+    const std::string from =
+        display_path(source.file.path()) + ": layer " + quote_and_escape(layer.name);
+    const auto [found, is_new] = layers.try_emplace({name.component, name.path});
+    Parts& parts = found->second;
+    if (is_new) {
+      parts.from = from;
+    } else if (parts.ups[0].size(0) != layer.out || parts.downs[0].size(1) != layer.in) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  from + ": is [" + std::to_string(layer.out) + ", " + std::to_string(layer.in) +
+                      "], and [" + std::to_string(parts.ups[0].size(0)) + ", " +
+                      std::to_string(parts.downs[0].size(1)) + "] in " + parts.from,
+                  "merge LoRAs of one model", "LORA_SHAPE");
+    }
+    parts.downs.push_back(source.file.read_down(layer, at::kFloat));
+    parts.ups.push_back(
+        source.file.read_up(layer, at::kFloat).to(at::kDouble).mul(source.strength * layer.scale));
+  }
+}
+
+double squared(const at::Tensor& up, const at::Tensor& down) {
+  // |up * down|² without making the product.
+  const at::Tensor a = up.to(at::kDouble), b = down.to(at::kDouble);
+  return at::sum(at::mm(a.t(), a) * at::mm(b, b.t())).item<double>();
+}
+
+LayerWeights joined(const std::string& component, const std::string& path, const Parts& parts,
+                    std::optional<int64_t> rank, double& lost, double& whole) {
+  const at::Tensor up = at::cat(parts.ups, 1), down = at::cat(parts.downs, 0);
+  LayerWeights layer{component, path, down, up.to(at::kFloat)};
+  whole += squared(up, down);
+  if (rank && *rank < down.size(0)) {
+    const LowRank cut = truncate(up, down, *rank);
+    layer.down = cut.down;
+    layer.up = cut.up;
+    lost += squared(at::cat({up, cut.up.to(at::kDouble).neg()}, 1), at::cat({down, cut.down}, 0));
+  }
+  layer.alpha = static_cast<double>(layer.down.size(0));
+  return layer;
+}
+
+// The files and strengths that something was made of, as JSON.
+std::string sources_text(std::span<const MergeSource> sources) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const MergeSource& source : sources)
+    list.push_back({{"file", fs::path(source.file.path()).filename().string()},
+                    {"strength", source.strength}});
+  return list.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace
+
+MergeReport merge_loras(std::span<const MergeSource> sources, const std::string& output,
+                        Format format, std::optional<int64_t> rank, at::ScalarType dtype,
+                        LayerNames& names) {
+  const at::NoGradGuard no_grad;
+  if (rank && *rank < 1)
+    throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(*rank) + " is too small",
+                "give 1 or more", "LORA_RANK");
+  for (const MergeSource& source : sources) {
+    check_output(source.file, output);
+    names.learn(source.file);
+  }
+  PartsByLayer layers;
+  for (const MergeSource& source : sources) {
+    names.check(source.file, /*wants_dots=*/format != Format::kKohya);
+    if (source.strength != 0) collect(source, names, layers);
+  }
+  MergeReport report;
+  double lost = 0, whole = 0;
+  std::vector<LayerWeights> written;
+  for (const auto& [name, parts] : layers) {
+    written.push_back(joined(name.first, name.second, parts, rank, lost, whole));
+    report.most_rank = std::max(report.most_rank, written.back().down.size(0));
+  }
+  report.layers = written.size();
+  report.relative_error = whole > 0 ? std::sqrt(std::max(lost, 0.0) / whole) : 0.0;
+  Description description;
+  description.title = fs::path(output).stem().string();
+  description.architecture = names.family();
+  description.more["atelier.merged"] = sources_text(sources);
+  for (const MergeSource& source : sources) {
+    for (const char* key : {"base", "ss_sd_model_name", "ss_base_model_version"}) {
+      const auto found = source.file.tensors().metadata().find(key);
+      if (found != source.file.tensors().metadata().end()) description.more.insert(*found);
+    }
+  }
+  write_lora(output, format, written, names.targets(), dtype, description);
+  return report;
+}
+
+// ---- Into a model ----
+
+namespace {
+
+using Additions = std::map<Weight*, std::vector<Addition>>;
+
+void add(Additions& additions, Difference difference, double strength, const Target& target) {
+  const auto shared = std::make_shared<const Difference>(std::move(difference));
+  for (const TargetPiece& piece : target.pieces)
+    additions[piece.weight].push_back({.difference = shared,
+                                       .strength = strength,
+                                       .axis = piece.axis,
+                                       .difference_start = piece.name_start,
+                                       .weight_start = piece.layer_start,
+                                       .length = piece.length});
+}
+
+// A part of a component's tensor and the weight that it is a part of.
+struct TensorPiece {
+  const checkpoint::BoundWeight* bound;
+  const checkpoint::WeightPiece* piece;
+};
+
+// The tensors of one checkpoint with what is added to them.
+class MergedTensors {
+ public:
+  MergedTensors(const checkpoint::LoadedPart& part, checkpoint::WeightBinding binding,
+                const Additions& additions)
+      : part_(part), binding_(std::move(binding)), additions_(additions) {
+    for (const checkpoint::BoundWeight& bound : binding_.weights) {
+      if (!additions.contains(bound.weight)) continue;
+      for (const checkpoint::WeightPiece& piece : bound.pieces)
+        changed_[piece.tensor].push_back({&bound, &piece});
+    }
+    for (const auto& [tensor, pieces] : changed_) check_dtype(tensor);
+  }
+
+  size_t changed() const { return changed_.size(); }
+
+  at::Tensor value(const std::string& tensor) {
+    const auto found = changed_.find(tensor);
+    if (found == changed_.end()) return part_.checkpoint.read(tensor);
+    const at::ScalarType dtype = part_.checkpoint.index().find(tensor)->dtype;
+    at::Tensor value = part_.checkpoint.read(tensor, at::kFloat);
+    for (const auto& [bound, piece] : found->second) {
+      const at::Tensor sum = merged(*bound);
+      if (piece->axis < 0) {
+        value = sum;
+        continue;
+      }
+      value.narrow(piece->axis, piece->tensor_start, piece->length)
+          .copy_(sum.narrow(piece->axis, piece->weight_start, piece->length));
+    }
+    return value.to(dtype);
+  }
+
+ private:
+  void check_dtype(const std::string& tensor) const {
+    const at::ScalarType dtype = part_.checkpoint.index().find(tensor)->dtype;
+    if (c10::isFloatingType(dtype) && c10::elementSize(dtype) > 1) return;
+    throw Error(ErrorCode::kUnsupported,
+                display_path(part_.checkpoint.name()) + ": tensor " + quote_and_escape(tensor) +
+                    ": is stored as " + c10::toString(dtype) +
+                    ", which would round most of the LoRA away",
+                "merge into the checkpoint of 16 bits", "LORA_DTYPE");
+  }
+
+  // The weight with everything added, float32. The last one is kept: the tensors that a weight is
+  // joined of mostly follow each other.
+  at::Tensor merged(const checkpoint::BoundWeight& bound) {
+    if (last_ == &bound) return sum_;
+    checkpoint::WeightBinding one;
+    one.weights.push_back(bound);
+    checkpoint::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
+    sum_ = AddedWeight(bound.weight->store(), additions_.at(bound.weight)).draw();
+    bound.weight->set_store(nullptr);
+    last_ = &bound;
+    return sum_;
+  }
+
+  const checkpoint::LoadedPart& part_;
+  checkpoint::WeightBinding binding_;
+  const Additions& additions_;
+  std::map<std::string, std::vector<TensorPiece>> changed_;
+  const checkpoint::BoundWeight* last_ = nullptr;
+  at::Tensor sum_;
+};
+
+std::string output_path(const std::string& output, const std::string& component, bool is_only) {
+  if (is_only) return output;
+  const fs::path path(output);
+  return (path.parent_path() / (path.stem().string() + "_" + component + path.extension().string()))
+      .string();
+}
+
+void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
+                  const std::string& path, std::map<std::string, std::string> metadata,
+                  const std::function<void(const MergeProgress&)>& progress) {
+  std::vector<formats::TensorEntry> entries;
+  for (const auto& [name, meta] : part.checkpoint.index().tensors())
+    entries.push_back({name, checkpoint::file_dtype(meta.dtype), meta.shape, 0, 0});
+  MergeProgress state{part.detection.component, 0, entries.size()};
+  checkpoint::write_safetensors(path, std::move(entries), metadata, [&](const std::string& name) {
+    at::Tensor value = tensors.value(name);
+    ++state.done;
+    if (progress) progress(state);
+    return value;
+  });
+}
+
+}  // namespace
+
+std::vector<MergedComponent> merge_into_model(
+    std::span<const MergeSource> sources, checkpoint::LoadedModel& model, const std::string& output,
+    const std::function<void(const MergeProgress&)>& progress) {
+  const at::NoGradGuard no_grad;
+  const Targets targets(model);
+  Additions additions;
+  std::set<std::string> components;
+  std::vector<std::string> unmatched;
+  for (const MergeSource& source : sources) {
+    check_output(source.file, output);
+    const Match match = targets.match(source.file);
+    unmatched.insert(unmatched.end(), match.unmatched.begin(), match.unmatched.end());
+    if (source.strength == 0) continue;
+    for (const Match::Pair& pair : match.pairs) {
+      components.insert(pair.target->component);
+      add(additions, source.file.read_difference(source.file.layers()[pair.layer]), source.strength,
+          *pair.target);
+    }
+    for (const Match::Pair& pair : match.biases) {
+      components.insert(pair.target->component);
+      add(additions, source.file.read_bias(source.file.layers()[pair.layer]), source.strength,
+          *pair.target);
+    }
+  }
+  if (components.empty())
+    throw Error(ErrorCode::kInvalidArgument, display_path(output) + ": nothing is added",
+                "give a LoRA with a strength other than 0", "LORA_NONE");
+  std::vector<MergedComponent> merged;
+  for (const checkpoint::LoadedPart& part : model.parts()) {
+    const std::string& component = part.detection.component;
+    if (!components.contains(component)) continue;
+    const std::string path = output_path(output, component, components.size() == 1);
+    for (const std::string& input : part.checkpoint.files()) {
+      std::error_code failure;
+      if (fs::equivalent(input, path, failure) && !failure)
+        throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is a file of the model",
+                    "name another file to write", "LORA_OUTPUT");
+    }
+    MergedTensors tensors(part,
+                          plugins::guard(model.family().name(),
+                                         [&] {
+                                           return checkpoint::bind_weights(
+                                               model.family().weight_map(part.detection),
+                                               part.detection.prefix, part.checkpoint.index(),
+                                               model.model().component(component));
+                                         }),
+                          additions);
+    std::map<std::string, std::string> metadata = part.checkpoint.metadata();
+    metadata.emplace("format", "pt");
+    metadata["atelier.merged"] = sources_text(sources);
+    write_merged(tensors, part, path, std::move(metadata), progress);
+    merged.push_back({component, path, tensors.changed(),
+                      merged.empty() ? unmatched : std::vector<std::string>()});
+  }
+  return merged;
+}
+
+}  // namespace atelier::lora

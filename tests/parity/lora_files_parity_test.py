@@ -1,0 +1,182 @@
+"""LoRA files that `atelier lora` writes give in diffusers and peft the pictures that they give here."""
+
+import json
+import sys
+import unittest
+
+import numpy as np
+import torch
+from diffusers import QwenImageTransformer2DModel
+from peft import LoHaConfig, LoraConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import atelier
+import compare
+import lora_parity_test as lora
+
+FORMATS = ("diffusers", "comfy", "kohya", "diffsynth")
+
+
+def metadata_of(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+class LoraFilesTest(lora.LoraParityTest):
+    """Uses the files and the helpers of the other suite, none of its tests."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.transformer = cls.models.model / "transformer"
+
+    def atelier_lora(self, *words):
+        with atelier.call_folder("lora_" + words[0]) as folder:
+            return atelier.run(["lora", *words], folder)
+
+    def model_flags(self):
+        return ["--plugin", "qwen_image", "--model_paths", atelier.paths_argument(self.transformer)]
+
+    def convert(self, name, to, format, *flags):
+        """NAME.safetensors as TO.safetensors; names that need it are told by the model."""
+        self.atelier_lora("convert", self.dir / f"{name}.safetensors", self.dir / f"{to}.safetensors",
+                          "--lora_format", format, *self.model_flags(), *flags)
+
+    def expected_of(self, name):
+        pictures = self.with_adapters(**{name: 1.0})
+        self.pipeline.unload_lora_weights()
+        return pictures
+
+    def test_every_spelling_gives_the_same_picture_in_diffusers_and_here(self):
+        for name in ("style", "light"):
+            expected = self.expected_of(name)
+            for format in FORMATS:
+                self.convert(name, f"{name}_{format}", format)
+            ours = self.ours(*[[f"{name}_{format}"] for format in FORMATS])
+            for format, pictures in zip(FORMATS, ours):
+                with self.subTest(name=name, format=format):
+                    compare.assert_pictures(f"{name} as {format}, here", pictures, expected)
+                    compare.assert_pictures(f"{name} as {format}, in diffusers",
+                                            self.expected_of(f"{name}_{format}"), expected)
+
+    def test_peft_takes_the_configuration_in_the_metadata(self):
+        self.convert("style", "style_for_peft", "diffusers")
+        self.convert("light", "light_for_kohya", "kohya")  # rsLoRA becomes alpha tensors
+        self.convert("light_for_kohya", "light_for_peft", "diffusers")
+        for name in ("style", "light"):
+            path = self.dir / f"{name}_for_peft.safetensors"
+            config = json.loads(metadata_of(path)["lora_adapter_metadata"])
+            config = LoraConfig(**{key.removeprefix("transformer."): value for key, value in config.items()})
+            transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
+            inject_adapter_in_model(config, transformer, adapter_name="default")
+            tensors = {key.removeprefix("transformer."): value for key, value in load_file(path).items()}
+            result = set_peft_model_state_dict(transformer, tensors, adapter_name="default")
+            self.assertEqual(result.unexpected_keys, [])
+            self.assertEqual([key for key in result.missing_keys if "lora" in key], [])
+            pipeline = self.pipeline
+            plain, pipeline.transformer = pipeline.transformer, transformer
+            try:
+                pictures = self.reference()
+            finally:
+                pipeline.transformer = plain
+            compare.assert_pictures(f"{name} in peft", pictures, self.expected_of(name))
+
+    def test_folders_of_peft_convert(self):
+        for name, config in (("lora", LoraConfig(r=3, lora_alpha=9, target_modules=lora.ALL_LINEARS)),
+                             ("loha", LoHaConfig(r=2, alpha=3, target_modules=lora.ALL_LINEARS))):
+            transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
+            wrapped = get_peft_model(transformer, config)
+            lora.randomize_adapters_(wrapped, 3, 0.08 if name == "lora" else 0.4)
+            wrapped.save_pretrained(self.dir / name)
+            self.atelier_lora("convert", self.dir / name, self.dir / f"{name}_kohya.safetensors",
+                              "--lora_format", "kohya")
+            folder = atelier.generate(self.models.model, self.latents, **self.flags(), lora=self.dir / name)
+            file = atelier.generate(self.models.model,
+                                    self.latents,
+                                    **self.flags(),
+                                    lora=self.dir / f"{name}_kohya.safetensors")
+            self.assertTrue(np.array_equal(folder[0], file[0]), name)
+            if name == "lora":
+                compare.assert_pictures("folder of peft as kohya, in diffusers",
+                                        self.expected_of("lora_kohya"), file)
+
+    def flags(self):
+        return dict(prompt=lora.PROMPT,
+                    height=lora.HEIGHT,
+                    width=lora.WIDTH,
+                    num_inference_steps=lora.STEPS,
+                    cfg_scale=1.0,
+                    seed=0,
+                    dtype="float32")
+
+    def test_the_way_through_all_spellings_and_back_gives_the_same_bits(self):
+        path = self.dir / "style.safetensors"
+        tensors = load_file(path)
+        # alpha 8 over rank 4 is a power of two: diffsynth's factors are exact as well.
+        chain = ["kohya", "comfy", "diffusers"]
+        name = "style"
+        for number, format in enumerate(chain):
+            self.convert(name, f"chain{number}", format)
+            name = f"chain{number}"
+        back = load_file(self.dir / f"{name}.safetensors")
+        self.assertEqual(sorted(back), sorted(tensors))
+        for key, value in tensors.items():
+            self.assertTrue(torch.equal(back[key], value), key)
+        config = json.loads(metadata_of(self.dir / f"{name}.safetensors")["lora_adapter_metadata"])
+        self.assertEqual((config["transformer.r"], config["transformer.lora_alpha"]), (4, 8))
+        self.convert(name, "chain_folded", "diffsynth")
+        self.convert("chain_folded", "chain_end", "diffusers")
+        for key, value in load_file(self.dir / "chain_end.safetensors").items():
+            factor = 2 if "lora_B" in key else 1
+            self.assertTrue(torch.equal(value, tensors[key] * factor), key)
+
+    def test_merged_loras_give_the_picture_of_both(self):
+        expected = self.with_adapters(style=0.7, light=-1.5)
+        self.pipeline.unload_lora_weights()
+        self.atelier_lora("merge", f"{self.dir}/style.safetensors:0.7",
+                          f"{self.dir}/light.safetensors:-1.5", "--output",
+                          self.dir / "sum.safetensors")
+        compare.assert_pictures("merged LoRAs, here", self.ours(["sum"])[0], expected)
+        compare.assert_pictures("merged LoRAs, in diffusers", self.expected_of("sum"), expected)
+
+    def test_a_merged_model_gives_the_picture_in_both(self):
+        expected = self.with_adapters(style=0.7)
+        self.pipeline.unload_lora_weights()
+        folder = self.dir / "merged"
+        folder.mkdir()
+        self.atelier_lora("merge", f"{self.dir}/style.safetensors:0.7", *self.model_flags(),
+                          "--output", folder / "diffusion_pytorch_model.safetensors")
+        (folder / "config.json").write_text((self.transformer / "config.json").read_text())
+        pipeline = self.pipeline
+        plain, pipeline.transformer = pipeline.transformer, QwenImageTransformer2DModel.from_pretrained(folder)
+        try:
+            compare.assert_pictures("merged model, in diffusers", self.reference(), expected)
+        finally:
+            pipeline.transformer = plain
+        got = atelier.generate([self.models.model, folder], self.latents, **self.flags())
+        compare.assert_pictures("merged model, here", got, expected)
+        # And what was merged in comes out again.
+        self.atelier_lora("extract", "--plugin", "qwen_image", "--base_model_paths",
+                          atelier.paths_argument(self.transformer), "--tuned_model_paths",
+                          atelier.paths_argument(folder), "--lora_rank", "4", "--output",
+                          self.dir / "extracted.safetensors")
+        compare.assert_pictures("extracted LoRA, in diffusers", self.expected_of("extracted"), expected)
+        original, extracted = (lora.layers_of(self.dir / f"{name}.safetensors")
+                               for name in ("style", "extracted"))
+        self.assertEqual(sorted(original), sorted(extracted))
+        for layer, (a, b) in original.items():
+            want = 0.7 * 2.0 * (b.double() @ a.double())
+            a, b = extracted[layer]
+            error = ((b.double() @ a.double()) - want).abs().max() / want.abs().max()
+            compare.record("extracted addition", error)
+            self.assertLess(error, 1e-5, layer)
+
+
+def load_tests(loader, _tests, _pattern):
+    names = [name for name in vars(LoraFilesTest) if name.startswith("test_")]
+    return unittest.TestSuite(LoraFilesTest(name) for name in sorted(names))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
