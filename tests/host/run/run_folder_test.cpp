@@ -350,11 +350,18 @@ int num_whole(const std::string& out) {
   return static_cast<int>(steps.size());
 }
 
+bool is_stand_in(const std::string& folder) {
+  return step_of(test::fs::path(folder).filename().string(), kOldPrefix).has_value();
+}
+
 // The folder works, and nothing is left over but what stands for a damaged one.
 void check_usable(const std::string& out) {
   test::FaultyFiles quick(out + "/graves", test::Fault::kOnce, -1);
   const checkpoint::ReplacedFileOperations replaced(quick);
   RunFolder run(out);
+  for (const std::string& name : checkpoints_in(out))
+    if (const auto step = step_of(name, kOldPrefix))
+      CHECK(exists(out + "/checkpoints/" + step_name(*step)));
   check_contents(find(out));
   save(run, 9, 0, 2);
   CHECK(find(out).step == 9);
@@ -366,8 +373,8 @@ void check_usable(const std::string& out) {
   }
 }
 
-// One run: opens the folder and saves with a fault at the call `at`. Returns false when there are
-// fewer calls than that.
+// One run: opens the folder and saves with a fault at the call `at`, or without one when there are
+// fewer calls; it then returns false. What was saved survives the loss in either case.
 bool try_fault(const Scene& scene, const std::string& prepared, test::Fault fault, int at, int why,
                std::optional<test::Loss> loss, unsigned seed) {
   Folder folder;
@@ -389,7 +396,6 @@ bool try_fault(const Scene& scene, const std::string& prepared, test::Fault faul
     }
   }
   files.close_all();
-  if (!files.has_struck()) return false;
   if (loss) files.lose(*loss, out, seed);
 
   const Checkpoint after = find(out);
@@ -398,11 +404,14 @@ bool try_fault(const Scene& scene, const std::string& prepared, test::Fault faul
   const bool is_new = after.step == scene.step && after.facts.at("version") == scene.version;
   CHECK((is_old || is_new));
   if (is_saved) CHECK(is_new);
-  if (is_refused && fault == test::Fault::kOnce) CHECK(is_old);
+  if (is_refused && fault == test::Fault::kOnce) {
+    CHECK(is_old);
+    CHECK((after.folder == before.folder || is_stand_in(before.folder)));
+  }
   CHECK(num_whole(out) >= 2);
 
   check_usable(out);
-  return true;
+  return files.has_struck();
 }
 
 // Every call of every scene fails in turn.
