@@ -78,18 +78,19 @@ std::vector<GivenValue> values_of(const run::Checkpoint& checkpoint, const Comma
 
 class LayerReader {
  public:
+  // `unread` gets what could not be read at all, `problems` the mistakes in what could.
   LayerReader(std::span<const std::string> arguments, const CommandSpec& command,
-              report::Problems& problems)
-      : arguments_(arguments), command_(command), problems_(problems) {}
+              report::Problems& unread, report::Problems& problems)
+      : arguments_(arguments), command_(command), unread_(unread), problems_(problems) {}
 
   Layers read() {
     const std::string file = cli::peek_flag(arguments_, "config").value_or("");
     if (!file.empty())
-      problems_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
+      unread_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
     if (const GivenValue* nested = find_value(layers_.values, "config"))
       problems_.add(nested->place + ": a configuration names no other", "leave it out");
     const std::string resume = setting("resume");
-    if (!resume.empty()) problems_.collect([&] { read_resumed(resume); });
+    if (!resume.empty()) unread_.collect([&] { read_resumed(resume); });
     return std::move(layers_);
   }
 
@@ -131,6 +132,7 @@ class LayerReader {
 
   std::span<const std::string> arguments_;
   const CommandSpec& command_;
+  report::Problems& unread_;
   report::Problems& problems_;
   Layers layers_;
 };
@@ -424,7 +426,7 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily& f
   const CommandSpec spec = train_command(&family, std::string(command));
   const size_t before = problems.size();
   const std::vector<std::string> own = take_launcher_words(arguments, problems);
-  const Layers layers = LayerReader(own, spec, problems).read();
+  const Layers layers = LayerReader(own, spec, problems, problems).read();
   const std::vector<GivenValue> below = choose(layers.values, spec);
   const ParsedFlags flags = cli::parse_flags(spec, own, below, problems);
   check_utf8(spec, flags, problems);
@@ -440,10 +442,11 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily& f
 std::optional<std::string> peek_setting(std::span<const std::string> arguments,
                                         std::string_view name) {
   if (auto text = cli::peek_flag(arguments, name)) return text;
-  report::Problems problems;
-  const Layers layers = LayerReader(arguments, train_command(nullptr, "cache"), problems).read();
+  const CommandSpec command = train_command(nullptr, "cache");
+  report::Problems unread, later;  // mistakes in values are told by parse_config()
+  const Layers layers = LayerReader(arguments, command, unread, later).read();
   if (const GivenValue* value = find_value(layers.values, name)) return value->text;
-  problems.throw_if_any();
+  unread.throw_if_any();
   return std::nullopt;
 }
 

@@ -112,14 +112,24 @@ std::string value_text(const FlagSpec& flag, const toml::node& node) {
   if (node.is_integer() && is_number) return std::to_string(*node.value_exact<int64_t>());
   if (node.is_floating_point() && flag.kind == FlagKind::kReal)
     return shortest(*node.value_exact<double>());
-  throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag),
-              "write " + wanted(flag));
+  throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag));
 }
 
 const FlagSpec* find_flag(const cli::CommandSpec& command, std::string_view name) {
   const auto it = std::find_if(command.flags.begin(), command.flags.end(),
                                [&](const FlagSpec& flag) { return flag.name == name; });
   return it == command.flags.end() ? nullptr : &*it;
+}
+
+toml::table parse_toml(const std::string& text, const std::string& shown) {
+  try {
+    return toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    throw Error(ErrorCode::kInvalidArgument,
+                shown + ":" + std::to_string(error.source().begin.line) + ": " +
+                    std::string(error.description()),
+                "TOML is expected: name = value, texts in quotes");
+  }
 }
 
 void add_unknown(const std::string& place, const std::string& name, bool is_table,
@@ -177,19 +187,15 @@ std::vector<cli::GivenValue> parse_config_text(const std::string& text, const st
                                                const cli::CommandSpec& command,
                                                report::Problems& problems) {
   const std::string shown = checkpoint::display_path(file);
-  toml::table table;
-  try {
-    table = toml::parse(text, file);
-  } catch (const toml::parse_error& error) {
-    problems.add(shown + ":" + std::to_string(error.source().begin.line) + ": " +
-                     std::string(error.description()),
-                 "TOML is expected: name = value, texts in quotes");
-    return {};
-  }
+  const toml::table table = parse_toml(text, shown);
+  std::vector<std::pair<uint32_t, const toml::key*>> lines;
+  for (const auto& [key, node] : table) lines.emplace_back(key.source().begin.line, &key);
+  std::sort(lines.begin(), lines.end());
   std::vector<cli::GivenValue> values;
-  for (const auto& [key, node] : table) {
-    const std::string name(key.str());
-    const std::string line = shown + ":" + std::to_string(key.source().begin.line) + ": ";
+  for (const auto& [number, key] : lines) {
+    const toml::node& node = *table.get(*key);
+    const std::string name(key->str());
+    const std::string line = shown + ":" + std::to_string(number) + ": ";
     const FlagSpec* flag = find_flag(command, name);
     if (!flag) {
       add_unknown(line + quote(name), name, node.is_table(), command, problems);

@@ -9,15 +9,15 @@
 
 namespace atelier::train {
 
-// The keys of `text` as values of the command's flags, in the order of their names. Lists may stand
+// The keys of `text` as values of the command's flags, in the order of their lines. Lists may stand
 // for flags of parts separated by commas, and lists and tables for flags of JSON. `file` names the
-// text in messages. What is no TOML, an unknown key or a value of the wrong type becomes a problem
-// with its line.
+// text in messages. An unknown key or a value of the wrong type becomes a problem with its line;
+// what is no TOML is thrown as Error{kInvalidArgument}.
 std::vector<cli::GivenValue> parse_config_text(const std::string& text, const std::string& file,
                                                const cli::CommandSpec& command,
                                                report::Problems& problems);
 
-// The same of a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read.
+// The same of a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read, too.
 std::vector<cli::GivenValue> read_config_file(const std::string& path,
                                               const cli::CommandSpec& command,
                                               report::Problems& problems);

@@ -409,6 +409,7 @@ TEST_CASE("A plugin is found on the command line, in a file or nowhere", "[confi
   write_bytes(file, "plugin = \"toy\"\nedit_image = \"of the family\"\n");
   CHECK(peek_setting(Arguments{"--plugin", "a", "--config", file}, "plugin") == "a");
   CHECK(peek_setting(Arguments{"--config=" + file}, "plugin") == "toy");
+  CHECK(!peek_setting(Arguments{"--config=" + file}, "plugin_path"));
   CHECK(!peek_setting(Arguments{"--seed", "1"}, "plugin"));
   write_bytes(file, "plugin = toy\n");
   test::expect_error(ErrorCode::kInvalidArgument, {file + ":1: "}, [&] {
