@@ -4,24 +4,20 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
 #include <set>
 
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/Parallel.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/attention.h"
-#include "atelier/ops/pointwise.h"
 #include "atelier/plugin.h"
 
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
+#include "host/cli/process_flags.h"
 #include "host/generate/generator.h"
 #include "host/generate/jobs.h"
 #include "host/generate/metadata.h"
@@ -108,45 +104,11 @@ CommandSpec generate_command(const ModelFamily* family) {
   return command;
 }
 
-ops::AttentionBackend attention_of(const std::string& name) {
-  if (name == "flash") return ops::AttentionBackend::kFlash;
-  if (name == "efficient") return ops::AttentionBackend::kEfficient;
-  if (name == "cudnn") return ops::AttentionBackend::kCudnn;
-  if (name == "math") return ops::AttentionBackend::kMath;
-  return ops::AttentionBackend::kAuto;
-}
-
-void apply_process_flags(const ParsedFlags& flags, report::Problems& problems) {
-  ops::set_attention_backend(attention_of(flags.text("attention")));
-  ops::set_kernels(flags.text("kernels") == "composed" ? ops::Kernels::kComposed
-                                                       : ops::Kernels::kAuto);
-  const int64_t threads = flags.integer("threads");
-  if (threads < 0 || threads > 4096) {
-    problems.add("--threads: " + std::to_string(threads) + " is outside [0, 4096]");
-  } else if (threads > 0) {
-    at::set_num_threads(static_cast<int>(threads));
-  }
-}
-
 void check_lora_dir(const std::string& folder, report::Problems& problems) {
   std::error_code failure;
   if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
   problems.add("--lora_dir: " + checkpoint::display_path(folder) + " is no folder",
                "give the folder of the LoRA files", ErrorCode::kNotFound);
-}
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    const int reason = errno;
-    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
-                "--prompts_file: " + path + ": " + std::strerror(reason));
-  }
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) {
-    throw Error(ErrorCode::kEnvironment, "--prompts_file: " + path + ": " + std::strerror(errno));
-  }
-  return text;
 }
 
 // One line of stdin without its end; nullopt at the end of input and after Ctrl-C. Not
@@ -446,7 +408,8 @@ int run_generate(std::span<const std::string> arguments) {
 
   // Everything that can be wrong is found before any weight is read.
   report::Problems problems;
-  apply_process_flags(flags, problems);
+  apply_process_flags(flags.text("attention"), flags.text("kernels"), flags.integer("threads"),
+                      problems);
   Settings base = generate::settings_of(flags, family.inputs(), problems);
   base.lora_dir = flags.text("lora_dir");
   check_lora_dir(base.lora_dir, problems);
@@ -462,8 +425,8 @@ int run_generate(std::span<const std::string> arguments) {
     jobs.push_back({Place{}, base});
   } else if (!reads_stdin) {
     problems.collect([&] {
-      jobs = generate::parse_jobs(read_text(prompts_file), prompts_file, base, family.inputs(),
-                                  problems);
+      jobs = generate::parse_jobs(checkpoint::read_text_file(prompts_file), prompts_file, base,
+                                  family.inputs(), problems);
     });
   }
   std::unique_ptr<LoadedModel> model;
@@ -474,6 +437,7 @@ int run_generate(std::span<const std::string> arguments) {
   if (model) loras.emplace(*model, mode, progress);
   const auto check = [&](const Job& job, report::Problems& found) {
     generate::check_settings(job.settings, family, job.place, found);
+    generate::check_output(job.settings, job.place, found);
     if (!model) return;
     loras->check(job.settings, job.place, found);
     const auto* denoiser = model->denoiser();

@@ -192,7 +192,8 @@ std::optional<Pattern> find_pattern(const std::string& output) {
   return Pattern{begin, end + 1 - begin, width};
 }
 
-void check_output(const std::string& output, const std::string& place, report::Problems& problems) {
+void check_output_path(const std::string& output, const std::string& place,
+                       report::Problems& problems) {
   const std::filesystem::path path(output);
   std::string extension = path.extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
@@ -449,7 +450,10 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
       }
     }
   }
-  check_output(s.output, place.of("output"), problems);
+}
+
+void check_output(const Settings& s, const Place& place, report::Problems& problems) {
+  check_output_path(s.output, place.of("output"), problems);
 }
 
 void check_against_model(const Settings& s, const ModelFamily& family, const Model& model,

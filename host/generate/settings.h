@@ -63,10 +63,12 @@ Settings settings_of(const nlohmann::json& line, const Settings& base,
                      std::span<const InputSpec> inputs, const Place& place,
                      report::Problems& problems);
 
-// Everything that can be known without the model: prompts, numbers, names, input files, the
-// output's folder.
+// Everything that can be known without the model: prompts, numbers, names, input files.
 void check_settings(const Settings& settings, const ModelFamily& family, const Place& place,
                     report::Problems& problems);
+
+// The output's name and folder.
+void check_output(const Settings& settings, const Place& place, report::Problems& problems);
 
 // What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
 void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,

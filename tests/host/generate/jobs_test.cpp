@@ -41,6 +41,7 @@ std::string check(const Settings& settings, const Place& place = {}) {
   const FakeModel model;
   report::Problems problems;
   check_settings(settings, family, place, problems);
+  check_output(settings, place, problems);
   check_against_model(settings, family, model, "plain", place, problems);
   return message_of(problems);
 }
