@@ -5,6 +5,7 @@ repeats it.
 """
 
 import contextlib
+import csv
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 import numpy as np
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
@@ -155,3 +156,72 @@ def generate_jobs(model_paths, jobs, **flags):
         if [result["line"] for result in results] != list(range(1, len(jobs) + 1)):
             raise AssertionError(f"{len(jobs)} jobs gave the results {results}")
         return [read_pictures(result["output"]) for result in results]
+
+
+class Run:
+    """What a training run left in its folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def losses(self):
+        """The loss of every step, in order."""
+        with open(self.folder / "loss.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["key"] == "train/loss"]
+        if [int(row["step"]) for row in rows] != list(range(1, len(rows) + 1)):
+            raise AssertionError(f"losses of the steps {[row['step'] for row in rows]}")
+        return [float(row["value"]) for row in rows]
+
+    def state(self, step, file):
+        """The tensors of "trained" or "optimizer" behind a step."""
+        return load_file(self.folder / f"checkpoints/step-{step:08d}/{file}.safetensors")
+
+    def weights(self, step):
+        return self.folder / f"step-{step}.safetensors"
+
+    def encodings(self, kind):
+        """The cached tensors of "text" or "latents", in no order."""
+        return [load_file(path) for path in (self.folder / "cache" / kind).rglob("*.safetensors")]
+
+
+def write_dataset(folder, rows):
+    """Writes pictures, uint8 [H, W, 3], captions and, where they are given, masks, uint8 [H, W]."""
+    folder.mkdir()
+    columns = ["image", "prompt", "mask"][:len(rows[0])]
+    with open(folder / "metadata.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for number, (picture, prompt, *mask) in enumerate(rows):
+            names = [f"{number}.png", prompt, *[f"mask_{number}.png" for _ in mask]]
+            writer.writerow(names)
+            Image.fromarray(picture).save(folder / names[0])
+            for pixels in mask:
+                Image.fromarray(pixels).save(folder / names[2])
+
+
+@contextlib.contextmanager
+def train(model_paths, rows, **flags):
+    """Trains on `rows` (see write_dataset) in float32 and yields the Run.
+
+    AdamW without clipping, with an eps that keeps the order of sums from deciding; every step is
+    logged, and weights and state are kept as --save_steps says.
+    """
+    with call_folder("train") as folder:
+        write_dataset(folder / "data", rows)
+        defaults = dict(plugin="qwen_image",
+                        model_paths=paths_argument(model_paths),
+                        device="cpu",
+                        dtype="float32",
+                        dataset_base_path=folder / "data",
+                        dataset_metadata_path=folder / "data/metadata.csv",
+                        adam_epsilon=1e-3,
+                        max_grad_norm=0,
+                        save_steps=1,
+                        checkpoints_total_limit=0,
+                        enable_csv_log=True,
+                        output_path=folder / "out")
+        arguments = ["train"]
+        for name, value in {**defaults, **flags}.items():
+            arguments += ["--" + name] if value is True else ["--" + name, value]
+        run(arguments, folder)
+        yield Run(folder / "out")

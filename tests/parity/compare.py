@@ -76,6 +76,20 @@ def assert_gradients(name, got, expected):
                              "; ".join(problems[:8]))
 
 
+def assert_all_close(name, got, expected, tolerance, floor=0.0):
+    """Compares dicts of tensors, each by its own scale, or by `floor` of the largest of all."""
+    if set(got) != set(expected):
+        raise AssertionError(
+            f"{name}: missing: {sorted(set(expected) - set(got))[:5]}, unexpected: "
+            f"{sorted(set(got) - set(expected))[:5]}")
+    least = floor * max(float(value.detach().abs().max()) for value in expected.values())
+    for key, wanted in expected.items():
+        try:
+            assert_close(name, got[key], wanted, tolerance, least)
+        except AssertionError as problem:
+            raise AssertionError(f"{key}: {problem}") from None
+
+
 def assert_pictures(name, got, expected, tolerance=0.05):
     """Compares lists of uint8 pictures: mean absolute difference, in levels of 255."""
     if len(got) != len(expected):
