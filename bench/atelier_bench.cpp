@@ -2,7 +2,7 @@
 // comparison scripts.
 //
 //   atelier-bench dit|vae|load --plugin NAME --model_paths … [--inputs F] [--runs 5] [--warmup 1]
-//   [--dtype float32]
+//   [--dtype float32] [--lora_mode hot]
 //
 // dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1,
 // C, T, H, W],
@@ -11,7 +11,9 @@
 // vae: one decode of latents [B, C, T, H, W].
 // load: every component given, from headers to weights in memory; one run a process.
 // Without --pipe all runs follow each other; with it each line on stdin starts one run and prints
-// one object, so that two programs can take turns.
+// one object, so that two programs can take turns. Two kinds of lines are JSON objects: {"output":
+// FILE} also writes what the run gave, and {"loras": [PATH:STRENGTH, …]} runs nothing, but makes
+// these the LoRAs of the runs that follow and says how long that took, until all weights are there.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -26,9 +28,11 @@
 #include "atelier/error.h"
 
 #include "host/checkpoint/model_loader.h"
+#include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/flags.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
+#include "host/lora/registry.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace {
@@ -60,6 +64,10 @@ cli::CommandSpec command() {
   spec.flags.push_back({.name = "threads", .kind = cli::FlagKind::kInteger, .help = "CPU threads"});
   spec.flags.push_back(
       {.name = "pipe", .kind = cli::FlagKind::kFlag, .help = "one run per line on stdin"});
+  spec.flags.push_back({.name = "lora_mode",
+                        .help = "of the LoRAs that lines on stdin name",
+                        .preset = "hot",
+                        .choices = {"hot", "merge"}});
   return spec;
 }
 
@@ -87,22 +95,36 @@ class Workload {
     loaded.load_component(what_);
   }
 
-  void run() {
+  // Returns the pixels, or the velocity of both halves.
+  at::Tensor run() {
     at::NoGradGuard no_grad;
+    at::Tensor output;
     if (what_ == "vae") {
-      loaded_.model().decode(latents_, runner_);
+      output = loaded_.model().decode(latents_, runner_);
     } else {
       const Conditioning* conditions[] = {&cond_, &uncond_};
-      const at::Tensor velocity = loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}),
-                                                           .sigma_B = sigma_.expand({2}),
-                                                           .cond = conditions},
-                                                          runner_);
-      loaded_.model().guide(velocity.narrow(0, 0, 1), velocity.narrow(0, 1, 1), 4.0);
+      output = loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}),
+                                        .sigma_B = sigma_.expand({2}),
+                                        .cond = conditions},
+                                       runner_);
+      loaded_.model().guide(output.narrow(0, 0, 1), output.narrow(0, 1, 1), 4.0);
     }
-    if (loaded_.device().is_cuda()) at::accelerator::synchronizeDevice(loaded_.device().index());
+    synchronize();
+    return output;
+  }
+
+  // Makes the weights that LoRAs are added to.
+  void draw_weights() {
+    loaded_.model().component(what_).visit_weights(
+        [](const std::string&, Weight& weight) { weight.draw(); });
+    synchronize();
   }
 
  private:
+  void synchronize() {
+    if (loaded_.device().is_cuda()) at::accelerator::synchronizeDevice(loaded_.device().index());
+  }
+
   std::string what_;
   checkpoint::LoadedModel& loaded_;
   DirectRunner runner_;
@@ -120,6 +142,34 @@ nlohmann::json report(const std::string& what, const std::string& dtype,
           {"runs_ms", runs_ms},
           {"threads", at::get_num_threads()},
           {"peak_rss_bytes", peak_rss_bytes()}};
+}
+
+// Answers the lines on stdin.
+void run_pipe(Workload& workload, checkpoint::LoadedModel& loaded, const cli::ParsedFlags& flags) {
+  const bool merges = flags.text("lora_mode") == "merge";
+  lora::Registry registry(loaded, {.mode = merges ? lora::Mode::kMerge : lora::Mode::kHot});
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto order = line.empty() ? nlohmann::json::object() : nlohmann::json::parse(line);
+    std::vector<lora::Use> loras;
+    if (order.contains("loras"))
+      loras = lora::parse_flags(order["loras"].get<std::vector<std::string>>());
+    const auto begin = std::chrono::steady_clock::now();
+    if (order.contains("loras")) {
+      registry.use(loras);
+      workload.draw_weights();
+      std::cout << nlohmann::json{{"lora_ms", 1e3 * seconds_since(begin)},
+                                  {"lora_bytes", registry.bytes()}}
+                       .dump()
+                << std::endl;
+      continue;
+    }
+    const at::Tensor output = workload.run();
+    const double elapsed_ms = 1e3 * seconds_since(begin);
+    if (order.contains("output"))
+      checkpoint::write_safetensors(order["output"].get<std::string>(), {{"output", output}});
+    std::cout << report(flags.positional()[0], flags.text("dtype"), {elapsed_ms}).dump()
+              << std::endl;
+  }
 }
 
 int run(std::span<const std::string> arguments) {
@@ -159,8 +209,7 @@ int run(std::span<const std::string> arguments) {
     return 1e3 * seconds_since(start);
   };
   if (flags.flag("pipe")) {
-    for (std::string line; std::getline(std::cin, line);)
-      std::cout << report(what, flags.text("dtype"), {timed()}).dump() << std::endl;
+    run_pipe(workload, *loaded, flags);
     return 0;
   }
   std::vector<double> runs_ms;

@@ -40,16 +40,20 @@ def proc_status(field):
 # --- weights and inputs ---
 
 
-def make_transformer(folder, blocks, dtype):
+def make_transformer(folder, blocks, dtype, **sizes):
     import torch
     from diffusers import QwenImageTransformer2DModel
     torch.manual_seed(1)
     # Drawn in the target's precision and in place, so that 2 GiB do not cost 8.
     torch.set_default_dtype(dtype)
     try:
-        model = QwenImageTransformer2DModel(num_layers=blocks,
-                                            attention_head_dim=128,
-                                            num_attention_heads=WIDTH_HEADS)
+        model = QwenImageTransformer2DModel(
+            **{
+                "num_layers": blocks,
+                "attention_head_dim": 128,
+                "num_attention_heads": WIDTH_HEADS,
+                **sizes
+            })
     finally:
         torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder, max_shard_size="1GB")
@@ -80,11 +84,11 @@ def prepare(work, name, make):
     return folder
 
 
-def dit_inputs():
+def dit_inputs(side=LATENT_SIDE):
     """A batch of two: the same latents with and against the prompt, as guidance needs them."""
     import torch
     generator = torch.Generator().manual_seed(3)
-    latents = torch.randn((1, 16, 1, LATENT_SIDE, LATENT_SIDE), generator=generator)
+    latents = torch.randn((1, 16, 1, side, side), generator=generator)
     return {
         "latents": latents.repeat(2, 1, 1, 1, 1),
         "sigma": torch.full((2,), 0.75),
@@ -103,12 +107,12 @@ def vae_inputs():
 class DiffusersDit:
     """One denoising step; `calls` is 1 for one batch of two, 2 for the way of the pipeline."""
 
-    def __init__(self, folder, dtype):
+    def __init__(self, folder, dtype, side=LATENT_SIDE):
         import torch
         from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
         self.torch, self.pipeline = torch, QwenImagePipeline
         self.model = QwenImageTransformer2DModel.from_pretrained(folder, dtype=dtype).eval()
-        inputs = {name: tensor.to(dtype) for name, tensor in dit_inputs().items()}
+        inputs = {name: tensor.to(dtype) for name, tensor in dit_inputs(side).items()}
         batch, channels, _, self.height, self.width = inputs["latents"].shape
         self.tokens = QwenImagePipeline._pack_latents(inputs["latents"], batch, channels,
                                                       self.height, self.width)
@@ -224,8 +228,9 @@ def bench_command(what, folder, dtype, threads):
 class AtelierBench:
     """A bench program that has its model loaded and times one run whenever it is told to."""
 
-    def __init__(self, what, folder, inputs, dtype, threads):
-        command = bench_command(what, folder, dtype, threads) + ["--inputs", inputs, "--pipe"]
+    def __init__(self, what, folder, inputs, dtype, threads, *more):
+        command = bench_command(what, folder, dtype,
+                                threads) + ["--inputs", inputs, "--pipe", *more]
         self.process = subprocess.Popen(command_line(command),
                                         env=environment(threads),
                                         stdin=subprocess.PIPE,
@@ -240,15 +245,19 @@ class AtelierBench:
         self.process.wait()
 
     def run(self):
+        return self.ask("")["runs_ms"][0]
+
+    def ask(self, line):
+        """The answer to one line; see atelier_bench.cpp."""
         try:
-            self.process.stdin.write("\n")
+            self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"error: {BENCH_PROGRAM} ended with exit code {self.process.wait()}")
-        return json.loads(line)["runs_ms"][0]
+        return json.loads(line)
 
 
 def assert_agreement(component, folder, inputs, output, expected, dtype, work, threads):
