@@ -101,6 +101,15 @@ std::vector<std::string> read_list(const json& value) {
   return paths;
 }
 
+// "metadata.csv [image]: ", as messages begin.
+std::string place_of(const Metadata& metadata, const std::string& column) {
+  const std::string shown_column = quote_and_escape(column);
+  const bool is_plain = shown_column.size() == column.size() + 2;
+  std::string place = checkpoint::display_path(metadata.file);
+  place.append(" [").append(is_plain ? column : shown_column).append("]: ");
+  return place;
+}
+
 void check_path(const std::string& path) {
   const auto fail = [&](const char* what, const char* hint) {
     throw Error(ErrorCode::kInvalidArgument, quote_and_escape(path) + " " + what, hint);
@@ -159,20 +168,20 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
   }
 }
 
-void Columns::check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                            const Metadata& metadata, Findings& problems, Findings& odd) {
-  const std::string file = checkpoint::display_path(metadata.file);
-  std::vector<std::string> known, unknown;
-  for (const InputSpec& input : inputs) known.emplace_back(input.name);
-  for (const std::string& column : metadata.columns) {
-    if (!contains(known, column) && column != mask_column_) unknown.push_back(column);
-  }
+bool Columns::reads(std::string_view column) const {
+  return std::any_of(inputs_.begin(), inputs_.end(),
+                     [&](const InputSpec& input) { return input.name == column; });
+}
+
+// Columns of `unknown` that stand for a missing one are taken out of it.
+void Columns::find_missing(const Metadata& metadata, std::vector<std::string>& unknown,
+                           Findings& problems) {
   for (const InputSpec& input : inputs_) {
     const std::string name(input.name);
     if (contains(metadata.columns, name)) continue;
     absent_.insert(name);
     const std::string nearest = report::nearest_name(name, unknown);
-    problems.add(kColumns, file + " [" + name + "]: there is no such column",
+    problems.add(kColumns, place_of(metadata, name) + "there is no such column",
                  nearest.empty() ? "the file has " + report::list_names(metadata.columns, 8)
                                  : "rename column " + quote_and_escape(nearest) + " to " + name);
     std::erase(unknown, nearest);
@@ -182,27 +191,34 @@ void Columns::check_columns(const DatasetOptions& options, std::span<const Input
     problems.add(kColumns, "--mask_column: there is no column " + quote_and_escape(mask_column_),
                  "the file has " + report::list_names(metadata.columns, 8));
   }
-  std::vector<std::string> wanted = {mask_column_};
+}
+
+void Columns::check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
+                            const Metadata& metadata, Findings& problems, Findings& odd) {
+  std::vector<std::string> known = {mask_column_}, wanted = known, unknown;
   for (const InputSpec& input : inputs) {
-    const std::string name(input.name);
-    if (input.use != InputUse::kGenerate) wanted.push_back(name);
-    const bool is_used = std::any_of(inputs_.begin(), inputs_.end(),
-                                     [&](const InputSpec& used) { return used.name == name; });
-    if (!is_used && input.use != InputUse::kGenerate && contains(metadata.columns, name)) {
-      odd.add(kColumns, file + " [" + name + "]: the column is not used",
-              "add it to --extra_inputs to train with it");
-    }
+    known.emplace_back(input.name);
+    if (input.use != InputUse::kGenerate) wanted.emplace_back(input.name);
+  }
+  for (const std::string& column : metadata.columns) {
+    if (!contains(known, column)) unknown.push_back(column);
+  }
+  find_missing(metadata, unknown, problems);
+  for (const std::string& name : wanted) {
+    if (name == mask_column_ || reads(name) || !contains(metadata.columns, name)) continue;
+    odd.add(kColumns, place_of(metadata, name) + "the column is not used",
+            "add it to --extra_inputs to train with it");
   }
   for (const std::string& column : unknown) {
     const std::string nearest = report::nearest_name(column, wanted);
     if (!nearest.empty() && !contains(metadata.columns, nearest)) {
-      odd.add(kColumns,
-              file + " [" + quote_and_escape(column) + "]: the column is not known and not used",
+      odd.add(kColumns, place_of(metadata, column) + "the column is not known and not used",
               "did you mean " + nearest + "?");
     } else if (contains(options.data_file_keys, column)) {
-      odd.add(kColumns,
-              file + " [" + column + "]: this family reads no such files, the column is not used",
-              "leave it out of --data_file_keys");
+      odd.add(
+          kColumns,
+          place_of(metadata, column) + "this family reads no such files, the column is not used",
+          "leave it out of --data_file_keys");
     }
   }
 }
@@ -229,9 +245,7 @@ std::optional<Item> Columns::read(const Record& record, Findings& problems, Find
     is_good &= read_value(input, *value, place, item, problems, odd);
   }
   for (const auto& [column, value] : record.values.items()) {
-    const bool is_read = std::any_of(inputs_.begin(), inputs_.end(),
-                                     [&](const InputSpec& input) { return input.name == column; });
-    if (is_read) continue;
+    if (reads(column)) continue;
     if (column == mask_column_) {
       is_good &= read_files(column, value, /*takes_list=*/false, record.place + " [" + column + "]",
                             item, problems);

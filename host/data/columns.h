@@ -33,6 +33,9 @@ class Columns {
  private:
   void choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
                      Findings& problems);
+  bool reads(std::string_view column) const;
+  void find_missing(const Metadata& metadata, std::vector<std::string>& unknown,
+                    Findings& problems);
   void check_columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
                      const Metadata& metadata, Findings& problems, Findings& odd);
   bool read_value(const InputSpec& input, const nlohmann::json& value, const std::string& place,

@@ -304,6 +304,7 @@ std::vector<BucketCount> Dataset::buckets() const {
   std::map<std::pair<int64_t, int64_t>, int64_t> counts;
   for (const Item& item : items_) ++counts[{item.height, item.width}];
   std::vector<BucketCount> buckets;
+  buckets.reserve(counts.size());
   for (const auto& [size, items] : counts) buckets.push_back({size.first, size.second, items});
   std::stable_sort(buckets.begin(), buckets.end(),
                    [](const BucketCount& a, const BucketCount& b) { return a.items > b.items; });

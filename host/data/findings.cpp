@@ -6,8 +6,8 @@
 
 namespace atelier::data {
 
-void Findings::add(std::string_view kind, Error error) {
-  entries_.push_back({row_, kind, std::move(error)});
+void Findings::add(std::string_view kind, const Error& error) {
+  entries_.push_back({row_, kind, error});
 }
 
 void Findings::add(std::string_view kind, std::string message, std::string hint, ErrorCode code) {
@@ -34,7 +34,7 @@ std::vector<Error> Findings::list(const std::string& place) const {
   findings.emplace_back(
       ErrorCode::kInvalidArgument,
       place + ": " + std::to_string(entries.size() - num_told) + " more (" + kinds + ")",
-      "raise --max_errors to see them");
+      "correct those above first");
   return findings;
 }
 

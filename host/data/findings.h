@@ -19,7 +19,7 @@ class Findings {
   void set_row(uint64_t row) { row_ = row; }
 
   // `kind` is a plural that groups findings, "missing files"; a literal.
-  void add(std::string_view kind, Error error);
+  void add(std::string_view kind, const Error& error);
   void add(std::string_view kind, std::string message, std::string hint = {},
            ErrorCode code = ErrorCode::kInvalidArgument);
 

@@ -18,7 +18,7 @@ namespace {
 using checkpoint::FileReader;
 
 // What is read of a file for its header; more when the header turns out to be longer.
-constexpr uint64_t kHeadBytes = 64 * 1024;
+constexpr uint64_t kHeadBytes = 65'536;
 // The largest picture that can be decoded is smaller, uncompressed at 16 bits.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
 
@@ -109,6 +109,7 @@ PictureFile check_picture(const std::string& path, bool decode_all) {
 PictureFiles check_pictures(const std::set<std::string>& paths, bool decode_all) {
   PictureFiles files;
   std::vector<std::pair<const std::string, PictureFile>*> entries;
+  entries.reserve(paths.size());
   for (const std::string& path : paths) {
     entries.push_back(&*files.emplace_hint(files.end(), path, PictureFile{}));
   }

@@ -71,6 +71,7 @@ std::vector<Size> make_buckets(const DatasetOptions& options, int64_t multiple) 
   const int64_t square = std::min(last, root / step * step);
   if (square >= first) sizes.emplace(square, square);
   std::vector<Size> buckets;
+  buckets.reserve(sizes.size());
   for (const auto& [height, width] : sizes) buckets.push_back({height, width});
   return buckets;
 }

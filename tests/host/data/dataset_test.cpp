@@ -249,7 +249,7 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   const std::vector<std::string> warnings = set.good().warnings();
   REQUIRE(warnings.size() == 3);
   CHECK_THAT(warnings[0], Contains("[edit_image]") && Contains("--extra_inputs"));
-  CHECK_THAT(warnings[1], Contains("\"masc\"") && Contains("did you mean mask?"));
+  CHECK_THAT(warnings[1], Contains("[masc]") && Contains("did you mean mask?"));
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
 }
 
