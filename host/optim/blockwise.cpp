@@ -4,7 +4,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -65,8 +67,26 @@ const Codebook& codebook(bool is_signed) {
   return is_signed ? with_sign : without;
 }
 
-at::Tensor on_device(const std::array<float, kCodes>& values, int64_t count, at::Device device) {
-  return at::from_blob(const_cast<float*>(values.data()), {count}, at::kFloat).to(device);
+// A codebook as LibTorch's operators use it.
+struct DeviceCodebook {
+  at::Tensor map;      // float32 [256]
+  at::Tensor borders;  // float32 [255]
+};
+
+// Copied to a device once: copying waits for it.
+const DeviceCodebook& device_codebook(bool is_signed, at::Device device) {
+  using Key = std::tuple<bool, c10::DeviceType, c10::DeviceIndex>;
+  static std::mutex mutex;
+  static auto& books = *new std::map<Key, DeviceCodebook>;  // not destroyed after its device
+  const std::lock_guard lock(mutex);
+  const auto [book, is_new] = books.try_emplace({is_signed, device.type(), device.index()});
+  if (is_new) {
+    const Codebook& host = codebook(is_signed);
+    book->second.map = at::tensor(at::ArrayRef<float>(host.map)).to(device);
+    book->second.borders =
+        at::tensor(at::ArrayRef<float>(host.borders.data(), kCodes - 1)).to(device);
+  }
+  return book->second;
 }
 
 void quantize_block(const float* value, int64_t size, const Codebook& book, uint8_t* codes,
@@ -81,7 +101,7 @@ void quantize_block(const float* value, int64_t size, const Codebook& book, uint
 }  // namespace
 
 at::Tensor dynamic_map(bool is_signed) {
-  return on_device(codebook(is_signed).map, kCodes, at::kCPU).clone();
+  return device_codebook(is_signed, at::kCPU).map.clone();
 }
 
 at::Tensor dequantize(const Blockwise& quantized) {
@@ -118,8 +138,7 @@ void quantize(const at::Tensor& value, const at::Tensor& keeps, Blockwise& targe
 }
 
 at::Tensor dequantize_composed(const Blockwise& quantized) {
-  const at::Device device = quantized.codes.device();
-  const at::Tensor map = on_device(codebook(quantized.is_signed).map, kCodes, device);
+  const at::Tensor& map = device_codebook(quantized.is_signed, quantized.codes.device()).map;
   const int64_t size = quantized.codes.numel();
   const at::Tensor values = map.index_select(0, quantized.codes.flatten().to(at::kInt));
   const at::Tensor scales =
@@ -137,8 +156,7 @@ void quantize_composed(const at::Tensor& value, const at::Tensor& keeps, Blockwi
   padded = padded.view({blocks, kQuantizedBlock});
   const at::Tensor absmax = padded.abs().amax(1);
   const at::Tensor divisor = absmax.masked_fill(absmax == 0, 1.0).unsqueeze(1);
-  const at::Tensor borders =
-      on_device(codebook(target.is_signed).borders, kCodes - 1, value.device());
+  const at::Tensor& borders = device_codebook(target.is_signed, value.device()).borders;
   const at::Tensor codes = at::bucketize(padded.div(divisor), borders, /*out_int32=*/true)
                                .to(at::kByte)
                                .flatten()

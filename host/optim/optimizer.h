@@ -49,6 +49,9 @@ struct Options {
   std::optional<double> prodigy_beta3 = {};
 };
 
+// Throws Error{kInvalidArgument} naming a number that makes no sense; make_optimizer does so too.
+void check_options(const Options& options);
+
 // Not thread-safe. Weight decay is decoupled (AdamW's) in all of them.
 class Optimizer {
  public:

@@ -6,8 +6,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
-#include "atelier/error.h"
-
 #include "host/optim/optimizer_base.h"
 
 namespace atelier::optim {
@@ -146,9 +144,6 @@ std::map<std::string, double> Prodigy::metrics() const {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_prodigy(const std::vector<Group>& groups, const Options& options) {
-  if (!(options.prodigy_d0 > 0)) {
-    throw Error(ErrorCode::kInvalidArgument, "Prodigy: d0 is not above 0");
-  }
   return std::make_unique<Prodigy>(groups, options);
 }
 

@@ -52,13 +52,18 @@ void round_all(const float* value, const RoundingKey& key, T* leaf, int64_t size
   });
 }
 
+// 2^exponent, exact on every device; in int32, from -126 to 127.
+at::Tensor power_of_two(const at::Tensor& exponent) {
+  return exponent.add(127).bitwise_left_shift_(23).view(at::kFloat);
+}
+
 // float16 on any device: whole places of the last bit, rounded down after a random part is added.
 at::Tensor half_places(const at::Tensor& value, const at::Generator& generator) {
   const at::Tensor unit = std::get<1>(at::frexp(value)).sub_(11).clamp_min_(-24);
   // 11 bits of places and 12 behind them fit a float, so that whole places stay what they are.
   const at::Tensor random = at::empty_like(value).random_(0, 1 << 12, generator).mul_(0x1p-12);
-  const at::Tensor places = at::ldexp(value, -unit).add_(random).floor_();
-  return at::copysign(at::ldexp(places, unit), value);
+  const at::Tensor places = value.mul(power_of_two(unit.neg())).add_(random).floor_();
+  return at::copysign(places.mul_(power_of_two(unit)), value);
 }
 
 }  // namespace

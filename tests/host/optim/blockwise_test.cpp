@@ -43,7 +43,7 @@ TEST_CASE("The dynamic map has 256 rising values with zero and one", "[optim]") 
 TEST_CASE("Values get the code of the nearest value of the map", "[optim]") {
   for (const bool is_signed : {true, false}) {
     const at::Tensor map = dynamic_map(is_signed);
-    at::Tensor values = at::linspace(is_signed ? -1 : 0, 1, 4096 * kQuantizedBlock);
+    at::Tensor values = at::linspace(is_signed ? -1 : 0, 1, 512 * kQuantizedBlock);
     values = at::cat({values, values * 1e-3, values * 1e-6});
     values.view({-1, kQuantizedBlock}).select(1, 7).fill_(1.0);  // absmax of every block
     Blockwise quantized = make_blockwise(values.numel(), is_signed);
