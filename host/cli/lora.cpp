@@ -6,6 +6,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/checkpoint/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -114,6 +115,13 @@ std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags) {
   if (name == "bfloat16") return at::kBFloat16;
   if (name == "float16") return at::kHalf;
   return std::nullopt;
+}
+
+void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file) {
+  if (file.unknown().empty()) return;
+  progress.warn(checkpoint::display_path(file.path()) +
+                ": left out: " + count_text(file.unknown().size(), "tensor") +
+                " whose names say nothing: " + report::list_names(file.unknown(), 3));
 }
 
 std::string count_text(size_t count, const char* what) {

@@ -9,7 +9,9 @@
 
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
+#include "host/lora/lora_file.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/progress/progress.h"
 
 namespace atelier::cli {
 
@@ -35,6 +37,9 @@ FlagSpec lora_format_flag(std::optional<std::string> preset);
 FlagSpec lora_dtype_flag(std::string preset, std::string help);
 // nullopt for "auto".
 std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags);
+
+// Warns of the file's tensors whose names say nothing: what is made of it lacks them.
+void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file);
 
 // "720 layers".
 std::string count_text(size_t count, const char* what);

@@ -7,7 +7,6 @@
 #include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
 #include "host/lora/extract.h"
-#include "host/progress/progress.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {

@@ -7,7 +7,6 @@
 #include "host/cli/lora.h"
 #include "host/lora/merge.h"
 #include "host/lora/selection.h"
-#include "host/progress/progress.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -60,6 +59,8 @@ void merge_to_lora(const ParsedFlags& flags, const std::vector<lora::MergeSource
   const lora::MergeReport report =
       lora::merge_loras(sources, output, lora::parse_format(flags.text("lora_format")),
                         flags.find_integer("rank"), lora_dtype(flags).value_or(at::kFloat), names);
+  progress::Progress progress(progress::stderr_options(/*quiet=*/false));
+  for (const lora::MergeSource& source : sources) warn_of_unknown(progress, source.file);
   std::printf("%s: %s of rank %lld%s", display_path(output).c_str(),
               count_text(report.layers, "layer").c_str(), static_cast<long long>(report.most_rank),
               report.relative_error == 0 ? ", nothing is lost\n" : "");

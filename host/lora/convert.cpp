@@ -29,6 +29,16 @@ bool is_rslora(const LoraLayer& layer) {
   return layer.scale != *layer.alpha / rank && layer.scale == *layer.alpha / std::sqrt(rank);
 }
 
+// 8-bit values have no arithmetic; bfloat16 holds them exactly.
+at::ScalarType dtype_of(const LoraFile& file, const std::string& tensor) {
+  const at::ScalarType dtype = file.tensors().index().find(tensor)->dtype;
+  return c10::elementSize(dtype) == 1 ? at::kBFloat16 : dtype;
+}
+
+at::Tensor read(const LoraFile& file, const std::string& tensor) {
+  return file.tensors().read(tensor, dtype_of(file, tensor));
+}
+
 at::Tensor scaled(const at::Tensor& value, double scale) {
   return scale == 1.0 ? value : value.to(at::kDouble).mul(scale).to(value.scalar_type());
 }
@@ -37,7 +47,7 @@ at::Tensor scaled(const at::Tensor& value, double scale) {
 NamedTensors read_others(const LoraFile& file, const LoraLayer& layer) {
   NamedTensors others;
   const auto add = [&](const char* name, const std::string& tensor) {
-    if (!tensor.empty()) others.emplace(name, file.tensors().read(tensor));
+    if (!tensor.empty()) others.emplace(name, read(file, tensor));
   };
   if (!has_factors(layer)) {
     add("hada_w1_b", layer.down);
@@ -53,12 +63,12 @@ NamedTensors read_others(const LoraFile& file, const LoraLayer& layer) {
     add("diff", layer.diff);
   }
   if (!layer.magnitude.empty()) {
-    const at::Tensor lengths = file.tensors().read(layer.magnitude);
+    const at::Tensor lengths = read(file, layer.magnitude);
     others.emplace("dora_scale",
                    layer.magnitude_axis == 0 ? lengths.reshape({-1, 1}) : lengths.reshape({1, -1}));
   }
   if (!layer.bias.empty())
-    others.emplace("diff_b", scaled(file.tensors().read(layer.bias), layer.bias_scale));
+    others.emplace("diff_b", scaled(read(file, layer.bias), layer.bias_scale));
   return others;
 }
 
@@ -120,8 +130,8 @@ LayerWeights read_layer(const LoraFile& file, const LoraLayer& layer, const Laye
     put_scale(layer, weights.others);
     return weights;
   }
-  weights.down = file.read_down(layer, file.tensors().index().find(layer.down)->dtype);
-  weights.up = file.read_up(layer, file.tensors().index().find(layer.up)->dtype);
+  weights.down = file.read_down(layer, dtype_of(file, layer.down));
+  weights.up = file.read_up(layer, dtype_of(file, layer.up));
   weights.use_rslora = is_rslora(layer);
   weights.alpha = layer.alpha.value_or(static_cast<double>(layer.rank));
   return weights;
@@ -141,8 +151,8 @@ at::ScalarType factor_dtype(const LoraFile& file) {
   std::map<at::ScalarType, int64_t> counts;
   for (const LoraLayer& layer : file.layers()) {
     if (layer.down.empty()) continue;
-    ++counts[file.tensors().index().find(layer.down)->dtype];
-    ++counts[file.tensors().index().find(layer.up)->dtype];
+    ++counts[dtype_of(file, layer.down)];
+    ++counts[dtype_of(file, layer.up)];
   }
   at::ScalarType most = at::kFloat;
   int64_t most_count = 0;
@@ -151,7 +161,7 @@ at::ScalarType factor_dtype(const LoraFile& file) {
     most = dtype;
     most_count = count;
   }
-  return c10::elementSize(most) == 1 ? at::kBFloat16 : most;
+  return most;
 }
 
 void check_output(const LoraFile& file, const std::string& output) {

@@ -20,7 +20,14 @@ constexpr std::string_view kDenoiserPrefixes[] = {
 // Before names whose dots became underscores; the longer of two comes first.
 constexpr std::string_view kFlatDenoiserPrefixes[] = {"lora_unet__", "lora_unet_",
                                                       "lora_transformer_", "lycoris_"};
-constexpr std::string_view kFlatTextPrefixes[] = {"lora_te1_", "lora_te_"};
+struct FlatText {
+  std::string_view prefix;
+  const char* component;
+};
+constexpr FlatText kFlatText[] = {{"lora_te_", "text_encoder"},
+                                  {"lora_te1_", "text_encoder"},
+                                  {"lora_te2_", "text_encoder_2"},
+                                  {"lora_te3_", "text_encoder_3"}};
 // Components that files name by their names, where no model says which there are.
 constexpr const char* kOthers[] = {"text_encoder", "text_encoder_2", "text_encoder_3",
                                    "transformer_2", "vae"};
@@ -88,8 +95,9 @@ LayerNames::Layer LayerNames::find(std::string_view name) const {
     for (const std::string_view prefix : kFlatDenoiserPrefixes) {
       if (name.starts_with(prefix)) return from_flat(denoiser_, name.substr(prefix.size()));
     }
-    for (const std::string_view prefix : kFlatTextPrefixes) {
-      if (name.starts_with(prefix)) return from_flat("text_encoder", name.substr(prefix.size()));
+    for (const FlatText& of : kFlatText) {
+      if (name.starts_with(of.prefix))
+        return from_flat(of.component, name.substr(of.prefix.size()));
     }
   }
   // Files of some tools have several prefixes: "base_model.model.transformer.".
@@ -98,7 +106,7 @@ LayerNames::Layer LayerNames::find(std::string_view name) const {
       if (component != denoiser_ && name.starts_with(component + "."))
         return {component, std::string(name.substr(component.size() + 1))};
     }
-    const auto& known = dotted_.find(denoiser_);
+    const auto known = dotted_.find(denoiser_);
     const bool is_known = known != dotted_.end() && known->second.contains(flat(std::string(name)));
     const auto* prefix =
         std::find_if(std::begin(kDenoiserPrefixes), std::end(kDenoiserPrefixes),

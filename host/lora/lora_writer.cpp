@@ -106,13 +106,17 @@ std::string name_of(const LayerWeights& layer, const LoraTargets& targets,
   if (spelling.format == Format::kDiffusers) return prefix + layer.path;
   if (spelling.format != Format::kKohya)
     return (is_denoiser ? std::string(spelling.prefix) : prefix) + layer.path;
-  if (!is_denoiser && !layer.component.starts_with("text_encoder"))
+  std::string flat = layer.path;
+  std::replace(flat.begin(), flat.end(), '.', '_');
+  if (is_denoiser) return std::string(spelling.prefix) + flat;
+  constexpr std::string_view kTextEncoder = "text_encoder";
+  if (!layer.component.starts_with(kTextEncoder))
     throw Error(ErrorCode::kUnsupported,
                 describe(layer) + ": the kohya spelling has names for denoisers and text encoders",
                 "use the spelling diffusers", "LORA_FORMAT");
-  std::string flat = layer.path;
-  std::replace(flat.begin(), flat.end(), '.', '_');
-  return std::string(is_denoiser ? spelling.prefix : "lora_te_") + flat;
+  std::string number = layer.component.substr(kTextEncoder.size());  // "", "_2"
+  std::erase(number, '_');
+  return "lora_te" + number + "_" + flat;
 }
 
 void check_form(const LayerWeights& layer, const Spelling& spelling) {
@@ -399,7 +403,7 @@ void write_lora(const std::string& path, Format format, std::span<const LayerWei
     compare(path, planned, spelling, entries);
   } catch (const Error& error) {
     std::error_code ignored;
-    std::filesystem::remove(path, ignored);
+    std::filesystem::remove(std::filesystem::weakly_canonical(path, ignored), ignored);
     throw Error(
         ErrorCode::kDataLoss,
         display_path(path) + ": what was read back is not what was written: " + error.message(),

@@ -20,8 +20,8 @@ namespace atelier::lora {
 //   comfy      diffusion_model.X.lora_A.weight, .lora_B.weight, .alpha
 //   kohya      lora_unet_X_with_underscores.lora_down.weight, .lora_up.weight, .alpha
 //   diffsynth  X.lora_A.default.weight, X.lora_B.default.weight; alpha is the rank (B is scaled)
-// A component without a prefix of its own, or with its own name as prefix ("text_encoder."), keeps
-// that prefix in the first, second and fourth; kohya calls a text encoder's layers lora_te_X.
+// Of a component whose prefix is none, or its own name, layers are "text_encoder.X" in all of them,
+// and in kohya lora_te_X: other components have no names there.
 enum class Format { kDiffusers, kComfy, kKohya, kDiffsynth };
 
 // Throws Error{kInvalidArgument} naming the formats there are.

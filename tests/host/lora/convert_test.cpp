@@ -197,6 +197,46 @@ TEST_CASE("A bias of lora_B and a LoKr without a rank keep what they add", "[lor
       at::equal(file.read_bias(file.layers()[1]).value(), out.read_bias(out.layers()[1]).value()));
 }
 
+TEST_CASE("Text encoders keep apart in every spelling of their names", "[lora]") {
+  const Folder folder;
+  const LayerNames names(nullptr);
+  NamedTensors tensors;
+  for (const std::string layer :
+       {"lora_te_x_y", "lora_te2_x_y", "text_encoder.x.y", "lora_unet_a"}) {
+    tensors.emplace(layer + ".lora_down.weight", at::randn({2, 4}));
+    tensors.emplace(layer + ".lora_up.weight", at::randn({4, 2}));
+  }
+  const std::string path = folder / "te.safetensors";
+  checkpoint::write_safetensors(path, tensors);
+  const LoraFile file = LoraFile::open(path);
+  CHECK(names.find("text_encoder.x.y").component == "text_encoder");
+  CHECK(names.find("lora_te1_x_y").component == "text_encoder");
+  CHECK(names.find("lora_te2_x_y").component == "text_encoder_2");
+  CHECK(names.find("lora_te2_x_y").is_flat);
+  CHECK(!names.find("lora_unet_a").is_flat);  // there is nothing to split
+  CHECK(names.find("proj_out").path == "proj_out");
+  LayerNames learnt(nullptr);
+  learnt.learn(file);
+  CHECK(learnt.find("lora_te_x_y").path == "x.y");
+}
+
+TEST_CASE("8-bit factors are written as bfloat16, which holds them", "[lora]") {
+  const Folder folder;
+  const at::Tensor down = at::randn({2, 4}).to(at::kFloat8_e4m3fn);
+  const at::Tensor diff = at::randn({4, 4}).to(at::kFloat8_e4m3fn);
+  const std::string path = folder / "f8.safetensors";
+  checkpoint::write_safetensors(
+      path, {{"diffusion_model.a.lora_A.weight", down},
+             {"diffusion_model.a.lora_B.weight", at::randn({4, 2}).to(at::kFloat8_e4m3fn)},
+             {"diffusion_model.b.diff", diff}});
+  const LoraFile out =
+      LoraFile::open(convert_to(folder, path, Format::kComfy, LayerNames(nullptr)));
+  const at::Tensor got = out.tensors().read("diffusion_model.a.lora_A.weight");
+  CHECK(got.scalar_type() == at::kBFloat16);
+  CHECK(at::equal(got, down.to(at::kBFloat16)));
+  CHECK(at::equal(out.tensors().read("diffusion_model.b.diff"), diff.to(at::kBFloat16)));
+}
+
 TEST_CASE("A LoRA is not written over itself", "[lora]") {
   const Folder folder;
   const std::string path = write(folder, 4);

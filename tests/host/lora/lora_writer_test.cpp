@@ -12,9 +12,11 @@ using test::Folder;
 
 namespace {
 
-const std::map<std::string, LoraTargets> kTargets = {{"dit", {"dit", {}, {}, "transformer."}},
-                                                     {"text_encoder", {"text_encoder", {}, {}, ""}},
-                                                     {"vae", {"vae", {}, {}, ""}}};
+const std::map<std::string, LoraTargets> kTargets = {
+    {"dit", {"dit", {}, {}, "transformer."}},
+    {"text_encoder", {"text_encoder", {}, {}, ""}},
+    {"text_encoder_2", {"text_encoder_2", {}, {}, ""}},
+    {"vae", {"vae", {}, {}, ""}}};
 constexpr Format kAll[] = {Format::kDiffusers, Format::kComfy, Format::kKohya, Format::kDiffsynth};
 
 LayerWeights layer(const std::string& path, int64_t rank, double alpha, bool use_rslora = false) {
@@ -195,6 +197,9 @@ TEST_CASE("Several components keep apart", "[lora]") {
   }
   write_lora(path, Format::kDiffusers, layers, kTargets, at::kFloat, {});
   CHECK(LoraFile::open(path).layers()[0].scale == 0.5);
+  layers[1].component = "text_encoder_2";
+  write_lora(path, Format::kKohya, layers, kTargets, at::kFloat, {});
+  CHECK(LoraFile::open(path).layers()[0].name == "lora_te2_a_b");
   layers[1].component = "vae";
   expect_error(ErrorCode::kUnsupported, {"\"a.b\" of vae", "kohya"},
                [&] { write_lora(path, Format::kKohya, layers, kTargets, at::kFloat, {}); });
