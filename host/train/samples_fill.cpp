@@ -1,5 +1,7 @@
 // Encodes what a cache lacks.
 #include <algorithm>
+#include <deque>
+#include <future>
 
 #include <ATen/ATen.h>
 
@@ -24,14 +26,49 @@ int64_t depth_of(int workers) {
   return 2 * std::max(workers, 1);
 }
 
-template <typename F>
-auto at_row(const std::string& place, F&& run) {
-  try {
-    return run();
-  } catch (const Error& error) {
-    throw error.at(place);
+// Writes entries while others are encoded: each one waits for the disk, and several wait together.
+class EntryWriter {
+ public:
+  using OnWritten = std::function<void(const std::string& key, const EntryShapes& shapes)>;
+
+  // `on_written` is called from the thread that calls write() and finish().
+  EntryWriter(const EncodingStore& store, Encoding encoding, OnWritten on_written)
+      : store_(store), encoding_(encoding), on_written_(std::move(on_written)) {}
+
+  // Throw what went wrong with an entry, this one or an earlier one.
+  void write(const std::string& key, NamedTensors tensors) {
+    if (pending_.size() >= kMaxPending) take_first();
+    EntryShapes shapes;
+    for (const auto& [name, tensor] : tensors) shapes[name] = tensor.sizes().vec();
+    pending_.push_back({key, std::move(shapes),
+                        std::async(std::launch::async, [this, key, entry = std::move(tensors)] {
+                          store_.write(encoding_, key, entry);
+                        })});
   }
-}
+  void finish() {
+    while (!pending_.empty()) take_first();
+  }
+
+ private:
+  static constexpr size_t kMaxPending = 8;
+  struct Pending {
+    std::string key;
+    EntryShapes shapes;
+    std::future<void> done;
+  };
+
+  void take_first() {
+    Pending first = std::move(pending_.front());
+    pending_.pop_front();
+    first.done.get();
+    on_written_(first.key, first.shapes);
+  }
+
+  const EncodingStore& store_;
+  const Encoding encoding_;
+  const OnWritten on_written_;
+  std::deque<Pending> pending_;  // futures of std::async: destroying one waits for it
+};
 
 int64_t bytes_of(const NamedTensors& tensors) {
   int64_t bytes = 0;
@@ -59,11 +96,40 @@ std::vector<Samples::State::Job> Samples::State::missing_jobs(Encoding encoding)
   return jobs;
 }
 
-void Samples::State::write(Encoding encoding, const Job& job, const NamedTensors& tensors) {
-  store.write(encoding, job.key, tensors);
-  entries(encoding).missing.erase(job.key);
-  if (encoding == Encoding::kLatents)
-    latents_shapes[job.key] = tensors.find(kLatents)->second.sizes().vec();
+void Samples::State::note_written(Encoding encoding, const std::string& key,
+                                  const EntryShapes& shapes) {
+  entries(encoding).missing.erase(key);
+  if (encoding == Encoding::kLatents) latents_shapes[key] = shapes.find(kLatents)->second;
+}
+
+template <typename T>
+bool Samples::State::encode_all(Encoding encoding, const std::vector<Job>& jobs,
+                                data::Prefetcher<T>& rows, Progress& progress,
+                                const std::function<bool()>& stop,
+                                const std::function<NamedTensors(const T&)>& encode) {
+  EntryWriter writer(store, encoding, [&](const auto& key, const EntryShapes& shapes) {
+    note_written(encoding, key, shapes);
+  });
+  const char* const label = encoding == Encoding::kText ? "encode texts" : "encode pictures";
+  progress::Step step(progress, label, std::ssize(jobs), progress::Unit::kSteps);
+  for (const Job& job : jobs) {
+    if (stop()) {
+      writer.finish();
+      return false;
+    }
+    const T row = rows.next();
+    NamedTensors entry;
+    try {
+      entry = encode(row);
+    } catch (const Error& error) {
+      throw error.at(manifest.items[job.item].place);
+    }
+    writer.write(job.key, std::move(entry));
+    step.advance();
+  }
+  writer.finish();
+  step.finish();
+  return true;
 }
 
 bool Samples::State::encode_texts(LoadedModel& model, int workers, Progress& progress,
@@ -72,21 +138,13 @@ bool Samples::State::encode_texts(LoadedModel& model, int workers, Progress& pro
   if (jobs.empty()) return true;
   if (stop()) return false;
   Encoders encoders(model, Encoding::kText, progress);
-  data::Prefetcher<Inputs> inputs(
+  data::Prefetcher<Inputs> rows(
       workers, depth_of(workers), 0, std::ssize(jobs), [&](int64_t position) {
         const Job& job = jobs[static_cast<size_t>(position)];
         return text_inputs(*dataset, job.item, family.inputs(), job.empty_caption);
       });
-  progress::Step step(progress, "encode texts", std::ssize(jobs), progress::Unit::kSteps);
-  for (const Job& job : jobs) {
-    if (stop()) return false;
-    const Inputs row = inputs.next();
-    write(Encoding::kText, job,
-          at_row(manifest.items[job.item].place, [&] { return encoders.encode_text(row); }));
-    step.advance();
-  }
-  step.finish();
-  return true;
+  return encode_all<Inputs>(Encoding::kText, jobs, rows, progress, stop,
+                            [&](const Inputs& row) { return encoders.encode_text(row); });
 }
 
 bool Samples::State::encode_pictures(LoadedModel& model, int workers, Progress& progress,
@@ -95,25 +153,16 @@ bool Samples::State::encode_pictures(LoadedModel& model, int workers, Progress& 
   if (jobs.empty()) return true;
   if (stop()) return false;
   Encoders encoders(model, Encoding::kLatents, progress);
-  data::Prefetcher<data::Sample> samples(
+  data::Prefetcher<data::Sample> rows(
       workers, depth_of(workers), 0, std::ssize(jobs),
       [&](int64_t position) { return dataset->load(jobs[static_cast<size_t>(position)].item); });
-  progress::Step step(progress, "encode pictures", std::ssize(jobs), progress::Unit::kSteps);
-  for (const Job& job : jobs) {
-    if (stop()) return false;
-    const data::Sample sample = samples.next();
-    NamedTensors entry;
-    entry[kLatents] = at_row(manifest.items[job.item].place, [&] {
-      return encoders.encode_picture(learnt_pixels(sample, *dataset));
-    });
-    const at::Tensor& latents = entry[kLatents];
-    if (sample.mask.defined())
-      entry[kMask] = mask_at(sample.mask, latents.size(-2), latents.size(-1));
-    write(Encoding::kLatents, job, entry);
-    step.advance();
-  }
-  step.finish();
-  return true;
+  const auto encode = [&](const data::Sample& row) {
+    const at::Tensor latents = encoders.encode_picture(learnt_pixels(row, *dataset));
+    NamedTensors entry = {{kLatents, latents}};
+    if (row.mask.defined()) entry[kMask] = mask_at(row.mask, latents.size(-2), latents.size(-1));
+    return entry;
+  };
+  return encode_all<data::Sample>(Encoding::kLatents, jobs, rows, progress, stop, encode);
 }
 
 bool Samples::fill(LoadedModel& model, int workers, Progress& progress,

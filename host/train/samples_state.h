@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "host/data/prefetcher.h"
 #include "host/train/cache_manifest.h"
 #include "host/train/encoding_store.h"
 #include "host/train/samples.h"
@@ -38,7 +39,12 @@ struct Samples::State {
                     const std::function<bool()>& stop);
   bool encode_pictures(checkpoint::LoadedModel& model, int workers, progress::Progress& progress,
                        const std::function<bool()>& stop);
-  void write(Encoding encoding, const Job& job, const NamedTensors& tensors);
+  template <typename T>
+  bool encode_all(Encoding encoding, const std::vector<Job>& jobs, data::Prefetcher<T>& rows,
+                  progress::Progress& progress, const std::function<bool()>& stop,
+                  const std::function<NamedTensors(const T&)>& encode);
+  // An entry that is on the disk now.
+  void note_written(Encoding encoding, const std::string& key, const EntryShapes& shapes);
 
   // Of missing_bytes().
   std::optional<int64_t> missing_text_bytes(checkpoint::LoadedModel& model);
