@@ -34,7 +34,7 @@ void rename_folder(const std::string& from, const std::string& to) {
 void remove_tree(const std::string& path) {
   std::error_code ignored;
   for (const std::string& name : folder_names(path)) {
-    const std::string entry = path + "/" + name;
+    const std::string entry = path_in(path, name);
     if (fs::is_directory(fs::symlink_status(entry, ignored))) {
       remove_tree(entry);
     } else if (file_operations().unlink(entry.c_str()) != 0 && errno != ENOENT) {
@@ -43,6 +43,10 @@ void remove_tree(const std::string& path) {
   }
   if (file_operations().rmdir(path.c_str()) != 0 && errno != ENOENT)
     fail_on_file(path, "cannot be removed", errno);
+}
+
+std::string path_in(const std::string& folder, std::string_view name) {
+  return (fs::path(folder) / name).string();
 }
 
 std::vector<std::string> folder_names(const std::string& path) {

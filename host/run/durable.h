@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace atelier::run {
@@ -16,6 +17,8 @@ void rename_folder(const std::string& from, const std::string& to);
 
 // Removes a folder with all that it holds; links are not followed.
 void remove_tree(const std::string& path);
+
+std::string path_in(const std::string& folder, std::string_view name);
 
 // The names in a folder, sorted; none when it is no folder.
 std::vector<std::string> folder_names(const std::string& path);

@@ -20,25 +20,15 @@ using checkpoint::display_path;
 
 namespace {
 
-// The path of a file, compared with what the manifest says.
-std::string checked_path(const Checkpoint& checkpoint, const std::string& file, bool with_hash) {
+// The path of a file whose length, and hash if asked for, are those of the manifest.
+std::string path_to_read(const Checkpoint& checkpoint, const std::string& file, bool with_hash) {
   const auto found = checkpoint.files.find(file);
   if (found == checkpoint.files.end())
     throw Error(ErrorCode::kNotFound, display_path(checkpoint.folder) + ": there is no " +
                                           formats::quote_and_escape(file) + " in this checkpoint");
-  const std::string path = checkpoint.folder + "/" + file;
-  const auto damaged = [&](const std::string& what) {
-    return Error(ErrorCode::kDataLoss, display_path(path) + ": " + what, "use another checkpoint",
-                 "CHECKPOINT_DAMAGED");
-  };
-  std::error_code failure;
-  const uint64_t bytes = fs::file_size(path, failure);
-  if (failure) throw damaged(failure.message());
-  if (bytes != found->second.bytes)
-    throw damaged("has " + std::to_string(bytes) + " bytes, and the manifest says " +
-                  std::to_string(found->second.bytes));
+  std::string path = checked_path(checkpoint, file);
   if (with_hash && checkpoint::hash_file(path) != found->second.hash)
-    throw damaged("its contents are not those that were written");
+    throw damaged(path, "its contents are not those that were written");
   return path;
 }
 
@@ -51,7 +41,8 @@ std::vector<std::string> candidates(const std::string& folder) {
   }
   std::sort(found.rbegin(), found.rend());  // "step-" comes after ".old-step-"
   std::vector<std::string> folders;
-  for (const auto& [step, name] : found) folders.push_back(folder + "/" + name);
+  folders.reserve(found.size());
+  for (const auto& [step, name] : found) folders.push_back(path_in(folder, name));
   return folders;
 }
 
@@ -83,7 +74,7 @@ Checkpoint newest_whole(const std::string& folder, const std::vector<std::string
 }  // namespace
 
 NamedTensors Checkpoint::load(const std::string& file, bool check) const {
-  const std::string path = checked_path(*this, file, check);
+  const std::string path = path_to_read(*this, file, check);
   const checkpoint::Checkpoint opened = checkpoint::Checkpoint::open(path, {path});
   NamedTensors tensors;
   for (const auto& [name, meta] : opened.index().tensors()) tensors[name] = opened.read(name);
@@ -91,7 +82,7 @@ NamedTensors Checkpoint::load(const std::string& file, bool check) const {
 }
 
 std::string Checkpoint::text(const std::string& file) const {
-  return checkpoint::read_text_file(checked_path(*this, file, /*with_hash=*/true));
+  return checkpoint::read_text_file(path_to_read(*this, file, /*with_hash=*/true));
 }
 
 Checkpoint find_checkpoint(const std::string& path,

@@ -13,6 +13,7 @@
 #include "formats/escape.h"
 #include "host/checkpoint/content_hash.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/run/durable.h"
 
 namespace atelier::run {
 
@@ -37,11 +38,6 @@ std::string time_now() {
   std::array<char, 32> text;
   std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text.data();
-}
-
-Error damaged(const std::string& path, const std::string& what) {
-  return Error(ErrorCode::kDataLoss, checkpoint::display_path(path) + ": " + what,
-               "use another checkpoint", "CHECKPOINT_DAMAGED");
 }
 
 std::string read_text(const std::string& path) {
@@ -121,7 +117,7 @@ std::string manifest_text(int64_t step, const std::map<std::string, Checkpoint::
 }
 
 Checkpoint open_checkpoint(const std::string& folder) {
-  const std::string path = folder + "/" + std::string(kManifestName);
+  const std::string path = path_in(folder, kManifestName);
   Checkpoint checkpoint;
   checkpoint.folder = folder;
   try {
@@ -136,15 +132,25 @@ Checkpoint open_checkpoint(const std::string& folder) {
   } catch (const nlohmann::json::exception& error) {
     throw damaged(path, error.what());
   }
-  for (const auto& [name, file] : checkpoint.files) {
-    std::error_code failure;
-    const uint64_t bytes = std::filesystem::file_size(folder + "/" + name, failure);
-    if (failure) throw damaged(folder + "/" + name, failure.message());
-    if (bytes != file.bytes)
-      throw damaged(folder + "/" + name, "has " + std::to_string(bytes) + " bytes, and the " +
-                                             "manifest says " + std::to_string(file.bytes));
-  }
+  for (const auto& [name, file] : checkpoint.files) checked_path(checkpoint, name);
   return checkpoint;
+}
+
+std::string checked_path(const Checkpoint& checkpoint, const std::string& file) {
+  const std::string path = path_in(checkpoint.folder, file);
+  std::error_code failure;
+  const uint64_t bytes = std::filesystem::file_size(path, failure);
+  if (failure) throw damaged(path, failure.message());
+  const uint64_t expected = checkpoint.files.at(file).bytes;
+  if (bytes != expected)
+    throw damaged(path, "has " + std::to_string(bytes) + " bytes, and the manifest says " +
+                            std::to_string(expected));
+  return path;
+}
+
+Error damaged(const std::string& path, const std::string& what) {
+  return Error(ErrorCode::kDataLoss, checkpoint::display_path(path) + ": " + what,
+               "use another checkpoint", "CHECKPOINT_DAMAGED");
 }
 
 }  // namespace atelier::run

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "atelier/error.h"
+
 #include "host/run/run_folder.h"
 
 namespace atelier::run {
@@ -37,5 +39,11 @@ std::string manifest_text(int64_t step, const std::map<std::string, Checkpoint::
 // Throws Error{kDataLoss} naming what is missing or damaged, and Error{kUnsupported} for a manifest
 // of another version.
 Checkpoint open_checkpoint(const std::string& folder);
+
+// The path of a file that the manifest lists. Throws Error{kDataLoss} when its length is another.
+std::string checked_path(const Checkpoint& checkpoint, const std::string& file);
+
+// Error{kDataLoss}: "PATH: what".
+Error damaged(const std::string& path, const std::string& what);
 
 }  // namespace atelier::run

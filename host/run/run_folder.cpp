@@ -50,7 +50,7 @@ void write_holder(int lock) {
 
 // Returns the descriptor of the lock; -1 where the file system has no locks.
 int take_lock(const std::string& folder) {
-  const std::string path = folder + "/.lock";
+  const std::string path = path_in(folder, ".lock");
   const int lock = file_operations().open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock < 0) checkpoint::fail_on_file(path, "cannot be written", errno);
   if (file_operations().flock(lock) == 0) {
@@ -126,10 +126,10 @@ void write_files(const std::string& folder, int64_t step, const CheckpointFiles&
     written[name] = {file.bytes, file.hash};
   };
   for (const auto& [name, tensors] : files.tensors)
-    note(name, checkpoint::write_safetensors(folder + "/" + name, tensors));
-  for (const auto& [name, text] : files.texts) note(name, write_text(folder + "/" + name, text));
+    note(name, checkpoint::write_safetensors(path_in(folder, name), tensors));
+  for (const auto& [name, text] : files.texts) note(name, write_text(path_in(folder, name), text));
   // The last one: where it is, the others are.
-  write_text(folder + "/" + std::string(kManifestName), manifest_text(step, written, facts));
+  write_text(path_in(folder, kManifestName), manifest_text(step, written, facts));
 }
 
 void warn(const Error& error) {
@@ -162,7 +162,7 @@ bool exists(const std::string& path) {
 }  // namespace
 
 RunFolder::RunFolder(std::string path)
-    : path_(path.empty() ? "." : std::move(path)), checkpoints_(path_ + "/checkpoints") {
+    : path_(path.empty() ? "." : std::move(path)), checkpoints_(path_in(path_, "checkpoints")) {
   make_folders(path_);
   lock_ = take_lock(path_);
   if (lock_ < 0) return;
@@ -180,12 +180,12 @@ RunFolder::~RunFolder() {
 
 void RunFolder::clean() const {
   for (const std::string& name : folder_names(checkpoints_)) {
-    const std::string folder = checkpoints_ + "/" + name;
+    const std::string folder = path_in(checkpoints_, name);
     if (name.starts_with(kTemporaryPrefix) || name.starts_with(kDeletedPrefix)) discard(folder);
     const std::optional<int64_t> step = step_of(name, kOldPrefix);
     if (!step) continue;
     // A crash between two renames left this one without, or beside, the one that takes its place.
-    const std::string final = checkpoints_ + "/" + step_name(*step);
+    const std::string final = path_in(checkpoints_, step_name(*step));
     if (!exists(final)) {
       rename_folder(folder, final);
       checkpoint::flush_folder(checkpoints_, final);
@@ -200,7 +200,7 @@ std::string RunFolder::save(int64_t step, const CheckpointFiles& files, const nl
   check_names(files);
   make_folders(checkpoints_);
   check_free_space(checkpoints_, bytes_needed(files, facts));
-  const std::string aside = checkpoints_ + "/" + fresh_name(kTemporaryPrefix, step);
+  const std::string aside = path_in(checkpoints_, fresh_name(kTemporaryPrefix, step));
   if (file_operations().mkdir(aside.c_str(), 0777) != 0)
     checkpoint::fail_on_file(aside, "the folder cannot be made", errno);
   try {
@@ -215,16 +215,16 @@ std::string RunFolder::save(int64_t step, const CheckpointFiles& files, const nl
   } catch (const Error& error) {
     warn(error);  // the new one is there, and that counts
   }
-  return checkpoints_ + "/" + step_name(step);
+  return path_in(checkpoints_, step_name(step));
 }
 
 // One of the same step is set aside, and stays findable until the new one is flushed.
 void RunFolder::commit(const std::string& aside, int64_t step) const {
-  const std::string final = checkpoints_ + "/" + step_name(step);
-  std::string old = checkpoints_ + "/" + step_name(step, kOldPrefix);
+  const std::string final = path_in(checkpoints_, step_name(step));
+  std::string old = path_in(checkpoints_, step_name(step, kOldPrefix));
   if (exists(final) && exists(old) && is_whole(final)) remove_tree(old);
   // Where there is an old one still, the final one is damaged, and the old one stands for it.
-  if (exists(old)) old = checkpoints_ + "/" + fresh_name(kDeletedPrefix, step);
+  if (exists(old)) old = path_in(checkpoints_, fresh_name(kDeletedPrefix, step));
   const bool replaces = exists(final);
   if (replaces) rename_folder(final, old);
   try {
@@ -235,7 +235,7 @@ void RunFolder::commit(const std::string& aside, int64_t step) const {
     if (replaces) file_operations().rename(old.c_str(), final.c_str());
     throw;
   }
-  for (const std::string& folder : {old, checkpoints_ + "/" + step_name(step, kOldPrefix)})
+  for (const std::string& folder : {old, path_in(checkpoints_, step_name(step, kOldPrefix))})
     if (exists(folder)) discard(folder);
 }
 
@@ -246,9 +246,9 @@ void RunFolder::remove_beyond(int64_t keep, int64_t newest_step) const {
   std::sort(steps.rbegin(), steps.rend());
   int64_t num_whole = 1;
   for (const int64_t step : steps) {
-    const std::string folder = checkpoints_ + "/" + step_name(step);
+    const std::string folder = path_in(checkpoints_, step_name(step));
     if (!is_whole(folder) || ++num_whole <= keep) continue;
-    const std::string deleted = checkpoints_ + "/" + fresh_name(kDeletedPrefix, step);
+    const std::string deleted = path_in(checkpoints_, fresh_name(kDeletedPrefix, step));
     rename_folder(folder, deleted);
     checkpoint::flush_folder(checkpoints_, folder);
     discard(deleted);

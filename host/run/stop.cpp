@@ -8,12 +8,14 @@
 namespace atelier::run {
 namespace {
 
+// NOLINTBEGIN(*-non-const-global-variables): a signal handler has no other way to know
 std::atomic<int> requested_signal = 0;
 std::atomic<int> save_requests = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "the handlers may take no lock");
 
 constexpr std::array kSignals = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
 std::array<struct sigaction, kSignals.size()> previous_actions;
+// NOLINTEND(*-non-const-global-variables)
 
 extern "C" void on_stop_signal(int signal) {
   int none = 0;
