@@ -32,6 +32,11 @@ json options_json(const data::DatasetOptions& options) {
               {"dataset_metadata_path", options.dataset_metadata_path},
               {"max_pixels", options.max_pixels},
               {"enable_bucket", options.enable_bucket},
+              {"bucket_reso_steps", options.bucket_reso_steps},
+              {"min_bucket_reso", options.min_bucket_reso},
+              {"max_bucket_reso", options.max_bucket_reso},
+              {"bucket_no_upscale", options.bucket_no_upscale},
+              {"mask_column", options.mask_column},
               {"alpha_mask", options.alpha_mask}};
   if (options.height) out["height"] = *options.height;
   if (options.width) out["width"] = *options.width;
