@@ -1,4 +1,4 @@
-"""LoRA files that `atelier lora` writes give in diffusers and peft the pictures that they give here."""
+"""LoRA files that `atelier lora` writes give the same pictures in diffusers, in peft and here."""
 
 import json
 import sys
@@ -7,7 +7,8 @@ import unittest
 import numpy as np
 import torch
 from diffusers import QwenImageTransformer2DModel
-from peft import LoHaConfig, LoraConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from peft import (LoHaConfig, LoraConfig, get_peft_model, inject_adapter_in_model,
+                  set_peft_model_state_dict)
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -21,6 +22,10 @@ FORMATS = ("diffusers", "comfy", "kohya", "diffsynth")
 def metadata_of(path):
     with safe_open(path, framework="pt") as file:
         return file.metadata()
+
+
+def without_prefix(values):
+    return {key.removeprefix("transformer."): value for key, value in values.items()}
 
 
 class LoraFilesTest(lora.LoraParityTest):
@@ -40,8 +45,9 @@ class LoraFilesTest(lora.LoraParityTest):
 
     def convert(self, name, to, format, *flags):
         """NAME.safetensors as TO.safetensors; names that need it are told by the model."""
-        self.atelier_lora("convert", self.dir / f"{name}.safetensors", self.dir / f"{to}.safetensors",
-                          "--lora_format", format, *self.model_flags(), *flags)
+        self.atelier_lora("convert", self.dir / f"{name}.safetensors",
+                          self.dir / f"{to}.safetensors", "--lora_format", format,
+                          *self.model_flags(), *flags)
 
     def expected_of(self, name):
         pictures = self.with_adapters(**{name: 1.0})
@@ -67,11 +73,12 @@ class LoraFilesTest(lora.LoraParityTest):
         for name in ("style", "light"):
             path = self.dir / f"{name}_for_peft.safetensors"
             config = json.loads(metadata_of(path)["lora_adapter_metadata"])
-            config = LoraConfig(**{key.removeprefix("transformer."): value for key, value in config.items()})
+            config = LoraConfig(**without_prefix(config))
             transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
             inject_adapter_in_model(config, transformer, adapter_name="default")
-            tensors = {key.removeprefix("transformer."): value for key, value in load_file(path).items()}
-            result = set_peft_model_state_dict(transformer, tensors, adapter_name="default")
+            result = set_peft_model_state_dict(transformer,
+                                               without_prefix(load_file(path)),
+                                               adapter_name="default")
             self.assertEqual(result.unexpected_keys, [])
             self.assertEqual([key for key in result.missing_keys if "lora" in key], [])
             pipeline = self.pipeline
@@ -83,15 +90,19 @@ class LoraFilesTest(lora.LoraParityTest):
             compare.assert_pictures(f"{name} in peft", pictures, self.expected_of(name))
 
     def test_folders_of_peft_convert(self):
-        for name, config in (("lora", LoraConfig(r=3, lora_alpha=9, target_modules=lora.ALL_LINEARS)),
-                             ("loha", LoHaConfig(r=2, alpha=3, target_modules=lora.ALL_LINEARS))):
+        layers = lora.ALL_LINEARS
+        for name, config in (("lora", LoraConfig(r=3, lora_alpha=9, target_modules=layers)),
+                             ("loha", LoHaConfig(r=2, alpha=3, target_modules=layers))):
             transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
             wrapped = get_peft_model(transformer, config)
             lora.randomize_adapters_(wrapped, 3, 0.08 if name == "lora" else 0.4)
             wrapped.save_pretrained(self.dir / name)
             self.atelier_lora("convert", self.dir / name, self.dir / f"{name}_kohya.safetensors",
                               "--lora_format", "kohya")
-            folder = atelier.generate(self.models.model, self.latents, **self.flags(), lora=self.dir / name)
+            folder = atelier.generate(self.models.model,
+                                      self.latents,
+                                      **self.flags(),
+                                      lora=self.dir / name)
             file = atelier.generate(self.models.model,
                                     self.latents,
                                     **self.flags(),
@@ -149,7 +160,8 @@ class LoraFilesTest(lora.LoraParityTest):
                           "--output", folder / "diffusion_pytorch_model.safetensors")
         (folder / "config.json").write_text((self.transformer / "config.json").read_text())
         pipeline = self.pipeline
-        plain, pipeline.transformer = pipeline.transformer, QwenImageTransformer2DModel.from_pretrained(folder)
+        plain = pipeline.transformer
+        pipeline.transformer = QwenImageTransformer2DModel.from_pretrained(folder)
         try:
             compare.assert_pictures("merged model, in diffusers", self.reference(), expected)
         finally:
@@ -161,7 +173,8 @@ class LoraFilesTest(lora.LoraParityTest):
                           atelier.paths_argument(self.transformer), "--tuned_model_paths",
                           atelier.paths_argument(folder), "--lora_rank", "4", "--output",
                           self.dir / "extracted.safetensors")
-        compare.assert_pictures("extracted LoRA, in diffusers", self.expected_of("extracted"), expected)
+        compare.assert_pictures("extracted LoRA, in diffusers", self.expected_of("extracted"),
+                                expected)
         original, extracted = (lora.layers_of(self.dir / f"{name}.safetensors")
                                for name in ("style", "extracted"))
         self.assertEqual(sorted(original), sorted(extracted))

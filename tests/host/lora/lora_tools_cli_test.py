@@ -113,7 +113,8 @@ class LoraToolsTest(unittest.TestCase):
         start = 8 + int.from_bytes(data[:8], "little")
         header = lora.read_header(self.dir / name)
         header.pop("__metadata__", None)
-        return {key: data[start + meta["data_offsets"][0]:start + meta["data_offsets"][1]] for key, meta in header.items()}
+        slices = {key: slice(*(start + offset for offset in meta["data_offsets"])) for key, meta in header.items()}
+        return {key: data[part] for key, part in slices.items()}
 
     def test_tensors_that_are_nothing_are_left_out_with_a_warning(self):
         first = "transformer.transformer_blocks.0.attn.to_q"
