@@ -45,7 +45,7 @@ struct LayerWeights {
 // and peft, lora_adapter_metadata.
 struct Description {
   std::string base_model;    // published name or file of what it was trained on
-  std::string architecture;  // family and variant: "qwen_image"
+  std::string architecture;  // family and variant
   std::vector<std::string> target_modules;
   std::string title;
   int64_t step = 0, epoch = 0;
