@@ -137,7 +137,7 @@ Checkpoint open_checkpoint(const std::string& folder) {
 }
 
 std::string checked_path(const Checkpoint& checkpoint, const std::string& file) {
-  const std::string path = path_in(checkpoint.folder, file);
+  std::string path = path_in(checkpoint.folder, file);
   std::error_code failure;
   const uint64_t bytes = std::filesystem::file_size(path, failure);
   if (failure) throw damaged(path, failure.message());
