@@ -33,6 +33,18 @@ std::string lower_with_underscores(std::string_view name) {
   return out;
 }
 
+// Several errors as one; caught by another collection, it falls apart again.
+class Mistakes : public Error {
+ public:
+  Mistakes(ErrorCode code, std::string message, std::string tag, std::vector<Error> errors)
+      : Error(code, std::move(message), {}, std::move(tag)), errors_(std::move(errors)) {}
+
+  const std::vector<Error>& errors() const { return errors_; }
+
+ private:
+  std::vector<Error> errors_;
+};
+
 }  // namespace
 
 void Problems::add(std::string problem, std::string hint, ErrorCode code) {
@@ -40,7 +52,11 @@ void Problems::add(std::string problem, std::string hint, ErrorCode code) {
 }
 
 void Problems::add(const Error& error) {
-  errors_.push_back(error);
+  if (const auto* several = dynamic_cast<const Mistakes*>(&error)) {
+    errors_.insert(errors_.end(), several->errors().begin(), several->errors().end());
+  } else {
+    errors_.push_back(error);
+  }
 }
 
 void Problems::throw_if_any() const {
@@ -51,7 +67,7 @@ void Problems::throw_if_any() const {
     message += "\n  " + error.message();
     if (!error.hint().empty()) message += "; " + error.hint();
   }
-  throw Error(errors_.front().code(), message, {}, errors_.front().tag());
+  throw Mistakes(errors_.front().code(), message, errors_.front().tag(), errors_);
 }
 
 std::string list_names(const std::vector<std::string>& names, size_t limit) {

@@ -231,6 +231,9 @@ class Checks {
     } catch (const Error& error) {
       problems_.add(error.at(flags_.place("lr_scheduler")));
     }
+    if (config_.optimizer.kind == optim::Kind::kAdafactor ||
+        config_.optimizer.kind == optim::Kind::kProdigy)
+      problems_.collect([&] { optim::check_options(config_.optimizer); });
   }
 
   void check_watching() {

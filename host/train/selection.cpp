@@ -16,25 +16,15 @@ using report::Problems;
 
 namespace {
 
-std::vector<std::string> component_names(const LoadedModel& model) {
-  std::vector<std::string> names;
-  for (const auto& part : model.parts()) names.push_back(part.detection.component);
-  return names;
-}
-
-// Says that `component` was not given, or does not exist.
-void add_unknown_component(const LoadedModel& model, const std::string& flag,
-                           const std::string& component, Problems& problems) {
+// Names that no component has were found with the flags.
+void add_not_given(const LoadedModel& model, const std::string& flag, const std::string& component,
+                   Problems& problems) {
   for (const ComponentSpec& spec : model.family().components()) {
-    if (spec.name != component) continue;
-    problems.add(flag + ": component " + component + " was not given",
-                 "pass its files with --model_paths or --model_id_with_origin_paths",
-                 ErrorCode::kNotFound);
-    return;
+    if (spec.name == component)
+      problems.add(flag + ": component " + component + " was not given",
+                   "pass its files with --model_paths or --model_id_with_origin_paths",
+                   ErrorCode::kNotFound);
   }
-  problems.add(flag + ": " + quote_and_escape(component) + " is no component; there are " +
-                   report::list_names(component_names(model)),
-               "name one of them");
 }
 
 // The last parts of paths, by which users name things: "to_q".
@@ -68,7 +58,7 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
   const size_t dot = name.find('.');
   const std::string component = name.substr(0, dot);
   if (model.find_part(component) == nullptr) {
-    add_unknown_component(model, "--trainable_models", component, problems);
+    add_not_given(model, "--trainable_models", component, problems);
     return;
   }
   const std::string below = dot == std::string::npos ? "" : name.substr(dot + 1);
@@ -129,7 +119,7 @@ std::set<std::string> automatic_targets(LoadedModel& model, const std::string& c
 void select_layers(LoadedModel& model, const LoraSettings& lora, Selection& selection,
                    Problems& problems) {
   if (model.find_part(lora.base_model) == nullptr) {
-    add_unknown_component(model, "--lora_base_model", lora.base_model, problems);
+    add_not_given(model, "--lora_base_model", lora.base_model, problems);
     return;
   }
   std::map<std::string, nn::Linear*> linears;

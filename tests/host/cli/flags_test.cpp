@@ -230,6 +230,13 @@ TEST_CASE("Several problems become one error, one problem stays itself", "[error
   CHECK(report::format_bytes(1536) == "1.50 KiB");
   CHECK(report::format_bytes(uint64_t{41} << 30) == "41.0 GiB");
   CHECK(report::list_names({"a", "b", "c"}, 2) == "\"a\", \"b\" and 1 more");
+
+  report::Problems more;
+  more.add("c: late");
+  more.collect([&] { one.throw_if_any(); });
+  REQUIRE(more.size() == 3);
+  expect_error(ErrorCode::kInvalidArgument, {"3 mistakes:", "\n  c: late", "\n  a: wrong; mend it"},
+               [&] { more.throw_if_any(); });
 }
 
 TEST_CASE("The guard says where, and what kind of error it was", "[errors]") {
