@@ -94,7 +94,7 @@ std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
   return checkpoint::LoadedModel::open(family, request);
 }
 
-FlagSpec lora_format_flag(std::optional<std::string> preset) {
+FlagSpec lora_format_flag(const std::optional<std::string>& preset) {
   return {.name = "lora_format",
           .help = "whose names the file gets: diffusers, comfy, kohya or diffsynth",
           .preset = preset,

@@ -33,7 +33,7 @@ std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
                                                       const nlohmann::json& hints);
 
 // --lora_format and --dtype of a LoRA that is written.
-FlagSpec lora_format_flag(std::optional<std::string> preset);
+FlagSpec lora_format_flag(const std::optional<std::string>& preset);
 FlagSpec lora_dtype_flag(std::string preset, std::string help);
 // nullopt for "auto".
 std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags);

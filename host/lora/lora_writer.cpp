@@ -189,8 +189,8 @@ std::map<std::string, Entry> entries_of(const std::vector<Written>& plan, const 
   for (const Written& written : plan) {
     const LayerWeights& layer = *written.layer;
     for (const auto& [key, value] : layer.others)
-      entries.emplace(written.name + "." + key,
-                      Entry{value.scalar_type(), value.sizes().vec(), [&value] { return value; }});
+      entries.emplace(written.name + "." + key, Entry{value.scalar_type(), value.sizes().vec(),
+                                                      [held = value] { return held; }});
     if (written.rank == 0) continue;
     entries.emplace(written.name + std::string(spelling.down),
                     Entry{dtype, layer.down.sizes().vec(),

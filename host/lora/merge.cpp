@@ -147,18 +147,35 @@ MergeReport merge_loras(std::span<const MergeSource> sources, const std::string&
 
 namespace {
 
-using Additions = std::map<Weight*, std::vector<Addition>>;
+// What LoRAs add to the weights of a model.
+struct Additions {
+  std::map<Weight*, std::vector<Addition>> by_weight;
+  std::set<std::string> components;
+  std::vector<std::string> unmatched;  // layers and tensors of the LoRAs that are nothing here
 
-void add(Additions& additions, Difference difference, double strength, const Target& target) {
-  const auto shared = std::make_shared<const Difference>(std::move(difference));
-  for (const TargetPiece& piece : target.pieces)
-    additions[piece.weight].push_back({.difference = shared,
-                                       .strength = strength,
-                                       .axis = piece.axis,
-                                       .difference_start = piece.name_start,
-                                       .weight_start = piece.layer_start,
-                                       .length = piece.length});
-}
+  void add(Difference difference, double strength, const Target& target) {
+    components.insert(target.component);
+    const auto shared = std::make_shared<const Difference>(std::move(difference));
+    for (const TargetPiece& piece : target.pieces)
+      by_weight[piece.weight].push_back({.difference = shared,
+                                         .strength = strength,
+                                         .axis = piece.axis,
+                                         .difference_start = piece.name_start,
+                                         .weight_start = piece.layer_start,
+                                         .length = piece.length});
+  }
+
+  void add(const MergeSource& source, const Targets& targets) {
+    const LoraFile& file = source.file;
+    const Match match = targets.match(file);
+    unmatched.insert(unmatched.end(), match.unmatched.begin(), match.unmatched.end());
+    if (source.strength == 0) return;
+    for (const Match::Pair& pair : match.pairs)
+      add(file.read_difference(file.layers()[pair.layer]), source.strength, *pair.target);
+    for (const Match::Pair& pair : match.biases)
+      add(file.read_bias(file.layers()[pair.layer]), source.strength, *pair.target);
+  }
+};
 
 // A part of a component's tensor and the weight that it is a part of.
 struct TensorPiece {
@@ -173,7 +190,7 @@ class MergedTensors {
                 const Additions& additions)
       : part_(part), binding_(std::move(binding)), additions_(additions) {
     for (const checkpoint::BoundWeight& bound : binding_.weights) {
-      if (!additions.contains(bound.weight)) continue;
+      if (!additions.by_weight.contains(bound.weight)) continue;
       for (const checkpoint::WeightPiece& piece : bound.pieces)
         changed_[piece.tensor].push_back({&bound, &piece});
     }
@@ -217,7 +234,7 @@ class MergedTensors {
     checkpoint::WeightBinding one;
     one.weights.push_back(bound);
     checkpoint::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
-    sum_ = AddedWeight(bound.weight->store(), additions_.at(bound.weight)).draw();
+    sum_ = AddedWeight(bound.weight->store(), additions_.by_weight.at(bound.weight)).draw();
     bound.weight->set_store(nullptr);
     last_ = &bound;
     return sum_;
@@ -239,7 +256,7 @@ std::string output_path(const std::string& output, const std::string& component,
 }
 
 void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
-                  const std::string& path, std::map<std::string, std::string> metadata,
+                  const std::string& path, const std::map<std::string, std::string>& metadata,
                   const std::function<void(const MergeProgress&)>& progress) {
   std::vector<formats::TensorEntry> entries;
   for (const auto& [name, meta] : part.checkpoint.index().tensors())
@@ -253,6 +270,15 @@ void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
   });
 }
 
+void check_not_of_model(const checkpoint::LoadedPart& part, const std::string& path) {
+  for (const std::string& input : part.checkpoint.files()) {
+    std::error_code failure;
+    if (fs::equivalent(input, path, failure) && !failure)
+      throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is a file of the model",
+                  "name another file to write", "LORA_OUTPUT");
+  }
+}
+
 }  // namespace
 
 std::vector<MergedComponent> merge_into_model(
@@ -261,54 +287,32 @@ std::vector<MergedComponent> merge_into_model(
   const at::NoGradGuard no_grad;
   const Targets targets(model);
   Additions additions;
-  std::set<std::string> components;
-  std::vector<std::string> unmatched;
   for (const MergeSource& source : sources) {
     check_output(source.file, output);
-    const Match match = targets.match(source.file);
-    unmatched.insert(unmatched.end(), match.unmatched.begin(), match.unmatched.end());
-    if (source.strength == 0) continue;
-    for (const Match::Pair& pair : match.pairs) {
-      components.insert(pair.target->component);
-      add(additions, source.file.read_difference(source.file.layers()[pair.layer]), source.strength,
-          *pair.target);
-    }
-    for (const Match::Pair& pair : match.biases) {
-      components.insert(pair.target->component);
-      add(additions, source.file.read_bias(source.file.layers()[pair.layer]), source.strength,
-          *pair.target);
-    }
+    additions.add(source, targets);
   }
-  if (components.empty())
+  if (additions.components.empty())
     throw Error(ErrorCode::kInvalidArgument, display_path(output) + ": nothing is added",
                 "give a LoRA with a strength other than 0", "LORA_NONE");
   std::vector<MergedComponent> merged;
   for (const checkpoint::LoadedPart& part : model.parts()) {
     const std::string& component = part.detection.component;
-    if (!components.contains(component)) continue;
-    const std::string path = output_path(output, component, components.size() == 1);
-    for (const std::string& input : part.checkpoint.files()) {
-      std::error_code failure;
-      if (fs::equivalent(input, path, failure) && !failure)
-        throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is a file of the model",
-                    "name another file to write", "LORA_OUTPUT");
-    }
-    MergedTensors tensors(part,
-                          plugins::guard(model.family().name(),
-                                         [&] {
-                                           return checkpoint::bind_weights(
-                                               model.family().weight_map(part.detection),
-                                               part.detection.prefix, part.checkpoint.index(),
-                                               model.model().component(component));
-                                         }),
-                          additions);
+    if (!additions.components.contains(component)) continue;
+    const std::string path = output_path(output, component, additions.components.size() == 1);
+    check_not_of_model(part, path);
+    checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
+      return checkpoint::bind_weights(model.family().weight_map(part.detection),
+                                      part.detection.prefix, part.checkpoint.index(),
+                                      model.model().component(component));
+    });
+    MergedTensors tensors(part, std::move(binding), additions);
     std::map<std::string, std::string> metadata = part.checkpoint.metadata();
     metadata.emplace("format", "pt");
     metadata["atelier.merged"] = sources_text(sources);
-    write_merged(tensors, part, path, std::move(metadata), progress);
-    merged.push_back({component, path, tensors.changed(),
-                      merged.empty() ? unmatched : std::vector<std::string>()});
+    write_merged(tensors, part, path, metadata, progress);
+    merged.push_back({component, path, tensors.changed()});
   }
+  merged.front().unmatched = std::move(additions.unmatched);
   return merged;
 }
 

@@ -39,8 +39,9 @@ MergeReport merge_loras(std::span<const MergeSource> sources, const std::string&
 // One component with LoRAs added, as a file that is written tensor by tensor.
 struct MergedComponent {
   std::string component, path;
-  size_t changed = 0;                  // tensors
-  std::vector<std::string> unmatched;  // layers of the LoRAs that are nothing in the model
+  size_t changed = 0;  // tensors
+  // Of the first component only: layers and tensors of the LoRAs that are nothing in the model.
+  std::vector<std::string> unmatched = {};
 };
 struct MergeProgress {
   std::string_view component;
