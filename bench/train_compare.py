@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+"""Times training steps beside diffusers, PEFT and torch's AdamW, in turns, and prints a table.
+
+    .deps/venv/bin/python bench/train_compare.py [tiny] [middle] [--what lora full]
+
+README.md, beside this file, says what each row is and how it is measured.
+"""
+
+import argparse
+import csv
+import functools
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+import diffusers_compare as base
+
+sys.path.insert(0, str(base.REPOSITORY / "tests/parity"))
+
+SIDE, ROWS, SEED, RATE, MAX_NORM = 256, 4, 42, 1e-4, 1.0
+# Of the model: how its denoiser is made, and how many steps of a turn count, behind one that does
+# not.
+MODELS = {
+    "tiny": (dict(blocks=2,
+                  num_attention_heads=3,
+                  attention_head_dim=32,
+                  axes_dims_rope=(8, 12, 12)), 20),
+    "middle": (dict(blocks=base.BLOCKS), 3),
+}
+RANK = 32
+# The linear layers of a block that trainers of these models choose.
+TARGETS = [
+    "to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0", "to_add_out",
+    "img_mlp.net.2", "img_mod.1", "txt_mlp.net.2", "txt_mod.1"
+]
+# Largest difference between the losses of the two sides, relative to the loss.
+AGREEMENT = 1e-4
+
+
+# --- what is trained ---
+
+
+def make_model(folder, sizes):
+    """A whole model: a tokenizer, a small text encoder and VAE, and the denoiser."""
+    import tiny_models
+    import torch
+    tiny_models.build(folder / "parts")
+    shutil.copytree(folder / "parts/model", folder / "model")
+    shutil.rmtree(folder / "parts")
+    shutil.rmtree(folder / "model/transformer")
+    base.make_transformer(folder / "model/transformer",
+                          dtype=torch.float32,
+                          joint_attention_dim=96,
+                          **sizes)
+
+
+def make_dataset(folder):
+    import numpy as np
+    from PIL import Image
+    random = np.random.default_rng(5)
+    lines = ["image,prompt"]
+    for number in range(ROWS):
+        coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))
+        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+        lines.append(f'{number}.png,"picture number {number}, a photo of blue and green shapes"')
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+
+
+def write_lora(path, transformer):
+    """A LoRA that both sides begin with."""
+    import torch
+    from safetensors.torch import save_file
+    generator = torch.Generator().manual_seed(6)
+    tensors = {}
+    for name, module in transformer.named_modules():
+        if not isinstance(module, torch.nn.Linear) or not name.endswith(tuple(TARGETS)):
+            continue
+        down = torch.randn((RANK, module.in_features), generator=generator)
+        up = torch.randn((module.out_features, RANK), generator=generator)
+        tensors[f"transformer.{name}.lora_A.weight"] = down * module.in_features**-0.5
+        tensors[f"transformer.{name}.lora_B.weight"] = up * 0.01
+    save_file(tensors, path)
+
+
+def train_flags(folder, what):
+    flags = {
+        "plugin": "qwen_image",
+        "model_paths": json.dumps([str(folder / "model")]),
+        "device": "cpu",
+        "dtype": "float32",
+        "dataset_base_path": folder.parent / "train_data",
+        "dataset_metadata_path": folder.parent / "train_data/metadata.csv",
+        "cache_path": folder / "cache",
+        "seed": SEED,
+        "learning_rate": RATE,
+        "max_grad_norm": MAX_NORM,
+        "num_epochs": 1000,
+        "save_state": "false",
+        "enable_csv_log": "true"
+    }
+    if what == "full":
+        return {**flags, "trainable_models": "dit"}
+    return {
+        **flags, "lora_base_model": "dit",
+        "lora_target_modules": ",".join(TARGETS),
+        "lora_rank": RANK,
+        "lora_checkpoint": folder / "start.safetensors"
+    }
+
+
+def train_command(flags, threads):
+    words = [base.PROGRAM, "train", "--threads", threads, "--quiet"]
+    for name, value in flags.items():
+        words += ["--" + name, value]
+    return words
+
+
+# --- the two sides ---
+
+
+class Reference:
+    """Training with diffusers, in this process. Called through --worker."""
+
+    def __init__(self, folder, what):
+        import torch
+        import training
+        from diffusers import QwenImageTransformer2DModel
+        from peft import LoraConfig
+        from peft.utils import set_peft_model_state_dict
+        from safetensors.torch import load_file
+        # What is drawn ahead is not timed: this side has the numbers of the other, at no cost.
+        for name in ("stream_seed", "draw_level", "normal_noise"):
+            setattr(training, name, functools.cache(getattr(training, name)))
+        self.torch, self.training = torch, training
+        self.transformer = QwenImageTransformer2DModel.from_pretrained(folder / "model/transformer")
+        if what == "lora":
+            self.transformer.requires_grad_(False)
+            self.transformer.add_adapter(
+                LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
+            start = load_file(folder / "start.safetensors")
+            set_peft_model_state_dict(self.transformer, {
+                name.removeprefix("transformer."): tensor for name, tensor in start.items()
+            })
+        self.transformer.train()
+        parameters = [p for p in self.transformer.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, fused=True)
+        self.parameters = parameters
+        self.samples = self.read_cache(folder / "cache")
+        self.plan = training.plan(len(self.samples), SEED)
+        self.done = 0
+
+    def read_cache(self, folder):
+        """The encodings that Atelier trains on, in the order of the rows."""
+        from safetensors.torch import load_file
+        items = json.loads((folder / "manifest.json").read_text())["items"]
+        files = {path.stem: path for path in folder.rglob("*.safetensors")}
+        samples = []
+        for item in items:
+            latents = load_file(files[item["latents"]])["latents"]
+            embeds = load_file(files[item["text"]])["prompt_embeds"]
+            samples.append(self.training.Sample(latents, embeds.view(-1, embeds.shape[-1])))
+        return samples
+
+    def draw_ahead(self, steps):
+        seed = self.training.stream_seed(SEED, self.training.NOISE)
+        for step in range(self.done, self.done + steps):
+            self.training.draw_level(SEED, 0, step)
+            self.training.normal_noise(seed, 0, step, tuple(self.samples[0].latents.shape))
+
+    def step(self):
+        (((row, slot),),) = next(self.plan)
+        loss = self.training.batch_loss(self.transformer, [self.samples[row]], [slot], SEED,
+                                        self.done)
+        loss.backward()
+        self.torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return loss.item()
+
+
+def serve(folder, what):
+    """Makes as many steps as each line says and answers with their times and losses."""
+    reference = Reference(folder, what)
+    for line in sys.stdin:
+        losses = []
+        reference.draw_ahead(int(line))
+        times = [base.timed(lambda: losses.append(reference.step())) for _ in range(int(line))]
+        print(json.dumps({
+            "times": times,
+            "losses": losses,
+            "peak": base.proc_status("VmHWM")
+        }),
+              flush=True)
+
+
+class Worker:
+
+    def __init__(self, folder, what, threads):
+        command = [sys.executable, __file__, "--worker", folder, what]
+        self.process = subprocess.Popen(base.command_line(command),
+                                        env=base.environment(threads),
+                                        stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE,
+                                        text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def run(self, steps):
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"error: diffusers' side ended with {self.process.wait()}")
+        return json.loads(line)
+
+
+def run_program(folder, what, steps, threads):
+    """The same of `atelier train`, a whole run, out of its loss.csv."""
+    output = folder / "run"
+    shutil.rmtree(output, ignore_errors=True)
+    flags = {**train_flags(folder, what), "output_path": output, "max_train_steps": steps}
+    base.call(train_command({**flags, "task": "sft:train", "save_steps": steps}, threads), threads)
+    columns = {}
+    with open(output / "loss.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            columns.setdefault(row["key"], []).append(float(row["value"]))
+    shutil.rmtree(output)
+    # The log has the mean up to each step.
+    ends = [1000 * mean * (n + 1) for n, mean in enumerate(columns["perf/seconds_per_step"])]
+    return {
+        "times": [end - begin for begin, end in zip([0, *ends], ends)],
+        "losses": columns["train/loss"],
+        "waited": columns["perf/data_wait_share"][-1],
+        "peak": columns["perf/peak_host_gb"][-1] * 1e9
+    }
+
+
+# --- rows ---
+
+
+def prepare(options, model_name):
+    """The model and the encoded dataset, made once."""
+    sizes, _ = MODELS[model_name]
+    base.prepare(options.work, "train_data", make_dataset)
+    folder = base.prepare(options.work, f"train_{model_name}", lambda path: make_model(path, sizes))
+    from diffusers import QwenImageTransformer2DModel
+    write_lora(folder / "start.safetensors",
+               QwenImageTransformer2DModel.from_pretrained(folder / "model/transformer"))
+    flags = train_flags(folder, "full")
+    base.call(
+        train_command({**flags, "task": "sft:data_process", "output_path": folder / "run"},
+                      options.threads), options.threads)
+    return folder
+
+
+def compare(options, model_name, what):
+    folder, (_, steps) = prepare(options, model_name), MODELS[model_name]
+    sides = {"diffusers": [], "Atelier": []}
+    with Worker(folder, what, options.threads) as worker:
+        for number in range(options.rounds):
+            sides["diffusers"].append(worker.run(1 + steps))
+            sides["Atelier"].append(run_program(folder, what, 1 + steps, options.threads))
+            for name, turns in sides.items():
+                print(f"  turn {number + 1}, {name}: " +
+                      " ".join(f"{ms:.0f}" for ms in turns[-1]["times"]) + " ms",
+                      file=sys.stderr)
+    theirs, ours = sides["diffusers"][0]["losses"], sides["Atelier"][0]["losses"]
+    error = max(abs(a - b) / b for a, b in zip(ours, theirs))
+    if not error <= AGREEMENT:
+        raise SystemExit(f"error: {model_name}, {what}: the losses {ours} are not {theirs}")
+    result = {"model": model_name, "what": what, "loss_error": error}
+    for name, turns in sides.items():
+        # The first step of a turn is not counted: it maps files and fills caches.
+        times = [ms for turn in turns for ms in turn["times"][1:]]
+        result[name] = {
+            "median": statistics.median(times),
+            "best": min(times),
+            "runs_ms": times,
+            "peak_gb": max(turn["peak"] for turn in turns) / 1e9
+        }
+    result["waited"] = statistics.median(turn["waited"] for turn in sides["Atelier"])
+    return result
+
+
+def table(rows):
+    lines = [
+        "| model | trained | diffusers, median | quickest | Atelier, median | quickest | "
+        "Atelier / diffusers | of the quickest | waiting for data | peak memory, diffusers | "
+        "Atelier |", "| --- | --- |" + " ---: |" * 9
+    ]
+    for row in rows:
+        theirs, ours = row["diffusers"], row["Atelier"]
+        lines.append(f"| {row['model']} | {row['what']} | {theirs['median']:.0f} ms | "
+                     f"{theirs['best']:.0f} ms | {ours['median']:.0f} ms | {ours['best']:.0f} ms | "
+                     f"{ours['median'] / theirs['median']:.2f} | "
+                     f"{ours['best'] / theirs['best']:.2f} | {row['waited']:.1%} | "
+                     f"{theirs['peak_gb']:.2f} GB | {ours['peak_gb']:.2f} GB |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="*", help="any of tiny, middle; both without one")
+    parser.add_argument("--what", nargs="+", choices=["lora", "full"], default=["lora", "full"])
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
+    parser.add_argument("--threads",
+                        type=int,
+                        default=os.cpu_count(),
+                        help="threads of each side (default: all)")
+    parser.add_argument("--work",
+                        type=pathlib.Path,
+                        default=base.REPOSITORY / "build/bench_models",
+                        help="where models and data are made and kept, about 2 GB")
+    parser.add_argument("--json", type=pathlib.Path, help="also write every run to this file")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        serve(pathlib.Path(options.worker[0]), options.worker[1])
+        return 0
+    unknown = set(options.model) - set(MODELS)
+    if unknown:
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    if not base.PROGRAM.is_file():
+        print(f"error: {base.PROGRAM}: not built; run tools/build", file=sys.stderr)
+        return 3
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    options.work.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for model_name in options.model or MODELS:
+        for what in options.what:
+            print(f"{model_name}, {what}", file=sys.stderr)
+            rows.append(compare(options, model_name, what))
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    print(table(rows))
+    print(f"\nlosses agree to {max(row['loss_error'] for row in rows):.1e}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
