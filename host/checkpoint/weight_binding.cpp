@@ -475,16 +475,21 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
 
 void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
                     const std::string& path, const std::map<std::string, std::string>& metadata,
-                    const TensorIndex* published) {
+                    const TensorIndex* published, std::optional<at::ScalarType> dtype) {
   const std::vector<PublishedTensor> tensors = published_tensors(module, rules, prefix, published);
   std::vector<formats::TensorEntry> entries;
   std::map<std::string, const PublishedTensor*> by_name;
+  const auto dtype_of = [&](const PublishedTensor& tensor) {
+    return dtype && at::isFloatingType(tensor.dtype) ? *dtype : tensor.dtype;
+  };
   for (const PublishedTensor& tensor : tensors) {
-    entries.push_back({tensor.name, file_dtype(tensor.dtype), tensor.shape, 0, 0});
+    entries.push_back({tensor.name, file_dtype(dtype_of(tensor)), tensor.shape, 0, 0});
     by_name.emplace(tensor.name, &tensor);
   }
-  write_safetensors(path, std::move(entries), metadata,
-                    [&](const std::string& name) { return by_name.at(name)->value(); });
+  write_safetensors(path, std::move(entries), metadata, [&](const std::string& name) {
+    const PublishedTensor& tensor = *by_name.at(name);
+    return tensor.value().to(dtype_of(tensor));
+  });
 }
 
 }  // namespace atelier::checkpoint

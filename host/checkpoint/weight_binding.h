@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,9 +86,11 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
                                                const std::string& prefix,
                                                const TensorIndex* published = nullptr);
 
-// Writes one component as one file. Throws as published_tensors and write_safetensors.
+// Writes one component as one file, floating weights in `dtype` where it is given. Throws as
+// published_tensors and write_safetensors.
 void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
                     const std::string& path, const std::map<std::string, std::string>& metadata,
-                    const TensorIndex* published = nullptr);
+                    const TensorIndex* published = nullptr,
+                    std::optional<at::ScalarType> dtype = {});
 
 }  // namespace atelier::checkpoint

@@ -25,6 +25,18 @@ namespace atelier::train {
 using checkpoint::LoadedModel;
 using checkpoint::LoadedPart;
 
+namespace {
+
+// Of --save_dtype; nullopt for "auto".
+std::optional<at::ScalarType> saved_dtype(const std::string& name) {
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  if (name == "float16") return at::kHalf;
+  return std::nullopt;
+}
+
+}  // namespace
+
 TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config)
     : model_(model), selection_(std::move(selection)), config_(config) {
   const at::NoGradGuard no_grad;
@@ -204,10 +216,8 @@ void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t ep
   description.more = {{"atelier_version", ATELIER_SDK_VERSION},
                       {"ss_learning_rate", c10::str(config_.learning_rate)},
                       {"ss_seed", std::to_string(config_.seed)}};
-  const at::ScalarType dtype = config_.output.save_dtype == "bfloat16"  ? at::kBFloat16
-                               : config_.output.save_dtype == "float16" ? at::kHalf
-                                                                        : at::kFloat;
-  lora::write_lora(path, config_.lora.format, layers, {{component, targets}}, dtype, description);
+  lora::write_lora(path, config_.lora.format, layers, {{component, targets}},
+                   saved_dtype(config_.output.save_dtype).value_or(at::kFloat), description);
 }
 
 void TrainedTensors::save_whole(const std::string& component, const std::string& path,
@@ -218,7 +228,7 @@ void TrainedTensors::save_whole(const std::string& component, const std::string&
   checkpoint::save_component(
       model_.model().component(component), rules, part.detection.prefix, path,
       {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},
-      &part.checkpoint.index());
+      &part.checkpoint.index(), saved_dtype(config_.output.save_dtype));
 }
 
 }  // namespace atelier::train

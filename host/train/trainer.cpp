@@ -276,6 +276,16 @@ void Trainer::save_all(const std::string& name, int64_t epoch) {
   if (config_.output.save_state && saved_state_step_ != step_) save_state(epoch);
 }
 
+// A save on the way that fails, on a full disk say, is told; the next one tries again.
+void Trainer::try_save_all(const std::string& name, int64_t epoch) {
+  try {
+    save_all(name, epoch);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kEnvironment) throw;
+    parts_.progress.warn("not saved: " + std::string(error.what()));
+  }
+}
+
 void Trainer::validate() {
   if (parts_.validation == nullptr) return;
   settle();
@@ -325,11 +335,11 @@ void Trainer::after_step(const data::StepPlan& plan) {
     show();
   if (step_ % config_.validation.steps == 0 || step_ == total_steps_) validate();
   if (config_.output.save_steps) {
-    if (is_due(config_.output.save_steps)) save_all(step_name(), plan.epoch);
+    if (is_due(config_.output.save_steps)) try_save_all(step_name(), plan.epoch);
   } else if (plan.is_last_of_epoch) {
-    save_all("epoch-" + std::to_string(plan.epoch), plan.epoch);
+    try_save_all("epoch-" + std::to_string(plan.epoch), plan.epoch);
   }
-  if (run::StopSignals::take_save_request()) save_all(step_name(), plan.epoch);
+  if (run::StopSignals::take_save_request()) try_save_all(step_name(), plan.epoch);
 }
 
 int Trainer::run() {
@@ -337,7 +347,7 @@ int Trainer::run() {
   if (config_.log.tensorboard) metrics_.push_back(run::open_tensorboard(logs));
   if (config_.log.csv) {
     const std::string path = (fs::path(parts_.folder.path()) / "loss.csv").string();
-    metrics_.push_back(run::open_csv(path, step_));
+    metrics_.push_back(run::open_csv(path, step_ == 0 ? -1 : step_));
   }
   trained_.set_training(true);
   if (step_ == 0) {

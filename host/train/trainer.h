@@ -88,6 +88,7 @@ class Trainer {
   void remove_old_weights() const;
   void save_state(int64_t epoch);
   void save_all(const std::string& name, int64_t epoch);
+  void try_save_all(const std::string& name, int64_t epoch);
   std::string step_name() const;
 
   const RunParts parts_;

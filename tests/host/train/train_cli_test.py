@@ -249,6 +249,11 @@ class TrainTest(unittest.TestCase):
                           trainable_models="dit", resume_from_checkpoint=run / "step-4.safetensors",
                           learning_rate=1e-30, save_steps=4)
         self.assertEqual(tensors(more / "step-4.safetensors"), saved)
+        wide = self.train("wide", lora_base_model=None, lora_target_modules=None,
+                          trainable_models="dit", max_train_steps=1, save_steps=1,
+                          save_dtype="float32")
+        self.assertEqual({value[0] for value in tensors(wide / "step-1.safetensors").values()},
+                         {"F32"})
 
     def test_bfloat16_weights_move_at_a_small_rate(self):
         flags = dict(lora_base_model=None, lora_target_modules=None, dtype="bfloat16",
