@@ -211,6 +211,7 @@ def train(model_paths, rows, **flags):
         defaults = dict(plugin="qwen_image",
                         model_paths=paths_argument(model_paths),
                         device="cpu",
+                        threads=1,
                         dtype="float32",
                         dataset_base_path=folder / "data",
                         dataset_metadata_path=folder / "data/metadata.csv",

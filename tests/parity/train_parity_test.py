@@ -33,7 +33,7 @@ TARGETS = [
     "to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0", "to_add_out",
     "net.0.proj", "net.2", "img_mod.1", "txt_mod.1", "img_in", "proj_out"
 ]
-RATE = 1e-2
+RATE = 5e-3
 BETA1, BETA2, EPS, WEIGHT_DECAY = 0.9, 0.999, 1e-3, 0.01
 HEIGHT, WIDTH = 64, 48
 PROMPTS = ["A coffee shop entrance", "一只可爱的猫 in a window, oil painting", "red"]
