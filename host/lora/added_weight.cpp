@@ -35,6 +35,24 @@ at::Tensor change_of(const Addition& addition, const at::Tensor& weight) {
   return sum.mul(magnitude / norm.clamp_min(kLeastNorm)).sub_(base);
 }
 
+// Adds all of `addition` to `sum`, which began as `weight`; both are the part that it is for.
+void add_to(const at::Tensor& sum, const Addition& addition, const at::Tensor& weight) {
+  const Difference& difference = *addition.difference;
+  const bool is_product = difference.form == Difference::Form::kOne &&
+                          difference.first.right.defined() && !difference.magnitude.defined();
+  if (!is_product) {
+    sum.add_(change_of(addition, weight), addition.strength);
+    return;
+  }
+  const auto cut = [&](const at::Tensor& factor, int axis) {
+    return (addition.axis == axis ? factor.narrow(axis, addition.difference_start, addition.length)
+                                  : factor)
+        .to(at::kFloat);
+  };
+  sum.addmm_(cut(difference.first.left, 0), cut(difference.first.right, 1), 1,
+             addition.strength * difference.scale);
+}
+
 const AddedWeight* added_store(const Weight& weight) {
   return dynamic_cast<const AddedWeight*>(weight.store().get());
 }
@@ -49,8 +67,8 @@ at::Tensor AddedWeight::sum() const {
   const at::Tensor base = base_->draw();
   const at::Tensor sum = base.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   for (const Addition& of : additions_) {
-    const at::Tensor weight = part_of(base, of.axis, of.weight_start, of.length);
-    part_of(sum, of.axis, of.weight_start, of.length).add_(change_of(of, weight), of.strength);
+    add_to(part_of(sum, of.axis, of.weight_start, of.length), of,
+           part_of(base, of.axis, of.weight_start, of.length));
   }
   return sum.to(base.scalar_type());
 }

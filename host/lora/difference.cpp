@@ -13,7 +13,8 @@ at::Tensor Difference::value() const {
   at::Tensor sum = first.value();
   if (form == Form::kHadamard) sum = sum * second.value();
   if (form == Form::kKronecker) sum = at::kron(sum, second.value());
-  return sum.mul(scale).reshape(shape);
+  if (scale != 1) sum = sum.mul(scale);
+  return sum.reshape(shape);
 }
 
 int64_t Difference::bytes() const {
