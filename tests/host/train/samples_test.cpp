@@ -327,7 +327,7 @@ TEST_CASE("A stale cache is refused with what differs", "[samples]") {
     test::write_bytes(model + "/tokenizer/tokenizer.json", "{ }");
     shop.model = test::open_toy_model(model, {}, "float16");
     expect_error(ErrorCode::kInvalidArgument,
-                 {"another tokenizer", "vae was Float and is Half now", "--dtype"},
+                 {"another tokenizer", "vae was float32 and is float16 now", "--dtype"},
                  [&] { shop.from_cache(); });
   }
   SECTION("another family") {
