@@ -13,6 +13,7 @@
 
 #include "formats/escape.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/generate/metadata.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/lora_writer.h"
 #include "host/lora/targets.h"
@@ -208,7 +209,7 @@ void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t ep
       model_.family().name(), [&] { return model_.family().lora_targets(part.detection); });
   if (targets.component != component) targets = {component, {}, {}, component + "."};
   lora::Description description;
-  description.base_model = part.checkpoint.name();
+  description.base_model = generate::short_path(part.checkpoint.name());
   description.architecture = part.detection.variant;
   description.target_modules = config_.lora.target_modules;
   description.step = step;
