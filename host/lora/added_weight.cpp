@@ -22,7 +22,7 @@ at::Tensor part_of(const at::Tensor& whole, int axis, int64_t start, int64_t len
 // What `addition` adds to `weight`, the part that it is for, at strength 1; float32.
 at::Tensor change_of(const Addition& addition, const at::Tensor& weight) {
   const Difference& difference = *addition.difference;
-  const at::Tensor value =
+  at::Tensor value =
       part_of(difference.value(), addition.axis, addition.difference_start, addition.length);
   if (!difference.magnitude.defined()) return value;
   // Magnitudes lie along one axis, which may be the one that is cut; the norm is over the other.

@@ -101,7 +101,7 @@ std::string find_file(const std::string& path) {
   if (!fs::is_directory(path, failure)) return path;
   std::vector<std::string> others;
   for (const char* name : {"pytorch_lora_weights.safetensors", "adapter_model.safetensors"}) {
-    const std::string file = (fs::path(path) / name).string();
+    std::string file = (fs::path(path) / name).string();
     if (fs::is_regular_file(file, failure)) return file;
   }
   for (const auto& entry : fs::directory_iterator(path, failure)) {
@@ -160,7 +160,7 @@ class AdapterConfig {
   }
 
   // peft's patterns are the end of a name, at a dot; "^" anchors them at its start.
-  static bool names_layer(std::string pattern, const std::string& layer) {
+  static bool names_layer(const std::string& pattern, const std::string& layer) {
     if (pattern.starts_with("^")) return layer == pattern.substr(1);
     return layer == pattern || layer.ends_with("." + pattern);
   }
