@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the pictures of this example and says them in words.
 
-    python3 pictures.py FOLDER --count 8000 --seed 1 [--style plain|hatched] [--edit]
+    python3 pictures.py FOLDER --count 6000 --seed 1 [--style plain|hatched] [--edit] [--wide]
 
 writes FOLDER/000000.png … and FOLDER/metadata.csv with the columns image and prompt. With --edit
 there are two pictures a row, edit_image and image, and the prompt says what is made of the first.
@@ -60,25 +60,41 @@ def with_article(words):
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
-def scene(rng):
-    """A scene drawn at random by `rng`, numpy's Generator."""
+def lone_place(rng, wide):
+    """x, y and the ends of the radius of a thing that is alone, in pixels."""
+    if wide:
+        radius = rng.uniform(24, 36)
+        return *rng.uniform(radius + 6, SIZE - radius - 6, 2), (radius, radius)
+    return *(SIZE / 2 + rng.uniform(-5, 5, 2)), (27, 33)
+
+
+def pair_places(rng, along, wide):
+    """x, y and the ends of the radius of two things, the first in the direction `along`."""
+    middle = SIZE / 2 + (rng.uniform(-4, 4, 2) if wide else rng.uniform(-3, 3, 2))
+    if wide:
+        middle += along[::-1] * rng.uniform(-22, 22)
+    for side in (1, -1):
+        apart = rng.uniform(28, 33) if wide else rng.uniform(29, 32)
+        yield *(middle + side * along * apart), (20, 25) if wide else (21.5, 24.5)
+
+
+def scene(rng, wide=False):
+    """A scene drawn at random by `rng`, numpy's Generator. Things are near the middle, or, in a
+    wide one, anywhere that fits."""
     pick = lambda names: names[rng.integers(len(names))]
     ground = pick(list(COLORS))
     colors = [name for name in COLORS if name != ground]
     pattern = pick(PATTERNS)
+    relation = ""
     if rng.random() < 0.4:
-        radius = rng.uniform(24, 36)
-        x, y = rng.uniform(radius + 6, SIZE - radius - 6, 2)
-        return Scene((Thing(pick(colors), pick(SHAPES), x, y, radius),), "", ground, pattern)
-    relation = pick(list(RELATIONS))
-    along = np.array(RELATIONS[relation], float)
-    across = along[::-1]
-    middle = np.full(2, SIZE / 2) + rng.uniform(-4, 4, 2) + across * rng.uniform(-22, 22)
-    things = []
-    for side in (1, -1):
-        spot = middle + side * along * rng.uniform(28, 33)
-        things.append(Thing(pick(colors), pick(SHAPES), spot[0], spot[1], rng.uniform(20, 25)))
-    return Scene(tuple(things), relation, ground, pattern)
+        places = [lone_place(rng, wide)]
+    else:
+        relation = pick(list(RELATIONS))
+        places = pair_places(rng, np.array(RELATIONS[relation], float), wide)
+    things = tuple(
+        Thing(pick(colors), pick(SHAPES), x, y, low if low == high else rng.uniform(low, high))
+        for x, y, (low, high) in places)
+    return Scene(things, relation, ground, pattern)
 
 
 def covers(shape, x, y, radius):
@@ -122,8 +138,8 @@ def paint(scene, style="plain"):
     return np.round(blocks.mean((1, 3))).astype(np.uint8)
 
 
-def numbered_scene(seed, number):
-    return scene(np.random.default_rng([seed, number]))
+def numbered_scene(seed, number, wide=False):
+    return scene(np.random.default_rng([seed, number]), wide)
 
 
 def edit(before, seed, number):
@@ -140,11 +156,11 @@ def edit(before, seed, number):
     return dataclasses.replace(before, things=tuple(things)), words
 
 
-def rows(count, seed, editing):
+def rows(count, seed, editing, wide):
     """Of each row: the columns with pictures, and the prompt."""
     number = written = 0
     while written < count:
-        drawn = numbered_scene(seed, number)
+        drawn = numbered_scene(seed, number, wide)
         number += 1
         if not editing:
             yield {"image": drawn}, drawn.prompt()
@@ -157,11 +173,11 @@ def rows(count, seed, editing):
         written += 1
 
 
-def write(folder, count, seed, style="plain", editing=False):
+def write(folder, count, seed, style="plain", editing=False, wide=False):
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "metadata.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        for number, (scenes, prompt) in enumerate(rows(count, seed, editing)):
+        for number, (scenes, prompt) in enumerate(rows(count, seed, editing, wide)):
             if number == 0:
                 table.writerow([*scenes, "prompt"])
             names = []
@@ -175,12 +191,14 @@ def write(folder, count, seed, style="plain", editing=False):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--count", type=int, default=8000)
+    parser.add_argument("--count", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--style", choices=("plain", "hatched"), default="plain")
     parser.add_argument("--edit", action="store_true", help="pairs of pictures, one recoloured")
+    parser.add_argument("--wide", action="store_true", help="things anywhere, and of more sizes")
     arguments = parser.parse_args()
-    write(arguments.folder, arguments.count, arguments.seed, arguments.style, arguments.edit)
+    write(arguments.folder, arguments.count, arguments.seed, arguments.style, arguments.edit,
+          arguments.wide)
 
 
 if __name__ == "__main__":
