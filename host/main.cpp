@@ -1,4 +1,5 @@
 // The program: picks a command, and turns what goes wrong into one line and an exit code.
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -127,7 +128,7 @@ int main(int count, char** values) {
     const int code = run(arguments);
     if (std::fflush(stdout) != 0)
       throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno),
-                  "free some space");
+                  errno == ENOSPC ? "free some space" : "");
     return code;
   } catch (const Error& error) {
     std::fflush(stdout);

@@ -88,7 +88,14 @@ void check_output(const Config& config, Problems& problems) {
 
 void open_preset(Plan& plan, Problems& problems) {
   const train::LoraSettings& lora = plan.config.lora;
-  if (lora.preset_path.empty()) return;
+  if (lora.preset_path.empty() || lora.preset_model.empty()) return;
+  if (lora.preset_model != plan.model->denoiser()->detection.component &&
+      !plan.selection.trains(lora.preset_model)) {
+    problems.add(
+        "--preset_lora_model: " + lora.preset_model + " works ahead of training, without it",
+        "name the denoiser, or a component that is trained");
+    return;
+  }
   problems.collect([&] {
     plan.preset = std::make_unique<lora::Registry>(*plan.model);
     const lora::Use use{"preset", lora.preset_path, 1.0};
@@ -152,6 +159,12 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   if (config.stage != Stage::kDataProcess) {
     plan.selection = train::select_trained(model, config, problems);
     open_preset(plan, problems);
+    if (!config.lora.checkpoint.empty())
+      problems.collect(
+          [&] { train::check_lora_checkpoint(model, plan.selection, config.lora, problems); });
+    if (model.dtype() == at::kHalf)
+      problems.add("--dtype: gradients of float16 vanish without a scaled loss",
+                   "use bfloat16 or float32", ErrorCode::kUnsupported);
     if (!config.resume_from_checkpoint.empty())
       problems.collect(
           [&] { plan.starting_weights.emplace(model, config.resume_from_checkpoint); });
@@ -162,12 +175,17 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   }
   if (!config.dataset.dataset_base_path.empty())
     plan.dataset = open_dataset(config.dataset, model, progress, problems);
-  if (!config.validation.base_path.empty() && config.stage != Stage::kDataProcess) {
+  if (!config.validation.base_path.empty()) {
     data::DatasetOptions options = config.dataset;
     options.dataset_base_path = config.validation.base_path;
     options.dataset_metadata_path = config.validation.metadata_path;
     plan.validation = open_dataset(options, model, progress, problems);
   }
+  const CachedParts cached = train::cached_parts(family, trained_names(config));
+  if (plan.dataset == nullptr && config.dataset.dataset_base_path.empty() &&
+      !(cached.text && cached.latents))
+    problems.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
+                 "give the dataset");
   check_distillation(plan, problems);
   read_prompts(plan, problems);
   if (!config.resume.empty()) {
@@ -182,6 +200,7 @@ void load(LoadedModel& model, const std::string& component, progress::Progress& 
   progress::Step step(progress, "load " + component, 0, progress::Unit::kBytes);
   model.load_component(component, [&](const checkpoint::LoadProgress& state) {
     step.set(state.bytes_done, state.bytes_total);
+    if (run::StopSignals::requested()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
   step.finish();
 }
@@ -224,23 +243,23 @@ std::string describe(const train::Trainer& trainer, const Samples& samples, int6
          " steps, " + std::to_string(count) + " trained numbers";
 }
 
-// From the checked plan to the trained model.
+// From the checked plan to the trained model. Throws Error{kCancelled} when a signal came before
+// the first step.
 int train_plan(Plan& plan) {
   const Config& config = plan.config;
   LoadedModel& model = *plan.model;
   progress::Progress progress(progress::stderr_options(config.log.quiet));
-  const run::StopSignals signals;
   run::RunFolder folder(config.output.output_path);
   write_config(config);
 
   Samples samples = samples_of(plan, plan.dataset, config.cache_path);
   if (!fill(samples, plan, progress)) return leave();
-  if (config.stage == Stage::kDataProcess) return 0;
   std::optional<Samples> validation;
   if (plan.validation != nullptr) {
     validation.emplace(samples_of(plan, plan.validation, config.cache_path + "/validation"));
     if (!fill(*validation, plan, progress)) return leave();
   }
+  if (config.stage == Stage::kDataProcess) return 0;
   std::optional<train::Preview> preview;
   if (!plan.prompts.empty()) {
     std::vector<std::string> trained;
@@ -294,7 +313,13 @@ int run_train(std::span<const std::string> arguments) {
     throw Error(ErrorCode::kInvalidArgument, "--plugin is missing",
                 "name the model family; atelier plugins lists them");
   Plan plan = make_plan(arguments, *family);
-  return train_plan(plan);
+  const run::StopSignals signals;
+  try {
+    return train_plan(plan);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCancelled || !run::StopSignals::requested()) throw;
+    return leave();
+  }
 }
 
 }  // namespace atelier::cli

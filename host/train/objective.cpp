@@ -129,12 +129,17 @@ Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t ste
   return (predict(samples, levels, noise) * weight).sum();
 }
 
-Tensor Objective::at_level(const TrainSample& sample, const Timestep& level, uint64_t noise_seed,
-                           uint32_t slot, uint32_t index) {
+Tensor Objective::at_levels(const TrainSample& sample, std::span<const Timestep> levels,
+                            uint64_t noise_seed, uint32_t slot) {
   const Prepared prepared = prepare(sample);
-  const Tensor noise = random::normal_noise({noise_seed, slot, index}, prepared.clean.sizes())
-                           .to(model_.device(), /*non_blocking=*/true);
-  return predict(std::span(&prepared, 1), std::span(&level, 1), {noise})[0];
+  std::vector<Tensor> losses;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    const random::NoiseKey key{noise_seed, slot, static_cast<uint32_t>(i)};
+    const Tensor noise = random::normal_noise(key, prepared.clean.sizes())
+                             .to(model_.device(), /*non_blocking=*/true);
+    losses.push_back(predict(std::span(&prepared, 1), levels.subspan(i, 1), {noise})[0]);
+  }
+  return at::stack(losses);
 }
 
 // "rand_device" names the generator of LibTorch that the teacher's noise came from; rows without it

@@ -45,10 +45,10 @@ class Objective {
   // the sample's. Returns the sum over the samples of mean((latents - clean)^2).
   at::Tensor direct_distillation(std::span<const PlacedSample> batch);
 
-  // mean((prediction - target)^2) of one sample at one level, with noise of `noise_seed` and
-  // `slot`.
-  at::Tensor at_level(const TrainSample& sample, const Timestep& level, uint64_t noise_seed,
-                      uint32_t slot, uint32_t index);
+  // mean((prediction - target)^2 * mask) of one sample at each level, [levels], float32, with noise
+  // of `noise_seed`, `slot` and the level's number.
+  at::Tensor at_levels(const TrainSample& sample, std::span<const Timestep> levels,
+                       uint64_t noise_seed, uint32_t slot);
 
  private:
   // A sample on the compute device.

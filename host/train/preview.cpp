@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "atelier/error.h"
+
 #include "host/generate/generator.h"
 #include "host/image/pixels.h"
 #include "host/image/png.h"
@@ -78,7 +80,11 @@ void Preview::encode_ahead() {
 }
 
 void Preview::run(int64_t step) {
-  fs::create_directories(state_->folder);
+  std::error_code failure;
+  fs::create_directories(state_->folder, failure);
+  if (failure)
+    throw Error(ErrorCode::kEnvironment, state_->folder + ": " + failure.message(),
+                "move what stands there away");
   char name[40];
   std::snprintf(name, sizeof name, "step-%08lld_", static_cast<long long>(step));
   size_t number = 0;

@@ -61,6 +61,13 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
     add_not_given(model, "--trainable_models", component, problems);
     return;
   }
+  if (const auto storage = model.storage(component); storage != checkpoint::Storage::kPlain) {
+    problems.add("--trainable_models: " + quote_and_escape(name) + ": " + component +
+                     " is stored as " + std::string(checkpoint::storage_name(storage)) +
+                     ", and weights that are trained cannot be",
+                 "leave it out of --storage and --fp8_models, or train a LoRA");
+    return;
+  }
   const std::string below = dot == std::string::npos ? "" : name.substr(dot + 1);
   std::vector<std::string> paths;
   const size_t before = selection.weights.size();
@@ -144,9 +151,20 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, Selection& sele
                        " is no linear layer of " + lora.base_model,
                    did_you_mean(target, paths));
   }
+  int64_t largest_rank = 0;
   for (const std::string& path : paths) {
-    if (chosen.contains(path)) selection.layers.push_back({lora.base_model, path, linears[path]});
+    if (!chosen.contains(path)) continue;
+    const nn::Linear& linear = *linears[path];
+    largest_rank = std::max(largest_rank, std::min(linear.in_features(), linear.out_features()));
+    selection.layers.push_back({lora.base_model, path, linears[path]});
   }
+  if (lora.target_modules.empty() && chosen.empty())
+    problems.add("--lora_base_model: no layer of " + lora.base_model + " gets a LoRA by itself",
+                 "name layers with --lora_target_modules");
+  if (largest_rank > 0 && lora.rank > largest_rank)
+    problems.add(
+        "--lora_rank: " + std::to_string(lora.rank) + " is more than any of the layers has",
+        "use at most " + std::to_string(largest_rank));
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ void add_run(Table& table, const Config& c) {
             "the beginning when there is none")
       .integer("seed", static_cast<int64_t>(c.seed), "of order, noise, timesteps and dropout")
       .integer("num_epochs", c.num_epochs, "epochs")
-      .integer("max_train_steps", kNone, "optimizer steps after which the run ends")
+      .integer("max_train_steps", kNone, "optimizer steps after which the run ends, in place of num_epochs")
       .integer("batch_size", c.order.batch_size, "samples of one batch")
       .integer("gradient_accumulation_steps", c.order.gradient_accumulation_steps,
                "batches of one optimizer step");
@@ -244,12 +244,13 @@ void add_watching(Table& table, const Config& c) {
 
 void add_memory(Table& table, const Config& c) {
   table.group("Memory")
+      .text("activation_memory_budget", "",
+            "what activations may take: auto, none, full, a part from 0 to 1, or a size: 12GiB")
       .flag("use_gradient_checkpointing", c.use_gradient_checkpointing,
             "blocks are computed again in the backward pass")
       .flag("use_gradient_checkpointing_offload", false,
             "turns use_gradient_checkpointing on; nothing is moved to the CPU")
       .text("vram", "", "no effect yet: the run uses the device's memory as it needs it")
-      .text("fp8_models", "", "no effect yet: weights keep --dtype")
       .text("offload_models", "", "no effect yet: what a stage does not need is not loaded anyway");
   for (const char* name : {"enable_model_cpu_offload", "cpu_offload"})
     table.flag(name, false, "no effect yet: weights stay on --device");

@@ -95,36 +95,47 @@ void TrainedTensors::add_layers(optim::Group& group_a, optim::Group& group_b) {
   }
 }
 
+// What check_lora_checkpoint let through.
 void TrainedTensors::load_lora_checkpoint() {
   const lora::LoraFile file = lora::LoraFile::open(config_.lora.checkpoint);
   const lora::Targets targets(model_);
   const lora::Match match = targets.match(file);
-  const std::string name = checkpoint::display_path(file.path());
-  report::Problems problems;
+  for (const auto& pair : match.pairs) {
+    const lora::LoraLayer& layer = file.layers()[pair.layer];
+    for (Adapted& adapted : adapted_) {
+      if (adapted.layer.linear != pair.target->pieces.front().linear) continue;
+      adapted.a.copy_(file.read_down(layer, at::kFloat));
+      adapted.b.copy_(file.read_up(layer, at::kFloat)).mul_(layer.scale / lora_scale());
+    }
+  }
+}
+
+void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
+                           const LoraSettings& settings, report::Problems& problems) {
+  const lora::LoraFile file = lora::LoraFile::open(settings.checkpoint);
+  const lora::Targets targets(model);
+  const lora::Match match = targets.match(file);
+  const std::string name = "--lora_checkpoint: " + checkpoint::display_path(file.path());
   if (!match.unmatched.empty())
-    problems.add("--lora_checkpoint: " + name +
-                     ": not in this model: " + report::list_names(match.unmatched, 5),
+    problems.add(name + ": not in this model: " + report::list_names(match.unmatched, 5),
                  "use a LoRA of this model");
   for (const auto& pair : match.pairs) {
     const lora::LoraLayer& layer = file.layers()[pair.layer];
-    const lora::TargetPiece& piece = pair.target->pieces.front();
-    const auto adapted = std::find_if(adapted_.begin(), adapted_.end(), [&](const Adapted& one) {
-      return one.layer.linear == piece.linear;
-    });
-    const std::string at =
-        "--lora_checkpoint: " + name + ": layer " + formats::quote_and_escape(layer.name) + ": ";
-    if (adapted == adapted_.end() || pair.target->pieces.size() != 1) {
+    const nn::Linear* linear = pair.target->pieces.front().linear;
+    const bool is_trained =
+        std::any_of(selection.layers.begin(), selection.layers.end(),
+                    [&](const Selection::AdaptedLayer& one) { return one.linear == linear; });
+    const std::string at = name + ": layer " + formats::quote_and_escape(layer.name) + ": ";
+    if (!is_trained || pair.target->pieces.size() != 1) {
       problems.add(at + "it is not among the layers that are trained",
                    "choose them with --lora_target_modules as the file has them");
-    } else if (layer.rank != config_.lora.rank) {
+    } else if (!layer.is_product()) {
+      problems.add(at + "it is no plain LoRA", "begin with a LoRA of two factors");
+    } else if (layer.rank != settings.rank) {
       problems.add(at + "its rank is " + std::to_string(layer.rank),
                    "use --lora_rank " + std::to_string(layer.rank));
-    } else {
-      adapted->a.copy_(file.read_down(layer, at::kFloat));
-      adapted->b.copy_(file.read_up(layer, at::kFloat)).mul_(layer.scale / lora_scale());
     }
   }
-  problems.throw_if_any();
 }
 
 int64_t TrainedTensors::count() const {

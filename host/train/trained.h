@@ -9,18 +9,24 @@
 
 #include "host/checkpoint/model_loader.h"
 #include "host/optim/optimizer.h"
+#include "host/report/problems.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
 
 namespace atelier::train {
+
+// Whether the LoRA file that training begins with is one of the selected layers; reads headers
+// only. Mistakes become problems. Throws what LoraFile::open and Targets::match throw.
+void check_lora_checkpoint(checkpoint::LoadedModel& model, const Selection& selection,
+                           const LoraSettings& settings, report::Problems& problems);
 
 // Makes the selected weights leaves of the autograd graph and puts LoRA factors into the selected
 // layers; taken out again by the destructor. Not thread-safe.
 class TrainedTensors {
  public:
   // Every component of `selection` is loaded. LoRA factors are float32: A uniform in
-  // +-1/sqrt(in), B zero, or those of config.lora.checkpoint. `model` outlives this.
-  // Throws Error when the LoRA checkpoint does not fit.
+  // +-1/sqrt(in), B zero, or those of config.lora.checkpoint, see check_lora_checkpoint(). `model`
+  // outlives this.
   TrainedTensors(checkpoint::LoadedModel& model, Selection selection, const Config& config);
   ~TrainedTensors();
   TrainedTensors(const TrainedTensors&) = delete;

@@ -14,6 +14,7 @@
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
+#include "host/checkpoint/fingerprint.h"
 #include "host/data/prefetcher.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
@@ -46,11 +47,34 @@ double peak_host_bytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024.0;
 }
 
+std::string describe(const memory::ActivationPlan& plan) {
+  const auto bytes = [](int64_t count) {
+    return report::format_bytes(static_cast<uint64_t>(count));
+  };
+  const std::string peak = "activations of blocks: at most " + bytes(plan.peak_bytes);
+  if (plan.num_recomputed == 0) return peak + ", nothing is computed again";
+  return peak + ", " + std::to_string(plan.num_recomputed) + " of " +
+         std::to_string(plan.runs.size()) + " blocks are computed again but for " +
+         bytes(plan.kept_bytes) + " that are kept, " +
+         print("about %.3g s longer each time", plan.extra_seconds);
+}
+
 data::Order make_order(const Samples& samples, const Config& config) {
   const std::vector<int64_t> shapes = samples.shapes();
   data::OrderOptions options = config.order;
   options.seed = config.seed;
   return data::Order(shapes, options);
+}
+
+// What the order of samples and their random numbers depend on.
+std::string order_facts(const Config& config) {
+  return c10::str("seed ", config.seed, " batch ", config.order.batch_size, " accumulation ",
+                  config.order.gradient_accumulation_steps, " repeat ",
+                  config.order.dataset_repeat);
+}
+
+std::string fingerprint_of(const checkpoint::LoadedModel& model) {
+  return checkpoint::fingerprint(*model.denoiser());
 }
 
 int64_t count_steps(const data::Order& order, const Config& config) {
@@ -68,12 +92,9 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
       order_(make_order(parts.samples, parts.config)),
       timesteps_(parts.model.family().training_schedule(parts.model.denoiser()->detection),
                  parts.config.timesteps),
-      objective_(parts.model,
-                 config_.use_gradient_checkpointing
-                     ? static_cast<BlockRunner&>(recompute_.emplace(direct_))
-                     : direct_,
-                 timesteps_, parts.config.seed),
+      objective_(parts.model, make_runner(), timesteps_, parts.config.seed),
       lr_schedule_(config_.lr_schedule),
+      fingerprint_(fingerprint_of(parts.model)),
       layers_seed_(random::stream_seed(config_.seed, random::Stream::kLayers)),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {
   total_steps_ = count_steps(order_, config_);
@@ -83,7 +104,33 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
 
 Trainer::~Trainer() = default;
 
+BlockRunner& Trainer::make_runner() {
+  if (config_.activation_budget)
+    return activations_.emplace(direct_, *config_.activation_budget, parts_.model.device(),
+                                [this](const memory::ActivationPlan& plan) { tell(plan); });
+  if (config_.use_gradient_checkpointing) return recompute_.emplace(direct_);
+  return direct_;
+}
+
+// One line for the first plan, and for one that needs more than all before.
+void Trainer::tell(const memory::ActivationPlan& plan) {
+  if (plan.peak_bytes <= told_bytes_) return;
+  told_bytes_ = plan.peak_bytes;
+  const std::string line = describe(plan);
+  if (plan.is_over_budget) {
+    parts_.progress.warn(line + "; the budget is less than that");
+  } else {
+    parts_.progress.note(line);
+  }
+}
+
 void Trainer::resume(const run::Checkpoint& checkpoint) {
+  if (checkpoint.facts.value("model", fingerprint_) != fingerprint_)
+    throw Error(ErrorCode::kInvalidArgument, checkpoint.folder + ": is of a run on other weights",
+                "pass the model files that the run began with");
+  if (ema_ && !checkpoint.files.contains("ema.safetensors"))
+    throw Error(ErrorCode::kInvalidArgument,
+                checkpoint.folder + ": holds no average of the weights", "leave out --ema_decay");
   trained_.load(checkpoint.load("trained.safetensors"));
   optimizer_->load_state(checkpoint.load("optimizer.safetensors"));
   if (ema_) ema_->load_state(checkpoint.load("ema.safetensors"));
@@ -97,6 +144,10 @@ void Trainer::resume(const run::Checkpoint& checkpoint) {
   warn_unless("dataset", parts_.samples.fingerprint(),
               "the dataset or the encoders have changed since the checkpoint: the run goes on, and "
               "differs from one that was never interrupted");
+  warn_unless(
+      "order", order_facts(config_),
+      "seed, batch size, accumulation or repeats are not those of the checkpoint: the order of "
+      "samples goes on from the same step of another run");
   warn_unless("version", ATELIER_SDK_VERSION,
               "the checkpoint was written by another version: results may differ in the last bits");
 }
@@ -130,6 +181,7 @@ std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
   for (size_t i = 0; i < data.batches.size(); ++i) {
     at::manual_seed(random::below(UINT64_MAX, layers_seed_, static_cast<uint32_t>(i),
                                   static_cast<uint32_t>(step_)));
+    if (activations_) activations_->begin_pass();
     const Tensor sum = config_.task == Task::kDirectDistill
                            ? objective_.direct_distillation(data.batches[i])
                            : objective_.flow_matching(data.batches[i], step_);
@@ -235,21 +287,30 @@ void Trainer::save_weights(const std::string& name, int64_t epoch) {
   if (config_.output.weights_total_limit > 0) remove_old_weights();
 }
 
+// Files of one name are one set; the sets written longest ago go.
 void Trainer::remove_old_weights() const {
-  static const std::regex kName(R"((?:step|epoch)-(\d+)(?:\.\w+)?\.safetensors)");
-  std::map<int64_t, std::vector<fs::path>> by_number;
+  static const std::regex kName(R"(((?:step|epoch)-\d+)(?:\.\w+)?\.safetensors)");
+  struct Set {
+    fs::file_time_type written = fs::file_time_type::min();
+    std::vector<fs::path> files;
+  };
+  std::map<std::string, Set> sets;
   for (const auto& entry : fs::directory_iterator(parts_.folder.path())) {
     std::smatch match;
     const std::string name = entry.path().filename().string();
-    if (std::regex_match(name, match, kName)) by_number[std::stoll(match[1])].push_back(entry);
+    if (!std::regex_match(name, match, kName)) continue;
+    Set& set = sets[match[1]];
+    set.written = std::max(set.written, entry.last_write_time());
+    set.files.push_back(entry.path());
   }
-  auto oldest = by_number.begin();
-  for (auto left = static_cast<int64_t>(by_number.size());
-       left > config_.output.weights_total_limit; --left, ++oldest) {
-    for (const fs::path& path : oldest->second) {
-      std::error_code ignored;
-      fs::remove(path, ignored);
-    }
+  std::vector<Set> oldest_first;
+  for (auto& [name, set] : sets) oldest_first.push_back(std::move(set));
+  std::sort(oldest_first.begin(), oldest_first.end(),
+            [](const Set& a, const Set& b) { return a.written < b.written; });
+  const auto limit = static_cast<size_t>(config_.output.weights_total_limit);
+  for (size_t i = 0; i + limit < oldest_first.size(); ++i) {
+    std::error_code ignored;
+    for (const fs::path& path : oldest_first[i].files) fs::remove(path, ignored);
   }
 }
 
@@ -260,7 +321,8 @@ void Trainer::save_state(int64_t epoch) {
   if (ema_) files.tensors["ema.safetensors"] = ema_->state();
   files.texts["config.toml"] = config_.effective_toml;
   const nlohmann::json facts = {{"epoch", epoch},
-                                {"seed", config_.seed},
+                                {"order", order_facts(config_)},
+                                {"model", fingerprint_},
                                 {"skipped_steps", skipped_},
                                 {"skipped_in_row", skipped_in_row_},
                                 {"dataset", parts_.samples.fingerprint()},
@@ -270,20 +332,24 @@ void Trainer::save_state(int64_t epoch) {
   saved_state_step_ = step_;
 }
 
-void Trainer::save_all(const std::string& name, int64_t epoch) {
+// Both are tried, so that one full disk does not lose the other. A save on the way that fails is
+// told, and the next one tries again; the last one of a run (`is_last`) throws.
+void Trainer::save_all(const std::string& name, int64_t epoch, bool is_last) {
   settle();
-  if (saved_weights_step_ != step_) save_weights(name, epoch);
-  if (config_.output.save_state && saved_state_step_ != step_) save_state(epoch);
-}
-
-// A save on the way that fails, on a full disk say, is told; the next one tries again.
-void Trainer::try_save_all(const std::string& name, int64_t epoch) {
-  try {
-    save_all(name, epoch);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kEnvironment) throw;
-    parts_.progress.warn("not saved: " + std::string(error.what()));
-  }
+  if (step_ == 0) return;
+  std::optional<Error> failed;
+  const auto attempt = [&](const auto& save) {
+    try {
+      save();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kEnvironment) throw;
+      if (!is_last) parts_.progress.warn("not saved: " + std::string(error.what()));
+      failed = error;
+    }
+  };
+  if (saved_weights_step_ != step_) attempt([&] { save_weights(name, epoch); });
+  if (config_.output.save_state && saved_state_step_ != step_) attempt([&] { save_state(epoch); });
+  if (failed && is_last) throw Error(*failed);
 }
 
 void Trainer::validate() {
@@ -292,25 +358,23 @@ void Trainer::validate() {
   const at::NoGradGuard no_grad;
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
-  std::vector<double> sums(grid.size());
+  at::Tensor sums = at::zeros({static_cast<int64_t>(grid.size())}, at::kDouble);
   with_average([&] {
     progress::Step bar(parts_.progress, "validate", static_cast<int64_t>(parts_.validation->size()),
                        progress::Unit::kParts);
     for (size_t i = 0; i < parts_.validation->size(); ++i) {
+      if (run::StopSignals::requested()) return;
       const TrainSample sample = parts_.validation->load(i, /*empty_caption=*/false);
-      for (size_t level = 0; level < grid.size(); ++level) {
-        sums[level] += objective_
-                           .at_level(sample, grid[level], seed, static_cast<uint32_t>(i),
-                                     static_cast<uint32_t>(level))
-                           .item<double>();
-      }
+      sums += objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i)).to(sums.options());
       bar.advance();
     }
   });
+  if (run::StopSignals::requested()) return;
   std::map<std::string, double> values;
   double mean = 0;
   for (size_t level = 0; level < grid.size(); ++level) {
-    const double loss = sums[level] / static_cast<double>(parts_.validation->size());
+    const double loss = sums[static_cast<int64_t>(level)].item<double>() /
+                        static_cast<double>(parts_.validation->size());
     values[print("validation/loss_sigma_%.3f", static_cast<double>(grid[level].sigma))] = loss;
     mean += loss / static_cast<double>(grid.size());
   }
@@ -319,10 +383,17 @@ void Trainer::validate() {
   parts_.progress.note(step_name() + ": validation loss " + print("%.5f", mean));
 }
 
+// Pictures are not worth a run: what goes wrong with their files is told.
 void Trainer::show() {
   if (parts_.preview == nullptr) return;
   settle();
-  with_average([&] { parts_.preview->run(step_); });
+  try {
+    with_average([&] { parts_.preview->run(step_); });
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCancelled) return;  // the signal is seen to by the loop
+    if (error.code() != ErrorCode::kEnvironment) throw;
+    parts_.progress.warn("no sample pictures: " + std::string(error.what()));
+  }
 }
 
 void Trainer::after_step(const data::StepPlan& plan) {
@@ -335,11 +406,11 @@ void Trainer::after_step(const data::StepPlan& plan) {
     show();
   if (step_ % config_.validation.steps == 0 || step_ == total_steps_) validate();
   if (config_.output.save_steps) {
-    if (is_due(config_.output.save_steps)) try_save_all(step_name(), plan.epoch);
+    if (is_due(config_.output.save_steps)) save_all(step_name(), plan.epoch);
   } else if (plan.is_last_of_epoch) {
-    try_save_all("epoch-" + std::to_string(plan.epoch), plan.epoch);
+    save_all("epoch-" + std::to_string(plan.epoch), plan.epoch);
   }
-  if (run::StopSignals::take_save_request()) try_save_all(step_name(), plan.epoch);
+  if (run::StopSignals::take_save_request()) save_all(step_name(), plan.epoch);
 }
 
 int Trainer::run() {
@@ -354,37 +425,48 @@ int Trainer::run() {
     validate();
     if (config_.samples.at_first) show();
   }
-  data::Prefetcher<StepData> steps(config_.dataset_num_workers, kStepsAhead, step_, total_steps_,
-                                   [this](int64_t step) { return make_step(step); });
   progress::Step bar(parts_.progress, "train", total_steps_, progress::Unit::kSteps);
   bar.begin_at(step_);
   begin_ = now();
   first_step_ = step_;
-  int64_t epoch = 0;
+  try {
+    loop(bar);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNumerics) throw;
+    trained_.clear_gradients();
+    save_all(step_name(), epoch_);
+    throw;
+  }
+  save_all(step_name(), epoch_, /*is_last=*/true);
+  if (step_ < total_steps_) return leave();
+  bar.finish();
+  return 0;
+}
+
+void Trainer::loop(progress::Step& bar) {
+  data::Prefetcher<StepData> steps(config_.dataset_num_workers, kStepsAhead, step_, total_steps_,
+                                   [this](int64_t step) { return make_step(step); });
   while (step_ < total_steps_ && !run::StopSignals::requested()) {
     const StepData data = steps.next();
     waited_ = steps.waited();
     std::optional<Outcome> outcome = train_step(data);
-    if (!outcome) break;
+    if (!outcome) return;
     settle();
     pending_ = std::move(outcome);
     ++step_;
-    epoch = data.plan.epoch;
+    epoch_ = data.plan.epoch;
     if (ema_ || parts_.model.device().is_cpu()) settle();
     bar.set_note(note_);
     bar.advance();
     after_step(data.plan);
   }
-  settle();
-  save_all(step_name(), epoch);
-  if (step_ < total_steps_) {
-    const int signal = run::StopSignals::requested().value();
-    parts_.progress.note("stopped after step " + std::to_string(step_) +
-                         "; continue with --resume " + parts_.folder.path());
-    return run::StopSignals::exit_code(signal);
-  }
-  bar.finish();
-  return 0;
+}
+
+int Trainer::leave() const {
+  const bool is_resumable = config_.output.save_state && step_ > 0;
+  parts_.progress.note("stopped after step " + std::to_string(step_) +
+                       (is_resumable ? "; continue with --resume " + parts_.folder.path() : ""));
+  return run::StopSignals::exit_code(run::StopSignals::requested().value());
 }
 
 }  // namespace atelier::train

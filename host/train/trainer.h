@@ -24,6 +24,7 @@
 #include "host/train/selection.h"
 #include "host/train/timesteps.h"
 #include "host/train/trained.h"
+#include "memory/activation_runner.h"
 #include "memory/recompute.h"
 
 namespace atelier::train {
@@ -74,6 +75,8 @@ class Trainer {
     at::Tensor loss, norm, is_skipped;
   };
 
+  BlockRunner& make_runner();
+  void tell(const memory::ActivationPlan& plan);
   StepData make_step(int64_t step) const;
   std::optional<Outcome> train_step(const StepData& data);
   bool leaves_now(double begin, size_t done, size_t count) const;
@@ -87,8 +90,9 @@ class Trainer {
   void save_weights(const std::string& name, int64_t epoch);
   void remove_old_weights() const;
   void save_state(int64_t epoch);
-  void save_all(const std::string& name, int64_t epoch);
-  void try_save_all(const std::string& name, int64_t epoch);
+  void save_all(const std::string& name, int64_t epoch, bool is_last = false);
+  void loop(progress::Step& bar);
+  int leave() const;
   std::string step_name() const;
 
   const RunParts parts_;
@@ -99,13 +103,16 @@ class Trainer {
   data::Order order_;
   DirectRunner direct_;
   std::optional<memory::RecomputeRunner> recompute_;
+  std::optional<memory::ActivationRunner> activations_;
   Timesteps timesteps_;
   Objective objective_;
   optim::LrSchedule lr_schedule_;
   std::vector<std::unique_ptr<run::MetricsWriter>> metrics_;
+  std::string fingerprint_;  // of the denoiser that the run began with
   uint64_t layers_seed_, caption_seed_;
   int64_t total_steps_ = 0;
-  int64_t step_ = 0;  // finished
+  int64_t step_ = 0;   // finished
+  int64_t epoch_ = 0;  // of the last finished one
   int64_t saved_weights_step_ = -1, saved_state_step_ = -1;
   std::optional<Outcome> pending_;  // of the last step, not read back yet
   int64_t skipped_ = 0, skipped_in_row_ = 0;
@@ -113,7 +120,8 @@ class Trainer {
   int64_t loss_count_ = 0;
   double waited_ = 0.0, begin_ = 0.0;  // seconds
   int64_t first_step_ = 0;
-  std::string note_;  // behind the progress: "loss 0.1234 lr 1.0e-04 …"
+  int64_t told_bytes_ = -1;  // of activations, in the largest plan that was told
+  std::string note_;         // behind the progress: "loss 0.1234 lr 1.0e-04 …"
 };
 
 }  // namespace atelier::train

@@ -212,6 +212,12 @@ class TrainTest(unittest.TestCase):
         theirs = self.train("cache_alone", task="sft:train", dataset_base_path=cache, cache_path=None,
                             dataset_metadata_path=None, max_train_steps=5, save_steps=5)
         self.assert_same_state(one, theirs, 5)
+        held = dict(validation_dataset_base_path=self.data, validation_steps=5,
+                    validation_dataset_metadata_path=self.data / "metadata.csv")
+        self.train("encode_held", task="sft:data_process", cache_path=cache, **held)
+        watched = self.train("watched", task="sft:train", cache_path=cache, max_train_steps=5,
+                             save_steps=5, **held)
+        self.assert_same_state(one, watched, 5)
         (cache / "manifest.json").unlink()
         self.train("stale", expect=2, task="sft:train", dataset_base_path=cache, cache_path=None,
                    dataset_metadata_path=None)
@@ -222,6 +228,24 @@ class TrainTest(unittest.TestCase):
         recomputed = self.train("recomputed", lora_dropout=0.2, save_steps=4,
                                 use_gradient_checkpointing=True)
         self.assert_same_state(kept, recomputed, 4)
+        for budget in ("0", "0.3", "0.7", "1", "full", "40MiB", "1MB", "auto", "none"):
+            run = self.train("budget_" + budget, lora_dropout=0.2, save_steps=4,
+                             use_gradient_checkpointing=True, activation_memory_budget=budget)
+            self.assert_same_state(kept, run, 4)
+            self.assertIn("--use_gradient_checkpointing has no effect", self.stderr)
+            if budget != "none":
+                self.assertIn("activations of blocks: at most", self.stderr)
+        self.train("wrong", expect=2, activation_memory_budget="12")
+        self.assertIn("--activation_memory_budget", self.stderr)
+
+    def test_budgets_hold_for_every_shape_and_task(self):
+        flags = dict(data=self.mixed, batch_size=2, gradient_accumulation_steps=2, max_train_steps=6,
+                     num_epochs=9, save_steps=6, cache_path=None)
+        encoder = dict(trainable_models="text_encoder.model.layers.0")
+        for name, more in (("dit", {}), ("both", encoder)):
+            kept = self.train(name, **flags, **more)
+            run = self.train(name + "_budget", **flags, **more, activation_memory_budget="0.5")
+            self.assert_same_state(kept, run, 6)
 
     def test_full_training_saves_a_component_that_takes_the_place_of_its_own(self):
         run = self.train(lora_base_model=None, lora_target_modules=None, trainable_models="dit",
@@ -358,8 +382,10 @@ class TrainTest(unittest.TestCase):
         self.assertNotEqual(losses(second)[1], losses(first)[1])
         names = tensors(second / "step-4.safetensors").keys()
         self.assertEqual(names, tensors(first / "step-4.safetensors").keys())
-        self.train("wrong", expect=2, **{**preset, "preset_lora_model": "text_encoder"})
-        self.assertIn("--preset_lora_model", self.stderr)
+        for changes in ({}, {"trainable_models": "text_encoder"}):
+            self.train("wrong", expect=2, **{**preset, "preset_lora_model": "text_encoder"},
+                       **changes)
+            self.assertIn("--preset_lora_model", self.stderr)
 
     def test_masked_samples_count_where_the_mask_is_white(self):
         data = self.dir / "masked"
@@ -395,6 +421,52 @@ class TrainTest(unittest.TestCase):
         for part in ("3.png", "4.png", "to_x", "--lora_rank", "learning_rat", "--num_epochs"):
             self.assertIn(part, self.stderr)
         self.assertFalse((self.dir / "run").exists())
+
+    def test_a_signal_while_pictures_are_made_saves_too(self):
+        (self.dir / "prompts.txt").write_text("a picture --w 256 --h 256 --s 400 --d 1\n")
+        run = self.dir / "run"
+        process = subprocess.Popen(self.words(run, max_train_steps=50, sample_every_n_steps=2,
+                                              sample_prompts=self.dir / "prompts.txt"),
+                                   stderr=subprocess.DEVNULL)
+        while not (run / "loss.csv").is_file() or len(losses(run)) < 2:
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(20), 75)
+        self.assertTrue((run / "checkpoints/step-00000002").is_dir())
+
+    def test_the_newest_weights_stay(self):
+        run = self.train(max_train_steps=None, num_epochs=3, weights_total_limit=2)
+        self.assertEqual(sorted(path.name for path in run.glob("*.safetensors")),
+                         ["epoch-1.safetensors", "epoch-2.safetensors"])
+
+    def test_a_lora_begins_with_a_file_that_fits(self):
+        first = self.train("first", save_steps=4)
+        file = first / "step-4.safetensors"
+        second = self.train("second", lora_checkpoint=file, learning_rate=1e-30, save_steps=4)
+        self.assertEqual(tensors(file), tensors(second / "step-4.safetensors"))
+        self.train("rank", expect=2, lora_checkpoint=file, lora_rank=8)
+        self.assertIn("--lora_rank 4", self.stderr)
+        self.assertNotIn("load dit", self.stderr)
+
+    def test_a_run_does_not_go_on_with_other_weights(self):
+        run = self.train(max_train_steps=2, save_steps=2)
+        other = self.dir / "other"
+        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", other, "--seed",
+                        "5"], check=True, capture_output=True)
+        self.train(expect=2, resume=run, model_paths=json.dumps([str(other)]))
+        self.assertIn("other weights", self.stderr)
+        self.train(resume=run, batch_size=2)
+        self.assertIn("batch size", self.stderr)
+
+    def test_settings_that_cannot_work_are_refused(self):
+        for part, flags in (("--lora_target_modules", dict(lora_base_model="vae",
+                                                           lora_target_modules="")),
+                            ("--lora_rank", dict(lora_rank=5000)),
+                            ("float16", dict(dtype="float16"))):
+            self.train(expect=2, **flags)
+            self.assertIn(part, self.stderr)
 
     def test_a_run_is_not_written_over(self):
         self.train(max_train_steps=1, save_steps=1)
