@@ -54,6 +54,18 @@ TensorIndex::Config read_config(const std::string& path) {
   }
 }
 
+bool is_8_bit_float(const TensorMeta& meta) {
+  return meta.dtype == at::kFloat8_e4m3fn || meta.dtype == at::kFloat8_e5m2;
+}
+
+// One scale for the whole tensor, or one for each row.
+bool is_scale_of(const TensorMeta& scale, const TensorMeta& tensor) {
+  if (!c10::isFloatingType(scale.dtype) || c10::elementSize(scale.dtype) == 1) return false;
+  const int64_t count = c10::multiply_integers(scale.shape);
+  if (count == 1) return true;
+  return !tensor.shape.empty() && count == tensor.shape.front() && scale.shape.front() == count;
+}
+
 }  // namespace
 
 formats::ShardIndex read_shard_index(const std::string& path) {
@@ -159,10 +171,35 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
     }
   }
   if (!found.index_path.empty()) checkpoint.check_against(found.index_path);
+  checkpoint.take_scales(tensors);
   checkpoint.index_ = std::make_shared<const TensorIndex>(
       std::move(tensors),
       found.config_path.empty() ? TensorIndex::Config{} : read_config(found.config_path));
   return checkpoint;
+}
+
+// Forms that are not known stay among the tensors, where a family meets and refuses them.
+void Checkpoint::take_scales(TensorIndex::Tensors& tensors) {
+  static constexpr std::string_view kWeight = ".weight", kMarker = ".scaled_fp8";
+  std::vector<std::string> taken;
+  for (const auto& [name, meta] : tensors) {
+    if (!is_8_bit_float(meta) || !name.ends_with(kWeight)) continue;
+    const std::string layer = name.substr(0, name.size() - kWeight.size());
+    for (const char* ending : {".weight_scale", ".scale_weight"}) {
+      const auto scale = tensors.find(layer + ending);
+      if (scale == tensors.end() || !is_scale_of(scale->second, meta)) continue;
+      if (!scales_.emplace(name, Scales{scale->first, scale->second}).second) continue;
+      taken.push_back(scale->first);
+      for (const char* of_input : {".scale_input", ".input_scale"}) {
+        if (tensors.contains(layer + of_input)) taken.push_back(layer + of_input);
+      }
+    }
+  }
+  for (const auto& [name, meta] : tensors) {
+    const bool is_marker = name == kMarker.substr(1) || name.ends_with(kMarker);
+    if (is_marker && is_8_bit_float(meta) && !scales_.empty()) taken.push_back(name);
+  }
+  for (const std::string& name : taken) tensors.erase(name);
 }
 
 void Checkpoint::check_against(const std::string& index_path) const {
@@ -203,6 +240,22 @@ at::Tensor Checkpoint::read(std::string_view tensor, std::optional<at::ScalarTyp
   if (out.numel() > 0)
     read_runs(files_, file_sizes_,
               {{place.file, place.begin, out.numel(), meta.dtype, to, out.data_ptr()}});
+  return out;
+}
+
+at::Tensor Checkpoint::scales(std::string_view tensor) const {
+  const auto found = scales_.find(tensor);
+  if (found == scales_.end()) return {};
+  const auto& [name, meta] = found->second;
+  const TensorPlace& place = this->place(name);
+  at::Tensor out = at::empty({c10::multiply_integers(meta.shape)}, at::kFloat);
+  read_runs(files_, file_sizes_,
+            {{place.file, place.begin, out.numel(), meta.dtype, at::kFloat, out.data_ptr()}});
+  if (!at::isfinite(out).all().item<bool>())
+    throw Error(ErrorCode::kDataLoss,
+                display_path(files_[static_cast<size_t>(place.file)]) + ": tensor " +
+                    formats::quote_and_escape(name) + ": a scale is not finite",
+                "download the file again", "ST_SCALE");
   return out;
 }
 

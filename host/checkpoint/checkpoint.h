@@ -46,6 +46,8 @@ class Checkpoint {
   const std::vector<std::string>& files() const { return files_; }
   // The folder of the first file.
   std::string folder() const;
+  // Without the scales of 8-bit tensors, their markers and the scales of activations beside them:
+  // see scales().
   const TensorIndex& index() const { return *index_; }
   // `__metadata__` of all files; the first file that has a key wins.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -55,7 +57,16 @@ class Checkpoint {
   // Throws Error{kNotFound}.
   const TensorPlace& place(std::string_view tensor) const;
 
-  // Reads one tensor into memory of its own, converted where `dtype` is another one.
+  // Files of 8-bit floats may hold scales beside a tensor: "X.weight_scale" or "X.scale_weight" of
+  // "X.weight", one or one for each row. The values are the tensor's times these.
+  bool has_scales(std::string_view tensor) const { return scales_.contains(tensor); }
+  bool has_scales() const { return !scales_.empty(); }
+  // Float32 on the CPU, [1] or [rows]; undefined when there are none.
+  // Throws Error{kDataLoss} when one is not finite.
+  at::Tensor scales(std::string_view tensor) const;
+
+  // Reads one tensor into memory of its own, converted where `dtype` is another one. Its scales are
+  // not applied.
   // Throws Error{kNotFound}, and Error{kDataLoss} when the file was changed since it was opened.
   at::Tensor read(std::string_view tensor, std::optional<at::ScalarType> dtype = {}) const;
 
@@ -67,6 +78,7 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   void check_against(const std::string& index_path) const;
+  void take_scales(TensorIndex::Tensors& tensors);
 
   std::string name_;
   std::vector<std::string> files_;
@@ -74,6 +86,11 @@ class Checkpoint {
   std::map<std::string, std::string> metadata_;
   std::map<std::string, TensorPlace, std::less<>> places_;
   std::shared_ptr<const TensorIndex> index_;
+  struct Scales {
+    std::string name;
+    TensorMeta meta;
+  };
+  std::map<std::string, Scales, std::less<>> scales_;  // by tensor
   uint64_t bytes_ = 0;
 };
 

@@ -149,6 +149,50 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Chec
   }
 }
 
+namespace {
+
+void check_storage(const ModelFamily& family, const LoadRequest& request, Model& model,
+                   const std::vector<LoadedPart>& parts, report::Problems& problems) {
+  for (const auto& [component, storage] : request.storage) {
+    const std::string place = "--storage: component " + formats::quote_and_escape(component) + ": ";
+    if (find_spec(family, component) == nullptr) {
+      const std::string nearest = report::nearest_name(component, component_names(family));
+      problems.add(place + std::string(family.name()) + " has " +
+                       report::list_names(component_names(family)),
+                   nearest.empty() ? "" : "did you mean " + nearest + "?", ErrorCode::kNotFound);
+      continue;
+    }
+    const bool is_here = std::any_of(parts.begin(), parts.end(), [&](const LoadedPart& part) {
+      return part.detection.component == component;
+    });
+    if (is_here && storage != Storage::kPlain && storable_weights(model, component).empty())
+      problems.add(place + "it has no linear layers in blocks, whose weights could be stored so",
+                   "leave it out");
+  }
+}
+
+void check_fp8_models(const LoadRequest& request, const FoundFiles& found,
+                      report::Problems& problems) {
+  const std::vector<std::string>& entries = found.entries;
+  for (const std::string& name : request.fp8_models) {
+    if (std::find(entries.begin(), entries.end(), name) != entries.end()) continue;
+    const std::string nearest = report::nearest_name(name, entries);
+    problems.add("--fp8_models: " + formats::quote_and_escape(name) +
+                     " is no entry of --model_paths or --model_id_with_origin_paths",
+                 nearest.empty() ? "write it as it stands there" : "did you mean " + nearest + "?",
+                 ErrorCode::kNotFound);
+  }
+}
+
+bool is_fp8_model(const LoadRequest& request, const FoundCheckpoint& item) {
+  return std::any_of(item.entry.begin(), item.entry.end(), [&](const std::string& entry) {
+    return std::find(request.fp8_models.begin(), request.fp8_models.end(), entry) !=
+           request.fp8_models.end();
+  });
+}
+
+}  // namespace
+
 std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
                                                const LoadRequest& request) {
   report::Problems problems;
@@ -175,6 +219,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   // What is there: headers only.
   const FoundFiles found =
       find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
+  check_fp8_models(request, found, problems);
   std::map<std::string, bool> from_folder;  // by component: the part was not named by itself
   std::vector<std::string> unknown_in_folder;
   for (const FoundCheckpoint& item : found.checkpoints) {
@@ -193,11 +238,13 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
       if (other == model->parts_.end()) {
         from_folder[component] = item.in_model_folder;
         model->parts_.push_back({std::move(*detection), std::move(checkpoint)});
+        if (is_fp8_model(request, item)) model->storage_[component] = Storage::kFp8;
       } else if (item.in_model_folder != from_folder[component]) {
         // A file that was named by itself takes the place of the one in the model folder.
         if (item.in_model_folder) return;
         from_folder[component] = false;
         *other = {std::move(*detection), std::move(checkpoint)};
+        model->storage_[component] = is_fp8_model(request, item) ? Storage::kFp8 : Storage::kPlain;
       } else {
         throw Error(ErrorCode::kInvalidArgument,
                     display_path(other->checkpoint.name()) + " and " +
@@ -265,6 +312,8 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   model->files_ = options.files;
   if (model->model_ == nullptr)
     throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
+  check_storage(family, request, *model->model_, model->parts_, problems);
+  for (const auto& [component, storage] : request.storage) model->storage_[component] = storage;
 
   for (const LoadedPart& part : model->parts_) {
     problems.collect([&] {
@@ -304,6 +353,17 @@ std::unique_ptr<LoadedModel> LoadedModel::open_empty(const ModelFamily& family) 
 
 LoadedModel::~LoadedModel() = default;
 
+Storage LoadedModel::storage(std::string_view component) const {
+  const auto found = storage_.find(component);
+  return found == storage_.end() ? Storage::kPlain : found->second;
+}
+
+StoragePlan LoadedModel::storage_plan(std::string_view component) {
+  const Storage storage = this->storage(component);
+  if (storage == Storage::kPlain) return {};
+  return {storage, storable_weights(*model_, component)};
+}
+
 const LoadedPart* LoadedModel::find_part(std::string_view component) const {
   for (const LoadedPart& part : parts_) {
     if (part.detection.component == component) return &part;
@@ -337,10 +397,13 @@ void LoadedModel::load_component(std::string_view name, const LoadProgressCallba
     if (progress) progress(state);
   };
   plugins::guard("loading " + std::string(name), [&] {
-    load_weights(binding, part->checkpoint, dtype_, device_, [&](int64_t bytes) {
-      state.bytes_done = bytes;
-      report(/*done=*/false);
-    });
+    load_weights(
+        binding, part->checkpoint, dtype_, device_,
+        [&](int64_t bytes) {
+          state.bytes_done = bytes;
+          report(/*done=*/false);
+        },
+        storage_plan(name));
   });
   report(/*done=*/true);
   loaded_[std::string(name)] = true;

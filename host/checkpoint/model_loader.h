@@ -13,6 +13,7 @@
 #include "atelier/model_family.h"
 
 #include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/storage.h"
 #include "host/checkpoint/weight_binding.h"
 
 namespace atelier::checkpoint {
@@ -39,6 +40,11 @@ struct LoadRequest {
   // The components that will be used; others are not looked for. Empty: all that the family
   // requires.
   std::vector<std::string> components = {};
+  // How weights rest, by component: see StoragePlan.
+  StorageByComponent storage = {};
+  // Entries of the two lists above whose components are stored as Storage::kFp8, where `storage`
+  // does not name them.
+  std::vector<std::string> fp8_models = {};
 };
 
 struct LoadProgress {
@@ -83,6 +89,11 @@ class LoadedModel {
   at::ScalarType dtype() const { return dtype_; }
 
   const std::vector<LoadedPart>& parts() const { return parts_; }
+  // In what the weights of a component rest.
+  Storage storage(std::string_view component) const;
+  // For load_weights: what load_component passes to it.
+  StoragePlan storage_plan(std::string_view component);
+
   // Null when the model was made without it.
   const LoadedPart* find_part(std::string_view component) const;
   // The part whose role is "dit"; null when there is none.
@@ -111,6 +122,7 @@ class LoadedModel {
   std::unique_ptr<Model> model_;
   at::Device device_ = at::kCPU;
   at::ScalarType dtype_ = at::kFloat;
+  StorageByComponent storage_;
   std::map<std::string, WeightBinding, std::less<>> bindings_;  // by component
   std::map<std::string, bool, std::less<>> loaded_;
   std::vector<std::weak_ptr<const Listener>> listeners_;

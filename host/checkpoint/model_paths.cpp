@@ -489,6 +489,9 @@ FoundFiles find_model_files(const std::string& model_paths,
                             const std::string& model_id_with_origin_paths,
                             report::Problems& problems) {
   FoundFiles found;
+  const auto name_new = [&](size_t before, const std::vector<std::string>& entry) {
+    for (size_t i = before; i < found.checkpoints.size(); ++i) found.checkpoints[i].entry = entry;
+  };
   if (!model_paths.empty()) {
     nlohmann::json entries = nlohmann::json::array({model_paths});
     if (model_paths.front() == '[' || model_paths.front() == '"') {
@@ -506,12 +509,25 @@ FoundFiles find_model_files(const std::string& model_paths,
       }
     }
     if (!entries.is_array()) entries = nlohmann::json::array({entries});
-    for (const auto& entry : entries) problems.collect([&] { find_entry(entry, found); });
+    for (const auto& entry : entries) {
+      const size_t before = found.checkpoints.size();
+      problems.collect([&] {
+        std::vector<std::string> words;
+        flatten_list(entry, words);
+        found.entries.insert(found.entries.end(), words.begin(), words.end());
+        find_entry(entry, found);
+        name_new(before, words);
+      });
+    }
   }
   std::vector<PublishedFiles> missing;
   for (const PublishedFiles& entry : parse_model_ids(model_id_with_origin_paths, problems)) {
+    const size_t before = found.checkpoints.size();
+    const std::string word = entry.id + ":" + entry.pattern;
+    found.entries.push_back(word);
     problems.collect([&] {
       if (!find_published(entry, found)) missing.push_back(entry);
+      name_new(before, {word});
     });
   }
   if (!missing.empty()) report_missing(missing, problems);

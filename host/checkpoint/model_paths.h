@@ -13,11 +13,15 @@ struct FoundCheckpoint {
   CheckpointFiles files;
   // It stands in a model folder that was named as a whole; the family may not know it.
   bool in_model_folder = false;
+  // The entry that named it, as the user wrote it: a path, or "org/name:glob". Of a list of shards
+  // each of its paths.
+  std::vector<std::string> entry = {};
 };
 
 struct FoundFiles {
   std::vector<FoundCheckpoint> checkpoints;
   std::vector<std::string> tokenizers;  // folders that hold a tokenizer, or its tokenizer.json
+  std::vector<std::string> entries;     // all that were given, as in FoundCheckpoint::entry
 };
 
 // Finds the files of --model_paths and --model_id_with_origin_paths; either may be empty. What is

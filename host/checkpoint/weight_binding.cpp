@@ -18,6 +18,7 @@
 #include "host/checkpoint/mapped_file.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/report/problems.h"
+#include "memory/quantized_store.h"
 
 namespace atelier::checkpoint {
 
@@ -26,6 +27,8 @@ namespace {
 constexpr size_t kListed = 20;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 constexpr int64_t kDeviceGroupBytes = int64_t{512} << 20;
+constexpr int64_t kPassingBytes = int64_t{64} << 20;
+constexpr int64_t kPassingAlignment = 64;
 
 // The block numbers that stand where `pattern` has `{}`; nullopt when `name` does not match.
 std::optional<std::vector<std::string>> match_blocks(std::string_view pattern,
@@ -317,15 +320,163 @@ class WeightMapper {
   int64_t bytes_ = 0;
 };
 
+// How one weight is read, and in what it comes to rest.
+struct Arrival {
+  enum class Rest { kPlain, kCodes, kFp8, kInt8 };
+  const BoundWeight* bound = nullptr;
+  Rest rest = Rest::kPlain;
+  at::ScalarType read_type = at::kFloat;
+  at::ScalarType type = at::kFloat;  // in which it is drawn
+  bool has_scales = false;
+  at::Tensor value = {};
+
+  // What is read is not what stays.
+  bool passes() const {
+    return rest == Rest::kFp8 || rest == Rest::kInt8 || (rest == Rest::kPlain && has_scales);
+  }
+};
+
+Arrival arrival_of(const BoundWeight& bound, const Checkpoint& checkpoint, at::ScalarType dtype,
+                   const StoragePlan& plan) {
+  using Rest = Arrival::Rest;
+  const auto type_of = [&](const WeightPiece& piece) {
+    return checkpoint.index().find(piece.tensor)->dtype;
+  };
+  const at::ScalarType published = type_of(bound.pieces.front());
+  const bool is_floating = c10::isFloatingType(published);
+  Arrival arrival = {.bound = &bound, .type = is_floating ? dtype : published};
+  arrival.read_type = arrival.type;
+  bool is_one_type = true, are_codes = published == at::kFloat8_e4m3fn;
+  for (const WeightPiece& piece : bound.pieces) {
+    arrival.has_scales |= checkpoint.has_scales(piece.tensor);
+    is_one_type &= type_of(piece) == published;
+    are_codes &= piece.axis <= 0;  // columns of several tensors would have several scales
+  }
+  are_codes &= is_one_type;
+  if (plan.storage != Storage::kPlain && is_floating && plan.weights.contains(bound.weight)) {
+    if (are_codes && plan.storage != Storage::kInt8) {
+      arrival.rest = Rest::kCodes;
+      arrival.read_type = published;
+      return arrival;
+    }
+    if (plan.storage == Storage::kFp8) arrival.rest = Rest::kFp8;
+    if (plan.storage == Storage::kInt8) arrival.rest = Rest::kInt8;
+  }
+  const bool is_half = published == at::kBFloat16 || published == at::kHalf;
+  if (arrival.passes())
+    arrival.read_type = is_one_type && is_half && !arrival.has_scales ? published : at::kFloat;
+  return arrival;
+}
+
+// Calls `scale` with the scales of each piece that has some, [1] or a part's rows, and the piece.
+void for_each_scale(const BoundWeight& bound, const Checkpoint& checkpoint,
+                    const std::function<void(const WeightPiece&, at::Tensor)>& scale) {
+  for (const WeightPiece& piece : bound.pieces) {
+    at::Tensor scales = checkpoint.scales(piece.tensor);
+    if (!scales.defined()) continue;
+    if (scales.numel() > 1 && piece.axis == 0)
+      scales = scales.narrow(0, piece.tensor_start, piece.length);
+    scale(piece, std::move(scales));
+  }
+}
+
+void apply_scales(const at::Tensor& value, const BoundWeight& bound, const Checkpoint& checkpoint) {
+  for_each_scale(bound, checkpoint, [&](const WeightPiece& piece, const at::Tensor& scales) {
+    std::vector<int64_t> by_row(static_cast<size_t>(std::max<int64_t>(value.dim(), 1)), 1);
+    by_row.front() = scales.numel();
+    const at::Tensor part =
+        piece.axis < 0 ? value : value.narrow(piece.axis, piece.weight_start, piece.length);
+    part.mul_(scales.view(by_row));
+  });
+}
+
+// Of codes that stay as they are.
+at::Tensor row_scales(const BoundWeight& bound, const Checkpoint& checkpoint) {
+  at::Tensor all = at::ones({bound.weight->sizes()[0]}, at::kFloat);
+  for_each_scale(bound, checkpoint, [&](const WeightPiece& piece, const at::Tensor& scales) {
+    (piece.axis < 0 ? all : all.narrow(0, piece.weight_start, piece.length)).copy_(scales);
+  });
+  return all;
+}
+
+void set_weight(Arrival arrival, const Checkpoint& checkpoint, at::Device device) {
+  using Rest = Arrival::Rest;
+  const BoundWeight& bound = *arrival.bound;
+  const auto store = [&](memory::Quantized value) {
+    bound.weight->set_store(
+        std::make_shared<memory::QuantizedStore>(std::move(value), arrival.type));
+  };
+  if (arrival.rest == Rest::kCodes) {
+    store({arrival.value.to(device), row_scales(bound, checkpoint).to(device)});
+    return;
+  }
+  if (arrival.has_scales) apply_scales(arrival.value, bound, checkpoint);
+  if (arrival.rest == Rest::kPlain) {
+    bound.weight->set(
+        arrival.value.to(device, arrival.type, /*non_blocking=*/false, arrival.passes()));
+    return;
+  }
+  try {
+    store(memory::quantize(arrival.value.to(device), arrival.rest == Rest::kFp8
+                                                         ? memory::QuantizedKind::kFp8
+                                                         : memory::QuantizedKind::kInt8));
+  } catch (const Error& error) {
+    throw error.at("tensor " + formats::quote_and_escape(bound.pieces.front().tensor))
+        .at(display_path(checkpoint.name()));
+  }
+}
+
+// Memory for what does not stay, allocated once: freed pieces of it would lie between those that
+// do.
+class PassingMemory {
+ public:
+  explicit PassingMemory(const std::vector<Arrival>& arrivals) {
+    int64_t largest = 0;
+    for (const Arrival& arrival : arrivals) {
+      if (!arrival.passes()) continue;
+      largest = std::max(largest, bytes_of(arrival));
+      total_ += bytes_of(arrival);
+    }
+    capacity_ = std::min(total_, std::max(kPassingBytes, largest));
+  }
+
+  bool has_room(const Arrival& arrival) const { return used_ + bytes_of(arrival) <= capacity_; }
+  at::Tensor take(const Arrival& arrival) {
+    if (!memory_.defined()) memory_ = at::empty({capacity_}, at::kByte);
+    const int64_t begin = used_, bytes = payload_of(arrival);
+    used_ += bytes_of(arrival);
+    return memory_.narrow(0, begin, bytes)
+        .view(arrival.read_type)
+        .view(arrival.bound->weight->sizes());
+  }
+  void clear() { used_ = 0; }
+
+ private:
+  static int64_t payload_of(const Arrival& arrival) {
+    return arrival.bound->weight->numel() *
+           static_cast<int64_t>(c10::elementSize(arrival.read_type));
+  }
+  static int64_t bytes_of(const Arrival& arrival) {
+    return (payload_of(arrival) + kPassingAlignment - 1) / kPassingAlignment * kPassingAlignment;
+  }
+
+  at::Tensor memory_;
+  int64_t total_ = 0, capacity_ = 0, used_ = 0;
+};
+
 }  // namespace
 
 void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
-                  at::Device device, const std::function<void(int64_t)>& progress) {
+                  at::Device device, const std::function<void(int64_t)>& progress,
+                  const StoragePlan& plan) {
   const at::NoGradGuard no_grad;
   const TensorIndex& index = checkpoint.index();
   int64_t done_before = 0, group_bytes = 0;
   std::vector<ReadRun> runs;
-  std::vector<std::pair<Weight*, at::Tensor>> values;
+  std::vector<Arrival> planned, arrivals;
+  for (const BoundWeight& bound : binding.weights)
+    planned.push_back(arrival_of(bound, checkpoint, dtype, plan));
+  PassingMemory passing(planned);
   WeightMapper mapper(checkpoint, progress);
 
   const auto flush = [&] {
@@ -337,17 +488,20 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
     done_before += done;
     runs.clear();
     group_bytes = 0;
-    for (auto& [weight, value] : values)
-      weight->set(device.is_cpu() ? std::move(value) : value.to(device));
-    values.clear();
+    for (Arrival& arrival : arrivals) set_weight(std::move(arrival), checkpoint, device);
+    arrivals.clear();
+    passing.clear();
   };
 
-  for (const BoundWeight& bound : binding.weights) {
+  for (Arrival& arrival : planned) {
+    const BoundWeight& bound = *arrival.bound;
     const at::IntArrayRef sizes = bound.weight->sizes();
-    const at::ScalarType published = index.find(bound.pieces.front().tensor)->dtype;
-    const at::ScalarType type = c10::isFloatingType(published) ? dtype : published;
-    if (device.is_cpu() && mapper.map(bound, type)) continue;
-    at::Tensor value = at::empty(sizes, at::TensorOptions(type));
+    const bool stays = arrival.rest == Arrival::Rest::kPlain && !arrival.has_scales;
+    const at::ScalarType type = arrival.read_type;
+    if (device.is_cpu() && stays && mapper.map(bound, type)) continue;
+    if (arrival.passes() && !passing.has_room(arrival)) flush();
+    at::Tensor value =
+        arrival.passes() ? passing.take(arrival) : at::empty(sizes, at::TensorOptions(type));
     auto* base = static_cast<char*>(value.data_ptr());
     const auto bytes = static_cast<int64_t>(value.nbytes());
     if (bytes >= 2 * kHugePageBytes) {
@@ -387,8 +541,9 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
                         length * inner, meta.dtype, type, base + to * to_size});
       }
     }
-    values.emplace_back(bound.weight, std::move(value));
+    arrival.value = std::move(value);
     group_bytes += bytes;
+    arrivals.push_back(std::move(arrival));
     if (!device.is_cpu() && group_bytes >= kDeviceGroupBytes) flush();
   }
   flush();

@@ -13,6 +13,7 @@
 #include "atelier/weight_map.h"
 
 #include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/storage.h"
 
 namespace atelier::checkpoint {
 
@@ -55,9 +56,12 @@ int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix,
 
 // Fills the weights. Floating ones arrive in `dtype` on `device`. On the CPU whole tensors of that
 // dtype are mapped and not copied (see mapped_file.h); all others are read in groups, so that
-// beside the weights little memory is used.
+// beside the weights little memory is used. Scales of the checkpoint are applied. Weights of `plan`
+// are stored in 8 bits and drawn in `dtype`. Throws Error{kNumerics} when one of these holds a
+// value that is not finite.
 void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
-                  at::Device device, const std::function<void(int64_t bytes_done)>& progress = {});
+                  at::Device device, const std::function<void(int64_t bytes_done)>& progress = {},
+                  const StoragePlan& plan = {});
 // Bytes of files that load_weights reads.
 int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint);
 

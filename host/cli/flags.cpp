@@ -431,6 +431,15 @@ std::vector<FlagSpec> model_flags(std::string dtype) {
        .preset = std::move(dtype),
        .choices = {"auto", "float32", "bfloat16", "float16"}},
       {.name = "device", .help = "auto, cpu, cuda or cuda:N", .preset = "auto"},
+      {.name = "storage",
+       .kind = FlagKind::kList,
+       .help = "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
+               "them; plain: in dtype",
+       .preset = ""},
+      {.name = "fp8_models",
+       .kind = FlagKind::kList,
+       .help = "entries of model_paths or model_id_with_origin_paths that are stored as fp8",
+       .preset = ""},
   };
 }
 
@@ -460,6 +469,8 @@ checkpoint::LoadRequest load_request(const ParsedFlags& flags) {
   request.dtype = flags.text("dtype");
   request.device = flags.text("device");
   request.hints = parse_hints(flags.json("model_hints"));
+  request.storage = checkpoint::parse_storage(flags.list("storage"));
+  request.fp8_models = flags.list("fp8_models");
   return request;
 }
 

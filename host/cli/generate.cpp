@@ -157,6 +157,9 @@ generate::ModelRecord record_of(const LoadedModel& model, const plugins::Plugin&
     for (const std::string& file : part.checkpoint.files()) {
       record.files[part.detection.component].push_back(generate::short_path(file));
     }
+    const checkpoint::Storage storage = model.storage(part.detection.component);
+    if (storage != checkpoint::Storage::kPlain)
+      record.storage[part.detection.component] = checkpoint::storage_name(storage);
   }
   return record;
 }

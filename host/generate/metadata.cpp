@@ -65,6 +65,7 @@ image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
       {"height", request.height},
       {"width", request.width},
   };
+  if (!model.storage.empty()) record["storage"] = model.storage;
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
   if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
   if (!settings.input_image.empty()) {

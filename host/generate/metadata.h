@@ -18,6 +18,8 @@ struct ModelRecord {
   std::string dtype, device;
   // Component to files; each file is its name and its folder's.
   nlohmann::json files = nlohmann::json::object();
+  // Component to "fp8", "int8" or "published"; those that rest in `dtype` are left out.
+  nlohmann::json storage = nlohmann::json::object();
 };
 
 // Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON

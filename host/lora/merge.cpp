@@ -300,6 +300,11 @@ std::vector<MergedComponent> merge_into_model(
     if (!additions.components.contains(component)) continue;
     const std::string path = output_path(output, component, additions.components.size() == 1);
     check_not_of_model(part, path);
+    if (part.checkpoint.has_scales())
+      throw Error(ErrorCode::kUnsupported,
+                  display_path(part.checkpoint.name()) +
+                      ": is stored in 8 bits with scales, which would round most of the LoRA away",
+                  "merge into the checkpoint of 16 bits", "LORA_DTYPE");
     checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
       return checkpoint::bind_weights(model.family().weight_map(part.detection),
                                       part.detection.prefix, part.checkpoint.index(),

@@ -45,7 +45,11 @@ EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
     if (const auto file = model.files().find(name); file != model.files().end()) {
       records[name] = {checkpoint::tokenizer_fingerprint(file->second), ""};
     } else if (const checkpoint::LoadedPart* part = model.find_part(name)) {
-      records[name] = {checkpoint::fingerprint(*part), dtype_name(model.dtype())};
+      std::string dtype = dtype_name(model.dtype());
+      const checkpoint::Storage storage = model.storage(name);
+      if (storage == checkpoint::Storage::kFp8 || storage == checkpoint::Storage::kInt8)
+        dtype += " of " + std::string(checkpoint::storage_name(storage));
+      records[name] = {checkpoint::fingerprint(*part), dtype};
     }
   }
   return records;

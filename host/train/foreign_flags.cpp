@@ -76,7 +76,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"audio_processor_path", false, "no input is sound", ""},
     {"initialize_model_on_cpu", false, "weights are read into the memory of --device", ""},
     {"vram", false, "the run uses the device's memory as it needs it", ""},
-    {"fp8_models", false, "weights keep what --dtype says", ""},
     {"offload_models", false, "components that a stage does not need are not loaded anyway", ""},
     {"enable_model_cpu_offload", false, kOnDevice, ""},
     {"cpu_offload", false, kOnDevice, ""},

@@ -29,7 +29,8 @@ StartingWeights::StartingWeights(checkpoint::LoadedModel& model, const std::stri
 }
 
 void StartingWeights::load() const {
-  checkpoint::load_weights(binding_, checkpoint_, model_.dtype(), model_.device());
+  checkpoint::load_weights(binding_, checkpoint_, model_.dtype(), model_.device(), {},
+                           model_.storage_plan(component_));
 }
 
 }  // namespace atelier::train

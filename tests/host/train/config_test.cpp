@@ -213,7 +213,8 @@ TEST_CASE("A command line of DiffSynth-Studio is read as it stands", "[config]")
   CHECK(both.trainable_models == std::vector<std::string>{"text_encoder", "dit.blocks.0"});
   CHECK(both.lora.target_modules == std::vector<std::string>{"to_q"});
   CHECK(both.use_gradient_checkpointing);
-  CHECK(both.notes.size() == 6);
+  CHECK(both.notes.size() == 5);
+  CHECK(both.model.fp8_models == std::vector<std::string>{"a", "b"});
   CHECK(count_notes(both, "--enable_tensorboard_log") == 1);
 }
 

@@ -1,0 +1,144 @@
+"""Trains and generates on weights that are stored in 8 bits, as a user would."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from PIL import Image
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from train_cli_test import PROGRAM, REPOSITORY, TARGETS, state_of, tensors, write_discs  # noqa: E402
+
+KINDS = ("fp8", "int8")
+
+
+class StorageTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_storage_")
+        cls.root = pathlib.Path(cls.holder.name)
+        cls.model = cls.root / "model"
+        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
+                       check=True, capture_output=True)
+        write_discs(cls.root / "data", range(8))
+        write_discs(cls.root / "held", range(20, 24))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def run_program(self, command, expect=0, **flags):
+        words = [str(PROGRAM), command, "--plugin", "qwen_image", "--model_paths",
+                 json.dumps([str(self.model)]), "--device", "cpu", "--threads", "1"]
+        for name, value in flags.items():
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=280,
+                                env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
+        return result.stderr
+
+    def train(self, name, **flags):
+        out = self.root / name
+        defaults = dict(dataset_base_path=self.root / "data",
+                        dataset_metadata_path=self.root / "data/metadata.csv", max_pixels=64 * 64,
+                        learning_rate=3e-3, max_train_steps=40, lora_base_model="dit",
+                        lora_target_modules=TARGETS, lora_rank=4, enable_csv_log=True,
+                        cache_path=self.root / "cache", output_path=out)
+        self.run_program("train", **{**defaults, **flags})
+        return out
+
+    def picture(self, name, **flags):
+        """Pixels of one picture, and its metadata."""
+        out = self.root / f"{self.id().split('.')[-1]}_{name}.png"
+        self.run_program("generate", prompt="a disc", height=64, width=64, num_inference_steps=4,
+                         seed=5, output=out, quiet=True, **flags)
+        with Image.open(out) as image:
+            return list(image.convert("RGB").tobytes()), json.loads(image.text["atelier"])
+
+    def validation(self, run):
+        return [float(line.split(",")[2]) for line in (run / "loss.csv").read_text().splitlines()
+                if ",validation/loss," in line]
+
+    def test_a_lora_learns_on_stored_weights_as_on_plain_ones(self):
+        flags = dict(validation_dataset_base_path=self.root / "held",
+                     validation_dataset_metadata_path=self.root / "held/metadata.csv",
+                     validation_steps=40, max_train_steps=120, dataset_repeat=20, dtype="bfloat16")
+        plain = self.validation(self.train("plain", **flags))
+        self.assertLess(plain[-1], 0.97 * plain[0])
+        for kind in KINDS:
+            stored = self.validation(self.train(kind, storage=f"dit={kind}", **flags))
+            print(f"validation loss: plain {plain[-1]:.4f}, {kind} {stored[-1]:.4f}")
+            self.assertLess(stored[-1], 0.97 * stored[0])
+            self.assertLess(abs(stored[-1] / plain[-1] - 1), 0.05)
+
+    def test_a_resumed_run_has_the_bits_of_a_straight_one(self):
+        for kind in KINDS:
+            flags = dict(storage=f"dit={kind}", save_steps=4, lora_dropout=0.1)
+            straight = self.train(f"straight_{kind}", max_train_steps=8, **flags)
+            stopped = self.train(f"stopped_{kind}", max_train_steps=4, **flags)
+            self.run_program("train", resume=stopped, max_train_steps=8)
+            self.assertTrue(state_of(straight, 8))
+            self.assertEqual(state_of(straight, 8), state_of(stopped, 8))
+            self.assertEqual(tensors(straight / "step-8.safetensors"),
+                             tensors(stopped / "step-8.safetensors"))
+            self.assertIn("storage", (stopped / "config.toml").read_text())
+
+    def test_pictures_are_near_those_of_plain_weights(self):
+        plain, record = self.picture("plain", cfg_scale=1)
+        self.assertNotIn("storage", record)
+        for kind, limit in (("fp8", 2), ("int8", 1)):
+            stored, record = self.picture(kind, storage=f"dit={kind}", cfg_scale=1)
+            self.assertEqual(record["storage"], {"dit": kind})
+            self.assertNotEqual(plain, stored)
+            mean = sum(abs(a - b) for a, b in zip(plain, stored)) / len(plain)
+            print(f"mean difference from plain weights: {kind} {mean:.3f} of 255")
+            self.assertLess(mean, limit)
+
+    def test_an_entry_of_the_model_is_stored_as_fp8_by_its_name(self):
+        by_entry, record = self.picture("entry", fp8_models=self.model)
+        self.assertEqual(record["storage"]["dit"], "fp8")
+        self.assertEqual(record["storage"]["text_encoder"], "fp8")
+        by_component, _ = self.picture("component", storage="dit=fp8,text_encoder=fp8")
+        self.assertEqual(by_entry, by_component)
+        self.assertIn("is no entry", self.run_program("generate", expect=2, prompt="x",
+                                                      fp8_models=f"{self.model}x"))
+
+    def test_a_lora_works_on_stored_weights(self):
+        lora = self.train("lora", max_train_steps=8, save_steps=8) / "step-8.safetensors"
+        for kind in KINDS:
+            storage = dict(storage=f"dit={kind}")
+            base, _ = self.picture("base", **storage)
+            off, _ = self.picture("off", lora=f"{lora}:0", **storage)
+            hot, _ = self.picture("hot", lora=f"{lora}:4", **storage)
+            merged, _ = self.picture("merged", lora=f"{lora}:4", lora_mode="merge", **storage)
+            self.assertEqual(base, off)
+            self.assertNotEqual(base, hot)
+            far = sum(abs(a - b) for a, b in zip(hot, merged)) / len(hot)
+            self.assertLess(far, 1)
+
+    def test_a_component_that_is_trained_whole_is_refused(self):
+        flags = dict(dataset_base_path=self.root / "data",
+                     dataset_metadata_path=self.root / "data/metadata.csv", trainable_models="dit",
+                     output_path=self.root / "refused", cache_path=self.root / "cache")
+        for how in (dict(storage="dit=fp8"), dict(fp8_models=self.model)):
+            text = self.run_program("train", expect=2, **flags, **how)
+            self.assertIn("dit is stored as fp8, and weights that are trained cannot be", text)
+            self.assertIn("train a LoRA", text)
+        self.assertIn("no linear layers in blocks",
+                      self.run_program("generate", expect=2, storage="vae=fp8", prompt="x"))
+
+    def test_encodings_of_a_stored_encoder_are_others(self):
+        flags = dict(max_train_steps=1, cache_path=self.root / "encoders")
+        self.train("first", **flags)
+        entries = len(list((self.root / "encoders").rglob("*.safetensors")))
+        self.train("second", storage="text_encoder=int8", **flags)
+        self.assertGreater(len(list((self.root / "encoders").rglob("*.safetensors"))), entries)
+
+
+if __name__ == "__main__":
+    unittest.main()
