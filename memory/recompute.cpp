@@ -1,9 +1,12 @@
 #include "memory/recompute.h"
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <optional>
 #include <unordered_set>
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -12,6 +15,8 @@
 
 #include "atelier/error.h"
 #include "atelier/nn/layers.h"
+
+#include "memory/live_bytes.h"
 
 namespace atelier::memory {
 
@@ -70,6 +75,12 @@ class Generators {
 
   void clear() { entries_.clear(); }
 
+  int64_t bytes() const {
+    int64_t bytes = 0;
+    for (const Entry& e : entries_) bytes += static_cast<int64_t>(e.state.nbytes());
+    return bytes;
+  }
+
  private:
   struct Entry {
     at::Device device;
@@ -117,11 +128,70 @@ bool any_requires_grad(const Tensors& tensors) {
                      [](const Tensor& t) { return t.defined() && t.requires_grad(); });
 }
 
+// Where the block runs: the first device that is not the CPU.
+at::Device device_of(const Tensors& inputs) {
+  for (const Tensor& t : inputs) {
+    if (t.defined() && !t.is_cpu()) return t.device();
+  }
+  return {at::kCPU};
+}
+
+// What `tensors` hold, every storage once. Allocators of devices give pieces of 512 bytes.
+int64_t bytes_of(const Tensors& tensors) {
+  int64_t bytes = 0;
+  std::unordered_set<const void*> seen;
+  for (const Tensor& t : tensors) {
+    if (!t.defined() || !seen.insert(t.storage().unsafeGetStorageImpl()).second) continue;
+    const auto held = static_cast<int64_t>(t.storage().nbytes());
+    bytes += t.is_cpu() ? held : (held + 511) / 512 * 512;
+  }
+  return bytes;
+}
+
+// Fills in what the forward pass of a block costs.
+class ForwardMeter final : public ops::RecomputeObserver {
+ public:
+  ForwardMeter(BlockCosts& costs, at::Device device) : costs_(costs), device_(device) {
+    start_ = time();
+  }
+  void begin() override { operator_start_ = time(); }
+  void end(std::string_view op, const Tensors& outputs) override {
+    const double seconds = time() - operator_start_;
+    if (call_ == costs_.operators.size())
+      costs_.operators.push_back({std::string(op), bytes_of(outputs), seconds});
+    OperatorCosts& entry = costs_.operators[call_++];
+    entry.seconds = std::min(entry.seconds, seconds);
+  }
+  void finish(const Tensors& outputs) {
+    const double seconds = time() - start_;
+    costs_.seconds = costs_.runs == 0 ? seconds : std::min(costs_.seconds, seconds);
+    costs_.held_bytes = bytes_of(outputs);
+    ++costs_.runs;
+  }
+
+ private:
+  // Seconds from a fixed moment, when the device has done all that it was given.
+  double time() const {
+    if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  BlockCosts& costs_;
+  at::Device device_;
+  double start_ = 0.0, operator_start_ = 0.0;
+  size_t call_ = 0;
+};
+
 // One run of one block. Its inputs are the block's inputs, then its trained tensors.
 struct RecomputeNode final : Node {
-  RecomputeNode(std::shared_ptr<RecomputeShared> runner, Block& ran, Tensors trained)
-      : shared(std::move(runner)), block(ran), params(std::move(trained)) {
-    if (shared->planner) plan = shared->planner(block);
+  RecomputeNode(std::shared_ptr<RecomputeShared> runner, Block& ran, Tensors trained,
+                ops::ActionPlan actions, std::shared_ptr<BlockCosts> measured)
+      : shared(std::move(runner)),
+        block(ran),
+        plan(std::move(actions)),
+        params(std::move(trained)),
+        costs(std::move(measured)) {
     for (const Tensor& p : params) versions.push_back(p._version());
   }
 
@@ -151,6 +221,7 @@ struct RecomputeNode final : Node {
   std::vector<uint32_t> versions;  // of params
   std::vector<ops::KeptOutput> kept;
   Generators generators;
+  std::shared_ptr<BlockCosts> costs;  // null: nothing is measured
   bool consume = false;
   bool released = false;
 };
@@ -183,6 +254,8 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
     }
   }
 
+  std::optional<LiveBytes> held;
+  if (costs) held.emplace(device_of(replay_inputs));
   Tensors outputs, output_grads;
   {
     RestoreGenerators random(generators);
@@ -201,6 +274,7 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
       output_grads.push_back(std::move(grads[i]));
     }
   }
+  if (held) costs->whole_bytes = std::max(costs->whole_bytes, held->now());
   if (shared->is_new(block)) check_leaves(outputs, replay_inputs);
   replay_inputs.clear();
 
@@ -210,6 +284,7 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
   auto given = torch::autograd::grad(outputs, wanted, output_grads, /*retain_graph=*/false,
                                      /*create_graph=*/false, /*allow_unused=*/true);
   for (size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(given[i]);
+  if (held) costs->working_bytes = std::max(costs->working_bytes, held->peak());
   return result;
 }
 
@@ -262,6 +337,11 @@ RecomputeRunner::RecomputeRunner(BlockRunner& inner, Planner planner)
 RecomputeRunner::~RecomputeRunner() = default;
 
 Tensors RecomputeRunner::run(Block& block, const Tensors& inputs) {
+  return run(block, inputs, shared_->planner ? shared_->planner(block) : ops::ActionPlan());
+}
+
+Tensors RecomputeRunner::run(Block& block, const Tensors& inputs, ops::ActionPlan plan,
+                             std::shared_ptr<BlockCosts> costs) {
   // A block inside a block is not part of the outer one's plan.
   ops::RecomputeScope::Suspend suspend;
   if (!at::GradMode::is_enabled()) return shared_->inner.run(block, inputs);
@@ -270,8 +350,9 @@ Tensors RecomputeRunner::run(Block& block, const Tensors& inputs) {
     return shared_->inner.run(block, inputs);
   }
 
-  std::shared_ptr<RecomputeNode> node(new RecomputeNode(shared_, block, std::move(params)),
-                                      torch::autograd::deleteNode);
+  std::shared_ptr<RecomputeNode> node(
+      new RecomputeNode(shared_, block, std::move(params), std::move(plan), std::move(costs)),
+      torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs, node->params));
   // Saved before the block runs, so that its own changes in place are noticed.
   for (const Tensor& input : inputs) node->inputs.emplace_back(input, /*is_output=*/false);
@@ -280,9 +361,14 @@ Tensors RecomputeRunner::run(Block& block, const Tensors& inputs) {
   {
     Generators generators = Generators::capture(inputs);
     at::AutoGradMode disable(false);
-    ops::RecomputeScope record(ops::RecomputeScope::Mode::kRecord, node->plan, node->kept);
+    std::optional<ForwardMeter> meter;
+    if (node->costs) meter.emplace(*node->costs, device_of(inputs));
+    ops::RecomputeScope record(ops::RecomputeScope::Mode::kRecord, node->plan, node->kept,
+                               /*consume=*/false, meter ? &*meter : nullptr);
     outputs = shared_->inner.run(block, inputs);
+    if (meter) meter->finish(outputs);
     generators.keep_used();
+    if (node->costs) node->costs->held_bytes += generators.bytes();
     node->generators = std::move(generators);
   }
   for (Tensor& output : outputs) {

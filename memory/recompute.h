@@ -3,11 +3,32 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "atelier/block.h"
 #include "atelier/ops/recompute_scope.h"
 
 namespace atelier::memory {
+
+// What one operator call of a block costs: the bytes that keeping its outputs holds, and the time
+// that computing them again takes.
+struct OperatorCosts {
+  std::string name;
+  int64_t bytes = 0;
+  double seconds = 0.0;
+};
+
+// What the blocks of one kind and shape cost. Times are the shortest of all measured runs.
+struct BlockCosts {
+  std::vector<OperatorCosts> operators;  // in call order
+  double seconds = 0.0;                  // of the whole forward pass
+  int64_t held_bytes = 0;                // of a recomputed run beside what it keeps: its outputs
+  int64_t whole_bytes = 0;               // that a run holds of which nothing is recomputed
+  int64_t working_bytes =
+      0;             // most that replay and backward pass hold at once when nothing is kept
+  int64_t runs = 0;  // that were measured
+};
 
 struct RecomputeShared;  // what the nodes of one runner have in common
 
@@ -31,6 +52,12 @@ class RecomputeRunner final : public BlockRunner {
   // time, when an input, a kept output or a trained weight was changed in between, or when it
   // trains a tensor that is not one of its weights or adapters.
   Tensors run(Block& block, const Tensors& inputs) override;
+
+  // The same with this plan. Fills in `costs` unless it is null: what the forward pass costs now,
+  // bytes in the backward pass, which has to come for them to be known. A measured run keeps
+  // nothing, and waits for the device before and after each operator.
+  Tensors run(Block& block, const Tensors& inputs, ops::ActionPlan plan,
+              std::shared_ptr<BlockCosts> costs = nullptr);
 
  private:
   std::shared_ptr<RecomputeShared> shared_;

@@ -339,6 +339,18 @@ void fill_optimizer_args(Config& c, const ParsedFlags& flags, report::Problems& 
   }
 }
 
+void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems) {
+  c.use_gradient_checkpointing =
+      flags.flag("use_gradient_checkpointing") || flags.flag("use_gradient_checkpointing_offload");
+  const std::string budget = flags.find_text("activation_memory_budget").value_or("");
+  if (budget.empty()) return;
+  try {
+    c.activation_budget = memory::parse_activation_budget(budget);
+  } catch (const Error& error) {
+    problems.add(error.at(flags.place("activation_memory_budget") + ": " + quote(budget)));
+  }
+}
+
 void fill_timesteps(TimestepOptions& t, const ParsedFlags& flags) {
   t.sampling = pick<TimestepSampling>(flags, "timestep_sampling",
                                       {{"uniform", TimestepSampling::kUniform},
@@ -406,8 +418,7 @@ Config config_of(const ParsedFlags& flags, const std::string& resume, std::strin
   fill_optimizer(c, flags);
   fill_optimizer_args(c, flags, problems);
   fill_timesteps(c.timesteps, flags);
-  c.use_gradient_checkpointing =
-      flags.flag("use_gradient_checkpointing") || flags.flag("use_gradient_checkpointing_offload");
+  fill_memory(c, flags, problems);
   fill_output(c, flags);
   fill_watching(c, flags);
   fill_cache_path(c, flags, problems);

@@ -20,6 +20,7 @@
 #include "host/optim/optimizer.h"
 #include "host/report/problems.h"
 #include "host/train/timesteps.h"
+#include "memory/activation_budget.h"
 
 namespace atelier::train {
 
@@ -106,6 +107,7 @@ struct Config {
   TimestepOptions timesteps;
   double ema_decay = 0.0;  // 0: none
   bool use_gradient_checkpointing = false;
+  std::optional<memory::ActivationBudget> activation_budget;  // wins over the line above
   OutputSettings output;
   LogSettings log;
   SampleSettings samples;

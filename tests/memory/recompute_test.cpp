@@ -2,11 +2,7 @@
 
 #include <thread>
 
-#include "atelier/nn/layers.h"
-#include "atelier/ops/attention.h"
-#include "atelier/ops/pointwise.h"
-
-#include "support/tensors.h"
+#include "memory/toy_net.h"
 
 namespace atelier::memory {
 namespace {
@@ -14,104 +10,13 @@ namespace {
 using at::Tensor;
 using ops::Action;
 using ops::ActionPlan;
-
-constexpr int64_t kWidth = 16, kHeads = 2, kMlp = 32;
-constexpr int kOperators = 8;  // mod q k v attention out up down
-
-enum class Train { kAdapters, kAll };
-
-// A transformer block with modulation, packed attention and dropout. Inputs: x [N, D], c [S, D],
-// cos, sin, offsets.
-struct ToyBlock : Block {
-  nn::Linear mod{this, "mod", kWidth, 6 * kWidth}, q{this, "q", kWidth, kWidth},
-      k{this, "k", kWidth, kWidth}, v{this, "v", kWidth, kWidth}, out{this, "out", kWidth, kWidth},
-      up{this, "up", kWidth, kMlp}, down{this, "down", kMlp, kWidth};
-  nn::RMSNorm norm{this, "norm", kWidth / kHeads};
-  double dropout = 0;
-  std::function<void()> probe = [] {};
-
-  explicit ToyBlock(nn::Module* parent, std::string name) : Block(parent, std::move(name)) {}
-
-  std::string_view kind() const override { return "toy"; }
-
-  Tensors forward(const Tensors& in) override {
-    const Tensor &x = in[0], &cos = in[2], &sin = in[3];
-    const Segments rows = Segments::from_tensor(in[4]);
-    const auto m = mod.forward(at::silu(in[1])).chunk(6, -1);
-    auto heads = [](const Tensor& t) { return t.view({-1, kHeads, kWidth / kHeads}); };
-    auto drop = [&](const Tensor& t) { return dropout > 0 ? at::dropout(t, dropout, true) : t; };
-    const Tensor h = ops::norm_modulate(x, m[0], m[1], rows);
-    const Tensor weight = norm.weight->draw();
-    auto turn = [&](const Tensor& t) {
-      return ops::norm_rope(heads(t), weight, cos, sin, ops::RopeLayout::kInterleaved);
-    };
-    const Tensor a =
-        ops::attention(turn(q.forward(h)), turn(k.forward(h)), heads(v.forward(h)), rows);
-    probe();
-    auto [y, g] = ops::gate_residual_norm_modulate(x, drop(out.forward(a)), m[2], m[3], m[4], rows);
-    const Tensor f = drop(down.forward(ops::gelu_tanh(up.forward(g))));
-    return {ops::gate_residual(y, f, m[5], rows)};
-  }
-};
-
-// Some blocks one after another, on two samples of different lengths.
-struct Net : nn::Module {
-  std::vector<std::unique_ptr<ToyBlock>> blocks;
-  Tensors inputs, trained;
-  Tensor target;
-
-  Net(Train train, double dropout, int count = 2, bool leased = false) : Module(nullptr, "") {
-    at::manual_seed(1);
-    for (int i = 0; i < count; ++i) {
-      blocks.push_back(std::make_unique<ToyBlock>(this, "blocks." + std::to_string(i)));
-      blocks.back()->dropout = dropout;
-      fill(*blocks.back(), train, leased);
-      Tensors more = trained_tensors(*blocks.back());
-      trained.insert(trained.end(), more.begin(), more.end());
-    }
-    const Segments rows({7, 4});
-    const Tensor angle = at::randn({rows.total(), kWidth / kHeads / 2});
-    inputs = {at::randn({rows.total(), kWidth}), at::randn({2, kWidth}), angle.cos(), angle.sin(),
-              rows.tensor()};
-    target = at::randn({rows.total(), kWidth});
-    if (train == Train::kAll) {
-      for (int i : {0, 1}) trained.push_back(inputs[i].set_requires_grad(true));
-    }
-  }
-
-  static void fill(ToyBlock& block, Train train, bool leased) {
-    block.visit_weights([&](const std::string&, Weight& weight) {
-      const Tensor value = at::randn(weight.sizes()) / std::sqrt(double(weight.sizes().back()));
-      if (leased) {
-        weight.set_store(std::make_shared<test::LeasedStore>(value));
-      } else {
-        weight.set(value);
-      }
-      if (train == Train::kAll) weight.set_trainable(true);
-    });
-    if (train == Train::kAll) return;
-    for (nn::Linear* layer : {&block.q, &block.k, &block.v, &block.out, &block.up, &block.down}) {
-      layer->adapters.push_back({at::randn({3, layer->in_features()}).requires_grad_(),
-                                 (at::randn({layer->out_features(), 3}) * 0.1).requires_grad_(),
-                                 0.5, block.dropout});
-    }
-  }
-
-  Tensor forward(BlockRunner& runner) {
-    Tensors in = inputs;
-    for (auto& block : blocks) in[0] = runner.run(*block, in)[0];
-    return in[0];
-  }
-
-  Tensors gradients_of(const Tensor& y, bool retain = false) {
-    return torch::autograd::grad({(y * target).sum()}, trained, {}, retain, false, true);
-  }
-
-  Tensors step(BlockRunner& runner) {
-    at::manual_seed(7);
-    return gradients_of(forward(runner));
-  }
-};
+using test::kHeads;
+using test::kMlp;
+using test::kOperators;
+using test::kWidth;
+using test::Net;
+using test::ToyBlock;
+using test::Train;
 
 DirectRunner direct;
 

@@ -28,9 +28,16 @@ std::vector<at::Tensor> give(KeptOutput& kept, size_t call, bool consume) {
 
 }  // namespace
 
+RecomputeObserver::~RecomputeObserver() = default;
+
 RecomputeScope::RecomputeScope(Mode mode, const ActionPlan& plan, std::vector<KeptOutput>& kept,
-                               bool consume)
-    : mode_(mode), plan_(plan), kept_(kept), consume_(consume), previous_(current_scope) {
+                               bool consume, RecomputeObserver* observer)
+    : mode_(mode),
+      plan_(plan),
+      kept_(kept),
+      consume_(consume),
+      observer_(observer),
+      previous_(current_scope) {
   current_scope = this;
 }
 
@@ -57,7 +64,9 @@ std::vector<at::Tensor> RecomputeScope::run(
   const size_t call = scope->next_++;
   const Action action = call < scope->plan_.size() ? scope->plan_[call] : Action::kRecompute;
   if (scope->mode_ == Mode::kRecord) {
+    if (scope->observer_ != nullptr) scope->observer_->begin();
     std::vector<at::Tensor> result = compute(true);
+    if (scope->observer_ != nullptr) scope->observer_->end(op, result);
     KeptOutput entry{std::string(op), {}, {}};
     if (action == Action::kKeep) {
       for (const at::Tensor& t : result) {

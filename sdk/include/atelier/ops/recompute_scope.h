@@ -28,6 +28,15 @@ struct KeptOutput {
   std::vector<int64_t> versions;
 };
 
+// Is told of every operator call of a recording scope, on its thread.
+class ATELIER_API RecomputeObserver {
+ public:
+  virtual ~RecomputeObserver();
+  virtual void begin() = 0;
+  // `outputs` are what kKeep would hold.
+  virtual void end(std::string_view op, const std::vector<at::Tensor>& outputs) = 0;
+};
+
 // Thread-local and entered twice: while the block runs first (recording) and inside the block
 // node's backward, on autograd's device thread (replaying). Operators call run(); nothing else
 // does.
@@ -36,9 +45,9 @@ class ATELIER_API RecomputeScope {
   enum class Mode { kRecord, kReplay };
 
   // `kept` grows by one entry per operator call while recording. With `consume`, replay gives kept
-  // tensors away, so that they are freed as the replayed graph is.
+  // tensors away, so that they are freed as the replayed graph is. `observer` may be null.
   RecomputeScope(Mode mode, const ActionPlan& plan, std::vector<KeptOutput>& kept,
-                 bool consume = false);
+                 bool consume = false, RecomputeObserver* observer = nullptr);
   ~RecomputeScope();
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
@@ -69,6 +78,7 @@ class ATELIER_API RecomputeScope {
   const ActionPlan& plan_;
   std::vector<KeptOutput>& kept_;
   bool consume_;
+  RecomputeObserver* observer_;
   size_t next_ = 0;
   RecomputeScope* previous_;
 };

@@ -1,0 +1,61 @@
+// Which operator outputs of which blocks are kept for the backward pass, within a budget.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "memory/activation_budget.h"
+#include "memory/recompute.h"
+
+namespace atelier::memory {
+
+// Equal outputs, each of which is kept or made again.
+struct KeepChoice {
+  int64_t bytes = 0;        // of one
+  int64_t picoseconds = 0;  // that making one again takes
+  int64_t count = 1;
+};
+
+struct KeepSolution {
+  std::vector<int64_t> kept;  // of each choice, how many
+  int64_t bytes = 0;
+  int64_t picoseconds = 0;  // that are saved
+  int64_t steps = 0;        // that finding it took
+};
+
+// Bounds the time of choose_kept(), in comparisons.
+inline constexpr int64_t kMostPlanSteps = 10'000'000;
+
+// Saves the most time with at most `budget` bytes; of equal times, with the fewest bytes. A larger
+// budget never keeps fewer bytes.
+//
+// Exact when sums of the bytes are few enough for kMostPlanSteps: when they are, over their common
+// divisor. Otherwise the bytes of each choice are rounded up to a unit that makes them so.
+KeepSolution choose_kept(std::span<const KeepChoice> choices, int64_t budget);
+
+// What happens to the runs of blocks of one forward pass.
+struct ActivationPlan {
+  struct Run {
+    bool is_whole = false;  // it just runs, and autograd keeps what it needs
+    ops::ActionPlan actions;
+  };
+  std::vector<Run> runs;
+  int64_t num_recomputed = 0;  // runs
+  int64_t kept_bytes = 0;      // of operators, in runs that are not whole
+  int64_t peak_bytes = 0;      // of all activations of blocks, at most
+  double extra_seconds = 0.0;  // that recomputing takes
+  bool is_over_budget = false;
+};
+
+// Plans the runs of a forward pass from run `first` on; those before it keep `spent` bytes of
+// outputs. The last run is whole: its activations would be made again right away. All are when
+// budget and kind allow it.
+//
+// `available`: bytes that the device has left, of kAuto. Of equal runs, late ones keep more.
+ActivationPlan plan_activations(std::span<const std::shared_ptr<const BlockCosts>> runs,
+                                const ActivationBudget& budget, int64_t available, size_t first = 0,
+                                int64_t spent = 0);
+
+}  // namespace atelier::memory

@@ -1,0 +1,119 @@
+#include "memory/activation_runner.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
+#include "memory/live_bytes.h"
+
+namespace atelier::memory {
+namespace {
+
+constexpr size_t kMostPasses = 256;       // that are remembered
+constexpr int64_t kMostMeasuredRuns = 8;  // of one kind and shape
+
+bool any_requires_grad(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
+bool is_measured(const BlockCosts& costs) {
+  return costs.runs > 0 && costs.working_bytes > 0;
+}
+
+}  // namespace
+
+ActivationRunner::ActivationRunner(BlockRunner& inner, const ActivationBudget& budget,
+                                   at::Device device, OnPlan on_plan)
+    : inner_(inner),
+      recompute_(inner),
+      budget_(budget),
+      device_(device),
+      on_plan_(std::move(on_plan)) {
+  if (device_.is_cpu() && budget_.kind != ActivationBudget::Kind::kNone) LiveBytes::install();
+}
+
+void ActivationRunner::begin_pass() {
+  const bool is_new = std::none_of(passes_.begin(), passes_.end(),
+                                   [&](const Pass& pass) { return pass.runs == runs_; });
+  const bool is_known = std::all_of(runs_.begin(), runs_.end(),
+                                    [](const Costs& costs) { return is_measured(*costs); });
+  if (!runs_.empty() && is_new && is_known) {
+    passes_.push_front({runs_, {}});
+    if (passes_.size() > kMostPasses) passes_.pop_back();
+  }
+  runs_.clear();
+  spent_ = 0;
+  guide_ = nullptr;
+  plan_ = nullptr;
+}
+
+ActivationRunner::Costs ActivationRunner::costs_of(const Block& block, const Tensors& inputs,
+                                                   const Tensors& trained) {
+  std::string key(block.kind());
+  for (const at::Tensor& t : inputs) {
+    key += t.defined() ? c10::str(" ", t.scalar_type(), t.sizes(), t.requires_grad()) : " -";
+  }
+  int64_t count = 0;
+  for (const at::Tensor& t : trained) count += t.numel();
+  key += c10::str(" ", trained.size(), " ", count);
+  Costs& costs = costs_[key];
+  if (!costs) costs = std::make_shared<BlockCosts>();
+  return costs;
+}
+
+// Chooses the plan when run number runs_.size(), of these costs, is the first one or another than
+// the guide had there.
+void ActivationRunner::follow(const Costs& costs) {
+  const size_t place = runs_.size();
+  const auto begins_alike = [&](const Pass& pass) {
+    return pass.runs.size() > place && pass.runs[place] == costs &&
+           std::equal(runs_.begin(), runs_.end(), pass.runs.begin());
+  };
+  if (guide_ != nullptr && begins_alike(*guide_)) return;
+  if (guide_ == nullptr && place > 0) return;  // a pass that is new from its first run on
+  guide_ = nullptr;
+  plan_ = nullptr;
+  // Of several the longest: its plan leaves room for what the others hold.
+  for (Pass& pass : passes_) {
+    if (begins_alike(pass) && (guide_ == nullptr || pass.runs.size() > guide_->runs.size()))
+      guide_ = &pass;
+  }
+  if (guide_ == nullptr) return;
+  const auto [found, is_new] = guide_->plans.try_emplace({place, spent_});
+  if (is_new) {
+    const std::vector<std::shared_ptr<const BlockCosts>> runs(guide_->runs.begin(),
+                                                              guide_->runs.end());
+    const bool is_auto = budget_.kind == ActivationBudget::Kind::kAuto;
+    found->second =
+        plan_activations(runs, budget_, is_auto ? available_bytes(device_) : 0, place, spent_);
+    if (on_plan_) on_plan_(found->second);
+  }
+  plan_ = &found->second;
+}
+
+Tensors ActivationRunner::run(Block& block, const Tensors& inputs) {
+  if (budget_.kind == ActivationBudget::Kind::kNone || !at::GradMode::is_enabled())
+    return inner_.run(block, inputs);
+  if (ops::RecomputeScope::current() != nullptr) return recompute_.run(block, inputs);
+  const Tensors trained = trained_tensors(block);
+  if (!any_requires_grad(inputs) && !any_requires_grad(trained)) return inner_.run(block, inputs);
+
+  const Costs costs = costs_of(block, inputs, trained);
+  follow(costs);
+  const size_t place = runs_.size();
+  runs_.push_back(costs);
+  if (plan_ == nullptr) {
+    const bool measures = !is_measured(*costs) || costs->runs < kMostMeasuredRuns;
+    return recompute_.run(block, inputs, {}, measures ? costs : nullptr);
+  }
+  const ActivationPlan::Run& run = plan_->runs[place];
+  if (run.is_whole) return inner_.run(block, inputs);
+  for (size_t i = 0; i < run.actions.size(); ++i) {
+    if (run.actions[i] == ops::Action::kKeep) spent_ += costs->operators[i].bytes;
+  }
+  return recompute_.run(block, inputs, run.actions);
+}
+
+}  // namespace atelier::memory

@@ -1,0 +1,60 @@
+// Blocks of a training step within an activation budget.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/activation_budget.h"
+#include "memory/activation_plan.h"
+#include "memory/recompute.h"
+
+namespace atelier::memory {
+
+// The first forward pass of each sequence of blocks and shapes recomputes everything and measures;
+// later ones follow a plan made of that. Gradients are the same to the bit whatever the plan.
+//
+// Not thread-safe. Blocks and the inner runner outlive the graphs made here.
+class ActivationRunner final : public BlockRunner {
+ public:
+  // Is told of each plan when it is first followed.
+  using OnPlan = std::function<void(const ActivationPlan& plan)>;
+
+  // `device` is where the blocks run.
+  ActivationRunner(BlockRunner& inner, const ActivationBudget& budget, at::Device device,
+                   OnPlan on_plan = {});
+
+  // The runs that follow end in one backward pass of their own.
+  void begin_pass();
+
+  // Blocks that nobody trains, without grad mode and inside other blocks are not planned.
+  Tensors run(Block& block, const Tensors& inputs) override;
+
+ private:
+  using Costs = std::shared_ptr<BlockCosts>;
+  // A forward pass that was seen whole.
+  struct Pass {
+    std::vector<Costs> runs;
+    std::map<std::pair<size_t, int64_t>, ActivationPlan> plans;  // by first planned run, and spent
+  };
+
+  Costs costs_of(const Block& block, const Tensors& inputs, const Tensors& trained);
+  void follow(const Costs& costs);
+
+  BlockRunner& inner_;
+  RecomputeRunner recompute_;
+  ActivationBudget budget_;
+  at::Device device_;
+  OnPlan on_plan_;
+  std::map<std::string, Costs> costs_;  // by kind, shapes, and what is trained
+  std::list<Pass> passes_;              // the latest first
+  std::vector<Costs> runs_;             // of this pass
+  int64_t spent_ = 0;                   // bytes of outputs that this pass keeps
+  Pass* guide_ = nullptr;               // a pass that began like this one; null: none
+  const ActivationPlan* plan_ = nullptr;
+};
+
+}  // namespace atelier::memory
