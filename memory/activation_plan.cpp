@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <numeric>
+#include <utility>
 
 namespace atelier::memory {
 namespace {
@@ -140,21 +140,23 @@ int64_t least_bytes(Runs runs) {
   return outputs + working;
 }
 
-// What it holds when nothing is recomputed.
-int64_t whole_bytes(Runs runs) {
-  int64_t whole = 0, working = 0;
-  for (const auto& run : runs) {
-    whole += run->whole_bytes;
-    working = std::max(working, run->working_bytes - run->whole_bytes + run->held_bytes);
+// What it holds when nothing is recomputed from run `first` on.
+int64_t whole_bytes(Runs runs, size_t first, int64_t spent) {
+  int64_t bytes = spent, working = 0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    bytes += i < first ? runs[i]->held_bytes : runs[i]->whole_bytes;
+    const int64_t before = i < first ? 0 : runs[i]->whole_bytes;
+    working = std::max(working, runs[i]->working_bytes - before + runs[i]->held_bytes);
   }
-  return whole + working;
+  return bytes + working;
 }
 
-ActivationPlan keep_everything(Runs runs) {
+ActivationPlan keep_everything(Runs runs, size_t first, int64_t spent) {
   ActivationPlan plan;
   plan.runs.resize(runs.size());
   for (ActivationPlan::Run& run : plan.runs) run.is_whole = true;
-  plan.peak_bytes = whole_bytes(runs);
+  plan.kept_bytes = spent;
+  plan.peak_bytes = whole_bytes(runs, first, spent);
   return plan;
 }
 
@@ -173,15 +175,20 @@ int64_t room_for_outputs(Runs runs, const ActivationBudget& budget, int64_t avai
 ActivationPlan plan_activations(Runs runs, const ActivationBudget& budget, int64_t available,
                                 size_t first, int64_t spent) {
   using Kind = ActivationBudget::Kind;
-  if (budget.kind == Kind::kNone) return keep_everything(runs);
-  if (budget.kind != Kind::kFraction && first == 0) {
+  if (budget.kind == Kind::kNone) return keep_everything(runs, first, spent);
+  if (budget.kind != Kind::kFraction) {
     const int64_t limit = budget.kind == Kind::kBytes ? budget.bytes : available;
-    if (whole_bytes(runs) <= limit) return keep_everything(runs);
+    if (whole_bytes(runs, first, spent) <= limit) return keep_everything(runs, first, spent);
   }
 
   // Runs of one kind and shape, early ones first.
-  std::map<const BlockCosts*, std::vector<size_t>> groups;
-  for (size_t i = first; i + 1 < runs.size(); ++i) groups[runs[i].get()].push_back(i);
+  std::vector<std::pair<const BlockCosts*, std::vector<size_t>>> groups;
+  for (size_t i = first; i + 1 < runs.size(); ++i) {
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& g) { return g.first == runs[i].get(); });
+    if (group == groups.end()) group = groups.insert(group, {runs[i].get(), {}});
+    group->second.push_back(i);
+  }
   std::vector<KeepChoice> choices;
   for (const auto& [costs, members] : groups) {
     for (const OperatorCosts& op : costs->operators) {

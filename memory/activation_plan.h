@@ -43,15 +43,15 @@ struct ActivationPlan {
   };
   std::vector<Run> runs;
   int64_t num_recomputed = 0;  // runs
-  int64_t kept_bytes = 0;      // of operators, in runs that are not whole
+  int64_t kept_bytes = 0;      // beside what every recomputed run holds, without whole runs to come
   int64_t peak_bytes = 0;      // of all activations of blocks, at most
   double extra_seconds = 0.0;  // that recomputing takes
   bool is_over_budget = false;
 };
 
-// Plans the runs of a forward pass from run `first` on; those before it keep `spent` bytes of
-// outputs. The last run is whole: its activations would be made again right away. All are when
-// budget and kind allow it.
+// Plans the runs of a forward pass from run `first` on; those before it keep `spent` bytes beside
+// what every recomputed run holds. The last run is whole: its activations would be made again right
+// away. All are when budget and kind allow it.
 //
 // `available`: bytes that the device has left, of kAuto. Of equal runs, late ones keep more.
 ActivationPlan plan_activations(std::span<const std::shared_ptr<const BlockCosts>> runs,

@@ -109,7 +109,10 @@ Tensors ActivationRunner::run(Block& block, const Tensors& inputs) {
     return recompute_.run(block, inputs, {}, measures ? costs : nullptr);
   }
   const ActivationPlan::Run& run = plan_->runs[place];
-  if (run.is_whole) return inner_.run(block, inputs);
+  if (run.is_whole) {
+    spent_ += costs->whole_bytes - costs->held_bytes;
+    return inner_.run(block, inputs);
+  }
   for (size_t i = 0; i < run.actions.size(); ++i) {
     if (run.actions[i] == ops::Action::kKeep) spent_ += costs->operators[i].bytes;
   }

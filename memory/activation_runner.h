@@ -52,7 +52,7 @@ class ActivationRunner final : public BlockRunner {
   std::map<std::string, Costs> costs_;  // by kind, shapes, and what is trained
   std::list<Pass> passes_;              // the latest first
   std::vector<Costs> runs_;             // of this pass
-  int64_t spent_ = 0;                   // bytes of outputs that this pass keeps
+  int64_t spent_ = 0;                   // bytes that this pass keeps so far
   Pass* guide_ = nullptr;               // a pass that began like this one; null: none
   const ActivationPlan* plan_ = nullptr;
 };

@@ -256,6 +256,12 @@ TEST_CASE("A plan keeps late runs first, the last one whole, and all when they f
   CHECK(plan_activations(runs, of_fraction(1), 0).kept_bytes == 3 * 160);
   CHECK(plan_activations(runs, of_fraction(0.5), 0).kept_bytes <= 3 * 80);
   CHECK(plan_activations(runs, {}, 0).num_recomputed == 0);
+  // After two runs that keep 200 bytes in all.
+  const int64_t rest = 200 + 2 * 10 + 2 * 300 + 400 + 10;
+  CHECK(plan_activations(runs, of_bytes(rest), 0, 2, 200).num_recomputed == 0);
+  CHECK(plan_activations(runs, of_bytes(least + 200), 0, 2, 200).kept_bytes == 200);
+  CHECK(plan_activations(runs, of_bytes(least + 310), 0, 2, 200).kept_bytes == 260);
+  CHECK(plan_activations(runs, of_bytes(least + 199), 0, 2, 200).is_over_budget);
   const ActivationPlan tight = plan_activations(runs, of_bytes(least - 1), 0);
   CHECK(tight.is_over_budget);
   CHECK(tight.kept_bytes == 0);
@@ -303,21 +309,23 @@ TEST_CASE("A pass may go on otherwise than the one that it began like", "[plan]"
     }
     return torch::autograd::grad({in[0].square().sum()}, longer.trained, {}, false, false, true);
   };
-  std::vector<ActivationPlan> plans;
-  ActivationRunner runner(direct, of_fraction(0.5), at::kCPU,
-                          [&](const ActivationPlan& plan) { plans.push_back(plan); });
-  for (int round = 0; round < 3; ++round) {
-    for (const auto& [count, rows] : {std::pair<size_t, int64_t>{5, 11}, {3, 11}, {5, 8}}) {
-      runner.begin_pass();
-      CHECK(test::same_bits(step(runner, count, rows), step(direct, count, rows)));
+  for (const char* text : {"0.5", "0.04MB", "1MB"}) {
+    std::vector<ActivationPlan> plans;
+    ActivationRunner runner(direct, parse_activation_budget(text), at::kCPU,
+                            [&](const ActivationPlan& plan) { plans.push_back(plan); });
+    for (int round = 0; round < 3; ++round) {
+      for (const auto& [count, rows] : {std::pair<size_t, int64_t>{5, 11}, {3, 11}, {5, 8}}) {
+        runner.begin_pass();
+        CHECK(test::same_bits(step(runner, count, rows), step(direct, count, rows)));
+      }
     }
+    CHECK(plans.size() >= 2);
+    // A pass that is given up half way leaves nothing behind.
+    runner.begin_pass();
+    longer.forward(runner).reset();
+    runner.begin_pass();
+    CHECK(test::same_bits(step(runner, 5, 11), step(direct, 5, 11)));
   }
-  CHECK(plans.size() >= 2);
-  // A pass that is given up half way leaves nothing behind.
-  runner.begin_pass();
-  longer.forward(runner).reset();
-  runner.begin_pass();
-  CHECK(test::same_bits(step(runner, 5, 11), step(direct, 5, 11)));
 }
 
 TEST_CASE("Budgets are read as they are written", "[plan]") {
