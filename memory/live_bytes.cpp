@@ -80,8 +80,7 @@ void LiveBytes::install() {
   static const bool installed = [] {
     base_allocator = c10::GetCPUAllocator();
     if (base_allocator->raw_deleter() == nullptr) return false;
-    static CountingAllocator allocator;
-    c10::SetCPUAllocator(&allocator);
+    c10::SetCPUAllocator(new CountingAllocator);  // as long as any tensor
     return true;
   }();
   (void)installed;
