@@ -294,7 +294,7 @@ std::vector<std::string> note_idle_flags(const Config& config, const cli::Parsed
        {"bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"})
     idle(config.dataset.enable_bucket, flag, "--enable_bucket");
   for (const char* flag : {"use_gradient_checkpointing", "use_gradient_checkpointing_offload"}) {
-    if (config.activation_budget && flags.find_text(flag).value_or("false") == "true")
+    if (config.activation_budget && flags.flag(flag))
       notes.push_back(flags.place(flag) + " has no effect beside --activation_memory_budget");
   }
   const bool is_prodigy = config.optimizer.kind == optim::Kind::kProdigy;

@@ -218,6 +218,22 @@ TEST_CASE("A command line of DiffSynth-Studio is read as it stands", "[config]")
   CHECK(count_notes(both, "--enable_tensorboard_log") == 1);
 }
 
+TEST_CASE("An activation budget wins over checkpointing, and says so", "[config]") {
+  const std::vector<std::string> words = {"--plugin",          "toy", "--dataset_base_path", "data",
+                                          "--lora_base_model", "dit"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return parse(more);
+  };
+  CHECK_FALSE(with({}).activation_budget);
+  const Config c = with({"--activation_memory_budget", "12GiB", "--use_gradient_checkpointing"});
+  CHECK(c.activation_budget.value().bytes == int64_t{12} << 30);
+  CHECK(count_notes(c, "--use_gradient_checkpointing has no effect beside") == 1);
+  CHECK(with({"--activation_memory_budget", "0.5"}).notes.empty());
+  expect_wrong({"--activation_memory_budget", "12"},
+               {"--activation_memory_budget: \"12\"", "a number from 0 to 1"});
+}
+
 TEST_CASE("What would change the result is refused, with what to use", "[config]") {
   expect_wrong({"--customized_optimizer", "lion_pytorch.Lion", "--quant_options", "dit:nf4",
                 "--zero_cond_t", "--num_frames", "49"},
