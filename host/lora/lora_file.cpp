@@ -218,6 +218,10 @@ class Parts {
 };
 
 void check_floating(const Checkpoint& file, const std::string& tensor) {
+  if (file.has_scales(tensor))
+    throw Error(ErrorCode::kUnsupported,
+                in_file(file.name(), tensor) + ": 8 bits with scales cannot be added",
+                "save the LoRA in 16 bits", "LORA_DTYPE");
   const at::ScalarType dtype = file.index().find(tensor)->dtype;
   if (c10::isFloatingType(dtype)) return;
   throw Error(

@@ -2,6 +2,7 @@
 
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
+#include "host/lora/lora_file.h"
 #include "memory/quantized_store.h"
 #include "support/files.h"
 #include "support/toy_family.h"
@@ -175,6 +176,17 @@ TEST_CASE("Scales that are not finite are named", "[storage]") {
                {"dit.safetensors", "blocks.0.down.weight_scale", "not finite"}, [&] {
                  load_dit(folder / "dit.safetensors", {{"dit", Storage::kPublished}});
                });
+}
+
+TEST_CASE("A LoRA of 8 bits with scales is refused", "[storage]") {
+  Folder folder;
+  const std::string layer = "transformer.blocks.0.q.lora_";
+  write_safetensors(folder / "lora.safetensors",
+                    {{layer + "A.weight", at::ones({4, 32}).to(at::kFloat8_e4m3fn)},
+                     {layer + "A.weight_scale", at::ones({1})},
+                     {layer + "B.weight", at::ones({32, 4})}});
+  expect_error(ErrorCode::kUnsupported, {"lora.safetensors", "lora_A.weight", "scales"},
+               [&] { lora::LoraFile::open(folder / "lora.safetensors"); });
 }
 
 TEST_CASE("A tensor that cannot be stored in 8 bits is named", "[storage]") {

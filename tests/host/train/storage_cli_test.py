@@ -3,17 +3,37 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from train_cli_test import PROGRAM, REPOSITORY, TARGETS, state_of, tensors, write_discs  # noqa: E402
 
 KINDS = ("fp8", "int8")
+
+
+def write_scaled_fp8(source, folder, prefix):
+    """A denoiser as published for ComfyUI: e4m3 with one scale a tensor, and a marker."""
+    out = {prefix + "scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    values = {name: value for shard in source.glob("*.safetensors")
+              for name, value in load_file(shard).items()}
+    for name, value in values.items():
+        if value.dim() == 2 and name.endswith(".weight"):
+            scale = value.float().abs().max() / 448
+            value = (value.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            out[prefix + name.removesuffix("weight") + "scale_weight"] = scale.reshape(1)
+        out[prefix + name] = value
+    folder.mkdir()
+    save_file(out, folder / "scaled.safetensors")
+    shutil.copy(source / "config.json", folder)
+    return folder / "scaled.safetensors"
 
 
 class StorageTest(unittest.TestCase):
@@ -33,9 +53,10 @@ class StorageTest(unittest.TestCase):
         cls.holder.cleanup()
 
     def run_program(self, command, expect=0, **flags):
-        words = [str(PROGRAM), command, "--plugin", "qwen_image", "--model_paths",
-                 json.dumps([str(self.model)]), "--device", "cpu", "--threads", "1"]
-        for name, value in flags.items():
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu",
+                        threads=1)
+        words = [str(PROGRAM), command]
+        for name, value in {**defaults, **flags}.items():
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         result = subprocess.run(words, capture_output=True, text=True, timeout=280,
                                 env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -107,6 +128,20 @@ class StorageTest(unittest.TestCase):
         self.assertEqual(by_entry, by_component)
         self.assertIn("is no entry", self.run_program("generate", expect=2, prompt="x",
                                                       fp8_models=f"{self.model}x"))
+
+    def test_published_files_with_scales_give_one_picture_however_they_rest(self):
+        scaled = write_scaled_fp8(self.model / "transformer", self.root / "scaled",
+                                  "model.diffusion_model.")
+        paths = json.dumps([str(self.model), str(scaled)])
+        plain, _ = self.picture("plain", cfg_scale=1)
+        in_dtype, _ = self.picture("in_dtype", model_paths=paths, cfg_scale=1)
+        for kind in ("published", "fp8"):
+            stored, _ = self.picture(kind, model_paths=paths, storage=f"dit={kind}", cfg_scale=1)
+            self.assertEqual(in_dtype, stored)
+        mean = sum(abs(a - b) for a, b in zip(plain, stored)) / len(plain)
+        print(f"mean difference of a published scaled file: {mean:.3f} of 255")
+        self.assertLess(0, mean)
+        self.assertLess(mean, 3)
 
     def test_a_lora_works_on_stored_weights(self):
         lora = self.train("lora", max_train_steps=8, save_steps=8) / "step-8.safetensors"
