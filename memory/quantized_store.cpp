@@ -118,7 +118,10 @@ at::Tensor dequantize(const Quantized& quantized, at::ScalarType dtype) {
 }
 
 QuantizedStore::QuantizedStore(Quantized value, at::ScalarType dtype)
-    : value_{value.codes.contiguous(), value.scales.contiguous()}, dtype_(dtype) {}
+    : value_(std::move(value)), dtype_(dtype) {
+  value_.codes = value_.codes.contiguous();
+  value_.scales = value_.scales.contiguous();
+}
 
 at::Tensor QuantizedStore::draw() const {
   return dequantize(value_, dtype_);
