@@ -23,7 +23,7 @@ STRENGTHS = (0, 0.5, 1)
 TRAINING = {
     "lora_base_model": "dit", "lora_rank": 16, "learning_rate": 2e-3, "batch_size": 8,
     "num_epochs": 1000, "max_train_steps": 200, "lr_scheduler": "cosine", "lr_warmup_steps": 10,
-    "weighting_scheme": "none", "seed": 42,
+    "weighting_scheme": "none", "save_steps": 200, "seed": 42,
 }
 
 
@@ -71,7 +71,8 @@ def main():
     seconds = time.time() - begin
     drawn = compare(arguments.program, arguments.model, lora, arguments.output, arguments.count)
     rows = [np.concatenate(list(drawn[name][:8]), 1) for name in ("0", "0.5", "1")]
-    Image.fromarray(np.concatenate(rows)).save(arguments.output / "sheet.png")
+    sheet = Image.fromarray(np.concatenate(rows)).quantize(256)
+    sheet.save(arguments.output / "sheet.png", optimize=True)
     print(json.dumps({"training_seconds": round(seconds, 1), **measure(drawn)}))
 
 

@@ -89,7 +89,8 @@ def main():
     paths = sorted(arguments.source.glob("*.png"))[:arguments.count]
     lines = (arguments.source / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     captions = [json.loads(line)["prompt"] for line in lines]
-    sheet([Image.open(path) for path in paths], captions).save(arguments.output, optimize=True)
+    image = sheet([Image.open(path) for path in paths], captions)
+    image.quantize(256).save(arguments.output, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""A LoRA that is trained for a minute hatches things: visibly at strength 1, not at all at 0."""
+
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+try:
+    import numpy  # noqa: F401
+    import PIL  # noqa: F401
+except ImportError:
+    print("skipped: numpy or Pillow is missing")
+    sys.exit(77)
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
+sys.path.insert(0, str(EXAMPLE))
+import hatch  # noqa: E402
+
+PROGRAM = os.environ["ATELIER_BIN"]
+
+
+class Lora(unittest.TestCase):
+
+    def test_hatching_appears_with_the_strength_and_leaves_with_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            lora = hatch.train(PROGRAM, EXAMPLE / "model", folder / "lora")
+            measured = hatch.measure(
+                hatch.compare(PROGRAM, EXAMPLE / "model", lora, folder, count=16))
+        self.assertTrue(measured["equal_at_0"])
+        self.assertGreaterEqual(measured["deviations_at_1"], 3, measured)
+        amounts = measured["hatching"]
+        self.assertLess(amounts["base"], amounts["1"])
+
+
+if __name__ == "__main__":
+    unittest.main()
