@@ -9,13 +9,15 @@ import unittest
 
 try:
     import numpy  # noqa: F401
-    import PIL  # noqa: F401
+    from PIL import Image
 except ImportError:
     print("skipped: numpy or Pillow is missing")
     sys.exit(77)
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
 sys.path.insert(0, str(EXAMPLE))
+import classify  # noqa: E402
+import pictures  # noqa: E402
 import score  # noqa: E402
 
 PROGRAM = os.environ["ATELIER_BIN"]
@@ -45,6 +47,24 @@ class Model(unittest.TestCase):
                 path = score.generate(PROGRAM, MODEL, chosen, pathlib.Path(folder), steps=4)[0]
                 hashes.append(hashlib.sha256(score.read(path).tobytes()).hexdigest())
         self.assertEqual(hashes[0], hashes[1])
+
+    def test_image_to_image_keeps_the_layout_and_follows_the_prompt(self):
+        things = (pictures.Thing("red", "circle", 40, 80, 22),
+                  pictures.Thing("blue", "square", 92, 48, 22))
+        scene = pictures.Scene(things, "left of", "green", "")
+        prompt = pictures.Scene(things, "left of", "green", "striped ").prompt()
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            Image.fromarray(pictures.paint(scene)).save(folder / "input.png")
+            drawn, = score.generate(PROGRAM, MODEL, [prompt], folder, extra=(
+                "--input_image", folder / "input.png", "--denoising_strength", 0.3))
+            seen = classify.classify(score.read(drawn))
+        self.assertEqual(seen.pattern, "striped ")
+        found = {(thing.color, thing.shape): (thing.x, thing.y) for thing in seen.things}
+        self.assertEqual(set(found), {("red", "circle"), ("blue", "square")})
+        for thing in things:
+            x, y = found[thing.color, thing.shape]
+            self.assertLess(abs(x - thing.x) + abs(y - thing.y), 10)
 
     def test_the_model_stays_small(self):
         size = sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file())
