@@ -66,6 +66,28 @@ class Model(unittest.TestCase):
             x, y = found[thing.color, thing.shape]
             self.assertLess(abs(x - thing.x) + abs(y - thing.y), 10)
 
+    def test_a_resumed_lora_draws_what_an_uninterrupted_one_draws(self):
+        data = EXAMPLE / "hatched"
+        settings = ("--dataset_base_path", data, "--dataset_metadata_path", data / "metadata.csv",
+                    "--lora_base_model", "dit", "--lora_rank", 8, "--learning_rate", 3e-3,
+                    "--batch_size", 4, "--save_steps", 10, "--quiet")
+        drawn = []
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for run, stops in (("straight", (20,)), ("resumed", (10, 20))):
+                for steps in stops:
+                    score.run(PROGRAM, "train", MODEL, *settings, "--output_path", folder / run,
+                              "--cache_path", folder / "cache", "--resume", "latest",
+                              "--max_train_steps", steps)
+                path, = score.generate(PROGRAM, MODEL, ["a white star on a red ground"],
+                                       folder / run, steps=6,
+                                       extra=("--lora", folder / run / "step-20.safetensors"))
+                drawn.append(score.read(path).tobytes())
+            plain, = score.generate(PROGRAM, MODEL, ["a white star on a red ground"], folder,
+                                    steps=6)
+            self.assertNotEqual(score.read(plain).tobytes(), drawn[0])
+        self.assertEqual(drawn[0], drawn[1])
+
     def test_the_model_stays_small(self):
         size = sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file())
         self.assertLessEqual(size, 12e6)
