@@ -100,7 +100,8 @@ void add_run(Table& table, const Config& c) {
             "the beginning when there is none")
       .integer("seed", static_cast<int64_t>(c.seed), "of order, noise, timesteps and dropout")
       .integer("num_epochs", c.num_epochs, "epochs")
-      .integer("max_train_steps", kNone, "optimizer steps after which the run ends, in place of num_epochs")
+      .integer("max_train_steps", kNone,
+               "optimizer steps after which the run ends, in place of num_epochs")
       .integer("batch_size", c.order.batch_size, "samples of one batch")
       .integer("gradient_accumulation_steps", c.order.gradient_accumulation_steps,
                "batches of one optimizer step");

@@ -15,8 +15,8 @@ struct Adapter {
   double scale =
       1.0;  // strength * alpha / r; 0 skips the adapter, so that the base's bits come back
   // Part of x's elements that this adapter does not see, in [0, 1); the others grow by
-  // 1 / (1 - dropout). Which ones comes from the default CPU generator, anew in each call. Set while
-  // training only.
+  // 1 / (1 - dropout). Which ones comes from the default CPU generator, anew in each call. Set
+  // while training only.
   double dropout = 0.0;
 };
 
@@ -24,8 +24,9 @@ struct Adapter {
 //
 // x: [..., in] in the weight's compute dtype and on its device. bias may be null. For the backward
 // pass it saves x (only if an adapter, the weight or the bias is trained) and the rank-r products;
-// the weight is drawn and a dropout's mask is made again. Gradients reach x, adapters, and weight and bias where those are
-// trainable. Throws Error{kInvalidArgument} when x's last axis is not the weight's second.
+// the weight is drawn and a dropout's mask is made again. Gradients reach x, adapters, and weight
+// and bias where those are trainable. Throws Error{kInvalidArgument} when x's last axis is not the
+// weight's second.
 //
 // Returns [..., out], contiguous.
 ATELIER_API at::Tensor linear(const at::Tensor& x, const WeightPtr& weight,
