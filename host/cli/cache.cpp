@@ -68,10 +68,8 @@ Request check_request(std::span<const std::string> arguments, const ModelFamily&
 
 Samples open_samples(const Request& request) {
   const Config& config = request.config;
-  std::vector<std::string> trained = config.trainable_models;
-  if (!config.lora.base_model.empty()) trained.push_back(config.lora.base_model);
   return Samples::of_dataset(request.dataset, *request.model,
-                             train::cached_parts(request.model->family(), trained),
+                             train::cached_parts(request.model->family(), config.trained_names()),
                              config.cache_path, config.caption_dropout_rate > 0);
 }
 

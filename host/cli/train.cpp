@@ -1,4 +1,5 @@
 // atelier train: LoRA and full training.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -47,14 +48,8 @@ struct Plan {
   std::unique_ptr<lora::Registry> preset;
 };
 
-std::vector<std::string> trained_names(const Config& config) {
-  std::vector<std::string> names = config.trainable_models;
-  if (!config.lora.base_model.empty()) names.push_back(config.lora.base_model);
-  return names;
-}
-
 bool trains(const Config& config, std::string_view component) {
-  for (const std::string& name : trained_names(config)) {
+  for (const std::string& name : config.trained_names()) {
     if (name.substr(0, name.find('.')) == component) return true;
   }
   return false;
@@ -104,6 +99,21 @@ void open_preset(Plan& plan, Problems& problems) {
       problems.add(
           "--preset_lora_path: " + lora.preset_path + " changes nothing in " + lora.preset_model,
           "name its component with --preset_lora_model");
+  });
+}
+
+// Weights that are not trained are not in checkpoints: the run that is resumed would lose them.
+void open_starting_weights(Plan& plan, Problems& problems) {
+  const std::string& file = plan.config.resume_from_checkpoint;
+  if (file.empty()) return;
+  problems.collect([&] {
+    plan.starting_weights.emplace(*plan.model, file);
+    const std::string& component = plan.starting_weights->component();
+    const auto& names = plan.config.trainable_models;
+    if (std::find(names.begin(), names.end(), component) == names.end())
+      problems.add(
+          "--resume_from_checkpoint: " + file + ": " + component + " is not trained as a whole",
+          "give the file to --model_paths in place of the model's own");
   });
 }
 
@@ -165,9 +175,7 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     if (model.dtype() == at::kHalf)
       problems.add("--dtype: gradients of float16 vanish without a scaled loss",
                    "use bfloat16 or float32", ErrorCode::kUnsupported);
-    if (!config.resume_from_checkpoint.empty())
-      problems.collect(
-          [&] { plan.starting_weights.emplace(model, config.resume_from_checkpoint); });
+    open_starting_weights(plan, problems);
     problems.collect([&] {
       const train::Timesteps checked(family.training_schedule(model.denoiser()->detection),
                                      config.timesteps);
@@ -181,7 +189,7 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     options.dataset_metadata_path = config.validation.metadata_path;
     plan.validation = open_dataset(options, model, progress, problems);
   }
-  const CachedParts cached = train::cached_parts(family, trained_names(config));
+  const CachedParts cached = train::cached_parts(family, config.trained_names());
   if (plan.dataset == nullptr && config.dataset.dataset_base_path.empty() &&
       !(cached.text && cached.latents))
     problems.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
@@ -210,7 +218,7 @@ Samples samples_of(const Plan& plan, const std::shared_ptr<const data::Dataset>&
   const Config& config = plan.config;
   const bool drops_captions = config.caption_dropout_rate > 0;
   if (dataset == nullptr) return Samples::of_cache(folder, *plan.model, drops_captions);
-  const CachedParts cached = train::cached_parts(plan.model->family(), trained_names(config));
+  const CachedParts cached = train::cached_parts(plan.model->family(), config.trained_names());
   return Samples::of_dataset(dataset, *plan.model, cached, folder, drops_captions);
 }
 
@@ -238,9 +246,9 @@ void write_config(const Config& config) {
   });
 }
 
-std::string describe(const train::Trainer& trainer, const Samples& samples, int64_t count) {
+std::string describe(const train::Trainer& trainer, const Samples& samples) {
   return std::to_string(samples.size()) + " samples, " + std::to_string(trainer.total_steps()) +
-         " steps, " + std::to_string(count) + " trained numbers";
+         " steps, " + std::to_string(trainer.trained_count()) + " trained numbers";
 }
 
 // From the checked plan to the trained model. Throws Error{kCancelled} when a signal came before
@@ -287,7 +295,7 @@ int train_plan(Plan& plan) {
         config.resume, [&](const std::string& line) { progress.warn(line); },
         [&](const run::Checkpoint& checkpoint) { trainer.resume(checkpoint); });
   }
-  progress.note(describe(trainer, samples, trainer.trained_count()));
+  progress.note(describe(trainer, samples));
   return trainer.run();
 }
 

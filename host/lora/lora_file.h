@@ -98,9 +98,8 @@ class LoraFile {
   const checkpoint::Checkpoint& tensors() const { return file_; }
 
   // The two factors of one layer that is_product(), in `dtype`, on the CPU: [rank, in] and
-  // [out, rank]. LoHa's
-  // addition is such a product too, of rank * rank, made in float32. Throws Error{kDataLoss} when
-  // the file has changed, or holds NaN or infinity in this dtype.
+  // [out, rank]. LoHa's addition is such a product too, of rank * rank, made in float32. Throws
+  // Error{kDataLoss} when the file has changed, or holds NaN or infinity in this dtype.
   at::Tensor read_down(const LoraLayer& layer, at::ScalarType dtype) const;
   at::Tensor read_up(const LoraLayer& layer, at::ScalarType dtype) const;
 

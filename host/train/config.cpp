@@ -379,7 +379,6 @@ void fill_output(Config& c, const ParsedFlags& flags) {
   c.output.weights_total_limit = flags.integer("weights_total_limit");
   c.output.save_state = flags.flag("save_state");
   c.output.save_dtype = flags.text("save_dtype");
-  c.output.remove_prefix_in_ckpt = flags.text("remove_prefix_in_ckpt");
   c.log.tensorboard = flags.flag("enable_tensorboard_log");
   c.log.csv = flags.flag("enable_csv_log");
   c.log.logging_steps = flags.integer("logging_steps");
@@ -431,6 +430,12 @@ void append(std::vector<std::string>& lines, const std::vector<std::string>& mor
 }
 
 }  // namespace
+
+std::vector<std::string> Config::trained_names() const {
+  std::vector<std::string> names = trainable_models;
+  if (!lora.base_model.empty()) names.push_back(lora.base_model);
+  return names;
+}
 
 Config parse_config(std::span<const std::string> arguments, const ModelFamily& family,
                     report::Problems& problems, std::string_view command) {

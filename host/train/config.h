@@ -50,8 +50,6 @@ struct OutputSettings {
   int64_t weights_total_limit = 0;      // step-N and epoch-N files that stay; 0: all
   bool save_state = true;               // checkpoints to resume from, beside the weights
   std::string save_dtype = "auto";  // of the weights: auto is float32 for LoRA, else the model's
-  // kept for command lines of others: our files never have such a prefix
-  std::string remove_prefix_in_ckpt;
 };
 
 struct LogSettings {
@@ -113,6 +111,9 @@ struct Config {
   SampleSettings samples;
   ValidationSettings validation;
   ProcessSettings process;
+
+  // trainable_models and the component of the LoRA.
+  std::vector<std::string> trained_names() const;
 
   // Every flag with its value as TOML of the flags' names: what --config reads. Without those that
   // say where to begin (config, resume).

@@ -24,32 +24,6 @@ constexpr double kSmallestSigma = 0.001;
 // Beyond, kMode's density folds over itself: 2 / (pi - 2).
 constexpr double kMaxModeScale = 2.0 / (pi - 2.0);
 
-constexpr std::pair<std::string_view, TimestepSampling> kSamplings[] = {
-    {"uniform", TimestepSampling::kUniform}, {"logit_normal", TimestepSampling::kLogitNormal},
-    {"sigmoid", TimestepSampling::kSigmoid}, {"shift", TimestepSampling::kShift},
-    {"mode", TimestepSampling::kMode},
-};
-
-constexpr std::pair<std::string_view, Weighting> kWeightings[] = {
-    {"bsmntw", Weighting::kBsmntw},
-    {"none", Weighting::kNone},
-    {"sigma_sqrt", Weighting::kSigmaSqrt},
-    {"cosmap", Weighting::kCosmap},
-};
-
-template <typename T, size_t N>
-T parse_name(std::string_view text, const char* flag,
-             const std::pair<std::string_view, T> (&names)[N]) {
-  std::string known;
-  for (const auto& [name, value] : names) {
-    if (name == text) return value;
-    known += (known.empty() ? "" : ", ") + std::string(name);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "--" + std::string(flag) + ": " + formats::quote_and_escape(text) + " is not known",
-              "choose one of " + known);
-}
-
 double sigmoid(double x) {
   return 1.0 / (1.0 + std::exp(-x));
 }
@@ -147,14 +121,6 @@ std::vector<float> table_of(const ScheduleDefaults& schedule) {
 }
 
 }  // namespace
-
-TimestepSampling parse_timestep_sampling(std::string_view text) {
-  return parse_name(text, "timestep_sampling", kSamplings);
-}
-
-Weighting parse_weighting(std::string_view text) {
-  return parse_name(text, "weighting_scheme", kWeightings);
-}
 
 Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options)
     : options_(options), sigmas_(table_of(schedule)) {

@@ -20,11 +20,6 @@ enum class Weighting {
   kCosmap,     // 2 / (pi (1 - 2 sigma + 2 sigma^2))
 };
 
-// "uniform", "logit_normal", "sigmoid", "shift", "mode". Throws Error{kInvalidArgument}.
-TimestepSampling parse_timestep_sampling(std::string_view text);
-// "bsmntw", "none", "sigma_sqrt", "cosmap". Throws Error{kInvalidArgument}.
-Weighting parse_weighting(std::string_view text);
-
 struct TimestepOptions {
   TimestepSampling sampling = TimestepSampling::kUniform;
   Weighting weighting = Weighting::kBsmntw;

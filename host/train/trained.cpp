@@ -129,8 +129,9 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
     if (!is_trained || pair.target->pieces.size() != 1) {
       problems.add(at + "it is not among the layers that are trained",
                    "choose them with --lora_target_modules as the file has them");
-    } else if (!layer.is_product()) {
-      problems.add(at + "it is no plain LoRA", "begin with a LoRA of two factors");
+    } else if (layer.form != lora::LayerForm::kLora || !layer.magnitude.empty() ||
+               !layer.bias.empty()) {
+      problems.add(at + "it is more than two factors", "begin with a plain LoRA");
     } else if (layer.rank != settings.rank) {
       problems.add(at + "its rank is " + std::to_string(layer.rank),
                    "use --lora_rank " + std::to_string(layer.rank));

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <regex>
-#include <set>
 #include <sys/resource.h>
 
 #include <ATen/ATen.h>
@@ -73,10 +72,6 @@ std::string order_facts(const Config& config) {
                   config.order.dataset_repeat);
 }
 
-std::string fingerprint_of(const checkpoint::LoadedModel& model) {
-  return checkpoint::fingerprint(*model.denoiser());
-}
-
 int64_t count_steps(const data::Order& order, const Config& config) {
   const int64_t all = order.steps_per_epoch() * config.num_epochs;
   return config.max_train_steps.value_or(all);
@@ -94,7 +89,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
                  parts.config.timesteps),
       objective_(parts.model, make_runner(), timesteps_, parts.config.seed),
       lr_schedule_(config_.lr_schedule),
-      fingerprint_(fingerprint_of(parts.model)),
+      fingerprint_(checkpoint::fingerprint(*parts.model.denoiser())),
       layers_seed_(random::stream_seed(config_.seed, random::Stream::kLayers)),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {
   total_steps_ = count_steps(order_, config_);
@@ -265,16 +260,19 @@ std::string Trainer::step_name() const {
 // The averages stand in for the trained tensors where the model is looked at or saved.
 template <typename F>
 void Trainer::with_average(F&& call) {
+  const auto put_back = [this] {
+    trained_.set_training(true);
+    if (ema_) ema_->swap();
+  };
   if (ema_) ema_->swap();
   trained_.set_training(false);
   try {
     call();
   } catch (...) {
-    if (ema_) ema_->swap();
+    put_back();
     throw;
   }
-  trained_.set_training(true);
-  if (ema_) ema_->swap();
+  put_back();
 }
 
 void Trainer::save_weights(const std::string& name, int64_t epoch) {

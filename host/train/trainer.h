@@ -56,7 +56,6 @@ class Trainer {
   void resume(const run::Checkpoint& checkpoint);
 
   int64_t total_steps() const { return total_steps_; }
-  int64_t steps_done() const { return step_; }
   int64_t trained_count() const { return trained_.count(); }  // of numbers
 
   // Trains to the end, or until a signal asks to leave: then state and weights are saved. Returns

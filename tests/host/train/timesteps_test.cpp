@@ -329,21 +329,5 @@ TEST_CASE("Options that make no sense are told by their flag", "[timesteps]") {
                Catch::Contains("training_schedule()"));
 }
 
-TEST_CASE("Names of samplings and weightings are read", "[timesteps]") {
-  REQUIRE(parse_timestep_sampling("uniform") == TimestepSampling::kUniform);
-  REQUIRE(parse_timestep_sampling("logit_normal") == TimestepSampling::kLogitNormal);
-  REQUIRE(parse_timestep_sampling("sigmoid") == TimestepSampling::kSigmoid);
-  REQUIRE(parse_timestep_sampling("shift") == TimestepSampling::kShift);
-  REQUIRE(parse_timestep_sampling("mode") == TimestepSampling::kMode);
-  REQUIRE(parse_weighting("bsmntw") == Weighting::kBsmntw);
-  REQUIRE(parse_weighting("none") == Weighting::kNone);
-  REQUIRE(parse_weighting("sigma_sqrt") == Weighting::kSigmaSqrt);
-  REQUIRE(parse_weighting("cosmap") == Weighting::kCosmap);
-  REQUIRE_THROWS_WITH(parse_timestep_sampling("Uniform"),
-                      Catch::Contains("--timestep_sampling: \"Uniform\"") &&
-                          Catch::Contains("uniform, logit_normal, sigmoid, shift, mode"));
-  REQUIRE_THROWS_WITH(parse_weighting(""), Catch::Contains("--weighting_scheme"));
-}
-
 }  // namespace
 }  // namespace atelier::train

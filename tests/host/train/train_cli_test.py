@@ -273,6 +273,10 @@ class TrainTest(unittest.TestCase):
                           trainable_models="dit", resume_from_checkpoint=run / "step-4.safetensors",
                           learning_rate=1e-30, save_steps=4)
         self.assertEqual(tensors(more / "step-4.safetensors"), saved)
+        self.train("part", expect=2, lora_base_model=None, lora_target_modules=None,
+                   trainable_models="dit.transformer_blocks.0",
+                   resume_from_checkpoint=run / "step-4.safetensors")
+        self.assertIn("not trained as a whole", self.stderr)
         wide = self.train("wide", lora_base_model=None, lora_target_modules=None,
                           trainable_models="dit", max_train_steps=1, save_steps=1,
                           save_dtype="float32")
@@ -435,6 +439,17 @@ class TrainTest(unittest.TestCase):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(20), 75)
         self.assertTrue((run / "checkpoints/step-00000002").is_dir())
+
+    def test_pictures_that_cannot_be_written_change_nothing(self):
+        (self.dir / "prompts.txt").write_text("a picture --w 64 --h 64 --s 2 --d 1\n")
+        flags = dict(lora_dropout=0.3, save_steps=4)
+        plain = self.train("plain", **flags)
+        (self.dir / "shown").mkdir()
+        (self.dir / "shown/samples").write_text("in the way")
+        shown = self.train("shown", sample_prompts=self.dir / "prompts.txt", sample_every_n_steps=1,
+                           **flags)
+        self.assertIn("no sample pictures", self.stderr)
+        self.assert_same_state(plain, shown, 4)
 
     def test_the_newest_weights_stay(self):
         run = self.train(max_train_steps=None, num_epochs=3, weights_total_limit=2)
