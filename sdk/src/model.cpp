@@ -13,6 +13,14 @@ at::Tensor Model::guide(const at::Tensor& with_BCTHW, const at::Tensor& without_
   return without_BCTHW + scale * (with_BCTHW - without_BCTHW);
 }
 
+std::vector<WeightPtr> Model::level_weights() {
+  return {};
+}
+
+void Model::prepare_levels(std::span<const float>, BlockRunner&) {}
+
+void Model::forget_levels() {}
+
 LossInputs Model::loss_inputs(const Conditioning& cond) const {
   auto it = cond.find("latents");
   if (it == cond.end())

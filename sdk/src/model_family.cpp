@@ -14,6 +14,10 @@ SigmaRange ModelFamily::sigma_range(const Detection&) const {
   return {};
 }
 
+std::vector<std::string> ModelFamily::spellings(const Detection& part) const {
+  return {part.spelling};
+}
+
 int64_t Detection::integer(std::string_view key) const {
   auto it = config.find(key);
   if (it != config.end())

@@ -38,6 +38,12 @@ at::Tensor WeightStore::draw_rows(const at::Tensor& index) const {
   return table.index_select(0, index.reshape({-1}).to(table.device()));
 }
 
+std::optional<RowCodes> WeightStore::draw_codes() const {
+  return std::nullopt;
+}
+
+GradientSink::~GradientSink() = default;
+
 Weight::Weight(std::string name, std::vector<int64_t> shape)
     : name_(std::move(name)), shape_(std::move(shape)) {}
 Weight::~Weight() = default;
@@ -57,6 +63,7 @@ void Weight::set(at::Tensor value) {
 void Weight::set_store(std::shared_ptr<const WeightStore> store) {
   store_ = std::move(store);
   leaf_ = at::Tensor();
+  sink_ = nullptr;
   ++version_;
 }
 
@@ -70,6 +77,11 @@ at::Tensor Weight::draw_rows(const at::Tensor& index) const {
   if (store_ == nullptr)
     throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
   return store_->draw_rows(index);
+}
+
+std::optional<RowCodes> Weight::draw_codes() const {
+  if (store_ == nullptr || leaf_.defined()) return std::nullopt;
+  return store_->draw_codes();
 }
 
 void Weight::set_trainable(bool trainable) {

@@ -1,6 +1,7 @@
 // The unit in which a model is streamed, recomputed and sharded, and the one seam around it.
 #pragma once
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +36,11 @@ class ATELIER_API BlockRunner {
  public:
   virtual ~BlockRunner();
   virtual Tensors run(Block& block, const Tensors& inputs) = 0;
+
+  // Keeps the block's weights where they can be drawn until the result is let go; run() does so by
+  // itself for as long as it runs. Null when they are always there. A backward pass that draws them
+  // holds the block.
+  virtual std::shared_ptr<void> hold(Block& block);
 };
 
 // Runs each block where it stands, with nothing around it.

@@ -29,6 +29,9 @@ struct DenoiseInputs {
   at::Tensor sigma_B;  // float32 in [0, 1]: 1 is pure noise, 0 is clean
   // One per sample, on the compute device; lengths may differ.
   std::span<const Conditioning* const> cond;
+  // Which of the levels given to Model::prepare_levels() sigma_B holds, the same for all samples;
+  // none: another one.
+  std::optional<int64_t> level = std::nullopt;
 };
 
 // What the loss of one training sample compares the prediction with.
@@ -69,6 +72,16 @@ class ATELIER_API Model {
   // Returns [B, C, T, H, W] in the dtype of in.x_BCTHW, with storage of its own.
   // Throws Error{kInvalidArgument} when the conditioning lacks an entry or H, W do not fit.
   virtual at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) = 0;
+
+  // Weights of the denoiser's blocks that only the noise level reaches. When levels are prepared,
+  // they are drawn then and not by denoise(). By default none.
+  virtual std::vector<WeightPtr> level_weights();
+
+  // Computes ahead what depends on nothing but the noise level, once for each of `sigmas`, and keeps
+  // it on the compute device until forget_levels(); denoise() uses it where DenoiseInputs::level is
+  // set, to the same bits. Adapters that change in between make it stale. By default nothing is kept.
+  virtual void prepare_levels(std::span<const float> sigmas, BlockRunner& runner);
+  virtual void forget_levels();
 
   // Combines the velocities with and without the prompt. By default without + scale * (with -
   // without).

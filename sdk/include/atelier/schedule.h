@@ -17,6 +17,13 @@ struct SigmaShift {
   int64_t base_tokens = 256, max_tokens = 4096;
 };
 
+// What becomes of a guided velocity v that is made of `with` and `without` the prompt.
+enum class CfgRenorm {
+  kNone,
+  kClamp,  // v is made shorter where it is longer than ratio * |with|, over the whole sample
+  kRow,    // v gets the length of `with` along the latent's last axis
+};
+
 // sigma_i = 1 - i / N for i = 0 .. N-1, shifted, then stretched so that the last one is
 // `terminal_sigma` (when above 0), then 0 is appended.
 struct ScheduleDefaults {
@@ -25,6 +32,10 @@ struct ScheduleDefaults {
   double cfg_scale = 4.0;  // 1 turns classifier-free guidance off
   SigmaShift shift = {};
   double terminal_sigma = 0.0;
+  // Guidance is used while 1 - sigma is less than this: 1 at all steps, 0.25 in the noisy part.
+  double cfg_trunc = 1.0;
+  CfgRenorm cfg_renorm = CfgRenorm::kNone;
+  double cfg_renorm_ratio = 1.0;  // kClamp
   std::string_view help = {};
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,12 @@
 #include "atelier/export.h"
 
 namespace atelier {
+
+// A matrix whose row r is codes[r] * scales[r].
+struct RowCodes {
+  at::Tensor codes;   // [rows, columns], float8_e4m3fn or int8, on the compute device
+  at::Tensor scales;  // [rows], float32
+};
 
 // Where the bytes of a weight rest, and how a tensor is made of them. The host implements others
 // than the resident one: streamed, quantised, sharded.
@@ -26,6 +33,19 @@ class ATELIER_API WeightStore {
   // it draws and gathers; a store whose table lies elsewhere gathers there, so that only rows
   // cross.
   virtual at::Tensor draw_rows(const at::Tensor& index) const;
+
+  // Where products are to be made in 8 bits: what they are made of. By default nullopt: draw().
+  virtual std::optional<RowCodes> draw_codes() const;
+};
+
+// Takes the gradients of a weight that is trained and does not rest on the compute device.
+class ATELIER_API GradientSink {
+ public:
+  virtual ~GradientSink();
+
+  // Adds a gradient of the weight's shape, on the compute device. Called in the backward pass, from
+  // autograd's device thread.
+  virtual void add(const at::Tensor& gradient) = 0;
 };
 
 // One named weight of a module. Its shape is declared at construction; its values come later, from
@@ -53,6 +73,8 @@ class ATELIER_API Weight {
   // Throws Error{kInternal} when the weight is not loaded.
   at::Tensor draw() const;
   at::Tensor draw_rows(const at::Tensor& index) const;
+  // See WeightStore::draw_codes(); nullopt for a weight that is trained.
+  std::optional<RowCodes> draw_codes() const;
 
   // A resident weight that is trained is a leaf of the autograd graph; draw() then gives that leaf.
   // Throws Error{kInvalidArgument} when the weight is not resident.
@@ -60,6 +82,14 @@ class ATELIER_API Weight {
   bool is_trainable() const { return leaf_.defined(); }
   // Undefined unless the weight is trained and resident.
   const at::Tensor& leaf() const { return leaf_; }
+
+  // A weight that is trained elsewhere has a sink. Its values are drawn as ever; while a block is
+  // run again in the backward pass, a leaf that is lent stands for it in the graph, and what comes
+  // back to that goes to the sink.
+  void set_sink(std::shared_ptr<GradientSink> sink) { sink_ = std::move(sink); }
+  const std::shared_ptr<GradientSink>& sink() const { return sink_; }
+  // Undefined: takes it back.
+  void lend_leaf(at::Tensor leaf) { leaf_ = std::move(leaf); }
 
   // Grows with every set(), set_store() and set_trainable(): what was derived from the values is
   // stale when it changed.
@@ -77,6 +107,7 @@ class ATELIER_API Weight {
   std::vector<int64_t> shape_;
   std::shared_ptr<const WeightStore> store_;
   at::Tensor leaf_;
+  std::shared_ptr<GradientSink> sink_;
   int64_t version_ = 0;
   mutable at::Tensor derived_;
   mutable int64_t derived_version_ = -1;

@@ -15,6 +15,7 @@ namespace atelier::ops {
 enum class Action : uint8_t {
   kRecompute,  // compute again
   kKeep,       // hold the output from the first run
+  kOffload,    // hold it in host memory, and bring it back for the replay
   kSkip,       // no backward formula reads the values: replay returns a NaN stand-in of no bytes
 };
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Makes model/, hatched/ and edit/ anew, from nothing but seeds.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+usage() {
+  cat <<'TEXT_END'
+usage: make.sh FOLDER
+
+  FOLDER  where everything goes: FOLDER/model, FOLDER/hatched, FOLDER/edit, and what they are made from
+
+PYTHON (default: python3) needs numpy, Pillow, torch, diffusers and safetensors; ATELIER is the program
+(default: build/release/bin/atelier). It can be interrupted and run again: what is done is not done twice.
+TEXT_END
+}
+
+case ${1-} in
+  '' | -h | --help) usage; exit 0 ;;
+  -*) echo "error: make.sh: '$1' is no option; see make.sh --help" >&2; exit 2 ;;
+esac
+folder=$1
+python=${PYTHON-python3}
+atelier=${ATELIER-$here/../../build/release/bin/atelier}
+steps=9000
+mkdir -p "$folder"
+
+# once NAME COMMAND...: runs it unless an earlier call finished it.
+once() {
+  local name=$1 start=$SECONDS
+  shift
+  [[ ! -e $folder/$name.done ]] || return 0
+  echo "make: $name"
+  "$@" && echo "$((SECONDS - start)) s" >"$folder/$name.done"
+}
+
+# Threads that wait leave the cores to others; the number of threads is a part of the result's bits.
+export OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1
+
+once pictures "$python" "$here/pictures.py" "$folder/wide" --count 8000 --seed 1 --wide
+once hatched "$python" "$here/pictures.py" "$folder/hatched" --count 24 --seed 3 --style hatched
+once edit "$python" "$here/pictures.py" "$folder/edit" --count 12 --seed 5 --edit
+once vae "$python" "$here/train_vae.py" "$folder/vae" --steps 900 --seed 7
+once untrained "$python" "$here/make_model.py" "$folder/untrained" --vae "$folder/vae" --seed 11
+once denoiser env -u OMP_NUM_THREADS "$atelier" train --plugin qwen_image --trainable_models dit \
+  --model_paths "[\"$folder/untrained\"]" --dataset_base_path "$folder/wide" \
+  --dataset_metadata_path "$folder/wide/metadata.csv" --dtype float32 --adam_beta2 0.99 \
+  --learning_rate 1.5e-3 --lr_scheduler cosine --lr_warmup_steps 300 --batch_size 16 --num_epochs 1000 \
+  --max_train_steps "$steps" --ema_decay 0.998 --weighting_scheme none --caption_dropout_rate 0.1 \
+  --save_dtype bfloat16 --enable_csv_log --logging_steps 20 --threads 2 --save_steps 500 \
+  --output_path "$folder/run" --resume latest
+once refine "$python" "$here/train_vae.py" "$folder/vae" --refine --steps 1000 --seed 8
+once model "$python" "$here/make_model.py" "$folder/model" --vae "$folder/vae" \
+  --denoiser "$folder/run/step-$steps.safetensors" --seed 11

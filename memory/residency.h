@@ -1,0 +1,89 @@
+// Where the weights of a component's blocks rest, and their way to the device and back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "atelier/block.h"
+
+#include "memory/port.h"
+
+namespace atelier::memory {
+
+enum class Place {
+  kDevice,  // always there
+  kHost,    // in pinned memory
+  kDisk,    // in mapped files
+};
+
+// Of one component.
+struct ResidencyPlan {
+  std::vector<Place> blocks;  // one for each block in running order
+  int64_t prefetch = 2;       // blocks that are on their way while one runs
+};
+
+// `resident` of `blocks` stay on the device, spread evenly between the others.
+ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others,
+                               int64_t prefetch = 2);
+
+// The blocks of one component. A block that is not on the device comes before it runs and leaves by
+// being forgotten: nothing is copied back. While one runs, the next ones arrive; which they are is
+// learnt from the order of the runs before, so that after the last block of a pass the first one of
+// the next comes, and in a backward pass the one before.
+//
+// Not thread-safe, but holds may be let go on any thread.
+class Residency {
+ public:
+  struct Stats {
+    int64_t device_bytes = 0;     // residents and slots
+    int64_t host_bytes = 0;       // slabs
+    int64_t copied_bytes = 0;     // to the device since construction
+    int64_t copies = 0;           // blocks
+    int64_t late = 0;             // of those, how many were asked for before they were queued
+    double waited_seconds = 0.0;  // of computing, for copies; known on the stand-in only
+  };
+
+  // The blocks' weights are loaded: those of blocks that stay on the device, there; the others on
+  // the host, mapped ones for Place::kDisk. Their stores are replaced by ones that draw from the
+  // device. `on_demand` are weights that do not come with their block: they are copied when they
+  // are drawn (see Model::level_weights()). `port` outlives this.
+  Residency(std::vector<Block*> blocks, ResidencyPlan plan, Port& port,
+            const std::set<const Weight*>& on_demand = {});
+  ~Residency();
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+
+  // Keeps the block's weights on the device until the result is let go. Null for one that is always
+  // there or not of this component. Throws Error{kOutOfMemory} when more blocks are held at once
+  // than there are slots.
+  std::shared_ptr<void> hold(const Block& block);
+
+  // The host's value of a plain weight of a block that is not on the device, for whoever trains it
+  // there. What is written into it is drawn after the next refresh() of its block.
+  at::Tensor host_value(const Weight& weight) const;
+  // Forgets copies of the block that are on the device or on their way. It is not held.
+  void refresh(const Block& block);
+
+  Stats stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Runs blocks with their weights on the device. Residencies outlive it.
+class StreamingRunner final : public BlockRunner {
+ public:
+  StreamingRunner(BlockRunner& inner, std::vector<Residency*> components);
+
+  Tensors run(Block& block, const Tensors& inputs) override;
+  std::shared_ptr<void> hold(Block& block) override;
+
+ private:
+  BlockRunner& inner_;
+  std::vector<Residency*> components_;
+};
+
+}  // namespace atelier::memory
