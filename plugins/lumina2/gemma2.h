@@ -1,0 +1,70 @@
+// The language model that reads the prompt: Gemma 2, of which the hidden state before the last
+// layer is used. The last layer and the norm behind it are neither loaded nor run.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "atelier/block.h"
+#include "atelier/model_family.h"
+#include "atelier/nn/layers.h"
+#include "atelier/segments.h"
+#include "atelier/text/tokenizer.h"
+
+namespace lumina2 {
+
+inline constexpr int64_t kMaxPromptTokens = 256;  // <bos> and the system prompt among them
+
+// The defaults are those of Gemma 2 2B, for what shapes do not tell.
+struct Gemma2Config {
+  int64_t layers = 26;  // as published: one more than are run
+  int64_t width = 2304, heads = 8, kv_heads = 4, head_dim = 256, mlp_width = 9216;
+  int64_t vocabulary = 256000;
+  double query_scalar = 256;  // scores are divided by its root
+  double softcap = 50;        // of the scores
+  int64_t window = 4096;  // tokens that layers 0, 2, 4, … look back, the token itself among them
+  double rope_theta = 10000, eps = 1e-6;
+};
+
+// Says whether a checkpoint holds a Gemma 2, as the component "text_encoder". Its variant is left
+// empty. Throws Error{kInvalidArgument} when shapes and config.json contradict each other.
+//
+// Spellings: "transformers" (layers.0.…), "causal_lm" (model.layers.0.…; ComfyUI's file too) and
+// "bundle" (transformer.model.layers.0.…, behind text_encoders.gemma2_2b. of a single file).
+std::optional<atelier::Detection> detect_gemma2(const atelier::TensorIndex& checkpoint);
+Gemma2Config gemma2_config(const atelier::Detection& part);
+atelier::Detection to_detection(const Gemma2Config& config);
+
+// The weight table of a detection, by its spelling; see ModelFamily::weight_map and spellings.
+atelier::WeightMap gemma2_map(const atelier::Detection& part);
+std::vector<std::string> gemma2_spellings();
+
+class Gemma2Layer;
+
+class Gemma2 final : public atelier::nn::Module {
+ public:
+  explicit Gemma2(const Gemma2Config& config);
+  ~Gemma2() override;
+
+  // ids: int64 [N], samples packed by `rows`; no padding is needed. Returns [N, D], the residual
+  // stream before the last published layer, in compute dtype.
+  at::Tensor forward(const at::Tensor& ids_N, const atelier::Segments& rows,
+                     atelier::BlockRunner& runner);
+
+  std::vector<atelier::Block*> blocks();
+  const Gemma2Config& config() const { return config_; }
+
+ private:
+  Gemma2Config config_;
+  atelier::nn::Embedding embed_tokens_;
+  std::vector<std::unique_ptr<Gemma2Layer>> layers_;
+};
+
+// <bos> and the tokens of the whole text that is encoded; an empty text is <bos> alone.
+// Throws Error{kInvalidArgument} when they are more than kMaxPromptTokens, or the tokenizer has no
+// <bos>.
+std::vector<int64_t> prompt_ids(const atelier::text::Tokenizer& tokenizer, std::string_view text);
+
+}  // namespace lumina2
