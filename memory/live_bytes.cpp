@@ -1,12 +1,17 @@
 #include "memory/live_bytes.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+
+#include "atelier/error.h"
 
 namespace atelier::memory {
 
@@ -17,13 +22,16 @@ struct LiveBytes::Counter {
 namespace {
 
 thread_local std::shared_ptr<LiveBytes::Counter> current_counter;
+thread_local std::shared_ptr<MemoryLimit> current_limit;
+thread_local int suspended = 0;
 
 // Allocations that were counted and are still there. Guards the counters too: memory may be freed
 // on another thread.
 struct Ledger {
   struct Entry {
     int64_t bytes;
-    std::shared_ptr<LiveBytes::Counter> counter;
+    std::shared_ptr<LiveBytes::Counter> counter;  // each may be null
+    std::shared_ptr<MemoryLimit> limit;
   };
   std::mutex mutex;
   std::unordered_map<void*, Entry> entries;
@@ -37,30 +45,55 @@ Ledger& ledger() {
 c10::Allocator* base_allocator = nullptr;
 
 void free_counted(void* data) {
+  Ledger::Entry entry = {};
   {
     const std::lock_guard lock(ledger().mutex);
     const auto found = ledger().entries.find(data);
     if (found != ledger().entries.end()) {
-      found->second.counter->now -= found->second.bytes;
+      entry = std::move(found->second);
       ledger().entries.erase(found);
+      if (entry.counter) entry.counter->now -= entry.bytes;
     }
   }
   base_allocator->raw_deleter()(data);
+  if (entry.limit) entry.limit->give(entry.bytes);
+}
+
+// "12.5 MiB".
+std::string size_text(int64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  std::array<char, 64> text = {};
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text.data();
 }
 
 class CountingAllocator final : public c10::Allocator {
  public:
-  c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr given = base_allocator->allocate(bytes);
-    if (!current_counter || given.get() == nullptr) return given;
+  c10::DataPtr allocate(size_t size) override {
+    const std::shared_ptr<MemoryLimit> limit = suspended == 0 ? current_limit : nullptr;
+    if (size == 0 || (!current_counter && !limit)) return base_allocator->allocate(size);
+    const auto bytes = static_cast<int64_t>(size);
+    if (limit) limit->take(bytes, "a tensor");
+    c10::DataPtr given;
+    try {
+      given = base_allocator->allocate(size);
+    } catch (...) {
+      if (limit) limit->give(bytes);
+      throw;
+    }
     void* const data = given.get();
     const c10::Device device = given.device();
     given.release_context();
     const std::lock_guard lock(ledger().mutex);
-    LiveBytes::Counter& counter = *current_counter;
-    counter.now += static_cast<int64_t>(bytes);
-    counter.peak = std::max(counter.peak, counter.now);
-    ledger().entries[data] = {static_cast<int64_t>(bytes), current_counter};
+    if (current_counter) {
+      LiveBytes::Counter& counter = *current_counter;
+      counter.now += bytes;
+      counter.peak = std::max(counter.peak, counter.now);
+    }
+    ledger().entries[data] = {bytes, current_counter, limit};
     return {data, data, &free_counted, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_counted; }
@@ -112,6 +145,55 @@ int64_t LiveBytes::peak() const {
   if (!device_.is_cpu()) return allocated(device_).peak - before_;
   const std::lock_guard lock(ledger().mutex);
   return counter_->peak;
+}
+
+void MemoryLimit::apply(std::shared_ptr<MemoryLimit> limit) {
+  if (limit) LiveBytes::install();
+  current_limit = std::move(limit);
+}
+
+const std::shared_ptr<MemoryLimit>& MemoryLimit::applied() {
+  return current_limit;
+}
+
+void MemoryLimit::suspend(int change) {
+  suspended += change;
+}
+
+void MemoryLimit::take(int64_t bytes, std::string_view what) {
+  const std::lock_guard lock(ledger().mutex);
+  if (bytes > capacity_ - now_)
+    throw Error(ErrorCode::kOutOfMemory,
+                "the device's memory: " + size_text(bytes) + " more for " + std::string(what) +
+                    ", and " + size_text(now_) + " of " + size_text(capacity_) + " are taken",
+                "keep less on the device, or give it more memory");
+  now_ += bytes;
+  peak_ = std::max(peak_, now_);
+}
+
+void MemoryLimit::give(int64_t bytes) {
+  const std::lock_guard lock(ledger().mutex);
+  now_ -= bytes;
+}
+
+void MemoryLimit::lift() {
+  const std::lock_guard lock(ledger().mutex);
+  capacity_ = INT64_MAX;
+}
+
+int64_t MemoryLimit::capacity() const {
+  const std::lock_guard lock(ledger().mutex);
+  return capacity_;
+}
+
+int64_t MemoryLimit::now() const {
+  const std::lock_guard lock(ledger().mutex);
+  return now_;
+}
+
+int64_t MemoryLimit::peak() const {
+  const std::lock_guard lock(ledger().mutex);
+  return peak_;
 }
 
 }  // namespace atelier::memory

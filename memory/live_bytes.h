@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include <c10/core/Device.h>
 
@@ -31,6 +32,32 @@ class LiveBytes {
   at::Device device_;
   int64_t before_ = 0;                // of other devices
   std::shared_ptr<Counter> counter_;  // of the CPU
+};
+
+// The limit of a device that the CPU stands in for. Used from any thread.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(int64_t capacity) : capacity_(capacity) {}
+
+  // What LibTorch allocates on this thread from now on is taken from `limit`, and given back where
+  // it is freed; takes a counting allocator. Null: no limit.
+  static void apply(std::shared_ptr<MemoryLimit> limit);
+  static const std::shared_ptr<MemoryLimit>& applied();
+  // What this thread allocates is left out until the calls with -1 are as many as those with 1.
+  static void suspend(int change);
+
+  // Throws Error{kOutOfMemory}, naming `what` the bytes are for, when less than that is left.
+  void take(int64_t bytes, std::string_view what);
+  void give(int64_t bytes);
+  // From now on there is none: the device is gone.
+  void lift();
+
+  int64_t capacity() const;
+  int64_t now() const;
+  int64_t peak() const;
+
+ private:
+  int64_t capacity_, now_ = 0, peak_ = 0;
 };
 
 }  // namespace atelier::memory

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include <ATen/core/Tensor.h>
 
@@ -11,7 +12,10 @@ namespace atelier::memory {
 // Work that was queued; cheap to copy. An empty one is done.
 class Ticket {
  public:
-  struct State;
+  // What the port that gave it knows of it.
+  struct State {
+    virtual ~State();
+  };
   Ticket() = default;
   explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
   const std::shared_ptr<State>& state() const { return state_; }
@@ -23,12 +27,24 @@ class Ticket {
 // Used from any thread. Outlives its tensors and tickets.
 class Port {
  public:
+  struct Stats {
+    int64_t capacity = 0;         // of the device; INT64_MAX: no limit
+    int64_t live_bytes = 0;       // on the device; without a limit, of device_memory() alone
+    int64_t peak_bytes = 0;       // the most that was there at once
+    int64_t host_bytes = 0;       // of host_memory() that is there
+    int64_t pageable_bytes = 0;   // of those, what the system did not let us pin: slow to copy
+    int64_t bytes_in = 0;         // copied since construction, or queued for it
+    int64_t bytes_out = 0;        // the same in the other direction
+    double waited_seconds = 0.0;  // of compute_after(), where the host is what computes
+  };
+
   virtual ~Port();
 
   virtual at::Device device() const = 0;
 
   // uint8 [bytes] with any values, aligned to 256 bytes; freed when the tensor goes. Host memory is
-  // pinned where that matters, and taken in exact sizes, not in powers of two.
+  // pinned where that matters, and taken in exact sizes, not in powers of two. Device memory may
+  // still be in use by what was queued for computing before: a copy into it comes after computed().
   // Throw Error{kOutOfMemory}.
   virtual at::Tensor device_memory(int64_t bytes) = 0;
   virtual at::Tensor host_memory(int64_t bytes) = 0;
@@ -48,18 +64,44 @@ class Port {
   virtual void compute_after(const Ticket& ticket) = 0;
   // The host waits.
   virtual void wait(const Ticket& ticket) = 0;
+
+  virtual Stats stats() const = 0;
+};
+
+// Seconds that pass only when somebody says so. Used from any thread.
+class VirtualClock {
+ public:
+  double now() const;
+  void advance(double seconds);
+  void advance_to(double seconds);  // unless it is later
+
+ private:
+  mutable std::mutex mutex_;
+  double now_ = 0.0;
 };
 
 // A device of host memory, for machines without a GPU and for tests: the host computes, a limit
-// bounds what device_memory() gives and what LibTorch allocates meanwhile, and copies take as long
-// as their bytes at a rate.
+// bounds what device_memory() gives and what LibTorch allocates meanwhile on the thread that made
+// the port, and copies take as long as their bytes at a rate.
 struct StandInOptions {
-  int64_t capacity = INT64_MAX;       // bytes
-  double bytes_per_second = 0.0;      // of each direction; 0: as fast as memory
+  int64_t capacity = INT64_MAX;   // bytes; one port with a limit lives on a thread at a time
+  double bytes_per_second = 0.0;  // of each direction; 0: as fast as memory
+  bool poison = false;            // memory is NaN until a copy into it is done
+  // Where the time of copies passes, and that of waiting for them; null: on the wall.
+  std::shared_ptr<VirtualClock> clock = nullptr;
 };
 std::unique_ptr<Port> make_stand_in(const StandInOptions& options);
 
 // Of a CUDA device; a stand-in without limits for the CPU.
 std::unique_ptr<Port> make_port(at::Device device);
+
+// While it lives, what LibTorch allocates on this thread rests on the host: no stand-in counts it.
+class HostScope {
+ public:
+  HostScope();
+  ~HostScope();
+  HostScope(const HostScope&) = delete;
+  HostScope& operator=(const HostScope&) = delete;
+};
 
 }  // namespace atelier::memory

@@ -1,0 +1,241 @@
+#include "memory/device_port.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <dlfcn.h>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include "atelier/error.h"
+
+namespace atelier::memory {
+
+namespace {
+
+// The functions that pin memory, of the CUDA runtime that LibTorch's CUDA half has loaded: the
+// program does not link it.
+struct CudaRuntime {
+  int (*host_register)(void* data, size_t bytes, unsigned flags) = nullptr;
+  int (*host_unregister)(void* data) = nullptr;
+  int (*last_error)() = nullptr;
+
+  // Null members where it is not loaded.
+  static const CudaRuntime& loaded() {
+    static const CudaRuntime runtime = [] {
+      CudaRuntime result;
+      void* library = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
+      if (library == nullptr) return result;
+      result.host_register =
+          reinterpret_cast<int (*)(void*, size_t, unsigned)>(dlsym(library, "cudaHostRegister"));
+      result.host_unregister =
+          reinterpret_cast<int (*)(void*)>(dlsym(library, "cudaHostUnregister"));
+      result.last_error = reinterpret_cast<int (*)()>(dlsym(library, "cudaGetLastError"));
+      return result;
+    }();
+    return runtime;
+  }
+};
+
+constexpr unsigned kRegisterPortable = 1;  // pinned for every device
+
+// Host memory of whole pages.
+class Pages {
+ public:
+  Pages(int64_t bytes, at::Device device)
+      : bytes_(static_cast<size_t>(std::max<int64_t>(bytes, 1))) {
+    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED)
+      throw Error(ErrorCode::kOutOfMemory,
+                  "the host's memory: it has no " + std::to_string(bytes) + " bytes",
+                  "free some, or leave weights on disk");
+    madvise(data_, bytes_, MADV_HUGEPAGE);
+    const CudaRuntime& runtime = CudaRuntime::loaded();
+    if (runtime.host_register == nullptr || runtime.host_unregister == nullptr) return;
+    const c10::DeviceGuard guard(device);
+    is_pinned_ = runtime.host_register(data_, bytes_, kRegisterPortable) == 0;
+    // The failure would be met again by the next call that asks for one.
+    if (!is_pinned_ && runtime.last_error != nullptr) runtime.last_error();
+  }
+  ~Pages() {
+    if (is_pinned_) CudaRuntime::loaded().host_unregister(data_);
+    munmap(data_, bytes_);
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  void* data() const { return data_; }
+  bool is_pinned() const { return is_pinned_; }
+
+ private:
+  size_t bytes_;
+  void* data_ = nullptr;
+  bool is_pinned_ = false;
+};
+
+struct EventState final : Ticket::State {
+  explicit EventState(at::DeviceType type) : event(type) {}
+  c10::Event event;
+};
+
+const c10::Event& event_of(const Ticket& ticket) {
+  return static_cast<const EventState&>(*ticket.state()).event;
+}
+
+Ticket record(const c10::Stream& stream) {
+  auto state = std::make_shared<EventState>(stream.device_type());
+  state->event.record(stream);
+  return Ticket(std::move(state));
+}
+
+// The copies of one direction.
+class CopyStream {
+ public:
+  explicit CopyStream(const c10::Stream& stream) : stream_(stream) {}
+  ~CopyStream() {
+    try {
+      stream_.synchronize();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever computes there meets the failure
+    }
+  }
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+
+  Ticket push(const at::Tensor& from, const at::Tensor& to, const Ticket& after) {
+    if (from.sizes() != to.sizes() || from.scalar_type() != to.scalar_type())
+      throw Error(ErrorCode::kInternal, "a copy between tensors of different sizes or dtypes");
+    const c10::InferenceMode normal(false);
+    const at::NoGradGuard no_grad;
+    const std::lock_guard lock(mutex_);
+    while (!held_.empty() && event_of(held_.front().first).query()) held_.pop_front();
+    if (after.state()) event_of(after).block(stream_);
+    {
+      const c10::StreamGuard guard(stream_);
+      at::Tensor target = to.detach();
+      target.copy_(from.detach(), /*non_blocking=*/true);
+    }
+    const at::Tensor& on_device = from.is_cpu() ? to : from;
+    // The allocator of the device gives its memory to nobody else before the copy is done.
+    on_device.record_stream(stream_);
+    Ticket ticket = record(stream_);
+    held_.emplace_back(ticket, from.is_cpu() ? from : to);
+    bytes_ += static_cast<int64_t>(from.nbytes());
+    return ticket;
+  }
+
+  int64_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  c10::Stream stream_;
+  std::deque<std::pair<Ticket, at::Tensor>> held_;  // host memory until its copy is done
+  int64_t bytes_ = 0;
+};
+
+struct HostBytes {
+  std::atomic<int64_t> all = 0, pageable = 0;
+};
+
+class DevicePort final : public Port {
+ public:
+  explicit DevicePort(at::Device device)
+      : device_(with_index(device)),
+        guard_(device_.type()),
+        in_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)),
+        out_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
+
+  at::Device device() const override { return device_; }
+
+  at::Tensor device_memory(int64_t bytes) override {
+    const c10::InferenceMode normal(false);
+    try {
+      return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
+    } catch (const c10::OutOfMemoryError& error) {
+      std::string what = error.what_without_backtrace();
+      throw Error(ErrorCode::kOutOfMemory, what.substr(0, what.find('\n')),
+                  "keep less on the device");
+    }
+  }
+
+  at::Tensor host_memory(int64_t bytes) override {
+    const c10::InferenceMode normal(false);
+    auto pages = std::make_shared<Pages>(bytes, device_);
+    const int64_t pageable = pages->is_pinned() ? 0 : bytes;
+    host_bytes_->all += bytes;
+    host_bytes_->pageable += pageable;
+    void* const data = pages->data();
+    return at::from_blob(
+        data, {bytes},
+        [pages, count = host_bytes_, bytes, pageable](void*) mutable {
+          pages.reset();
+          count->all -= bytes;
+          count->pageable -= pageable;
+        },
+        at::TensorOptions(at::kByte));
+  }
+
+  Ticket copy_in(const at::Tensor& from_host, const at::Tensor& to_device,
+                 const Ticket& after) override {
+    return in_.push(from_host, to_device, after);
+  }
+  Ticket copy_out(const at::Tensor& from_device, const at::Tensor& to_host,
+                  const Ticket& after) override {
+    return out_.push(from_device, to_host, after);
+  }
+
+  Ticket computed() override { return record(guard_.getStream(device_)); }
+  void compute_after(const Ticket& ticket) override {
+    if (ticket.state()) event_of(ticket).block(guard_.getStream(device_));
+  }
+  void wait(const Ticket& ticket) override {
+    if (ticket.state()) event_of(ticket).synchronize();
+  }
+
+  Stats stats() const override {
+    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto allocated = at::accelerator::getDeviceStats(device_.index()).allocated_bytes[all];
+    return {
+        .capacity = static_cast<int64_t>(at::accelerator::getMemoryInfo(device_.index()).second),
+        .live_bytes = allocated.current,
+        .peak_bytes = allocated.peak,
+        .host_bytes = host_bytes_->all,
+        .pageable_bytes = host_bytes_->pageable,
+        .bytes_in = in_.bytes(),
+        .bytes_out = out_.bytes()};
+  }
+
+ private:
+  static at::Device with_index(at::Device device) {
+    return device.has_index() ? device
+                              : at::Device(device.type(), at::accelerator::getDeviceIndex());
+  }
+
+  at::Device device_;
+  c10::impl::VirtualGuardImpl guard_;
+  std::shared_ptr<HostBytes> host_bytes_ = std::make_shared<HostBytes>();
+  CopyStream in_, out_;
+};
+
+}  // namespace
+
+std::unique_ptr<Port> make_device_port(at::Device device) {
+  return std::make_unique<DevicePort>(device);
+}
+
+}  // namespace atelier::memory
