@@ -4,6 +4,7 @@
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/dry_run.h"
 #include "atelier/ops/recompute_scope.h"
 
 #include "ops/autograd_support.h"
@@ -34,28 +35,62 @@ Tensor draw_kernel(const Weight& weight) {
   // A tensor that its store does not hold itself was lent for one product: nothing of it is held.
   const bool lent = drawn.storage().use_count() == 1;
   const Tensor kernel = drawn.dim() == 5 ? drawn.select(2, drawn.size(2) - 1) : drawn;
-  const Tensor made = kernel.detach().contiguous(drawn.is_cpu() ? at::MemoryFormat::ChannelsLast
-                                                                : at::MemoryFormat::Contiguous);
+  const DryRun* dry = DryRun::of(drawn);
+  const bool is_cpu = drawn.is_cpu() || (dry != nullptr && dry->like() == at::kCPU);
+  const Tensor made = kernel.detach().contiguous(is_cpu ? at::MemoryFormat::ChannelsLast
+                                                        : at::MemoryFormat::Contiguous);
   if (!lent && !weight.is_trainable() && !made.is_alias_of(drawn)) weight.keep_derived(made);
   return made;
+}
+
+std::array<int64_t, 4> output_sizes(const ConvCall& call, const Tensor& x) {
+  const auto kernel = call.weight->sizes();
+  auto length = [&](int64_t in, int64_t k) {
+    return (in + 2 * call.options.padding - k) / call.options.stride + 1;
+  };
+  return {x.size(0), kernel[0], length(x.size(2), kernel.end()[-2]),
+          length(x.size(3), kernel.end()[-1])};
+}
+
+// Of one pass: forward, or backward to the input or to the weight.
+double flops_of(const ConvCall& call, const Tensor& output) {
+  const auto kernel = call.weight->sizes();
+  return 2.0 * static_cast<double>(output.numel()) *
+         static_cast<double>(kernel[1] * kernel.end()[-2] * kernel.end()[-1]);
 }
 
 Tensor convolve(const ConvCall& call, const Tensor& x) {
   return RecomputeScope::run("conv2d", [&](bool need_values) -> std::vector<Tensor> {
     const int64_t stride = call.options.stride, padding = call.options.padding;
-    if (!need_values) {
-      const auto kernel = call.weight->sizes();
-      auto length = [&](int64_t in, int64_t k) { return (in + 2 * padding - k) / stride + 1; };
-      return {stand_in({x.size(0), kernel[0], length(x.size(2), kernel.end()[-2]),
-                        length(x.size(3), kernel.end()[-1])},
-                       x.options())};
-    }
+    if (!need_values) return {stand_in(output_sizes(call, x), x.options())};
     const Tensor kernel = draw_kernel(*call.weight);
+    if (x.is_meta()) {  // LibTorch has no convolution of meta tensors
+      const Tensor output =
+          at::empty(output_sizes(call, x), x.options().memory_format(x.suggest_memory_format()));
+      if (DryRun* dry = DryRun::of(x)) dry->add_product(flops_of(call, output));
+      return {output};
+    }
     const Tensor bias = call.bias ? call.bias->draw() : Tensor();
     const Tensor input = x.is_cpu() ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
     return {at::convolution(input, kernel, bias, {stride, stride}, {padding, padding}, {1, 1},
                             /*transposed=*/false, {0, 0}, /*groups=*/1)};
   })[0];
+}
+
+// {x's, the kernel's [out, in, kh, kw]}; undefined where they are not needed.
+std::pair<Tensor, Tensor> gradients(const ConvCall& call, const Tensor& grad, const Tensor& x,
+                                    bool needs_x, bool needs_kernel) {
+  const int64_t stride = call.options.stride, padding = call.options.padding;
+  const Tensor kernel = draw_kernel(*call.weight);
+  if (!grad.is_meta()) {
+    auto [grad_x, grad_kernel, grad_bias] = at::convolution_backward(
+        grad, x, kernel, at::OptionalIntArrayRef(), {stride, stride}, {padding, padding}, {1, 1},
+        /*transposed=*/false, {0, 0}, /*groups=*/1, {needs_x, needs_kernel, false});
+    return {grad_x, grad_kernel};
+  }
+  if (DryRun* dry = DryRun::of(grad))
+    dry->add_product(flops_of(call, grad) * ((needs_x ? 1 : 0) + (needs_kernel ? 1 : 0)));
+  return {needs_x ? at::empty_like(x) : Tensor(), needs_kernel ? at::empty_like(kernel) : Tensor()};
 }
 
 struct ConvFunction : torch::autograd::Function<ConvFunction> {
@@ -86,11 +121,7 @@ struct ConvFunction : torch::autograd::Function<ConvFunction> {
     if (needed(call->bias_edge)) result[call->bias_edge] = grad.sum({0, 2, 3});
     if (!needed(0) && !needed(call->weight_edge)) return result;
     const Tensor x = saved[0].defined() ? saved[0] : at::empty(call->x_sizes, call->x_options);
-    const int64_t stride = call->options.stride, padding = call->options.padding;
-    auto [grad_x, grad_kernel, grad_bias] = at::convolution_backward(
-        grad, x, draw_kernel(*call->weight), at::OptionalIntArrayRef(), {stride, stride},
-        {padding, padding}, {1, 1}, /*transposed=*/false, {0, 0}, /*groups=*/1,
-        {needed(0), needed(call->weight_edge), false});
+    auto [grad_x, grad_kernel] = gradients(*call, grad, x, needed(0), needed(call->weight_edge));
     result[0] = grad_x;
     if (needed(call->weight_edge)) {
       if (call->weight->sizes().size() == 5) {

@@ -1,0 +1,39 @@
+// Models run on meta tensors, which have shapes and no values: what a run will compute and hold is
+// known before a weight is read.
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/export.h"
+
+namespace atelier::ops {
+
+// While one is on a thread's stack, operators on meta tensors allocate what they would on a device
+// of kind `like`, and their products are counted, those of backward passes too. One at a time on a
+// thread.
+class ATELIER_API DryRun {
+ public:
+  explicit DryRun(at::DeviceType like);
+  ~DryRun();
+  DryRun(const DryRun&) = delete;
+  DryRun& operator=(const DryRun&) = delete;
+
+  at::DeviceType like() const { return like_; }
+
+  // Multiplications and additions since construction, two for each pair.
+  double product_flops() const { return product_flops_; }      // of linear() and conv2d()
+  double attention_flops() const { return attention_flops_; }  // of attention()
+
+  // For operators. Null when there is none on this thread, or `x` is no meta tensor.
+  static DryRun* of(const at::Tensor& x);
+  void add_product(double flops) { product_flops_ += flops; }
+  void add_attention(double flops) { attention_flops_ += flops; }
+
+ private:
+  at::DeviceType like_;
+  double product_flops_ = 0.0, attention_flops_ = 0.0;
+};
+
+}  // namespace atelier::ops
