@@ -1,0 +1,122 @@
+#include "ops/eight_bit.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace atelier::ops {
+namespace {
+
+using at::Tensor;
+
+// That are float32 or int32 at once.
+constexpr int64_t kChunkElements = int64_t{1} << 24;
+// What products of a CUDA device ask of their sizes.
+constexpr int64_t kSizeMultiple = 16, kLeastRows = 32;
+
+double largest_code(at::ScalarType type) {
+  return type == at::kChar ? 127.0 : 448.0;
+}
+
+// values: float32 [n, k].
+RowCodes quantize_rows(const Tensor& values, at::ScalarType type) {
+  const double limit = largest_code(type);
+  // A row of zeros keeps a scale that can be divided by; NaN and infinity go on as NaN.
+  const Tensor scales = values.abs().amax(1).div_(limit).clamp_min_(FLT_MIN);
+  Tensor codes = at::div(values, scales.unsqueeze(1));
+  if (type == at::kChar) codes.round_();
+  return {codes.clamp_(-limit, limit).to(type), scales};
+}
+
+// Codes [rows, columns] with zeros behind them.
+Tensor padded(const Tensor& codes, int64_t rows, int64_t columns) {
+  if (codes.size(0) == rows && codes.size(1) == columns) return codes;
+  Tensor result = at::zeros({rows, columns}, codes.options().dtype(at::kByte));
+  result.narrow(0, 0, codes.size(0)).narrow(1, 0, codes.size(1)).copy_(codes.view(at::kByte));
+  return result.view(codes.scalar_type());
+}
+
+int64_t rounded_up(int64_t size) {
+  return (size + kSizeMultiple - 1) / kSizeMultiple * kSizeMultiple;
+}
+
+// Whether the device makes e4m3 products with scales of both factors' rows, in `dtype`.
+bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
+  if (!device.is_cuda()) return false;
+  static std::mutex mutex;
+  static std::map<std::pair<int, at::ScalarType>, bool> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [found, is_new] = known.try_emplace({device.index(), dtype}, true);
+  if (!is_new) return found->second;
+  const auto options = at::TensorOptions(device);
+  const Tensor codes =
+      at::zeros({kLeastRows, kLeastRows}, options.dtype(at::kByte)).view(at::kFloat8_e4m3fn);
+  const Tensor scales = at::ones({kLeastRows, 1}, options.dtype(at::kFloat));
+  try {
+    at::_scaled_mm(codes, codes.t(), scales, scales.t(), {}, {}, dtype);
+  } catch (const c10::Error&) {
+    found->second = false;
+  }
+  return found->second;
+}
+
+// a bᵀ of codes and scales, [n, m], in `dtype` or float32.
+Tensor multiply(const RowCodes& a, const RowCodes& b, at::ScalarType dtype) {
+  const int64_t n = a.codes.size(0), k = a.codes.size(1), m = b.codes.size(0);
+  const bool is_int8 = a.codes.scalar_type() == at::kChar;
+  Tensor left = a.codes, right = b.codes;
+  if (left.is_cuda()) {
+    left = padded(left, std::max(n, kLeastRows), rounded_up(k));
+    right = padded(right, rounded_up(m), rounded_up(k));
+  }
+  if (!is_int8 && multiplies_e4m3(left.device(), dtype)) {
+    const Tensor left_scales = at::constant_pad_nd(a.scales, {0, left.size(0) - n}, 1.0);
+    const Tensor right_scales = at::constant_pad_nd(b.scales, {0, right.size(0) - m}, 1.0);
+    return at::_scaled_mm(left, right.t(), left_scales.unsqueeze(1), right_scales.unsqueeze(0), {},
+                          {}, dtype)
+        .narrow(0, 0, n)
+        .narrow(1, 0, m);
+  }
+  const Tensor sums = is_int8 ? at::_int_mm(left, right.t()).to(at::kFloat)
+                              : at::mm(left.to(at::kFloat), right.to(at::kFloat).t());
+  return sums.narrow(0, 0, n)
+      .narrow(1, 0, m)
+      .mul_(a.scales.unsqueeze(1))
+      .mul_(b.scales.unsqueeze(0));
+}
+
+// (rows * folded) rightᵀ; `folded`, [k], may be undefined.
+Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& right) {
+  const int64_t n = rows.size(0), k = rows.size(1), m = right.codes.size(0);
+  if (n == 0 || k == 0 || m == 0) return at::zeros({n, m}, rows.options());
+  Tensor result = at::empty({n, m}, rows.options());
+  const int64_t step = std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
+  for (int64_t begin = 0; begin < n; begin += step) {
+    const int64_t count = std::min(step, n - begin);
+    Tensor values = rows.narrow(0, begin, count).to(at::kFloat);
+    if (folded.defined()) values = values * folded;
+    const RowCodes left = quantize_rows(values, right.codes.scalar_type());
+    result.narrow(0, begin, count).copy_(multiply(left, right, rows.scalar_type()));
+  }
+  return result;
+}
+
+}  // namespace
+
+Tensor eight_bit_product(const Tensor& rows, const RowCodes& weight) {
+  return multiply_rows(rows, {}, weight);
+}
+
+Tensor eight_bit_gradient(const Tensor& grad, const RowCodes& weight) {
+  Tensor turned = weight.codes.view(at::kByte).t();
+  if (turned.is_cuda()) turned = turned.contiguous();
+  const RowCodes right = {turned.view(weight.codes.scalar_type()),
+                          at::ones({turned.size(0)}, weight.scales.options())};
+  return multiply_rows(grad, weight.scales, right);
+}
+
+}  // namespace atelier::ops
