@@ -120,11 +120,22 @@ namespace {
 
 using Runs = std::span<const std::shared_ptr<const BlockCosts>>;
 
+// Whether run `i` is recomputed in every plan that does not keep everything.
+bool is_recomputed(Runs runs, size_t i) {
+  return runs[i]->always_recomputed || i + 1 < runs.size();
+}
+
+int64_t operator_bytes(const BlockCosts& run) {
+  int64_t bytes = 0;
+  for (const OperatorCosts& op : run.operators) bytes += op.bytes;
+  return bytes;
+}
+
 // Bytes that outputs of operators have in the runs that may be recomputed.
 int64_t operator_bytes(Runs runs) {
   int64_t bytes = 0;
-  for (size_t i = 0; i + 1 < runs.size(); ++i) {
-    for (const OperatorCosts& op : runs[i]->operators) bytes += op.bytes;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (is_recomputed(runs, i)) bytes += operator_bytes(*runs[i]);
   }
   return bytes;
 }
@@ -140,12 +151,14 @@ int64_t least_bytes(Runs runs) {
   return outputs + working;
 }
 
-// What it holds when nothing is recomputed from run `first` on.
+// What it holds when everything that can be is kept from run `first` on.
 int64_t whole_bytes(Runs runs, size_t first, int64_t spent) {
   int64_t bytes = spent, working = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
-    bytes += i < first ? runs[i]->held_bytes : runs[i]->whole_bytes;
-    const int64_t before = i < first ? 0 : runs[i]->whole_bytes;
+    const bool is_whole = i >= first && !runs[i]->always_recomputed;
+    bytes += is_whole ? runs[i]->whole_bytes : runs[i]->held_bytes;
+    if (i >= first && !is_whole) bytes += operator_bytes(*runs[i]);
+    const int64_t before = is_whole ? runs[i]->whole_bytes : 0;
     working = std::max(working, runs[i]->working_bytes - before + runs[i]->held_bytes);
   }
   return bytes + working;
@@ -153,10 +166,18 @@ int64_t whole_bytes(Runs runs, size_t first, int64_t spent) {
 
 ActivationPlan keep_everything(Runs runs, size_t first, int64_t spent) {
   ActivationPlan plan;
-  plan.runs.resize(runs.size());
-  for (ActivationPlan::Run& run : plan.runs) run.is_whole = true;
   plan.kept_bytes = spent;
   plan.peak_bytes = whole_bytes(runs, first, spent);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    ActivationPlan::Run& run = plan.runs.emplace_back();
+    run.is_whole = !runs[i]->always_recomputed;
+    if (run.is_whole || i < first) continue;
+    run.actions.assign(runs[i]->operators.size(), Action::kKeep);
+    plan.kept_bytes += operator_bytes(*runs[i]);
+    plan.extra_seconds += runs[i]->seconds;
+    for (const OperatorCosts& op : runs[i]->operators) plan.extra_seconds -= op.seconds;
+    ++plan.num_recomputed;
+  }
   return plan;
 }
 
@@ -183,7 +204,8 @@ ActivationPlan plan_activations(Runs runs, const ActivationBudget& budget, int64
 
   // Runs of one kind and shape, early ones first.
   std::vector<std::pair<const BlockCosts*, std::vector<size_t>>> groups;
-  for (size_t i = first; i + 1 < runs.size(); ++i) {
+  for (size_t i = first; i < runs.size(); ++i) {
+    if (!is_recomputed(runs, i)) continue;
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& g) { return g.first == runs[i].get(); });
     if (group == groups.end()) group = groups.insert(group, {runs[i].get(), {}});
@@ -201,10 +223,12 @@ ActivationPlan plan_activations(Runs runs, const ActivationBudget& budget, int64
 
   ActivationPlan plan;
   plan.runs.resize(runs.size());
-  if (!runs.empty()) plan.runs.back().is_whole = true;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    plan.runs[i].is_whole = !is_recomputed(runs, i);
+    plan.num_recomputed += is_recomputed(runs, i);
+  }
   plan.kept_bytes = spent + solution.bytes;
   plan.peak_bytes = least_bytes(runs) + plan.kept_bytes;
-  plan.num_recomputed = runs.empty() ? 0 : static_cast<int64_t>(runs.size()) - 1;
   plan.is_over_budget = room < spent;
   plan.extra_seconds = -1e-12 * static_cast<double>(solution.picoseconds);
   auto kept = solution.kept.begin();

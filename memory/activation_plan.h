@@ -51,7 +51,7 @@ struct ActivationPlan {
 
 // Plans the runs of a forward pass from run `first` on; those before it keep `spent` bytes beside
 // what every recomputed run holds. The last run is whole: its activations would be made again right
-// away. All are when budget and kind allow it.
+// away. All are when budget and kind allow it. Those that are always recomputed never are.
 //
 // `available`: bytes that the device has left, of kAuto. Of equal runs, late ones keep more.
 ActivationPlan plan_activations(std::span<const std::shared_ptr<const BlockCosts>> runs,

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kMostPasses = 256;       // that are remembered
 constexpr int64_t kMostMeasuredRuns = 8;  // of one kind and shape
+constexpr size_t kMostOperators = 1024;   // of a block
 
 bool any_requires_grad(const Tensors& tensors) {
   return std::any_of(tensors.begin(), tensors.end(),
@@ -50,8 +51,9 @@ void ActivationRunner::begin_pass() {
 }
 
 ActivationRunner::Costs ActivationRunner::costs_of(const Block& block, const Tensors& inputs,
-                                                   const Tensors& trained) {
+                                                   const Tensors& trained, bool always_recomputed) {
   std::string key(block.kind());
+  if (always_recomputed) key += " always";
   for (const at::Tensor& t : inputs) {
     key += t.defined() ? c10::str(" ", t.scalar_type(), t.sizes(), t.requires_grad()) : " -";
   }
@@ -60,6 +62,7 @@ ActivationRunner::Costs ActivationRunner::costs_of(const Block& block, const Ten
   key += c10::str(" ", trained.size(), " ", count);
   Costs& costs = costs_[key];
   if (!costs) costs = std::make_shared<BlockCosts>();
+  costs->always_recomputed = always_recomputed;
   return costs;
 }
 
@@ -93,14 +96,25 @@ void ActivationRunner::follow(const Costs& costs) {
   plan_ = &found->second;
 }
 
+std::shared_ptr<void> ActivationRunner::hold(Block& block) {
+  return inner_.hold(block);
+}
+
 Tensors ActivationRunner::run(Block& block, const Tensors& inputs) {
-  if (budget_.kind == ActivationBudget::Kind::kNone || !at::GradMode::is_enabled())
-    return inner_.run(block, inputs);
+  if (!at::GradMode::is_enabled()) return inner_.run(block, inputs);
   if (ops::RecomputeScope::current() != nullptr) return recompute_.run(block, inputs);
   const Tensors trained = trained_tensors(block);
-  if (!any_requires_grad(inputs) && !any_requires_grad(trained)) return inner_.run(block, inputs);
+  const bool has_sinks = !sinking_weights(block).empty();
+  if (!any_requires_grad(inputs) && !any_requires_grad(trained) && !has_sinks)
+    return inner_.run(block, inputs);
 
-  const Costs costs = costs_of(block, inputs, trained);
+  const std::shared_ptr<void> held = inner_.hold(block);
+  const bool always_recomputed = held != nullptr || has_sinks;
+  if (budget_.kind == ActivationBudget::Kind::kNone) {
+    if (!always_recomputed) return inner_.run(block, inputs);
+    return recompute_.run(block, inputs, ops::ActionPlan(kMostOperators, ops::Action::kKeep));
+  }
+  const Costs costs = costs_of(block, inputs, trained, always_recomputed);
   follow(costs);
   const size_t place = runs_.size();
   runs_.push_back(costs);

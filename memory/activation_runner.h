@@ -30,8 +30,11 @@ class ActivationRunner final : public BlockRunner {
   // The runs that follow end in one backward pass of their own.
   void begin_pass();
 
-  // Blocks that nobody trains, without grad mode and inside other blocks are not planned.
+  // Blocks that nobody trains, without grad mode and inside other blocks are not planned. Blocks
+  // that the inner runner holds, and those with sinks, are recomputed whatever the budget.
   Tensors run(Block& block, const Tensors& inputs) override;
+
+  std::shared_ptr<void> hold(Block& block) override;
 
  private:
   using Costs = std::shared_ptr<BlockCosts>;
@@ -41,7 +44,8 @@ class ActivationRunner final : public BlockRunner {
     std::map<std::pair<size_t, int64_t>, ActivationPlan> plans;  // by first planned run, and spent
   };
 
-  Costs costs_of(const Block& block, const Tensors& inputs, const Tensors& trained);
+  Costs costs_of(const Block& block, const Tensors& inputs, const Tensors& trained,
+                 bool always_recomputed);
   void follow(const Costs& costs);
 
   BlockRunner& inner_;

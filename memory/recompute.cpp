@@ -183,6 +183,29 @@ class ForwardMeter final : public ops::RecomputeObserver {
   size_t call_ = 0;
 };
 
+// Leaves of the drawn values stand for weights that are trained elsewhere. Weights that have a leaf
+// already belong to a block around this one.
+class LentLeaves {
+ public:
+  explicit LentLeaves(const std::vector<WeightPtr>& sinking) {
+    for (const WeightPtr& weight : sinking) {
+      if (weight->leaf().defined()) continue;
+      weights_.push_back(weight);
+      weight->lend_leaf(weight->draw().detach().set_requires_grad(true));
+    }
+  }
+  ~LentLeaves() {
+    for (const WeightPtr& weight : weights_) weight->lend_leaf({});
+  }
+  LentLeaves(const LentLeaves&) = delete;
+  LentLeaves& operator=(const LentLeaves&) = delete;
+
+  const std::vector<WeightPtr>& weights() const { return weights_; }
+
+ private:
+  std::vector<WeightPtr> weights_;
+};
+
 // One run of one block. Its inputs are the block's inputs, then its trained tensors.
 struct RecomputeNode final : Node {
   RecomputeNode(std::shared_ptr<RecomputeShared> runner, Block& ran, Tensors trained,
@@ -209,9 +232,8 @@ struct RecomputeNode final : Node {
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
-  // Every leaf of the replayed graph is an input or a declared tensor, or its gradient would be
-  // lost in silence.
-  void check_leaves(const Tensors& outputs, const Tensors& replay_inputs) const;
+  // Every leaf of the replayed graph is one of `known`, or its gradient would be lost in silence.
+  void check_leaves(const Tensors& outputs, const Tensors& known) const;
 
   std::shared_ptr<RecomputeShared> shared;
   Block& block;
@@ -232,7 +254,12 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
     fail(block, "the backward pass ran twice", "keep the graph in the first one");
   }
 
-  // Gradients are asked for the inputs and trained tensors that this pass wants.
+  // The weights stay for the replay and for the gradient pass.
+  const std::shared_ptr<void> weights = shared->inner.hold(block);
+  const LentLeaves lent(sinking_weights(block));
+
+  // Gradients are asked for the inputs and trained tensors that this pass wants, and for all leaves
+  // that are lent.
   Tensors replay_inputs(inputs.size()), wanted;
   std::vector<size_t> places;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -253,6 +280,7 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
       places.push_back(inputs.size() + i);
     }
   }
+  for (const WeightPtr& weight : lent.weights()) wanted.push_back(weight->leaf());
 
   std::optional<LiveBytes> held;
   if (costs) held.emplace(device_of(replay_inputs));
@@ -275,7 +303,12 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
     }
   }
   if (held) costs->whole_bytes = std::max(costs->whole_bytes, held->now());
-  if (shared->is_new(block)) check_leaves(outputs, replay_inputs);
+  if (shared->is_new(block)) {
+    Tensors known = replay_inputs;
+    known.insert(known.end(), params.begin(), params.end());
+    known.insert(known.end(), wanted.begin(), wanted.end());
+    check_leaves(outputs, known);
+  }
   replay_inputs.clear();
 
   torch::autograd::variable_list result(inputs.size() + params.size());
@@ -284,11 +317,14 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
   auto given = torch::autograd::grad(outputs, wanted, output_grads, /*retain_graph=*/false,
                                      /*create_graph=*/false, /*allow_unused=*/true);
   for (size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(given[i]);
+  for (size_t i = places.size(); i < given.size(); ++i) {
+    if (given[i].defined()) lent.weights()[i - places.size()]->sink()->add(std::move(given[i]));
+  }
   if (held) costs->working_bytes = std::max(costs->working_bytes, held->peak());
   return result;
 }
 
-void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& replay_inputs) const {
+void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& known) const {
   std::vector<Node*> todo;
   std::unordered_set<Node*> seen;
   auto visit = [&](Node* node) {
@@ -300,8 +336,7 @@ void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& replay_i
     todo.pop_back();
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
       auto is_leaf = [&](const Tensor& t) { return t.is_same(leaf->variable); };
-      if (std::none_of(replay_inputs.begin(), replay_inputs.end(), is_leaf) &&
-          std::none_of(params.begin(), params.end(), is_leaf)) {
+      if (std::none_of(known.begin(), known.end(), is_leaf)) {
         fail(block,
              c10::str("it trains a tensor of shape ", leaf->variable.sizes(),
                       " that is not a weight or an adapter of the block"),
@@ -332,9 +367,23 @@ Tensors trained_tensors(Block& block) {
   return result;
 }
 
+std::vector<WeightPtr> sinking_weights(Block& block) {
+  std::vector<WeightPtr> result;
+  block.visit([&](nn::Module& module) {
+    for (const WeightPtr& weight : module.weights()) {
+      if (weight->sink() != nullptr) result.push_back(weight);
+    }
+  });
+  return result;
+}
+
 RecomputeRunner::RecomputeRunner(BlockRunner& inner, Planner planner)
     : shared_(std::make_shared<RecomputeShared>(inner, std::move(planner))) {}
 RecomputeRunner::~RecomputeRunner() = default;
+
+std::shared_ptr<void> RecomputeRunner::hold(Block& block) {
+  return shared_->inner.hold(block);
+}
 
 Tensors RecomputeRunner::run(Block& block, const Tensors& inputs) {
   return run(block, inputs, shared_->planner ? shared_->planner(block) : ops::ActionPlan());
@@ -346,7 +395,7 @@ Tensors RecomputeRunner::run(Block& block, const Tensors& inputs, ops::ActionPla
   ops::RecomputeScope::Suspend suspend;
   if (!at::GradMode::is_enabled()) return shared_->inner.run(block, inputs);
   Tensors params = trained_tensors(block);
-  if (!any_requires_grad(inputs) && !any_requires_grad(params)) {
+  if (!any_requires_grad(inputs) && !any_requires_grad(params) && sinking_weights(block).empty()) {
     return shared_->inner.run(block, inputs);
   }
 

@@ -28,6 +28,7 @@ struct BlockCosts {
   int64_t working_bytes =
       0;             // most that replay and backward pass hold at once when nothing is kept
   int64_t runs = 0;  // that were measured
+  bool always_recomputed = false;  // its weights do not stay for a plain backward pass
 };
 
 struct RecomputeShared;  // what the nodes of one runner have in common
@@ -35,6 +36,9 @@ struct RecomputeShared;  // what the nodes of one runner have in common
 // Gives every block one autograd node that saves the block's inputs and, of the operators inside,
 // only what the plan keeps. In the backward pass the block runs again with the generators put back
 // as they were, and its gradients are those of the plain run to the bit.
+//
+// The inner runner holds the block while it runs again and its gradients are made. Gradients of
+// weights that have a sink go there, in every backward pass that comes by.
 //
 // Without grad mode, or where neither inputs nor weights are trained, the block just runs. Blocks
 // and the inner runner outlive the graphs made here. A block must not write into an operator's
@@ -59,6 +63,8 @@ class RecomputeRunner final : public BlockRunner {
   Tensors run(Block& block, const Tensors& inputs, ops::ActionPlan plan,
               std::shared_ptr<BlockCosts> costs = nullptr);
 
+  std::shared_ptr<void> hold(Block& block) override;
+
  private:
   std::shared_ptr<RecomputeShared> shared_;
 };
@@ -66,5 +72,8 @@ class RecomputeRunner final : public BlockRunner {
 // The trained tensors of a block and of all below it: leaves of its weights, adapters of its linear
 // layers.
 Tensors trained_tensors(Block& block);
+
+// The weights of a block and of all below it that have a sink.
+std::vector<WeightPtr> sinking_weights(Block& block);
 
 }  // namespace atelier::memory

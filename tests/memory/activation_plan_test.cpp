@@ -328,6 +328,75 @@ TEST_CASE("A pass may go on otherwise than the one that it began like", "[plan]"
   }
 }
 
+TEST_CASE("Blocks whose weights leave, and blocks with sinks, are recomputed whatever the budget",
+          "[plan]") {
+  Net resident(Train::kAdapters, 0.1, 4), streamed(Train::kAdapters, 0.1, 4, /*leased=*/true);
+  Net all(Train::kAll, 0.1, 4), sinking(Train::kAll, 0.1, 4, /*leased=*/true);
+  test::HoldingRunner holding;
+  test::guard_draws(streamed, holding);
+  const Tensors want = resident.step(direct);
+  Tensors want_all = all.step(direct);
+  want_all.resize(want_all.size() - 2);  // without the inputs'
+  for (const char* text : {"none", "full", "0.5", "1", "auto", "0.05MB", "1GB"}) {
+    ActivationPlan plan;
+    ActivationRunner runner(holding, parse_activation_budget(text), at::kCPU,
+                            [&](const ActivationPlan& found) { plan = found; });
+    CHECK(runner.hold(*streamed.blocks[0]) != nullptr);
+    for (int pass = 0; pass < 3; ++pass) {
+      runner.begin_pass();
+      CHECK(test::same_bits(streamed.step(runner), want));
+    }
+    for (const ActivationPlan::Run& run : plan.runs) CHECK_FALSE(run.is_whole);
+    CHECK((plan.runs.empty() || plan.num_recomputed == 4));
+    CHECK(holding.holds == 0);
+
+    ActivationRunner in_place(direct, parse_activation_budget(text), at::kCPU);
+    for (int pass = 0; pass < 3; ++pass) {
+      sinking.visit_weights([](const std::string&, Weight& weight) {
+        weight.set_sink(std::make_shared<test::SummingSink>());
+      });
+      in_place.begin_pass();
+      sinking.step(in_place);
+      CHECK(test::same_bits(sinking.sunk(), want_all));
+    }
+    CHECK(test::LeasedStore::live == 0);
+  }
+}
+
+TEST_CASE("Where weights leave, the plan that keeps everything keeps operators", "[plan]") {
+  auto costs = std::make_shared<BlockCosts>();
+  costs->operators = {{"linear", 100, 2e-6}, {"attention", 60, 9e-6}};
+  costs->seconds = 12e-6;
+  costs->held_bytes = 10;
+  costs->whole_bytes = 300;
+  costs->working_bytes = 400;
+  costs->always_recomputed = true;
+  const std::vector<std::shared_ptr<const BlockCosts>> runs(4, costs);
+  const int64_t least = 4 * 10 + 400 + 10, all = least + 4 * 160;
+  for (const ActivationPlan& plan :
+       {plan_activations(runs, of_bytes(all), 0), plan_activations(runs, {}, 0)}) {
+    CHECK(plan.peak_bytes == all);
+    CHECK(plan.kept_bytes == 4 * 160);
+    CHECK(plan.num_recomputed == 4);
+    CHECK(plan.extra_seconds == Approx(4 * 1e-6));
+  }
+  const ActivationPlan some = plan_activations(runs, of_bytes(all - 1), 0);
+  CHECK(some.kept_bytes == 4 * 160 - 60 - 0);
+  CHECK_FALSE(some.runs[3].is_whole);
+  CHECK((some.runs[3].actions == ops::ActionPlan(2, Action::kKeep)));
+  // Of runs that stay, the last one is whole.
+  auto stays = std::make_shared<BlockCosts>(*costs);
+  stays->always_recomputed = false;
+  const std::vector<std::shared_ptr<const BlockCosts>> mixed = {costs, stays, costs, stays};
+  const ActivationPlan plan = plan_activations(mixed, of_fraction(0), 0);
+  CHECK(plan.num_recomputed == 3);
+  CHECK(plan.runs[3].is_whole);
+  const ActivationPlan most = plan_activations(mixed, {}, 0);
+  CHECK(most.num_recomputed == 2);
+  CHECK((most.runs[1].is_whole && most.runs[3].is_whole && !most.runs[2].is_whole));
+  CHECK(most.peak_bytes == 2 * 170 + 2 * 300 + 400 + 10);
+}
+
 TEST_CASE("Budgets are read as they are written", "[plan]") {
   CHECK(parse_activation_budget("auto").kind == Kind::kAuto);
   CHECK(parse_activation_budget("none").kind == Kind::kNone);

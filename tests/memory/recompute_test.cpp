@@ -73,6 +73,74 @@ TEST_CASE("Lent weights are given back by every operator, both times", "[recompu
   }
 }
 
+TEST_CASE("Gradients of weights that are trained elsewhere go to their sinks, to the bit",
+          "[recompute]") {
+  Net resident(Train::kAll, 0.1), away(Train::kAll, 0.1, 2, /*leased=*/true);
+  REQUIRE(away.trained.size() == 2);  // the inputs
+  test::HoldingRunner holding;
+  test::guard_draws(away, holding);
+  Tensors want = resident.step(direct);
+  const Tensors inputs(want.end() - 2, want.end());
+  want.resize(want.size() - 2);
+  for (unsigned mask : {0u, 0xffu, 0b10110010u}) {
+    away.visit_weights([](const std::string&, Weight& weight) {
+      weight.set_sink(std::make_shared<test::SummingSink>());
+    });
+    RecomputeRunner runner(holding, [mask](const Block&) { return plan_of(mask); });
+    CHECK(runner.hold(*away.blocks[0]) != nullptr);
+    const int before = holding.ever;
+    CHECK(test::same_bits(away.step(runner), inputs));
+    CHECK(test::same_bits(away.sunk(), want));
+    CHECK(holding.ever - before == 2 * (1 + 2));  // each block: its run, and the replay in a hold
+    CHECK(holding.holds == 0);
+    CHECK(test::LeasedStore::live == 0);
+    away.visit_weights(
+        [](const std::string&, Weight& weight) { CHECK_FALSE(weight.leaf().defined()); });
+  }
+}
+
+TEST_CASE("Sinks are enough to train, and sum over runs and passes", "[recompute]") {
+  Net resident(Train::kAll, 0), away(Train::kAll, 0, 2, /*leased=*/true);
+  for (Net* net : {&resident, &away}) {
+    for (Tensor& input : net->inputs) input = input.detach();
+  }
+  Tensors leaves(resident.trained.begin(), resident.trained.end() - 2);
+  const Tensor first = resident.forward(direct), second = resident.forward(direct);
+  const Tensors want = torch::autograd::grad({((first + 2 * second) * resident.target).sum()},
+                                             leaves, {}, false, false, true);
+  RecomputeRunner runner(direct);
+  for (int pass = 0; pass < 2; ++pass) {
+    const Tensor one = away.forward(runner), two = away.forward(runner);
+    REQUIRE(one.requires_grad());
+    torch::autograd::backward({((one + 2 * two) * away.target).sum()}, {});
+  }
+  Tensors twice;
+  for (const Tensor& t : want) twice.push_back(2 * t);
+  CHECK(test::error(away.sunk(), twice) < 1e-6);
+  {
+    at::NoGradGuard no_grad;
+    CHECK_FALSE(away.forward(runner).requires_grad());
+  }
+}
+
+TEST_CASE("An error takes lent leaves and holds back", "[recompute]") {
+  Net net(Train::kAll, 0.1, 2, /*leased=*/true);
+  test::HoldingRunner holding;
+  RecomputeRunner runner(holding);
+  bool armed = false;
+  net.blocks[0]->probe = [&] {
+    if (armed) throw Error(ErrorCode::kCancelled, "stop");
+  };
+  at::manual_seed(7);
+  const Tensor y = net.forward(runner);
+  armed = true;
+  CHECK(test::error_of([&] { net.gradients_of(y); }).code() == ErrorCode::kCancelled);
+  CHECK(holding.holds == 0);
+  CHECK(test::LeasedStore::live == 0);
+  net.visit_weights(
+      [](const std::string&, Weight& weight) { CHECK_FALSE(weight.leaf().defined()); });
+}
+
 TEST_CASE("Kept bytes are the block's outputs and what the plan names", "[recompute]") {
   Net net(Train::kAdapters, 0);
   const int64_t rows = 11, floats = 4, blocks = 2;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "atelier/error.h"
 #include "atelier/nn/layers.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
@@ -56,7 +57,14 @@ struct ToyBlock : Block {
   }
 };
 
-// Some blocks one after another, on two samples of different lengths.
+// Sums up what it is given.
+struct SummingSink final : GradientSink {
+  at::Tensor sum;
+  void add(const at::Tensor& gradient) override { sum = sum.defined() ? sum + gradient : gradient; }
+};
+
+// Some blocks one after another, on two samples of different lengths. Leased weights become NaN
+// when they are let go; where all are trained they have sinks.
 struct Net : nn::Module {
   std::vector<std::unique_ptr<ToyBlock>> blocks;
   Tensors inputs, trained;
@@ -89,7 +97,11 @@ struct Net : nn::Module {
       } else {
         weight.set(value);
       }
-      if (train == Train::kAll) weight.set_trainable(true);
+      if (train == Train::kAll && leased) {
+        weight.set_sink(std::make_shared<SummingSink>());
+      } else if (train == Train::kAll) {
+        weight.set_trainable(true);
+      }
     });
     if (train == Train::kAll) return;
     for (nn::Linear* layer : {&block.q, &block.k, &block.v, &block.out, &block.up, &block.down}) {
@@ -97,6 +109,15 @@ struct Net : nn::Module {
                                  (at::randn({layer->out_features(), 3}) * 0.1).requires_grad_(),
                                  0.5, block.dropout});
     }
+  }
+
+  // What the sinks got, in the order of weights.
+  Tensors sunk() {
+    Tensors result;
+    visit_weights([&](const std::string&, Weight& weight) {
+      result.push_back(static_cast<const SummingSink&>(*weight.sink()).sum);
+    });
+    return result;
   }
 
   at::Tensor forward(BlockRunner& runner) {
@@ -114,5 +135,38 @@ struct Net : nn::Module {
     return gradients_of(forward(runner));
   }
 };
+
+// Draws are allowed while the block is held or runs.
+struct HoldingRunner final : BlockRunner {
+  int holds = 0, ever = 0;
+  Tensors run(Block& block, const Tensors& inputs) override {
+    const auto held = hold(block);
+    return block.forward(inputs);
+  }
+  std::shared_ptr<void> hold(Block&) override {
+    ++holds, ++ever;
+    return {this, [this](void*) { --holds; }};
+  }
+};
+
+// Draws of another store, each of which has to come while `runner` holds something.
+struct GuardedStore final : WeightStore {
+  GuardedStore(std::shared_ptr<const WeightStore> store, HoldingRunner& by)
+      : inner(std::move(store)), runner(by) {}
+  std::shared_ptr<const WeightStore> inner;
+  HoldingRunner& runner;
+  at::Tensor draw() const override {
+    if (runner.holds == 0) throw Error(ErrorCode::kInternal, "nobody holds the block");
+    return inner->draw();
+  }
+};
+
+inline void guard_draws(Net& net, HoldingRunner& runner) {
+  net.visit_weights([&](const std::string&, Weight& weight) {
+    const auto sink = weight.sink();  // goes with the store
+    weight.set_store(std::make_shared<GuardedStore>(weight.store(), runner));
+    weight.set_sink(sink);
+  });
+}
 
 }  // namespace atelier::test
