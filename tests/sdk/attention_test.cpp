@@ -21,10 +21,10 @@ Tensor reference(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
     };
     const Tensor keys = heads(k).repeat_interleave(times, 0);
     Tensor weights = at::matmul(heads(q) * scale, keys.transpose(1, 2));
-    if (options.causal) {
-      const Tensor later = at::ones({rows.length(s), rows.length(s)}, at::kBool).triu(1);
-      weights = weights.masked_fill(later, -INFINITY);
-    }
+    if (options.softcap > 0) weights = at::tanh(weights / options.softcap) * options.softcap;
+    const Tensor all = at::ones({rows.length(s), rows.length(s)}, at::kBool);
+    if (options.causal) weights = weights.masked_fill(all.triu(1), -INFINITY);
+    if (options.window > 0) weights = weights.masked_fill(all.tril(-options.window), -INFINITY);
     parts.push_back(at::matmul(at::softmax(weights, -1), heads(v).repeat_interleave(times, 0))
                         .transpose(0, 1)
                         .flatten(1));
@@ -47,7 +47,9 @@ TEST_CASE("Attention equals its expression within each sample", "[ops][attention
     for (auto [heads, keys, width] :
          {std::tuple(4, 4, 16), std::tuple(6, 2, 7), std::tuple(2, 1, 33)}) {
       for (AttentionOptions options :
-           {AttentionOptions{}, AttentionOptions{true, 0.0}, AttentionOptions{false, 0.3}}) {
+           {AttentionOptions{}, AttentionOptions{true, 0.0}, AttentionOptions{false, 0.3},
+            AttentionOptions{.softcap = 1.5},
+            AttentionOptions{.causal = true, .scale = 0.4, .softcap = 0.8, .window = 4}}) {
         const int64_t n = rows.total();
         const Tensors exact = {at::randn({n, heads, width}, at::kDouble),
                                at::randn({n, keys, width}, at::kDouble),
@@ -58,7 +60,8 @@ TEST_CASE("Attention equals its expression within each sample", "[ops][attention
           for (auto [dtype, bound] : {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5),
                                       std::pair(at::kBFloat16, 0.03)}) {
             INFO(rows.tensor() << heads << "/" << keys << " heads of " << width << ", causal "
-                               << options.causal << ", " << toString(dtype));
+                               << options.causal << ", cap " << options.softcap << ", "
+                               << toString(dtype));
             Tensors in, wide;
             for (const Tensor& t : exact) {
               in.push_back(test::trained(t.to(dtype)));
@@ -128,6 +131,32 @@ TEST_CASE("Attention names shapes that do not fit", "[ops][attention]") {
   CHECK(code(at::randn({4, 6, 7}), Segments({4})) == ErrorCode::kInvalidArgument);
   CHECK(attention(q.narrow(0, 0, 0), q.narrow(0, 0, 0), q.narrow(0, 0, 0), Segments({0})).sizes() ==
         at::IntArrayRef({0, 48}));
+}
+
+TEST_CASE("Scores with a cap are made tile by tile and give the same", "[ops][attention]") {
+  at::manual_seed(1);
+  const int64_t n = 2300;  // 4 heads: more scores than one tile holds
+  const Segments rows({n});
+  const Tensors in = {test::trained(at::randn({n, 4, 8})), test::trained(at::randn({n, 2, 8})),
+                      test::trained(at::randn({n, 2, 8}))};
+  for (const int64_t window : {int64_t{0}, int64_t{100}}) {
+    const AttentionOptions options{.causal = true, .softcap = 2.0, .window = window};
+    const Tensor out = attention(in[0], in[1], in[2], rows, options);
+    const Tensor want = reference(in[0], in[1], in[2], rows, options);
+    CHECK(error(out, want) < 1e-5);
+    CHECK(error(test::gradients({out}, in), test::gradients({want}, in)) < 1e-5);
+  }
+}
+
+TEST_CASE("A window without causal and a negative cap are refused", "[ops][attention]") {
+  const Tensor x = at::zeros({3, 1, 4});
+  const Segments rows({3});
+  for (const AttentionOptions& options :
+       {AttentionOptions{.window = 2}, AttentionOptions{.causal = true, .window = -1},
+        AttentionOptions{.softcap = -1}}) {
+    const Error e = test::error_of([&] { attention(x, x, x, rows, options); });
+    CHECK(e.code() == ErrorCode::kInvalidArgument);
+  }
 }
 
 }  // namespace atelier::ops

@@ -2,15 +2,18 @@
 
 #include <atomic>
 
+#include <ATen/Parallel.h>
 #include <ATen/SDPBackend.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/dry_run.h"
 #include "atelier/ops/recompute_scope.h"
 
 #include "ops/autograd_support.h"
+#include "ops/tiled_attention.h"
 
 namespace atelier::ops {
 namespace {
@@ -27,6 +30,8 @@ enum class Kernel {
   kCudnn,        // CUDA, grouped keys native
   kEfficient,    // CUDA, keys repeated
   kMath,
+  kDry,    // allocates what the flash kernels do, and computes nothing
+  kTiled,  // with a soft cap or a window, grouped keys native
 };
 
 struct AttentionCall : torch::CustomClassHolder {
@@ -48,8 +53,10 @@ using AttentionCallPtr = c10::intrusive_ptr<AttentionCall>;
 
 Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& rows,
               AttentionOptions options) {
+  if (options.softcap > 0 || options.window > 0) return Kernel::kTiled;
   const AttentionBackend forced = forced_backend;
   if (forced == AttentionBackend::kMath) return Kernel::kMath;
+  if (q.is_meta()) return Kernel::kDry;
   if (!q.is_cuda()) {
     if (forced == AttentionBackend::kEfficient) refuse("efficient", "a CUDA device");
     if (forced == AttentionBackend::kCudnn) refuse("cuDNN", "a CUDA device");
@@ -117,6 +124,32 @@ Tensor math(const AttentionCall& call, const Tensor& q, const Tensor& k, const T
       q, k, v, {}, 0.0, call.options.causal, {}, call.scale(), q.size(1) != k.size(1)));
 }
 
+// Of one forward pass.
+double flops_of(const AttentionCall& call, const Tensor& q) {
+  double pairs = 0;
+  for (int64_t s = 0; s < call.rows.count(); ++s) {
+    const auto length = static_cast<double>(call.rows.length(s));
+    pairs += length * length;
+  }
+  return (call.options.causal ? 2.0 : 4.0) * pairs * static_cast<double>(q.size(1) * q.size(2));
+}
+
+// What LibTorch's CPU kernel computes with on each thread, `tiles` tiles of scores at once.
+Tensor dry_buffer(const Tensor& q, const Tensor& k, int64_t tiles) {
+  const DryRun* dry = DryRun::of(q);
+  if (dry == nullptr || dry->like() != at::kCPU) return Tensor();
+  const int64_t length = q.size(2);
+  const int64_t split = length >= 768 ? 256 : length >= 192 ? 64 : 32;
+  const int64_t rows = std::min(split, length), columns = std::min<int64_t>(512, k.size(2));
+  return at::empty({at::get_num_threads(), rows * (tiles * columns + 2 + q.size(3))},
+                   q.options().dtype(at::kFloat));
+}
+
+Tensor empty_heads(const Tensor& like) {  // [B, H, L, d], packed as [B, L, H, d]
+  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
+      .transpose(1, 2);
+}
+
 // {output [B, H, L, d], what the kernel's backward wants beside it}
 std::vector<Tensor> dense_forward(const AttentionCall& call, const Tensor& q, const Tensor& k,
                                   const Tensor& v) {
@@ -139,6 +172,15 @@ std::vector<Tensor> dense_forward(const AttentionCall& call, const Tensor& q, co
           causal, call.scale());
       return {out, lse, seed, offset};
     }
+    case Kernel::kTiled: {
+      auto [out, lse] = tiled_attention(q, k, v, call.options);
+      return {out, lse};
+    }
+    case Kernel::kDry: {
+      const Tensor buffer = dry_buffer(q, k, 1);
+      return {empty_heads(q),
+              at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat))};
+    }
     default:
       return {math(call, q, k, v)};
   }
@@ -146,7 +188,16 @@ std::vector<Tensor> dense_forward(const AttentionCall& call, const Tensor& q, co
 
 // How many tensors dense_forward() gives beside the output.
 size_t extras_of(Kernel kernel) {
-  return kernel == Kernel::kMath ? 0 : kernel == Kernel::kCpuFlash ? 1 : 3;
+  switch (kernel) {
+    case Kernel::kMath:
+      return 0;
+    case Kernel::kCpuFlash:
+    case Kernel::kDry:
+    case Kernel::kTiled:
+      return 1;
+    default:
+      return 3;
+  }
 }
 
 std::tuple<Tensor, Tensor, Tensor> dense_backward(const AttentionCall& call, const Tensor& grad,
@@ -169,6 +220,12 @@ std::tuple<Tensor, Tensor, Tensor> dense_backward(const AttentionCall& call, con
               extras[1], extras[2], 0.0, {true, true, true, false}, causal, call.scale());
       return {grad_q, sum_heads(grad_k, times), sum_heads(grad_v, times)};
     }
+    case Kernel::kTiled:
+      return tiled_attention_backward(grad, q, k, v, out, extras[0], call.options);
+    case Kernel::kDry: {
+      const Tensor buffer = dry_buffer(q, k, 2);
+      return {empty_heads(q), empty_heads(k), empty_heads(v)};
+    }
     default: {
       at::AutoGradMode enable(true);
       const variable_list in{q.detach().requires_grad_(), k.detach().requires_grad_(),
@@ -189,6 +246,7 @@ std::vector<Tensor> attend(const AttentionCall& call, const Tensor& q, const Ten
                            const Tensor& v) {
   return RecomputeScope::run("attention", [&](bool) -> std::vector<Tensor> {
     const int64_t n = q.size(0), width = q.size(1) * q.size(2);
+    if (DryRun* dry = DryRun::of(q)) dry->add_attention(flops_of(call, q));
     if (n == 0) return {at::empty({0, width}, q.options())};
     if (call.kernel == Kernel::kVarlenFlash) {
       const Tensor offsets = device_offsets(call.rows, q);
@@ -235,6 +293,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const Tensor out = saved[3].view({q.size(0), q.size(1), v.size(2)});
     const Tensor grad = grads[0].contiguous().view(out.sizes());
     const Tensor* extras = saved.data() + 4;
+    if (DryRun* dry = DryRun::of(q)) dry->add_attention(2.5 * flops_of(*call, q));
     if (q.size(0) == 0) return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v), Tensor()};
     if (call->kernel == Kernel::kVarlenFlash) {
       const Tensor offsets = device_offsets(call->rows, q);
@@ -283,6 +342,12 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("attention: q ", q.sizes(), ", k ", k.sizes(), " and v ", v.sizes(),
                          " do not fit segments of ", rows.total(), " rows"));
+  }
+  if (options.softcap < 0 || options.window < 0 || (options.window > 0 && !options.causal)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("attention: soft cap ", options.softcap, " and window ", options.window,
+                         options.causal ? "" : " without causal"),
+                "both are 0 or more, and a window is causal");
   }
   // The kernels read whole head vectors.
   auto dense = [](const Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); };

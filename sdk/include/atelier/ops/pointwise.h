@@ -39,6 +39,25 @@ ATELIER_API std::tuple<at::Tensor, at::Tensor> gate_residual_norm_modulate(
 // the shape of x.
 ATELIER_API at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps = 1e-6);
 
+// rms_norm(x, weight) * (1 + scale). x: [N, D]; weight: [D]; scale: [S, D], or undefined: without
+// it. Returns [N, D].
+ATELIER_API at::Tensor rms_norm_modulate(const at::Tensor& x, const at::Tensor& weight,
+                                         const at::Tensor& scale, const Segments& rows,
+                                         double eps = 1e-6);
+
+// x + tanh(gate) * rms_norm(y, weight). x, y: [N, D]; weight: [D]; gate: [S, D], or undefined:
+// without it. Returns [N, D].
+ATELIER_API at::Tensor rms_gate_residual(const at::Tensor& x, const at::Tensor& y,
+                                         const at::Tensor& weight, const at::Tensor& gate,
+                                         const Segments& rows, double eps = 1e-6);
+
+// rms_gate_residual and the rms_norm_modulate of its result, with `next_weight` and `scale`: both.
+// One pass over memory; it saves what the first of them saves.
+ATELIER_API std::tuple<at::Tensor, at::Tensor> rms_gate_residual_norm_modulate(
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight, const at::Tensor& gate,
+    const at::Tensor& next_weight, const at::Tensor& scale, const Segments& rows,
+    double eps = 1e-6);
+
 // Pairs that are rotated together: channels (2i, 2i + 1), or (i, i + d / 2).
 enum class RopeLayout { kInterleaved, kHalves };
 
@@ -54,6 +73,13 @@ ATELIER_API at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 // GELU with the tanh approximation.
 ATELIER_API at::Tensor gelu_tanh(const at::Tensor& x);
+
+// GroupNorm, then SiLU when `silu`: each sample's channels in `groups` equal groups, each group
+// with mean 0 and variance 1, then times weight plus bias by channel. x: [B, C, H, W]; weight,
+// bias: [C]. Composed of LibTorch's operators on every device. Returns the shape and memory format
+// of x.
+ATELIER_API at::Tensor group_norm(const at::Tensor& x, const at::Tensor& weight,
+                                  const at::Tensor& bias, int64_t groups, double eps, bool silu);
 
 // x / max(‖x‖₂ over channels, 1e-12) * sqrt(C) * gamma, then SiLU when `silu`. x: [B, C, H, W],
 // channels-last on the CPU; gamma: [C]. Returns the shape and memory format of x.

@@ -1,0 +1,76 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "atelier/error.h"
+#include "atelier/ops/pointwise.h"
+
+#include "ops/autograd_support.h"
+
+namespace atelier::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// {normalised, mean, 1 / standard deviation}
+std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weight,
+                                             const Tensor& bias, int64_t groups, double eps) {
+  return at::native_group_norm(x, weight, bias, x.size(0), x.size(1), x.size(2) * x.size(3), groups,
+                               eps);
+}
+
+Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
+               double eps, bool silu) {
+  Tensor y = std::get<0>(normalise(x, weight, bias, groups, eps));
+  return silu ? at::silu_(y) : y;
+}
+
+struct GroupNorm : torch::autograd::Function<GroupNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, int64_t groups, double eps, bool silu) {
+    ctx->save_for_backward({x, weight, bias});
+    ctx->saved_data["groups"] = groups;
+    ctx->saved_data["eps"] = eps;
+    ctx->saved_data["silu"] = silu;
+    ctx->set_materialize_grads(false);
+    return compute(x, weight, bias, groups, eps, silu);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(6);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const int64_t groups = ctx->saved_data["groups"].toInt();
+    const auto [y, mean, rstd] =
+        normalise(x, weight, bias, groups, ctx->saved_data["eps"].toDouble());
+    Tensor grad = grads[0].contiguous(x.suggest_memory_format());
+    if (ctx->saved_data["silu"].toBool()) grad = at::silu_backward(grad, y);
+    auto [grad_x, grad_weight, grad_bias] = at::native_group_norm_backward(
+        grad, x, mean, rstd, weight, x.size(0), x.size(1), x.size(2) * x.size(3), groups,
+        {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
+    result[0] = grad_x;
+    result[1] = grad_weight;
+    result[2] = grad_bias;
+    return result;
+  }
+};
+
+}  // namespace
+
+Tensor group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
+                  double eps, bool silu) {
+  const bool fits = x.dim() == 4 && groups > 0 && x.size(1) % groups == 0 && weight.dim() == 1 &&
+                    weight.size(0) == x.size(1) && bias.sizes() == weight.sizes();
+  if (!fits) {
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("group_norm: x ", x.sizes(), ", weight ", weight.sizes(), " and bias ",
+                         bias.sizes(), " do not fit ", groups, " groups"));
+  }
+  const Tensor dense = x.contiguous(x.suggest_memory_format());
+  if (!needs_graph({x, weight, bias})) return compute(dense, weight, bias, groups, eps, silu);
+  return GroupNorm::apply(dense, weight, bias, groups, eps, silu);
+}
+
+}  // namespace atelier::ops
