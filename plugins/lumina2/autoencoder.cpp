@@ -1,0 +1,393 @@
+// Shape letters: B pictures, C channels, H and W height and width.
+#include "autoencoder.h"
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+#include "atelier/ops/attention.h"
+#include "atelier/ops/conv.h"
+#include "atelier/ops/linear.h"
+#include "atelier/ops/pointwise.h"
+
+namespace lumina2 {
+
+using atelier::Block;
+using atelier::Detection;
+using atelier::Error;
+using atelier::ErrorCode;
+using atelier::TensorIndex;
+using atelier::Tensors;
+using atelier::nn::Conv2d;
+using atelier::nn::Module;
+namespace ops = atelier::ops;
+
+namespace {
+
+constexpr double kEps = 1e-6;
+
+// Names of the two spellings that tell the architecture.
+struct Spelling {
+  const char* name;
+  const char* level;      // of the encoder
+  const char* res;        // of a level
+  const char* attention;  // its queries, in the middle of the encoder
+};
+constexpr Spelling kSpellings[] = {
+    {"diffusers", "encoder.down_blocks.", ".resnets.",
+     "encoder.mid_block.attentions.0.to_q.weight"},
+    {"original", "encoder.down.", ".block.", "encoder.mid.attn_1.q.weight"},
+};
+constexpr const char* kPrefixes[] = {"", "vae.", "first_stage_model."};
+
+AutoencoderConfig read_config(const TensorIndex& index, const std::string& prefix,
+                              const Spelling& spelling) {
+  AutoencoderConfig c;
+  c.widths.clear();
+  for (int64_t level = 0;; ++level) {
+    const std::string res = prefix + spelling.level + std::to_string(level) + spelling.res;
+    const int64_t blocks = index.block_count(res + "{}.conv1.weight");
+    if (blocks == 0) break;
+    if (level == 0) c.res_blocks = blocks;
+    c.widths.push_back(index.dim(res + "0.conv1.weight", 0));
+  }
+  c.channels = index.dim(prefix + "decoder.conv_in.weight", 1);
+  c.groups = index.config_integer("norm_num_groups").value_or(c.groups);
+  const atelier::TensorMeta* attention = index.find(prefix + spelling.attention);
+  c.conv_attention = attention != nullptr && attention->shape.size() == 4;
+  c.scale = index.config_real("scaling_factor").value_or(c.scale);
+  c.shift = index.config_real("shift_factor").value_or(c.shift);
+  for (const int64_t width : c.widths) {
+    if (c.groups < 1 || width % c.groups != 0 || !(c.scale > 0)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the VAE has a level of width " + std::to_string(width) + " and norms of " +
+                      std::to_string(c.groups) + " groups",
+                  "put its own config.json with norm_num_groups beside it");
+    }
+  }
+  return c;
+}
+
+class GroupNorm final : public Module {
+ public:
+  GroupNorm(Module* parent, std::string name, int64_t channels, int64_t groups)
+      : Module(parent, std::move(name)),
+        weight_(declare("weight", {channels})),
+        bias_(declare("bias", {channels})),
+        groups_(groups) {}
+  ~GroupNorm() override = default;
+
+  at::Tensor forward(const at::Tensor& x, bool silu) const {
+    return ops::group_norm(x, weight_->draw(), bias_->draw(), groups_, kEps, silu);
+  }
+
+ private:
+  atelier::WeightPtr weight_, bias_;
+  int64_t groups_;
+};
+
+// norm, SiLU, convolution, twice, and the way around them. Input and output: [B, C, H, W].
+class ResBlock final : public Block {
+ public:
+  ResBlock(Module* parent, std::string name, int64_t in, int64_t out, int64_t groups)
+      : Block(parent, std::move(name)),
+        norm1_(this, "norm1", in, groups),
+        conv1_(this, "conv1", in, out, 3, {.padding = 1}),
+        norm2_(this, "norm2", out, groups),
+        conv2_(this, "conv2", out, out, 3, {.padding = 1}) {
+    if (in != out) shortcut_ = std::make_unique<Conv2d>(this, "conv_shortcut", in, out, 1);
+  }
+
+  std::string_view kind() const override { return shortcut_ ? "vae.res_shortcut" : "vae.res"; }
+
+  Tensors forward(const Tensors& in) override {
+    const at::Tensor around = shortcut_ ? shortcut_->forward(in[0]) : in[0];
+    const at::Tensor h = conv1_.forward(norm1_.forward(in[0], /*silu=*/true));
+    return {around + conv2_.forward(norm2_.forward(h, /*silu=*/true))};
+  }
+
+ private:
+  GroupNorm norm1_;
+  Conv2d conv1_;
+  GroupNorm norm2_;
+  Conv2d conv2_;
+  std::unique_ptr<Conv2d> shortcut_;
+};
+
+// A product over channels, whose weight is [C, C] or [C, C, 1, 1].
+class Projection final : public Module {
+ public:
+  Projection(Module* parent, std::string name, int64_t width, bool conv)
+      : Module(parent, std::move(name)),
+        weight_(declare("weight", conv ? std::vector<int64_t>{width, width, 1, 1}
+                                       : std::vector<int64_t>{width, width})),
+        bias_(declare("bias", {width})) {}
+  ~Projection() override = default;
+
+  // x: [B, H, W, C].
+  at::Tensor forward(const at::Tensor& x) const {
+    if (weight_->sizes().size() == 2) return ops::linear(x, weight_, bias_);
+    return ops::conv2d(x.permute({0, 3, 1, 2}), weight_, bias_, {}).permute({0, 2, 3, 1});
+  }
+
+ private:
+  atelier::WeightPtr weight_, bias_;
+};
+
+// One head over all cells of a picture. Input and output: [B, C, H, W].
+class AttentionBlock final : public Block {
+ public:
+  AttentionBlock(Module* parent, std::string name, int64_t width, const AutoencoderConfig& c)
+      : Block(parent, std::move(name)),
+        norm_(this, "group_norm", width, c.groups),
+        q_(this, "to_q", width, c.conv_attention),
+        k_(this, "to_k", width, c.conv_attention),
+        v_(this, "to_v", width, c.conv_attention),
+        out_(this, "to_out.0", width, c.conv_attention) {}
+
+  std::string_view kind() const override { return "vae.attention"; }
+
+  Tensors forward(const Tensors& in) override {
+    const at::Tensor& x = in[0];
+    const int64_t B = x.size(0), C = x.size(1), H = x.size(2), W = x.size(3);
+    const at::Tensor h = norm_.forward(x, /*silu=*/false).permute({0, 2, 3, 1}).contiguous();
+    const auto rows = [&](const Projection& layer) {
+      return layer.forward(h).reshape({B * H * W, 1, C});
+    };
+    const at::Tensor out =
+        ops::attention(rows(q_), rows(k_), rows(v_), atelier::Segments::uniform(B, H * W));
+    return {x + out_.forward(out.view({B, H, W, C})).permute({0, 3, 1, 2})};
+  }
+
+ private:
+  GroupNorm norm_;
+  Projection q_, k_, v_, out_;
+};
+
+// Halves or doubles height and width.
+class Resample final : public Block {
+ public:
+  Resample(Module* parent, std::string name, int64_t width, bool down)
+      : Block(parent, std::move(name)),
+        down_(down),
+        conv_(this, "conv", width, width, 3, {.stride = down ? 2 : 1, .padding = down ? 0 : 1}) {}
+
+  std::string_view kind() const override { return down_ ? "vae.down" : "vae.up"; }
+
+  Tensors forward(const Tensors& in) override {
+    const at::Tensor& x = in[0];
+    if (down_) return {conv_.forward(at::constant_pad_nd(x, {0, 1, 0, 1}))};
+    return {conv_.forward(at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)}))};
+  }
+
+ private:
+  bool down_;
+  Conv2d conv_;
+};
+
+// float64 stays, everything else is computed with in float32.
+at::ScalarType wide(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+struct Renamed {
+  std::string_view from, to;
+};
+
+// The original spelling of a weight's path. The decoder counts its levels from the finest.
+std::string original_name(std::string path, int64_t levels) {
+  static constexpr Renamed kParts[] = {
+      {".mid_block.resnets.0.", ".mid.block_1."},
+      {".mid_block.resnets.1.", ".mid.block_2."},
+      {".mid_block.attentions.0.group_norm.", ".mid.attn_1.norm."},
+      {".mid_block.attentions.0.to_q.", ".mid.attn_1.q."},
+      {".mid_block.attentions.0.to_k.", ".mid.attn_1.k."},
+      {".mid_block.attentions.0.to_v.", ".mid.attn_1.v."},
+      {".mid_block.attentions.0.to_out.0.", ".mid.attn_1.proj_out."},
+      {".conv_norm_out.", ".norm_out."},
+      {".down_blocks.", ".down."},
+      {".downsamplers.0.conv.", ".downsample.conv."},
+      {".upsamplers.0.conv.", ".upsample.conv."},
+      {".resnets.", ".block."},
+      {".conv_shortcut.", ".nin_shortcut."},
+  };
+  for (const auto& [from, to] : kParts) {
+    if (const size_t at = path.find(from); at != std::string::npos)
+      path.replace(at, from.size(), to);
+  }
+  constexpr std::string_view kUp = ".up_blocks.";
+  const size_t at = path.find(kUp);
+  if (at == std::string::npos) return path;
+  size_t digits = 0;
+  const int64_t level = levels - 1 - std::stoll(path.substr(at + kUp.size()), &digits);
+  return path.substr(0, at) + ".up." + std::to_string(level) +
+         path.substr(at + kUp.size() + digits);
+}
+
+}  // namespace
+
+// What encoder and decoder share: a convolution, a stack of blocks, norm and convolution.
+class AutoencoderHalf final : public Module {
+ public:
+  AutoencoderHalf(Module* parent, std::string name, const AutoencoderConfig& c, bool encoder)
+      : Module(parent, std::move(name)),
+        conv_in_(this, "conv_in", encoder ? 3 : c.channels,
+                 encoder ? c.widths.front() : c.widths.back(), 3, {.padding = 1}),
+        conv_out_(this, "conv_out", encoder ? c.widths.back() : c.widths.front(),
+                  encoder ? 2 * c.channels : 3, 3, {.padding = 1}),
+        norm_out_(this, "conv_norm_out", encoder ? c.widths.back() : c.widths.front(), c.groups) {
+    if (encoder) {
+      add_down(c);
+      add_middle(c);
+    } else {
+      add_middle(c);
+      add_up(c);
+    }
+  }
+  ~AutoencoderHalf() override = default;
+
+  // x: [B, C, H, W], channels-last.
+  at::Tensor forward(const at::Tensor& x, atelier::BlockRunner& runner) const {
+    at::Tensor h = conv_in_.forward(x);
+    for (const auto& block : blocks_) h = runner.run(*block, {h})[0];
+    return conv_out_.forward(norm_out_.forward(h, /*silu=*/true));
+  }
+
+  at::TensorOptions options() const { return conv_in_.weight->draw().options(); }
+  const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
+
+ private:
+  void add_res(const std::string& name, int64_t in, int64_t out, const AutoencoderConfig& c) {
+    blocks_.push_back(std::make_unique<ResBlock>(this, name, in, out, c.groups));
+  }
+  void add_middle(const AutoencoderConfig& c) {
+    const int64_t width = c.widths.back();
+    add_res("mid_block.resnets.0", width, width, c);
+    blocks_.push_back(std::make_unique<AttentionBlock>(this, "mid_block.attentions.0", width, c));
+    add_res("mid_block.resnets.1", width, width, c);
+  }
+  void add_down(const AutoencoderConfig& c) {
+    int64_t width = c.widths.front();
+    for (size_t i = 0; i < c.widths.size(); ++i) {
+      const std::string level = "down_blocks." + std::to_string(i);
+      for (int64_t j = 0; j < c.res_blocks; ++j) {
+        add_res(level + ".resnets." + std::to_string(j), width, c.widths[i], c);
+        width = c.widths[i];
+      }
+      if (i + 1 == c.widths.size()) break;
+      blocks_.push_back(
+          std::make_unique<Resample>(this, level + ".downsamplers.0", width, /*down=*/true));
+    }
+  }
+  void add_up(const AutoencoderConfig& c) {
+    int64_t width = c.widths.back();
+    for (size_t i = 0; i < c.widths.size(); ++i) {
+      const std::string level = "up_blocks." + std::to_string(i);
+      const int64_t out = c.widths[c.widths.size() - 1 - i];
+      for (int64_t j = 0; j <= c.res_blocks; ++j) {
+        add_res(level + ".resnets." + std::to_string(j), width, out, c);
+        width = out;
+      }
+      if (i + 1 == c.widths.size()) break;
+      blocks_.push_back(
+          std::make_unique<Resample>(this, level + ".upsamplers.0", width, /*down=*/false));
+    }
+  }
+
+  Conv2d conv_in_, conv_out_;
+  GroupNorm norm_out_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
+
+std::optional<Detection> detect_autoencoder(const TensorIndex& checkpoint) {
+  for (const char* prefix : kPrefixes) {
+    for (const Spelling& spelling : kSpellings) {
+      const std::string first = std::string(prefix) + spelling.level + "0" + spelling.res;
+      if (!checkpoint.contains(first + "0.conv1.weight")) continue;
+      // Autoencoders of other families have convolutions on the latents.
+      if (checkpoint.contains(std::string(prefix) + "quant_conv.weight")) continue;
+      Detection part = to_detection(read_config(checkpoint, prefix, spelling));
+      part.prefix = prefix;
+      part.spelling = spelling.name;
+      return part;
+    }
+  }
+  return std::nullopt;
+}
+
+AutoencoderConfig autoencoder_config(const Detection& part) {
+  AutoencoderConfig c;
+  c.channels = part.integer("channels");
+  const auto& widths = std::get<std::vector<double>>(part.config.at("widths"));
+  c.widths.assign(widths.begin(), widths.end());
+  c.res_blocks = part.integer("res_blocks");
+  c.groups = part.integer("groups");
+  c.conv_attention = std::get<bool>(part.config.at("conv_attention"));
+  c.scale = part.real("scale");
+  c.shift = part.real("shift");
+  return c;
+}
+
+Detection to_detection(const AutoencoderConfig& c) {
+  return {.component = "vae",
+          .variant = "",
+          .prefix = "",
+          .spelling = "diffusers",
+          .config = {{"channels", c.channels},
+                     {"widths", std::vector<double>(c.widths.begin(), c.widths.end())},
+                     {"res_blocks", c.res_blocks},
+                     {"groups", c.groups},
+                     {"conv_attention", c.conv_attention},
+                     {"scale", c.scale},
+                     {"shift", c.shift}}};
+}
+
+atelier::WeightMap autoencoder_map(const Detection& part) {
+  const AutoencoderConfig config = autoencoder_config(part);
+  Autoencoder autoencoder(config);
+  atelier::WeightMap map;
+  autoencoder.visit_weights([&](const std::string& path, atelier::Weight&) {
+    const bool original = part.spelling == "original";
+    map.push_back({original ? original_name(path, std::ssize(config.widths)) : path, path});
+  });
+  return map;
+}
+
+std::vector<std::string> autoencoder_spellings() {
+  return {"diffusers", "original"};
+}
+
+Autoencoder::Autoencoder(const AutoencoderConfig& c)
+    : Module(nullptr, "vae"),
+      config_(c),
+      encoder_(std::make_unique<AutoencoderHalf>(this, "encoder", c, /*encoder=*/true)),
+      decoder_(std::make_unique<AutoencoderHalf>(this, "decoder", c, /*encoder=*/false)) {}
+Autoencoder::~Autoencoder() = default;
+
+std::vector<Block*> Autoencoder::blocks() const {
+  std::vector<Block*> result;
+  for (const auto* half : {encoder_.get(), decoder_.get()}) {
+    for (const auto& block : half->blocks()) result.push_back(block.get());
+  }
+  return result;
+}
+
+at::Tensor Autoencoder::encode(const at::Tensor& image_BCHW, atelier::BlockRunner& runner) const {
+  const at::TensorOptions options = encoder_->options();
+  const at::ScalarType dtype = options.dtype().toScalarType();
+  const at::Tensor x =
+      image_BCHW.to(options.device(), dtype).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor moments = encoder_->forward(x, runner);
+  const at::Tensor mean = moments.narrow(1, 0, config_.channels).to(wide(dtype));
+  return ((mean - config_.shift) * config_.scale).to(dtype).contiguous();
+}
+
+at::Tensor Autoencoder::decode(const at::Tensor& latents_BCHW, atelier::BlockRunner& runner) const {
+  const at::TensorOptions options = decoder_->options();
+  const at::ScalarType dtype = options.dtype().toScalarType();
+  const at::Tensor z = latents_BCHW.to(options.device(), wide(dtype));
+  const at::Tensor x = (z / config_.scale + config_.shift).to(dtype);
+  const at::Tensor y = decoder_->forward(x.contiguous(at::MemoryFormat::ChannelsLast), runner);
+  return at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous();
+}
+
+}  // namespace lumina2
