@@ -117,14 +117,25 @@ at::Tensor dequantize(const Quantized& quantized, at::ScalarType dtype) {
   return out;
 }
 
-QuantizedStore::QuantizedStore(Quantized value, at::ScalarType dtype)
-    : value_(std::move(value)), dtype_(dtype) {
+QuantizedStore::QuantizedStore(Quantized value, at::ScalarType dtype, bool is_w8a8)
+    : value_(std::move(value)), dtype_(dtype), is_w8a8_(is_w8a8) {
   value_.codes = value_.codes.contiguous();
   value_.scales = value_.scales.contiguous();
 }
 
+QuantizedStore QuantizedStore::over(Quantized copy) const {
+  QuantizedStore result = *this;
+  result.value_ = std::move(copy);
+  return result;
+}
+
 at::Tensor QuantizedStore::draw() const {
   return dequantize(value_, dtype_);
+}
+
+std::optional<RowCodes> QuantizedStore::draw_codes() const {
+  if (!is_w8a8_) return std::nullopt;
+  return RowCodes{value_.codes, value_.scales};
 }
 
 at::Tensor QuantizedStore::draw_rows(const at::Tensor& index) const {

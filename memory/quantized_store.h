@@ -32,16 +32,24 @@ at::Tensor dequantize(const Quantized& quantized, at::ScalarType dtype);
 // use from several threads.
 class QuantizedStore final : public WeightStore {
  public:
-  QuantizedStore(Quantized value, at::ScalarType dtype);
+  // With `is_w8a8` products are to be made of the codes: draw_codes() gives them.
+  QuantizedStore(Quantized value, at::ScalarType dtype, bool is_w8a8 = false);
 
   at::Tensor draw() const override;
   at::Tensor draw_rows(const at::Tensor& index) const override;
+  std::optional<RowCodes> draw_codes() const override;
+
+  // The same weight from a copy of its codes and scales that lies elsewhere.
+  QuantizedStore over(Quantized copy) const;
 
   const Quantized& value() const { return value_; }
+  at::ScalarType dtype() const { return dtype_; }
+  bool is_w8a8() const { return is_w8a8_; }
 
  private:
   Quantized value_;
   at::ScalarType dtype_;
+  bool is_w8a8_;
 };
 
 }  // namespace atelier::memory
