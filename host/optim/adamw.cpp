@@ -26,16 +26,22 @@ class AdamW : public OptimizerBase {
  public:
   AdamW(const std::vector<Group>& groups, const Options& options);
   void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) override;
+  bool has_parts() const override { return true; }
+  void step_part(std::span<const size_t> places, double lr, const at::Tensor& grad_scale,
+                 const at::Tensor& is_skipped) override;
 
  private:
+  using Batches = std::vector<std::vector<size_t>>;
+
   Blockwise add_quantized(const Slot& slot, const std::string& what, bool is_signed);
   bool needs_copies(size_t i) const;
   bool fits_batch(const std::vector<size_t>& batch, size_t i) const;
+  void add_to_batches(size_t i, Batches& batches) const;
   void move(const std::vector<size_t>& batch, double lr, const StepScalars::OnDevice& scalars);
 
   std::vector<Moments> moments_;  // by slot
   // Slots that one call moves: of one device, learning rate and weight decay.
-  std::vector<std::vector<size_t>> batches_;
+  Batches batches_;
 };
 
 AdamW::AdamW(const std::vector<Group>& groups, const Options& options)
@@ -50,13 +56,17 @@ AdamW::AdamW(const std::vector<Group>& groups, const Options& options)
       moments.exp_avg = add_zeros(slot, "exp_avg", slot.leaf.sizes());
       moments.exp_avg_sq = add_zeros(slot, "exp_avg_sq", slot.leaf.sizes());
     }
-    const auto batch = std::find_if(batches_.begin(), batches_.end(),
-                                    [&](const auto& batch) { return fits_batch(batch, i); });
-    if (batch == batches_.end()) {
-      batches_.push_back({i});
-    } else {
-      batch->push_back(i);
-    }
+    add_to_batches(i, batches_);
+  }
+}
+
+void AdamW::add_to_batches(size_t i, Batches& batches) const {
+  const auto batch = std::find_if(batches.begin(), batches.end(),
+                                  [&](const auto& batch) { return fits_batch(batch, i); });
+  if (batch == batches.end()) {
+    batches.push_back({i});
+  } else {
+    batch->push_back(i);
   }
 }
 
@@ -90,6 +100,17 @@ void AdamW::step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_s
     move(batch, lr, scalars.on(slots_[batch.front()].leaf.device()));
   }
   end_step(is_skipped);
+}
+
+void AdamW::step_part(std::span<const size_t> places, double lr, const at::Tensor& grad_scale,
+                      const at::Tensor& is_skipped) {
+  const at::NoGradGuard no_grad;
+  StepScalars scalars(grad_scale, is_skipped);
+  Batches batches;
+  for (const size_t i : places) add_to_batches(i, batches);
+  for (const auto& batch : batches) {
+    move(batch, lr, scalars.on(slots_[batch.front()].leaf.device()));
+  }
 }
 
 void AdamW::move(const std::vector<size_t>& batch, double lr,

@@ -11,36 +11,57 @@
 namespace atelier::optim {
 namespace {
 
+// Gradients of one device and dtype, in the order of the parameters.
+struct Alike {
+  std::vector<at::Tensor> norms;      // undefined where the gradient is still to be measured
+  std::vector<at::Tensor> gradients;  // of those
+};
+
+at::Tensor total(Alike alike) {
+  const std::vector<at::Tensor> measured = gradient_norms(alike.gradients);
+  size_t next = 0;
+  for (at::Tensor& norm : alike.norms) {
+    if (!norm.defined()) norm = measured[next++];
+  }
+  return at::linalg_vector_norm(at::stack(alike.norms));
+}
+
 // L2 over all gradients, accumulated in float32 on the device of the first one; undefined when
 // there is none.
-at::Tensor total_norm(const std::vector<Group>& groups) {
+at::Tensor total_norm(const std::vector<Group>& groups, const NamedTensors& measured) {
   using Kind = std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>;
-  std::map<Kind, std::vector<at::Tensor>> gradients;
+  std::map<Kind, Alike> kinds;
   std::optional<c10::Device> first;
   for (const Group& group : groups) {
     for (const Parameter& parameter : group.parameters) {
       const at::Tensor& grad = parameter.leaf.grad();
-      if (!grad.defined()) continue;
-      if (!first) first = grad.device();
-      gradients[{grad.device().type(), grad.device().index(), grad.scalar_type()}].push_back(grad);
+      const auto known = measured.find(parameter.name);
+      if (!grad.defined() && known == measured.end()) continue;
+      const at::Device device = grad.defined() ? grad.device() : parameter.leaf.device();
+      if (!first) first = device;
+      Alike& alike = kinds[{device.type(), device.index(), parameter.leaf.scalar_type()}];
+      alike.norms.push_back(grad.defined() ? at::Tensor() : known->second);
+      if (grad.defined()) alike.gradients.push_back(grad);
     }
   }
   if (!first) return {};
   std::vector<at::Tensor> norms;
-  for (const auto& [kind, tensors] : gradients) {
-    const auto each = at::_foreach_norm(tensors, /*ord=*/2, at::kFloat);
-    norms.push_back(at::linalg_vector_norm(at::stack(each)).to(*first));
-  }
+  for (auto& [kind, alike] : kinds) norms.push_back(total(std::move(alike)).to(*first));
   return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));
 }
 
 }  // namespace
 
+std::vector<at::Tensor> gradient_norms(const std::vector<at::Tensor>& gradients) {
+  if (gradients.empty()) return {};
+  return at::_foreach_norm(gradients, /*ord=*/2, at::kFloat);
+}
+
 GradientNorm measure_gradients(const std::vector<Group>& groups, const at::Tensor& loss,
-                               double max_norm) {
+                               double max_norm, const NamedTensors& measured) {
   const at::NoGradGuard no_grad;
   GradientNorm result;
-  result.norm = total_norm(groups);
+  result.norm = total_norm(groups, measured);
   if (!result.norm.defined()) {
     result.norm = at::zeros(
         {}, at::TensorOptions(loss.defined() ? loss.device() : at::kCPU).dtype(at::kFloat));

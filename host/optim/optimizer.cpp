@@ -10,6 +10,10 @@ namespace atelier::optim {
 
 Optimizer::~Optimizer() = default;
 
+void Optimizer::step_part(std::span<const size_t>, double, const at::Tensor&, const at::Tensor&) {
+  throw Error(ErrorCode::kInternal, "optimizer: its steps have no parts");
+}
+
 void check_options(const Options& options) {
   const auto check = [](bool is_right, const std::string& what) {
     if (!is_right) throw Error(ErrorCode::kInvalidArgument, "optimizer: " + what);

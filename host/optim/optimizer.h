@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,14 @@ class Optimizer {
   // is_skipped: float32 scalar there; when it is 1 nothing changes: neither parameters nor state.
   virtual void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) = 0;
 
+  // Whether one parameter's move depends on no other one's, so that a step may be made in parts.
+  virtual bool has_parts() const { return false; }
+  // Of a step some parameters, by their places over all groups, in any order; step() then ends it
+  // for those that still have gradients, to the bits of a whole step. May be called on another
+  // thread than step(), not at the same time.
+  virtual void step_part(std::span<const size_t> places, double lr, const at::Tensor& grad_scale,
+                         const at::Tensor& is_skipped);
+
   // Everything that a later step depends on beside the leaves: names are the parameters' with the
   // kind of state behind: "NAME.exp_avg". Shares storage.
   virtual NamedTensors state() const = 0;
@@ -87,8 +96,11 @@ struct GradientNorm {
   at::Tensor grad_scale;  // float32 scalar: max(1, norm / max_norm); 1 when max_norm is 0
   at::Tensor is_skipped;  // float32 scalar: 1 when the norm or `loss` is not finite, else 0
 };
-// loss: float32 scalar on the device, or undefined. max_norm: 0 turns clipping off.
+// loss: float32 scalar on the device, or undefined. max_norm: 0 turns clipping off. measured: norms
+// of gradients that were there, of parameters on the CPU, by name: see gradient_norms().
 GradientNorm measure_gradients(const std::vector<Group>& groups, const at::Tensor& loss,
-                               double max_norm);
+                               double max_norm, const NamedTensors& measured = {});
+// L2 of each, float32 scalars. The gradients are of one device and dtype.
+std::vector<at::Tensor> gradient_norms(const std::vector<at::Tensor>& gradients);
 
 }  // namespace atelier::optim

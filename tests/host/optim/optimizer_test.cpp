@@ -131,6 +131,49 @@ TEST_CASE("Gradients count divided by the scale", "[optim]") {
   }
 }
 
+TEST_CASE("A step in parts gives the bits of a whole one", "[optim]") {
+  for (const Variant& variant : variants()) {
+    const auto whole = make_groups(variant.dtype), parts = make_groups(variant.dtype);
+    const auto first = make_optimizer(whole, options_of(variant));
+    const auto second = make_optimizer(parts, options_of(variant));
+    const bool has_parts = variant.kind == Kind::kAdamW || variant.kind == Kind::kAdamW8bit;
+    REQUIRE(second->has_parts() == has_parts);
+    if (!has_parts) {
+      CHECK_THROWS_AS(second->step_part({}, 1e-2, kOne, kZero), Error);
+      continue;
+    }
+    for (int step = 0; step < 3; ++step) {
+      set_gradients(whole, step);
+      set_gradients(parts, step);
+      first->step(1e-2, kOne, kZero);
+      // The parameters of the second group, then the first one of the first; the rest is left over.
+      for (const std::vector<size_t>& places : {std::vector<size_t>{3, 2}, {0}}) {
+        second->step_part(places, 1e-2, kOne, kZero);
+        for (const size_t place : places) {
+          at::Tensor leaf = parts[place / 2].parameters[place % 2].leaf;
+          leaf.mutable_grad() = at::Tensor();
+        }
+      }
+      second->step(1e-2, kOne, kZero);
+      REQUIRE(bytes_of(whole, *first) == bytes_of(parts, *second));
+    }
+  }
+}
+
+TEST_CASE("Norms that were measured before count as gradients that are there", "[optim]") {
+  const auto groups = make_groups(at::kBFloat16);
+  set_gradients(groups, 0);
+  const at::Tensor norm = measure_gradients(groups, {}, 1.0).norm;
+  NamedTensors measured;
+  for (const size_t place : {0, 3}) {
+    Parameter parameter = groups[place / 2].parameters[place % 2];
+    measured[parameter.name] = gradient_norms({parameter.leaf.grad()})[0];
+    parameter.leaf.mutable_grad() = at::Tensor();
+  }
+  CHECK(at::equal(measure_gradients(groups, {}, 1.0, measured).norm, norm));
+  CHECK(measure_gradients(groups, {}, 1.0).norm.item<float>() < norm.item<float>());
+}
+
 TEST_CASE("A parameter without a gradient is left alone", "[optim]") {
   for (const Variant& variant : variants()) {
     const auto groups = make_groups(variant.dtype);
