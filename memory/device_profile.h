@@ -1,0 +1,42 @@
+// How fast a device computes and copies: what plans are predicted with.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+namespace atelier::memory {
+
+struct DeviceProfile {
+  std::string name;
+  int64_t memory_bytes = 0;   // of the device; 0: not known
+  int64_t reserve_bytes = 0;  // of these, what driver and libraries take beside tensors
+  // Sustained: of large matrix products with 16-bit and with 32-bit numbers, and of attention.
+  double flops_16 = 0.0, flops_32 = 0.0, attention_flops = 0.0;
+  double memory_bytes_per_second = 0.0;  // read and written by pointwise operators
+  double copy_bytes_per_second = 0.0;    // from pinned memory, in one direction
+  double disk_bytes_per_second = 0.0;
+
+  double product_flops(at::ScalarType dtype) const {
+    return c10::elementSize(dtype) <= 2 ? flops_16 : flops_32;
+  }
+};
+
+// "h200" or "4090"; nullopt for another name.
+std::optional<DeviceProfile> known_profile(std::string_view name);
+
+// JSON with the fields of DeviceProfile: {"name": "a100", "memory_gib": 80, "reserve_gib": 0.6,
+// "tflops_16": 220, "tflops_32": 19, "attention_tflops": 160, "memory_gb_per_s": 1900,
+// "copy_gb_per_s": 24, "disk_gb_per_s": 3}. All but reserve_gib and disk_gb_per_s are needed.
+// Throws Error{kInvalidArgument} with `place` in front.
+DeviceProfile parse_profile(std::string_view json, const std::string& place);
+
+// Of the device that is there, in about a tenth of a second. `copy_bytes_per_second`: what is known
+// of it, 0 to measure it too.
+DeviceProfile measure_profile(at::Device device, double copy_bytes_per_second = 0.0);
+
+}  // namespace atelier::memory

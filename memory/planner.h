@@ -1,0 +1,126 @@
+// One number in, a plan out: how a run fits into the memory of a device, and how long it takes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/device_profile.h"
+#include "memory/residency.h"
+
+namespace atelier::memory {
+
+// A component whose weights rest in one kind of storage. Bytes.
+struct StoredComponent {
+  std::string storage = "plain";
+  std::vector<int64_t> blocks;  // of each block's weights, in running order
+  // Parts of these that are drawn once, before a pass runs often: they do not come with their block
+  // when it is streamed. Empty: none.
+  std::vector<int64_t> once;
+  int64_t outside = 0;  // of blocks: always on the device
+};
+
+struct PlannedComponent {
+  std::string name;
+  // That may be chosen; of equally fast ones the first.
+  std::vector<StoredComponent> storages;
+  bool may_stream = false;
+  // What the user said; the planner chooses the rest.
+  std::optional<int64_t> resident = std::nullopt;  // blocks
+  std::optional<Place> others = std::nullopt;      // kHost or kDisk
+  std::optional<int64_t> prefetch = std::nullopt;
+};
+
+// One way to do the work of a phase. Times are of one pass.
+struct Manner {
+  std::string name;          // "batch of 2"; empty where there is one way only
+  std::string why = {};      // in the plan's table
+  int64_t device_bytes = 0;  // most that is held beside weights
+  int64_t host_bytes = 0;
+  double seconds = 0.0;           // outside of blocks
+  double repeats = 1.0;           // how often the blocks run in one pass
+  bool needs_all_blocks = false;  // nothing streams: a plain backward pass needs the weights
+  // Of each block of a component that runs in this phase.
+  std::map<std::string, std::vector<double>> forward = {};
+  // The same in the backward pass, with what is computed again; empty: there is none.
+  std::map<std::string, std::vector<double>> backward = {};
+};
+
+// A part of a run. Components that are named in it are on the device, or stream to it.
+struct PlannedPhase {
+  std::string name;  // "encode"
+  std::vector<std::string> components;
+  std::vector<Manner> manners;  // at least one; of equally fast ones the first
+  double passes = 1.0;
+};
+
+struct PlannedRun {
+  std::vector<PlannedComponent> components;
+  std::vector<PlannedPhase> phases;
+};
+
+struct PlanLimits {
+  int64_t device_bytes = INT64_MAX;
+  int64_t host_bytes = INT64_MAX;
+};
+
+struct ComponentChoice {
+  std::string name, storage;
+  int64_t num_blocks = 0, resident = 0;
+  Place others = Place::kHost;
+  int64_t prefetch = 2;
+  int64_t device_bytes = 0;  // with slots of streamed blocks
+  int64_t host_bytes = 0;
+};
+
+struct PhaseChoice {
+  std::string name;
+  size_t manner = 0;
+  int64_t device_bytes = 0, host_bytes = 0;  // at most, with everything that is there
+  double passes = 1.0;
+  double seconds = 0.0;         // of one pass
+  double waited_seconds = 0.0;  // of these, for copies
+};
+
+struct MemoryPlan {
+  std::vector<ComponentChoice> components;
+  std::vector<PhaseChoice> phases;
+  int64_t device_bytes = 0;  // at most, with the profile's reserve
+  int64_t host_bytes = 0;
+  double seconds = 0.0;  // of the run
+
+  const ComponentChoice& component(std::string_view name) const;
+  const PhaseChoice* phase(std::string_view name) const;  // null: there is none
+};
+
+// The fastest plan within the limits; of equally fast ones that which leaves more blocks where they
+// are, then the smaller one. nullopt: none fits. A larger limit never gives a slower plan.
+std::optional<MemoryPlan> plan_memory(const PlannedRun& run, const PlanLimits& limits,
+                                      const DeviceProfile& profile);
+
+// The plan that takes the fewest bytes of the device, whatever the device has.
+std::optional<MemoryPlan> smallest_plan(const PlannedRun& run, int64_t host_bytes,
+                                        const DeviceProfile& profile);
+
+// One point of what time costs in memory: the fastest plan of each of `count` limits, the largest
+// with which the plan still changes. Limits that nothing fits into are left out.
+struct CurvePoint {
+  int64_t limit_bytes = 0;
+  MemoryPlan plan;
+};
+std::vector<CurvePoint> plan_curve(const PlannedRun& run, int64_t host_bytes,
+                                   const DeviceProfile& profile, int64_t count = 24);
+
+// Seconds of a pass through blocks in `order` when copies of those with `bytes` above 0 run beside
+// it, in the steady state: the next pass begins where this one ends. `slots`: streamed blocks that
+// are on the device at once.
+struct TimedBlock {
+  size_t block = 0;
+  double seconds = 0.0;
+};
+double streamed_seconds(const std::vector<TimedBlock>& order, const std::vector<int64_t>& bytes,
+                        int64_t slots, double bytes_per_second);
+
+}  // namespace atelier::memory

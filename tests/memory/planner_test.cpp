@@ -1,0 +1,346 @@
+#include "memory/planner.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+#include <random>
+
+#include "atelier/error.h"
+
+namespace atelier::memory {
+namespace {
+
+DeviceProfile slow_profile() {
+  DeviceProfile profile;
+  profile.name = "test";
+  profile.reserve_bytes = 7;
+  profile.flops_16 = profile.flops_32 = profile.attention_flops = 1e9;
+  profile.memory_bytes_per_second = 1e9;
+  profile.copy_bytes_per_second = 1000.0;
+  profile.disk_bytes_per_second = 250.0;
+  return profile;
+}
+
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : engine_(seed) {}
+  int64_t below(int64_t count) {
+    return static_cast<int64_t>(engine_() % static_cast<uint64_t>(count));
+  }
+  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
+  bool coin() { return below(2) == 0; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+StoredComponent random_storage(Dice& dice, int64_t blocks, const std::string& name) {
+  StoredComponent stored{.storage = name};
+  for (int64_t i = 0; i < blocks; ++i) {
+    stored.blocks.push_back(dice.between(10, 60));
+    stored.once.push_back(dice.below(8));
+  }
+  stored.outside = dice.below(30);
+  return stored;
+}
+
+// Three components in three phases, as a generation has them; sometimes with a backward pass.
+PlannedRun random_run(uint64_t seed) {
+  Dice dice(seed);
+  PlannedRun run;
+  for (const char* name : {"text", "dit", "vae"}) {
+    const bool may_stream = std::string(name) != "vae";
+    const int64_t blocks = may_stream ? dice.between(1, 5) : 0;
+    PlannedComponent component{.name = name, .storages = {random_storage(dice, blocks, "plain")}};
+    component.may_stream = may_stream;
+    if (dice.coin()) component.storages.push_back(random_storage(dice, blocks, "fp8"));
+    if (may_stream && dice.below(4) == 0) component.resident = dice.below(blocks + 1);
+    if (may_stream && dice.below(4) == 0) component.others = Place::kDisk;
+    if (may_stream && dice.coin()) component.prefetch = dice.between(1, 3);
+    run.components.push_back(std::move(component));
+  }
+  const auto add = [&](const std::string& name, std::vector<std::string> members, size_t main) {
+    PlannedPhase phase{.name = name, .components = std::move(members)};
+    phase.passes = static_cast<double>(dice.between(1, 4));
+    const bool is_training = dice.coin();
+    for (int64_t count = dice.between(1, 3); count > 0; --count) {
+      Manner manner{.device_bytes = dice.below(60), .host_bytes = dice.below(20)};
+      manner.seconds = static_cast<double>(dice.below(50)) * 1e-3;
+      manner.repeats = static_cast<double>(dice.between(1, 2));
+      manner.needs_all_blocks = dice.below(4) == 0;
+      const PlannedComponent& component = run.components[main];
+      for (size_t i = 0; i < component.storages[0].blocks.size(); ++i) {
+        manner.forward[component.name].push_back(static_cast<double>(dice.below(40)) * 1e-3);
+        if (is_training)
+          manner.backward[component.name].push_back(static_cast<double>(dice.below(80)) * 1e-3);
+      }
+      phase.manners.push_back(std::move(manner));
+    }
+    run.phases.push_back(std::move(phase));
+  };
+  add("encode", {"text"}, 0);
+  add("denoise",
+      dice.coin() ? std::vector<std::string>{"dit"} : std::vector<std::string>{"dit", "text"}, 1);
+  add("decode", {"dit", "vae"}, 2);
+  return run;
+}
+
+// One way to place a component, written apart from the planner.
+struct Placed {
+  std::vector<int64_t> copied;  // bytes of each block; 0: it is there
+  int64_t slots = 0, device = 0, host = 0;
+  double rate = 1.0, once_seconds = 0.0;
+  bool streams = false;
+};
+
+std::vector<Placed> every_place(const PlannedComponent& component) {
+  std::vector<Placed> all;
+  for (const StoredComponent& stored : component.storages) {
+    const auto count = static_cast<int64_t>(stored.blocks.size());
+    for (int64_t resident = 0; resident <= count; ++resident) {
+      if (!component.may_stream && resident < count) continue;
+      if (component.resident && resident != std::min(*component.resident, count)) continue;
+      for (const Place place : {Place::kHost, Place::kDisk}) {
+        if (component.others && *component.others != place) continue;
+        for (int64_t prefetch = 1; prefetch <= 3; ++prefetch) {
+          if (component.prefetch && *component.prefetch != prefetch) continue;
+          Placed placed;
+          placed.rate = place == Place::kHost ? 1000.0 : 250.0;
+          placed.device = stored.outside;
+          const ResidencyPlan plan = spread_residents(count, resident, place, prefetch);
+          int64_t largest = 0, streamed = 0;
+          for (int64_t i = 0; i < count; ++i) {
+            const auto at = static_cast<size_t>(i);
+            const bool stays = plan.blocks[at] == Place::kDevice;
+            const int64_t moved = stored.blocks[at] - stored.once[at];
+            placed.copied.push_back(stays ? 0 : moved);
+            placed.device += stays ? stored.blocks[at] : 0;
+            if (stays) continue;
+            ++streamed;
+            largest = std::max(largest, moved);
+            placed.once_seconds += static_cast<double>(stored.once[at]) / placed.rate;
+            if (place == Place::kHost) placed.host += stored.blocks[at];
+          }
+          placed.slots = std::min(prefetch + 1, streamed);
+          placed.device += placed.slots * largest;
+          placed.streams = streamed > 0;
+          all.push_back(std::move(placed));
+        }
+      }
+    }
+  }
+  return all;
+}
+
+double phase_seconds(const Manner& manner, const PlannedPhase& phase,
+                     const std::map<std::string, Placed>& placed) {
+  double seconds = manner.seconds;
+  for (const std::string& name : phase.components) {
+    const auto forward = manner.forward.find(name);
+    if (forward == manner.forward.end()) continue;
+    std::vector<TimedBlock> order;
+    for (size_t i = 0; i < forward->second.size(); ++i) order.push_back({i, forward->second[i]});
+    if (const auto backward = manner.backward.find(name); backward != manner.backward.end()) {
+      for (size_t i = backward->second.size(); i-- > 0;) order.push_back({i, backward->second[i]});
+    }
+    const Placed& where = placed.at(name);
+    seconds += manner.repeats * streamed_seconds(order, where.copied, where.slots, where.rate);
+  }
+  return seconds * phase.passes;
+}
+
+// Seconds of the best of all combinations; nullopt when none fits.
+std::optional<double> brute_force(const PlannedRun& run, const PlanLimits& limits,
+                                  const DeviceProfile& profile) {
+  std::vector<std::vector<Placed>> places;
+  for (const PlannedComponent& component : run.components) places.push_back(every_place(component));
+  std::optional<double> best;
+  for (const Placed& text : places[0]) {
+    for (const Placed& dit : places[1]) {
+      for (const Placed& vae : places[2]) {
+        const std::map<std::string, Placed> placed = {{"text", text}, {"dit", dit}, {"vae", vae}};
+        double total = text.once_seconds + dit.once_seconds + vae.once_seconds;
+        bool fits = true;
+        for (const PlannedPhase& phase : run.phases) {
+          std::optional<double> least;
+          int64_t device = profile.reserve_bytes, host = 0;
+          bool streams = false;
+          for (const std::string& name : phase.components) {
+            device += placed.at(name).device;
+            host += placed.at(name).host;
+            streams |= placed.at(name).streams;
+          }
+          for (const Manner& manner : phase.manners) {
+            if (device + manner.device_bytes > limits.device_bytes ||
+                host + manner.host_bytes > limits.host_bytes ||
+                (manner.needs_all_blocks && streams))
+              continue;
+            const double seconds = phase_seconds(manner, phase, placed);
+            least = std::min(least.value_or(seconds), seconds);
+          }
+          fits = fits && least.has_value();
+          total += least.value_or(0.0);
+        }
+        if (fits) best = std::min(best.value_or(total), total);
+      }
+    }
+  }
+  return best;
+}
+
+TEST_CASE("The planner finds the best of all combinations", "[planner]") {
+  const DeviceProfile profile = slow_profile();
+  int num_fitting = 0, num_refused = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    const PlannedRun run = random_run(seed);
+    Dice dice(seed + 10'000);
+    const PlanLimits limits{dice.between(40, 400), dice.coin() ? INT64_MAX : dice.between(20, 200)};
+    const auto expected = brute_force(run, limits, profile);
+    const auto plan = plan_memory(run, limits, profile);
+    INFO("seed " << seed);
+    REQUIRE(plan.has_value() == expected.has_value());
+    (plan ? num_fitting : num_refused) += 1;
+    if (!plan) continue;
+    CHECK(plan->seconds == Approx(*expected).epsilon(1e-9).margin(1e-9));
+    CHECK(plan->device_bytes <= limits.device_bytes);
+    CHECK(plan->host_bytes <= limits.host_bytes);
+  }
+  CHECK(num_fitting > 100);
+  CHECK(num_refused > 20);
+}
+
+TEST_CASE("More memory never gives a slower plan, and the smallest plan is the limit",
+          "[planner]") {
+  const DeviceProfile profile = slow_profile();
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    INFO("seed " << seed);
+    const PlannedRun run = random_run(seed);
+    const auto smallest = smallest_plan(run, INT64_MAX, profile);
+    if (!smallest) continue;  // every way needs blocks that the user sent away
+    CHECK(!plan_memory(run, {smallest->device_bytes - 1, INT64_MAX}, profile));
+    double before = 1e30;
+    for (int64_t limit = smallest->device_bytes; limit < 500; limit += 13) {
+      const auto plan = plan_memory(run, {limit, INT64_MAX}, profile);
+      REQUIRE(plan);
+      CHECK(plan->seconds <= before);
+      CHECK(plan->device_bytes <= limit);
+      before = plan->seconds;
+    }
+  }
+}
+
+TEST_CASE("What fits stays on the device, as it is", "[planner]") {
+  PlannedRun run;
+  StoredComponent plain{.blocks = std::vector<int64_t>(10, 100), .outside = 50};
+  StoredComponent narrow{.storage = "fp8", .blocks = std::vector<int64_t>(10, 50), .outside = 50};
+  run.components = {{.name = "dit", .storages = {plain, narrow}, .may_stream = true}};
+  Manner manner{.device_bytes = 100};
+  manner.forward["dit"] = std::vector<double>(10, 0.2);
+  run.phases = {{.name = "denoise", .components = {"dit"}, .manners = {manner}, .passes = 20}};
+  DeviceProfile profile = slow_profile();
+
+  SECTION("with room for everything") {
+    const auto plan = plan_memory(run, {2000, INT64_MAX}, profile);
+    REQUIRE(plan);
+    CHECK(plan->component("dit").resident == 10);
+    CHECK(plan->component("dit").storage == "plain");
+    CHECK(plan->device_bytes == 50 + 1000 + 100 + 7);
+    CHECK(plan->phase("denoise")->waited_seconds == 0);
+    CHECK(plan->seconds == Approx(40.0));
+  }
+  SECTION("copies that hide behind computing cost nothing") {
+    const auto plan = plan_memory(run, {600, INT64_MAX}, profile);  // a copy takes 0.1 s
+    REQUIRE(plan);
+    CHECK(plan->component("dit").storage == "plain");
+    CHECK(plan->component("dit").resident > 0);
+    CHECK(plan->phase("denoise")->waited_seconds == 0);
+    CHECK(plan->host_bytes == 100 * (10 - plan->component("dit").resident));
+  }
+  SECTION("where copies are slow, the narrower storage is faster") {
+    profile.copy_bytes_per_second = 100.0;
+    const auto plan = plan_memory(run, {700, INT64_MAX}, profile);
+    REQUIRE(plan);
+    CHECK(plan->component("dit").storage == "fp8");
+    CHECK(plan->component("dit").resident == 10);
+  }
+  SECTION("the host's memory is a limit too, and files do without it") {
+    const auto plan = plan_memory(run, {600, 100}, profile);
+    REQUIRE(plan);
+    CHECK(plan->host_bytes <= 100);
+    const bool streams = plan->component("dit").resident < 10;
+    CHECK((!streams || plan->component("dit").others == Place::kDisk ||
+           plan->component("dit").host_bytes <= 100));
+  }
+  SECTION("what the user said stays") {
+    run.components[0].resident = 3;
+    run.components[0].others = Place::kDisk;
+    const auto plan = plan_memory(run, {2000, INT64_MAX}, profile);
+    REQUIRE(plan);
+    CHECK(plan->component("dit").resident == 3);
+    CHECK(plan->component("dit").others == Place::kDisk);
+  }
+  SECTION("nothing fits into nothing") {
+    CHECK(!plan_memory(run, {200, INT64_MAX}, profile));
+    CHECK(smallest_plan(run, INT64_MAX, profile)->device_bytes == 50 + 2 * 50 + 100 + 7);
+  }
+  SECTION("the curve falls") {
+    const std::vector<CurvePoint> curve = plan_curve(run, INT64_MAX, profile, 12);
+    REQUIRE(curve.size() == 12);
+    for (size_t i = 1; i < curve.size(); ++i) {
+      CHECK(curve[i].limit_bytes > curve[i - 1].limit_bytes);
+      CHECK(curve[i].plan.seconds <= curve[i - 1].plan.seconds);
+    }
+    CHECK(curve.front().plan.seconds > curve.back().plan.seconds);
+  }
+}
+
+TEST_CASE("Copies that outlast computing set the time of a pass", "[planner]") {
+  const std::vector<TimedBlock> order = {{0, 0.1}, {1, 0.1}, {2, 0.1}, {3, 0.1}};
+  const std::vector<int64_t> bytes = {200, 200, 200, 200};
+  CHECK(streamed_seconds(order, {0, 0, 0, 0}, 0, 1000) == Approx(0.4));
+  CHECK(streamed_seconds(order, bytes, 3, 1000) == Approx(0.8));  // 4 copies of 0.2 s
+  CHECK(streamed_seconds(order, bytes, 3, 4000) == Approx(0.4));  // hidden
+  CHECK(streamed_seconds(order, bytes, 1, 1000) == Approx(1.2));  // one after another
+  CHECK(streamed_seconds(order, {200, 0, 200, 0}, 2, 1000) == Approx(0.4));
+}
+
+TEST_CASE("A plan of sixty blocks and twenty budgets is found at once", "[planner]") {
+  PlannedRun run;
+  run.components = {
+      {.name = "dit", .storages = {{.blocks = std::vector<int64_t>(60, 680)}}, .may_stream = true}};
+  PlannedPhase phase{.name = "train", .components = {"dit"}};
+  for (int i = 0; i <= 20; ++i) {
+    Manner manner{.device_bytes = 28000 - 1200 * i};
+    manner.forward["dit"] = std::vector<double>(60, 0.01);
+    manner.backward["dit"] = std::vector<double>(60, 0.02 + 0.0005 * i);
+    phase.manners.push_back(std::move(manner));
+  }
+  run.phases = {phase};
+  DeviceProfile profile = slow_profile();
+  profile.copy_bytes_per_second = 50000;
+  const auto plan = plan_memory(run, {24000, INT64_MAX}, profile);
+  REQUIRE(plan);
+  CHECK(plan->device_bytes <= 24000);
+  CHECK(plan->component("dit").resident < 60);
+  CHECK(plan->phase("train")->manner > 0);
+}
+
+TEST_CASE("Profiles are known by name or read", "[planner]") {
+  CHECK(known_profile("h200")->memory_bytes > int64_t{130} << 30);
+  CHECK(known_profile("4090")->copy_bytes_per_second <
+        known_profile("h200")->copy_bytes_per_second);
+  CHECK(!known_profile("h201"));
+  const std::string text =
+      R"({"name": "a100", "memory_gib": 80, "tflops_16": 220, "tflops_32": 19,
+          "attention_tflops": 160, "memory_gb_per_s": 1900, "copy_gb_per_s": 24})";
+  const DeviceProfile profile = parse_profile(text, "a100.json");
+  CHECK(profile.name == "a100");
+  CHECK(profile.memory_bytes == int64_t{80} << 30);
+  CHECK(profile.product_flops(at::kBFloat16) == 220e12);
+  CHECK(profile.product_flops(at::kFloat) == 19e12);
+  CHECK_THROWS_WITH(parse_profile("[1]", "p.json"), Catch::Contains("p.json"));
+  CHECK_THROWS_WITH(parse_profile(R"({"memory_gib": 80})", "p"), Catch::Contains("tflops_16"));
+  CHECK_THROWS_WITH(parse_profile(R"({"memory": 80})", "p"), Catch::Contains("\"memory\""));
+}
+
+}  // namespace
+}  // namespace atelier::memory
