@@ -1,0 +1,122 @@
+// Slabs of weights that come to a few slots on the device, before they are asked for.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "memory/port.h"
+#include "memory/run_order.h"
+#include "memory/slab.h"
+
+namespace atelier::memory {
+
+// The streamed blocks of one component, numbered in running order. hold() is called by one thread
+// at a time; everything else from any thread. Made by make(); what is held and lent keeps it alive.
+class BlockStream : public std::enable_shared_from_this<BlockStream> {
+ public:
+  // Where a block rests: a slab on the host, or the tensors that its slab is made of.
+  struct Source {
+    std::string name;
+    int64_t bytes = 0;
+    at::Tensor slab;
+    std::vector<std::pair<SlabPiece, at::Tensor>> pieces;  // where there is no slab
+  };
+  struct Stats {
+    int64_t copied_bytes = 0, copies = 0, late = 0;
+    double waited_seconds = 0.0;
+  };
+  // A slab on the device, and what keeps it there.
+  struct Lease {
+    at::Tensor slab;  // undefined: the block is not there
+    std::shared_ptr<void> held;
+  };
+
+  // Takes `slots` slots of `slot_bytes` from `port`. Throws Error{kOutOfMemory}.
+  static std::shared_ptr<BlockStream> make(Port& port, int64_t blocks, int64_t slots,
+                                           int64_t slot_bytes);
+  ~BlockStream();
+  BlockStream(const BlockStream&) = delete;
+  BlockStream& operator=(const BlockStream&) = delete;
+
+  // All blocks, before anything else is called. The first ones set out. Returns the bytes of pinned
+  // memory that reading takes.
+  int64_t start(std::vector<Source> sources);
+  // Lets go of the port and of the slots that are not held.
+  void close();
+
+  // The block is on the device until the result is let go, for what this thread computes. Throws
+  // Error{kOutOfMemory} when all slots are held.
+  std::shared_ptr<void> hold(int64_t block);
+  // The block's slab if it is on the device, or on its way there.
+  Lease lease(int64_t block);
+  // A copy of `value` on the device, made for this moment.
+  at::Tensor fetch(const at::Tensor& value);
+  // Forgets the copy of a block that is not held.
+  void forget(int64_t block);
+
+  at::Device device() const { return device_; }
+  Stats stats() const;
+
+ private:
+  struct Slot {
+    at::Tensor memory;
+    int64_t block = -1;      // -1: none
+    int64_t load = 0;        // grows with each block that is to come here
+    bool is_queued = false;  // the copy, that is; `arrived` tells when it is done
+    Ticket arrived;
+    Ticket free_after;           // what was computed with the block before
+    std::exception_ptr failure;  // why it does not come
+    int64_t holds = 0;
+    int64_t last_held = 0;  // a count
+  };
+  // A block that is to be read into pinned memory first.
+  struct Reading {
+    size_t slot = 0;
+    int64_t load = 0, block = 0;
+  };
+  struct Staging {
+    at::Tensor memory;
+    Ticket copied;
+  };
+
+  BlockStream(Port& port, int64_t blocks);
+
+  std::shared_ptr<void> keep(Slot& slot);
+  void release(Slot& slot);
+  Slot* slot_of(int64_t block);
+  // One that is not held, and holds none of `needed` unless `any` is set; null: there is none.
+  Slot* free_slot(const std::vector<int64_t>& needed, bool any);
+  void load(Slot& slot, int64_t block);
+  void load_ahead();
+  void wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot);
+  void compute_after(const Ticket& ticket);
+  void read();
+  void read_into(Staging& staging, const Reading& reading);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Port* port_;  // null once it is closed
+  const at::Device device_;
+  std::vector<Source> sources_;
+  std::vector<Slot> slots_;
+  RunOrder order_;
+  int64_t holds_ = 0;  // ever
+  Stats stats_;
+  std::exception_ptr failure_;  // of letting go
+  std::deque<Reading> readings_;
+  std::vector<Staging> staging_;
+  bool is_closing_ = false;
+  std::thread reader_;
+};
+
+}  // namespace atelier::memory

@@ -1,0 +1,36 @@
+// Tensors that lie behind one another in one piece of memory, so that one copy moves them all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace atelier::memory {
+
+// Where a tensor lies in a slab.
+struct SlabPiece {
+  int64_t offset = 0, bytes = 0;
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType dtype = at::kFloat;
+
+  // The tensor in `slab`, uint8. Keeps the slab's memory and `held` as long as it is there. Its
+  // storage is its own, so that nobody takes it for one that lasts.
+  at::Tensor in(const at::Tensor& slab, std::shared_ptr<void> held = nullptr) const;
+  // Copies `value`, which the piece was made for, into `slab` on the host.
+  void fill(const at::Tensor& slab, const at::Tensor& value) const;
+};
+
+class SlabLayout {
+ public:
+  // A place for `value`, aligned to 256 bytes. Strides stay what they are when it has no holes.
+  SlabPiece add(const at::Tensor& value);
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+}  // namespace atelier::memory
