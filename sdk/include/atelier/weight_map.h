@@ -1,6 +1,7 @@
 // How a published checkpoint's tensor names become a component's weight names.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct WeightRule {
   std::string from;     // in the checkpoint: "layers.{}.attention.qkv.weight"
   std::string to = {};  // in the component: "layers.{}.attn.q.weight"
   int axis = -1;        // -1: the whole tensor
+  // Of the tensor along `axis`, in a row that joins: what it has where no checkpoint says so. 0: as
+  // the checkpoint says, and where there is none all tensors of one `to` are equal.
+  int64_t length = 0;
 };
 
 using WeightMap = std::vector<WeightRule>;

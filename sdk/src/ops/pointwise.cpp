@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/dry_run.h"
 
 #include "ops/autograd_support.h"
 #include "ops/pointwise_composed.h"
@@ -37,6 +38,12 @@ Registered& registered(at::DeviceType device) {
   return table.devices[static_cast<size_t>(device)];
 }
 
+// Where `x` is, or would be if this were no dry run.
+at::DeviceType kind_of_device(const Tensor& x) {
+  const DryRun* dry = DryRun::of(x);
+  return dry != nullptr ? dry->like() : x.device().type();
+}
+
 // Whether fused kernels take `x`; otherwise the composed form runs.
 bool is_fused(const Tensor& x) {
   const Kernels choice = chosen_kernels;
@@ -44,7 +51,7 @@ bool is_fused(const Tensor& x) {
   const auto type = x.scalar_type();
   const bool known =
       type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
-  const Registered& entry = registered(x.device().type());
+  const Registered& entry = registered(kind_of_device(x));
   const bool present = known && entry.kernels != nullptr;
   if (choice == Kernels::kFused && !present) {
     throw Error(ErrorCode::kUnsupported,
@@ -55,6 +62,7 @@ bool is_fused(const Tensor& x) {
 }
 
 const PointwiseKernels& kernels_for(const Tensor& x) {
+  if (x.is_meta()) return meta::pointwise_kernels;
   return *registered(x.device().type()).kernels.load();
 }
 
@@ -75,6 +83,10 @@ bool is_packed(const Tensor& x, const Segments& rows) {
 bool modulates(const Tensor& t, const Tensor& x, const Segments& rows) {
   return t.dim() == 2 && t.size(0) == rows.count() && t.size(1) == x.size(1) &&
          t.scalar_type() == x.scalar_type();
+}
+
+bool is_width_of(const Tensor& t, const Tensor& x) {
+  return t.dim() == 1 && t.size(0) == x.size(-1);
 }
 
 bool is_alike(const Tensor& a, const Tensor& b) {
@@ -215,6 +227,107 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
+// A tensor for autograd, which knows no undefined ones.
+std::optional<Tensor> as_optional(const Tensor& t) {
+  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
+}
+
+Tensor dense_or_undefined(const Tensor& t) {
+  return t.defined() ? dense_rows(t) : t;
+}
+
+struct RmsNormModulate : torch::autograd::Function<RmsNormModulate> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& scale_, const Segments& rows, double eps) {
+    const Tensor scale = scale_.value_or(Tensor());
+    ctx->save_for_backward({x, weight, scale});
+    ctx->saved_data["rows"] = rows.tensor();
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).rms_norm_modulate(x.contiguous(), weight.contiguous(),
+                                            dense_or_undefined(scale), rows, eps);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(5);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    auto given = kernels_for(saved[0]).rms_norm_modulate_backward(
+        grads[0].contiguous(), saved[0].contiguous(), saved[1].contiguous(),
+        dense_or_undefined(saved[2]), saved_rows(ctx), ctx->saved_data["eps"].toDouble(),
+        ctx->needs_input_grad(1), saved[2].defined() && ctx->needs_input_grad(2));
+    std::move(given.begin(), given.end(), result.begin());
+    return result;
+  }
+};
+
+struct RmsGateResidual : torch::autograd::Function<RmsGateResidual> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& y,
+                        const Tensor& weight, const std::optional<Tensor>& gate_,
+                        const Segments& rows, double eps) {
+    const Tensor gate = gate_.value_or(Tensor());
+    ctx->save_for_backward({y, weight, gate});
+    ctx->saved_data["rows"] = rows.tensor();
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).rms_gate_residual(x.contiguous(), y.contiguous(), weight.contiguous(),
+                                            dense_or_undefined(gate), rows, eps);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(6);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    result[0] = grads[0];
+    auto given = kernels_for(saved[0]).rms_gate_residual_backward(
+        grads[0].contiguous(), saved[0].contiguous(), saved[1].contiguous(),
+        dense_or_undefined(saved[2]), saved_rows(ctx), ctx->saved_data["eps"].toDouble(),
+        ctx->needs_input_grad(2), saved[2].defined() && ctx->needs_input_grad(3));
+    std::move(given.begin(), given.end(), result.begin() + 1);
+    return result;
+  }
+};
+
+struct RmsGateResidualNormModulate : torch::autograd::Function<RmsGateResidualNormModulate> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& y,
+                               const Tensor& weight, const std::optional<Tensor>& gate_,
+                               const Tensor& next_weight, const std::optional<Tensor>& scale_,
+                               const Segments& rows, double eps) {
+    const Tensor gate = gate_.value_or(Tensor()), scale = scale_.value_or(Tensor());
+    ctx->save_for_backward({x, y, weight, gate, next_weight, scale});
+    ctx->saved_data["rows"] = rows.tensor();
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    auto both = kernels_for(x).rms_gate_residual_norm_modulate(
+        x.contiguous(), y.contiguous(), weight.contiguous(), dense_or_undefined(gate),
+        next_weight.contiguous(), dense_or_undefined(scale), rows, eps);
+    return {both[0], both[1]};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(8);
+    if (!grads[0].defined() && !grads[1].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor x = saved[0].contiguous(), y = saved[1].contiguous(),
+                 weight = saved[2].contiguous(), next_weight = saved[4].contiguous();
+    const Tensor gate = dense_or_undefined(saved[3]), scale = dense_or_undefined(saved[5]);
+    const Segments rows = saved_rows(ctx);
+    const double eps = ctx->saved_data["eps"].toDouble();
+    const bool gate_grad = gate.defined() && ctx->needs_input_grad(3);
+    const bool scale_grad = scale.defined() && ctx->needs_input_grad(5);
+    if (!grads[1].defined()) {
+      result[0] = grads[0];
+      auto given = kernels_for(x).rms_gate_residual_backward(
+          grads[0].contiguous(), y, weight, gate, rows, eps, ctx->needs_input_grad(2), gate_grad);
+      std::move(given.begin(), given.end(), result.begin() + 1);
+      return result;
+    }
+    auto given = kernels_for(x).rms_gate_residual_norm_modulate_backward(
+        grads[0].defined() ? grads[0].contiguous() : Tensor(), grads[1].contiguous(), x, y, weight,
+        gate, next_weight, scale, rows, eps,
+        {ctx->needs_input_grad(2), gate_grad, ctx->needs_input_grad(4), scale_grad});
+    std::move(given.begin(), given.end(), result.begin());
+    return result;
+  }
+};
+
 struct NormRope : torch::autograd::Function<NormRope> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
                         const Tensor& cos, const Tensor& sin, RopeLayout layout, double eps) {
@@ -346,11 +459,65 @@ std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Te
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  check(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1), "rms_norm", {x, weight});
+  check(x.dim() >= 1 && is_width_of(weight, x), "rms_norm", {x, weight});
   if (!is_fused(x)) return composed::rms_norm(x, weight, eps);
   const Tensor cast = weight.to(x.scalar_type());
   if (needs_graph({x, cast})) return RmsNorm::apply(x, cast, eps);
   return kernels_for(x).rms_norm(x.contiguous(), cast.contiguous(), eps);
+}
+
+Tensor rms_norm_modulate(const Tensor& x, const Tensor& weight, const Tensor& scale,
+                         const Segments& rows, double eps) {
+  check(is_packed(x, rows) && is_width_of(weight, x) &&
+            (!scale.defined() || modulates(scale, x, rows)),
+        "rms_norm_modulate", {x, weight});
+  if (!is_fused(x)) return composed::rms_norm_modulate(x, weight, scale, rows, eps);
+  const Tensor cast = weight.to(x.scalar_type());
+  if (needs_graph({x, cast, scale})) {
+    return RmsNormModulate::apply(x, cast, as_optional(scale), rows, eps);
+  }
+  return kernels_for(x).rms_norm_modulate(x.contiguous(), cast.contiguous(),
+                                          dense_or_undefined(scale), rows, eps);
+}
+
+Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& gate,
+                         const Segments& rows, double eps) {
+  check(is_packed(x, rows) && is_alike(x, y) && is_width_of(weight, x) &&
+            (!gate.defined() || modulates(gate, x, rows)),
+        "rms_gate_residual", {x, y, weight});
+  if (!is_fused(x)) return composed::rms_gate_residual(x, y, weight, gate, rows, eps);
+  const Tensor cast = weight.to(x.scalar_type());
+  if (needs_graph({x, y, cast, gate})) {
+    return RmsGateResidual::apply(x, y, cast, as_optional(gate), rows, eps);
+  }
+  return kernels_for(x).rms_gate_residual(x.contiguous(), y.contiguous(), cast.contiguous(),
+                                          dense_or_undefined(gate), rows, eps);
+}
+
+std::tuple<Tensor, Tensor> rms_gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
+                                                           const Tensor& weight, const Tensor& gate,
+                                                           const Tensor& next_weight,
+                                                           const Tensor& scale,
+                                                           const Segments& rows, double eps) {
+  check(is_packed(x, rows) && is_alike(x, y) && is_width_of(weight, x) &&
+            is_width_of(next_weight, x) && (!gate.defined() || modulates(gate, x, rows)) &&
+            (!scale.defined() || modulates(scale, x, rows)),
+        "rms_gate_residual_norm_modulate", {x, y, weight, next_weight});
+  if (!is_fused(x)) {
+    const Tensor sum = composed::rms_gate_residual(x, y, weight, gate, rows, eps);
+    return {sum, composed::rms_norm_modulate(sum, next_weight, scale, rows, eps)};
+  }
+  const auto type = x.scalar_type();
+  const Tensor first = weight.to(type), next = next_weight.to(type);
+  if (needs_graph({x, y, first, gate, next, scale})) {
+    variable_list both = RmsGateResidualNormModulate::apply(x, y, first, as_optional(gate), next,
+                                                            as_optional(scale), rows, eps);
+    return {both[0], both[1]};
+  }
+  auto both = kernels_for(x).rms_gate_residual_norm_modulate(
+      x.contiguous(), y.contiguous(), first.contiguous(), dense_or_undefined(gate),
+      next.contiguous(), dense_or_undefined(scale), rows, eps);
+  return {both[0], both[1]};
 }
 
 Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,

@@ -22,6 +22,8 @@ Tensor per_sample(const Segments& rows, F f, const Tensor& x, const Ts&... ts) {
     const Tensor samples = x.view({rows.count(), rows.length(0), x.size(1)});
     return f(samples, ts.unsqueeze(1)...).view(x.sizes());
   }
+  // LibTorch repeats no meta tensors.
+  if (x.is_meta()) return f(x, ts.narrow(0, 0, 1).expand({rows.total(), ts.size(1)}).clone()...);
   const Tensor lengths = rows.tensor().diff().to(x.device());
   return f(x, at::repeat_interleave(ts, lengths, 0, rows.total())...);
 }
@@ -30,7 +32,8 @@ Tensor per_sample(const Segments& rows, F f, const Tensor& x, const Ts&... ts) {
 
 Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
-  const Tensor normal = at::layer_norm(x, {x.size(1)}, {}, {}, eps);
+  // LibTorch has no layer norm of meta tensors: this allocates as much.
+  const Tensor normal = x.is_meta() ? x * 1 : at::layer_norm(x, {x.size(1)}, {}, {}, eps);
   return per_sample(
       rows, [](const Tensor& n, const Tensor& a, const Tensor& b) { return n * (1 + b) + a; },
       normal, shift, scale);
@@ -46,6 +49,20 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const Tensor v = x.to(wide(x));
   const Tensor normal = v * at::rsqrt(v.square().mean(-1, true) + eps);
   return normal.to(x.scalar_type()) * weight.to(x.scalar_type());
+}
+
+Tensor rms_norm_modulate(const Tensor& x, const Tensor& weight, const Tensor& scale,
+                         const Segments& rows, double eps) {
+  const Tensor normal = rms_norm(x, weight, eps);
+  if (!scale.defined()) return normal;
+  return per_sample(
+      rows, [](const Tensor& n, const Tensor& s) { return n * (1 + s); }, normal, scale);
+}
+
+Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& gate,
+                         const Segments& rows, double eps) {
+  const Tensor normal = rms_norm(y, weight, eps);
+  return gate.defined() ? gate_residual(x, normal, at::tanh(gate), rows) : x + normal;
 }
 
 Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,

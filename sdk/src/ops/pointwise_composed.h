@@ -13,6 +13,10 @@ at::Tensor norm_modulate(const at::Tensor& x, const at::Tensor& shift, const at:
 at::Tensor gate_residual(const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate,
                          const Segments& rows);
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rms_norm_modulate(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale,
+                             const Segments& rows, double eps);
+at::Tensor rms_gate_residual(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight,
+                             const at::Tensor& gate, const Segments& rows, double eps);
 at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& cos,
                      const at::Tensor& sin, RopeLayout layout, double eps);
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);

@@ -88,6 +88,13 @@ class SampleSums {
   // Columns [first, first + width) of the sums, in the dtype of `like`.
   Tensor total(const std::vector<Chunk>& chunks, int64_t samples, int64_t first, int64_t width,
                const Tensor& like) const {
+    const Tensor sums = wide_total(chunks, samples, first, width);
+    return sums.defined() ? sums.to(like.scalar_type()) : sums;
+  }
+
+  // The same in the dtype that was summed in.
+  Tensor wide_total(const std::vector<Chunk>& chunks, int64_t samples, int64_t first,
+                    int64_t width) const {
     if (!parts_.defined()) return Tensor();
     const Tensor parts = parts_.narrow(1, first, width);
     Tensor sums = at::zeros({samples, width}, parts_.options());
@@ -98,7 +105,7 @@ class SampleSums {
       at::sum_out(to, parts.slice(0, c, end), 0);
       c = end;
     }
-    return sums.to(like.scalar_type());
+    return sums;
   }
 
  private:
@@ -221,6 +228,162 @@ std::array<Tensor, 2> rms_norm_backward(const Tensor& grad, const Tensor& x, con
   return {grad_x, total.defined() ? total.view({width}) : total};
 }
 
+// What a normal row is multiplied with, [S, D] in the type of sums: weight * by_sample, where
+// by_sample is 1 + scale, the tanh of a gate, or undefined.
+struct RmsFactor {
+  RmsFactor(const Tensor& weight, const Tensor& by_sample, int64_t samples)
+      : weight(weight.to(wide(weight))), by_sample(by_sample) {
+    rows = by_sample.defined() ? (this->weight * by_sample).contiguous()
+                               : this->weight.expand({samples, weight.size(0)}).contiguous();
+  }
+  static at::ScalarType wide(const Tensor& t) {
+    return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  }
+  static RmsFactor of_scale(const Tensor& weight, const Tensor& scale, const Segments& rows) {
+    return {weight, scale.defined() ? scale.to(wide(scale)) + 1 : Tensor(), rows.count()};
+  }
+  static RmsFactor of_gate(const Tensor& weight, const Tensor& gate, const Segments& rows) {
+    return {weight, gate.defined() ? at::tanh(gate.to(wide(gate))) : Tensor(), rows.count()};
+  }
+
+  const void* row(int64_t sample) const { return at_element(rows, sample * rows.size(1)); }
+  // From the sums over the rows of each sample, [S, D].
+  Tensor weight_gradient(const Tensor& sums) const {
+    return (by_sample.defined() ? sums * by_sample : sums).sum(0);
+  }
+  Tensor sample_gradient(const Tensor& sums) const { return sums * weight; }
+  Tensor gate_gradient(const Tensor& sums) const {
+    return sample_gradient(sums) * (1 - by_sample.square());
+  }
+
+  Tensor weight, by_sample, rows;
+};
+
+Tensor rms_scale(const Tensor& x, const Tensor& added, const RmsFactor& factor,
+                 const Segments& rows, double eps) {
+  Tensor out = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    const int64_t first = c.first * width;
+    loops.rms_scale(at_element(x, first), at_element_or_null(added, first), factor.row(c.sample),
+                    at_element(out, first), c.count, width, eps);
+  });
+  return out;
+}
+
+// {x, sums over the rows of each sample when `wanted`}
+std::array<Tensor, 2> rms_scale_backward(const Tensor& grad, const Tensor& x,
+                                         const RmsFactor& factor, const Segments& rows, double eps,
+                                         bool wanted) {
+  Tensor grad_x = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(rows, width);
+  SampleSums sums(wanted, x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.rms_scale_backward(at_element(grad, first), at_element(x, first), factor.row(c.sample),
+                             nullptr, at_element(grad_x, first), sums.of_chunk(i), c.count, width,
+                             eps);
+  });
+  return {grad_x, sums.wide_total(chunks, rows.count(), 0, width)};
+}
+
+Tensor rms_norm_modulate(const Tensor& x, const Tensor& weight, const Tensor& scale,
+                         const Segments& rows, double eps) {
+  return rms_scale(x, Tensor(), RmsFactor::of_scale(weight, scale, rows), rows, eps);
+}
+
+std::array<Tensor, 3> rms_norm_modulate_backward(const Tensor& grad, const Tensor& x,
+                                                 const Tensor& weight, const Tensor& scale,
+                                                 const Segments& rows, double eps, bool weight_grad,
+                                                 bool scale_grad) {
+  const RmsFactor factor = RmsFactor::of_scale(weight, scale, rows);
+  const auto [grad_x, sums] =
+      rms_scale_backward(grad, x, factor, rows, eps, weight_grad || scale_grad);
+  const auto type = x.scalar_type();
+  return {grad_x, weight_grad ? factor.weight_gradient(sums).to(type) : Tensor(),
+          scale_grad ? factor.sample_gradient(sums).to(type) : Tensor()};
+}
+
+Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& gate,
+                         const Segments& rows, double eps) {
+  return rms_scale(y, x, RmsFactor::of_gate(weight, gate, rows), rows, eps);
+}
+
+std::array<Tensor, 3> rms_gate_residual_backward(const Tensor& grad, const Tensor& y,
+                                                 const Tensor& weight, const Tensor& gate,
+                                                 const Segments& rows, double eps, bool weight_grad,
+                                                 bool gate_grad) {
+  const RmsFactor factor = RmsFactor::of_gate(weight, gate, rows);
+  const auto [grad_y, sums] =
+      rms_scale_backward(grad, y, factor, rows, eps, weight_grad || gate_grad);
+  const auto type = y.scalar_type();
+  return {grad_y, weight_grad ? factor.weight_gradient(sums).to(type) : Tensor(),
+          gate_grad ? factor.gate_gradient(sums).to(type) : Tensor()};
+}
+
+std::array<Tensor, 2> rms_gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
+                                                      const Tensor& weight, const Tensor& gate,
+                                                      const Tensor& next_weight,
+                                                      const Tensor& scale, const Segments& rows,
+                                                      double eps) {
+  Tensor sum = at::empty_like(x), out = at::empty_like(x);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
+  const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
+  for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
+    for (int64_t r = c.first; r < c.first + c.count; ++r) {
+      const int64_t at = r * width;
+      loops.rms_scale(at_element(y, at), at_element(x, at), gated.row(c.sample),
+                      at_element(sum, at), 1, width, eps);
+      loops.rms_scale(at_element(sum, at), nullptr, scaled.row(c.sample), at_element(out, at), 1,
+                      width, eps);
+    }
+  });
+  return {sum, out};
+}
+
+std::array<Tensor, 6> rms_gate_residual_norm_modulate_backward(
+    const Tensor& grad_sum, const Tensor& grad, const Tensor& x, const Tensor& y,
+    const Tensor& weight, const Tensor& gate, const Tensor& next_weight, const Tensor& scale,
+    const Segments& rows, double eps, std::array<bool, 4> wanted) {
+  Tensor grad_x = at::empty_like(x), grad_y = at::empty_like(y);
+  const int64_t width = x.size(1);
+  const RowKernels& loops = loops_for(x);
+  const RmsFactor gated = RmsFactor::of_gate(weight, gate, rows);
+  const RmsFactor scaled = RmsFactor::of_scale(next_weight, scale, rows);
+  const auto chunks = chunks_of(rows, width);
+  // The sum is made again, row by row.
+  Tensor sums = at::empty({static_cast<int64_t>(chunks.size()), width}, x.options());
+  SampleSums of_gate(wanted[0] || wanted[1], x, chunks, width);
+  SampleSums of_scale(wanted[2] || wanted[3], x, chunks, width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    char* const sum = at_element(sums, i * width);
+    for (int64_t r = c.first; r < c.first + c.count; ++r) {
+      const int64_t at = r * width;
+      loops.rms_scale(at_element(y, at), at_element(x, at), gated.row(c.sample), sum, 1, width,
+                      eps);
+      loops.rms_scale_backward(at_element(grad, at), sum, scaled.row(c.sample),
+                               at_element_or_null(grad_sum, at), at_element(grad_x, at),
+                               of_scale.of_chunk(i), 1, width, eps);
+      loops.rms_scale_backward(at_element(grad_x, at), at_element(y, at), gated.row(c.sample),
+                               nullptr, at_element(grad_y, at), of_gate.of_chunk(i), 1, width, eps);
+    }
+  });
+  const Tensor gate_sums = of_gate.wide_total(chunks, rows.count(), 0, width);
+  const Tensor scale_sums = of_scale.wide_total(chunks, rows.count(), 0, width);
+  const auto type = x.scalar_type();
+  return {grad_x,
+          grad_y,
+          wanted[0] ? gated.weight_gradient(gate_sums).to(type) : Tensor(),
+          wanted[1] ? gated.gate_gradient(gate_sums).to(type) : Tensor(),
+          wanted[2] ? scaled.weight_gradient(scale_sums).to(type) : Tensor(),
+          wanted[3] ? scaled.sample_gradient(scale_sums).to(type) : Tensor()};
+}
+
 Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
                  RopeLayout layout, double eps) {
   Tensor out = at::empty(x.sizes(), x.options());
@@ -341,6 +504,12 @@ const PointwiseKernels pointwise_kernels = {norm_modulate,
                                             gate_residual_norm_modulate,
                                             rms_norm,
                                             rms_norm_backward,
+                                            rms_norm_modulate,
+                                            rms_norm_modulate_backward,
+                                            rms_gate_residual,
+                                            rms_gate_residual_backward,
+                                            rms_gate_residual_norm_modulate,
+                                            rms_gate_residual_norm_modulate_backward,
                                             norm_rope,
                                             norm_rope_backward,
                                             swiglu,

@@ -40,6 +40,34 @@ struct PointwiseKernels {
   std::array<Tensor, 2> (*rms_norm_backward)(const Tensor& grad, const Tensor& x,
                                              const Tensor& weight, double eps, bool weight_grad);
 
+  // `scale` and `gate` of these may be undefined.
+  Tensor (*rms_norm_modulate)(const Tensor& x, const Tensor& weight, const Tensor& scale,
+                              const Segments& rows, double eps);
+  // {x, weight, scale}
+  std::array<Tensor, 3> (*rms_norm_modulate_backward)(const Tensor& grad, const Tensor& x,
+                                                      const Tensor& weight, const Tensor& scale,
+                                                      const Segments& rows, double eps,
+                                                      bool weight_grad, bool scale_grad);
+  Tensor (*rms_gate_residual)(const Tensor& x, const Tensor& y, const Tensor& weight,
+                              const Tensor& gate, const Segments& rows, double eps);
+  // {y, weight, gate}; that of x is `grad`.
+  std::array<Tensor, 3> (*rms_gate_residual_backward)(const Tensor& grad, const Tensor& y,
+                                                      const Tensor& weight, const Tensor& gate,
+                                                      const Segments& rows, double eps,
+                                                      bool weight_grad, bool gate_grad);
+  // {the residual, its rms_norm_modulate}
+  std::array<Tensor, 2> (*rms_gate_residual_norm_modulate)(const Tensor& x, const Tensor& y,
+                                                           const Tensor& weight, const Tensor& gate,
+                                                           const Tensor& next_weight,
+                                                           const Tensor& scale,
+                                                           const Segments& rows, double eps);
+  // {x, y, weight, gate, next_weight, scale}. `grad_sum` may be undefined. `wanted`: of the last
+  // four.
+  std::array<Tensor, 6> (*rms_gate_residual_norm_modulate_backward)(
+      const Tensor& grad_sum, const Tensor& grad, const Tensor& x, const Tensor& y,
+      const Tensor& weight, const Tensor& gate, const Tensor& next_weight, const Tensor& scale,
+      const Segments& rows, double eps, std::array<bool, 4> wanted);
+
   Tensor (*norm_rope)(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
                       RopeLayout layout, double eps);
   // {x, weight}
@@ -69,6 +97,9 @@ ATELIER_API void register_pointwise_kernels(at::DeviceType device, const Pointwi
                                             bool proven);
 
 namespace cpu {
+extern const PointwiseKernels pointwise_kernels;
+}
+namespace meta {
 extern const PointwiseKernels pointwise_kernels;
 }
 

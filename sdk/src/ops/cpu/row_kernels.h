@@ -30,6 +30,12 @@ struct RowKernels {
                    double eps);
   void (*rms_norm_backward)(const void* grad, const void* x, const void* weight, void* grad_x,
                             void* sums, int64_t n, int64_t width, double eps);
+  // [added +] x / rms(x) * factor. `added` may be null; factor: accumulation type, one row.
+  void (*rms_scale)(const void* x, const void* added, const void* factor, void* out, int64_t n,
+                    int64_t width, double eps);
+  // sums: of factor. `added` is added to the gradient of x and may be null.
+  void (*rms_scale_backward)(const void* grad, const void* x, const void* factor, const void* added,
+                             void* grad_x, void* sums, int64_t n, int64_t width, double eps);
   // `heads` rows of `width` in each of n; cos and sin: accumulation type, [n, width / 2]. Strides
   // in elements.
   void (*norm_rope)(const void* x, int64_t row_stride, int64_t head_stride, const void* weight,
