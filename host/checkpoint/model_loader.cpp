@@ -14,6 +14,7 @@
 #include "host/checkpoint/model_paths.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
+#include "host/device/stand_in.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
@@ -151,23 +152,50 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Chec
 
 namespace {
 
+std::string place_of(const std::string& flag, const std::string& component) {
+  return flag + ": component " + formats::quote_and_escape(component) + ": ";
+}
+
+// Whether the family has a component of that name; if not, that is a problem.
+bool check_component(const ModelFamily& family, const std::string& component,
+                     const std::string& flag, report::Problems& problems) {
+  if (find_spec(family, component) != nullptr) return true;
+  const std::string nearest = report::nearest_name(component, component_names(family));
+  problems.add(place_of(flag, component) + std::string(family.name()) + " has " +
+                   report::list_names(component_names(family)),
+               nearest.empty() ? "" : "did you mean " + nearest + "?", ErrorCode::kNotFound);
+  return false;
+}
+
 void check_storage(const ModelFamily& family, const LoadRequest& request, Model& model,
                    const std::vector<LoadedPart>& parts, report::Problems& problems) {
   for (const auto& [component, storage] : request.storage) {
-    const std::string place = "--storage: component " + formats::quote_and_escape(component) + ": ";
-    if (find_spec(family, component) == nullptr) {
-      const std::string nearest = report::nearest_name(component, component_names(family));
-      problems.add(place + std::string(family.name()) + " has " +
-                       report::list_names(component_names(family)),
-                   nearest.empty() ? "" : "did you mean " + nearest + "?", ErrorCode::kNotFound);
-      continue;
-    }
+    if (!check_component(family, component, "--storage", problems)) continue;
+    const std::string place = place_of("--storage", component);
     const bool is_here = std::any_of(parts.begin(), parts.end(), [&](const LoadedPart& part) {
       return part.detection.component == component;
     });
     if (is_here && storage != Storage::kPlain && storable_weights(model, component).empty())
       problems.add(place + "it has no linear layers in blocks, whose weights could be stored so",
                    "leave it out");
+  }
+}
+
+void check_compute(const LoadedModel& model, const LoadRequest& request,
+                   report::Problems& problems) {
+  for (const auto& [component, compute] : request.compute) {
+    if (!check_component(model.family(), component, "--compute", problems)) continue;
+    if (model.find_part(component) == nullptr) continue;
+    const Storage storage = model.storage(component);
+    if (compute == Compute::kBf16 && model.dtype() != at::kBFloat16)
+      problems.add(place_of("--compute", component) + "its weights are " +
+                       std::string(at::toString(model.dtype())) + ", and are multiplied as such",
+                   "pass --dtype bfloat16, or leave it out");
+    if (compute == Compute::kW8A8 && storage != Storage::kFp8 && storage != Storage::kInt8)
+      problems.add(place_of("--compute", component) +
+                       "w8a8 multiplies 8-bit codes, and its weights rest " +
+                       (storage == Storage::kPlain ? "in --dtype" : "as published"),
+                   "add --storage " + component + "=int8 or " + component + "=fp8");
   }
 }
 
@@ -214,7 +242,12 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   };
   at::ScalarType dtype = at::kFloat;
   if (request.dtype != "auto") problems.collect([&] { dtype = parse_dtype(request.dtype); });
-  problems.collect([&] { model->device_ = device::choose(request.device); });
+  std::optional<memory::StandInOptions> stand_in;
+  problems.collect([&] {
+    stand_in = device::parse_stand_in(request.device);
+    model->is_stand_in_ = stand_in.has_value();
+    model->device_ = stand_in ? at::Device(at::kCPU) : device::choose(request.device);
+  });
 
   // What is there: headers only.
   const FoundFiles found =
@@ -313,7 +346,11 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   if (model->model_ == nullptr)
     throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
   check_storage(family, request, *model->model_, model->parts_, problems);
+  Placement placement = request.placement;
+  placement.offload_others &= stand_in || !model->device_.is_cpu();
+  model->plans_ = plan_residency(placement, model->placed_components(), problems);
   for (const auto& [component, storage] : request.storage) model->storage_[component] = storage;
+  model->compute_ = request.compute;
 
   for (const LoadedPart& part : model->parts_) {
     problems.collect([&] {
@@ -339,6 +376,15 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
     }
   }
   model->dtype_ = dtype;
+  check_compute(*model, request, problems);
+  problems.throw_if_any();
+  model->prepares_levels_ = request.prepares_levels;
+  model->place_blocks();
+  if (stand_in) {
+    model->port_ = memory::make_stand_in(*stand_in);
+  } else if (!model->plans_.empty()) {
+    model->port_ = memory::make_port(model->device_);
+  }
   return model;
 }
 
@@ -351,17 +397,163 @@ std::unique_ptr<LoadedModel> LoadedModel::open_empty(const ModelFamily& family) 
   return model;
 }
 
+namespace {
+
+// Of the same component, one after the other.
+void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats) {
+  total.device_bytes = std::max(total.device_bytes, stats.device_bytes);
+  total.host_bytes = std::max(total.host_bytes, stats.host_bytes);
+  total.copied_bytes += stats.copied_bytes;
+  total.copies += stats.copies;
+  total.late += stats.late;
+  total.waited_seconds += stats.waited_seconds;
+}
+
+std::string size_text(int64_t bytes) {
+  return report::format_bytes(static_cast<uint64_t>(bytes));
+}
+
+std::string describe(const memory::ResidencyPlan& plan, const memory::Residency::Stats& stats) {
+  const auto stay = std::count(plan.blocks.begin(), plan.blocks.end(), memory::Place::kDevice);
+  std::string text = std::to_string(stay) + " of " + std::to_string(plan.blocks.size()) +
+                     " blocks stayed on the device, which held " + size_text(stats.device_bytes) +
+                     "; the host held " + size_text(stats.host_bytes) + "; " +
+                     size_text(stats.copied_bytes) + " came in " + std::to_string(stats.copies) +
+                     " copies, " + std::to_string(stats.late) + " of them late";
+  if (stats.waited_seconds > 0) {
+    char waited[40];
+    std::snprintf(waited, sizeof waited, ", %.2f s were waited", stats.waited_seconds);
+    text += waited;
+  }
+  return text;
+}
+
+}  // namespace
+
+// Passes blocks on to whatever streams at the moment.
+class LoadedModel::Runner final : public BlockRunner {
+ public:
+  Tensors run(Block& block, const Tensors& inputs) override { return now().run(block, inputs); }
+  std::shared_ptr<void> hold(Block& block) override { return now().hold(block); }
+
+  void stream(std::vector<memory::Residency*> components) {
+    streaming_.reset();
+    if (!components.empty()) streaming_.emplace(direct_, std::move(components));
+  }
+
+ private:
+  BlockRunner& now() {
+    if (streaming_) return *streaming_;
+    return direct_;
+  }
+
+  DirectRunner direct_;
+  std::optional<memory::StreamingRunner> streaming_;
+};
+
+LoadedModel::LoadedModel(const ModelFamily& family)
+    : family_(family), runner_(std::make_unique<Runner>()) {}
+
 LoadedModel::~LoadedModel() = default;
+
+PlacedComponents LoadedModel::placed_components() {
+  PlacedComponents components;
+  for (const ComponentSpec& spec : family_.components()) {
+    const std::string name(spec.name);
+    components.known.push_back(name);
+    if (spec.role == kTokenizerRole) components.blocks[name] = 0;
+    if (find_part(name) != nullptr) components.blocks[name] = std::ssize(model_->blocks(name));
+    if (spec.role == "dit") components.denoiser = name;
+  }
+  return components;
+}
+
+// Decides where the weights of blocks rest. Reads no values.
+void LoadedModel::place_blocks() {
+  bool holds_on_host = false;
+  for (auto& [name, plan] : plans_) {
+    const std::vector<Block*> blocks = model_->blocks(name);
+    const int64_t moved =
+        keep_on_host_what_no_file_has(plan, blocks, bindings_.find(name)->second,
+                                      find_part(name)->checkpoint, dtype_, storage_plan(name));
+    if (moved > 0)
+      notes_.push_back("--offload " + name + "=disk: " + std::to_string(moved) + " of " +
+                       std::to_string(blocks.size()) +
+                       " blocks rest in host memory: not all of their weights lie in the files as "
+                       "they are computed with (--dtype, --storage)");
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (plan.blocks[i] == memory::Place::kDevice) continue;
+      holds_on_host |= plan.blocks[i] == memory::Place::kHost;
+      for (const Weight* weight : weights_of(*blocks[i])) places_[weight] = plan.blocks[i];
+    }
+  }
+  if (holds_on_host && device_.is_cpu() && !is_stand_in_)
+    notes_.push_back(
+        "--offload to host memory saves nothing on the CPU, where everything is in host memory");
+}
+
+void LoadedModel::rearrange(const LoadRequest& request) {
+  report::Problems problems;
+  check_storage(family_, request, *model_, parts_, problems);
+  Placement placement = request.placement;
+  placement.offload_others &= is_stand_in_ || !device_.is_cpu();
+  auto plans = plan_residency(placement, placed_components(), problems);
+  problems.throw_if_any();
+  plans_ = std::move(plans);
+  for (const auto& [component, storage] : request.storage) storage_[component] = storage;
+  places_.clear();
+  notes_.clear();
+  place_blocks();
+  if (port_ == nullptr && !plans_.empty()) port_ = memory::make_port(device_);
+}
+
+BlockRunner& LoadedModel::runner() {
+  return *runner_;
+}
+
+void LoadedModel::keep_on_device(const std::set<const Weight*>& weights) {
+  for (auto& [name, plan] : plans_) {
+    const std::vector<Block*> blocks = model_->blocks(name);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const std::set<const Weight*> own = weights_of(*blocks[i]);
+      const bool stays = std::any_of(
+          own.begin(), own.end(), [&](const Weight* weight) { return weights.contains(weight); });
+      if (!stays) continue;
+      plan.blocks[i] = memory::Place::kDevice;
+      for (const Weight* weight : own) places_.erase(weight);
+    }
+  }
+}
+
+bool LoadedModel::is_streamed(std::string_view component) const {
+  const auto plan = plans_.find(component);
+  if (plan == plans_.end()) return false;
+  const auto& blocks = plan->second.blocks;
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [](memory::Place place) { return place != memory::Place::kDevice; });
+}
+
+memory::Residency* LoadedModel::residency(std::string_view component) {
+  const auto found = residencies_.find(component);
+  return found == residencies_.end() ? nullptr : found->second.get();
+}
 
 Storage LoadedModel::storage(std::string_view component) const {
   const auto found = storage_.find(component);
   return found == storage_.end() ? Storage::kPlain : found->second;
 }
 
+Compute LoadedModel::compute(std::string_view component) const {
+  const auto found = compute_.find(component);
+  return found == compute_.end() ? Compute::kPlain : found->second;
+}
+
 StoragePlan LoadedModel::storage_plan(std::string_view component) {
   const Storage storage = this->storage(component);
   if (storage == Storage::kPlain) return {};
-  return {storage, storable_weights(*model_, component)};
+  StoragePlan plan = {.storage = storage, .weights = storable_weights(*model_, component)};
+  if (compute(component) == Compute::kW8A8) plan.w8a8 = w8a8_weights(*model_, component);
+  return plan;
 }
 
 const LoadedPart* LoadedModel::find_part(std::string_view component) const {
@@ -386,30 +578,61 @@ void LoadedModel::load_component(std::string_view name, const LoadProgressCallba
                 "component " + formats::quote_and_escape(name) + " was not given",
                 "pass its files with --model_paths or --model_id_with_origin_paths");
   if (is_loaded(name)) return;
-  const WeightBinding& binding = bindings_.find(name)->second;
+  load_component_from(name, bindings_.find(name)->second, part->checkpoint, progress);
+}
+
+void LoadedModel::load_component_from(std::string_view name, const WeightBinding& binding,
+                                      const Checkpoint& checkpoint,
+                                      const LoadProgressCallback& progress) {
+  if (is_loaded(name)) unload_component(name);
   const auto start = std::chrono::steady_clock::now();
   LoadProgress state;
-  state.component = part->detection.component;
-  state.bytes_total = bytes_to_read(binding, part->checkpoint);
+  state.component = name;
+  state.bytes_total = bytes_to_read(binding, checkpoint);
   const auto report = [&](bool done) {
     state.done = done;
     state.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (progress) progress(state);
   };
-  plugins::guard("loading " + std::string(name), [&] {
-    load_weights(
-        binding, part->checkpoint, dtype_, device_,
-        [&](int64_t bytes) {
-          state.bytes_done = bytes;
-          report(/*done=*/false);
-        },
-        storage_plan(name));
-  });
+  try {
+    plugins::guard("loading " + std::string(name), [&] {
+      fill(name, binding, checkpoint, [&](int64_t bytes) {
+        state.bytes_done = bytes;
+        report(/*done=*/false);
+      });
+    });
+  } catch (const Error& error) {
+    unload_component(name);
+    if (error.code() != ErrorCode::kOutOfMemory || port_ == nullptr || is_streamed(name)) throw;
+    throw Error(
+        error.code(), error.message(),
+        "let blocks rest elsewhere, for instance with --offload " + std::string(name) + "=host",
+        error.tag());
+  } catch (...) {
+    unload_component(name);
+    throw;
+  }
   report(/*done=*/true);
   loaded_[std::string(name)] = true;
   for (const auto& held : listeners_) {
     if (const auto listener = held.lock()) (*listener)(name);
   }
+}
+
+void LoadedModel::fill(std::string_view name, const WeightBinding& binding,
+                       const Checkpoint& checkpoint, const std::function<void(int64_t)>& progress) {
+  load_weights(binding, checkpoint, dtype_, device_, progress, storage_plan(name),
+               {.places = places_, .maps = !is_stand_in_});
+  if (!is_streamed(name)) return;
+  std::set<const Weight*> on_demand;
+  const LoadedPart* denoiser = this->denoiser();
+  if (prepares_levels_ && denoiser != nullptr && denoiser->detection.component == name) {
+    for (const WeightPtr& weight : model_->level_weights()) on_demand.insert(weight.get());
+  }
+  residencies_[std::string(name)] = std::make_unique<memory::Residency>(
+      model_->blocks(name), plans_.find(name)->second, *port_, on_demand);
+  device::release_freed_memory();
+  stream_residencies();
 }
 
 std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener listener) {
@@ -422,12 +645,45 @@ std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener lis
 void LoadedModel::unload_component(std::string_view name) {
   const auto binding = bindings_.find(name);
   if (binding == bindings_.end()) return;
+  drop_residency(name);
   for (const BoundWeight& bound : binding->second.weights) {
     bound.weight->set_store(nullptr);
     bound.weight->keep_derived({});
   }
   loaded_[std::string(name)] = false;
   device::release_freed_memory();
+}
+
+void LoadedModel::drop_residency(std::string_view name) {
+  const auto found = residencies_.find(name);
+  if (found == residencies_.end()) return;
+  const memory::Residency::Stats stats = found->second->stats();
+  add(past_[std::string(name)], stats);
+  residencies_.erase(found);
+  stream_residencies();
+}
+
+void LoadedModel::stream_residencies() {
+  std::vector<memory::Residency*> all;
+  for (const auto& [component, residency] : residencies_) all.push_back(residency.get());
+  runner_->stream(std::move(all));
+}
+
+std::vector<std::string> LoadedModel::streaming_report() const {
+  std::vector<std::string> lines;
+  for (const auto& [name, plan] : plans_) {
+    memory::Residency::Stats stats;
+    if (const auto past = past_.find(name); past != past_.end()) stats = past->second;
+    if (const auto now = residencies_.find(name); now != residencies_.end())
+      add(stats, now->second->stats());
+    if (stats.copies > 0) lines.push_back(name + ": " + describe(plan, stats));
+  }
+  if (!is_stand_in_) return lines;
+  const memory::Port::Stats stats = port_->stats();
+  lines.push_back("stand-in: at most " + size_text(stats.peak_bytes) +
+                  (stats.capacity == INT64_MAX ? "" : " of " + size_text(stats.capacity)) +
+                  " were in use");
+  return lines;
 }
 
 bool LoadedModel::is_loaded(std::string_view name) const {

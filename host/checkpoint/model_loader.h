@@ -13,8 +13,11 @@
 #include "atelier/model_family.h"
 
 #include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/placement.h"
 #include "host/checkpoint/storage.h"
 #include "host/checkpoint/weight_binding.h"
+#include "memory/port.h"
+#include "memory/residency.h"
 
 namespace atelier::checkpoint {
 
@@ -34,17 +37,24 @@ struct LoadRequest {
   // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on
   // the CPU the dtype that the denoiser is published in.
   std::string dtype = "auto";
-  // "auto", "cpu", "cuda" or "cuda:1". auto takes the first GPU; a GPU that cannot be used is an
-  // error.
+  // "auto", "cpu", "cuda", "cuda:1", or a stand-in (see host/device/stand_in.h), which computes on
+  // the CPU. auto takes the first GPU; a GPU that cannot be used is an error.
   std::string device = "auto";
   // The components that will be used; others are not looked for. Empty: all that the family
   // requires.
   std::vector<std::string> components = {};
   // How weights rest, by component: see StoragePlan.
   StorageByComponent storage = {};
+  // In what products of a component's weights are made.
+  ComputeByComponent compute = {};
   // Entries of the two lists above whose components are stored as Storage::kFp8, where `storage`
   // does not name them.
   std::vector<std::string> fp8_models = {};
+  // Where blocks rest that are not always on the device.
+  Placement placement = {};
+  // Model::prepare_levels() is called before the denoiser is run: what only levels reach comes to
+  // the device then, and not with its block.
+  bool prepares_levels = false;
 };
 
 struct LoadProgress {
@@ -91,8 +101,32 @@ class LoadedModel {
   const std::vector<LoadedPart>& parts() const { return parts_; }
   // In what the weights of a component rest.
   Storage storage(std::string_view component) const;
+  Compute compute(std::string_view component) const;
   // For load_weights: what load_component passes to it.
   StoragePlan storage_plan(std::string_view component);
+
+  // Runs the blocks of every component, wherever their weights rest. As long as the model.
+  BlockRunner& runner();
+  // Blocks with one of these stay on the device. No component is loaded.
+  void keep_on_device(const std::set<const Weight*>& weights);
+  // Puts storages and placement of `request` in the place of those that the model was opened with.
+  // No component is loaded. Throws as open() does for what is wrong with them.
+  void rearrange(const LoadRequest& request);
+  // Whether a component has blocks that come to the device when they run.
+  bool is_streamed(std::string_view component) const;
+  // Whether the weight comes with its block.
+  bool is_streamed(const Weight& weight) const { return places_.contains(&weight); }
+  // Null for a component that is not loaded or not streamed.
+  memory::Residency* residency(std::string_view component);
+  // A device of host memory, which may be limited.
+  bool is_stand_in() const { return is_stand_in_; }
+  // Null when nothing is streamed and the device is no stand-in.
+  memory::Port* port() { return port_.get(); }
+  // What the user should know about the places that were asked for: one line each.
+  const std::vector<std::string>& notes() const { return notes_; }
+  // How blocks came and went, one line for each component of which some did, and what a stand-in
+  // had to hold.
+  std::vector<std::string> streaming_report() const;
 
   // Null when the model was made without it.
   const LoadedPart* find_part(std::string_view component) const;
@@ -104,6 +138,9 @@ class LoadedModel {
   // Fills the weights of one component; does nothing when they are there. Peak memory is that of
   // the weights. Throws Error{kNotFound} for a component that the model was made without.
   void load_component(std::string_view name, const LoadProgressCallback& progress = {});
+  // The same with the weights of another checkpoint, which take the place of those that are there.
+  void load_component_from(std::string_view name, const WeightBinding& binding,
+                           const Checkpoint& checkpoint, const LoadProgressCallback& progress = {});
   // Drops the weights of one component.
   void unload_component(std::string_view name);
   bool is_loaded(std::string_view name) const;
@@ -114,18 +151,37 @@ class LoadedModel {
   [[nodiscard]] std::shared_ptr<const Listener> on_loaded(Listener listener);
 
  private:
-  explicit LoadedModel(const ModelFamily& family) : family_(family) {}
+  class Runner;
+
+  explicit LoadedModel(const ModelFamily& family);
+  PlacedComponents placed_components();
+  void place_blocks();
+  void fill(std::string_view name, const WeightBinding& binding, const Checkpoint& checkpoint,
+            const std::function<void(int64_t)>& progress);
+  void drop_residency(std::string_view name);
+  void stream_residencies();
 
   const ModelFamily& family_;
+  std::unique_ptr<memory::Port> port_;  // null: nothing is streamed
   std::vector<LoadedPart> parts_;
   std::map<std::string, std::string, std::less<>> files_;
   std::unique_ptr<Model> model_;
   at::Device device_ = at::kCPU;
   at::ScalarType dtype_ = at::kFloat;
   StorageByComponent storage_;
+  ComputeByComponent compute_;
   std::map<std::string, WeightBinding, std::less<>> bindings_;  // by component
   std::map<std::string, bool, std::less<>> loaded_;
   std::vector<std::weak_ptr<const Listener>> listeners_;
+
+  bool is_stand_in_ = false;
+  bool prepares_levels_ = false;
+  std::map<std::string, memory::ResidencyPlan, std::less<>> plans_;  // by component
+  std::map<const Weight*, memory::Place> places_;                    // of streamed blocks
+  std::vector<std::string> notes_;
+  std::map<std::string, std::unique_ptr<memory::Residency>, std::less<>> residencies_;
+  std::map<std::string, memory::Residency::Stats, std::less<>> past_;  // of those that are gone
+  std::unique_ptr<Runner> runner_;
 };
 
 }  // namespace atelier::checkpoint

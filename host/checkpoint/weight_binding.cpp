@@ -18,6 +18,7 @@
 #include "host/checkpoint/mapped_file.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/report/problems.h"
+#include "memory/port.h"
 #include "memory/quantized_store.h"
 
 namespace atelier::checkpoint {
@@ -29,6 +30,8 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 constexpr int64_t kDeviceGroupBytes = int64_t{512} << 20;
 constexpr int64_t kPassingBytes = int64_t{64} << 20;
 constexpr int64_t kPassingAlignment = 64;
+constexpr size_t kMappedHostBytes = size_t{64}
+                                    << 10;  // smaller ones are not worth pages of their own
 
 // The block numbers that stand where `pattern` has `{}`; nullopt when `name` does not match.
 std::optional<std::vector<std::string>> match_blocks(std::string_view pattern,
@@ -283,43 +286,6 @@ int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint
 
 namespace {
 
-// Weights that are whole tensors of the file, as the file has them, need no copy on the CPU.
-class WeightMapper {
- public:
-  WeightMapper(const Checkpoint& checkpoint, std::function<void(int64_t)> progress)
-      : checkpoint_(checkpoint),
-        progress_(std::move(progress)),
-        files_(checkpoint.files().size()) {}
-
-  // Fills the weight and returns true, or leaves it alone when its bytes must be converted, cut,
-  // joined or aligned.
-  bool map(const BoundWeight& bound, at::ScalarType type) {
-    const WeightPiece& piece = bound.pieces.front();
-    const TensorMeta& meta = *checkpoint_.index().find(piece.tensor);
-    const TensorPlace& place = checkpoint_.place(piece.tensor);
-    if (bound.pieces.size() != 1 || piece.axis >= 0 || meta.dtype != type ||
-        bound.weight->numel() == 0 || place.begin % c10::elementSize(type) != 0)
-      return false;
-    auto& file = files_[static_cast<size_t>(place.file)];
-    if (!file)
-      file = MappedFile::open(checkpoint_.files()[static_cast<size_t>(place.file)],
-                              checkpoint_.file_sizes()[static_cast<size_t>(place.file)]);
-    file->populate(place.begin, place.bytes);
-    bound.weight->set(file->tensor(place.begin, bound.weight->sizes(), type));
-    bytes_ += static_cast<int64_t>(place.bytes);
-    if (progress_) progress_(bytes_);
-    return true;
-  }
-
-  int64_t bytes() const { return bytes_; }
-
- private:
-  const Checkpoint& checkpoint_;
-  std::function<void(int64_t)> progress_;
-  std::vector<std::shared_ptr<const MappedFile>> files_;
-  int64_t bytes_ = 0;
-};
-
 // How one weight is read, and in what it comes to rest.
 struct Arrival {
   enum class Rest { kPlain, kCodes, kFp8, kInt8 };
@@ -328,6 +294,8 @@ struct Arrival {
   at::ScalarType read_type = at::kFloat;
   at::ScalarType type = at::kFloat;  // in which it is drawn
   bool has_scales = false;
+  bool is_w8a8 = false;
+  memory::Place place = memory::Place::kDevice;
   at::Tensor value = {};
 
   // What is read is not what stays.
@@ -345,6 +313,7 @@ Arrival arrival_of(const BoundWeight& bound, const Checkpoint& checkpoint, at::S
   const at::ScalarType published = type_of(bound.pieces.front());
   const bool is_floating = c10::isFloatingType(published);
   Arrival arrival = {.bound = &bound, .type = is_floating ? dtype : published};
+  arrival.is_w8a8 = plan.w8a8.contains(bound.weight);
   arrival.read_type = arrival.type;
   bool is_one_type = true, are_codes = published == at::kFloat8_e4m3fn;
   for (const WeightPiece& piece : bound.pieces) {
@@ -367,6 +336,63 @@ Arrival arrival_of(const BoundWeight& bound, const Checkpoint& checkpoint, at::S
     arrival.read_type = is_one_type && is_half && !arrival.has_scales ? published : at::kFloat;
   return arrival;
 }
+
+// The bytes of a weight that is one tensor, or rows of one, in the file's own dtype; nullopt when
+// they must be converted, joined or aligned.
+struct FileBytes {
+  int file = 0;
+  uint64_t begin = 0, count = 0;
+};
+std::optional<FileBytes> bytes_in_file(const Arrival& arrival, const Checkpoint& checkpoint) {
+  const BoundWeight& bound = *arrival.bound;
+  const WeightPiece& piece = bound.pieces.front();
+  const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
+  const TensorPlace& place = checkpoint.place(piece.tensor);
+  const auto element = static_cast<uint64_t>(c10::elementSize(arrival.type));
+  if (arrival.rest != Arrival::Rest::kPlain || arrival.has_scales || bound.pieces.size() != 1 ||
+      piece.axis > 0 || meta.dtype != arrival.type || bound.weight->numel() == 0 ||
+      (piece.axis == 0 && piece.length != bound.weight->sizes()[0]))
+    return std::nullopt;
+  FileBytes bytes = {place.file, place.begin,
+                     static_cast<uint64_t>(bound.weight->numel()) * element};
+  if (piece.axis == 0)
+    bytes.begin += static_cast<uint64_t>(piece.tensor_start) * bytes.count /
+                   static_cast<uint64_t>(bound.weight->sizes()[0]);
+  if (bytes.begin % element != 0) return std::nullopt;
+  return bytes;
+}
+
+// Weights whose bytes the file has need no copy on the CPU.
+class WeightMapper {
+ public:
+  WeightMapper(const Checkpoint& checkpoint, std::function<void(int64_t)> progress)
+      : checkpoint_(checkpoint),
+        progress_(std::move(progress)),
+        files_(checkpoint.files().size()) {}
+
+  // Fills the weight and returns true, or leaves it alone. `populates`: its pages are read now.
+  bool map(const Arrival& arrival, bool populates) {
+    const auto bytes = bytes_in_file(arrival, checkpoint_);
+    if (!bytes) return false;
+    const auto index = static_cast<size_t>(bytes->file);
+    auto& file = files_[index];
+    if (!file) file = MappedFile::open(checkpoint_.files()[index], checkpoint_.file_sizes()[index]);
+    if (populates) file->populate(bytes->begin, bytes->count);
+    Weight& weight = *arrival.bound->weight;
+    weight.set(file->tensor(bytes->begin, weight.sizes(), arrival.type));
+    bytes_ += static_cast<int64_t>(bytes->count);
+    if (progress_) progress_(bytes_);
+    return true;
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::function<void(int64_t)> progress_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
+  int64_t bytes_ = 0;
+};
 
 // Calls `scale` with the scales of each piece that has some, [1] or a part's rows, and the piece.
 void for_each_scale(const BoundWeight& bound, const Checkpoint& checkpoint,
@@ -399,27 +425,57 @@ at::Tensor row_scales(const BoundWeight& bound, const Checkpoint& checkpoint) {
   return all;
 }
 
+// Memory that no allocator of devices counts, and that goes back to the system when it is freed.
+at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const at::TensorOptions options(dtype);
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
+  if (bytes < kMappedHostBytes) {
+    const memory::HostScope on_host;
+    return at::empty(sizes, options);
+  }
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    throw Error(ErrorCode::kOutOfMemory,
+                "the host has no " + report::format_bytes(bytes) + " left for a weight",
+                "leave more of the model on the device, or in its files with --offload NAME=disk");
+  return at::from_blob(
+      data, sizes, [bytes](void* memory) { munmap(memory, bytes); }, options);
+}
+
+at::Tensor to_host(const at::Tensor& value) {
+  return empty_on_host(value.sizes(), value.scalar_type()).copy_(value);
+}
+
 void set_weight(Arrival arrival, const Checkpoint& checkpoint, at::Device device) {
   using Rest = Arrival::Rest;
   const BoundWeight& bound = *arrival.bound;
+  const bool on_host = arrival.place != memory::Place::kDevice;
   const auto store = [&](memory::Quantized value) {
     bound.weight->set_store(
-        std::make_shared<memory::QuantizedStore>(std::move(value), arrival.type));
+        std::make_shared<memory::QuantizedStore>(std::move(value), arrival.type, arrival.is_w8a8));
   };
   if (arrival.rest == Rest::kCodes) {
-    store({arrival.value.to(device), row_scales(bound, checkpoint).to(device)});
+    const at::Device rests = on_host ? at::Device(at::kCPU) : device;
+    store({arrival.value.to(rests), row_scales(bound, checkpoint).to(rests)});
     return;
   }
   if (arrival.has_scales) apply_scales(arrival.value, bound, checkpoint);
   if (arrival.rest == Rest::kPlain) {
-    bound.weight->set(
-        arrival.value.to(device, arrival.type, /*non_blocking=*/false, arrival.passes()));
+    const bool moves = arrival.passes();  // out of passing memory
+    if (!on_host) {
+      bound.weight->set(arrival.value.to(device, arrival.type, /*non_blocking=*/false, moves));
+    } else {
+      bound.weight->set(moves ? to_host(arrival.value.to(arrival.type)) : arrival.value);
+    }
     return;
   }
   try {
-    store(memory::quantize(arrival.value.to(device), arrival.rest == Rest::kFp8
-                                                         ? memory::QuantizedKind::kFp8
-                                                         : memory::QuantizedKind::kInt8));
+    // Made on the device wherever it rests: the same codes.
+    const auto kind =
+        arrival.rest == Rest::kFp8 ? memory::QuantizedKind::kFp8 : memory::QuantizedKind::kInt8;
+    memory::Quantized made = memory::quantize(arrival.value.to(device), kind);
+    if (on_host) made = {to_host(made.codes), to_host(made.scales)};
+    store(std::move(made));
   } catch (const Error& error) {
     throw error.at("tensor " + formats::quote_and_escape(bound.pieces.front().tensor))
         .at(display_path(checkpoint.name()));
@@ -442,7 +498,7 @@ class PassingMemory {
 
   bool has_room(const Arrival& arrival) const { return used_ + bytes_of(arrival) <= capacity_; }
   at::Tensor take(const Arrival& arrival) {
-    if (!memory_.defined()) memory_ = at::empty({capacity_}, at::kByte);
+    if (!memory_.defined()) memory_ = empty_on_host({capacity_}, at::kByte);
     const int64_t begin = used_, bytes = payload_of(arrival);
     used_ += bytes_of(arrival);
     return memory_.narrow(0, begin, bytes)
@@ -468,14 +524,18 @@ class PassingMemory {
 
 void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
                   at::Device device, const std::function<void(int64_t)>& progress,
-                  const StoragePlan& plan) {
+                  const StoragePlan& plan, const Landing& landing) {
+  using memory::Place;
   const at::NoGradGuard no_grad;
   const TensorIndex& index = checkpoint.index();
   int64_t done_before = 0, group_bytes = 0;
   std::vector<ReadRun> runs;
   std::vector<Arrival> planned, arrivals;
-  for (const BoundWeight& bound : binding.weights)
-    planned.push_back(arrival_of(bound, checkpoint, dtype, plan));
+  for (const BoundWeight& bound : binding.weights) {
+    Arrival& arrival = planned.emplace_back(arrival_of(bound, checkpoint, dtype, plan));
+    const auto place = landing.places.find(bound.weight);
+    if (place != landing.places.end()) arrival.place = place->second;
+  }
   PassingMemory passing(planned);
   WeightMapper mapper(checkpoint, progress);
 
@@ -496,12 +556,14 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
   for (Arrival& arrival : planned) {
     const BoundWeight& bound = *arrival.bound;
     const at::IntArrayRef sizes = bound.weight->sizes();
-    const bool stays = arrival.rest == Arrival::Rest::kPlain && !arrival.has_scales;
     const at::ScalarType type = arrival.read_type;
-    if (device.is_cpu() && stays && mapper.map(bound, type)) continue;
+    const bool on_host = arrival.place != Place::kDevice;
+    const bool may_map = on_host || (device.is_cpu() && landing.maps);
+    if (may_map && mapper.map(arrival, /*populates=*/arrival.place != Place::kDisk)) continue;
     if (arrival.passes() && !passing.has_room(arrival)) flush();
-    at::Tensor value =
-        arrival.passes() ? passing.take(arrival) : at::empty(sizes, at::TensorOptions(type));
+    at::Tensor value = arrival.passes() ? passing.take(arrival)
+                       : on_host        ? empty_on_host(sizes, type)
+                                        : at::empty(sizes, at::TensorOptions(type));
     auto* base = static_cast<char*>(value.data_ptr());
     const auto bytes = static_cast<int64_t>(value.nbytes());
     if (bytes >= 2 * kHugePageBytes) {
@@ -549,6 +611,11 @@ void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at
   flush();
 }
 
+bool rests_in_file(const BoundWeight& bound, const Checkpoint& checkpoint, at::ScalarType dtype,
+                   const StoragePlan& plan) {
+  return bytes_in_file(arrival_of(bound, checkpoint, dtype, plan), checkpoint).has_value();
+}
+
 at::Tensor PublishedTensor::value() const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
@@ -570,8 +637,6 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
   std::map<std::string, Named> weights;
   std::vector<std::string> paths;
   module.visit_weights([&](const std::string& path, Weight& weight) {
-    if (!weight.is_loaded())
-      throw Error(ErrorCode::kInternal, "weight '" + path + "' is not loaded");
     weights.emplace(path, Named{&weight});
     paths.push_back(path);
   });
@@ -592,25 +657,27 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
       const auto numbers = match_blocks(rule.to, path);
       if (!numbers) continue;
       Named& named = weights.at(path);
-      const at::Tensor drawn = named.weight->draw();
+      const at::IntArrayRef sizes = named.weight->sizes();
       PublishedTensor& tensor = tensors[prefix + fill_blocks(rule.from, *numbers)];
       const bool is_new = tensor.sources.empty();
       if (is_new) {
         tensor.name = prefix + fill_blocks(rule.from, *numbers);
-        tensor.shape = drawn.sizes().vec();
-        tensor.dtype = drawn.scalar_type();
+        tensor.shape = sizes.vec();
+        if (named.weight->is_loaded()) tensor.dtype = named.weight->draw().scalar_type();
       }
       tensor.axis = rule.axis;
       PublishedTensor::Source source{path, named.weight, 0, -1};
       const auto axis = static_cast<size_t>(std::max(rule.axis, 0));
       if (const int64_t parts = joined_from[path]; parts > 1) {
-        const int64_t whole = drawn.size(rule.axis);
+        const int64_t whole = sizes[axis];
         const TensorMeta* meta = published == nullptr ? nullptr : published->find(tensor.name);
-        if (meta == nullptr && whole % parts != 0)
+        if (meta == nullptr && rule.length == 0 && whole % parts != 0)
           throw Error(ErrorCode::kInternal, "weight '" + path + "' cannot be cut into " +
                                                 std::to_string(parts) + " equal tensors");
         source.start = named.taken;
-        source.length = meta == nullptr ? whole / parts : meta->shape.at(axis);
+        source.length = meta != nullptr    ? meta->shape.at(axis)
+                        : rule.length > 0 ? rule.length
+                                          : whole / parts;
         named.taken += source.length;
         if (named.taken > whole)
           throw Error(ErrorCode::kInternal,
@@ -618,7 +685,7 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
       }
       const int64_t length = rule.axis < 0        ? 0
                              : source.length >= 0 ? source.length
-                                                  : drawn.size(rule.axis);
+                                                  : sizes[axis];
       if (rule.axis >= 0) tensor.shape[axis] = is_new ? length : tensor.shape[axis] + length;
       tensor.sources.push_back(std::move(source));
     }

@@ -14,6 +14,7 @@
 
 #include "host/checkpoint/checkpoint.h"
 #include "host/checkpoint/storage.h"
+#include "memory/residency.h"
 
 namespace atelier::checkpoint {
 
@@ -54,14 +55,26 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix,
 int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix,
                             const TensorIndex& index);
 
-// Fills the weights. Floating ones arrive in `dtype` on `device`. On the CPU whole tensors of that
-// dtype are mapped and not copied (see mapped_file.h); all others are read in groups, so that
-// beside the weights little memory is used. Scales of the checkpoint are applied. Weights of `plan`
-// are stored in 8 bits and drawn in `dtype`. Throws Error{kNumerics} when one of these holds a
-// value that is not finite.
+// Where load_weights puts weights.
+struct Landing {
+  // Those that are not named go to the device. kDisk leaves a weight in the mapped file, without
+  // bringing its pages into memory; one that cannot rest there goes to the host.
+  std::map<const Weight*, memory::Place> places = {};
+  // On the CPU, whether what goes to the device may stay in the mapped file.
+  bool maps = true;
+};
+
+// Fills the weights. Floating ones arrive in `dtype` on `device`, or where `landing` says. On the
+// CPU whole tensors of that dtype are mapped and not copied (see mapped_file.h); all others are
+// read in groups, so that beside the weights little memory is used. Scales of the checkpoint are
+// applied. Weights of `plan` are stored in 8 bits and drawn in `dtype`. Throws Error{kNumerics}
+// when one of these holds a value that is not finite.
 void load_weights(const WeightBinding& binding, const Checkpoint& checkpoint, at::ScalarType dtype,
                   at::Device device, const std::function<void(int64_t bytes_done)>& progress = {},
-                  const StoragePlan& plan = {});
+                  const StoragePlan& plan = {}, const Landing& landing = {});
+// Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
+bool rests_in_file(const BoundWeight& bound, const Checkpoint& checkpoint, at::ScalarType dtype,
+                   const StoragePlan& plan = {});
 // Bytes of files that load_weights reads.
 int64_t bytes_to_read(const WeightBinding& binding, const Checkpoint& checkpoint);
 
@@ -83,9 +96,9 @@ struct PublishedTensor {
 };
 
 // Reads the table backwards: the tensors of a checkpoint of this component, in its published
-// spelling. Where a weight was joined from several tensors, `published` says how long each is;
-// without it they are equally long. Throws Error{kInternal} when a weight has no row, is not
-// loaded, or cannot be cut.
+// spelling. Where a weight is joined from several tensors, `published` says how long each is, else
+// the table; where that does not, they are equally long. Of weights that are not loaded there are
+// names and shapes alone. Throws Error{kInternal} when a weight has no row, or cannot be cut.
 std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
                                                const std::string& prefix,
                                                const TensorIndex* published = nullptr);

@@ -48,7 +48,10 @@ Request check_request(std::span<const std::string> arguments, const ModelFamily&
   for (const ComponentSpec& component : family.components()) {
     if (component.phases.encode) config.model.components.emplace_back(component.name);
   }
-  problems.collect([&] { request.model = LoadedModel::open(family, config.model); });
+  problems.collect([&] {
+    request.model = LoadedModel::open(family, config.model);
+    for (const std::string& note : request.model->notes()) progress.note("note: " + note);
+  });
   const LatentSpec spec = request.model ? request.model->model().latent_spec()
                                         : LoadedModel::open_empty(family)->model().latent_spec();
   problems.collect([&] {

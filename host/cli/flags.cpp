@@ -430,16 +430,38 @@ std::vector<FlagSpec> model_flags(std::string dtype) {
        .help = "of every weight",
        .preset = std::move(dtype),
        .choices = {"auto", "float32", "bfloat16", "float16"}},
-      {.name = "device", .help = "auto, cpu, cuda or cuda:N", .preset = "auto"},
+      {.name = "device",
+       .help = "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "
+               "copies of such a GPU",
+       .preset = "auto"},
       {.name = "storage",
        .kind = FlagKind::kList,
        .help = "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
                "them; plain: in dtype",
        .preset = ""},
+      {.name = "compute",
+       .kind = FlagKind::kList,
+       .help = "of products by component: dit=w8a8 multiplies weights that are stored as fp8 or "
+               "int8 in 8 bits; bf16 and plain: in dtype",
+       .preset = ""},
       {.name = "fp8_models",
        .kind = FlagKind::kList,
        .help = "entries of model_paths or model_id_with_origin_paths that are stored as fp8",
        .preset = ""},
+      {.name = "offload",
+       .kind = FlagKind::kList,
+       .help = "where blocks rest that come to the device when they run, by component: "
+               "dit=host,text_encoder=disk",
+       .preset = ""},
+      {.name = "resident_blocks",
+       .kind = FlagKind::kList,
+       .help = "with offload, blocks that stay on the device: 20 of the denoiser, or "
+               "dit=20,text_encoder=4",
+       .preset = ""},
+      {.name = "prefetch",
+       .kind = FlagKind::kInteger,
+       .help = "with offload, blocks that are on their way while one runs",
+       .preset = "2"},
   };
 }
 
@@ -470,7 +492,12 @@ checkpoint::LoadRequest load_request(const ParsedFlags& flags) {
   request.device = flags.text("device");
   request.hints = parse_hints(flags.json("model_hints"));
   request.storage = checkpoint::parse_storage(flags.list("storage"));
+  request.compute = checkpoint::parse_compute(flags.list("compute"));
   request.fp8_models = flags.list("fp8_models");
+  request.placement.offload = checkpoint::parse_offload(flags.list("offload"));
+  request.placement.resident_blocks =
+      checkpoint::parse_resident_blocks(flags.list("resident_blocks"));
+  request.placement.prefetch = flags.integer("prefetch");
   return request;
 }
 

@@ -126,11 +126,11 @@ std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUs
                                       std::span<const FlagSpec> taken = {});
 
 // --plugin, --plugin_path, --model_paths, --model_id_with_origin_paths, --tokenizer_path,
-// --model_hints, --dtype, --device, --storage and --fp8_models; `dtype` is the preset of --dtype.
+// --model_hints, --dtype, --device, --storage, --fp8_models, --offload, --resident_blocks and
+// --prefetch; `dtype` is the preset of --dtype.
 std::vector<FlagSpec> model_flags(std::string dtype = "auto");
 
-// Of a command with model_flags(). Throws Error{kInvalidArgument} when --model_hints or --storage
-// is malformed.
+// Of a command with model_flags(). Throws Error{kInvalidArgument} when one of them is malformed.
 checkpoint::LoadRequest load_request(const ParsedFlags& flags);
 
 // '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.
@@ -145,6 +145,7 @@ int run_check_plugin(std::span<const std::string> arguments);
 int run_doctor(std::span<const std::string> arguments);
 int run_generate(std::span<const std::string> arguments);
 int run_lora(std::span<const std::string> arguments);
+int run_plan(std::span<const std::string> arguments);
 int run_train(std::span<const std::string> arguments);
 int run_cache(std::span<const std::string> arguments);
 

@@ -2,6 +2,7 @@
 #include "host/cli/lora.h"
 
 #include <cstdio>
+#include <set>
 
 #include "atelier/error.h"
 
@@ -53,8 +54,11 @@ int run_lora(std::span<const std::string> arguments) {
 
 std::vector<FlagSpec> lora_model_flags() {
   std::vector<FlagSpec> flags;
+  const std::set<std::string_view> unused = {"tokenizer_path",  "dtype",      "device",
+                                             "storage",         "fp8_models", "offload",
+                                             "resident_blocks", "prefetch"};
   for (FlagSpec& flag : model_flags()) {
-    if (flag.name == "tokenizer_path" || flag.name == "dtype" || flag.name == "device") continue;
+    if (unused.contains(flag.name)) continue;
     flag.required = false;
     flags.push_back(std::move(flag));
   }

@@ -22,6 +22,7 @@
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
+#include "memory/recompute.h"
 
 namespace atelier::cli {
 
@@ -104,7 +105,10 @@ at::Tensor published_gradient(const checkpoint::PublishedTensor& tensor,
 NamedTensors run_component(LoadedModel& model, const std::string& component,
                            const NamedTensors& inputs, bool with_gradients,
                            const std::string& trainable) {
-  DirectRunner runner;
+  // Blocks whose weights come and go are computed again in the backward pass.
+  memory::RecomputeRunner recompute(model.runner());
+  const bool recomputes = with_gradients && model.is_streamed(component);
+  BlockRunner& runner = recomputes ? static_cast<BlockRunner&>(recompute) : model.runner();
   const std::string where = std::string(model.family().name()) + ".probe";
   NamedTensors outputs;
   if (!with_gradients) {
@@ -267,6 +271,9 @@ int run_probe(std::span<const std::string> arguments) {
   }
   if (!flags.text("trainable").empty() && !flags.flag("gradients"))
     problems.add("--trainable is given without --gradients", "add --gradients");
+  if (!flags.text("trainable").empty() && !request.placement.offload.empty())
+    problems.add("--trainable: weights of offloaded blocks have no gradients here",
+                 "leave out --offload");
   const std::filesystem::path folder = std::filesystem::path(output).parent_path();
   std::error_code failure;
   if (!folder.empty() && !std::filesystem::is_directory(folder, failure))
@@ -295,6 +302,7 @@ int run_probe(std::span<const std::string> arguments) {
   } else if (is_tokenizer) {
     probe_tokenizer(*model, flags.text("inputs"), output);
   } else {
+    for (const std::string& note : model->notes()) spdlog::info("note: {}", note);
     model->load_component(component, report_load);
     const NamedTensors result =
         run_component(*model, component, inputs, flags.flag("gradients"), flags.text("trainable"));

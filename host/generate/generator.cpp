@@ -9,6 +9,7 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/guidance.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
 
@@ -65,23 +66,53 @@ Inputs with_prompt(const Inputs& inputs, const std::string& prompt) {
   return changed;
 }
 
-bool is_guided(const Request& request) {
-  return request.cfg_scale != 1.0;
+bool is_guided(const Request& request, size_t step) {
+  return request.cfg_scale != 1.0 && is_guided_at(request.sigmas[step], request.cfg_trunc);
 }
 
-// Runs blocks in place and counts them. Where tiles are counted, blocks are not.
+// At any step.
+bool is_guided(const Request& request) {
+  for (size_t i = 0; i + 1 < request.sigmas.size(); ++i) {
+    if (is_guided(request, i)) return true;
+  }
+  return false;
+}
+
+// Counts the blocks that `inner` runs. Where tiles are counted, blocks are not.
 class CountingRunner final : public BlockRunner {
  public:
-  explicit CountingRunner(progress::Step& step) : step_(step) {}
+  CountingRunner(BlockRunner& inner, progress::Step& step) : inner_(inner), step_(step) {}
   Tensors run(Block& block, const Tensors& inputs) override {
-    Tensors outputs = direct_.run(block, inputs);
+    Tensors outputs = inner_.run(block, inputs);
     step_.advance();
     return outputs;
   }
+  std::shared_ptr<void> hold(Block& block) override { return inner_.hold(block); }
 
  private:
-  DirectRunner direct_;
+  BlockRunner& inner_;
   progress::Step& step_;
+};
+
+// What the model computes ahead for the levels of a loop, for as long as this lives.
+class PreparedLevels {
+ public:
+  PreparedLevels(const Engine& engine, std::span<const float> sigmas, BlockRunner& runner)
+      : engine_(engine) {
+    try {
+      plugins::guard(engine_.family + ".prepare_levels",
+                     [&] { engine_.model.prepare_levels(sigmas, runner); });
+    } catch (...) {
+      engine_.model.forget_levels();
+      throw;
+    }
+  }
+  ~PreparedLevels() { engine_.model.forget_levels(); }
+  PreparedLevels(const PreparedLevels&) = delete;
+  PreparedLevels& operator=(const PreparedLevels&) = delete;
+
+ private:
+  const Engine& engine_;
 };
 
 // Keeps the host at most one step ahead of the device: otherwise progress would show launches, and
@@ -149,9 +180,9 @@ Conditioning Generator::encode_text(const Inputs& inputs, const std::string& enc
     num_blocks += static_cast<int64_t>(engine_.model.blocks(component.name).size());
   }
   progress::Step step(progress_, "encode prompt", num_blocks, progress::Unit::kParts);
-  CountingRunner runner(step);
+  CountingRunner counting(runner(), step);
   Conditioning cond = plugins::guard(engine_.family + ".encode_text",
-                                     [&] { return engine_.model.encode_text(inputs, runner); });
+                                     [&] { return engine_.model.encode_text(inputs, counting); });
   for (auto& [name, tensor] : cond) tensor = tensor.to(engine_.device);
   step.finish();
 
@@ -189,12 +220,11 @@ at::Tensor Generator::encode_input(const Request& request) {
   load_where([](const ComponentSpec& c) { return c.phases.encode && c.role == "vae"; });
   check_cancelled();
   progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
-  CountingRunner counting(step);
-  DirectRunner direct;
-  BlockRunner& runner = request.tiling ? static_cast<BlockRunner&>(direct) : counting;
+  CountingRunner counting(runner(), step);
+  BlockRunner& blocks = request.tiling ? runner() : counting;
   const auto encode = [&](const at::Tensor& pixels) {
     return plugins::guard(engine_.family + ".encode_media",
-                          [&] { return engine_.model.encode_media(pixels, runner); });
+                          [&] { return engine_.model.encode_media(pixels, blocks); });
   };
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
   const auto on_tile = [&](int64_t done, int64_t total) {
@@ -224,11 +254,9 @@ at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t
 
 at::Tensor Generator::denoise(const Request& request, const Conditionings& cond, at::Tensor x,
                               const std::string& label) {
-  load_where([](const ComponentSpec& c) { return c.phases.denoise; });
   const int64_t count = x.size(0);
   const auto num_steps = static_cast<int64_t>(request.sigmas.size()) - 1;
-  const bool guided = is_guided(request);
-  const bool batched = guided && request.batches_cfg;
+  const bool batched = is_guided(request) && request.batches_cfg;
   const int64_t rows = batched ? 2 * count : count;
 
   const std::vector<const Conditioning*> with(count, &cond.with), without(count, &cond.without);
@@ -246,32 +274,35 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   input_shape[0] = rows;
   const at::Tensor input = at::empty(input_shape, x.options().dtype(engine_.dtype));
 
-  DirectRunner runner;
   const auto velocity = [&](int64_t step, std::span<const Conditioning* const> rows_of) {
+    const auto n = std::ssize(rows_of);
+    const DenoiseInputs inputs = {.x_BCTHW = input.narrow(0, 0, n),
+                                  .sigma_B = sigmas[step].narrow(0, 0, n),
+                                  .cond = rows_of,
+                                  .level = step};
     return plugins::guard(engine_.family + ".denoise",
-                          [&] {
-                            return engine_.model.denoise(
-                                {.x_BCTHW = input, .sigma_B = sigmas[step], .cond = rows_of},
-                                runner);
-                          })
+                          [&] { return engine_.model.denoise(inputs, runner()); })
         .to(at::kFloat);
+  };
+  const auto guide = [&](const at::Tensor& v_with, const at::Tensor& v_without) {
+    return renormed(engine_.model.guide(v_with, v_without, request.cfg_scale), v_with,
+                    request.cfg_renorm, request.cfg_renorm_ratio);
   };
   Pacer pacer(engine_.device);
   progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
   for (int64_t i = 0; i < num_steps; ++i) {
     check_cancelled();
     input.narrow(0, 0, count).copy_(x);
-    if (batched) input.narrow(0, count, count).copy_(x);
     at::Tensor v;
-    if (!guided) {
+    if (!is_guided(request, static_cast<size_t>(i))) {
       v = velocity(i, with);
     } else if (batched) {
+      input.narrow(0, count, count).copy_(x);
       const at::Tensor pair = velocity(i, both);
-      v = engine_.model.guide(pair.narrow(0, 0, count), pair.narrow(0, count, count),
-                              request.cfg_scale);
+      v = guide(pair.narrow(0, 0, count), pair.narrow(0, count, count));
     } else {
       const at::Tensor v_with = velocity(i, with);
-      v = engine_.model.guide(v_with, velocity(i, without), request.cfg_scale);
+      v = guide(v_with, velocity(i, without));
     }
     x.add_(v, static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
     pacer.step();
@@ -284,12 +315,11 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
 at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_CTHW) {
   load_where([](const ComponentSpec& c) { return c.phases.decode; });
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
-  CountingRunner counting(step);
-  DirectRunner direct;
-  BlockRunner& runner = request.tiling ? static_cast<BlockRunner&>(direct) : counting;
+  CountingRunner counting(runner(), step);
+  BlockRunner& blocks = request.tiling ? runner() : counting;
   const auto decode = [&](const at::Tensor& latents) {
     return plugins::guard(engine_.family + ".decode",
-                          [&] { return engine_.model.decode(latents, runner); });
+                          [&] { return engine_.model.decode(latents, blocks); });
   };
   const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.dtype);
   const auto on_tile = [&](int64_t done, int64_t total) {
@@ -333,6 +363,10 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
     }
   }
   unload_text_encoders();
+  load_where([](const ComponentSpec& c) { return c.phases.denoise; });
+  check_cancelled();
+  const PreparedLevels levels(engine_, std::span(request.sigmas).first(request.sigmas.size() - 1),
+                              runner());
 
   const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
   for (size_t first = 0; first < num_pictures; first += batch_size) {

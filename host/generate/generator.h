@@ -13,6 +13,7 @@
 
 #include "atelier/component.h"
 #include "atelier/model.h"
+#include "atelier/schedule.h"
 
 #include "host/generate/tiling.h"
 #include "host/progress/progress.h"
@@ -29,6 +30,7 @@ struct Engine {
   at::ScalarType dtype = at::kFloat;  // compute dtype
   // Each does nothing when there is nothing to do.
   std::function<void(std::string_view component)> load = {}, unload = {};
+  BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
   // Text encoders leave before the denoiser comes, unless everything stays.
   bool keeps_all = false;
 };
@@ -41,6 +43,10 @@ struct Request {
   std::string negative_prompt;
   // 1 turns classifier-free guidance off: the negative prompt is then not used.
   double cfg_scale = 1.0;
+  // Steps whose 1 - sigma is not less than this go without it, and cost half.
+  double cfg_trunc = 1.0;
+  CfgRenorm cfg_renorm = CfgRenorm::kNone;
+  double cfg_renorm_ratio = 1.0;
   // One call of the denoiser with both conditionings; otherwise two calls, with less memory.
   bool batches_cfg = true;
   std::vector<float> sigmas;      // see make_sigmas()
@@ -88,11 +94,13 @@ class Generator {
                      const std::string& label);
   at::Tensor decode(const Request& request, const at::Tensor& latents_CTHW);
 
+  BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }
   void check_cancelled() const;
   void load_where(const std::function<bool(const ComponentSpec&)>& is_needed);
   void unload_text_encoders();
 
   Engine engine_;
+  DirectRunner in_place_;
   progress::Progress& progress_;
   std::function<bool()> is_cancelled_;
 

@@ -59,8 +59,9 @@ const AddedWeight* added_store(const Weight& weight) {
 
 }  // namespace
 
-AddedWeight::AddedWeight(std::shared_ptr<const WeightStore> base, std::vector<Addition> additions)
-    : base_(std::move(base)), additions_(std::move(additions)) {}
+AddedWeight::AddedWeight(std::shared_ptr<const WeightStore> base, std::vector<Addition> additions,
+                         bool keeps_sum)
+    : base_(std::move(base)), additions_(std::move(additions)), keeps_sum_(keeps_sum) {}
 
 at::Tensor AddedWeight::sum() const {
   const at::NoGradGuard no_grad;
@@ -74,6 +75,7 @@ at::Tensor AddedWeight::sum() const {
 }
 
 at::Tensor AddedWeight::draw() const {
+  if (!keeps_sum_) return sum();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!sum_.defined()) sum_ = sum();
   return sum_;
@@ -84,7 +86,8 @@ int64_t AddedWeight::bytes() const {
   return sum_.defined() ? static_cast<int64_t>(sum_.nbytes()) : 0;
 }
 
-void set_additions(Weight& weight, const void* owner, std::vector<Addition> additions) {
+void set_additions(Weight& weight, const void* owner, std::vector<Addition> additions,
+                   bool keeps_sum) {
   if (!weight.is_loaded()) return;
   const AddedWeight* added = added_store(weight);
   std::vector<Addition> all, now;
@@ -101,7 +104,8 @@ void set_additions(Weight& weight, const void* owner, std::vector<Addition> addi
                     " is trained: nothing can be added to it when it is drawn",
                 "take the LoRA away, or train another component", "LORA_TRAINED");
   std::shared_ptr<const WeightStore> base = added != nullptr ? added->base() : weight.store();
-  if (!all.empty()) base = std::make_shared<AddedWeight>(std::move(base), std::move(all));
+  if (!all.empty())
+    base = std::make_shared<AddedWeight>(std::move(base), std::move(all), keeps_sum);
   weight.set_store(std::move(base));
   weight.keep_derived({});
 }

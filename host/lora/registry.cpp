@@ -255,7 +255,8 @@ void Registry::place_additions() {
   added_.clear();
   for (auto& [weight, additions] : wanted) {
     if (!additions.empty()) added_.insert(weight);
-    set_additions(*weight, this, std::move(additions));
+    set_additions(*weight, this, std::move(additions),
+                  /*keeps_sum=*/!model_.is_streamed(*weight));
   }
 }
 

@@ -49,6 +49,7 @@ EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
       const checkpoint::Storage storage = model.storage(name);
       if (storage == checkpoint::Storage::kFp8 || storage == checkpoint::Storage::kInt8)
         dtype += " of " + std::string(checkpoint::storage_name(storage));
+      if (model.compute(name) == checkpoint::Compute::kW8A8) dtype += " as w8a8";
       records[name] = {checkpoint::fingerprint(*part), dtype};
     }
   }
@@ -102,20 +103,20 @@ void Encoders::unload() {
 
 Conditioning Encoders::encode_text(const Inputs& inputs) {
   const at::NoGradGuard no_grad;
-  DirectRunner runner;
-  Conditioning cond = plugins::guard(std::string(model_.family().name()) + ".encode_text",
-                                     [&] { return model_.model().encode_text(inputs, runner); });
+  Conditioning cond = plugins::guard(std::string(model_.family().name()) + ".encode_text", [&] {
+    return model_.model().encode_text(inputs, model_.runner());
+  });
   for (auto& [name, tensor] : cond) tensor = checked(tensor, "the text's encoding '" + name + "'");
   return cond;
 }
 
 at::Tensor Encoders::encode_picture(const at::Tensor& pixels_3HW) {
   const at::NoGradGuard no_grad;
-  DirectRunner runner;
   const at::Tensor pixels = pixels_3HW.unsqueeze(1).to(model_.device());
-  return checked(plugins::guard(std::string(model_.family().name()) + ".encode_media",
-                                [&] { return model_.model().encode_media(pixels, runner); }),
-                 "the picture's encoding");
+  return checked(
+      plugins::guard(std::string(model_.family().name()) + ".encode_media",
+                     [&] { return model_.model().encode_media(pixels, model_.runner()); }),
+      "the picture's encoding");
 }
 
 }  // namespace atelier::train

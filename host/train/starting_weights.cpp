@@ -29,8 +29,7 @@ StartingWeights::StartingWeights(checkpoint::LoadedModel& model, const std::stri
 }
 
 void StartingWeights::load() const {
-  checkpoint::load_weights(binding_, checkpoint_, model_.dtype(), model_.device(), {},
-                           model_.storage_plan(component_));
+  model_.load_component_from(component_, binding_, checkpoint_);
 }
 
 }  // namespace atelier::train
