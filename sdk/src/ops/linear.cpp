@@ -8,9 +8,11 @@
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/dry_run.h"
 #include "atelier/ops/recompute_scope.h"
 
 #include "ops/autograd_support.h"
+#include "ops/eight_bit.h"
 
 namespace atelier::ops {
 namespace {
@@ -53,6 +55,7 @@ Tensor dropped(const LinearCall& call, size_t i, const Tensor& t) {
   if (call.dropouts[i] == 0) return t;
   const double kept = 1.0 - call.dropouts[i];
   Tensor mask = at::empty(t.sizes(), t.options());
+  if (t.is_meta()) return mask;
   mask.bernoulli_(kept, seeded_generator(t.device(), call.seeds[i])).div_(kept);
   return mask.mul_(t);
 }
@@ -61,6 +64,28 @@ std::vector<int64_t> with_last(const Tensor& t, int64_t width) {
   auto sizes = t.sizes().vec();
   sizes.back() = width;
   return sizes;
+}
+
+// For dry runs: `passes` products of `t`, [..., m], with a matrix of m columns and n rows.
+void count_product(const Tensor& t, int64_t n, int passes = 1) {
+  if (DryRun* dry = DryRun::of(t))
+    dry->add_product(2.0 * passes * static_cast<double>(t.numel()) * static_cast<double>(n));
+}
+
+// x Wᵀ + bias, in 8 bits where the weight is to be multiplied so.
+Tensor base_product(const LinearCall& call, const Tensor& rows) {
+  const std::optional<RowCodes> codes = call.weight->draw_codes();
+  if (!codes) {
+    const Tensor weight = call.weight->draw();
+    return call.bias ? at::addmm(call.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
+  }
+  Tensor y = eight_bit_product(rows, *codes);
+  return call.bias ? y.add_(call.bias->draw()) : y;
+}
+
+Tensor base_gradient(const LinearCall& call, const Tensor& grad) {
+  const std::optional<RowCodes> codes = call.weight->draw_codes();
+  return codes ? eight_bit_gradient(grad, *codes) : at::mm(grad, call.weight->draw());
 }
 
 // {y, and x aᵀ of each adapter, undefined where b is not trained}. `adapters`: a, b, a, b, ...
@@ -72,17 +97,15 @@ std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::Tensor
     for (size_t i = 0; i < call.scales.size(); ++i) {
       if (need_values || adapters[2 * i + 1].requires_grad()) {
         low_rank[i] = at::mm(dropped(call, i, rows), adapters[2 * i].to(rows.scalar_type()).t());
+        count_product(low_rank[i], x.size(-1) + sizes.back());
       }
     }
     std::vector<Tensor> result;
     if (!need_values) {
       result.push_back(stand_in(sizes, x.options()));
     } else {
-      Tensor y;
-      {
-        const Tensor weight = call.weight->draw();
-        y = call.bias ? at::addmm(call.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
-      }
+      count_product(x, sizes.back());
+      Tensor y = base_product(call, rows);
       for (size_t i = 0; i < call.scales.size(); ++i) {
         y.addmm_(low_rank[i], adapters[2 * i + 1].to(rows.scalar_type()).t(), 1, call.scales[i]);
       }
@@ -131,6 +154,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const Tensor* low_rank = adapters + 2 * count;
 
     const Tensor grad = rows_of(grads[0]);
+    count_product(grad, call->weight->sizes()[1], int{needed(0)} + int{needed(call->weight_edge)});
     const Tensor rows = x.defined() ? rows_of(x) : Tensor();
     Tensor grad_x;
     if (needed(0)) {
@@ -139,7 +163,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                     "linear: weight '" + call->weight->name() +
                         "' was changed between the forward and the backward pass");
       }
-      grad_x = at::mm(grad, call->weight->draw());
+      grad_x = base_gradient(*call, grad);
     }
     for (size_t i = 0; i < count; ++i) {
       const Tensor &a = adapters[2 * i], &b = adapters[2 * i + 1];
