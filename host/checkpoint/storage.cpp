@@ -1,5 +1,8 @@
 #include "host/checkpoint/storage.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "atelier/error.h"
 #include "atelier/nn/layers.h"
 
@@ -12,41 +15,68 @@ namespace {
 
 constexpr int64_t kLeastColumns = 16;
 
-const std::map<std::string, Storage, std::less<>>& storages() {
-  static const std::map<std::string, Storage, std::less<>> names = {
-      {"plain", Storage::kPlain},
-      {"fp8", Storage::kFp8},
-      {"int8", Storage::kInt8},
-      {"published", Storage::kPublished}};
-  return names;
+template <typename Kind>
+using Names = std::vector<std::pair<std::string_view, Kind>>;
+
+const Names<Storage> kStorages = {{"fp8", Storage::kFp8},
+                                  {"int8", Storage::kInt8},
+                                  {"published", Storage::kPublished},
+                                  {"plain", Storage::kPlain}};
+const Names<Compute> kComputes = {
+    {"w8a8", Compute::kW8A8}, {"bf16", Compute::kBf16}, {"plain", Compute::kPlain}};
+
+template <typename Kind>
+std::string_view name_of(const Names<Kind>& names, Kind kind) {
+  return std::ranges::find(names, kind, &std::pair<std::string_view, Kind>::second)->first;
+}
+
+// Entries of `flag`, "component=kind".
+template <typename Kind>
+std::map<std::string, Kind, std::less<>> parse_kinds(const std::string& flag,
+                                                     const std::vector<std::string>& entries,
+                                                     const Names<Kind>& names,
+                                                     const std::string& example) {
+  std::map<std::string, Kind, std::less<>> kinds;
+  for (const std::string& entry : entries) {
+    const std::string place = flag + " " + formats::quote_and_escape(entry) + ": ";
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos || equals == 0)
+      throw Error(ErrorCode::kInvalidArgument, place + "no component and kind",
+                  "write for instance " + example);
+    const auto kind = std::ranges::find(names, std::string_view(entry).substr(equals + 1),
+                                        &std::pair<std::string_view, Kind>::first);
+    if (kind == names.end()) {
+      std::string known;
+      for (size_t i = 0; i < names.size(); ++i)
+        known += (i == 0                  ? ""
+                  : i + 1 == names.size() ? " or "
+                                          : ", ") +
+                 std::string(names[i].first);
+      throw Error(ErrorCode::kInvalidArgument, place + "the kind is not known", "use " + known);
+    }
+    if (!kinds.emplace(entry.substr(0, equals), kind->second).second)
+      throw Error(ErrorCode::kInvalidArgument, place + "the component is named twice",
+                  "name it once");
+  }
+  return kinds;
 }
 
 }  // namespace
 
 StorageByComponent parse_storage(const std::vector<std::string>& entries) {
-  StorageByComponent storage;
-  for (const std::string& entry : entries) {
-    const std::string place = "--storage " + formats::quote_and_escape(entry) + ": ";
-    const size_t equals = entry.find('=');
-    if (equals == std::string::npos || equals == 0)
-      throw Error(ErrorCode::kInvalidArgument, place + "no component and kind",
-                  "write for instance dit=fp8,text_encoder=int8");
-    const auto kind = storages().find(entry.substr(equals + 1));
-    if (kind == storages().end())
-      throw Error(ErrorCode::kInvalidArgument, place + "the kind is not known",
-                  "use fp8, int8, published or plain");
-    if (!storage.emplace(entry.substr(0, equals), kind->second).second)
-      throw Error(ErrorCode::kInvalidArgument, place + "the component is named twice",
-                  "name it once");
-  }
-  return storage;
+  return parse_kinds("--storage", entries, kStorages, "dit=fp8,text_encoder=int8");
 }
 
 std::string_view storage_name(Storage storage) {
-  for (const auto& [name, value] : storages()) {
-    if (value == storage) return name;
-  }
-  return "plain";
+  return name_of(kStorages, storage);
+}
+
+ComputeByComponent parse_compute(const std::vector<std::string>& entries) {
+  return parse_kinds("--compute", entries, kComputes, "dit=w8a8");
+}
+
+std::string_view compute_name(Compute compute) {
+  return name_of(kComputes, compute);
 }
 
 std::set<const Weight*> storable_weights(Model& model, std::string_view component) {
@@ -58,6 +88,12 @@ std::set<const Weight*> storable_weights(Model& model, std::string_view componen
         weights.insert(linear->weight.get());
     });
   }
+  return weights;
+}
+
+std::set<const Weight*> w8a8_weights(Model& model, std::string_view component) {
+  std::set<const Weight*> weights = storable_weights(model, component);
+  for (const WeightPtr& weight : model.level_weights()) weights.erase(weight.get());
   return weights;
 }
 

@@ -1,4 +1,5 @@
-// How the weights of a component rest: in --dtype, or in 8 bits with a scale a row.
+// How the weights of a component rest, in --dtype or in 8 bits with a scale a row, and in what they
+// are multiplied.
 #pragma once
 
 #include <map>
@@ -25,14 +26,32 @@ StorageByComponent parse_storage(const std::vector<std::string>& entries);
 
 std::string_view storage_name(Storage storage);
 
+enum class Compute {
+  kPlain,  // in the compute dtype, whatever that is
+  kBf16,   // the same, which has to be bfloat16
+  kW8A8,   // products of 8-bit codes, where weights rest as such
+};
+
+using ComputeByComponent = std::map<std::string, Compute, std::less<>>;
+
+// "dit=w8a8"; also bf16 and plain. Throws Error{kInvalidArgument}.
+ComputeByComponent parse_compute(const std::vector<std::string>& entries);
+
+std::string_view compute_name(Compute compute);
+
 // What load_weights stores so, and how; other weights are plain.
 struct StoragePlan {
   Storage storage = Storage::kPlain;
   std::set<const Weight*> weights = {};
+  std::set<const Weight*> w8a8 = {};  // of `weights`, those that are multiplied as codes
 };
 
 // The matrices of linear layers inside the component's blocks: nearly all of its bytes, and no
 // norm, bias, embedding, or layer at the model's ends. Rows of less than 16 values stay plain.
 std::set<const Weight*> storable_weights(Model& model, std::string_view component);
+
+// Of those, the ones that are worth multiplying in 8 bits: not what only the noise level reaches,
+// whose products are of a few rows.
+std::set<const Weight*> w8a8_weights(Model& model, std::string_view component);
 
 }  // namespace atelier::checkpoint

@@ -214,6 +214,67 @@ TEST_CASE("An entry is stored as FP8 by its name, and a name that is no entry is
   });
 }
 
+TEST_CASE("8-bit weights are multiplied as codes where that is asked", "[storage]") {
+  Folder folder;
+  const std::string file = folder / "dit.safetensors";
+  write_safetensors(file, dit_tensors());
+  const auto request = [&](StorageByComponent storage, ComputeByComponent compute) {
+    return LoadRequest{.model_paths = file,
+                       .dtype = "bfloat16",
+                       .components = {"dit"},
+                       .storage = std::move(storage),
+                       .compute = std::move(compute)};
+  };
+  for (const Storage storage : {Storage::kFp8, Storage::kInt8}) {
+    const auto model = open(request({{"dit", storage}}, {{"dit", Compute::kW8A8}}));
+    CHECK(model->compute("dit") == Compute::kW8A8);
+    model->load_component("dit");
+    int64_t codes = 0;
+    model->model().component("dit").visit_weights([&](const std::string& path, Weight& weight) {
+      INFO(path);
+      const auto* store = dynamic_cast<const QuantizedStore*>(weight.store().get());
+      CHECK(weight.draw_codes().has_value() == (store != nullptr));
+      codes += store != nullptr;
+    });
+    CHECK(codes == std::ssize(w8a8_weights(model->model(), "dit")));
+    const auto plain = open(request({{"dit", storage}}, {{"dit", Compute::kBf16}}));
+    plain->load_component("dit");
+    CHECK(plain->compute("dit") == Compute::kBf16);
+    plain->model().component("dit").visit_weights(
+        [&](const std::string&, Weight& weight) { CHECK_FALSE(weight.draw_codes().has_value()); });
+    check_same(drawn(*model), drawn(*plain));
+  }
+  expect_error(ErrorCode::kInvalidArgument, {"--compute", "in --dtype", "add --storage dit=int8"},
+               [&] {
+                 open(request({}, {{"dit", Compute::kW8A8}}));
+               });
+  expect_error(ErrorCode::kInvalidArgument, {"--compute", "as published"}, [&] {
+    open(request({{"dit", Storage::kPublished}}, {{"dit", Compute::kW8A8}}));
+  });
+  expect_error(ErrorCode::kNotFound, {"--compute", "\"ditt\"", "did you mean dit?"}, [&] {
+    open(request({}, {{"ditt", Compute::kW8A8}}));
+  });
+  LoadRequest wide = request({}, {{"dit", Compute::kBf16}});
+  wide.dtype = "float32";
+  expect_error(ErrorCode::kInvalidArgument, {"--compute", "Float", "--dtype bfloat16"},
+               [&] { open(wide); });
+}
+
+TEST_CASE("Compute is read from its flag", "[storage]") {
+  const ComputeByComponent compute = parse_compute({"dit=w8a8", "text_encoder=bf16", "vae=plain"});
+  CHECK(compute.find("dit")->second == Compute::kW8A8);
+  CHECK(compute.find("text_encoder")->second == Compute::kBf16);
+  CHECK(compute.find("vae")->second == Compute::kPlain);
+  CHECK(compute_name(Compute::kW8A8) == "w8a8");
+  for (const std::string wrong : {"dit", "=w8a8", "dit=w4a4"}) {
+    expect_error(ErrorCode::kInvalidArgument, {"--compute", wrong},
+                 [&] { parse_compute({wrong}); });
+  }
+  expect_error(ErrorCode::kInvalidArgument, {"twice"}, [&] {
+    parse_compute({"dit=w8a8", "dit=bf16"});
+  });
+}
+
 TEST_CASE("Storage is read from its flag", "[storage]") {
   const StorageByComponent storage =
       parse_storage({"dit=fp8", "text_encoder=int8", "vae=plain", "more=published"});
