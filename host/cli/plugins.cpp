@@ -5,6 +5,7 @@
 #include "atelier/error.h"
 
 #include "host/cli/flags.h"
+#include "host/generate/settings.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 
@@ -93,8 +94,20 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
     out["schedules"].push_back({{"name", schedule.name},
                                 {"num_inference_steps", schedule.num_inference_steps},
                                 {"cfg_scale", schedule.cfg_scale},
+                                {"cfg_trunc", schedule.cfg_trunc},
+                                {"cfg_renorm", generate::renorm_name(schedule.cfg_renorm)},
                                 {"help", schedule.help}});
   }
+  return out;
+}
+
+// ", cfg_trunc 0.25, cfg_renorm clamp"; empty for plain guidance.
+std::string guidance_text(const nlohmann::ordered_json& schedule) {
+  std::string out;
+  if (schedule["cfg_trunc"].get<double>() < 1.0)
+    out += ", cfg_trunc " + schedule["cfg_trunc"].dump();
+  if (const auto renorm = schedule["cfg_renorm"].get<std::string>(); renorm != "none")
+    out += ", cfg_renorm " + renorm;
   return out;
 }
 
@@ -115,8 +128,9 @@ void print_family(const nlohmann::ordered_json& family) {
                 item["required"].get<bool>() ? ", required" : "", text(item["help"]).c_str());
   std::puts("\nschedules (--schedule)");
   for (const auto& item : family.value("schedules", nlohmann::ordered_json::array()))
-    std::printf("  %-16s %d steps, cfg_scale %g%s\n", text(item["name"]).c_str(),
+    std::printf("  %-16s %d steps, cfg_scale %g%s%s\n", text(item["name"]).c_str(),
                 item["num_inference_steps"].get<int>(), item["cfg_scale"].get<double>(),
+                guidance_text(item).c_str(),
                 text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
 }
 

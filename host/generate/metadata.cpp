@@ -65,7 +65,13 @@ image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
       {"height", request.height},
       {"width", request.width},
   };
+  if (request.cfg_trunc < 1.0) record["cfg_trunc"] = request.cfg_trunc;
+  if (request.cfg_renorm != CfgRenorm::kNone)
+    record["cfg_renorm"] = renorm_name(request.cfg_renorm);
+  if (request.cfg_renorm == CfgRenorm::kClamp)
+    record["cfg_renorm_ratio"] = request.cfg_renorm_ratio;
   if (!model.storage.empty()) record["storage"] = model.storage;
+  if (!model.compute.empty()) record["compute"] = model.compute;
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
   if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
   if (!settings.input_image.empty()) {

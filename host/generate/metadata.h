@@ -20,6 +20,8 @@ struct ModelRecord {
   nlohmann::json files = nlohmann::json::object();
   // Component to "fp8", "int8" or "published"; those that rest in `dtype` are left out.
   nlohmann::json storage = nlohmann::json::object();
+  // Component to "w8a8"; those that are multiplied in `dtype` are left out.
+  nlohmann::json compute = nlohmann::json::object();
 };
 
 // Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON

@@ -105,6 +105,21 @@ const std::vector<Field>& fields() {
         .help = "how far guidance moves away from the negative prompt; 1 turns it off and saves "
                 "half the work"},
        [](Settings& s, const json& v) { s.cfg_scale = real_of(v); }},
+      {{.name = "cfg_trunc",
+        .kind = FlagKind::kReal,
+        .help = "guidance only while 1 - sigma is less than this: 0.25 guides the noisy part, and "
+                "the other steps cost half; by default what the schedule says"},
+       [](Settings& s, const json& v) { s.cfg_trunc = real_of(v); }},
+      {{.name = "cfg_renorm",
+        .help = "what is guided is brought back to the length it has without guidance: clamp, over "
+                "a picture, where it is longer; row, along each row; none; by default what the "
+                "schedule says",
+        .choices = {"none", "clamp", "row"}},
+       [](Settings& s, const json& v) { s.cfg_renorm = text_of(v); }},
+      {{.name = "cfg_renorm_ratio",
+        .kind = FlagKind::kReal,
+        .help = "of clamp: lengths above this times the one without guidance are brought back"},
+       [](Settings& s, const json& v) { s.cfg_renorm_ratio = real_of(v); }},
       {{.name = "num_images",
         .kind = FlagKind::kInteger,
         .help = "pictures of this prompt",
@@ -216,6 +231,34 @@ void check_output_path(const std::string& output, const std::string& place,
 void check_range(bool is_right, const std::string& place, const std::string& value,
                  const std::string& what, report::Problems& problems) {
   if (!is_right) problems.add(place + ": " + value + " is " + what);
+}
+
+constexpr std::pair<std::string_view, CfgRenorm> kRenorms[] = {
+    {"none", CfgRenorm::kNone}, {"clamp", CfgRenorm::kClamp}, {"row", CfgRenorm::kRow}};
+
+std::optional<CfgRenorm> find_renorm(std::string_view name) {
+  for (const auto& [known, renorm] : kRenorms) {
+    if (known == name) return renorm;
+  }
+  return std::nullopt;
+}
+
+void check_guidance(const Settings& s, CfgRenorm preset, const Place& place,
+                    report::Problems& problems) {
+  check_range(s.cfg_trunc.value_or(1.0) >= 0, place.of("cfg_trunc"),
+              std::to_string(s.cfg_trunc.value_or(1.0)), "below 0", problems);
+  const auto renorm = s.cfg_renorm.empty() ? preset : find_renorm(s.cfg_renorm);
+  if (!renorm) {
+    problems.add(place.of("cfg_renorm") + ": " + shown(s.cfg_renorm) + " is not known",
+                 "use none, clamp or row");
+  }
+  if (!s.cfg_renorm_ratio) return;
+  check_range(*s.cfg_renorm_ratio > 0, place.of("cfg_renorm_ratio"),
+              std::to_string(*s.cfg_renorm_ratio), "not above 0", problems);
+  if (s.cfg_renorm.empty() && preset != CfgRenorm::kClamp) {
+    problems.add(place.of("cfg_renorm_ratio") + ": nothing is clamped",
+                 "set " + place.of("cfg_renorm") + " to clamp, or leave it out");
+  }
 }
 
 at::Tensor read_pixels(const std::string& path) {
@@ -420,6 +463,7 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
                  .flow_shift = s.flow_shift,
                  .sigmas = s.sigmas});
   });
+  check_guidance(s, schedule->cfg_renorm, place, problems);
   if (s.denoising_strength) collect([&] { keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
   const int64_t num_steps = s.num_inference_steps.value_or(1);
   check_range(num_steps <= kMaxSteps, place.of("num_inference_steps"), std::to_string(num_steps),
@@ -523,6 +567,11 @@ double cfg_scale_of(const Settings& s, const ModelFamily& family) {
   return s.cfg_scale.value_or(find_schedule(family.schedules(), s.schedule).cfg_scale);
 }
 
+std::string_view renorm_name(CfgRenorm renorm) {
+  return std::ranges::find(kRenorms, renorm, &std::pair<std::string_view, CfgRenorm>::second)
+      ->first;
+}
+
 Request make_request(const Settings& s, const ModelFamily& family, const Model& model,
                      uint64_t seed) {
   Request request;
@@ -534,6 +583,10 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   }
   request.negative_prompt = s.negative_prompt;
   request.cfg_scale = cfg_scale_of(s, family);
+  const ScheduleDefaults& schedule = find_schedule(family.schedules(), s.schedule);
+  request.cfg_trunc = s.cfg_trunc.value_or(schedule.cfg_trunc);
+  request.cfg_renorm = find_renorm(s.cfg_renorm).value_or(schedule.cfg_renorm);
+  request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);
   request.sigmas = sigmas_of(s, family, model.latent_spec());
   request.height = s.height;
   request.width = s.width;

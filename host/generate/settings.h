@@ -26,6 +26,9 @@ struct Settings {
   int64_t seed = -1;                           // -1: drawn at random; picture i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent
   std::optional<double> cfg_scale;             // of the schedule when absent
+  std::optional<double> cfg_trunc;             // the same
+  std::string cfg_renorm;                      // none, clamp or row; empty: of the schedule
+  std::optional<double> cfg_renorm_ratio;      // of the schedule when absent
   int64_t num_images = 1;
   int64_t batch_size = 1;
   std::string schedule;  // empty: the family's first
@@ -85,6 +88,7 @@ std::string with_number(const std::string& path, uint64_t number);
 std::vector<float> sigmas_of(const Settings& settings, const ModelFamily& family,
                              const LatentSpec& spec);
 double cfg_scale_of(const Settings& settings, const ModelFamily& family);
+std::string_view renorm_name(CfgRenorm renorm);
 
 // Reads the input files. `seed` is the first picture's.
 // Throws Error when a file cannot be read or does not fit.

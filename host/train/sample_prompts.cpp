@@ -38,12 +38,15 @@ constexpr Switch kSwitches[] = {
     {"n", Value::kText, "negative_prompt", {"neg", "negative", "negative_prompt"}},
     {"fs", Value::kReal, "flow_shift", {"shift", "flow_shift", "discrete_flow_shift"}},
     {"i", Value::kText, "input_image", {"image", "input_image", "image_path"}},
+    {"ctr", Value::kReal, "cfg_trunc", {"trunc", "cfg_trunc", "cfg_trunc_ratio"}},
+    {"rcfg", Value::kReal, "cfg_renorm_ratio", {"renorm", "cfg_renorm_ratio", "renorm_cfg"}},
     {"f", Value::kInteger, "num_frames", {"frames", "num_frames", "frame_count"}},
 };
 
 constexpr const char* kHelp =
     "the switches are --w, --h, --d (seed), --s (steps), --l (CFG scale), --n (negative prompt), "
-    "--fs (flow shift), --i (input image) and --f (frames); a .jsonl file can name every setting";
+    "--fs (flow shift), --ctr (CFG truncation), --rcfg (CFG renorm ratio), --i (input image) and "
+    "--f (frames); a .jsonl file can name every setting";
 
 constexpr std::string_view kBlank = " \t\r";
 
@@ -124,6 +127,10 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
     if (value == 1) return;
     throw Error(ErrorCode::kUnsupported, "this family makes single pictures",
                 "leave --f out, or write --f 1");
+  }
+  if (name == "rcfg") {  // 0 turns it off
+    line["cfg_renorm"] = value == 0 ? "none" : "clamp";
+    if (value == 0) return;
   }
   line[std::string(known->setting)] = std::move(value);
 }

@@ -19,10 +19,11 @@ namespace atelier::train {
 //   a red fox in snow --n blurry --w 1024 --h 768 --d 7 --s 30 --l 4 --fs 3 --i fox.png
 //
 // w and h are pixels, d is the seed, s are the steps, l is the CFG scale, n is the negative prompt,
-// fs is the constant flow shift, i is the input image, and f are the frames. What a line leaves out
-// is as in `base`. Blank lines and lines that begin with # are skipped. `name` stands for the file
-// in messages. Mistakes become problems; what needs the family or the model is left to
-// generate::check_settings() and generate::check_against_model().
+// fs is the constant flow shift, ctr is cfg_trunc, rcfg is the cfg_renorm_ratio of clamp (0: none),
+// i is the input image, and f are the frames. What a line leaves out is as in `base`. Blank lines
+// and lines that begin with # are skipped. `name` stands for the file in messages. Mistakes become
+// problems; what needs the family or the model is left to generate::check_settings() and
+// generate::check_against_model().
 std::vector<generate::Job> parse_sample_prompts(std::string_view text, const std::string& name,
                                                 const generate::Settings& base,
                                                 std::span<const InputSpec> inputs,

@@ -28,7 +28,10 @@ class FakeFamily final : public ModelFamily {
         {.name = "fast",
          .num_inference_steps = 4,
          .cfg_scale = 1.0,
-         .shift = {.kind = SigmaShift::Kind::kConstant, .value = 3.0}},
+         .shift = {.kind = SigmaShift::Kind::kConstant, .value = 3.0},
+         .cfg_trunc = 0.25,
+         .cfg_renorm = CfgRenorm::kClamp,
+         .cfg_renorm_ratio = 0.9},
     };
     return kSchedules;
   }

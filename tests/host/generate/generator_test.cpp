@@ -7,6 +7,7 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/guidance.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/random/noise.h"
 #include "tests/host/generate/fake_model.h"
@@ -94,6 +95,86 @@ TEST_CASE("Guidance moves away from the negative prompt", "[generate]") {
       REQUIRE(at::allclose(pictures[i], decoded(euler(noise, request.sigmas, 0.5, c)), 0, 1e-6));
     }
   }
+}
+
+TEST_CASE("Guidance ends where it is truncated, and rows fall with it", "[generate]") {
+  for (const bool batches_cfg : {true, false}) {
+    Bench bench;
+    Request request = request_of("sixteen letters.", 10, {1, 2});
+    request.negative_prompt = "bad";
+    request.cfg_scale = 4.0;
+    request.cfg_trunc = 0.25;  // 1 - sigma is 0, 0.1, 0.2, 0.3, ...
+    request.batches_cfg = batches_cfg;
+    request.batch_size = 2;
+    const auto pictures = bench.run(request);
+    std::vector<int64_t> rows =
+        batches_cfg ? std::vector<int64_t>(3, 4) : std::vector<int64_t>(6, 2);
+    rows.resize(rows.size() + 7, 2);
+    REQUIRE(bench.model.rows_seen == rows);
+    for (size_t i = 0; i < 2; ++i) {
+      at::Tensor x = random::normal_noise({.seed = request.seeds[i]}, {4, 1, 4, 6});
+      const std::vector<float>& all = request.sigmas;
+      x = euler(x, {all.begin(), all.begin() + 4}, 0.5, 0.03 + 4.0 * (0.16 - 0.03));
+      x = euler(x, {all.begin() + 3, all.end()}, 0.5, 0.16);
+      REQUIRE(at::allclose(pictures[i], decoded(x), 0, 1e-6));
+    }
+  }
+}
+
+TEST_CASE("Where no step is guided the negative prompt is not encoded", "[generate]") {
+  Bench bench;
+  Request request = request_of("prompt", 10, {3});
+  request.negative_prompt = "negative";
+  request.cfg_scale = 4.0;
+  request.cfg_trunc = 0.25;
+  request.sigmas = keep_last_steps(request.sigmas, 0.5);
+  request.input_pixels = at::zeros({3, 1, 32, 48});
+  bench.run(request);
+  REQUIRE(bench.model.prompts_encoded == Words{"prompt"});
+  REQUIRE(bench.model.rows_seen == std::vector<int64_t>(5, 1));
+}
+
+TEST_CASE("Guided velocities are brought back to the length without guidance", "[generate]") {
+  // Both forms, written out.
+  const auto clamped = [](const at::Tensor& guided, const at::Tensor& with, double ratio) {
+    const double most = ratio * with.norm().item<double>(), has = guided.norm().item<double>();
+    return has >= most ? guided * (most / has) : guided;
+  };
+  const auto by_row = [](const at::Tensor& guided, const at::Tensor& with) {
+    return guided * (at::norm(with, 2, {-1}, true) / at::norm(guided, 2, {-1}, true));
+  };
+  const at::Tensor noise = random::normal_noise({.seed = 5}, {4, 1, 4, 6});
+  for (const bool batches_cfg : {true, false}) {
+    for (const auto& [renorm, ratio] : {std::pair{CfgRenorm::kClamp, 1.0},
+                                        {CfgRenorm::kClamp, 0.7},
+                                        {CfgRenorm::kClamp, 9.0},
+                                        {CfgRenorm::kRow, 1.0}}) {
+      Bench bench;
+      Request request = request_of(std::string(90, 'x'), 4, {5, 6});
+      request.negative_prompt = "bad";
+      request.cfg_scale = 4.0;
+      request.cfg_renorm = renorm;
+      request.cfg_renorm_ratio = ratio;
+      request.batches_cfg = batches_cfg;
+      request.batch_size = 2;  // each sample has a length of its own
+      const auto pictures = bench.run(request);
+      at::Tensor x = noise.to(at::kDouble);
+      bool was_longer = false;
+      for (size_t i = 0; i < 4; ++i) {
+        const at::Tensor with = 0.5 * x + 0.9, without = 0.5 * x + 0.03;
+        const at::Tensor guided = without + 4.0 * (with - without);
+        was_longer |= guided.norm().item<double>() > ratio * with.norm().item<double>();
+        const at::Tensor v =
+            renorm == CfgRenorm::kRow ? by_row(guided, with) : clamped(guided, with, ratio);
+        x = x + (static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]) * v;
+      }
+      CHECK(was_longer == (ratio < 9.0));
+      CHECK(at::allclose(pictures[0], decoded(x.to(at::kFloat)), 0, 1e-6));
+    }
+  }
+  const at::Tensor none = at::zeros({1, 4, 1, 4, 6});
+  for (const CfgRenorm renorm : {CfgRenorm::kClamp, CfgRenorm::kRow})
+    CHECK(at::equal(renormed(none, none, renorm, 1.0), none));
 }
 
 TEST_CASE("Without guidance the negative prompt is not encoded", "[generate]") {

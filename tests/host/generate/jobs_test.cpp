@@ -246,5 +246,50 @@ TEST_CASE("A request has the schedule of its size and the family's scale", "[set
   REQUIRE(request.sigmas == std::vector<float>{1.0f, 0.9f, 0.75f, 0.5f, 0.0f});
 }
 
+TEST_CASE("Guidance is the schedule's where nothing else is said", "[settings]") {
+  const FakeFamily family;
+  const FakeModel model;
+  Settings settings = good_settings();
+  Request request = make_request(settings, family, model, 0);
+  REQUIRE(request.cfg_trunc == 1.0);
+  REQUIRE(request.cfg_renorm == CfgRenorm::kNone);
+  settings.schedule = "fast";
+  request = make_request(settings, family, model, 0);
+  REQUIRE(request.cfg_trunc == 0.25);
+  REQUIRE(request.cfg_renorm == CfgRenorm::kClamp);
+  REQUIRE(request.cfg_renorm_ratio == 0.9);
+  const auto [jobs, message] = parse(
+      "{\"prompt\": \"a\", \"schedule\": \"fast\", \"cfg_trunc\": 0.5, \"cfg_renorm\": \"row\"}\n"
+      "{\"prompt\": \"b\", \"cfg_renorm\": \"clamp\", \"cfg_renorm_ratio\": 0.8}\n"
+      "{\"prompt\": \"c\", \"schedule\": \"fast\", \"cfg_renorm\": \"none\"}");
+  REQUIRE(message.empty());
+  request = make_request(jobs[0].settings, family, model, 0);
+  REQUIRE(request.cfg_trunc == 0.5);
+  REQUIRE(request.cfg_renorm == CfgRenorm::kRow);
+  request = make_request(jobs[1].settings, family, model, 0);
+  REQUIRE(request.cfg_renorm == CfgRenorm::kClamp);
+  REQUIRE(request.cfg_renorm_ratio == 0.8);
+  request = make_request(jobs[2].settings, family, model, 0);
+  REQUIRE(request.cfg_renorm == CfgRenorm::kNone);
+}
+
+TEST_CASE("Wrong guidance is told", "[settings]") {
+  using Catch::Contains;
+  Settings settings = good_settings();
+  settings.cfg_trunc = -0.5;
+  REQUIRE_THAT(check(settings), Contains("--cfg_trunc: -0.500000 is below 0"));
+  settings = good_settings();
+  settings.cfg_renorm = "clip";
+  REQUIRE_THAT(check(settings),
+               Contains("--cfg_renorm: \"clip\" is not known; use none, clamp or row"));
+  settings = good_settings();
+  settings.cfg_renorm_ratio = 0.9;
+  REQUIRE_THAT(check(settings), Contains("--cfg_renorm_ratio: nothing is clamped"));
+  settings.cfg_renorm = "clamp";
+  REQUIRE(check(settings).empty());
+  settings.cfg_renorm_ratio = 0;
+  REQUIRE_THAT(check(settings), Contains("--cfg_renorm_ratio: 0.000000 is not above 0"));
+}
+
 }  // namespace
 }  // namespace atelier::generate

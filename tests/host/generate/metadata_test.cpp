@@ -23,6 +23,9 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   settings.loras = {{"style", "/home/someone/loras/style.safetensors", 0.7}, {"oil", "oil", -1}};
   Request request;
   request.cfg_scale = 3.5;
+  request.cfg_trunc = 0.25;
+  request.cfg_renorm = CfgRenorm::kClamp;
+  request.cfg_renorm_ratio = 0.9;
   request.sigmas = {0.5f, 0.25f, 0.0f};
   request.height = 64;
   request.width = 96;
@@ -52,6 +55,9 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                       {"seed", 8},
                       {"num_inference_steps", 4},
                       {"cfg_scale", 3.5},
+                      {"cfg_trunc", 0.25},
+                      {"cfg_renorm", "clamp"},
+                      {"cfg_renorm_ratio", 0.9},
                       {"schedule", "fast"},
                       {"sigmas", {0.5, 0.25, 0.0}},
                       {"height", 64},

@@ -99,6 +99,21 @@ TEST_CASE("Each line is a prompt with its switches", "[sample_prompts]") {
   REQUIRE(jobs[2].settings.width == 256);
 }
 
+TEST_CASE("Switches say where guidance ends and how long it makes things", "[sample_prompts]") {
+  generate::Settings base;
+  base.cfg_renorm = "row";
+  const auto [jobs, message] =
+      parse("a --ctr 0.25 --rcfg 0.9\nb --rcfg 0\nc --rcfg much\nd", kInputs, base);
+  REQUIRE_THAT(message, Catch::Contains("prompts.txt:3: \"--rcfg\": \"much\" is no number"));
+  REQUIRE(jobs[0].settings.cfg_trunc == 0.25);
+  REQUIRE(jobs[0].settings.cfg_renorm == "clamp");
+  REQUIRE(jobs[0].settings.cfg_renorm_ratio == 0.9);
+  REQUIRE(jobs[1].settings.cfg_renorm == "none");
+  REQUIRE(!jobs[1].settings.cfg_renorm_ratio);
+  REQUIRE(jobs[3].settings.cfg_renorm == "row");
+  REQUIRE_THAT(parse("a --cfg_trunc 0.5").message, Catch::Contains("did you mean \"--ctr\"?"));
+}
+
 TEST_CASE("What a line leaves out is as in the base", "[sample_prompts]") {
   generate::Settings base;
   base.seed = 42;
