@@ -87,11 +87,13 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const ResidencyPlan plan = spread_residents(count, resident, others, prefetch);
   int64_t largest = 0;
   for (size_t i = 0; i < stored.blocks.size(); ++i) {
+    const int64_t once = stored.once.empty() || resident == count ? 0 : stored.once[i];
     if (plan.blocks[i] == Place::kDevice) {
-      choice.what.device_bytes += stored.blocks[i];
+      choice.what.device_bytes += stored.blocks[i] - once;
+      choice.what.host_bytes += once;
+      choice.once_time += copy_time(once, profile.copy_bytes_per_second);
       continue;
     }
-    const int64_t once = stored.once.empty() ? 0 : stored.once[i];
     const int64_t streamed = stored.blocks[i] - once;
     largest = std::max(largest, streamed);
     ++choice.num_streamed;

@@ -15,17 +15,17 @@ namespace atelier::memory {
 // A component whose weights rest in one kind of storage. Bytes.
 struct StoredComponent {
   std::string storage = "plain";
-  std::vector<int64_t> blocks;  // of each block's weights, in running order
-  // Parts of these that are drawn once, before a pass runs often: they do not come with their block
-  // when it is streamed. Empty: none.
-  std::vector<int64_t> once;
+  std::vector<int64_t> blocks = {};  // of each block's weights, in running order
+  // Parts of these that are drawn once, before passes run: where some blocks are streamed, these of
+  // all blocks rest elsewhere and do not come with their block. Empty: none.
+  std::vector<int64_t> once = {};
   int64_t outside = 0;  // of blocks: always on the device
 };
 
 struct PlannedComponent {
   std::string name;
   // That may be chosen; of equally fast ones the first.
-  std::vector<StoredComponent> storages;
+  std::vector<StoredComponent> storages = {};
   bool may_stream = false;
   // What the user said; the planner chooses the rest.
   std::optional<int64_t> resident = std::nullopt;  // blocks
@@ -35,7 +35,7 @@ struct PlannedComponent {
 
 // One way to do the work of a phase. Times are of one pass.
 struct Manner {
-  std::string name;          // "batch of 2"; empty where there is one way only
+  std::string name = {};     // "batch of 2"; empty where there is one way only
   std::string why = {};      // in the plan's table
   int64_t device_bytes = 0;  // most that is held beside weights
   int64_t host_bytes = 0;
@@ -51,8 +51,8 @@ struct Manner {
 // A part of a run. Components that are named in it are on the device, or stream to it.
 struct PlannedPhase {
   std::string name;  // "encode"
-  std::vector<std::string> components;
-  std::vector<Manner> manners;  // at least one; of equally fast ones the first
+  std::vector<std::string> components = {};
+  std::vector<Manner> manners = {};  // at least one; of equally fast ones the first
   double passes = 1.0;
 };
 

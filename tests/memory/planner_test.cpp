@@ -111,13 +111,18 @@ std::vector<Placed> every_place(const PlannedComponent& component) {
           for (int64_t i = 0; i < count; ++i) {
             const auto at = static_cast<size_t>(i);
             const bool stays = plan.blocks[at] == Place::kDevice;
-            const int64_t moved = stored.blocks[at] - stored.once[at];
+            const int64_t once = resident < count ? stored.once[at] : 0;
+            const int64_t moved = stored.blocks[at] - once;
             placed.copied.push_back(stays ? 0 : moved);
-            placed.device += stays ? stored.blocks[at] : 0;
-            if (stays) continue;
+            placed.device += stays ? moved : 0;
+            if (stays) {
+              placed.host += once;
+              placed.once_seconds += static_cast<double>(once) / 1000.0;
+              continue;
+            }
             ++streamed;
             largest = std::max(largest, moved);
-            placed.once_seconds += static_cast<double>(stored.once[at]) / placed.rate;
+            placed.once_seconds += static_cast<double>(once) / placed.rate;
             if (place == Place::kHost) placed.host += stored.blocks[at];
           }
           placed.slots = std::min(prefetch + 1, streamed);

@@ -1,0 +1,171 @@
+// atelier plan: what a run needs, without running it.
+#include "host/cli/plan.h"
+
+#include <cstdio>
+#include <optional>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/checkpoint/safetensors_writer.h"
+#include "host/report/problems.h"
+
+namespace atelier::cli {
+namespace {
+
+struct PlanCommand {
+  const char* name;
+  const char* help;
+  int (*run)(std::span<const std::string>, const PlanOnly&);
+};
+constexpr PlanCommand kCommands[] = {
+    {"generate", "making pictures", plan_generate},
+    {"train", "training", plan_train},
+};
+
+void print_help() {
+  std::puts(
+      "atelier plan COMMAND [flags]\nSays what a run of that command would hold where, how long it "
+      "would take and why, without running it.\n");
+  for (const PlanCommand& command : kCommands)
+    std::printf("  %-14s %s\n", command.name, command.help);
+  std::puts("\natelier plan COMMAND --help lists the flags beside those of atelier COMMAND.");
+}
+
+CommandSpec own_flags(const PlanCommand& command) {
+  CommandSpec spec{std::string("plan ") + command.name,
+                   "Takes the flags of atelier " + std::string(command.name) +
+                       " and prints a plan in place of the run. Beside them:"};
+  spec.flags = {
+      {.name = "device_profile",
+       .help = "plan for another device: h200, 4090, or a JSON file with its numbers",
+       .preset = ""},
+      {.name = "json", .help = "file for the plan as JSON", .preset = ""},
+      {.name = "curve",
+       .help = "file for the time of the run over the memory of the device: FILE.csv or FILE.svg",
+       .preset = ""},
+  };
+  return spec;
+}
+
+// Takes `--name VALUE` or `--name=VALUE` out of `arguments`.
+std::optional<std::string> take(std::vector<std::string>& arguments, const std::string& name) {
+  const std::string flag = "--" + name;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument.starts_with(flag + "=")) {
+      std::string value = argument.substr(flag.size() + 1);
+      arguments.erase(arguments.begin() + static_cast<ptrdiff_t>(i));
+      return value;
+    }
+    if (argument != flag) continue;
+    if (i + 1 == arguments.size())
+      throw Error(ErrorCode::kInvalidArgument, flag + " has no value", "write one behind it");
+    std::string value = arguments[i + 1];
+    const auto at = arguments.begin() + static_cast<ptrdiff_t>(i);
+    arguments.erase(at, at + 2);
+    return value;
+  }
+  return std::nullopt;
+}
+
+PlanOnly take_own_flags(std::vector<std::string>& arguments) {
+  PlanOnly only;
+  only.device_profile = take(arguments, "device_profile").value_or("");
+  only.json = take(arguments, "json").value_or("");
+  only.curve = take(arguments, "curve").value_or("");
+  if (!only.curve.empty() && !only.curve.ends_with(".csv") && !only.curve.ends_with(".svg"))
+    throw Error(ErrorCode::kInvalidArgument,
+                "--curve " + formats::quote_and_escape(only.curve) + ": it is no table or picture",
+                "end it in .csv or .svg");
+  return only;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  checkpoint::write_file(path, [&](const auto& write) { write(text.data(), text.size()); });
+}
+
+}  // namespace
+
+int run_plan(std::span<const std::string> arguments) {
+  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
+    print_help();
+    return arguments.empty() ? 2 : 0;
+  }
+  std::vector<std::string> names;
+  for (const PlanCommand& command : kCommands) {
+    names.emplace_back(command.name);
+    if (arguments[0] != command.name) continue;
+    std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
+    if (wants_help(rest)) {
+      std::fputs(help_text(own_flags(command)).c_str(), stdout);
+      return 0;
+    }
+    const PlanOnly only = take_own_flags(rest);
+    return command.run(rest, only);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "plan " + formats::quote_and_escape(arguments[0]) + " is not known; there are " +
+                  report::list_names(names),
+              "atelier plan train …");
+}
+
+std::vector<FlagSpec> memory_flags() {
+  return {
+      {.name = "vram",
+       .help = "what the run may take of the device, 12GiB; auto: what a GPU has free. Where "
+               "weights do not fit, blocks rest on the host and come when they run",
+       .preset = "auto"},
+      {.name = "host_memory",
+       .help = "what it may take of the host for that; auto: what is free",
+       .preset = "auto"},
+      {.name = "allow_storage",
+       .kind = FlagKind::kList,
+       .help = "8-bit storages that a plan may choose where that is faster: fp8, int8",
+       .preset = ""},
+  };
+}
+
+plan::MemoryWishes memory_wishes(const ParsedFlags& flags) {
+  return {.vram = flags.text("vram"),
+          .host_memory = flags.text("host_memory"),
+          .allow_storage = flags.list("allow_storage")};
+}
+
+void plan_elsewhere(const PlanOnly& only, plan::MemoryWishes& wishes,
+                    checkpoint::LoadRequest& request) {
+  wishes.device_profile = only.device_profile;
+  if (!only.device_profile.empty() && request.dtype == "auto") request.dtype = "bfloat16";
+}
+
+int print_plan(const std::optional<plan::Planned>& made, const std::string& reason,
+               const PlanOnly& only) {
+  if (!made)
+    throw Error(ErrorCode::kUnsupported,
+                reason.empty() ? "on the CPU nothing has to be planned" : "no plan: " + reason,
+                "say a limit with --vram, or a device with --device_profile");
+  const plan::Planned& planned = *made;
+  const std::string table = plan::plan_table(planned.result, planned.target);
+  std::fputs(table.c_str(), stdout);
+  if (!only.json.empty())
+    write_text(only.json, plan::plan_json(planned.result, planned.target).dump(2) + "\n");
+  if (only.curve.empty()) return 0;
+  const std::vector<memory::CurvePoint> curve = planned.curve();
+  write_text(only.curve, only.curve.ends_with(".csv")
+                             ? plan::curve_csv(curve)
+                             : plan::curve_svg(curve, "time of the run over the device's memory"));
+  return 0;
+}
+
+void note_plan(const plan::Planned& planned, progress::Progress& progress) {
+  for (const std::string& line : plan::plan_notes(planned.result, planned.target))
+    progress.note(line);
+}
+
+void note_measured(const plan::Planned& planned, checkpoint::LoadedModel& model,
+                   progress::Progress& progress) {
+  const std::string line = plan::measured_line(planned.result.plan, model);
+  if (!line.empty()) progress.note(line);
+}
+
+}  // namespace atelier::cli

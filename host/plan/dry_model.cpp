@@ -1,0 +1,339 @@
+#include "host/plan/dry_model.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "atelier/error.h"
+#include "atelier/nn/layers.h"
+#include "atelier/ops/recompute_scope.h"
+
+namespace atelier::plan {
+namespace {
+
+using at::Tensor;
+
+at::TensorOptions meta(at::ScalarType dtype) {
+  return at::TensorOptions(at::kMeta).dtype(dtype);
+}
+
+int64_t bytes_of(const Tensors& tensors) {
+  int64_t bytes = 0;
+  for (const Tensor& t : tensors) {
+    if (t.defined()) bytes += static_cast<int64_t>(t.nbytes());
+  }
+  return bytes;
+}
+
+// A weight without values.
+class MetaStore final : public WeightStore {
+ public:
+  MetaStore(at::IntArrayRef sizes, at::ScalarType dtype, bool is_stored)
+      : value_(at::empty(sizes, meta(dtype))), is_stored_(is_stored) {}
+
+  // Of 8-bit storage each draw makes a tensor.
+  Tensor draw() const override { return is_stored_ ? at::empty_like(value_) : value_; }
+  Tensor draw_rows(const Tensor& index) const override {
+    return at::empty({index.numel(), value_.size(1)}, value_.options());
+  }
+
+ private:
+  Tensor value_;
+  bool is_stored_;
+};
+
+}  // namespace
+
+double Work::seconds(const memory::DeviceProfile& profile, at::ScalarType dtype) const {
+  return product_flops / profile.product_flops(dtype) + attention_flops / profile.attention_flops +
+         2.0 * static_cast<double>(written_bytes) / profile.memory_bytes_per_second;
+}
+
+Work Work::operator-(const Work& other) const {
+  return {product_flops - other.product_flops, attention_flops - other.attention_flops,
+          written_bytes - other.written_bytes};
+}
+
+DryModel::DryModel(checkpoint::LoadedModel& model, at::DeviceType like)
+    : model_(model), like_(like), run_(like) {
+  place_weights();
+}
+
+DryModel::~DryModel() {
+  take_back();
+}
+
+void DryModel::place_weights() {
+  for (const checkpoint::LoadedPart& part : model_.parts()) {
+    const std::string& name = part.detection.component;
+    const std::set<const Weight*> stored = model_.storage_plan(name).weights;
+    model_.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
+      weight.set_store(
+          std::make_shared<MetaStore>(weight.sizes(), model_.dtype(), stored.contains(&weight)));
+    });
+  }
+  weight_bytes_ = bytes_.now();
+}
+
+void DryModel::take_back() {
+  model_.model().forget_levels();
+  for (nn::Linear* linear : adapted_) linear->adapters.clear();
+  for (const checkpoint::LoadedPart& part : model_.parts()) {
+    model_.model()
+        .component(part.detection.component)
+        .visit_weights([](const std::string&, Weight& weight) {
+          weight.set_store(nullptr);
+          weight.keep_derived({});
+        });
+  }
+}
+
+void DryModel::train(const train::Selection& selection, int64_t rank) {
+  const int64_t before = bytes_.now();
+  std::set<const Weight*> tables;  // whose gradients LibTorch does not make of meta tensors
+  for (const checkpoint::LoadedPart& part : model_.parts()) {
+    model_.model().component(part.detection.component).visit([&](nn::Module& module) {
+      if (const auto* table = dynamic_cast<const nn::Embedding*>(&module))
+        tables.insert(table->weight.get());
+    });
+  }
+  for (const train::Selection::TrainedWeight& trained : selection.weights) {
+    if (tables.contains(trained.weight)) continue;
+    trained.weight->set(at::empty(trained.weight->sizes(), meta(model_.dtype())));
+    trained.weight->set_trainable(true);
+  }
+  for (const train::Selection::AdaptedLayer& layer : selection.layers) {
+    ops::Adapter adapter;
+    adapter.a = at::empty({rank, layer.linear->in_features()}, meta(at::kFloat));
+    adapter.b = at::empty({layer.linear->out_features(), rank}, meta(at::kFloat));
+    adapter.a.set_requires_grad(true);
+    adapter.b.set_requires_grad(true);
+    layer.linear->adapters.push_back(std::move(adapter));
+    adapted_.push_back(layer.linear);
+  }
+  weight_bytes_ += bytes_.now() - before;
+}
+
+at::Tensor DryModel::tensor(at::IntArrayRef sizes, at::ScalarType dtype) const {
+  return at::empty(sizes, meta(dtype));
+}
+
+Inputs DryModel::without_values(const Inputs& inputs) const {
+  Inputs changed = inputs;
+  for (auto& [name, value] : changed) {
+    if (auto* single = std::get_if<Tensor>(&value)) {
+      if (single->defined()) *single = tensor(single->sizes(), single->scalar_type());
+    } else if (auto* several = std::get_if<std::vector<Tensor>>(&value)) {
+      for (Tensor& t : *several) t = tensor(t.sizes(), t.scalar_type());
+    }
+  }
+  return changed;
+}
+
+Work DryModel::work() const {
+  return {run_.product_flops(), run_.attention_flops(), bytes_.written()};
+}
+
+namespace {
+
+class MeteringRunner final : public BlockRunner {
+ public:
+  MeteringRunner(const DryModel& model, DryPass& pass) : model_(model), pass_(pass) {}
+
+  Tensors run(Block& block, const Tensors& inputs) override {
+    const Work before = model_.work();
+    Tensors outputs = block.forward(inputs);
+    const Work done = model_.work() - before;
+    Work& sum = pass_.blocks[&block];
+    sum.product_flops += done.product_flops;
+    sum.attention_flops += done.attention_flops;
+    sum.written_bytes += done.written_bytes;
+    return outputs;
+  }
+
+ private:
+  const DryModel& model_;
+  DryPass& pass_;
+};
+
+}  // namespace
+
+DryPass DryModel::measure(const Call& call) {
+  DryPass pass;
+  const Work before = work();
+  bytes_.forget_peak();
+  MeteringRunner runner(*this, pass);
+  call(runner);
+  pass.peak_bytes = bytes_.peak() - weight_bytes_;
+  pass.work = work() - before;
+  return pass;
+}
+
+namespace {
+
+// Remembers what each block was given, and which of that came from blocks before.
+class RecordingRunner final : public BlockRunner {
+ public:
+  struct Run {
+    Block* block;
+    Tensors inputs, outputs;
+  };
+  std::vector<Run> runs;
+  std::set<size_t> carried;  // places of inputs that are outputs of blocks
+
+  Tensors run(Block& block, const Tensors& inputs) override {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].defined() && made_.contains(inputs[i].unsafeGetTensorImpl())) carried.insert(i);
+    }
+    Tensors outputs = block.forward(inputs);
+    for (const Tensor& t : outputs) {
+      if (t.defined()) made_.insert(t.unsafeGetTensorImpl());
+    }
+    runs.push_back({&block, inputs, outputs});
+    return outputs;
+  }
+
+ private:
+  std::set<const c10::TensorImpl*> made_;
+};
+
+// Gives what was recorded, for the work around blocks.
+class ReplayingRunner final : public BlockRunner {
+ public:
+  explicit ReplayingRunner(std::vector<Tensors> outputs) : outputs_(std::move(outputs)) {}
+  Tensors run(Block&, const Tensors&) override { return outputs_.at(next_++); }
+
+ private:
+  std::vector<Tensors> outputs_;
+  size_t next_ = 0;
+};
+
+// Bytes and times of each operator of a block.
+class OperatorMeter final : public ops::RecomputeObserver {
+ public:
+  OperatorMeter(const DryModel& model, const memory::DeviceProfile& profile,
+                memory::BlockCosts& costs)
+      : model_(model), profile_(profile), costs_(costs) {}
+
+  void begin() override { before_ = model_.work(); }
+  void end(std::string_view op, const Tensors& outputs) override {
+    costs_.operators.push_back({std::string(op), bytes_of(outputs),
+                                (model_.work() - before_).seconds(profile_, model_.dtype())});
+  }
+
+ private:
+  const DryModel& model_;
+  const memory::DeviceProfile& profile_;
+  memory::BlockCosts& costs_;
+  Work before_;
+};
+
+Tensors leaves_of(const RecordingRunner::Run& run, const std::set<size_t>& carried) {
+  Tensors leaves;
+  for (size_t i = 0; i < run.inputs.size(); ++i) {
+    const Tensor& t = run.inputs[i];
+    const bool is_trained = t.defined() && at::isFloatingType(t.scalar_type()) &&
+                            (carried.empty() ? i == 0 : carried.contains(i));
+    leaves.push_back(is_trained ? t.detach().requires_grad_() : t);
+  }
+  return leaves;
+}
+
+Tensors with_grad(const Tensors& tensors) {
+  Tensors result;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(result),
+               [](const Tensor& t) { return t.defined() && t.requires_grad(); });
+  return result;
+}
+
+std::string shape_key(const RecordingRunner::Run& run, size_t trained) {
+  std::string key(run.block->kind());
+  for (const Tensor& t : run.inputs) {
+    key += t.defined() ? c10::str(" ", t.scalar_type(), t.sizes()) : std::string(" -");
+  }
+  return key + c10::str(" ", trained);
+}
+
+struct KindCosts {
+  std::shared_ptr<memory::BlockCosts> costs;
+  double forward = 0.0, backward = 0.0;
+};
+
+// One block: its operators without a graph, then forward and backward with one.
+KindCosts measure_block(const DryModel& model, memory::MetaBytes& bytes,
+                        const RecordingRunner::Run& run, const std::set<size_t>& carried,
+                        const memory::DeviceProfile& profile) {
+  KindCosts kind{std::make_shared<memory::BlockCosts>()};
+  memory::BlockCosts& costs = *kind.costs;
+  costs.runs = 1;
+  {
+    const at::NoGradGuard no_grad;
+    OperatorMeter meter(model, profile, costs);
+    std::vector<ops::KeptOutput> kept;
+    const ops::ActionPlan nothing;
+    const ops::RecomputeScope scope(ops::RecomputeScope::Mode::kRecord, nothing, kept,
+                                    /*consume=*/false, &meter);
+    const Work before = model.work();
+    const Tensors outputs = run.block->forward(run.inputs);
+    kind.forward = costs.seconds = (model.work() - before).seconds(profile, model.dtype());
+    costs.held_bytes = bytes_of(outputs);
+  }
+  const at::AutoGradMode enable(true);
+  const Tensors leaves = leaves_of(run, carried);
+  Tensors wanted = with_grad(leaves);
+  for (const Tensor& t : memory::trained_tensors(*run.block)) wanted.push_back(t);
+  bytes.forget_peak();
+  const int64_t before = bytes.now();
+  Tensors outputs = with_grad(run.block->forward(leaves));
+  costs.whole_bytes = bytes.now() - before;
+  Tensors grads;
+  for (const Tensor& t : outputs) grads.push_back(at::empty_like(t));
+  const int64_t given = bytes_of(grads);
+  const Work work_before = model.work();
+  const Tensors got = torch::autograd::grad(outputs, wanted, grads, /*retain_graph=*/false,
+                                            /*create_graph=*/false, /*allow_unused=*/true);
+  kind.backward = (model.work() - work_before).seconds(profile, model.dtype());
+  costs.working_bytes = bytes.peak() - before - given;
+  return kind;
+}
+
+}  // namespace
+
+DryModel::TrainingPass DryModel::measure_training(const Call& call,
+                                                  const memory::DeviceProfile& profile) {
+  RecordingRunner recorded;
+  {
+    const at::NoGradGuard no_grad;
+    call(recorded);
+  }
+  TrainingPass pass;
+  std::map<std::string, KindCosts> kinds;
+  std::vector<Tensors> outputs;
+  for (const RecordingRunner::Run& run : recorded.runs) {
+    const size_t trained = memory::trained_tensors(*run.block).size();
+    KindCosts& kind = kinds[shape_key(run, trained)];
+    if (!kind.costs) kind = measure_block(*this, bytes_, run, recorded.carried, profile);
+    pass.runs.push_back(kind.costs);
+    pass.blocks.push_back(run.block);
+    pass.forward.push_back(kind.forward);
+    pass.backward.push_back(kind.backward);
+    Tensors& given = outputs.emplace_back();
+    for (const Tensor& t : run.outputs) given.push_back(t.detach().requires_grad_());
+  }
+  recorded.runs.clear();
+  const int64_t held = bytes_.now();
+  const Work before = work();
+  bytes_.forget_peak();
+  ReplayingRunner replayed(outputs);
+  {
+    const at::AutoGradMode enable(true);
+    call(replayed);
+  }
+  pass.outside_bytes = bytes_.peak() - held;
+  pass.outside_seconds = (work() - before).seconds(profile, dtype());
+  return pass;
+}
+
+}  // namespace atelier::plan

@@ -1,0 +1,89 @@
+// A model on meta tensors: what a run would hold and compute, found by running it without values.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "atelier/block.h"
+#include "atelier/ops/dry_run.h"
+
+#include "host/checkpoint/model_loader.h"
+#include "host/train/selection.h"
+#include "memory/device_profile.h"
+#include "memory/meta_bytes.h"
+#include "memory/recompute.h"
+
+namespace atelier::plan {
+
+// What a piece of work computes and writes.
+struct Work {
+  double product_flops = 0.0, attention_flops = 0.0;
+  int64_t written_bytes = 0;  // each of them is read once, too
+
+  double seconds(const memory::DeviceProfile& profile, at::ScalarType dtype) const;
+  Work operator-(const Work& other) const;
+};
+
+// One call of the model.
+struct DryPass {
+  int64_t peak_bytes = 0;  // beside weights
+  Work work;               // all of it, that of blocks too
+  std::map<const Block*, Work> blocks;
+};
+
+// While one lives, the weights of a model are meta tensors and LibTorch's meta tensors are counted.
+// Not thread-safe; the model's components are not loaded, and afterwards they are not either.
+class DryModel {
+ public:
+  // `like` is the kind of device that the run will be on.
+  DryModel(checkpoint::LoadedModel& model, at::DeviceType like);
+  ~DryModel();
+  DryModel(const DryModel&) = delete;
+  DryModel& operator=(const DryModel&) = delete;
+
+  Model& model() { return model_.model(); }
+  at::ScalarType dtype() const { return model_.dtype(); }
+
+  // Makes what a run trains leaves, and puts LoRA factors of `rank` into its layers.
+  void train(const train::Selection& selection, int64_t rank);
+
+  // A meta tensor.
+  at::Tensor tensor(at::IntArrayRef sizes, at::ScalarType dtype) const;
+  // The same inputs, tensors among them without values.
+  Inputs without_values(const Inputs& inputs) const;
+
+  // Runs `call` with a runner that measures. Memory that the call leaves behind counts in the calls
+  // that follow as long as it is held.
+  using Call = std::function<void(BlockRunner& runner)>;
+  DryPass measure(const Call& call);
+
+  // What the blocks of a training step cost, in the order in which `call` runs them, and what is
+  // held outside of them: `call` makes a forward and a backward pass.
+  struct TrainingPass {
+    std::vector<std::shared_ptr<const memory::BlockCosts>> runs;
+    std::vector<const Block*> blocks;
+    std::vector<double> forward, backward;  // seconds of each; backward without recomputing
+    double outside_seconds = 0.0;
+    int64_t outside_bytes = 0;
+  };
+  TrainingPass measure_training(const Call& call, const memory::DeviceProfile& profile);
+
+  Work work() const;
+
+ private:
+  void place_weights();
+  void take_back();
+
+  checkpoint::LoadedModel& model_;
+  at::DeviceType like_;
+  ops::DryRun run_;
+  memory::MetaBytes bytes_;
+  std::vector<nn::Linear*> adapted_;
+  int64_t weight_bytes_ = 0;  // of meta tensors that are weights
+};
+
+}  // namespace atelier::plan

@@ -1,0 +1,210 @@
+// The phases of a generation: encode, denoise, decode.
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/generate/tiling.h"
+#include "host/plan/phases.h"
+#include "host/plan/run_sizes.h"
+#include "host/plugins/guard.h"
+
+namespace atelier::plan {
+namespace {
+
+using at::Tensor;
+using checkpoint::LoadedModel;
+using generate::Request;
+using memory::Manner;
+using memory::PlannedPhase;
+
+struct Prompts {
+  Conditioning with, without;
+};
+
+bool is_guided(const Request& request) {
+  return request.cfg_scale != 1.0;
+}
+
+Inputs with_prompt(const Inputs& inputs, const std::string& prompt) {
+  Inputs changed = inputs;
+  changed["prompt"] = prompt;
+  return changed;
+}
+
+class GenerationSizes {
+ public:
+  GenerationSizes(LoadedModel& model, const GenerationBasis& generation, const PlanBasis& basis)
+      : model_(model), generation_(generation), basis_(basis), dry_(model, basis.like) {}
+
+  SizedRun sized() {
+    const at::NoGradGuard no_grad;
+    SizedRun sized;
+    sized.main_phase = "denoise";
+    sized.batch_size = std::max<int64_t>(1, request().batch_size);
+    sized.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
+    sized.run.phases.push_back(encode_phase());
+    if (request().input_pixels.defined()) sized.run.phases.push_back(input_phase());
+    const int64_t count = std::min(sized.batch_size, generation_.pictures);
+    sized.run.phases.push_back(denoise_phase(count, sized));
+    sized.run.phases.push_back(decode_phase());
+    hold_loras(sized.run);
+    return sized;
+  }
+
+ private:
+  const Request& request() const { return generation_.request; }
+  bool keeps_vae() const {
+    return generation_.comes_back || request().input_pixels.defined() ||
+           generation_.pictures > std::max<int64_t>(1, request().batch_size);
+  }
+
+  Conditioning encode(const Inputs& inputs, BlockRunner& runner) {
+    return plugins::guard("encode_text of a dry run", [&] {
+      return dry_.model().encode_text(dry_.without_values(inputs), runner);
+    });
+  }
+
+  PlannedPhase encode_phase() {
+    PlannedPhase phase{.name = "encode", .components = text_encoders(model_)};
+    if (generation_.comes_back) {
+      phase.components = components_where(model_, [](const ComponentSpec&) { return true; });
+    }
+    const DryPass pass = dry_.measure(
+        [&](BlockRunner& runner) { prompts_.with = encode(request().inputs, runner); });
+    phase.manners = {manner_of(dry_, pass, text_encoders(model_), basis_.profile)};
+    if (is_guided(request())) {
+      const DryPass second = dry_.measure([&](BlockRunner& runner) {
+        prompts_.without = encode(with_prompt(request().inputs, request().negative_prompt), runner);
+      });
+      phase.manners[0].device_bytes = std::max(phase.manners[0].device_bytes, second.peak_bytes);
+      phase.passes = 2;
+    }
+    return phase;
+  }
+
+  PlannedPhase input_phase() {
+    PlannedPhase phase{.name = "encode picture", .components = picture_encoders(model_)};
+    const std::vector<std::string> resident = text_encoders(model_);
+    phase.components.insert(phase.components.end(), resident.begin(), resident.end());
+    const DryPass pass = dry_.measure([&](BlockRunner& runner) {
+      const Tensor pixels = dry_.tensor(request().input_pixels.sizes(), at::kFloat);
+      const auto encode = [&](const Tensor& part) {
+        return dry_.model().encode_media(part, runner);
+      };
+      const int64_t stride = dry_.model().latent_spec().spatial_stride;
+      input_ = request().tiling ? generate::encode_tiled(pixels, *request().tiling, stride, encode)
+                                : encode(pixels);
+      input_ = input_.to(at::kFloat);
+    });
+    phase.manners = {manner_of(dry_, pass, picture_encoders(model_), basis_.profile)};
+    return phase;
+  }
+
+  PlannedPhase denoise_phase(int64_t count, SizedRun& sized) {
+    PlannedPhase phase{.name = "denoise"};
+    phase.components = components_where(model_, [&](const ComponentSpec& spec) {
+      return spec.phases.denoise || (keeps_vae() && spec.role == "vae");
+    });
+    const auto batches = static_cast<double>((generation_.pictures + count - 1) / count);
+    phase.passes = batches * static_cast<double>(std::ssize(request().sigmas) - 1);
+    std::vector<bool> ways = {is_guided(request()) && request().batches_cfg};
+    if (ways.front() && generation_.picks_cfg_batch) ways.push_back(false);
+    for (const bool batched : ways) {
+      Manner manner = denoise_manner(count, batched);
+      if (ways.size() > 1) {
+        manner.name = batched ? "--cfg_batch on" : "--cfg_batch off";
+        manner.why = batched ? "both halves of guidance at once" : "needs less memory";
+      }
+      sized.cfg_batch.push_back(batched);
+      sized.more_bytes.push_back(denoise_manner(count + 1, batched).device_bytes -
+                                 manner.device_bytes);
+      phase.manners.push_back(std::move(manner));
+    }
+    return phase;
+  }
+
+  Manner denoise_manner(int64_t count, bool batched) {
+    const int64_t rows = batched ? 2 * count : count;
+    std::vector<const Conditioning*> cond(static_cast<size_t>(count), &prompts_.with);
+    if (batched) cond.insert(cond.end(), static_cast<size_t>(count), &prompts_.without);
+    const DryPass pass =
+        dry_.measure([&](BlockRunner& runner) { denoise(count, rows, cond, runner); });
+    Manner manner = manner_of(dry_, pass, denoisers(model_), basis_.profile);
+    if (is_guided(request()) && !batched) {
+      manner.repeats = 2;
+      manner.seconds *= 2;
+    }
+    return manner;
+  }
+
+  // One step, as the generator makes it.
+  void denoise(int64_t count, int64_t rows, std::span<const Conditioning* const> cond,
+               BlockRunner& runner) {
+    std::vector<int64_t> shape = generate::Generator::latent_shape(
+        dry_.model().latent_spec(), request().height, request().width);
+    shape.insert(shape.begin(), count);
+    const Tensor x = dry_.tensor(shape, at::kFloat);
+    shape.front() = rows;
+    const Tensor input = dry_.tensor(shape, dry_.dtype());
+    const Tensor sigma = dry_.tensor({rows}, at::kFloat);
+    plugins::guard("denoise of a dry run", [&] {
+      dry_.model().prepare_levels(request().sigmas, runner);
+      const Tensor v =
+          dry_.model()
+              .denoise({.x_BCTHW = input, .sigma_B = sigma, .cond = cond, .level = 0}, runner)
+              .to(at::kFloat);
+      dry_.model().forget_levels();
+    });
+  }
+
+  PlannedPhase decode_phase() {
+    PlannedPhase phase{.name = "decode"};
+    phase.components = components_where(model_, [](const ComponentSpec& spec) {
+      return spec.phases.denoise || spec.phases.decode || spec.role == "vae";
+    });
+    phase.passes = static_cast<double>(generation_.pictures);
+    std::vector<int64_t> shape = generate::Generator::latent_shape(
+        dry_.model().latent_spec(), request().height, request().width);
+    shape.insert(shape.begin(), 1);
+    const DryPass pass = dry_.measure([&](BlockRunner& runner) {
+      const Tensor latents = dry_.tensor(shape, dry_.dtype());
+      const auto decode = [&](const Tensor& part) {
+        return plugins::guard("decode of a dry run",
+                              [&] { return dry_.model().decode(part, runner); });
+      };
+      const int64_t stride = dry_.model().latent_spec().spatial_stride;
+      const Tensor pixels = request().tiling
+                                ? generate::decode_tiled(latents, *request().tiling, stride, decode)
+                                : decode(latents);
+    });
+    phase.manners = {manner_of(dry_, pass, decoders(model_), basis_.profile)};
+    return phase;
+  }
+
+  // LoRA factors rest on the device with their layers, whichever those are.
+  void hold_loras(memory::PlannedRun& run) const {
+    for (memory::PlannedComponent& component : run.components) {
+      const auto* denoiser = model_.denoiser();
+      if (denoiser == nullptr || component.name != denoiser->detection.component) continue;
+      for (memory::StoredComponent& stored : component.storages)
+        stored.outside += generation_.lora_bytes;
+    }
+  }
+
+  LoadedModel& model_;
+  const GenerationBasis& generation_;
+  const PlanBasis& basis_;
+  DryModel dry_;
+  Prompts prompts_;
+  Tensor input_;
+};
+
+}  // namespace
+
+SizedRun size_generation(LoadedModel& model, const GenerationBasis& generation,
+                         const PlanBasis& basis) {
+  return GenerationSizes(model, generation, basis).sized();
+}
+
+}  // namespace atelier::plan

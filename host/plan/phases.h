@@ -1,0 +1,28 @@
+// What the phases of generation and of training have in common.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "atelier/component.h"
+
+#include "host/plan/dry_model.h"
+#include "memory/planner.h"
+
+namespace atelier::plan {
+
+// The components of a model that are of a kind, without the tokenizer.
+std::vector<std::string> components_where(const checkpoint::LoadedModel& model,
+                                          const std::function<bool(const ComponentSpec&)>& is_one);
+std::vector<std::string> text_encoders(const checkpoint::LoadedModel& model);
+std::vector<std::string> picture_encoders(const checkpoint::LoadedModel& model);
+std::vector<std::string> denoisers(const checkpoint::LoadedModel& model);
+std::vector<std::string> decoders(const checkpoint::LoadedModel& model);
+
+// `pass` as a manner of a phase in which `components` run.
+memory::Manner manner_of(DryModel& dry, const DryPass& pass,
+                         const std::vector<std::string>& components,
+                         const memory::DeviceProfile& profile);
+
+}  // namespace atelier::plan

@@ -1,0 +1,240 @@
+#include "host/plan/plan_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "atelier/error.h"
+
+#include "host/report/problems.h"
+
+namespace atelier::plan {
+namespace {
+
+using checkpoint::LoadedModel;
+using checkpoint::LoadRequest;
+using generate::Settings;
+
+std::string shown(int64_t bytes) {
+  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+}
+
+int64_t area_of(const Settings& settings) {
+  return settings.height * settings.width *
+         std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images));
+}
+
+int64_t lora_bytes(const std::vector<Settings>& jobs) {
+  int64_t most = 0;
+  for (const Settings& job : jobs) {
+    int64_t bytes = 0;
+    for (const lora::Use& use : job.loras) {
+      std::error_code failure;
+      const auto size = std::filesystem::file_size(use.path, failure);
+      if (!failure) bytes += static_cast<int64_t>(size);
+    }
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked) {
+  const Settings& largest =
+      *std::max_element(asked.jobs.begin(), asked.jobs.end(),
+                        [](const auto& a, const auto& b) { return area_of(a) < area_of(b); });
+  const Settings& longest = *std::max_element(
+      asked.jobs.begin(), asked.jobs.end(),
+      [](const auto& a, const auto& b) { return a.prompt.size() < b.prompt.size(); });
+  GenerationBasis basis;
+  basis.request = generate::make_request(largest, model.family(), model.model(), /*seed=*/0);
+  basis.request.inputs["prompt"] = longest.prompt;
+  basis.request.batches_cfg = asked.cfg_batch.value_or(true);
+  basis.request.tiling = asked.tiling;
+  basis.picks_cfg_batch = !asked.cfg_batch;
+  basis.pictures = 0;
+  for (const Settings& job : asked.jobs) basis.pictures += std::max<int64_t>(1, job.num_images);
+  basis.lora_bytes = lora_bytes(asked.jobs);
+  basis.comes_back = asked.reads_stdin;
+  return basis;
+}
+
+bool is_explicit(const MemoryWishes& wishes) {
+  return !(wishes.vram.empty() || wishes.vram == "auto") || !wishes.device_profile.empty();
+}
+
+// Runs `make`. Where the limit is the device's own, a model that cannot run dry is no mistake.
+template <typename F>
+std::optional<Planned> plan_unless_impossible(const MemoryWishes& wishes, std::string& reason,
+                                              const F& make) {
+  try {
+    return make();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kOutOfMemory || is_explicit(wishes)) throw;
+    reason = error.what();
+    return std::nullopt;
+  }
+}
+
+Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBasis& plan_basis) {
+  return {"--tiled", [&model, basis, &plan_basis] {
+            GenerationBasis changed = basis;
+            changed.request.tiling = generate::Tiling();
+            return size_generation(model, changed, plan_basis);
+          }};
+}
+
+}  // namespace
+
+std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
+  return memory::plan_curve(result.sized.run, target.limits.host_bytes, target.basis.profile,
+                            count);
+}
+
+std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& request,
+                                       const MemoryWishes& wishes, const GenerationAsked& asked,
+                                       std::string& reason) {
+  const PlanTarget target = plan_target(wishes, request, model);
+  if (!target.has_limit) return std::nullopt;
+  return plan_unless_impossible(wishes, reason, [&] {
+    const GenerationBasis basis = basis_of(model, asked);
+    std::vector<Alternative> alternatives = storage_alternatives(
+        model, request,
+        [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
+    if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
+    return Planned{plan_or_refuse(size_generation(model, basis, target.basis), target,
+                                  asked.prefetch, alternatives),
+                   target};
+  });
+}
+
+bool cfg_batch_of(const Planned& planned) {
+  const memory::PhaseChoice* phase = planned.result.plan.phase("denoise");
+  return planned.result.sized.cfg_batch.at(phase->manner);
+}
+
+namespace {
+
+// The largest picture, the longest text and how many there are.
+void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
+  int64_t area = 0;
+  size_t longest = 0;
+  for (const data::Item& item : dataset.items()) {
+    if (item.height * item.width > area) {
+      area = item.height * item.width;
+      basis.height = item.height;
+      basis.width = item.width;
+    }
+    const auto prompt = item.values.find("prompt");
+    if (prompt == item.values.end() || !prompt->second.is_string()) continue;
+    const auto& text = prompt->second.get_ref<const std::string&>();
+    if (!basis.longest_text.empty() && text.size() <= longest) continue;
+    longest = text.size();
+    basis.longest_text = Inputs{{"prompt", text}};
+  }
+  basis.samples = std::max<int64_t>(1, std::ssize(dataset.items()));
+  const bool has_encoder =
+      std::any_of(model.family().components().begin(), model.family().components().end(),
+                  [&](const ComponentSpec& spec) {
+                    return spec.role == "text_encoder" && model.find_part(spec.name) != nullptr;
+                  });
+  if (!has_encoder) basis.longest_text.clear();
+}
+
+TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& asked) {
+  const train::Config& config = asked.config;
+  TrainingBasis basis{.config = config, .selection = asked.selection};
+  const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(config.dataset.max_pixels)));
+  const int64_t multiple = model.model().latent_spec().pixel_multiple;
+  basis.height = config.dataset.height.value_or(std::max(multiple, side / multiple * multiple));
+  basis.width = config.dataset.width.value_or(std::max(multiple, side / multiple * multiple));
+  if (asked.dataset != nullptr) take_dataset(basis, *asked.dataset, model);
+  const int64_t in_a_step =
+      std::max<int64_t>(1, config.order.batch_size * config.order.gradient_accumulation_steps);
+  basis.steps = config.max_train_steps.value_or(
+      config.num_epochs *
+      std::max<int64_t>(1, basis.samples * config.order.dataset_repeat / in_a_step));
+  basis.on_host = config.offload.optimizer;
+  return basis;
+}
+
+std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
+                                               const PlanBasis& plan_basis) {
+  std::vector<Alternative> alternatives =
+      storage_alternatives(model, basis.config.model, [&](LoadedModel& changed) {
+        report::Problems problems;
+        const train::Selection selection = train::select_trained(changed, basis.config, problems);
+        TrainingBasis of_changed{.config = basis.config, .selection = selection};
+        of_changed.height = basis.height;
+        of_changed.width = basis.width;
+        of_changed.longest_text = basis.longest_text;
+        of_changed.on_host = basis.on_host;
+        return size_training(changed, of_changed, plan_basis);
+      });
+  if (basis.config.order.batch_size > 1) {
+    alternatives.push_back({"--batch_size 1", [&model, basis, &plan_basis] {
+                              train::Config config = basis.config;
+                              config.order.batch_size = 1;
+                              TrainingBasis changed{.config = config, .selection = basis.selection};
+                              changed.height = basis.height;
+                              changed.width = basis.width;
+                              changed.longest_text = basis.longest_text;
+                              changed.on_host = basis.on_host;
+                              return size_training(model, changed, plan_basis);
+                            }});
+  }
+  return alternatives;
+}
+
+}  // namespace
+
+std::optional<Planned> plan_training(LoadedModel& model, const MemoryWishes& wishes,
+                                     const TrainingAsked& asked, std::string& reason) {
+  const PlanTarget target = plan_target(wishes, asked.config.model, model);
+  if (!target.has_limit) return std::nullopt;
+  return plan_unless_impossible(wishes, reason, [&] {
+    TrainingBasis basis = training_basis(model, asked);
+    const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
+    const auto plan_it = [&] {
+      return Planned{plan_or_refuse(size_training(model, basis, target.basis), target,
+                                    asked.prefetch, alternatives),
+                     target};
+    };
+    const bool may_move = !basis.on_host && !asked.selection.weights.empty();
+    if (!may_move) return plan_it();
+    // On the device it is faster; where that does not fit, trained weights and optimizer move.
+    try {
+      return plan_it();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      basis.on_host = true;
+      return plan_it();
+    }
+  });
+}
+
+void apply_to_training(const Planned& planned, train::Config& config) {
+  apply_plan(planned.result.plan, config.model);
+  const memory::PhaseChoice* phase = planned.result.plan.phase("train");
+  if (phase == nullptr) return;
+  const memory::ActivationBudget& budget = planned.result.sized.activations.at(phase->manner);
+  const bool is_open = !config.activation_budget ||
+                       config.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
+  if (is_open && !config.use_gradient_checkpointing) config.activation_budget = budget;
+  config.offload.optimizer |= planned.result.sized.on_host;
+}
+
+std::string measured_line(const memory::MemoryPlan& plan, LoadedModel& model) {
+  int64_t measured = 0;
+  if (model.is_stand_in()) {
+    measured = model.port()->stats().peak_bytes;
+  } else if (!model.device().is_cpu()) {
+    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    measured = at::accelerator::getDeviceStats(model.device().index()).reserved_bytes[all].peak;
+  }
+  if (measured == 0) return {};
+  return "memory: predicted " + shown(plan.device_bytes) + ", measured " + shown(measured);
+}
+
+}  // namespace atelier::plan

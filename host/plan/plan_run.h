@@ -1,0 +1,59 @@
+// The plan of a whole command: what was asked for goes in, what fits comes out.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/data/dataset.h"
+#include "host/generate/settings.h"
+#include "host/plan/planning.h"
+#include "host/plan/report.h"
+#include "host/train/config.h"
+#include "host/train/selection.h"
+
+namespace atelier::plan {
+
+struct Planned {
+  PlannedResult result;
+  PlanTarget target;
+  std::vector<memory::CurvePoint> curve(int64_t count = 24) const;
+};
+
+struct GenerationAsked {
+  std::vector<generate::Settings> jobs;  // at least one
+  bool reads_stdin = false;              // more of them come
+  std::optional<bool> cfg_batch;         // nullopt: not said
+  std::optional<generate::Tiling> tiling;
+  std::optional<int64_t> prefetch;  // as cfg_batch
+};
+
+struct TrainingAsked {
+  const train::Config& config;
+  const train::Selection& selection;
+  const data::Dataset* dataset = nullptr;  // null: samples come from a cache
+  std::optional<int64_t> prefetch;
+};
+
+// Plans where there is a limit: of a GPU, a stand-in, or what the user set. nullopt: there is none;
+// or the device set it and the model cannot run without values, which `reason` then says. Throws
+// Error{kOutOfMemory} when nothing fits. `model` was opened with `request`; nothing of it is
+// loaded.
+std::optional<Planned> plan_generation(checkpoint::LoadedModel& model,
+                                       const checkpoint::LoadRequest& request,
+                                       const MemoryWishes& wishes, const GenerationAsked& asked,
+                                       std::string& reason);
+std::optional<Planned> plan_training(checkpoint::LoadedModel& model, const MemoryWishes& wishes,
+                                     const TrainingAsked& asked, std::string& reason);
+
+// Of a plan for training: what it says of activations and of the optimizer, where the user did not.
+void apply_to_training(const Planned& planned, train::Config& config);
+// Of a plan for generation: whether both halves of guidance are made at once.
+bool cfg_batch_of(const Planned& planned);
+
+// "memory: predicted 1.52 GiB, measured 1.50 GiB"; empty where nothing can be measured.
+std::string measured_line(const memory::MemoryPlan& plan, checkpoint::LoadedModel& model);
+
+}  // namespace atelier::plan

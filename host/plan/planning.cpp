@@ -1,0 +1,200 @@
+#include "host/plan/planning.h"
+
+#include <algorithm>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/file_reader.h"
+#include "host/device/stand_in.h"
+#include "host/report/problems.h"
+#include "memory/activation_budget.h"
+
+namespace atelier::plan {
+namespace {
+
+using checkpoint::LoadedModel;
+using checkpoint::LoadRequest;
+using checkpoint::Storage;
+using memory::MemoryPlan;
+using memory::Place;
+
+constexpr int64_t kMostPrefetch = 3;
+
+std::string shown(int64_t bytes) {
+  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+}
+
+// nullopt: auto.
+std::optional<int64_t> parse_size(const std::string& flag, const std::string& text) {
+  if (text.empty() || text == "auto") return std::nullopt;
+  try {
+    const memory::ActivationBudget size = memory::parse_activation_budget(text);
+    if (size.kind == memory::ActivationBudget::Kind::kBytes && size.bytes > 0) return size.bytes;
+  } catch (const Error&) {  // told below, with this flag's name
+  }
+  throw Error(ErrorCode::kInvalidArgument, flag + " " + text + " is no size",
+              "write auto, or a size such as 12GiB");
+}
+
+std::vector<Storage> parse_allowed(const std::vector<std::string>& names) {
+  std::vector<Storage> storages;
+  for (const std::string& name : names) {
+    if (name != "fp8" && name != "int8")
+      throw Error(ErrorCode::kInvalidArgument, "--allow_storage " + name + ": it is not known",
+                  "use fp8, int8 or both");
+    storages.push_back(name == "fp8" ? Storage::kFp8 : Storage::kInt8);
+  }
+  return storages;
+}
+
+memory::DeviceProfile profile_named(const std::string& name) {
+  if (const auto known = memory::known_profile(name)) return *known;
+  return memory::parse_profile(checkpoint::read_text_file(name), name);
+}
+
+}  // namespace
+
+void check_wishes(const MemoryWishes& wishes) {
+  parse_size("--vram", wishes.vram);
+  parse_size("--host_memory", wishes.host_memory);
+  parse_allowed(wishes.allow_storage);
+  if (!wishes.device_profile.empty()) profile_named(wishes.device_profile);
+}
+
+PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
+                       const LoadedModel& model) {
+  PlanTarget target;
+  target.basis.placement = request.placement;
+  target.basis.allowed_storages = parse_allowed(wishes.allow_storage);
+  const std::optional<int64_t> vram = parse_size("--vram", wishes.vram);
+  const std::optional<int64_t> host = parse_size("--host_memory", wishes.host_memory);
+  target.basis.keeps_places = !vram && wishes.device_profile.empty();
+  const auto stand_in = device::parse_stand_in(request.device);
+  memory::DeviceProfile& profile = target.basis.profile;
+  if (!wishes.device_profile.empty()) {
+    profile = profile_named(wishes.device_profile);
+    target.basis.like = at::kCUDA;
+    target.limits.device_bytes = vram.value_or(profile.memory_bytes);
+    target.limits.host_bytes = host.value_or(INT64_MAX);
+    target.has_limit = true;
+    return target;
+  }
+  profile = memory::measure_profile(model.device(), stand_in ? stand_in->bytes_per_second : 0.0);
+  if (stand_in && stand_in->capacity < INT64_MAX) profile.memory_bytes = stand_in->capacity;
+  target.basis.like = model.device().type();
+  target.has_limit =
+      vram.has_value() || !model.device().is_cpu() || (stand_in && stand_in->capacity < INT64_MAX);
+  target.limits.device_bytes = vram.value_or(profile.memory_bytes);
+  target.limits.host_bytes = host.value_or(memory::available_bytes(at::kCPU));
+  return target;
+}
+
+namespace {
+
+// One prefetch for all components, as the loader takes it.
+std::optional<MemoryPlan> best_plan(memory::PlannedRun run, const PlanTarget& target,
+                                    std::optional<int64_t> prefetch) {
+  std::optional<MemoryPlan> best;
+  for (int64_t count = 1; count <= kMostPrefetch; ++count) {
+    for (memory::PlannedComponent& component : run.components)
+      component.prefetch = prefetch.value_or(count);
+    auto plan = memory::plan_memory(run, target.limits, target.basis.profile);
+    if (plan && (!best || plan->seconds < best->seconds)) best = std::move(plan);
+    if (prefetch) break;
+  }
+  return best;
+}
+
+// The phase that takes most.
+std::string largest_phase(const MemoryPlan& plan) {
+  const auto found = std::max_element(
+      plan.phases.begin(), plan.phases.end(),
+      [](const auto& a, const auto& b) { return a.device_bytes < b.device_bytes; });
+  return found == plan.phases.end() ? "" : found->name;
+}
+
+Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
+              const std::vector<Alternative>& alternatives) {
+  const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
+  std::string message = "the run does not fit into " + shown(target.limits.device_bytes);
+  if (smallest) {
+    message +=
+        ": it needs " + shown(smallest->device_bytes) + " at least, to " + largest_phase(*smallest);
+  } else {
+    message += " and " + shown(target.limits.host_bytes) + " of host memory";
+  }
+  std::vector<std::pair<int64_t, std::string>> found;
+  for (const Alternative& alternative : alternatives) {
+    const SizedRun sized = alternative.size();
+    const auto plan =
+        memory::smallest_plan(sized.run, target.limits.host_bytes, target.basis.profile);
+    if (plan && (!smallest || plan->device_bytes < smallest->device_bytes))
+      found.emplace_back(plan->device_bytes, alternative.flags);
+  }
+  std::sort(found.begin(), found.end());
+  std::string fitting, smaller;
+  for (const auto& [bytes, flags] : found) {
+    std::string& list = bytes <= target.limits.device_bytes ? fitting : smaller;
+    list += (list.empty() ? "" : "; ") + flags + " would need " + shown(bytes);
+  }
+  std::string hint = fitting.empty() ? smaller : fitting;
+  if (fitting.empty())
+    hint += (hint.empty() ? "" : ": not enough; ") + std::string("use a smaller size or batch");
+  return {ErrorCode::kOutOfMemory, message, hint, "PLAN_DOES_NOT_FIT"};
+}
+
+}  // namespace
+
+PlannedResult plan_or_refuse(SizedRun sized, const PlanTarget& target,
+                             std::optional<int64_t> prefetch,
+                             const std::vector<Alternative>& alternatives) {
+  std::optional<MemoryPlan> plan = best_plan(sized.run, target, prefetch);
+  if (!plan) throw refusal(sized.run, target, alternatives);
+  return {std::move(sized), std::move(*plan)};
+}
+
+void apply_plan(const MemoryPlan& plan, LoadRequest& request) {
+  checkpoint::Placement& placement = request.placement;
+  placement.resident_blocks.clear();
+  placement.offload.clear();
+  placement.offload_others = false;
+  for (const memory::ComponentChoice& choice : plan.components) {
+    if (choice.storage != "plain")
+      request.storage[choice.name] = choice.storage == "fp8"    ? Storage::kFp8
+                                     : choice.storage == "int8" ? Storage::kInt8
+                                                                : Storage::kPublished;
+    if (choice.resident == choice.num_blocks) continue;
+    placement.offload[choice.name] = choice.others;
+    placement.resident_blocks[choice.name] = choice.resident;
+    placement.prefetch = choice.prefetch;
+  }
+}
+
+std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequest& request,
+                                              const SizeModel& size) {
+  std::vector<std::string> names;
+  for (const checkpoint::LoadedPart& part : model.parts()) {
+    const std::string& name = part.detection.component;
+    if (model.storage(name) == Storage::kPlain &&
+        !checkpoint::storable_weights(model.model(), name).empty())
+      names.push_back(name);
+  }
+  const auto alternative = [&](const std::vector<std::string>& stored) {
+    std::string flags;
+    LoadRequest changed = request;
+    for (const std::string& name : stored) {
+      flags += (flags.empty() ? "--storage " : ",") + name + "=fp8";
+      changed.storage[name] = Storage::kFp8;
+    }
+    return Alternative{flags, [&model, changed, size] {
+                         const auto opened = LoadedModel::open(model.family(), changed);
+                         return size(*opened);
+                       }};
+  };
+  std::vector<Alternative> alternatives;
+  for (const std::string& name : names) alternatives.push_back(alternative({name}));
+  if (names.size() > 1) alternatives.push_back(alternative(names));
+  return alternatives;
+}
+
+}  // namespace atelier::plan

@@ -1,0 +1,66 @@
+// From what the user said of memory to a plan, or to what would fit instead.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/plan/run_sizes.h"
+#include "memory/planner.h"
+
+namespace atelier::plan {
+
+// What the user said of memory.
+struct MemoryWishes {
+  // "auto" or a size: "12GiB". auto: what the device, and the host, have free.
+  std::string vram = "auto", host_memory = "auto";
+  std::vector<std::string> allow_storage = {};  // "fp8", "int8"
+  // "h200", "4090" or a file, of a device that need not be there; empty: the one that is.
+  std::string device_profile = {};
+};
+
+// Throws Error{kInvalidArgument} naming the flag.
+void check_wishes(const MemoryWishes& wishes);
+
+// Where a run is planned for.
+struct PlanTarget {
+  PlanBasis basis;
+  memory::PlanLimits limits;
+  bool has_limit = false;  // of the device: otherwise nothing needs to be planned
+};
+
+// `request` says the device, and what was said of placement. Throws as check_wishes().
+PlanTarget plan_target(const MemoryWishes& wishes, const checkpoint::LoadRequest& request,
+                       const checkpoint::LoadedModel& model);
+
+// A run, its plan and what it was made for.
+struct PlannedResult {
+  SizedRun sized;
+  memory::MemoryPlan plan;
+};
+
+// What would make a run smaller: flags, and the run with them.
+struct Alternative {
+  std::string flags;
+  std::function<SizedRun()> size;
+};
+
+// The fastest plan. `prefetch`: what the user said, nullopt where he said nothing. Throws
+// Error{kOutOfMemory} when nothing fits, with the alternatives that do and what they need.
+PlannedResult plan_or_refuse(SizedRun sized, const PlanTarget& target,
+                             std::optional<int64_t> prefetch,
+                             const std::vector<Alternative>& alternatives);
+
+// Puts the plan's storages and places into a request.
+void apply_plan(const memory::MemoryPlan& plan, checkpoint::LoadRequest& request);
+
+// Components whose weights could rest in 8 bits and do not: --storage flags, and the run's model
+// opened with them, as alternatives.
+using SizeModel = std::function<SizedRun(checkpoint::LoadedModel& model)>;
+std::vector<Alternative> storage_alternatives(checkpoint::LoadedModel& model,
+                                              const checkpoint::LoadRequest& request,
+                                              const SizeModel& size);
+
+}  // namespace atelier::plan

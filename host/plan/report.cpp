@@ -1,0 +1,267 @@
+#include "host/plan/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "host/report/problems.h"
+
+namespace atelier::plan {
+namespace {
+
+using memory::ComponentChoice;
+using memory::CurvePoint;
+using memory::MemoryPlan;
+using memory::PhaseChoice;
+using memory::Place;
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+std::string shown(int64_t bytes) {
+  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+}
+
+std::string print(const char* format, auto... values) {
+  char text[200];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-3) return print("%.3g us", seconds * 1e6);
+  if (seconds < 1) return print("%.3g ms", seconds * 1e3);
+  if (seconds < 600) return print("%.3g s", seconds);
+  if (seconds < 36000) return print("%.3g min", seconds / 60);
+  return print("%.3g h", seconds / 3600);
+}
+
+bool streams(const ComponentChoice& choice) {
+  return choice.resident < choice.num_blocks;
+}
+
+std::string place_text(const ComponentChoice& choice) {
+  if (!streams(choice)) return "device";
+  const int64_t away = choice.num_blocks - choice.resident;
+  return "device: " + std::to_string(choice.resident) + " of " + std::to_string(choice.num_blocks) +
+         " blocks; " + std::to_string(away) + " come from " +
+         (choice.others == Place::kHost ? "the host" : "disk");
+}
+
+// The phase in which the component runs its blocks.
+const PhaseChoice* phase_of(const PlannedResult& result, const std::string& component) {
+  for (size_t i = 0; i < result.plan.phases.size(); ++i) {
+    const memory::PlannedPhase& phase = result.sized.run.phases[i];
+    if (phase.manners[result.plan.phases[i].manner].forward.contains(component))
+      return &result.plan.phases[i];
+  }
+  return nullptr;
+}
+
+std::string why_placed(const PlannedResult& result, const ComponentChoice& choice) {
+  if (!streams(choice)) return choice.num_blocks == 0 ? "needed whole" : "fits whole";
+  const PhaseChoice* phase = phase_of(result, choice.name);
+  const std::string slots =
+      std::to_string(std::min(choice.prefetch + 1, choice.num_blocks - choice.resident)) +
+      " slots; ";
+  if (phase == nullptr || phase->waited_seconds <= 1e-3 * phase->seconds)
+    return slots + "copies hide behind computing";
+  return slots + "computing waits " + time_text(phase->waited_seconds) + " a pass for copies";
+}
+
+std::string name_with_storage(const ComponentChoice& choice) {
+  return choice.storage == "plain" ? choice.name : choice.name + " (" + choice.storage + ")";
+}
+
+std::string pad(const std::string& text, size_t width) {
+  return text.size() >= width ? text : text + std::string(width - text.size(), ' ');
+}
+
+std::string pad_left(const std::string& text, size_t width) {
+  return text.size() >= width ? text : std::string(width - text.size(), ' ') + text;
+}
+
+// Columns as wide as their longest cell; those whose heading begins with '>' are flush right.
+std::string columns(std::vector<std::vector<std::string>> rows) {
+  std::vector<size_t> widths(rows.front().size());
+  std::vector<bool> is_right(widths.size());
+  for (size_t c = 0; c < widths.size(); ++c) {
+    is_right[c] = rows[0][c].starts_with('>');
+    if (is_right[c]) rows[0][c].erase(0, 1);
+  }
+  for (const auto& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t c = 0; c < row.size(); ++c)
+      line +=
+          (c ? "  " : "") + (is_right[c] ? pad_left(row[c], widths[c]) : pad(row[c], widths[c]));
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<PlanRow> plan_rows(const PlannedResult& result, const PlanTarget& target) {
+  std::vector<PlanRow> rows;
+  for (const ComponentChoice& choice : result.plan.components)
+    rows.push_back({name_with_storage(choice), place_text(choice), choice.device_bytes,
+                    why_placed(result, choice)});
+  for (size_t i = 0; i < result.plan.phases.size(); ++i) {
+    const PhaseChoice& phase = result.plan.phases[i];
+    const memory::Manner& manner = result.sized.run.phases[i].manners[phase.manner];
+    std::string what = "to " + phase.name;
+    if (!manner.name.empty()) what += ": " + manner.name;
+    rows.push_back({what, "device", manner.device_bytes,
+                    manner.why.empty() ? "what is computed with, at most" : manner.why});
+  }
+  if (target.basis.profile.reserve_bytes > 0)
+    rows.push_back({"driver and libraries", "device", target.basis.profile.reserve_bytes,
+                    "beside all tensors"});
+  return rows;
+}
+
+std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
+  const PhaseChoice* phase = result.plan.phase(result.sized.main_phase);
+  if (phase == nullptr || phase->manner >= result.sized.more_bytes.size()) return {};
+  const int64_t spare = target.limits.device_bytes - phase->device_bytes;
+  const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->manner]);
+  std::string line = "batch " + std::to_string(result.sized.batch_size) + " fits with " +
+                     shown(spare) + " to spare";
+  const int64_t most = result.sized.batch_size + spare / more;
+  if (most > result.sized.batch_size) line += "; " + std::to_string(most) + " would fit";
+  return line;
+}
+
+namespace {
+
+std::string total_line(const PlannedResult& result, const PlanTarget& target) {
+  return "predicted: " + shown(result.plan.device_bytes) + " of the device's " +
+         shown(target.limits.device_bytes) + ", " + shown(result.plan.host_bytes) +
+         " of the host, " + time_text(result.plan.seconds);
+}
+
+}  // namespace
+
+std::string plan_table(const PlannedResult& result, const PlanTarget& target) {
+  const memory::DeviceProfile& profile = target.basis.profile;
+  std::string text =
+      "plan for " + profile.name + ": " + shown(target.limits.device_bytes) + ", " +
+      print("%.4g and %.4g TFLOP/s in 16 and 32 bits, copies %.3g GB/s", profile.flops_16 / 1e12,
+            profile.flops_32 / 1e12, profile.copy_bytes_per_second / 1e9) +
+      "\n\n";
+  std::vector<std::vector<std::string>> cells = {{"what", "where", ">bytes", "why"}};
+  for (const PlanRow& row : plan_rows(result, target))
+    cells.push_back({row.what, row.where, shown(row.bytes), row.why});
+  text += columns(cells) + "\n";
+  cells = {{"phase", ">device", ">host", ">a pass", ">of that waiting", ">passes"}};
+  for (const PhaseChoice& phase : result.plan.phases)
+    cells.push_back({phase.name, shown(phase.device_bytes), shown(phase.host_bytes),
+                     time_text(phase.seconds), time_text(phase.waited_seconds),
+                     print("%.0f", phase.passes)});
+  text += columns(cells) + "\n" + total_line(result, target) + "\n";
+  const std::string batch = batch_line(result, target);
+  return batch.empty() ? text : text + batch + "\n";
+}
+
+nlohmann::json plan_json(const PlannedResult& result, const PlanTarget& target) {
+  nlohmann::json components = nlohmann::json::array(), phases = nlohmann::json::array();
+  for (const ComponentChoice& choice : result.plan.components)
+    components.push_back({{"name", choice.name},
+                          {"storage", choice.storage},
+                          {"blocks", choice.num_blocks},
+                          {"resident_blocks", choice.resident},
+                          {"others", choice.others == Place::kHost ? "host" : "disk"},
+                          {"prefetch", choice.prefetch},
+                          {"device_bytes", choice.device_bytes},
+                          {"host_bytes", choice.host_bytes},
+                          {"why", why_placed(result, choice)}});
+  for (size_t i = 0; i < result.plan.phases.size(); ++i) {
+    const PhaseChoice& phase = result.plan.phases[i];
+    const memory::Manner& manner = result.sized.run.phases[i].manners[phase.manner];
+    phases.push_back({{"name", phase.name},
+                      {"manner", manner.name},
+                      {"device_bytes", phase.device_bytes},
+                      {"working_bytes", manner.device_bytes},
+                      {"host_bytes", phase.host_bytes},
+                      {"passes", phase.passes},
+                      {"seconds", phase.seconds},
+                      {"waited_seconds", phase.waited_seconds}});
+  }
+  return {{"profile", target.basis.profile.name},
+          {"limit_bytes", target.limits.device_bytes},
+          {"device_bytes", result.plan.device_bytes},
+          {"host_bytes", result.plan.host_bytes},
+          {"seconds", result.plan.seconds},
+          {"components", components},
+          {"phases", phases},
+          {"batch", batch_line(result, target)}};
+}
+
+std::vector<std::string> plan_notes(const PlannedResult& result, const PlanTarget& target) {
+  std::vector<std::string> notes = {"plan: " + total_line(result, target)};
+  for (const PlanRow& row : plan_rows(result, target)) {
+    if (row.where != "device" || row.what.find(':') != std::string::npos)
+      notes.push_back("plan: " + row.what + ": " + row.where + ", " + shown(row.bytes) + "; " +
+                      row.why);
+  }
+  const std::string batch = batch_line(result, target);
+  if (!batch.empty()) notes.push_back("plan: " + batch);
+  return notes;
+}
+
+std::string curve_csv(const std::vector<CurvePoint>& curve) {
+  std::string text = "limit_bytes,device_bytes,host_bytes,seconds\n";
+  for (const CurvePoint& point : curve)
+    text += std::to_string(point.limit_bytes) + "," + std::to_string(point.plan.device_bytes) +
+            "," + std::to_string(point.plan.host_bytes) + "," + print("%.6g", point.plan.seconds) +
+            "\n";
+  return text;
+}
+
+std::string curve_svg(const std::vector<CurvePoint>& curve, const std::string& title) {
+  constexpr double kWidth = 640, kHeight = 400, kLeft = 70, kRight = 20, kTop = 40, kBottom = 50;
+  double low = 1e300, high = 0, slowest = 0;
+  for (const CurvePoint& point : curve) {
+    low = std::min(low, static_cast<double>(point.limit_bytes));
+    high = std::max(high, static_cast<double>(point.limit_bytes));
+    slowest = std::max(slowest, point.plan.seconds);
+  }
+  if (curve.empty()) low = 0;
+  const double span = std::max(high - low, 1.0), most = std::max(slowest, 1e-12);
+  const auto x = [&](double bytes) {
+    return kLeft + (bytes - low) / span * (kWidth - kLeft - kRight);
+  };
+  const auto y = [&](double seconds) {
+    return kHeight - kBottom - seconds / most * (kHeight - kTop - kBottom);
+  };
+  std::string text = print(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" "
+      "height=\"%.0f\" font-family=\"sans-serif\" font-size=\"12\">\n",
+      kWidth, kHeight);
+  text += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
+  const auto label = [&](double at_x, double at_y, const char* anchor, const std::string& words) {
+    text += print("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", at_x, at_y, anchor) + words +
+            "</text>\n";
+  };
+  label(kWidth / 2, 22, "middle", title);
+  for (int i = 0; i <= 4; ++i) {
+    const double bytes = low + span * i / 4, seconds = most * i / 4;
+    label(x(bytes), kHeight - kBottom + 18, "middle", print("%.3g", bytes / kGiB));
+    label(kLeft - 8, y(seconds) + 4, "end", time_text(seconds));
+    text += print("<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n",
+                  kLeft, kWidth - kRight, y(seconds), y(seconds));
+  }
+  label(kWidth / 2, kHeight - 12, "middle", "GiB of the device");
+  std::string points;
+  for (const CurvePoint& point : curve)
+    points += print("%.1f,%.1f ", x(static_cast<double>(point.limit_bytes)), y(point.plan.seconds));
+  text += "<polyline fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"2\" points=\"" + points +
+          "\"/>\n</svg>\n";
+  return text;
+}
+
+}  // namespace atelier::plan

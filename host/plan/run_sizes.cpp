@@ -1,0 +1,121 @@
+#include "host/plan/run_sizes.h"
+
+#include <algorithm>
+#include <set>
+
+#include "atelier/nn/module.h"
+
+namespace atelier::plan {
+namespace {
+
+using checkpoint::LoadedModel;
+using checkpoint::Storage;
+using memory::PlannedComponent;
+using memory::StoredComponent;
+
+constexpr int64_t kAlignment = 256;  // of a tensor in a slab
+constexpr int64_t kScaleBytes = 4;   // of one row
+
+int64_t rounded(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Most bytes of the checkpoint are 8-bit floats.
+bool is_published_in_8_bits(const checkpoint::LoadedPart& part) {
+  int64_t narrow = 0, all = 0;
+  for (const auto& [name, meta] : part.checkpoint.index().tensors()) {
+    const int64_t count = c10::multiply_integers(meta.shape);
+    all += count;
+    if (meta.dtype == at::kFloat8_e4m3fn) narrow += count;
+  }
+  return 2 * narrow > all;
+}
+
+// Of one weight on the device.
+int64_t bytes_of(const Weight& weight, bool is_stored, at::ScalarType dtype) {
+  if (is_stored) return rounded(weight.numel()) + rounded(weight.sizes()[0] * kScaleBytes);
+  return rounded(weight.numel() * static_cast<int64_t>(c10::elementSize(dtype)));
+}
+
+StoredComponent size_component(LoadedModel& model, const checkpoint::LoadedPart& part,
+                               Storage storage, const std::set<const Weight*>& level_weights) {
+  const std::string& name = part.detection.component;
+  const bool is_8_bit = storage == Storage::kFp8 || storage == Storage::kInt8 ||
+                        (storage == Storage::kPublished && is_published_in_8_bits(part));
+  std::set<const Weight*> stored;
+  if (is_8_bit) stored = checkpoint::storable_weights(model.model(), name);
+
+  StoredComponent sized;
+  sized.storage = checkpoint::storage_name(storage);
+  std::set<const Weight*> in_blocks;
+  for (Block* block : model.model().blocks(name)) {
+    int64_t bytes = 0, once = 0;
+    block->visit_weights([&](const std::string&, Weight& weight) {
+      const int64_t count = bytes_of(weight, stored.contains(&weight), model.dtype());
+      bytes += count;
+      if (level_weights.contains(&weight)) once += count;
+      in_blocks.insert(&weight);
+    });
+    sized.blocks.push_back(bytes);
+    sized.once.push_back(once);
+  }
+  model.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
+    if (!in_blocks.contains(&weight)) sized.outside += bytes_of(weight, false, model.dtype());
+  });
+  return sized;
+}
+
+std::string_view role_of(const LoadedModel& model, const std::string& component) {
+  for (const ComponentSpec& spec : model.family().components()) {
+    if (spec.name == component) return spec.role;
+  }
+  return "";
+}
+
+void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
+  const checkpoint::Placement& placement = basis.placement;
+  const auto place = placement.offload.find(component.name);
+  const bool is_sent_away = place != placement.offload.end();
+  if (is_sent_away) {
+    component.others = place->second;
+  } else if (placement.offload_others) {
+    component.others = memory::Place::kHost;
+  }
+  auto resident = placement.resident_blocks.find(component.name);
+  if (resident == placement.resident_blocks.end() && is_denoiser)
+    resident = placement.resident_blocks.find("");
+  if (resident != placement.resident_blocks.end()) {
+    component.resident = resident->second;
+  } else if (basis.keeps_places && component.others) {
+    component.resident = 0;
+  }
+}
+
+}  // namespace
+
+std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasis& basis,
+                                              bool prepares_levels) {
+  std::set<const Weight*> level_weights;
+  if (prepares_levels && model.denoiser() != nullptr) {
+    for (const WeightPtr& weight : model.model().level_weights())
+      level_weights.insert(weight.get());
+  }
+  std::vector<PlannedComponent> components;
+  for (const checkpoint::LoadedPart& part : model.parts()) {
+    PlannedComponent component{.name = part.detection.component};
+    const Storage asked = model.storage(component.name);
+    std::vector<Storage> storages = {asked};
+    const bool is_storable = !checkpoint::storable_weights(model.model(), component.name).empty();
+    for (const Storage storage : basis.allowed_storages) {
+      if (asked == Storage::kPlain && is_storable) storages.push_back(storage);
+    }
+    for (const Storage storage : storages)
+      component.storages.push_back(size_component(model, part, storage, level_weights));
+    component.may_stream = role_of(model, component.name) != "vae";
+    take_wishes(component, basis, model.denoiser() == &part);
+    components.push_back(std::move(component));
+  }
+  return components;
+}
+
+}  // namespace atelier::plan

@@ -1,0 +1,73 @@
+// What a run is, in numbers: found from headers and dry runs, before a weight is read.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/generate/generator.h"
+#include "host/train/config.h"
+#include "host/train/selection.h"
+#include "memory/activation_budget.h"
+#include "memory/device_profile.h"
+#include "memory/planner.h"
+
+namespace atelier::plan {
+
+// What is given before anything is planned.
+struct PlanBasis {
+  memory::DeviceProfile profile;
+  at::DeviceType like = at::kCPU;        // kind of the device that the run is on
+  checkpoint::Placement placement = {};  // what the user said of it
+  // What is sent away stays away, all but the blocks that the user keeps: the limit is not his.
+  bool keeps_places = false;
+  // Storages that may be chosen where the user named none for a component, beside plain.
+  std::vector<checkpoint::Storage> allowed_storages = {};
+};
+
+struct GenerationBasis {
+  generate::Request request;  // the largest one, and the one that stands for all
+  int64_t pictures = 1;       // of the run
+  int64_t lora_bytes = 0;
+  bool picks_cfg_batch = true;  // the user left it open
+  // Everything that was loaded may still be there when a prompt is encoded or a picture denoised.
+  bool comes_back = false;
+};
+
+struct TrainingBasis {
+  const train::Config& config;
+  const train::Selection& selection;
+  int64_t height = 1024, width = 1024;  // pixels, of the largest sample
+  Inputs longest_text = {};             // of a sample; empty: not known
+  int64_t samples = 1, steps = 1;
+  bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
+};
+
+// A run with what the planner's choices mean for it.
+struct SizedRun {
+  memory::PlannedRun run;
+  // Of the denoiser's phase, "denoise" or "train", by manner.
+  std::vector<bool> cfg_batch;
+  std::vector<memory::ActivationBudget> activations;
+  int64_t batch_size = 1;
+  // What one more sample in a batch takes, by manner of that phase.
+  std::vector<int64_t> more_bytes;
+  std::string main_phase;
+  bool on_host = false;  // as TrainingBasis has it
+};
+
+// Throws what the model throws when it cannot run without values.
+SizedRun size_generation(checkpoint::LoadedModel& model, const GenerationBasis& generation,
+                         const PlanBasis& basis);
+SizedRun size_training(checkpoint::LoadedModel& model, const TrainingBasis& training,
+                       const PlanBasis& basis);
+
+// The components of a model, in each storage that may be chosen. `prepares_levels`: what only noise
+// levels reach is drawn once.
+std::vector<memory::PlannedComponent> size_components(checkpoint::LoadedModel& model,
+                                                      const PlanBasis& basis, bool prepares_levels);
+
+}  // namespace atelier::plan

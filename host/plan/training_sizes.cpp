@@ -1,0 +1,322 @@
+// The phases of a training: encode what is cached, train, and make pictures on the way.
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/generate/generator.h"
+#include "host/plan/phases.h"
+#include "host/plan/run_sizes.h"
+#include "host/plugins/guard.h"
+#include "host/report/problems.h"
+#include "host/train/samples.h"
+#include "memory/activation_plan.h"
+
+namespace atelier::plan {
+namespace {
+
+using at::Tensor;
+using checkpoint::LoadedModel;
+using memory::ActivationBudget;
+using memory::Manner;
+using memory::PlannedPhase;
+
+constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
+constexpr int kBudgets = 20;             // parts of the activations that are tried
+// Bytes a second that an optimizer on the host reads and writes.
+constexpr double kHostBytesPerSecond = 20e9;
+
+// Of each trained number, beside its value.
+struct StateBytes {
+  double gradient = 4.0, state = 8.0;
+};
+
+StateBytes state_bytes(const optim::Options& options, at::ScalarType leaf) {
+  StateBytes bytes;
+  bytes.gradient = static_cast<double>(c10::elementSize(leaf));
+  switch (options.kind) {
+    case optim::Kind::kAdamW:
+      bytes.state = 8.0;
+      break;
+    case optim::Kind::kAdamW8bit:
+      bytes.state = 2.0 + 8.0 / 256.0;
+      break;
+    case optim::Kind::kAdafactor:
+      bytes.state = 0.01;  // a row and a column of each matrix
+      break;
+    case optim::Kind::kProdigy:
+      bytes.state = 12.0 + bytes.gradient;
+      break;
+  }
+  const bool has_master =
+      leaf != at::kFloat && options.master_weights == optim::MasterWeights::kFp32;
+  if (has_master) bytes.state += 4.0;
+  return bytes;
+}
+
+class TrainingSizes {
+ public:
+  TrainingSizes(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis)
+      : model_(model),
+        training_(training),
+        basis_(basis),
+        cached_(train::cached_parts(model.family(), training.config.trained_names())),
+        dry_(model, basis.like) {}
+
+  SizedRun sized(bool on_host) {
+    SizedRun sized;
+    sized.main_phase = "train";
+    sized.on_host = on_host;
+    sized.batch_size = training_.config.order.batch_size;
+    sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
+    for (memory::PlannedComponent& component : sized.run.components) {
+      if (training_.selection.trains(component.name) &&
+          !trained_may_stream(component.name, on_host))
+        component.may_stream = false;
+    }
+    if (training_.config.stage != train::Stage::kTrain) add_encoding(sized.run);
+    if (training_.config.stage == train::Stage::kDataProcess) return sized;
+    dry_.train(training_.selection, training_.config.lora.rank);
+    sized.run.phases.push_back(train_phase(sized, on_host));
+    return sized;
+  }
+
+ private:
+  const train::Config& config() const { return training_.config; }
+
+  // LoRA factors stay on the device; weights that are trained themselves may rest on the host where
+  // the optimizer is.
+  bool trained_may_stream(const std::string& component, bool on_host) const {
+    const auto& weights = training_.selection.weights;
+    const bool trains_weights = std::any_of(
+        weights.begin(), weights.end(), [&](const auto& w) { return w.component == component; });
+    return !trains_weights || on_host;
+  }
+
+  void add_encoding(memory::PlannedRun& run) {
+    const at::NoGradGuard no_grad;
+    if (cached_.text && !text_encoders(model_).empty() && !training_.longest_text.empty()) {
+      PlannedPhase phase{.name = "encode texts", .components = text_encoders(model_)};
+      const DryPass pass = dry_.measure([&](BlockRunner& runner) { text_ = encode(runner); });
+      phase.manners = {manner_of(dry_, pass, phase.components, basis_.profile)};
+      phase.passes = static_cast<double>(training_.samples);
+      run.phases.push_back(std::move(phase));
+    }
+    if (cached_.latents && !picture_encoders(model_).empty()) {
+      PlannedPhase phase{.name = "encode pictures", .components = picture_encoders(model_)};
+      const DryPass pass = dry_.measure([&](BlockRunner& runner) {
+        dry_.model().encode_media(
+            dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat), runner);
+      });
+      phase.manners = {manner_of(dry_, pass, phase.components, basis_.profile)};
+      phase.passes = static_cast<double>(training_.samples);
+      run.phases.push_back(std::move(phase));
+    }
+  }
+
+  Conditioning encode(BlockRunner& runner) {
+    return plugins::guard("encode_text of a dry run", [&] {
+      return dry_.model().encode_text(dry_.without_values(training_.longest_text), runner);
+    });
+  }
+
+  // What a sample's text is to the denoiser.
+  Conditioning text_of_sample(BlockRunner& runner) {
+    if (!cached_.text) return encode(runner);
+    if (!text_.empty()) return text_;
+    Conditioning example = model_.family().example_conditioning(model_.denoiser()->detection,
+                                                                kUnknownTokens, model_.dtype());
+    for (auto& [name, t] : example) {
+      if (at::isFloatingType(t.scalar_type())) t = dry_.tensor(t.sizes(), t.scalar_type());
+    }
+    return example;
+  }
+
+  // A step as Objective makes it, of `count` samples.
+  void step(int64_t count, BlockRunner& runner) {
+    std::vector<Conditioning> texts;
+    std::vector<Tensor> noisy, noise;
+    Tensor clean;
+    const std::vector<int64_t> shape = generate::Generator::latent_shape(
+        dry_.model().latent_spec(), training_.height, training_.width);
+    for (int64_t i = 0; i < count; ++i) {
+      texts.push_back(text_of_sample(runner));
+      if (cached_.latents) {
+        clean = dry_.tensor(shape, at::kFloat);
+      } else {
+        clean = dry_.model()
+                    .encode_media(
+                        dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat), runner)
+                    .to(at::kFloat);
+      }
+      noise.push_back(dry_.tensor(shape, at::kFloat));
+      noisy.push_back((clean * 0.5 + noise.back() * 0.5).to(dry_.dtype()));
+    }
+    std::vector<const Conditioning*> cond;
+    for (const Conditioning& text : texts) cond.push_back(&text);
+    const Tensor velocity = plugins::guard("denoise of a dry run", [&] {
+      return dry_.model().denoise(
+          {.x_BCTHW = at::stack(noisy), .sigma_B = dry_.tensor({count}, at::kFloat), .cond = cond},
+          runner);
+    });
+    std::vector<Tensor> losses;
+    for (int64_t i = 0; i < count; ++i) {
+      const Tensor target = noise[static_cast<size_t>(i)] - clean;
+      losses.push_back((velocity[i].to(at::kFloat) - target).square().mean());
+    }
+    const Tensor loss = at::stack(losses).sum();
+    if (loss.requires_grad()) loss.backward();
+    forget_gradients();
+  }
+
+  void forget_gradients() {
+    for (const auto& layer : training_.selection.layers) {
+      for (ops::Adapter& adapter : layer.linear->adapters) {
+        adapter.a.mutable_grad() = Tensor();
+        adapter.b.mutable_grad() = Tensor();
+      }
+    }
+    for (const auto& trained : training_.selection.weights) {
+      if (trained.weight->leaf().defined())
+        at::Tensor(trained.weight->leaf()).mutable_grad() = Tensor();
+    }
+  }
+
+  // Values, gradients and optimizer state of what is trained, beside the weights themselves.
+  void add_trained(bool on_host, Manner& manner) const {
+    double numbers = 0, whole = 0;
+    for (const auto& layer : training_.selection.layers) {
+      numbers += static_cast<double>(config().lora.rank *
+                                     (layer.linear->in_features() + layer.linear->out_features()));
+    }
+    for (const auto& trained : training_.selection.weights)
+      whole += static_cast<double>(trained.weight->numel());
+    const StateBytes of_lora = state_bytes(config().optimizer, at::kFloat);
+    const StateBytes of_weights = state_bytes(config().optimizer, model_.dtype());
+    const double values = 4.0 * numbers + (on_host ? 0.0 : whole * of_weights.gradient);
+    const double state = numbers * (of_lora.gradient + of_lora.state) + whole * of_weights.state;
+    manner.device_bytes += std::llround(values + (on_host ? 0.0 : state));
+    if (on_host) {
+      const double rest = 4.0 * numbers + whole * (of_weights.gradient + 2.0) + state;
+      manner.host_bytes += std::llround(rest);
+      manner.seconds += 2.0 * rest / kHostBytesPerSecond;
+    } else {
+      manner.seconds += 2.0 * (values + state) / basis_.profile.memory_bytes_per_second;
+    }
+    if (config().ema_decay > 0) manner.host_bytes += std::llround(4.0 * (numbers + whole));
+  }
+
+  PlannedPhase train_phase(SizedRun& sized, bool on_host) {
+    PlannedPhase phase{.name = "train"};
+    phase.components = components_where(model_, [&](const ComponentSpec& spec) {
+      return spec.phases.denoise || training_.selection.trains(spec.name);
+    });
+    phase.passes = static_cast<double>(training_.steps);
+    phase.manners = manners(sized.batch_size, on_host, &sized.activations);
+    const std::vector<Manner> larger = manners(sized.batch_size + 1, on_host, nullptr);
+    for (size_t i = 0; i < phase.manners.size(); ++i)
+      sized.more_bytes.push_back(larger.at(std::min(i, larger.size() - 1)).device_bytes -
+                                 phase.manners[i].device_bytes);
+    return phase;
+  }
+
+  // One for each budget of activations that may be chosen, fast ones first.
+  std::vector<Manner> manners(int64_t batch, bool on_host, std::vector<ActivationBudget>* budgets) {
+    const DryModel::TrainingPass pass =
+        dry_.measure_training([&](BlockRunner& runner) { step(batch, runner); }, basis_.profile);
+    std::vector<Manner> result;
+    for (const ActivationBudget& budget : possible_budgets()) {
+      const memory::ActivationPlan plan =
+          memory::plan_activations(pass.runs, budget, /*available=*/0);
+      Manner manner = manner_of_plan(pass, plan, budget);
+      add_trained(on_host, manner);
+      result.push_back(std::move(manner));
+      if (budgets == nullptr) continue;
+      budgets->push_back(budget);
+      const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
+      if (is_part && !is_forced())
+        budgets->back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = plan.peak_bytes};
+    }
+    return result;
+  }
+
+  bool is_forced() const {
+    return config().activation_budget.has_value() &&
+           config().activation_budget->kind != ActivationBudget::Kind::kAuto;
+  }
+
+  std::vector<ActivationBudget> possible_budgets() const {
+    using Kind = ActivationBudget::Kind;
+    if (is_forced()) return {*config().activation_budget};
+    std::vector<ActivationBudget> budgets;
+    if (!config().use_gradient_checkpointing) {
+      budgets.push_back({.kind = Kind::kNone});
+      for (int part = kBudgets; part > 0; --part)
+        budgets.push_back(
+            {.kind = Kind::kFraction, .fraction = static_cast<double>(part) / kBudgets});
+    }
+    budgets.push_back({.kind = Kind::kFraction, .fraction = 0.0});
+    return budgets;
+  }
+
+  Manner manner_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
+                        const ActivationBudget& budget) {
+    using Kind = ActivationBudget::Kind;
+    Manner manner;
+    const bool is_whole = plan.num_recomputed == 0;
+    manner.needs_all_blocks = is_whole;
+    const std::string peak = report::format_bytes(static_cast<uint64_t>(plan.peak_bytes));
+    if (is_whole) {
+      manner.name = "keep all activations";
+      manner.why = "nothing is computed again";
+    } else if (budget.kind == Kind::kFraction && budget.fraction == 0) {
+      manner.name = "keep inputs of blocks";
+      manner.why = "everything else is computed again";
+    } else {
+      manner.name = "keep activations of " + peak;
+      manner.why = std::to_string(plan.num_recomputed) + " blocks are computed again in part";
+    }
+    manner.device_bytes = pass.outside_bytes + plan.peak_bytes;
+    const auto passes =
+        static_cast<double>(std::max<int64_t>(1, config().order.gradient_accumulation_steps));
+    manner.repeats = passes;
+    manner.seconds = pass.outside_seconds * passes;
+    const double again = plan.num_recomputed == 0
+                             ? 0
+                             : plan.extra_seconds / static_cast<double>(plan.num_recomputed);
+    std::map<const Block*, std::pair<double, double>> seconds;
+    for (size_t i = 0; i < pass.blocks.size(); ++i) {
+      auto& [forward, backward] = seconds[pass.blocks[i]];
+      forward += pass.forward[i];
+      backward += pass.backward[i] + (plan.runs[i].is_whole ? 0.0 : again);
+    }
+    for (const checkpoint::LoadedPart& part : model_.parts()) {
+      const std::string& name = part.detection.component;
+      const std::vector<Block*> blocks = dry_.model().blocks(name);
+      if (std::none_of(blocks.begin(), blocks.end(),
+                       [&](Block* block) { return seconds.contains(block); }))
+        continue;
+      for (Block* block : blocks) {
+        manner.forward[name].push_back(seconds[block].first);
+        manner.backward[name].push_back(seconds[block].second);
+      }
+    }
+    return manner;
+  }
+
+  LoadedModel& model_;
+  const TrainingBasis& training_;
+  const PlanBasis& basis_;
+  train::CachedParts cached_;
+  DryModel dry_;
+  Conditioning text_;
+};
+
+}  // namespace
+
+SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
+  return TrainingSizes(model, training, basis).sized(training.on_host);
+}
+
+}  // namespace atelier::plan

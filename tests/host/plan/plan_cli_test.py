@@ -1,0 +1,210 @@
+"""Runs `atelier plan` as a user would: on models of published size without values, and on the tiny one."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+sys.path.insert(0, str(REPOSITORY / "tests/support"))
+sys.path.insert(0, str(REPOSITORY / "tests/host/train"))
+import published_sizes  # noqa: E402
+from train_cli_test import write_dataset  # noqa: E402
+
+GIB = 1 << 30
+# Of the published checkpoint.
+DIT_BYTES = 40_860_802_176
+SIZES = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class PlanTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_plan_")
+        cls.root = pathlib.Path(cls.holder.name)
+        cls.tiny, cls.big = cls.root / "tiny", cls.root / "big"
+        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.tiny], check=True,
+                       capture_output=True)
+        published_sizes.write_model(cls.tiny, cls.big)
+        write_dataset(cls.root / "data", count=4)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def run_program(self, *words, expect=0, **flags):
+        words = [str(PROGRAM), *words]
+        for name, value in {"plugin": "qwen_image", **flags}.items():
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        result = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=self.root, timeout=300)
+        self.assertEqual(result.returncode, expect, result.stderr)
+        return result
+
+    def plan(self, *words, **flags):
+        path = self.root / "plan.json"
+        result = self.run_program("plan", *words, json=path, **flags)
+        return json.loads(path.read_text()), result.stdout
+
+    def published(self, **flags):
+        return self.plan("generate", model_paths=json.dumps([str(self.big)]), prompt="a red fox in snow",
+                         height=1328, width=1328, num_inference_steps=20, device_profile="h200", **flags)
+
+    def component(self, plan, name):
+        return next(entry for entry in plan["components"] if entry["name"] == name)
+
+    def phase(self, plan, name):
+        return next(entry for entry in plan["phases"] if entry["name"] == name)
+
+
+class GenerationPlanTest(PlanTest):
+
+    def test_more_memory_is_never_slower_at_published_size(self):
+        before = None
+        for limit in (12, 24, 40, 80):
+            plan, table = self.published(vram=f"{limit}GiB")
+            self.assertLessEqual(plan["device_bytes"], limit * GIB)
+            self.assertIn("why", table.splitlines()[2])
+            if before is not None:
+                self.assertLessEqual(plan["seconds"], before)
+            before = plan["seconds"]
+            dit = self.component(plan, "dit")
+            self.assertEqual(dit["blocks"], 60)
+            self.assertEqual(dit["storage"], "plain")
+            self.assertEqual(dit["resident_blocks"] == 60, limit == 80)
+        # In 80 GiB all of it stays; the bytes are those of the file.
+        self.assertAlmostEqual(dit["device_bytes"] / DIT_BYTES, 1.0, delta=1e-3)
+        self.assertEqual(self.phase(plan, "denoise")["waited_seconds"], 0)
+
+    def test_an_allowed_storage_is_taken_where_it_is_faster(self):
+        plain, _ = self.published(vram="24GiB", cfg_scale=1)
+        stored, _ = self.published(vram="24GiB", cfg_scale=1, allow_storage="fp8")
+        self.assertEqual(self.component(plain, "dit")["storage"], "plain")
+        self.assertEqual(self.component(stored, "dit")["storage"], "fp8")
+        self.assertLess(stored["seconds"], plain["seconds"])
+
+    def test_what_was_said_stays(self):
+        plan, _ = self.published(vram="40GiB", offload="dit=host", resident_blocks=7, prefetch=1)
+        self.assertEqual(self.component(plan, "dit")["resident_blocks"], 7)
+        self.assertEqual(self.component(plan, "dit")["prefetch"], 1)
+
+    def test_what_cannot_fit_is_refused_with_what_would(self):
+        result = self.run_program("plan", "generate", model_paths=json.dumps([str(self.big)]), prompt="a fox",
+                                  height=1328, width=1328, device_profile="h200", vram="3GiB", expect=4)
+        self.assertIn("does not fit into 3.00 GiB", result.stderr)
+        self.assertIn("at least", result.stderr)
+        self.assertIn("would need", result.stderr)
+
+    def test_a_curve_falls(self):
+        self.published(vram="24GiB", curve=self.root / "curve.csv")
+        lines = (self.root / "curve.csv").read_text().splitlines()
+        self.assertEqual(lines[0], "limit_bytes,device_bytes,host_bytes,seconds")
+        rows = [[float(cell) for cell in line.split(",")] for line in lines[1:]]
+        self.assertGreater(len(rows), 10)
+        for earlier, later in zip(rows, rows[1:]):
+            self.assertLessEqual(later[3], earlier[3])
+        self.published(vram="24GiB", curve=self.root / "curve.svg")
+        self.assertTrue((self.root / "curve.svg").read_text().startswith("<svg"))
+
+    def test_a_profile_is_read_from_a_file(self):
+        profile = self.root / "small.json"
+        profile.write_text(json.dumps({"name": "small", "memory_gib": 16, "tflops_16": 100, "tflops_32": 20,
+                                       "attention_tflops": 80, "memory_gb_per_s": 500, "copy_gb_per_s": 12}))
+        plan, table = self.plan("generate", model_paths=json.dumps([str(self.big)]), prompt="a fox",
+                                device_profile=profile)
+        self.assertEqual(plan["profile"], "small")
+        self.assertLessEqual(plan["device_bytes"], 16 * GIB)
+        self.assertIn("plan for small", table)
+
+    def test_wrong_words_are_named(self):
+        for words, flags, named in ((["generate"], {"curve": "a.txt"}, "a.txt"),
+                                    (["paint"], {}, "paint"),
+                                    (["generate"], {"device_profile": "h300"}, "h300"),
+                                    (["generate"], {"vram": "much"}, "much"),
+                                    (["generate"], {"allow_storage": "fp4"}, "fp4")):
+            flags = {"model_paths": json.dumps([str(self.tiny)]), "prompt": "a fox", **flags}
+            result = subprocess.run([str(PROGRAM), "plan", *words, "--plugin", "qwen_image"] +
+                                    [word for name, value in flags.items() for word in (f"--{name}", value)],
+                                    capture_output=True, encoding="utf-8", cwd=self.root)
+            self.assertIn(result.returncode, (2, 3), result.stderr)
+            self.assertIn(named, result.stderr)
+
+
+class TrainingPlanTest(PlanTest):
+
+    def published_training(self, **flags):
+        return self.plan("train", model_paths=json.dumps([str(self.big)]), device_profile="h200",
+                         dataset_base_path=self.root / "data", height=1328, width=1328, lora_base_model="dit",
+                         lora_rank=16, output_path=self.root / "run", **flags)
+
+    def test_a_lora_fits_into_less_by_streaming_and_by_computing_again(self):
+        before = None
+        for limit in (24, 48, 80, 120):
+            plan, _ = self.published_training(vram=f"{limit}GiB")
+            self.assertLessEqual(plan["device_bytes"], limit * GIB)
+            train = self.phase(plan, "train")
+            if before is not None:
+                self.assertLessEqual(train["seconds"], before)
+            before = train["seconds"]
+        self.assertEqual(self.component(plan, "dit")["resident_blocks"], 60)
+        self.assertIn("batch 1 fits with", plan["batch"])
+
+    def test_kept_products_take_the_bytes_of_the_formula(self):
+        plan, _ = self.published_training(vram="120GiB", activation_memory_budget="1")
+        # 22 D + 4 H + 12 r bytes of each of the tokens of a block, D = 3072, H = 24 heads, r = 16.
+        tokens = 83 * 83
+        low = 60 * tokens * (22 * 3072 + 4 * 24 + 12 * 16)
+        self.assertGreater(self.phase(plan, "train")["working_bytes"], low)
+        self.assertLess(self.phase(plan, "train")["working_bytes"], 1.15 * low)
+
+
+class PredictedAndMeasuredTest(PlanTest):
+
+    def told(self, stderr, what):
+        """Bytes behind a word in the line of the prediction."""
+        found = re.search(rf"{what} ([0-9.]+) (\w+)", stderr)
+        self.assertIsNotNone(found, stderr)
+        return float(found[1]) * SIZES[found[2]]
+
+    def check_prediction(self, stderr):
+        predicted, measured = self.told(stderr, "predicted"), self.told(stderr, "measured")
+        self.assertLessEqual(abs(predicted - measured), 0.1 * measured, stderr)
+
+    def generate(self, output, **flags):
+        return self.run_program("generate", model_paths=json.dumps([str(self.tiny)]), prompt="a red circle",
+                                height=64, width=64, seed=1, num_inference_steps=4, threads=1,
+                                output=self.root / output, **flags)
+
+    def test_a_generation_that_streams_gives_the_same_picture_within_its_limit(self):
+        self.generate("all.png", device="cpu", no_metadata=True)
+        whole = self.generate("wide.png", device="stand-in:64MiB:1GB/s", no_metadata=True)
+        self.check_prediction(whole.stderr)
+        least = self.run_program("generate", model_paths=json.dumps([str(self.tiny)]), prompt="a red circle",
+                                 height=64, width=64, seed=1, num_inference_steps=4, threads=1,
+                                 device="stand-in:64MiB:1GB/s", vram="1KiB", expect=4)
+        needed = self.told(least.stderr, "needs")
+        limit = int(1.1 * needed / 1024) + 1
+        tight = self.generate("tight.png", device=f"stand-in:{limit}KiB:1GB/s", no_metadata=True)
+        self.assertIn("come from the host", tight.stderr)
+        self.check_prediction(tight.stderr)
+        self.assertEqual((self.root / "all.png").read_bytes(), (self.root / "tight.png").read_bytes())
+
+    def test_a_training_that_is_planned_is_within_its_limit(self):
+        result = self.run_program("train", model_paths=json.dumps([str(self.tiny)]), device="stand-in:64MiB:1GB/s",
+                                  dataset_base_path=self.root / "data", height=64, width=64, max_train_steps=2,
+                                  lora_base_model="dit", lora_rank=4, threads=1, output_path=self.root / "trained")
+        self.assertIn("plan: ", result.stderr)
+        self.check_prediction(result.stderr)
+
+    def test_on_the_cpu_nothing_is_planned(self):
+        result = self.generate("cpu.png", device="cpu")
+        self.assertNotIn("plan", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
