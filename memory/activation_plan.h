@@ -25,15 +25,22 @@ struct KeepSolution {
   int64_t steps = 0;        // that finding it took
 };
 
-// Bounds the time of choose_kept(), in comparisons.
+// Bounds the time of choose_kept() and of a plan, in comparisons.
 inline constexpr int64_t kMostPlanSteps = 10'000'000;
 
 // Saves the most time with at most `budget` bytes; of equal times, with the fewest bytes. A larger
 // budget never keeps fewer bytes.
 //
-// Exact when sums of the bytes are few enough for kMostPlanSteps: when they are, over their common
+// Exact when sums of the bytes are few enough for `most_steps`: when they are, over their common
 // divisor. Otherwise the bytes of each choice are rounded up to a unit that makes them so.
-KeepSolution choose_kept(std::span<const KeepChoice> choices, int64_t budget);
+KeepSolution choose_kept(std::span<const KeepChoice> choices, int64_t budget,
+                         int64_t most_steps = kMostPlanSteps);
+
+// What outputs may wait in host memory.
+struct OffloadLimits {
+  int64_t host_bytes = 0;         // 0: nothing is offloaded
+  double bytes_per_second = 0.0;  // of copies to the host, beside computing
+};
 
 // What happens to the runs of blocks of one forward pass.
 struct ActivationPlan {
@@ -44,8 +51,10 @@ struct ActivationPlan {
   std::vector<Run> runs;
   int64_t num_recomputed = 0;  // runs
   int64_t kept_bytes = 0;      // beside what every recomputed run holds, without whole runs to come
-  int64_t peak_bytes = 0;      // of all activations of blocks, at most
-  double extra_seconds = 0.0;  // that recomputing takes
+  int64_t offloaded_bytes = 0;  // in host memory
+  int64_t moving_bytes = 0;     // most of these that are on the device, on their way
+  int64_t peak_bytes = 0;       // of all activations of blocks, at most
+  double extra_seconds = 0.0;   // that recomputing takes
   bool is_over_budget = false;
 };
 
@@ -54,8 +63,14 @@ struct ActivationPlan {
 // away. All are when budget and kind allow it. Those that are always recomputed never are.
 //
 // `available`: bytes that the device has left, of kAuto. Of equal runs, late ones keep more.
+// Outputs that no gradient reads are skipped.
+//
+// Of one kind of runs, the same outputs are offloaded in as many runs as the host has room for,
+// spread evenly, the last two of the pass left out. They fit into the time of one forward pass of
+// the block; a backward pass takes longer, so they are back in time too. Which they are is found by
+// trying: all sets when kMostPlanSteps allow it, and otherwise the most promising ones.
 ActivationPlan plan_activations(std::span<const std::shared_ptr<const BlockCosts>> runs,
                                 const ActivationBudget& budget, int64_t available, size_t first = 0,
-                                int64_t spent = 0);
+                                int64_t spent = 0, const OffloadLimits& offload = {});
 
 }  // namespace atelier::memory

@@ -26,12 +26,14 @@ bool is_measured(const BlockCosts& costs) {
 }  // namespace
 
 ActivationRunner::ActivationRunner(BlockRunner& inner, const ActivationBudget& budget,
-                                   at::Device device, OnPlan on_plan)
+                                   at::Device device, OnPlan on_plan,
+                                   std::shared_ptr<Offloader> offloader)
     : inner_(inner),
-      recompute_(inner),
+      recompute_(inner, {}, {.offloader = offloader}),
       budget_(budget),
       device_(device),
-      on_plan_(std::move(on_plan)) {
+      on_plan_(std::move(on_plan)),
+      offloader_(std::move(offloader)) {
   if (device_.is_cpu() && budget_.kind != ActivationBudget::Kind::kNone) LiveBytes::install();
 }
 
@@ -45,7 +47,7 @@ void ActivationRunner::begin_pass() {
     if (passes_.size() > kMostPasses) passes_.pop_back();
   }
   runs_.clear();
-  spent_ = 0;
+  spent_ = offloaded_ = 0;
   guide_ = nullptr;
   plan_ = nullptr;
 }
@@ -77,6 +79,7 @@ void ActivationRunner::follow(const Costs& costs) {
   if (guide_ != nullptr && begins_alike(*guide_)) return;
   if (guide_ == nullptr && place > 0) return;  // a pass that is new from its first run on
   guide_ = nullptr;
+  if (plan_ != nullptr) spent_ += plan_->moving_bytes;  // of runs before this one
   plan_ = nullptr;
   // Of several the longest: its plan leaves room for what the others hold.
   for (Pass& pass : passes_) {
@@ -84,16 +87,25 @@ void ActivationRunner::follow(const Costs& costs) {
       guide_ = &pass;
   }
   if (guide_ == nullptr) return;
-  const auto [found, is_new] = guide_->plans.try_emplace({place, spent_});
+  const auto [found, is_new] = guide_->plans.try_emplace({place, spent_, offloaded_});
   if (is_new) {
-    const std::vector<std::shared_ptr<const BlockCosts>> runs(guide_->runs.begin(),
-                                                              guide_->runs.end());
-    const bool is_auto = budget_.kind == ActivationBudget::Kind::kAuto;
-    found->second =
-        plan_activations(runs, budget_, is_auto ? available_bytes(device_) : 0, place, spent_);
+    found->second = plan_from(place);
     if (on_plan_) on_plan_(found->second);
   }
   plan_ = &found->second;
+}
+
+ActivationPlan ActivationRunner::plan_from(size_t place) const {
+  const std::vector<std::shared_ptr<const BlockCosts>> runs(guide_->runs.begin(),
+                                                            guide_->runs.end());
+  const bool is_auto = budget_.kind == ActivationBudget::Kind::kAuto;
+  OffloadLimits limits;
+  if (offloader_) {
+    limits = {.host_bytes = offloader_->host_bytes() - offloaded_,
+              .bytes_per_second = offloader_->bytes_per_second()};
+  }
+  return plan_activations(runs, budget_, is_auto ? available_bytes(device_) : 0, place, spent_,
+                          limits);
 }
 
 std::shared_ptr<void> ActivationRunner::hold(Block& block) {
@@ -129,6 +141,7 @@ Tensors ActivationRunner::run(Block& block, const Tensors& inputs) {
   }
   for (size_t i = 0; i < run.actions.size(); ++i) {
     if (run.actions[i] == ops::Action::kKeep) spent_ += costs->operators[i].bytes;
+    if (run.actions[i] == ops::Action::kOffload) offloaded_ += costs->operators[i].bytes;
   }
   return recompute_.run(block, inputs, run.actions);
 }

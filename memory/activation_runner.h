@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "memory/activation_budget.h"
@@ -23,9 +24,9 @@ class ActivationRunner final : public BlockRunner {
   // Is told of each plan when it is first followed.
   using OnPlan = std::function<void(const ActivationPlan& plan)>;
 
-  // `device` is where the blocks run.
+  // `device` is where the blocks run. `offloader`: takes what plans offload; null: nothing is.
   ActivationRunner(BlockRunner& inner, const ActivationBudget& budget, at::Device device,
-                   OnPlan on_plan = {});
+                   OnPlan on_plan = {}, std::shared_ptr<Offloader> offloader = nullptr);
 
   // The runs that follow end in one backward pass of their own.
   void begin_pass();
@@ -41,22 +42,26 @@ class ActivationRunner final : public BlockRunner {
   // A forward pass that was seen whole.
   struct Pass {
     std::vector<Costs> runs;
-    std::map<std::pair<size_t, int64_t>, ActivationPlan> plans;  // by first planned run, and spent
+    // By first planned run, bytes that are spent before it, and bytes that are in host memory.
+    std::map<std::tuple<size_t, int64_t, int64_t>, ActivationPlan> plans;
   };
 
   Costs costs_of(const Block& block, const Tensors& inputs, const Tensors& trained,
                  bool always_recomputed);
   void follow(const Costs& costs);
+  ActivationPlan plan_from(size_t place) const;
 
   BlockRunner& inner_;
   RecomputeRunner recompute_;
   ActivationBudget budget_;
   at::Device device_;
   OnPlan on_plan_;
+  std::shared_ptr<Offloader> offloader_;
   std::map<std::string, Costs> costs_;  // by kind, shapes, and what is trained
   std::list<Pass> passes_;              // the latest first
   std::vector<Costs> runs_;             // of this pass
   int64_t spent_ = 0;                   // bytes that this pass keeps so far
+  int64_t offloaded_ = 0;               // bytes that it has sent to the host
   Pass* guide_ = nullptr;               // a pass that began like this one; null: none
   const ActivationPlan* plan_ = nullptr;
 };

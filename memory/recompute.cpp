@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <unordered_set>
@@ -16,15 +18,21 @@
 #include "atelier/error.h"
 #include "atelier/nn/layers.h"
 
+#include "memory/generators.h"
 #include "memory/live_bytes.h"
 
 namespace atelier::memory {
 
 struct RecomputeShared {
-  RecomputeShared(BlockRunner& runner, RecomputeRunner::Planner plan)
-      : inner(runner), planner(std::move(plan)) {}
+  RecomputeShared(BlockRunner& runner, RecomputeRunner::Planner plan, RecomputeOptions offload)
+      : inner(runner), planner(std::move(plan)), options(std::move(offload)) {}
   BlockRunner& inner;
   RecomputeRunner::Planner planner;
+  const RecomputeOptions options;
+
+  // Of the run that was last, when its graph is still there. Of the thread that runs the model.
+  std::weak_ptr<Freight> latest;
+  std::deque<std::weak_ptr<Freight>> waiting;  // to be sent
 
   // Whether the leaves of this block are still to be looked at.
   bool is_new(const Block& block) {
@@ -41,82 +49,6 @@ namespace {
 
 using at::Tensor;
 using torch::autograd::Node;
-
-// Default generators that a block may draw from, with their states.
-class Generators {
- public:
-  // Of the CPU and of every other device among `inputs`.
-  static Generators capture(const Tensors& inputs) {
-    Generators result;
-    result.add(at::Device(at::kCPU));
-    for (const Tensor& t : inputs) {
-      if (!t.defined() || t.is_cpu()) continue;
-      const bool known = std::any_of(result.entries_.begin(), result.entries_.end(),
-                                     [&](const Entry& e) { return e.device == t.device(); });
-      if (!known) result.add(t.device());
-    }
-    return result;
-  }
-
-  // Forgets the generators that were not drawn from since.
-  void keep_used() {
-    std::erase_if(entries_,
-                  [](const Entry& e) { return at::equal(e.state, state_of(e.generator)); });
-  }
-
-  // Sets the states, and keeps those that they replace.
-  void swap_states() {
-    for (Entry& e : entries_) {
-      const Tensor wanted = e.state;
-      e.state = state_of(e.generator);
-      set_state(e.generator, wanted);
-    }
-  }
-
-  void clear() { entries_.clear(); }
-
-  int64_t bytes() const {
-    int64_t bytes = 0;
-    for (const Entry& e : entries_) bytes += static_cast<int64_t>(e.state.nbytes());
-    return bytes;
-  }
-
- private:
-  struct Entry {
-    at::Device device;
-    at::Generator generator;
-    Tensor state;
-  };
-
-  void add(at::Device device) {
-    const at::Generator generator = at::globalContext().defaultGenerator(device);
-    entries_.push_back({device, generator, state_of(generator)});
-  }
-  static Tensor state_of(const at::Generator& generator) {
-    at::Generator g = generator;
-    std::lock_guard lock(g.mutex());
-    return g.get_state();
-  }
-  static void set_state(const at::Generator& generator, const Tensor& state) {
-    at::Generator g = generator;
-    std::lock_guard lock(g.mutex());
-    g.set_state(state);
-  }
-
-  std::vector<Entry> entries_;
-};
-
-// Sets the generators' states for a scope.
-class RestoreGenerators {
- public:
-  explicit RestoreGenerators(const Generators& to) : generators_(to) { generators_.swap_states(); }
-  ~RestoreGenerators() { generators_.swap_states(); }
-  RestoreGenerators(const RestoreGenerators&) = delete;
-  RestoreGenerators& operator=(const RestoreGenerators&) = delete;
-
- private:
-  Generators generators_;
-};
 
 [[noreturn]] void fail(const Block& block, const std::string& what, std::string hint = {}) {
   throw Error(ErrorCode::kInternal, "recompute: block '" + block.path() + "': " + what,
@@ -183,6 +115,47 @@ class ForwardMeter final : public ops::RecomputeObserver {
   size_t call_ = 0;
 };
 
+// Looks at the values of operators, the first of their outputs, while a block runs again.
+class ValueWatch final : public ops::RecomputeObserver {
+ public:
+  // `kept`: the call whose outputs are held on to.
+  explicit ValueWatch(size_t kept = std::numeric_limits<size_t>::max()) : kept_call_(kept) {}
+
+  void begin() override {}
+  void end(std::string_view, const Tensors& outputs) override {
+    if (storages_.size() == kept_call_) kept_ = outputs;
+    storages_.push_back(outputs.at(0).storage().getWeakStorageImpl());
+  }
+
+  // Calls whose values nobody holds any more.
+  std::vector<size_t> gone() const {
+    std::vector<size_t> calls;
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      if (storages_[i].expired()) calls.push_back(i);
+    }
+    return calls;
+  }
+  const Tensors& kept() const { return kept_; }
+
+ private:
+  size_t kept_call_;
+  Tensors kept_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
+};
+
+// Whether gradients that were made twice are the same: to the bit on the CPU; elsewhere kernels may
+// add up in any order.
+bool agree(const Tensors& a, const Tensors& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() != b[i].defined()) return false;
+    if (!a[i].defined() || at::equal(a[i], b[i])) continue;
+    if (a[i].is_cpu() || a[i].numel() == 0) return false;
+    const Tensor far = (a[i] - b[i]).abs().max(), most = b[i].abs().max();
+    if (!(far <= 1e-3 * most).item<bool>()) return false;  // NaN is not
+  }
+  return true;
+}
+
 // Leaves of the drawn values stand for weights that are trained elsewhere. Weights that have a leaf
 // already belong to a block around this one.
 class LentLeaves {
@@ -206,6 +179,16 @@ class LentLeaves {
   std::vector<WeightPtr> weights_;
 };
 
+// The outputs of a block that ran again, and the gradients that came to them.
+struct Replay {
+  Tensors outputs, grads;
+
+  Tensors gradients(const Tensors& wanted) const {
+    return torch::autograd::grad(outputs, wanted, grads, /*retain_graph=*/false,
+                                 /*create_graph=*/false, /*allow_unused=*/true);
+  }
+};
+
 // One run of one block. Its inputs are the block's inputs, then its trained tensors.
 struct RecomputeNode final : Node {
   RecomputeNode(std::shared_ptr<RecomputeShared> runner, Block& ran, Tensors trained,
@@ -227,13 +210,30 @@ struct RecomputeNode final : Node {
     inputs.clear();
     kept.clear();
     generators.clear();
+    freight.reset();
     released = true;
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
+  // Gives what the plan offloads to the freight, and inputs where they are to leave.
+  void load(const Tensors& ran_on);
+  // Puts what was sent back, and queues the way back of the run before this one. Returns the
+  // inputs.
+  Tensors unload();
+
+  Replay replay(const Tensors& replay_inputs, const Tensors& grads, const ops::ActionPlan& actions,
+                ops::RecomputeObserver* observer);
+
   // Every leaf of the replayed graph is one of `known`, or its gradient would be lost in silence.
   void check_leaves(const Tensors& outputs, const Tensors& known) const;
+
+  // Looks for operators whose values no gradient reads, among `calls`: with other values the same
+  // gradients come out.
+  void find_unread(const std::vector<size_t>& calls, const Tensors& replay_inputs,
+                   const Tensors& grads, const Tensors& wanted, const Tensors& gradients);
+  bool reads(size_t call, const Tensors& replay_inputs, const Tensors& grads, const Tensors& wanted,
+             const Tensors& gradients);
 
   std::shared_ptr<RecomputeShared> shared;
   Block& block;
@@ -244,9 +244,83 @@ struct RecomputeNode final : Node {
   std::vector<ops::KeptOutput> kept;
   Generators generators;
   std::shared_ptr<BlockCosts> costs;  // null: nothing is measured
+
+  // Where the items of the freight belong: first the outputs, by call and place, then inputs.
+  std::shared_ptr<Freight> freight;   // null: there is no offloader
+  std::weak_ptr<Freight> run_before;  // its
+  std::vector<std::pair<size_t, size_t>> sent_outputs;
+  std::vector<size_t> sent_inputs;
+
   bool consume = false;
   bool released = false;
 };
+
+void RecomputeNode::load(const Tensors& ran_on) {
+  freight = std::make_shared<Freight>(shared->options.offloader);
+  run_before = std::exchange(shared->latest, freight);
+  for (size_t call = 0; call < kept.size() && call < plan.size(); ++call) {
+    if (plan[call] != ops::Action::kOffload) continue;
+    for (size_t i = 0; i < kept[call].tensors.size(); ++i) {
+      if (!freight->accepts(kept[call].tensors[i])) continue;
+      freight->add(std::exchange(kept[call].tensors[i], Tensor()));
+      sent_outputs.emplace_back(call, i);
+    }
+  }
+  if (!shared->options.offloads_inputs) return freight->send();
+
+  for (size_t i = 0; i < ran_on.size(); ++i) {
+    // What another block gave is held by nobody else.
+    const Tensor& input = ran_on[i];
+    if (!freight->accepts(input) || dynamic_cast<RecomputeNode*>(input.grad_fn().get()) == nullptr)
+      continue;
+    inputs[i].unpack();  // notices a change in place
+    freight->add(input.detach());
+    sent_inputs.push_back(i);
+    inputs[i] = torch::autograd::SavedVariable();
+  }
+  // The last two come back too early for leaving to be worth it.
+  shared->waiting.push_back(freight);
+  if (shared->waiting.size() <= 2) return;
+  const std::shared_ptr<Freight> first = shared->waiting.front().lock();
+  shared->waiting.pop_front();
+  if (first) first->send();
+}
+
+Tensors RecomputeNode::unload() {
+  Tensors carried;
+  if (freight) carried = freight->take();
+  if (const std::shared_ptr<Freight> next = run_before.lock()) next->fetch();
+  size_t item = 0;
+  for (const auto& [call, i] : sent_outputs) {
+    kept[call].tensors[i] = carried[item++];
+    kept[call].versions[i] = kept[call].tensors[i]._version();
+  }
+  Tensors result;
+  for (const torch::autograd::SavedVariable& input : inputs) result.push_back(input.unpack());
+  for (size_t i : sent_inputs) result[i] = carried[item++];
+  return result;
+}
+
+Replay RecomputeNode::replay(const Tensors& replay_inputs, const Tensors& grads,
+                             const ops::ActionPlan& actions, ops::RecomputeObserver* observer) {
+  RestoreGenerators random(generators);
+  at::AutoGradMode enable(true);
+  ops::RecomputeScope scope(ops::RecomputeScope::Mode::kReplay, actions, kept, consume, observer);
+  Tensors outputs = shared->inner.run(block, replay_inputs);
+  if (scope.calls() != kept.size() || outputs.size() != grads.size()) {
+    fail(block,
+         c10::str(scope.calls(), " operators and ", outputs.size(),
+                  " outputs in the replay, recorded were ", kept.size(), " and ", grads.size()),
+         "a block must do the same each time it runs");
+  }
+  Replay result;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!grads[i].defined() || !outputs[i].requires_grad()) continue;
+    result.outputs.push_back(std::move(outputs[i]));
+    result.grads.push_back(grads[i]);
+  }
+  return result;
+}
 
 torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_list&& grads) {
   if (at::GradMode::is_enabled()) fail(block, "a recomputed block has no double backward");
@@ -260,12 +334,11 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
 
   // Gradients are asked for the inputs and trained tensors that this pass wants, and for all leaves
   // that are lent.
-  Tensors replay_inputs(inputs.size()), wanted;
+  Tensors replay_inputs = unload(), wanted;
   std::vector<size_t> places;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor input = inputs[i].unpack();
-    if (!input.defined()) continue;
-    replay_inputs[i] = input.detach();
+    if (!replay_inputs[i].defined()) continue;
+    replay_inputs[i] = replay_inputs[i].detach();
     if (task_should_compute_output(i)) {
       wanted.push_back(replay_inputs[i].set_requires_grad(true));
       places.push_back(i);
@@ -284,44 +357,71 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
 
   std::optional<LiveBytes> held;
   if (costs) held.emplace(device_of(replay_inputs));
-  Tensors outputs, output_grads;
-  {
-    RestoreGenerators random(generators);
-    at::AutoGradMode enable(true);
-    ops::RecomputeScope replay(ops::RecomputeScope::Mode::kReplay, plan, kept, consume);
-    Tensors replayed = shared->inner.run(block, replay_inputs);
-    if (replay.calls() != kept.size() || replayed.size() != grads.size()) {
-      fail(block,
-           c10::str(replay.calls(), " operators and ", replayed.size(),
-                    " outputs in the replay, recorded were ", kept.size(), " and ", grads.size()),
-           "a block must do the same each time it runs");
-    }
-    for (size_t i = 0; i < replayed.size(); ++i) {
-      if (!grads[i].defined() || !replayed[i].requires_grad()) continue;
-      outputs.push_back(std::move(replayed[i]));
-      output_grads.push_back(std::move(grads[i]));
-    }
+  ValueWatch watch;
+  Replay again = replay(replay_inputs, grads, plan, costs ? &watch : nullptr);
+  if (!consume) {
+    for (const auto& [call, i] : sent_outputs) kept[call].tensors[i] = Tensor();
   }
   if (held) costs->whole_bytes = std::max(costs->whole_bytes, held->now());
   if (shared->is_new(block)) {
     Tensors known = replay_inputs;
     known.insert(known.end(), params.begin(), params.end());
     known.insert(known.end(), wanted.begin(), wanted.end());
-    check_leaves(outputs, known);
+    check_leaves(again.outputs, known);
   }
-  replay_inputs.clear();
 
   torch::autograd::variable_list result(inputs.size() + params.size());
-  if (outputs.empty() || wanted.empty()) return result;
+  if (again.outputs.empty() || wanted.empty()) return result;
+  const bool searches = costs && !costs->knows_unread;
+  const std::vector<size_t> unheld = searches ? watch.gone() : std::vector<size_t>();
+  if (!searches) {
+    replay_inputs.clear();
+    grads.clear();
+  }
   // The scopes are closed: a block inside this one replays in the pass below, and on its own.
-  auto given = torch::autograd::grad(outputs, wanted, output_grads, /*retain_graph=*/false,
-                                     /*create_graph=*/false, /*allow_unused=*/true);
+  Tensors given = again.gradients(wanted);
+  again = {};
+  if (held) costs->working_bytes = std::max(costs->working_bytes, held->peak());
+  if (searches) find_unread(unheld, replay_inputs, grads, wanted, given);
+
   for (size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(given[i]);
   for (size_t i = places.size(); i < given.size(); ++i) {
     if (given[i].defined()) lent.weights()[i - places.size()]->sink()->add(std::move(given[i]));
   }
-  if (held) costs->working_bytes = std::max(costs->working_bytes, held->peak());
   return result;
+}
+
+void RecomputeNode::find_unread(const std::vector<size_t>& calls, const Tensors& replay_inputs,
+                                const Tensors& grads, const Tensors& wanted,
+                                const Tensors& gradients) {
+  costs->knows_unread = true;
+  for (size_t call : calls)
+    costs->operators[call].is_unread = !reads(call, replay_inputs, grads, wanted, gradients);
+}
+
+bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tensors& grads,
+                          const Tensors& wanted, const Tensors& gradients) {
+  ops::ActionPlan trial(kept.size(), ops::Action::kRecompute);
+  trial[call] = ops::Action::kSkip;
+  ValueWatch watch(call);
+  if (!agree(replay(replay_inputs, grads, trial, &watch).gradients(wanted), gradients)) return true;
+
+  // A formula that compares may take NaN for any other value: large ones of both signs differ too.
+  const Tensors outputs = watch.kept();
+  const double large = outputs[0].scalar_type() == at::kHalf ? 3e4 : 1e38;
+  const ops::KeptOutput nothing = kept[call];
+  bool differs = false;
+  for (double value : {large, -large}) {
+    kept[call].tensors = outputs;
+    kept[call].tensors[0] =
+        at::full({}, value, outputs[0].options()).expand(outputs[0].sizes()).tensor_data();
+    for (const Tensor& t : kept[call].tensors)
+      kept[call].versions.push_back(t.defined() ? t._version() : 0);
+    trial[call] = ops::Action::kKeep;
+    differs |= !agree(replay(replay_inputs, grads, trial, nullptr).gradients(wanted), gradients);
+    kept[call] = nothing;
+  }
+  return differs;
 }
 
 void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& known) const {
@@ -377,8 +477,8 @@ std::vector<WeightPtr> sinking_weights(Block& block) {
   return result;
 }
 
-RecomputeRunner::RecomputeRunner(BlockRunner& inner, Planner planner)
-    : shared_(std::make_shared<RecomputeShared>(inner, std::move(planner))) {}
+RecomputeRunner::RecomputeRunner(BlockRunner& inner, Planner planner, RecomputeOptions options)
+    : shared_(std::make_shared<RecomputeShared>(inner, std::move(planner), std::move(options))) {}
 RecomputeRunner::~RecomputeRunner() = default;
 
 std::shared_ptr<void> RecomputeRunner::hold(Block& block) {
@@ -420,6 +520,7 @@ Tensors RecomputeRunner::run(Block& block, const Tensors& inputs, ops::ActionPla
     if (node->costs) node->costs->held_bytes += generators.bytes();
     node->generators = std::move(generators);
   }
+  if (shared_->options.offloader) node->load(inputs);
   for (Tensor& output : outputs) {
     // A tensor of its own: neither an input handed back nor a view, and free of the kept ones.
     output = output.tensor_data();

@@ -9,6 +9,8 @@
 #include "atelier/block.h"
 #include "atelier/ops/recompute_scope.h"
 
+#include "memory/activation_offload.h"
+
 namespace atelier::memory {
 
 // What one operator call of a block costs: the bytes that keeping its outputs holds, and the time
@@ -17,6 +19,7 @@ struct OperatorCosts {
   std::string name;
   int64_t bytes = 0;
   double seconds = 0.0;
+  bool is_unread = false;  // no gradient reads its values: kSkip is as good as kKeep
 };
 
 // What the blocks of one kind and shape cost. Times are the shortest of all measured runs.
@@ -28,7 +31,15 @@ struct BlockCosts {
   int64_t working_bytes =
       0;             // most that replay and backward pass hold at once when nothing is kept
   int64_t runs = 0;  // that were measured
+  bool knows_unread = false;       // the operators were tried
   bool always_recomputed = false;  // its weights do not stay for a plain backward pass
+};
+
+struct RecomputeOptions {
+  // Takes outputs that the plan offloads. Null: they are kept.
+  std::shared_ptr<Offloader> offloader;
+  // Sends there too what one block gave to the next, when two more blocks have run.
+  bool offloads_inputs = false;
 };
 
 struct RecomputeShared;  // what the nodes of one runner have in common
@@ -49,7 +60,7 @@ class RecomputeRunner final : public BlockRunner {
   using Planner = std::function<ops::ActionPlan(const Block& block)>;
 
   // `inner` runs the block itself, both times. By default every operator is recomputed.
-  explicit RecomputeRunner(BlockRunner& inner, Planner planner = {});
+  explicit RecomputeRunner(BlockRunner& inner, Planner planner = {}, RecomputeOptions options = {});
   ~RecomputeRunner() override;
 
   // Throws Error{kInternal} from the backward pass when the block did something else the second
@@ -59,7 +70,9 @@ class RecomputeRunner final : public BlockRunner {
 
   // The same with this plan. Fills in `costs` unless it is null: what the forward pass costs now,
   // bytes in the backward pass, which has to come for them to be known. A measured run keeps
-  // nothing, and waits for the device before and after each operator.
+  // nothing, and waits for the device before and after each operator. The first backward pass also
+  // finds the operators whose values no gradient reads: with NaN and with very large values in
+  // their place the gradients stay the same.
   Tensors run(Block& block, const Tensors& inputs, ops::ActionPlan plan,
               std::shared_ptr<BlockCosts> costs = nullptr);
 

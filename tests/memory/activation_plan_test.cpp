@@ -1,9 +1,11 @@
 #include "memory/activation_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "memory/activation_runner.h"
+#include "memory/live_bytes.h"
 #include "memory/toy_net.h"
 
 namespace atelier::memory {
@@ -38,6 +40,30 @@ KeepSolution brute_force(const std::vector<KeepChoice>& choices, int64_t budget,
   return best;
 }
 
+// The most time that one kind of `count` runs saves when `movable` of them may offload one set of
+// operators: all sets, all numbers of runs, all ways to keep some of the rest.
+int64_t most_saved(const BlockCosts& costs, int64_t count, int64_t movable, int64_t room,
+                   const OffloadLimits& limits) {
+  int64_t best = 0;
+  const auto window = static_cast<int64_t>(limits.bytes_per_second * costs.seconds);
+  for (unsigned mask = 0; mask < 1u << costs.operators.size(); ++mask) {
+    for (int64_t moving = 0; moving <= movable; ++moving) {
+      std::vector<KeepChoice> choices;
+      int64_t bytes = 0, saved = 0;
+      for (size_t op = 0; op < costs.operators.size(); ++op) {
+        const auto time = static_cast<int64_t>(std::llround(costs.operators[op].seconds * 1e12));
+        const int64_t moved = (mask >> op & 1) != 0 ? moving : 0;
+        choices.push_back({costs.operators[op].bytes, time, count - moved});
+        bytes += moved > 0 ? costs.operators[op].bytes : 0;
+        saved += moved * time;
+      }
+      if (bytes > window || bytes * moving > limits.host_bytes || 2 * bytes > room) continue;
+      best = std::max(best, saved + brute_force(choices, room - 2 * bytes).picoseconds);
+    }
+  }
+  return best;
+}
+
 // Bytes of the CPU that this thread holds, and the most it held.
 class PeakBytes {
  public:
@@ -64,11 +90,13 @@ class PeakBytes {
 // do not change from run to run.
 struct MeasuredNet {
   Net net;
-  RecomputeRunner runner{direct};
+  RecomputeRunner runner;
   std::vector<std::shared_ptr<const BlockCosts>> runs;
   int64_t output_bytes = 0;
 
-  explicit MeasuredNet(Train train, double dropout, int count = 5) : net(train, dropout, count) {
+  explicit MeasuredNet(Train train, double dropout, int count = 5,
+                       std::shared_ptr<Offloader> offloader = nullptr)
+      : net(train, dropout, count), runner(direct, {}, {.offloader = std::move(offloader)}) {
     const auto first = std::make_shared<BlockCosts>(), others = std::make_shared<BlockCosts>();
     Tensors in = net.inputs;
     for (auto& block : net.blocks) {
@@ -170,6 +198,49 @@ TEST_CASE("Sixty blocks of twelve outputs take few steps and use their budget", 
   }
 }
 
+TEST_CASE("With offloading the plan is the best of all ways", "[plan]") {
+  std::mt19937 random(11);
+  const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % limit); };
+  int offloaded = 0;
+  for (int round = 0; round < 60; ++round) {
+    auto costs = std::make_shared<BlockCosts>();
+    for (int i = 0; i < 3; ++i)
+      costs->operators.push_back({"op", 1 + below(9), 1e-12 * static_cast<double>(1 + below(12))});
+    costs->seconds = 60e-12;
+    costs->always_recomputed = round % 2 == 0;
+    const int64_t length = 4 + below(2), count = length - (round % 2);
+    const std::vector<std::shared_ptr<const BlockCosts>> runs(static_cast<size_t>(length), costs);
+    const OffloadLimits limits = {.host_bytes = below(30),
+                                  .bytes_per_second = static_cast<double>(1 + below(20)) / 60e-12};
+    int64_t total = 0, before = 0;
+    for (const OperatorCosts& op : costs->operators) total += op.bytes * count;
+    for (int64_t room = 0; room < total; ++room) {
+      // Working and held bytes are 0: the budget is all for outputs.
+      const ActivationPlan plan = plan_activations(
+          runs, of_fraction((static_cast<double>(room) + 0.5) / static_cast<double>(total)), 0, 0,
+          0, limits);
+      const double saved = static_cast<double>(count) * 60e-12 - plan.extra_seconds;
+      CAPTURE(round, room, limits.host_bytes, limits.bytes_per_second);
+      REQUIRE(std::llround(saved * 1e12) == most_saved(*costs, count, length - 2, room, limits));
+      REQUIRE(plan.peak_bytes <= room);
+      REQUIRE(plan.peak_bytes >= before);
+      REQUIRE(plan.offloaded_bytes <= limits.host_bytes);
+      offloaded += plan.offloaded_bytes > 0;
+      before = plan.peak_bytes;
+      // The last two runs do not offload, and what a run sends fits into its window.
+      for (size_t i = 0; i < runs.size(); ++i) {
+        int64_t bytes = 0;
+        for (size_t op = 0; op < plan.runs[i].actions.size(); ++op)
+          bytes += plan.runs[i].actions[op] == Action::kOffload ? costs->operators[op].bytes : 0;
+        REQUIRE(bytes * 2 <= plan.moving_bytes);
+        REQUIRE((bytes == 0 || i + 2 < runs.size()));
+        REQUIRE(static_cast<double>(bytes) <= limits.bytes_per_second * costs->seconds * 1.001);
+      }
+    }
+  }
+  CHECK(offloaded > 100);
+}
+
 TEST_CASE("Measured bytes of an operator are those that keeping it holds", "[plan]") {
   MeasuredNet measured(Train::kAdapters, 0, 3);
   REQUIRE(measured.runs[1]->operators.size() == test::kOperators);
@@ -226,6 +297,58 @@ TEST_CASE("Peak follows the budget: never above it, and never less for more", "[
   }
 }
 
+TEST_CASE("Operators whose values no gradient reads are found by trying", "[plan]") {
+  for (double dropout : {0.0, 0.1}) {
+    MeasuredNet adapters(Train::kAdapters, dropout, 3), all(Train::kAll, dropout, 3);
+    for (const auto& costs : adapters.runs) {
+      REQUIRE(costs->knows_unread);
+      // Of the residuals' last products the first one is read by the norm behind it.
+      for (size_t op = 0; op < test::kOperators; ++op)
+        CHECK(costs->operators[op].is_unread == (op == test::kOperators - 1));
+    }
+    for (const auto& costs : all.runs) {
+      REQUIRE(costs->knows_unread);
+      for (const OperatorCosts& op : costs->operators) CHECK_FALSE(op.is_unread);
+    }
+    const ActivationPlan plan = plan_activations(adapters.runs, of_fraction(0.5), 0);
+    CHECK(plan.runs[0].actions.back() == Action::kSkip);
+    const Tensors want = adapters.net.step(direct);
+    CHECK(test::same_bits(adapters.net.gradients_of(adapters.forward(plan)), want));
+    // A skip that is wrong is seen: the gate is trained, and its gradient is NaN.
+    ActivationPlan wrong = plan_activations(all.runs, of_fraction(0.5), 0);
+    wrong.runs[1].actions.back() = Action::kSkip;
+    const Tensors grads = all.net.gradients_of(all.forward(wrong));
+    CHECK(std::any_of(grads.begin(), grads.end(),
+                      [](const Tensor& t) { return t.isnan().any().item<bool>(); }));
+  }
+}
+
+TEST_CASE("Values that are only compared count as read", "[plan]") {
+  // All values are below 0, and so is NaN for a comparison: the gradient is 0 with either.
+  struct Relu : Block {
+    nn::Linear layer{this, "layer", 4, 4, /*bias=*/false};
+    explicit Relu(bool compares_) : Block(nullptr, "relu"), compares(compares_) {
+      layer.weight->set(at::full({4, 4}, -1.0));
+    }
+    bool compares;
+    std::string_view kind() const override { return "relu"; }
+    Tensors forward(const Tensors& in) override {
+      const Tensor y = layer.forward(in[0]);
+      return {compares ? in[0] + at::relu(y) : in[0] + y};
+    }
+  };
+  for (bool compares : {true, false}) {
+    Relu block(compares);
+    RecomputeRunner runner(direct);
+    const auto costs = std::make_shared<BlockCosts>();
+    const Tensor x = test::trained(at::rand({3, 4}) + 0.1);
+    const Tensor y = runner.run(block, {x}, {}, costs)[0];
+    torch::autograd::grad({y.sum()}, {x});
+    REQUIRE(costs->knows_unread);
+    CHECK(costs->operators[0].is_unread == !compares);
+  }
+}
+
 TEST_CASE("A plan keeps late runs first, the last one whole, and all when they fit", "[plan]") {
   auto costs = std::make_shared<BlockCosts>();
   costs->operators = {{"linear", 100, 2e-6}, {"attention", 60, 9e-6}};
@@ -267,6 +390,47 @@ TEST_CASE("A plan keeps late runs first, the last one whole, and all when they f
   CHECK(tight.kept_bytes == 0);
 }
 
+TEST_CASE("With offloading peak stays within the budget, and bytes equal the plan's", "[plan]") {
+  for (const double rate : {0.0, 200e6}) {  // as fast as memory, and so that copies lag
+    const auto port = make_stand_in({.bytes_per_second = rate, .poison = true});
+    const auto offloader = std::make_shared<Offloader>(*port, int64_t{1} << 30);
+    for (const auto& [train, dropout] : {std::pair{Train::kAdapters, 0.1}, {Train::kAll, 0.0}}) {
+      MeasuredNet measured(train, dropout, 8, offloader);
+      const Tensors want = measured.net.step(direct);
+      const int64_t least = plan_activations(measured.runs, of_fraction(0), 0).peak_bytes;
+      const int64_t most = plan_activations(measured.runs, {}, 0).peak_bytes;
+      const OffloadLimits limits = {.host_bytes = offloader->host_bytes(),
+                                    .bytes_per_second = 100e6};  // 5 kB a block
+      int64_t planned = 0, held_with_nothing = -1;
+      int offloads = 0;
+      for (int i = 0; i <= 20; ++i) {
+        const int64_t budget = least + (most - least) * i / 20;
+        const ActivationPlan plan =
+            plan_activations(measured.runs, of_bytes(budget), 0, 0, 0, limits);
+        CHECK(plan.peak_bytes <= budget);
+        CHECK(plan.peak_bytes >= planned);
+        planned = plan.peak_bytes;
+        offloads += plan.offloaded_bytes > 0;
+        const int64_t sent = offloader->stats().sent_bytes;
+        LiveBytes bytes(at::kCPU);
+        const Tensor y = measured.forward(plan);
+        CHECK(offloader->stats().sent_bytes - sent == plan.offloaded_bytes);
+        const Tensor last = at::zeros({1});  // copies that leave do so one after another
+        port->wait(port->copy_out(last, at::zeros({1})));
+        const int64_t held = bytes.now() - static_cast<int64_t>(last.nbytes());
+        if (held_with_nothing < 0) held_with_nothing = held - plan.kept_bytes;
+        if (plan.num_recomputed > 0) CHECK(held - plan.kept_bytes == held_with_nothing);
+        CHECK(test::same_bits(measured.net.gradients_of(y), want));
+        CAPTURE(i, budget, plan.kept_bytes, plan.moving_bytes);
+        CHECK(bytes.peak() <= budget + measured.bytes_beside());
+      }
+      CHECK(offloads > 3);
+    }
+    const Offloader::Stats stats = offloader->stats();
+    CHECK(stats.brought_bytes == stats.sent_bytes);
+  }
+}
+
 TEST_CASE("Training within a budget gives the bits of keeping everything", "[plan]") {
   for (Train train : {Train::kAdapters, Train::kAll}) {
     Net net(train, 0.1, 4);
@@ -282,6 +446,15 @@ TEST_CASE("Training within a budget gives the bits of keeping everything", "[pla
       }
       CHECK(equal == 3);
       CHECK(plans == 1);
+    }
+    const auto port = make_stand_in({.poison = true});
+    for (const char* text : {"full", "0.3", "0.05MB", "0.1MB"}) {
+      const auto offloader = std::make_shared<Offloader>(*port, int64_t{1} << 20);
+      ActivationRunner runner(direct, parse_activation_budget(text), at::kCPU, {}, offloader);
+      for (int pass = 0; pass < 4; ++pass) {
+        runner.begin_pass();
+        CHECK(test::same_bits(net.step(runner), want));
+      }
     }
     for (const char* text : {"auto", "none", "full", "0.01MB", "1MiB"}) {
       ActivationRunner runner(direct, parse_activation_budget(text), at::kCPU);
@@ -381,7 +554,7 @@ TEST_CASE("Where weights leave, the plan that keeps everything keeps operators",
     CHECK(plan.extra_seconds == Approx(4 * 1e-6));
   }
   const ActivationPlan some = plan_activations(runs, of_bytes(all - 1), 0);
-  CHECK(some.kept_bytes == 4 * 160 - 60 - 0);
+  CHECK(some.kept_bytes == 4 * 160 - 100);
   CHECK_FALSE(some.runs[3].is_whole);
   CHECK((some.runs[3].actions == ops::ActionPlan(2, Action::kKeep)));
   // Of runs that stay, the last one is whole.

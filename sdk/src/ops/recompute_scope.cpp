@@ -68,7 +68,7 @@ std::vector<at::Tensor> RecomputeScope::run(
     std::vector<at::Tensor> result = compute(true);
     if (scope->observer_ != nullptr) scope->observer_->end(op, result);
     KeptOutput entry{std::string(op), {}, {}};
-    if (action == Action::kKeep) {
+    if (action == Action::kKeep || action == Action::kOffload) {
       for (const at::Tensor& t : result) {
         entry.tensors.push_back(t.defined() ? t.tensor_data() : at::Tensor());
         entry.versions.push_back(t.defined() ? t._version() : 0);
@@ -85,8 +85,11 @@ std::vector<at::Tensor> RecomputeScope::run(
                 "a block must do the same each time it runs");
   }
   KeptOutput& entry = scope->kept_[call];
-  if (entry.tensors.empty()) return compute(action != Action::kSkip);
-  return give(entry, call, scope->consume_);
+  if (scope->observer_ != nullptr) scope->observer_->begin();
+  std::vector<at::Tensor> result = entry.tensors.empty() ? compute(action != Action::kSkip)
+                                                         : give(entry, call, scope->consume_);
+  if (scope->observer_ != nullptr) scope->observer_->end(op, result);
+  return result;
 }
 
 }  // namespace atelier::ops

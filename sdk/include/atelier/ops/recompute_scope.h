@@ -15,7 +15,7 @@ namespace atelier::ops {
 enum class Action : uint8_t {
   kRecompute,  // compute again
   kKeep,       // hold the output from the first run
-  kOffload,    // hold it in host memory, and bring it back for the replay
+  kOffload,    // as kKeep; whoever entered the scope sends it to host memory, and brings it back
   kSkip,       // no backward formula reads the values: replay returns a NaN stand-in of no bytes
 };
 
@@ -29,12 +29,12 @@ struct KeptOutput {
   std::vector<int64_t> versions;
 };
 
-// Is told of every operator call of a recording scope, on its thread.
+// Is told of every operator call of a scope, on its thread.
 class ATELIER_API RecomputeObserver {
  public:
   virtual ~RecomputeObserver();
   virtual void begin() = 0;
-  // `outputs` are what kKeep would hold.
+  // `outputs` are what kKeep would hold. Some may be undefined.
   virtual void end(std::string_view op, const std::vector<at::Tensor>& outputs) = 0;
 };
 

@@ -1,0 +1,94 @@
+// Activations that wait in host memory for the backward pass.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "memory/port.h"
+
+namespace atelier::memory {
+
+// The host's side: memory that is taken once and used again by every step. Used from any thread.
+class Offloader {
+ public:
+  struct Stats {
+    int64_t host_bytes = 0;  // taken now, in use or not
+    int64_t sent_bytes = 0;  // ever
+    int64_t brought_bytes = 0;
+  };
+
+  // `port` outlives this and all that is sent. `host_bytes`: most that is in use at once; what
+  // aligning it takes comes on top.
+  Offloader(Port& port, int64_t host_bytes);
+
+  Port& port() const { return port_; }
+  int64_t host_bytes() const { return limit_; }
+  // Of a copy to the host; measured when it is asked for first.
+  double bytes_per_second();
+  Stats stats() const;
+
+ private:
+  friend class Freight;
+
+  // Memory of `size` bytes for `used` ones. Undefined: that is more than is left.
+  at::Tensor take(int64_t size, int64_t used);
+  // Memory that is not idle goes when the last copy is done.
+  void give_back(at::Tensor memory, int64_t used, bool is_idle);
+  // Two loads are on their way at most: the host waits for the one before those.
+  void sent(const Ticket& ticket, int64_t bytes);
+  void brought(int64_t bytes);
+
+  Port& port_;
+  const int64_t limit_;
+  mutable std::mutex mutex_;
+  int64_t used_ = 0;
+  std::multimap<int64_t, at::Tensor> idle_;  // by size
+  std::deque<Ticket> on_their_way_;
+  Stats stats_;
+  std::optional<double> bytes_per_second_;
+};
+
+// What one run of a block sends to the host and gets back. Not thread-safe.
+class Freight {
+ public:
+  explicit Freight(std::shared_ptr<Offloader> offloader);
+  ~Freight();
+  Freight(const Freight&) = delete;
+  Freight& operator=(const Freight&) = delete;
+
+  // Whether `tensor` can be sent: it is on the device, without gaps.
+  bool accepts(const at::Tensor& tensor) const;
+  // Returns its place in take().
+  size_t add(at::Tensor tensor);
+  // Queues the way out and lets go of the tensors. Where the host has no room for them they stay.
+  void send();
+  // Queues the way back, when it is not queued.
+  void fetch();
+  // The tensors, after fetch(). Computing that follows waits for them. Can be asked for again: the
+  // host's copies stay.
+  std::vector<at::Tensor> take();
+
+ private:
+  struct Item {
+    at::Tensor value;  // undefined while it is away
+    std::vector<int64_t> sizes, strides;
+    at::TensorOptions options;
+    at::Tensor on_host;  // as one row
+  };
+
+  std::shared_ptr<Offloader> offloader_;
+  std::vector<Item> items_;
+  at::Tensor memory_;  // of the host; undefined: nothing was sent
+  int64_t bytes_ = 0;  // that were sent
+  Ticket out_, in_;
+  bool is_fetched_ = false;
+};
+
+}  // namespace atelier::memory

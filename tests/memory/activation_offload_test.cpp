@@ -1,0 +1,228 @@
+#include "memory/activation_offload.h"
+
+#include <random>
+
+#include "memory/live_bytes.h"
+#include "memory/recompute.h"
+#include "memory/toy_net.h"
+
+namespace atelier::memory {
+namespace {
+
+using at::Tensor;
+using ops::Action;
+using ops::ActionPlan;
+using test::kOperators;
+using test::Net;
+using test::Train;
+
+DirectRunner direct;
+
+// A host of `bytes` behind a stand-in whose memory is NaN until it is written.
+struct Host {
+  std::unique_ptr<Port> port;
+  std::shared_ptr<Offloader> offloader;
+  explicit Host(int64_t bytes = int64_t{1} << 20, double rate = 0.0,
+                std::shared_ptr<VirtualClock> clock = nullptr)
+      : port(make_stand_in({.bytes_per_second = rate, .poison = true, .clock = std::move(clock)})),
+        offloader(std::make_shared<Offloader>(*port, bytes)) {}
+
+  RecomputeRunner runner(ActionPlan plan, bool offloads_inputs = false) const {
+    return RecomputeRunner(direct, [plan](const Block&) { return plan; },
+                           {.offloader = offloader, .offloads_inputs = offloads_inputs});
+  }
+  // Until everything has left.
+  void drain() const { port->wait(port->copy_out(at::zeros({1}), at::zeros({1}))); }
+};
+
+}  // namespace
+
+TEST_CASE("Tensors come back as they left, again and again", "[offload]") {
+  Host host;
+  const Tensor dense = at::randn({3, 5}), turned = at::randn({4, 6}).t(), ints = at::arange(7);
+  Freight freight(host.offloader);
+  for (const Tensor& t : {dense, turned, ints}) {
+    REQUIRE(freight.accepts(t));
+    freight.add(t.clone());
+  }
+  CHECK_FALSE(freight.accepts(dense.slice(1, 0, 4)));
+  CHECK_FALSE(freight.accepts(Tensor()));
+  CHECK(at::equal(freight.take()[1], turned));  // before they left
+  freight.send();
+  freight.send();
+  CHECK(host.offloader->stats().sent_bytes == 60 + 96 + 56);
+  for (int i = 0; i < 2; ++i) {
+    freight.fetch();
+    const Tensors back = freight.take();
+    CHECK(at::equal(back[0], dense));
+    CHECK(at::equal(back[1], turned));
+    CHECK(back[1].strides() == turned.strides());
+    CHECK(at::equal(back[2], ints));
+  }
+}
+
+TEST_CASE("The host's memory is used again, and no more than allowed", "[offload]") {
+  Host host(4096);
+  for (int i = 0; i < 5; ++i) {
+    Freight a(host.offloader), b(host.offloader);
+    a.add(at::zeros({512}));
+    b.add(at::ones({512}));
+    a.send();
+    b.send();
+    CHECK(host.offloader->stats().host_bytes == 4096);
+    Freight full(host.offloader);
+    const Tensor stays = at::ones({1});
+    full.add(stays);
+    full.send();
+    CHECK(full.take()[0].is_same(stays));
+    CHECK(a.take()[0].sum().item<float>() == 0);
+    if (i % 2 == 0) CHECK(b.take()[0].sum().item<float>() == 512);
+    if (i == 3) b.fetch();  // is not taken
+  }
+  Freight other(host.offloader);  // another size takes the place of what is idle
+  other.add(at::ones({1024}));
+  other.send();
+  CHECK(other.take()[0].sum().item<float>() == 1024);
+  CHECK(host.offloader->stats().host_bytes == 4096);
+  CHECK(host.offloader->bytes_per_second() > 0);
+}
+
+TEST_CASE("Offloaded, kept and recomputed outputs give the same bits", "[offload]") {
+  constexpr Action kActions[] = {Action::kRecompute, Action::kKeep, Action::kOffload};
+  for (Train train : {Train::kAdapters, Train::kAll}) {
+    Net net(train, 0.1, 3);
+    const Tensors want = net.step(direct);
+    std::vector<ActionPlan> plans = {ActionPlan(kOperators, Action::kOffload)};
+    for (int i = 0; i < kOperators; ++i) {
+      plans.emplace_back(kOperators, Action::kRecompute)[i] = Action::kOffload;
+      for (int j = 0; j < i; ++j) {
+        plans.emplace_back(kOperators, Action::kKeep)[i] = Action::kOffload;
+        plans.back()[j] = Action::kRecompute;
+      }
+    }
+    std::mt19937 random(17);
+    for (int i = 0; i < 256; ++i) {
+      ActionPlan& plan = plans.emplace_back();
+      for (int op = 0; op < kOperators; ++op) plan.push_back(kActions[random() % 3]);
+      if (train == Train::kAdapters && i % 2 == 0) plan.back() = Action::kSkip;
+    }
+    Host host;
+    size_t equal = 0;
+    for (const ActionPlan& plan : plans) {
+      RecomputeRunner runner = host.runner(plan);
+      equal += test::same_bits(net.step(runner), want);
+    }
+    CHECK(equal == plans.size());
+    const Offloader::Stats stats = host.offloader->stats();
+    CHECK(stats.sent_bytes > 0);
+    CHECK(stats.brought_bytes == stats.sent_bytes);
+  }
+}
+
+TEST_CASE("Offloaded bytes are not on the device", "[offload]") {
+  Net net(Train::kAdapters, 0, 4);
+  Host host;
+  const auto held = [&](Action action) {
+    RecomputeRunner runner = host.runner(ActionPlan(kOperators, action));
+    LiveBytes bytes(at::kCPU);
+    const Tensor y = net.forward(runner);
+    host.drain();
+    return bytes.now();
+  };
+  const int64_t nothing = held(Action::kRecompute), all = held(Action::kKeep);
+  CHECK(held(Action::kOffload) == nothing);
+  CHECK(host.offloader->stats().sent_bytes == all - nothing);
+}
+
+TEST_CASE("Offloaded blocks may run twice, and their graph serve twice", "[offload]") {
+  Net net(Train::kAdapters, 0.1);
+  Host host;
+  RecomputeRunner runner = host.runner(ActionPlan(kOperators, Action::kOffload));
+  const auto twice = [&](BlockRunner& by) {
+    at::manual_seed(7);
+    const Tensor first = net.forward(by);
+    const Tensor second = net.forward(by);
+    return net.gradients_of(first + 2 * second);
+  };
+  CHECK(test::same_bits(twice(runner), twice(direct)));
+  const Tensors once = net.step(direct);
+  for (bool inputs : {false, true}) {
+    RecomputeRunner by = host.runner(ActionPlan(kOperators, Action::kOffload), inputs);
+    at::manual_seed(7);
+    const Tensor y = net.forward(by);
+    CHECK(test::same_bits(net.gradients_of(y, /*retain=*/true), once));
+    CHECK(test::same_bits(net.gradients_of(y), once));
+    net.forward(by).reset();  // and a graph that is given up
+    CHECK(test::same_bits(net.step(by), once));
+  }
+}
+
+TEST_CASE("Inputs of blocks wait on the host, but for the last two", "[offload]") {
+  for (Train train : {Train::kAdapters, Train::kAll}) {
+    const int count = 7;
+    Net net(train, 0.1, count);
+    const Tensors want = net.step(direct);
+    Host host;
+    RecomputeRunner runner = host.runner({}, /*offloads_inputs=*/true), plain(direct);
+    const auto held = [&](BlockRunner& by) {
+      LiveBytes bytes(at::kCPU);
+      at::manual_seed(7);
+      const Tensor y = net.forward(by);
+      host.drain();
+      const int64_t now = bytes.now();
+      CHECK(test::same_bits(net.gradients_of(y), want));
+      return now;
+    };
+    // The first one is the caller's.
+    const int64_t away = (count - 3) * static_cast<int64_t>(net.inputs[0].nbytes());
+    CHECK(held(plain) - held(runner) == away);
+    CHECK(host.offloader->stats().sent_bytes == away);
+  }
+}
+
+TEST_CASE("Copies hide behind computing when they fit into a block's time", "[offload]") {
+  Net net(Train::kAdapters, 0, 8);
+  const auto clock = std::make_shared<VirtualClock>();
+  for (auto& block : net.blocks) block->probe = [&] { clock->advance(1.0); };
+  const auto waited = [&](double blocks_a_copy) {
+    int64_t bytes = 0;
+    {
+      Host host;
+      RecomputeRunner runner = host.runner(ActionPlan(kOperators, Action::kOffload));
+      net.step(runner);
+      bytes = host.offloader->stats().sent_bytes / std::ssize(net.blocks);
+    }
+    Host host(int64_t{1} << 20, static_cast<double>(bytes) / blocks_a_copy, clock);
+    RecomputeRunner runner(
+        direct,
+        [&](const Block& block) {
+          const bool moves = &block != net.blocks[7].get() && &block != net.blocks[6].get();
+          return ActionPlan(kOperators, moves ? Action::kOffload : Action::kKeep);
+        },
+        {.offloader = host.offloader});
+    net.step(runner);
+    return host.port->stats().waited_seconds;
+  };
+  CHECK(waited(0.9) == Approx(0.0).margin(1e-9));
+  CHECK(waited(2.0) > 3.0);
+}
+
+TEST_CASE("An error while outputs are away leaves nothing behind", "[offload]") {
+  Net net(Train::kAdapters, 0.1, 4);
+  Host host;
+  RecomputeRunner runner = host.runner(ActionPlan(kOperators, Action::kOffload));
+  const Tensors want = net.step(direct);
+  bool armed = false;
+  net.blocks[1]->probe = [&] {
+    if (armed) throw Error(ErrorCode::kCancelled, "stop");
+  };
+  at::manual_seed(7);
+  Tensor y = net.forward(runner);
+  armed = true;
+  CHECK(test::error_of([&] { net.gradients_of(y); }).code() == ErrorCode::kCancelled);
+  armed = false;
+  y.reset();
+  CHECK(test::same_bits(net.step(runner), want));
+}
+
+}  // namespace atelier::memory
