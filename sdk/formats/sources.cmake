@@ -7,6 +7,7 @@ set(ATELIER_FORMATS_SOURCES
   json.cpp
   json_reader.cpp
   safetensors.cpp
+  sentencepiece_model.cpp
   shard_index.cpp
   tokenizer_files.cpp
   utf8.cpp)

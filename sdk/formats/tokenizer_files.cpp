@@ -440,10 +440,23 @@ std::vector<BpeMerge> resolve(const std::vector<TextMerge>& merges, const Vocabu
   return resolved;
 }
 
-void read_normalizer(const Fields& fields, std::vector<std::string>& normalizers) {
-  const std::string type = fields.string("type");
-  if (type != "Sequence") {
-    normalizers.push_back(type);
+// "pattern": {"Regex": …} or {"String": …}.
+template <class Step>
+void read_pattern(const Fields& fields, const std::string& path, Step& step) {
+  const json* pattern = fields.find("pattern");
+  if (pattern == nullptr) return;
+  const Fields kinds(*pattern, path);
+  step.pattern_is_regex = kinds.find("Regex") != nullptr;
+  step.pattern = kinds.string(step.pattern_is_regex ? "Regex" : "String");
+}
+
+void read_normalizer(const Fields& fields, std::vector<NormalizerStep>& normalizers) {
+  NormalizerStep read;
+  read.type = fields.string("type");
+  if (read.type != "Sequence") {
+    if (read.type == "Replace") read_pattern(fields, "normalizer.pattern", read);
+    read.content = fields.string(read.type == "Prepend" ? "prepend" : "content");
+    normalizers.push_back(std::move(read));
     return;
   }
   const json& steps = fields.at("normalizers");
@@ -464,11 +477,7 @@ void read_pre_tokenizer(const Fields& fields, std::vector<PreTokenizerStep>& ste
     }
     return;
   }
-  if (const json* pattern = fields.find("pattern")) {
-    const Fields kinds(*pattern, "pre_tokenizer.pattern");
-    step.pattern_is_regex = kinds.find("Regex") != nullptr;
-    step.pattern = kinds.string(step.pattern_is_regex ? "Regex" : "String");
-  }
+  read_pattern(fields, "pre_tokenizer.pattern", step);
   step.behavior = fields.string("behavior");
   step.is_inverted = fields.flag("invert", false);
   step.add_prefix_space = fields.flag("add_prefix_space", step.type == "ByteLevel");

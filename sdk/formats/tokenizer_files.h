@@ -38,6 +38,15 @@ struct AddedToken {
   bool is_single_word = false;  // matched only where it is a whole word
 };
 
+// One step of the normalizer, data only: whether it is supported is for the tokenizer to say.
+struct NormalizerStep {
+  std::string type;  // "NFC", "Replace", "Prepend", …
+  // Of a Replace: a regular expression or literal text.
+  std::string pattern;
+  bool pattern_is_regex = false;
+  std::string content;  // what a Replace puts there, or a Prepend in front
+};
+
 // One step of the pre-tokenizer, data only: whether it is supported is for the tokenizer to say.
 struct PreTokenizerStep {
   std::string type;  // "Split", "ByteLevel", …
@@ -59,7 +68,7 @@ struct BpeFiles {
 
   // Whether the two lists below are known; only tokenizer.json holds them.
   bool has_pipeline = false;
-  std::vector<std::string> normalizers;  // types in order, "NFC" for instance
+  std::vector<NormalizerStep> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizer;
 
   // Options of the model.

@@ -14,6 +14,7 @@
 #include "formats/glob.h"
 #include "formats/json.h"
 #include "formats/safetensors.h"
+#include "formats/sentencepiece_model.h"
 #include "formats/shard_index.h"
 #include "formats/tokenizer_files.h"
 #include "formats/utf8.h"
@@ -147,6 +148,31 @@ void fuzz_tokenizer(std::string_view bytes) {
       return parts[i].empty() ? std::nullopt : std::optional(parts[i]);
     };
     check_bpe(parse_bpe_files(parts[0], parts[1], optional(2), optional(3)));
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+void fuzz_sentencepiece(std::string_view bytes) {
+  try {
+    const SentencePieceModel model = parse_sentencepiece_model(bytes);
+    promise(model.unknown < model.pieces.size(), "what is unknown has a piece");
+    size_t num_bytes = 0;
+    for (const SentencePiece& piece : model.pieces) {
+      promise(!piece.text.empty() && find_invalid_utf8(piece.text) == std::string_view::npos,
+              "a piece has text");
+      promise(piece.score - piece.score == 0, "scores are finite");
+      if (piece.type == PieceType::kByte) ++num_bytes;
+      promise(piece.type != PieceType::kByte || byte_of_piece(piece.text).has_value(),
+              "a piece for a byte says which");
+    }
+    promise(num_bytes == (model.byte_fallback ? 256U : 0U), "all bytes have pieces, or none");
+    for (std::string_view text = bytes.substr(0, 512); !text.empty(); text.remove_prefix(1)) {
+      const auto match = model.chars_map.longest_match(text);
+      if (!match) continue;
+      promise(match->length > 0 && match->length <= text.size(), "a rule takes part of the text");
+      promise(match->replacement.size() < bytes.size(), "a replacement comes from the file");
+    }
   } catch (const ParseError& error) {
     check_error(error);
   }

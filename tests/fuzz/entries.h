@@ -11,6 +11,7 @@ namespace atelier::formats {
 void fuzz_safetensors(std::string_view bytes);
 void fuzz_shard_index(std::string_view bytes);
 void fuzz_tokenizer(std::string_view bytes);
+void fuzz_sentencepiece(std::string_view bytes);
 void fuzz_elf_note(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
@@ -19,10 +20,11 @@ struct FuzzTarget {
   const char* name;  // of its corpus folder
   void (*run)(std::string_view bytes);
 };
-inline constexpr std::array<FuzzTarget, 6> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 7> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
+    {"sentencepiece", fuzz_sentencepiece},
     {"elf_note", fuzz_elf_note},
     {"json", fuzz_json},
     {"csv", fuzz_csv},

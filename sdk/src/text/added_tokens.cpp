@@ -27,37 +27,15 @@ bool stands_alone(std::string_view text, size_t begin, size_t end) {
 }  // namespace
 
 void AddedTokens::add(std::string_view spelling, const formats::AddedToken& token) {
-  if (spelling.empty()) return;
-  starts_[static_cast<uint8_t>(spelling[0])] = true;
-  uint32_t node = 0;
-  for (const char c : spelling) {
-    const uint64_t edge = uint64_t{node} << 8 | static_cast<uint8_t>(c);
-    const auto [it, is_new] = edges_.try_emplace(edge, static_cast<uint32_t>(nodes_.size()));
-    if (is_new) nodes_.emplace_back();
-    node = it->second;
-  }
-  if (nodes_[node]) return;
-  nodes_[node] = Rule{token.id, token.strips_left, token.strips_right, token.is_single_word};
-}
-
-std::optional<AddedTokens::Match> AddedTokens::longest_match(std::string_view text) const {
-  std::optional<Match> longest;
-  uint32_t node = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto edge = edges_.find(uint64_t{node} << 8 | static_cast<uint8_t>(text[i]));
-    if (edge == edges_.end()) break;
-    node = edge->second;
-    if (nodes_[node]) longest = Match{i + 1, &*nodes_[node]};
-  }
-  return longest;
+  spellings_.add(spelling, static_cast<uint32_t>(rules_.size()));
+  rules_.push_back({token.id, token.strips_left, token.strips_right, token.is_single_word});
 }
 
 std::vector<AddedTokens::Piece> AddedTokens::cut(std::string_view text) const {
   std::vector<Piece> pieces;
   size_t done = 0;  // everything before is in a piece
   for (size_t at = 0; at < text.size();) {
-    std::optional<Match> match;
-    if (starts_[static_cast<uint8_t>(text[at])]) match = longest_match(text.substr(at));
+    const std::optional<ByteTrie::Match> match = spellings_.longest_match(text.substr(at));
     if (!match) {
       ++at;
       continue;
@@ -65,7 +43,7 @@ std::vector<AddedTokens::Piece> AddedTokens::cut(std::string_view text) const {
     size_t begin = at;
     size_t end = at + match->length;
     at = end;
-    const Rule& rule = *match->rule;
+    const Rule& rule = rules_[match->value];
     if (rule.is_single_word && !stands_alone(text, begin, end)) continue;
     if (rule.strips_left) {
       while (begin > done && is_space(code_point(text, previous(text, begin)))) {

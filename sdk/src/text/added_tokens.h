@@ -1,14 +1,13 @@
 // The tokens that are cut out of a text before it is split into words.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "formats/tokenizer_files.h"
+#include "text/byte_trie.h"
 
 namespace atelier::text {
 
@@ -30,16 +29,8 @@ class AddedTokens {
     uint32_t id;
     bool strips_left, strips_right, is_single_word;
   };
-  struct Match {
-    size_t length;
-    const Rule* rule;
-  };
-  std::optional<Match> longest_match(std::string_view text) const;
-
-  // A trie over bytes. Node 0 is the root; an edge's key is its node << 8 | byte.
-  std::unordered_map<uint64_t, uint32_t> edges_;
-  std::vector<std::optional<Rule>> nodes_{std::nullopt};
-  std::array<bool, 256> starts_{};
+  ByteTrie spellings_;  // their values are places in rules_
+  std::vector<Rule> rules_;
 };
 
 }  // namespace atelier::text

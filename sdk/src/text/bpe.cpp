@@ -25,49 +25,69 @@ std::array<std::string, 256> byte_spellings() {
   return spellings;
 }
 
+// "<0x0A>"
+std::array<std::string, 256> byte_names() {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  std::array<std::string, 256> names;
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    names[byte] = std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + '>';
+  }
+  return names;
+}
+
 }  // namespace
 
-Bpe::Bpe(const formats::BpeFiles& files, const TokenIds& vocabulary)
+Bpe::Bpe(const formats::BpeFiles& files, const TokenIds& vocabulary, Alphabet alphabet)
     : vocabulary_(vocabulary),
       merges_(std::bit_ceil(2 * files.merges.size() + 2)),
       hash_key_((uint64_t{std::random_device{}()} << 32) | std::random_device{}()),
-      byte_spellings_(byte_spellings()),
+      byte_spellings_(alphabet == Alphabet::kBytes ? byte_spellings() : byte_names()),
+      alphabet_(alphabet),
       ignores_merges_(files.ignore_merges) {
   if (!files.end_of_word_suffix.empty()) {
     throw Error(
         ErrorCode::kUnsupported,
         "the end of a word is spelled " + formats::quote_and_escape(files.end_of_word_suffix, 40),
-        "only byte-level vocabularies without such a suffix can be read");
+        "only vocabularies without such a suffix can be read");
   }
+  find_bytes(files);
+  for (size_t rank = 0; rank < files.merges.size(); ++rank) {
+    const formats::BpeMerge& merge = files.merges[rank];
+    const uint64_t pair = uint64_t{merge.left} << 32 | merge.right;
+    merges_[find(pair)] = {pair, static_cast<uint32_t>(rank), merge.joined};
+  }
+}
 
+void Bpe::find_bytes(const formats::BpeFiles& files) {
   uint32_t unknown = kNone;
   if (files.unk_token) {
-    const auto it = vocabulary.find(*files.unk_token);
-    if (it != vocabulary.end()) unknown = it->second;
+    const auto it = vocabulary_.find(*files.unk_token);
+    if (it != vocabulary_.end()) unknown = it->second;
   }
   size_t num_missing = 0;
   for (int byte = 0; byte < 256; ++byte) {
-    const auto it = vocabulary.find(byte_spellings_[byte]);
-    const bool is_known = it != vocabulary.end();
+    const auto it = vocabulary_.find(byte_spellings_[byte]);
+    const bool is_known = it != vocabulary_.end();
     num_missing += is_known ? 0 : 1;
     // A byte without a token is the unknown token, or left out where there is none either.
     byte_ids_[byte] = is_known ? it->second : unknown;
   }
   if (num_missing == 256) {
     throw Error(ErrorCode::kDataLoss, "the vocabulary has no token for any byte",
-                "a byte-level vocabulary spells bytes as single characters");
+                alphabet_ == Alphabet::kBytes
+                    ? "a byte-level vocabulary spells bytes as single characters"
+                    : "a vocabulary with byte_fallback spells bytes as <0x0A>");
   }
-  if (num_missing > 0 && (files.byte_fallback || (files.unk_token && unknown == kNone))) {
+  const bool is_byte_level = alphabet_ == Alphabet::kBytes;
+  const bool needs_all =
+      !is_byte_level || files.byte_fallback || (files.unk_token && unknown == kNone);
+  if (num_missing > 0 && needs_all) {
     throw Error(ErrorCode::kUnsupported,
                 "the vocabulary lacks " + std::to_string(num_missing) +
                     " of the 256 bytes, and what stands for them is not known",
-                "only vocabularies with every byte, or with an unknown token, can be read");
-  }
-
-  for (size_t rank = 0; rank < files.merges.size(); ++rank) {
-    const formats::BpeMerge& merge = files.merges[rank];
-    const uint64_t pair = uint64_t{merge.left} << 32 | merge.right;
-    merges_[find(pair)] = {pair, static_cast<uint32_t>(rank), merge.joined};
+                is_byte_level
+                    ? "only vocabularies with every byte, or with an unknown token, can be read"
+                    : "only vocabularies with every byte can be read");
   }
 }
 
@@ -94,30 +114,57 @@ void Bpe::find_merge(Scratch& scratch, uint32_t left) const {
   scratch.queue.push_back(uint64_t{merge.rank} << 32 | left);
 }
 
+void Bpe::add_symbol(uint32_t id, Scratch& scratch) const {
+  if (id == kNone) return;
+  const auto at = static_cast<uint32_t>(scratch.symbols.size());
+  scratch.symbols.push_back({id, at == 0 ? kNone : at - 1, at + 1, kNone, 0});
+}
+
+// Fills the symbols with what the word is made of before merges.
+void Bpe::split(std::string_view word, Scratch& scratch) const {
+  scratch.symbols.clear();
+  if (alphabet_ == Alphabet::kBytes) {
+    for (const char c : word) add_symbol(byte_ids_[static_cast<uint8_t>(c)], scratch);
+    return;
+  }
+  while (!word.empty()) {
+    const std::string_view c = word.substr(0, formats::decode_utf8(word, 0).length);
+    if (const auto known = vocabulary_.find(c); known != vocabulary_.end()) {
+      add_symbol(known->second, scratch);
+    } else {
+      for (const char byte : c) add_symbol(byte_ids_[static_cast<uint8_t>(byte)], scratch);
+    }
+    word.remove_prefix(c.size());
+  }
+}
+
 void Bpe::append_tokens(std::string_view word, Scratch& scratch, std::vector<int64_t>& ids) const {
   if (ignores_merges_) {
-    scratch.spelling.clear();
-    for (const char c : word) scratch.spelling += byte_spellings_[static_cast<uint8_t>(c)];
+    if (alphabet_ == Alphabet::kBytes) {
+      scratch.spelling.clear();
+      for (const char c : word) scratch.spelling += byte_spellings_[static_cast<uint8_t>(c)];
+    } else {
+      scratch.spelling = word;
+    }
     const auto whole = vocabulary_.find(scratch.spelling);
     if (whole != vocabulary_.end()) {
       ids.push_back(whole->second);
       return;
     }
   }
+  split(word, scratch);
+  if (scratch.symbols.empty()) return;
+  scratch.symbols.back().next = kNone;
+  merge_all(scratch);
+  for (uint32_t at = 0; at != kNone; at = scratch.symbols[at].next) {
+    ids.push_back(scratch.symbols[at].id);
+  }
+}
 
+void Bpe::merge_all(Scratch& scratch) const {
   auto& symbols = scratch.symbols;
   auto& queue = scratch.queue;
-  symbols.clear();
   queue.clear();
-  for (const char c : word) {
-    const uint32_t id = byte_ids_[static_cast<uint8_t>(c)];
-    if (id == kNone) continue;
-    const auto at = static_cast<uint32_t>(symbols.size());
-    symbols.push_back({id, at == 0 ? kNone : at - 1, at + 1, kNone, 0});
-  }
-  if (symbols.empty()) return;
-  symbols.back().next = kNone;
-
   for (uint32_t at = 0; at < symbols.size(); ++at) find_merge(scratch, at);
   std::make_heap(queue.begin(), queue.end(), std::greater<>());
   while (!queue.empty()) {
@@ -140,7 +187,6 @@ void Bpe::append_tokens(std::string_view word, Scratch& scratch, std::vector<int
       if (queue.size() > before) std::push_heap(queue.begin(), queue.end(), std::greater<>());
     }
   }
-  for (uint32_t at = 0; at != kNone; at = symbols[at].next) ids.push_back(symbols[at].id);
 }
 
 }  // namespace atelier::text

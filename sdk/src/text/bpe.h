@@ -1,4 +1,4 @@
-// Merges the bytes of a word into tokens.
+// Merges the bytes or characters of a word into tokens.
 #pragma once
 
 #include <array>
@@ -21,9 +21,13 @@ struct TokenHash {
 };
 using TokenIds = std::unordered_map<std::string, uint32_t, TokenHash, std::equal_to<>>;
 
-// Byte-level byte-pair encoding. Immutable after construction.
+// Byte-pair encoding. Immutable after construction.
 class Bpe {
  public:
+  // What a word is made of before merges: bytes, each spelled as a printable character, or
+  // characters; one that the vocabulary lacks is then its bytes, spelled "<0x0A>".
+  enum class Alphabet { kBytes, kCharacters };
+
   // Memory for append_tokens(), to be used again for the next word.
   struct Scratch {
     struct Symbol {
@@ -38,9 +42,10 @@ class Bpe {
   };
 
   // `vocabulary` must outlive this object. Throws Error{kUnsupported} or Error{kDataLoss}.
-  Bpe(const formats::BpeFiles& files, const TokenIds& vocabulary);
+  Bpe(const formats::BpeFiles& files, const TokenIds& vocabulary, Alphabet alphabet);
 
-  // Appends the tokens of one word, in O(n log n) of its length, which is below 2^31 bytes.
+  // Appends the tokens of one word, valid UTF-8, in O(n log n) of its length, which is below 2^31
+  // bytes.
   void append_tokens(std::string_view word, Scratch& scratch, std::vector<int64_t>& ids) const;
 
  private:
@@ -52,6 +57,10 @@ class Bpe {
     uint32_t joined = 0;
   };
 
+  void find_bytes(const formats::BpeFiles& files);
+  void add_symbol(uint32_t id, Scratch& scratch) const;
+  void split(std::string_view word, Scratch& scratch) const;
+  void merge_all(Scratch& scratch) const;
   // Returns where `pair` stands, or the free place that would hold it.
   size_t find(uint64_t pair) const;
   void find_merge(Scratch& scratch, uint32_t left) const;
@@ -61,6 +70,7 @@ class Bpe {
   uint64_t hash_key_;
   std::array<uint32_t, 256> byte_ids_;
   std::array<std::string, 256> byte_spellings_;
+  Alphabet alphabet_;
   bool ignores_merges_;
 };
 

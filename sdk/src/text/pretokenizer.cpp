@@ -175,25 +175,66 @@ void SplitPattern::split(std::string_view text, std::vector<std::string_view>& p
   }
 }
 
-Pretokenizer::Pretokenizer(const std::vector<formats::PreTokenizerStep>& steps) {
-  const auto refuse = [](const std::string& message) {
-    throw Error(ErrorCode::kUnsupported, "pre_tokenizer: " + message,
-                "only byte-level tokenizers can be read: splits by known patterns, then ByteLevel",
-                "TOK_KIND");
-  };
-  if (steps.empty() || steps.back().type != "ByteLevel") refuse("no ByteLevel step at its end");
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kUnsupported, "pre_tokenizer: " + message,
+              "splits by known patterns and then ByteLevel can be read, or splits behind a text",
+              "TOK_KIND");
+}
+
+std::string step_name(size_t place, const formats::PreTokenizerStep& step) {
+  return "step " + std::to_string(place + 1) + " is " + formats::quote_and_escape(step.type, 40);
+}
+
+std::string behavior_name(const formats::PreTokenizerStep& step) {
+  return "split with behavior " + formats::quote_and_escape(step.behavior, 40) +
+         (step.is_inverted ? ", inverted" : "");
+}
+
+// Cuts behind each `end`. One that follows another, or begins the text, is a word of its own.
+void split_behind(std::string_view text, std::string_view end,
+                  std::vector<std::string_view>& parts) {
+  while (!text.empty()) {
+    const size_t found = text.find(end);
+    const size_t length = found == std::string_view::npos ? text.size() : found + end.size();
+    parts.push_back(text.substr(0, length));
+    text.remove_prefix(length);
+  }
+}
+
+}  // namespace
+
+Pretokenizer::Pretokenizer(const std::vector<formats::PreTokenizerStep>& steps)
+    : is_byte_level_(!steps.empty() && steps.back().type == "ByteLevel") {
+  if (is_byte_level_) {
+    read_byte_level(steps);
+  } else {
+    read_literal(steps);
+  }
+}
+
+void Pretokenizer::read_literal(const std::vector<formats::PreTokenizerStep>& steps) {
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const formats::PreTokenizerStep& step = steps[i];
+    if (step.type != "Split") refuse(step_name(i, step) + ", without ByteLevel at the end");
+    if (step.behavior != "MergedWithPrevious" || step.is_inverted) refuse(behavior_name(step));
+    if (step.pattern_is_regex || step.pattern.empty()) {
+      refuse("split at the pattern " + formats::quote_and_escape(step.pattern, 400) +
+             ", without ByteLevel at the end");
+    }
+    ends_.push_back(step.pattern);
+  }
+}
+
+void Pretokenizer::read_byte_level(const std::vector<formats::PreTokenizerStep>& steps) {
   for (size_t i = 0; i + 1 < steps.size(); ++i) {
     const formats::PreTokenizerStep& step = steps[i];
-    if (step.type != "Split") {
-      refuse("step " + std::to_string(i + 1) + " is " + formats::quote_and_escape(step.type, 40));
-    }
+    if (step.type != "Split") refuse(step_name(i, step));
     // Known patterns leave nothing between two matches, so that these two are the same.
     const bool keeps_matches = (step.behavior == "Isolated" && !step.is_inverted) ||
                                (step.behavior == "Removed" && step.is_inverted);
-    if (!keeps_matches) {
-      refuse("split with behavior " + formats::quote_and_escape(step.behavior, 40) +
-             (step.is_inverted ? ", inverted" : ""));
-    }
+    if (!keeps_matches) refuse(behavior_name(step));
     if (!step.pattern_is_regex) {
       refuse("split at the text " + formats::quote_and_escape(step.pattern, 400));
     }
@@ -207,6 +248,11 @@ void Pretokenizer::for_each_word(std::string_view text,
                                  const std::function<void(std::string_view)>& use) const {
   std::vector<std::string_view> parts{text};
   std::vector<std::string_view> finer;
+  for (const std::string& end : ends_) {
+    finer.clear();
+    for (const std::string_view part : parts) split_behind(part, end, finer);
+    parts.swap(finer);
+  }
   const auto split_all = [&](const SplitPattern& pattern) {
     finer.clear();
     for (const std::string_view part : parts) pattern.split(part, finer);

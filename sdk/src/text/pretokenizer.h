@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,14 +33,23 @@ class SplitPattern {
 // Immutable after construction.
 class Pretokenizer {
  public:
-  // Throws Error{kUnsupported} for steps other than known splits and one ByteLevel at the end.
+  // Throws Error{kUnsupported} for steps other than known splits with one ByteLevel at the end, or
+  // without it splits behind a literal text.
   explicit Pretokenizer(const std::vector<formats::PreTokenizerStep>& steps);
+
+  // Whether words are spelled in bytes: there is a ByteLevel step.
+  bool is_byte_level() const { return is_byte_level_; }
 
   // Calls `use` for each word, in order; the view is valid during the call.
   void for_each_word(std::string_view text,
                      const std::function<void(std::string_view word)>& use) const;
 
  private:
+  void read_byte_level(const std::vector<formats::PreTokenizerStep>& steps);
+  void read_literal(const std::vector<formats::PreTokenizerStep>& steps);
+
+  bool is_byte_level_;
+  std::vector<std::string> ends_;  // a word ends behind each of these; not byte-level
   std::vector<SplitPattern> splits_;
   bool add_prefix_space_ = false;
   std::vector<SplitPattern> last_split_;  // after the prefix space; none or one

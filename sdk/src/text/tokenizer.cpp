@@ -4,16 +4,20 @@
 #include <filesystem>
 #include <fstream>
 #include <utility>
+#include <variant>
 
 #include "atelier/error.h"
 
 #include "formats/escape.h"
 #include "formats/parse_error.h"
+#include "formats/sentencepiece_model.h"
 #include "formats/tokenizer_files.h"
 #include "formats/utf8.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
+#include "text/normalizer.h"
 #include "text/pretokenizer.h"
+#include "text/sentence_piece.h"
 #include "text/unicode.h"
 
 namespace atelier::text {
@@ -82,7 +86,7 @@ void add_pipeline_of_class(formats::BpeFiles& files) {
     bytes.use_regex = true;
     files.pre_tokenizer = {bytes};
   } else if (name == "Qwen2Tokenizer") {
-    files.normalizers = {"NFC"};
+    files.normalizers.emplace_back().type = "NFC";
     formats::PreTokenizerStep split{.type = "Split",
                                     .pattern = std::string(SplitPattern::kSingleDigits),
                                     .pattern_is_regex = true,
@@ -109,90 +113,159 @@ void add_pipeline_of_class(formats::BpeFiles& files) {
   }
 }
 
-bool has_nfc(const std::vector<std::string>& normalizers) {
-  for (const std::string& type : normalizers) {
-    if (type == "NFC") continue;
-    throw Error(ErrorCode::kUnsupported,
-                "normalizer: " + formats::quote_and_escape(type, 40) + " is not supported",
-                "only NFC, or none, can be read", "TOK_KIND");
+// The file that is read, or the folder of vocab.json and merges.txt.
+fs::path find_place(const fs::path& given) {
+  std::error_code error;
+  if (given.filename() == "vocab.json" && fs::is_regular_file(given, error)) {
+    return given.parent_path();
   }
-  return !normalizers.empty();
+  if (!fs::is_directory(given, error)) return given;
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "spiece.model"}) {
+    if (fs::exists(given / name, error)) return given / name;
+  }
+  for (const char* name : {"vocab.json", "merges.txt"}) {
+    if (fs::exists(given / name, error)) continue;
+    throw Error(ErrorCode::kNotFound,
+                given.string() + ": no tokenizer.json, no tokenizer.model and no " + name,
+                "a tokenizer is tokenizer.json, tokenizer.model, or vocab.json with merges.txt");
+  }
+  return given;
+}
+
+std::variant<formats::BpeFiles, formats::SentencePieceModel> read_tokenizer(const fs::path& place) {
+  if (fs::is_directory(place)) {
+    const std::string vocab = read_file(place / "vocab.json");
+    const std::string merges = read_file(place / "merges.txt");
+    const auto config = read_file_if_there(place / "tokenizer_config.json");
+    const auto added = read_file_if_there(place / "added_tokens.json");
+    try {
+      return formats::parse_bpe_files(vocab, merges, config, added);
+    } catch (const formats::ParseError& e) {
+      throw to_error(e, place, "");
+    }
+  }
+  const std::string bytes = read_file(place);
+  try {
+    if (place.extension() == ".model") return formats::parse_sentencepiece_model(bytes);
+    return formats::parse_tokenizer_json(bytes);
+  } catch (const formats::ParseError& e) {
+    throw to_error(e, place.parent_path(), place.filename().string());
+  }
 }
 
 }  // namespace
 
 struct Tokenizer::Impl {
-  explicit Impl(const formats::BpeFiles& files)
-      : is_nfc(has_nfc(files.normalizers)), words(files.pre_tokenizer) {
-    vocabulary.reserve(files.tokens.size());
-    for (const formats::BpeToken& token : files.tokens) {
-      vocabulary.emplace(token.text, token.id);
-      size = std::max(size, int64_t{token.id} + 1);
+  virtual ~Impl() = default;
+  virtual void append_tokens(std::string_view text, std::vector<int64_t>& ids) const = 0;
+  virtual std::optional<int64_t> id(std::string_view token) const = 0;
+  virtual int64_t size() const = 0;
+};
+
+// tokenizer.json, or vocab.json with merges.txt.
+class Tokenizer::BpePipeline final : public Tokenizer::Impl {
+ public:
+  explicit BpePipeline(const formats::BpeFiles& files);
+  void append_tokens(std::string_view text, std::vector<int64_t>& ids) const override;
+  std::optional<int64_t> id(std::string_view token) const override;
+  int64_t size() const override { return size_; }
+
+ private:
+  TokenIds vocabulary_;  // what merges may give
+  TokenIds added_;
+  int64_t size_ = 0;
+  AddedTokens raw_;  // looked for in the text as it is
+  Normalizer normalize_;
+  AddedTokens normalized_;  // looked for after normalisation
+  Pretokenizer words_;
+  std::optional<Bpe> bpe_;
+};
+
+// A SentencePiece model.
+class Tokenizer::PiecePipeline final : public Tokenizer::Impl {
+ public:
+  explicit PiecePipeline(formats::SentencePieceModel model) : pieces_(std::move(model)) {}
+  void append_tokens(std::string_view text, std::vector<int64_t>& ids) const override {
+    pieces_.append_tokens(text, ids);
+  }
+  std::optional<int64_t> id(std::string_view token) const override { return pieces_.id(token); }
+  int64_t size() const override { return pieces_.size(); }
+
+ private:
+  SentencePieceBpe pieces_;
+};
+
+Tokenizer::BpePipeline::BpePipeline(const formats::BpeFiles& files)
+    : normalize_(files.normalizers), words_(files.pre_tokenizer) {
+  if (!words_.is_byte_level() && !files.byte_fallback) {
+    throw Error(ErrorCode::kUnsupported,
+                "the tokenizer has neither a ByteLevel step nor byte_fallback",
+                "what becomes of a character without a token is not known then", "TOK_KIND");
+  }
+  vocabulary_.reserve(files.tokens.size());
+  for (const formats::BpeToken& token : files.tokens) {
+    vocabulary_.emplace(token.text, token.id);
+    size_ = std::max(size_, int64_t{token.id} + 1);
+  }
+  bpe_.emplace(files, vocabulary_,
+               words_.is_byte_level() ? Bpe::Alphabet::kBytes : Bpe::Alphabet::kCharacters);
+  for (const formats::AddedToken& token : files.added_tokens) {
+    added_.emplace(token.text, token.id);
+    size_ = std::max(size_, int64_t{token.id} + 1);
+    if (token.is_normalized) {
+      normalized_.add(normalize_(token.text), token);
+    } else {
+      raw_.add(token.text, token);
     }
-    bpe.emplace(files, vocabulary);
-    for (const formats::AddedToken& token : files.added_tokens) {
-      added.emplace(token.text, token.id);
-      size = std::max(size, int64_t{token.id} + 1);
-      if (token.is_normalized) {
-        normalized.add(normalize(token.text), token);
+  }
+}
+
+void Tokenizer::BpePipeline::append_tokens(std::string_view text, std::vector<int64_t>& ids) const {
+  std::string valid;
+  if (formats::find_invalid_utf8(text) != std::string_view::npos) {
+    valid = replace_invalid_utf8(text);
+    text = valid;
+  }
+  Bpe::Scratch scratch;
+  const auto append_word = [&](std::string_view word) { bpe_->append_tokens(word, scratch, ids); };
+  for (const AddedTokens::Piece& raw : raw_.cut(text)) {
+    if (raw.id) {
+      ids.push_back(*raw.id);
+      continue;
+    }
+    const std::string normalized = normalize_(raw.text);
+    for (const AddedTokens::Piece& piece : normalized_.cut(normalized)) {
+      if (piece.id) {
+        ids.push_back(*piece.id);
       } else {
-        raw.add(token.text, token);
+        words_.for_each_word(piece.text, append_word);
       }
     }
   }
+}
 
-  std::string normalize(std::string_view text) const {
-    return is_nfc ? to_nfc(text) : std::string(text);
+std::optional<int64_t> Tokenizer::BpePipeline::id(std::string_view token) const {
+  for (const TokenIds* ids : {&added_, &vocabulary_}) {
+    if (const auto it = ids->find(token); it != ids->end()) return it->second;
   }
-
-  TokenIds vocabulary;  // what merges may give
-  TokenIds added;
-  int64_t size = 0;
-  AddedTokens raw;  // looked for in the text as it is
-  bool is_nfc;
-  AddedTokens normalized;  // looked for after normalisation
-  Pretokenizer words;
-  std::optional<Bpe> bpe;
-};
+  return std::nullopt;
+}
 
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& path) {
-  std::error_code error;
-  const fs::path given(path);
-  fs::path folder = given;
-  fs::path place = given;  // of an error that no single line causes
-  formats::BpeFiles files;
-  if (!fs::is_directory(given, error) || fs::exists(given / "tokenizer.json", error)) {
-    if (fs::is_directory(given, error)) place = given / "tokenizer.json";
-    const std::string bytes = read_file(place);
-    try {
-      files = formats::parse_tokenizer_json(bytes);
-    } catch (const formats::ParseError& e) {
-      throw to_error(e, place.parent_path(), place.filename().string());
-    }
-  } else {
-    for (const char* name : {"vocab.json", "merges.txt"}) {
-      if (fs::exists(folder / name, error)) continue;
-      throw Error(ErrorCode::kNotFound, folder.string() + ": no tokenizer.json and no " + name,
-                  "a tokenizer is tokenizer.json, or vocab.json with merges.txt");
-    }
-    const std::string vocab = read_file(folder / "vocab.json");
-    const std::string merges = read_file(folder / "merges.txt");
-    const auto config = read_file_if_there(folder / "tokenizer_config.json");
-    const auto added = read_file_if_there(folder / "added_tokens.json");
-    try {
-      files = formats::parse_bpe_files(vocab, merges, config, added);
-    } catch (const formats::ParseError& e) {
-      throw to_error(e, folder, "");
-    }
-  }
-
+  const fs::path place = find_place(path);
+  std::variant<formats::BpeFiles, formats::SentencePieceModel> files = read_tokenizer(place);
   const std::shared_ptr<Tokenizer> tokenizer(new Tokenizer);
   try {
-    if (!files.has_pipeline) add_pipeline_of_class(files);
-    tokenizer->impl_ = std::make_unique<Impl>(files);
+    if (auto* model = std::get_if<formats::SentencePieceModel>(&files)) {
+      tokenizer->impl_ = std::make_unique<PiecePipeline>(std::move(*model));
+    } else {
+      formats::BpeFiles& bpe = std::get<formats::BpeFiles>(files);
+      if (!bpe.has_pipeline) add_pipeline_of_class(bpe);
+      tokenizer->impl_ = std::make_unique<BpePipeline>(bpe);
+    }
   } catch (const Error& e) {
     throw e.at(place.string());
   }
@@ -204,43 +277,17 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
     throw Error(ErrorCode::kInvalidArgument,
                 "a text of " + std::to_string(text.size()) + " bytes is too long to tokenize");
   }
-  std::string valid;
-  if (formats::find_invalid_utf8(text) != std::string_view::npos) {
-    valid = replace_invalid_utf8(text);
-    text = valid;
-  }
-
   std::vector<int64_t> ids;
-  Bpe::Scratch scratch;
-  const auto append_word = [&](std::string_view word) {
-    impl_->bpe->append_tokens(word, scratch, ids);
-  };
-  for (const AddedTokens::Piece& raw : impl_->raw.cut(text)) {
-    if (raw.id) {
-      ids.push_back(*raw.id);
-      continue;
-    }
-    const std::string normalized = impl_->normalize(raw.text);
-    for (const AddedTokens::Piece& piece : impl_->normalized.cut(normalized)) {
-      if (piece.id) {
-        ids.push_back(*piece.id);
-      } else {
-        impl_->words.for_each_word(piece.text, append_word);
-      }
-    }
-  }
+  impl_->append_tokens(text, ids);
   return ids;
 }
 
 std::optional<int64_t> Tokenizer::id(std::string_view token) const {
-  for (const TokenIds* ids : {&impl_->added, &impl_->vocabulary}) {
-    if (const auto it = ids->find(token); it != ids->end()) return it->second;
-  }
-  return std::nullopt;
+  return impl_->id(token);
 }
 
 int64_t Tokenizer::size() const {
-  return impl_->size;
+  return impl_->size();
 }
 
 }  // namespace atelier::text

@@ -1,4 +1,4 @@
-// Byte-level BPE, as published in tokenizer.json or in vocab.json and merges.txt.
+// Byte-pair tokenizers: byte-level ones, and those of SentencePiece.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,20 @@ namespace atelier::text {
 // Immutable after construction: encode() may be called from several threads.
 class ATELIER_API Tokenizer {
  public:
-  // `path`: a tokenizer.json, or a folder that holds one, or vocab.json with merges.txt (and
-  // tokenizer_config.json or added_tokens.json with the added tokens). Where both are there,
-  // tokenizer.json is read. Throws Error{kNotFound} naming what is missing, Error{kDataLoss} naming
-  // file and place, Error{kUnsupported} for another kind of tokenizer.
+  // `path`: a tokenizer.json, a SentencePiece model (.model), or a folder that holds
+  // tokenizer.json, tokenizer.model, spiece.model, or vocab.json with merges.txt (and
+  // tokenizer_config.json or added_tokens.json with the added tokens); of several the first of
+  // these is read. Throws Error{kNotFound} naming what is missing, Error{kDataLoss} naming file and
+  // place, Error{kUnsupported} for another kind of tokenizer.
   static std::shared_ptr<const Tokenizer> load(const std::string& path);
 
   ~Tokenizer();
 
   // Token ids of UTF-8 text: added tokens are cut out first, the rest is normalised, split and
-  // merged. Nothing is put before or after. Invalid UTF-8 is replaced by U+FFFD.
+  // merged. Of a SentencePiece model, user-defined symbols are cut out; a text that spells a
+  // control symbol is plain text, whose tokenizer.json would cut it out. Nothing is put before or
+  // after. Invalid UTF-8 is replaced by U+FFFD: each longest beginning of a character, and each
+  // byte for a SentencePiece model.
   std::vector<int64_t> encode(std::string_view text) const;
 
   // The id of one token, added tokens included.
@@ -35,6 +39,8 @@ class ATELIER_API Tokenizer {
  private:
   Tokenizer();
   struct Impl;
+  class BpePipeline;
+  class PiecePipeline;
   std::unique_ptr<Impl> impl_;
 };
 

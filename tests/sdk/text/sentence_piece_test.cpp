@@ -1,0 +1,244 @@
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "atelier/error.h"
+#include "atelier/text/tokenizer.h"
+
+namespace atelier::text {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Contains;
+using nlohmann::json;
+using Ids = std::vector<int64_t>;
+
+constexpr int kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
+
+// Writes protobuf messages whose fields have numbers below 16 or are given as two bytes.
+struct Proto {
+  std::string bytes;
+  Proto& number(int field, int value) {
+    if (field >= 16) return tag(field, 0), bytes += static_cast<char>(value), *this;
+    bytes += {static_cast<char>(field << 3), static_cast<char>(value)};
+    return *this;
+  }
+  Proto& text(int field, const std::string& content) {
+    REQUIRE(content.size() < 128);
+    bytes += {static_cast<char>(field << 3 | 2), static_cast<char>(content.size())};
+    bytes += content;
+    return *this;
+  }
+  void tag(int field, int wire) {
+    const int value = field << 3 | wire;
+    bytes += {static_cast<char>((value & 0x7F) | 0x80), static_cast<char>(value >> 7)};
+  }
+};
+
+// A model as Gemma's: <pad> 0, <eos> 1, <bos> 2, <unk> 3, then what is added, then 256 bytes.
+struct Model {
+  Proto pieces;
+  int size = 0;
+  int kind = 2;
+  bool byte_fallback = true, adds_prefix = false, trims = false;
+
+  Model() {
+    for (const char* control : {"<pad>", "<eos>", "<bos>"}) add(control, kControl);
+    add("<unk>", kUnknown);
+  }
+  int add(const std::string& text, int type = kNormal) {
+    // Each piece has a lower score than the one before.
+    const auto score = static_cast<float>(-size);
+    std::string four(4, '\0');
+    std::memcpy(four.data(), &score, 4);
+    Proto piece;
+    piece.text(1, text);
+    piece.bytes += '\x15' + four;
+    pieces.text(1, piece.number(3, type).bytes);
+    return size++;
+  }
+  std::string bytes() {
+    Model whole = *this;
+    for (int byte = 0; byte_fallback && byte < 256; ++byte) {
+      char name[8];
+      std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+      whole.add(name, kByte);
+    }
+    Proto trainer, normalizer;
+    trainer.number(3, kind).number(35, byte_fallback);
+    normalizer.number(3, adds_prefix).number(4, trims);
+    return whole.pieces.text(2, trainer.bytes).text(3, normalizer.bytes).bytes;
+  }
+};
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "sentence_piece_test.XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path_); }
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path_ / name, std::ios::binary) << bytes;
+    return (path_ / name).string();
+  }
+  std::string path() const { return path_.string(); }
+
+ private:
+  fs::path path_;
+};
+
+std::shared_ptr<const Tokenizer> load(Model model) {
+  const Folder folder;
+  return Tokenizer::load(folder.write("tokenizer.model", model.bytes()));
+}
+
+Error error_of(const std::string& path) {
+  try {
+    Tokenizer::load(path);
+  } catch (const Error& error) {
+    return error;
+  }
+  FAIL("no error");
+  return Error(ErrorCode::kInternal, "");
+}
+
+}  // namespace
+
+TEST_CASE("Merges of a SentencePiece model go by score, then from the left", "[tokenizer]") {
+  Model model;
+  const int a = model.add("a"), b = model.add("b"), bb = model.add("bb"), ab = model.add("ab");
+  const auto tokenizer = load(model);
+  CHECK(tokenizer->encode("ab") == Ids{ab});
+  CHECK(tokenizer->encode("abb") == Ids{a, bb});
+  CHECK(tokenizer->encode("bbb") == Ids{bb, b});
+  CHECK(tokenizer->encode("").empty());
+  CHECK(tokenizer->size() == model.size + 256);
+}
+
+TEST_CASE("Spaces of a SentencePiece model are spelled U+2581", "[tokenizer]") {
+  Model model;
+  const int space = model.add("\u2581"), a = model.add("a"), space_a = model.add("\u2581a");
+  CHECK(load(model)->encode(" a a  ") == Ids{space_a, space_a, space, space});
+  model.adds_prefix = true;
+  CHECK(load(model)->encode("a a") == Ids{space_a, space_a});
+  model.trims = true;
+  CHECK(load(model)->encode("  a   a  ") == Ids{space_a, space_a});
+  CHECK(load(model)->encode("   ").empty());
+  model.adds_prefix = false;
+  CHECK(load(model)->encode(" a") == Ids{a});
+}
+
+TEST_CASE("Symbols of the user are cut out whole, control symbols are text", "[tokenizer]") {
+  Model model;
+  const int mask = model.add("<m>", kUserDefined), line = model.add("\n", kUserDefined),
+            lines = model.add("\n\n", kUserDefined), a = model.add("a"), b = model.add("b"),
+            a_line = model.add("a\n");
+  const auto tokenizer = load(model);
+  CHECK(tokenizer->encode("a<m>b\n\n\n") == Ids{a, mask, b, lines, line});
+  CHECK(tokenizer->encode("a\n") == Ids{a, line});
+  CHECK(tokenizer->id("a\n") == a_line);
+  CHECK(tokenizer->id("<bos>") == 2);
+  CHECK(tokenizer->id("<nothing>") == std::nullopt);
+  const Ids spelled = tokenizer->encode("<bos>");
+  CHECK(spelled.size() == 5);
+  CHECK(std::count(spelled.begin(), spelled.end(), 2) == 0);
+}
+
+TEST_CASE("A character without a piece is its bytes, or one unknown token", "[tokenizer]") {
+  Model model;
+  const int a = model.add("a");
+  const int byte = model.size;  // the first of them
+  const auto tokenizer = load(model);
+  CHECK(tokenizer->encode("a\u00e9") == Ids{a, byte + 0xC3, byte + 0xA9});
+  CHECK(tokenizer->encode("\xFF") == Ids{byte + 0xEF, byte + 0xBF, byte + 0xBD});
+  CHECK(tokenizer->id("<0x0A>") == byte + 10);
+  model.byte_fallback = false;
+  CHECK(load(model)->encode("xya\u00e9\u00e9a") == Ids{3, a, 3, a});
+}
+
+TEST_CASE("A piece that is not for use is taken apart again", "[tokenizer]") {
+  Model model;
+  const int a = model.add("a"), b = model.add("b");
+  model.add("ab", kUnused);
+  const int aba = model.add("aba");
+  const auto tokenizer = load(model);
+  CHECK(tokenizer->encode("ab") == Ids{a, b});
+  CHECK(tokenizer->encode("aba") == Ids{aba});
+}
+
+TEST_CASE("SentencePiece models that cannot be read are refused", "[tokenizer]") {
+  const Folder folder;
+  Model model;
+  model.kind = 1;
+  const Error unigram = error_of(folder.write("a.model", model.bytes()));
+  CHECK(unigram.code() == ErrorCode::kUnsupported);
+  CHECK_THAT(unigram.what(), Contains("a.model") && Contains("unigram"));
+  const Error damaged = error_of(folder.write("b.model", Model().bytes() + "\x0A\x7F"));
+  CHECK(damaged.code() == ErrorCode::kDataLoss);
+  CHECK_THAT(damaged.what(), Contains("b.model:byte "));
+  CHECK(error_of(folder.path() + "/c.model").code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("A folder's tokenizer.json comes before its tokenizer.model", "[tokenizer]") {
+  const Folder folder;
+  Model model;
+  const int a = model.add("a");
+  folder.write("tokenizer.model", model.bytes());
+  CHECK(Tokenizer::load(folder.path())->encode("a") == Ids{a});
+  folder.write("tokenizer.json", "{");
+  CHECK_THAT(error_of(folder.path()).what(), Contains("tokenizer.json"));
+}
+
+TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says", "[tokenizer]") {
+  json vocab = {{"<unk>", 0}, {"\u2581", 1}, {"a", 2}, {"\u2581a", 3}, {"aa", 4}};
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    vocab[name] = 10 + byte;
+  }
+  const json replace = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  json file = {{"normalizer", replace},
+               {"pre_tokenizer",
+                {{"type", "Split"},
+                 {"pattern", {{"String", " "}}},
+                 {"behavior", "MergedWithPrevious"},
+                 {"invert", false}}},
+               {"model",
+                {{"type", "BPE"},
+                 {"byte_fallback", true},
+                 {"fuse_unk", true},
+                 {"unk_token", "<unk>"},
+                 {"vocab", vocab},
+                 {"merges", {"\u2581 a", "a a"}}}}};
+  const Folder folder;
+  const auto encode = [&](const std::string& text) {
+    return Tokenizer::load(folder.write("tokenizer.json", file.dump()))->encode(text);
+  };
+  CHECK(encode(" a aaa\u00e9") == Ids{3, 3, 4, 10 + 0xC3, 10 + 0xA9});
+  CHECK(encode("").empty());
+  file["normalizer"] = {{"type", "Sequence"},
+                        {"normalizers", {{{"type", "Prepend"}, {"prepend", "\u2581"}}, replace}}};
+  file["pre_tokenizer"] = nullptr;
+  CHECK(encode("a a") == Ids{3, 3});
+  CHECK(encode("").empty());
+
+  const auto refused = [&](const char* pointer, const json& value) {
+    json changed = file;
+    changed[json::json_pointer(pointer)] = value;
+    return error_of(folder.write("tokenizer.json", changed.dump())).code();
+  };
+  CHECK(refused("/model/byte_fallback", false) == ErrorCode::kUnsupported);
+  json missing = vocab;
+  missing.erase("<0x0A>");
+  CHECK(refused("/model/vocab", missing) == ErrorCode::kUnsupported);
+  CHECK(refused("/normalizer/normalizers/1/pattern", {{"Regex", " "}}) == ErrorCode::kUnsupported);
+}
+
+}  // namespace atelier::text
