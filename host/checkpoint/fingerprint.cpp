@@ -75,13 +75,16 @@ std::string fingerprint(const LoadedPart& part) {
 }
 
 std::string tokenizer_fingerprint(const std::string& path) {
-  static constexpr std::array kNames = {"tokenizer.json", "vocab.json", "merges.txt",
-                                        "tokenizer_config.json", "added_tokens.json"};
+  static constexpr std::array kNames = {
+      "tokenizer.json", "tokenizer.model",       "spiece.model",     "vocab.json",
+      "merges.txt",     "tokenizer_config.json", "added_tokens.json"};
   std::error_code failure;
   ContentHash hash;
-  if (!fs::is_directory(path, failure)) return hash.add(hash_file(path)).hex();
+  const fs::path given(path);
+  const fs::path folder = given.filename() == "vocab.json" ? given.parent_path() : given;
+  if (!fs::is_directory(folder, failure)) return hash.add(hash_file(path)).hex();
   for (const char* name : kNames) {
-    const fs::path file = fs::path(path) / name;
+    const fs::path file = folder / name;
     if (fs::is_regular_file(file, failure)) hash.add(name).add(hash_file(file.string()));
   }
   return hash.hex();

@@ -189,7 +189,7 @@ void from_folder(const fs::path& folder, FoundFiles& found) {
 
 void from_file(const std::string& path, FoundFiles& found) {
   const std::string file_name = fs::path(path).filename().string();
-  if (file_name == "tokenizer.json" || file_name == "vocab.json") {
+  if (file_name == "tokenizer.json" || file_name == "vocab.json" || path.ends_with(".model")) {
     found.tokenizers.push_back(path);
     return;
   }
@@ -387,7 +387,10 @@ void report_missing(const std::vector<PublishedFiles>& missing, report::Problems
 }  // namespace
 
 bool holds_tokenizer(const std::string& folder) {
-  return is_file(fs::path(folder) / "tokenizer.json") || is_file(fs::path(folder) / "vocab.json");
+  constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "spiece.model",
+                                    "vocab.json"};
+  return std::any_of(std::begin(kNames), std::end(kNames),
+                     [&](const char* name) { return is_file(fs::path(folder) / name); });
 }
 
 std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern) {

@@ -20,7 +20,7 @@ struct FoundCheckpoint {
 
 struct FoundFiles {
   std::vector<FoundCheckpoint> checkpoints;
-  std::vector<std::string> tokenizers;  // folders that hold a tokenizer, or its tokenizer.json
+  std::vector<std::string> tokenizers;  // folders that hold a tokenizer, or its file
   std::vector<std::string> entries;     // all that were given, as in FoundCheckpoint::entry
 };
 
@@ -43,7 +43,7 @@ std::vector<std::string> published_folders(const std::string& model_id);
 // only a literal dot.
 std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern);
 
-// True when the folder holds a tokenizer.json, or a vocab.json.
+// True when the folder holds a tokenizer.json, a SentencePiece model or a vocab.json.
 bool holds_tokenizer(const std::string& folder);
 
 }  // namespace atelier::checkpoint
