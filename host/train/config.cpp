@@ -339,9 +339,40 @@ void fill_optimizer_args(Config& c, const ParsedFlags& flags, report::Problems& 
   }
 }
 
+// Two names of one flag.
+int64_t integer_of(const ParsedFlags& flags, const std::string& name, const std::string& newer,
+                   report::Problems& problems) {
+  const auto value = flags.find_integer(name), other = flags.find_integer(newer);
+  if (value && other && *value != *other)
+    problems.add(flags.place(name) + ": " + newer + " says something else", "give one of them");
+  return value.value_or(other.value_or(0));
+}
+
+void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems& problems) {
+  o.weights = flags.flag("cpu_offload") || flags.flag("enable_model_cpu_offload");
+  o.optimizer = flags.flag("optimize_on_cpu") || flags.flag("enable_optimizer_cpu_offload");
+  const int64_t least =
+      integer_of(flags, "param_size_threshold", "cpu_offload_split_threshold", problems);
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (least < 0 || least > kMost) {
+    problems.add(
+        flags.place("param_size_threshold") + ": " + std::to_string(least) + " is no size in MiB",
+        "use 1 to keep norms and biases on the device");
+    return;
+  }
+  o.least_bytes = least << 20;
+}
+
 void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems) {
+  c.memory = {.vram = flags.text("vram"),
+              .host_memory = flags.text("host_memory"),
+              .allow_storage = flags.list("allow_storage"),
+              .says_prefetch = flags.is_given("prefetch")};
+  fill_offload(c.offload, flags, problems);
+  c.model.placement.offload_others = c.offload.weights;
+  c.offloads_activations = flags.flag("use_gradient_checkpointing_offload");
   c.use_gradient_checkpointing =
-      flags.flag("use_gradient_checkpointing") || flags.flag("use_gradient_checkpointing_offload");
+      flags.flag("use_gradient_checkpointing") || c.offloads_activations;
   const std::string budget = flags.find_text("activation_memory_budget").value_or("");
   if (budget.empty()) return;
   try {

@@ -76,6 +76,20 @@ struct ProcessSettings {
   int64_t threads = 0;             // of the CPU; 0: one for each core
 };
 
+// --cpu_offload and the flags beside it.
+struct OffloadSettings {
+  bool weights = false;     // blocks rest on the host and come when they run
+  bool optimizer = false;   // trained weights too, and all of the optimizer
+  int64_t least_bytes = 0;  // smaller weights that are trained stay on the device all the same
+};
+
+// What a plan may take; see plan::MemoryWishes.
+struct MemorySettings {
+  std::string vram = "auto", host_memory = "auto";
+  std::vector<std::string> allow_storage = {};
+  bool says_prefetch = false;  // --prefetch was given
+};
+
 struct Config {
   Task task = Task::kSft;
   Stage stage = Stage::kBoth;
@@ -105,7 +119,10 @@ struct Config {
   TimestepOptions timesteps;
   double ema_decay = 0.0;  // 0: none
   bool use_gradient_checkpointing = false;
+  bool offloads_activations = false;  // what waits for the backward pass may do so on the host
   std::optional<memory::ActivationBudget> activation_budget;  // wins over the line above
+  MemorySettings memory;
+  OffloadSettings offload;
   OutputSettings output;
   LogSettings log;
   SampleSettings samples;

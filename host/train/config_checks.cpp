@@ -293,10 +293,14 @@ std::vector<std::string> note_idle_flags(const Config& config, const cli::Parsed
   for (const char* flag :
        {"bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"})
     idle(config.dataset.enable_bucket, flag, "--enable_bucket");
-  for (const char* flag : {"use_gradient_checkpointing", "use_gradient_checkpointing_offload"}) {
-    if (config.activation_budget && flags.flag(flag))
-      notes.push_back(flags.place(flag) + " has no effect beside --activation_memory_budget");
+  for (const char* flag : {"param_size_threshold", "cpu_offload_split_threshold"}) {
+    const bool is_on_host = config.offload.weights && config.offload.optimizer;
+    idle(is_on_host || !config.model.placement.offload.empty(), flag,
+         "--cpu_offload and --optimize_on_cpu");
   }
+  if (config.activation_budget && flags.flag("use_gradient_checkpointing"))
+    notes.push_back(flags.place("use_gradient_checkpointing") +
+                    " has no effect beside --activation_memory_budget");
   const bool is_prodigy = config.optimizer.kind == optim::Kind::kProdigy;
   if (is_prodigy && config.learning_rate < 0.1)
     notes.push_back(flags.place("learning_rate") +

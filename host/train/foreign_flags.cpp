@@ -61,8 +61,6 @@ struct ForeignFlag {
   std::string_view what, use;
 };
 
-constexpr std::string_view kOnDevice = "weights, gradients and optimizer state stay on --device";
-
 constexpr ForeignFlag kForeignFlags[] = {
     {"find_unused_parameters", false, "parameters without a gradient are never in the way", ""},
     {"remove_prefix_in_ckpt", false, "names in saved files never have such a prefix", ""},
@@ -75,18 +73,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"processor_path", false, "no text encoder sees pictures", "--tokenizer_path"},
     {"audio_processor_path", false, "no input is sound", ""},
     {"initialize_model_on_cpu", false, "weights are read into the memory of --device", ""},
-    {"vram", false, "the run uses the device's memory as it needs it", ""},
     {"offload_models", false, "components that a stage does not need are not loaded anyway", ""},
-    {"enable_model_cpu_offload", false, kOnDevice, ""},
-    {"cpu_offload", false, kOnDevice, ""},
-    {"enable_optimizer_cpu_offload", false, kOnDevice, ""},
-    {"optimize_on_cpu", false, kOnDevice, ""},
-    {"cpu_offload_split_threshold", false, kOnDevice, ""},
-    {"param_size_threshold", false, kOnDevice, ""},
-    {"use_gradient_checkpointing_offload", false,
-     "blocks are computed again as with --use_gradient_checkpointing, and nothing is moved to the "
-     "CPU",
-     ""},
     {"customized_optimizer", true, "optimizers are chosen by name", "--optimizer_type"},
     {"quant_options", true, "weights cannot be quantized", ""},
     {"zero_cond_t", true, "no family has models that are trained so", ""},

@@ -250,15 +250,28 @@ void add_memory(Table& table, const Config& c) {
       .flag("use_gradient_checkpointing", c.use_gradient_checkpointing,
             "blocks are computed again in the backward pass")
       .flag("use_gradient_checkpointing_offload", false,
-            "turns use_gradient_checkpointing on; nothing is moved to the CPU")
-      .text("vram", "", "no effect yet: the run uses the device's memory as it needs it")
+            "the same, and what blocks hand on waits in host memory; with "
+            "activation_memory_budget, outputs that it chooses wait there")
+      .text("vram", c.memory.vram,
+            "what the run may take of the device, 24GiB; auto: what a GPU has free. What was not "
+            "said otherwise is chosen so that it fits")
+      .text("host_memory", c.memory.host_memory,
+            "what it may take of the host for that; auto: what is free")
+      .list("allow_storage", "",
+            "8-bit storages that a plan may choose where that is faster: fp8, int8")
       .text("offload_models", "", "no effect yet: what a stage does not need is not loaded anyway");
-  for (const char* name : {"enable_model_cpu_offload", "cpu_offload"})
-    table.flag(name, false, "no effect yet: weights stay on --device");
-  for (const char* name : {"enable_optimizer_cpu_offload", "optimize_on_cpu"})
-    table.flag(name, false, "no effect yet: the optimizer's state stays on --device");
-  for (const char* name : {"cpu_offload_split_threshold", "param_size_threshold"})
-    table.integer(name, kNone, "no effect yet: nothing is sent to the CPU");
+  const std::string offload =
+      "blocks rest in host memory and come to the device when they run; trained weights stay on it";
+  const std::string on_cpu =
+      "trained weights, too, rest in host memory, and the optimizer works there";
+  const std::string threshold =
+      "MiB: of the weights that are trained on the CPU, smaller ones stay on the device";
+  table.flag("cpu_offload", false, offload)
+      .flag("enable_model_cpu_offload", false, "the same as cpu_offload")
+      .flag("optimize_on_cpu", false, on_cpu)
+      .flag("enable_optimizer_cpu_offload", false, "the same as optimize_on_cpu")
+      .integer("param_size_threshold", kNone, threshold)
+      .integer("cpu_offload_split_threshold", kNone, "the same as param_size_threshold");
   table.flag("initialize_model_on_cpu", false,
              "no effect: weights are read into the memory of --device");
 }

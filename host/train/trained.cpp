@@ -16,6 +16,7 @@
 #include "host/generate/metadata.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/lora_writer.h"
+#include "host/lora/respell.h"
 #include "host/lora/targets.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
@@ -38,9 +39,26 @@ std::optional<at::ScalarType> saved_dtype(const std::string& name) {
 
 }  // namespace
 
+bool trains_on_host(const LoadedModel& model, const Selection& selection, const Config& config) {
+  const bool is_wanted =
+      config.offload.optimizer && (!model.device().is_cpu() || model.is_stand_in());
+  return is_wanted || std::any_of(selection.weights.begin(), selection.weights.end(),
+                                  [&](const Selection::TrainedWeight& trained) {
+                                    return model.is_streamed(*trained.weight);
+                                  });
+}
+
 TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config)
-    : model_(model), selection_(std::move(selection)), config_(config) {
+    : model_(model),
+      selection_(std::move(selection)),
+      config_(config),
+      is_on_host_(trains_on_host(model, selection_, config)) {
   const at::NoGradGuard no_grad;
+  if (is_on_host_) {
+    if (model.port() == nullptr) own_port_ = memory::make_port(model.device());
+    port_ = own_port_ ? own_port_.get() : model.port();
+    find_blocks();
+  }
   optim::Group weights{{}, 1.0, config.weight_decay}, a = weights, b = weights;
   b.lr_scale = config.lora.loraplus_lr_ratio;
   train_weights(weights);
@@ -49,9 +67,14 @@ TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Co
     if (!group->parameters.empty()) groups_.push_back(std::move(*group));
   }
   if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
+  if (is_on_host_) connect_gradients();
 }
 
 TrainedTensors::~TrainedTensors() {
+  for (const auto& [name, tensor] : on_host_) {
+    if (tensor.weight != nullptr) tensor.weight->set_sink(nullptr);
+    if (tensor.leaf.defined()) keep_gradients(tensor.leaf);
+  }
   for (const Adapted& adapted : adapted_) {
     std::erase_if(adapted.layer.linear->adapters,
                   [&](const ops::Adapter& adapter) { return adapter.a.is_same(adapted.a); });
@@ -59,13 +82,93 @@ TrainedTensors::~TrainedTensors() {
   for (const auto& trained : selection_.weights) trained.weight->set_trainable(false);
 }
 
-// Values get storage of their own: those of the file stay what they are for a second reading.
+void TrainedTensors::find_blocks() {
+  for (const LoadedPart& part : model_.parts()) {
+    if (model_.residency(part.detection.component) == nullptr) continue;
+    for (Block* block : model_.model().blocks(part.detection.component)) {
+      block->visit([&](nn::Module& module) {
+        for (const WeightPtr& weight : module.weights()) block_of_[weight.get()] = block;
+      });
+    }
+  }
+}
+
 void TrainedTensors::train_weights(optim::Group& group) {
   for (const auto& trained : selection_.weights) {
-    trained.weight->set(trained.weight->draw().clone());
-    trained.weight->set_trainable(true);
-    group.parameters.push_back({trained.component + "." + trained.path, trained.weight->leaf()});
+    if (model_.is_streamed(*trained.weight)) {
+      train_streamed(trained, group);
+    } else {
+      train_resident(trained, trained.weight->draw(), group);
+    }
   }
+}
+
+// Values get storage of their own: those of the file stay what they are for a second reading.
+void TrainedTensors::train_resident(const Selection::TrainedWeight& trained,
+                                    const at::Tensor& value, optim::Group& group) {
+  trained.weight->set(
+      value.to(model_.device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  trained.weight->set_trainable(true);
+  add_parameter(trained.component + "." + trained.path, trained.weight->leaf(), group);
+}
+
+void TrainedTensors::train_streamed(const Selection::TrainedWeight& trained, optim::Group& group) {
+  memory::Residency& residency = *model_.residency(trained.component);
+  const at::Tensor value = residency.host_value(*trained.weight);
+  if (static_cast<int64_t>(value.nbytes()) < config_.offload.least_bytes) {
+    kept_bytes_ += static_cast<int64_t>(value.nbytes());
+    train_resident(trained, value, group);
+    return;
+  }
+  const std::string name = trained.component + "." + trained.path;
+  const Block* const block = block_of_.at(trained.weight);
+  trained_blocks_[block] = &residency;
+  on_host_[name] = {value, {}, trained.weight, block};
+  group.parameters.push_back({name, value});
+}
+
+// `leaf` is on the device.
+void TrainedTensors::add_parameter(const std::string& name, const at::Tensor& leaf,
+                                   optim::Group& group) {
+  if (!is_on_host_) {
+    group.parameters.push_back({name, leaf});
+    return;
+  }
+  const at::Tensor value = port_->host_memory(static_cast<int64_t>(leaf.nbytes()))
+                               .view(leaf.scalar_type())
+                               .view(leaf.sizes());
+  value.copy_(leaf.detach());
+  on_host_[name] = {value, leaf, nullptr, nullptr};
+  group.parameters.push_back({name, value});
+}
+
+void TrainedTensors::connect_gradients() {
+  gradients_.emplace(*port_);
+  size_t place = 0;
+  for (const optim::Group& group : groups_) {
+    for (const optim::Parameter& parameter : group.parameters) {
+      const OnHost& tensor = on_host_.at(parameter.name);
+      auto sink = gradients_->add(parameter, place++, tensor.block);
+      if (tensor.weight != nullptr) {
+        tensor.weight->set_sink(std::move(sink));
+      } else {
+        send_gradients(tensor.leaf, std::move(sink));
+      }
+    }
+  }
+}
+
+void TrainedTensors::publish() {
+  if (!is_on_host_) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& [block, residency] : trained_blocks_) residency->refresh(*block);
+  memory::Ticket last;
+  for (const auto& [name, tensor] : on_host_) {
+    if (tensor.leaf.defined())
+      last = port_->copy_in(tensor.value, tensor.leaf.detach(), port_->computed());
+  }
+  port_->compute_after(last);
+  port_->wait(last);
 }
 
 double TrainedTensors::lora_scale() const {
@@ -89,8 +192,8 @@ void TrainedTensors::add_layers(optim::Group& group_a, optim::Group& group_b) {
     adapted.b.requires_grad_(true);
     layer.linear->adapters.push_back({adapted.a, adapted.b, lora_scale(), 0.0});
     const std::string name = layer.component + "." + layer.path;
-    group_a.parameters.push_back({name + ".lora_A", adapted.a});
-    group_b.parameters.push_back({name + ".lora_B", adapted.b});
+    add_parameter(name + ".lora_A", adapted.a, group_a);
+    add_parameter(name + ".lora_B", adapted.b, group_b);
     adapted_.push_back(std::move(adapted));
   }
 }
@@ -107,6 +210,9 @@ void TrainedTensors::load_lora_checkpoint() {
       adapted.a.copy_(file.read_down(layer, at::kFloat));
       adapted.b.copy_(file.read_up(layer, at::kFloat)).mul_(layer.scale / lora_scale());
     }
+  }
+  for (const auto& [name, tensor] : on_host_) {
+    if (tensor.leaf.defined()) tensor.value.copy_(tensor.leaf);
   }
 }
 
@@ -129,6 +235,10 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
     if (!is_trained || pair.target->pieces.size() != 1) {
       problems.add(at + "it is not among the layers that are trained",
                    "choose them with --lora_target_modules as the file has them");
+    } else if (at::IntArrayRef(layer.shape) != linear->weight->sizes()) {
+      problems.add(at + "it is a part of a layer that is trained",
+                   "write the file in the model's own spelling with lora convert, then begin with "
+                   "that");
     } else if (layer.form != lora::LayerForm::kLora || !layer.magnitude.empty() ||
                !layer.bias.empty()) {
       problems.add(at + "it is more than two factors", "begin with a plain LoRA");
@@ -156,6 +266,10 @@ void TrainedTensors::set_training(bool is_training) {
 }
 
 void TrainedTensors::clear_gradients() {
+  if (gradients_) gradients_->clear();
+  for (const auto& [name, tensor] : on_host_) {
+    if (tensor.leaf.defined()) at::Tensor(tensor.leaf).mutable_grad() = at::Tensor();
+  }
   for (const optim::Group& group : groups_) {
     for (const optim::Parameter& parameter : group.parameters)
       at::Tensor(parameter.leaf).mutable_grad() = at::Tensor();
@@ -191,6 +305,7 @@ void TrainedTensors::load(const NamedTensors& values) {
   }
   problems.throw_if_any();
   for (const auto& [name, tensor] : own) at::Tensor(tensor).copy_(values.find(name)->second);
+  publish();
 }
 
 std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step,
@@ -229,6 +344,7 @@ void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t ep
   description.more = {{"atelier_version", ATELIER_SDK_VERSION},
                       {"ss_learning_rate", c10::str(config_.learning_rate)},
                       {"ss_seed", std::to_string(config_.seed)}};
+  layers = lora::respell(std::move(layers), model_, config_.lora.format);
   lora::write_lora(path, config_.lora.format, layers, {{component, targets}},
                    saved_dtype(config_.output.save_dtype).value_or(at::kFloat), description);
 }

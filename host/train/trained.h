@@ -1,7 +1,10 @@
 // The tensors that a run trains: leaves in the model, and the files they are saved as.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,7 +14,9 @@
 #include "host/optim/optimizer.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
+#include "host/train/host_gradients.h"
 #include "host/train/selection.h"
+#include "memory/residency.h"
 
 namespace atelier::train {
 
@@ -20,8 +25,17 @@ namespace atelier::train {
 void check_lora_checkpoint(checkpoint::LoadedModel& model, const Selection& selection,
                            const LoraSettings& settings, report::Problems& problems);
 
+// Whether trained tensors are moved on the host: because the user wants it, or because the weights
+// that are trained rest there.
+bool trains_on_host(const checkpoint::LoadedModel& model, const Selection& selection,
+                    const Config& config);
+
 // Makes the selected weights leaves of the autograd graph and puts LoRA factors into the selected
 // layers; taken out again by the destructor. Not thread-safe.
+//
+// Where trains_on_host(), groups() holds tensors on the host: the values of weights that are
+// streamed, and copies of leaves that stay on the device. Gradients come to them through
+// host_gradients(), and publish() brings their values back.
 class TrainedTensors {
  public:
   // Every component of `selection` is loaded. LoRA factors are float32: A uniform in
@@ -39,6 +53,13 @@ class TrainedTensors {
   void set_training(bool is_training);
   void clear_gradients();
 
+  // Null unless tensors are trained on the host.
+  HostGradients* host_gradients() { return gradients_ ? &*gradients_ : nullptr; }
+  // Values of groups() that were written are computed with from now on.
+  void publish();
+  // Bytes of weights in streamed blocks that stay on the device, see OffloadSettings::least_bytes.
+  int64_t kept_bytes() const { return kept_bytes_; }
+
   // By parameter name, sharing storage; load() checks all names and shapes first and throws
   // Error{kInvalidArgument}.
   NamedTensors values() const;
@@ -54,7 +75,20 @@ class TrainedTensors {
     Selection::AdaptedLayer layer;
     at::Tensor a, b;
   };
+  // A tensor of groups() that is trained on the host.
+  struct OnHost {
+    at::Tensor value;
+    at::Tensor leaf;           // on the device; undefined for a weight that is streamed
+    Weight* weight = nullptr;  // the streamed one
+    const Block* block = nullptr;
+  };
   void train_weights(optim::Group& group);
+  void train_streamed(const Selection::TrainedWeight& trained, optim::Group& group);
+  void train_resident(const Selection::TrainedWeight& trained, const at::Tensor& value,
+                      optim::Group& group);
+  void add_parameter(const std::string& name, const at::Tensor& leaf, optim::Group& group);
+  void connect_gradients();
+  void find_blocks();
   void add_layers(optim::Group& group_a, optim::Group& group_b);
   void load_lora_checkpoint();
   void save_lora(const std::string& path, int64_t step, int64_t epoch) const;
@@ -66,6 +100,14 @@ class TrainedTensors {
   Config config_;
   std::vector<Adapted> adapted_;
   std::vector<optim::Group> groups_;
+  bool is_on_host_;
+  std::unique_ptr<memory::Port> own_port_;    // of a model that nothing of is streamed
+  memory::Port* port_ = nullptr;              // null: all is on the device
+  std::map<const Weight*, Block*> block_of_;  // of streamed components
+  std::map<std::string, OnHost> on_host_;     // by parameter name
+  std::map<const Block*, memory::Residency*> trained_blocks_;  // streamed
+  int64_t kept_bytes_ = 0;
+  std::optional<HostGradients> gradients_;
 };
 
 }  // namespace atelier::train

@@ -55,6 +55,7 @@ std::string describe(const memory::ActivationPlan& plan) {
   return peak + ", " + std::to_string(plan.num_recomputed) + " of " +
          std::to_string(plan.runs.size()) + " blocks are computed again but for " +
          bytes(plan.kept_bytes) + " that are kept, " +
+         (plan.offloaded_bytes > 0 ? bytes(plan.offloaded_bytes) + " wait on the host, " : "") +
          print("about %.3g s longer each time", plan.extra_seconds);
 }
 
@@ -83,7 +84,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
     : parts_(parts),
       config_(parts.config),
       trained_(parts.model, std::move(selection), parts.config),
-      optimizer_(optim::make_optimizer(trained_.groups(), parts.config.optimizer)),
+      optimizer_(make_optimizer()),
       order_(make_order(parts.samples, parts.config)),
       timesteps_(parts.model.family().training_schedule(parts.model.denoiser()->detection),
                  parts.config.timesteps),
@@ -94,17 +95,52 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {
   total_steps_ = count_steps(order_, config_);
   lr_schedule_.total_steps = total_steps_;
-  if (config_.ema_decay > 0) ema_.emplace(trained_.groups(), config_.ema_decay);
+  if (config_.ema_decay > 0) {
+    const memory::HostScope host;
+    ema_.emplace(trained_.groups(), config_.ema_decay);
+  }
 }
 
 Trainer::~Trainer() = default;
 
+std::unique_ptr<optim::Optimizer> Trainer::make_optimizer() {
+  std::optional<memory::HostScope> host;
+  if (trained_.host_gradients() != nullptr) host.emplace();
+  return optim::make_optimizer(trained_.groups(), config_.optimizer);
+}
+
 BlockRunner& Trainer::make_runner() {
+  BlockRunner& runner = recomputing(parts_.model.runner());
+  HostGradients* const gradients = trained_.host_gradients();
+  if (gradients == nullptr) return runner;
+  return expecting_.emplace(runner, *gradients);
+}
+
+// Blocks whose weights come and go are computed again: the weights are needed twice, and not
+// between.
+BlockRunner& Trainer::recomputing(BlockRunner& inner) {
+  const std::shared_ptr<memory::Offloader> offloader = make_offloader();
   if (config_.activation_budget)
-    return activations_.emplace(direct_, *config_.activation_budget, parts_.model.device(),
-                                [this](const memory::ActivationPlan& plan) { tell(plan); });
-  if (config_.use_gradient_checkpointing) return recompute_.emplace(direct_);
-  return direct_;
+    return activations_.emplace(
+        inner, *config_.activation_budget, parts_.model.device(),
+        [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader);
+  const auto& parts = parts_.model.parts();
+  const bool streams = std::any_of(parts.begin(), parts.end(), [&](const auto& part) {
+    return parts_.model.is_streamed(part.detection.component);
+  });
+  if (config_.use_gradient_checkpointing || streams)
+    return recompute_.emplace(
+        inner, memory::RecomputeRunner::Planner(),
+        memory::RecomputeOptions{.offloader = offloader, .offloads_inputs = offloader != nullptr});
+  return inner;
+}
+
+// Null where activations stay.
+std::shared_ptr<memory::Offloader> Trainer::make_offloader() {
+  if (!config_.offloads_activations) return nullptr;
+  memory::Port* port = parts_.model.port();
+  if (port == nullptr) port = (port_ = memory::make_port(parts_.model.device())).get();
+  return std::make_shared<memory::Offloader>(*port, memory::available_bytes(at::kCPU));
 }
 
 // One line for the first plan, and for one that needs more than all before.
@@ -177,6 +213,7 @@ std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
     at::manual_seed(random::below(UINT64_MAX, layers_seed_, static_cast<uint32_t>(i),
                                   static_cast<uint32_t>(step_)));
     if (activations_) activations_->begin_pass();
+    if (auto* const gradients = trained_.host_gradients()) gradients->begin_pass();
     const Tensor sum = config_.task == Task::kDirectDistill
                            ? objective_.direct_distillation(data.batches[i])
                            : objective_.flow_matching(data.batches[i], step_);
@@ -185,25 +222,55 @@ std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
       throw Error(ErrorCode::kInvalidArgument,
                   "the loss does not depend on anything that is trained",
                   "choose other --trainable_models or --lora_target_modules");
-    loss.backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
+    backward(loss, total, i + 1 == data.batches.size());
     if (leaves_now(begin, i + 1, data.batches.size())) {
       trained_.clear_gradients();
       return std::nullopt;
     }
   }
+  return finish_step(data, total);
+}
+
+// `total`: the loss of the step so far. On the host, tensors are moved while the last backward pass
+// goes on, unless their gradients are to be scaled by what is known after it.
+void Trainer::backward(const Tensor& loss, const Tensor& total, bool is_last) {
+  HostGradients* const gradients = trained_.host_gradients();
+  if (gradients == nullptr) {
+    loss.backward();
+    return;
+  }
+  std::optional<HostGradients::Move> move;
+  if (is_last && config_.max_grad_norm == 0 && optimizer_->has_parts())
+    move = {optimizer_.get(), learning_rate()};
+  gradients->begin_backward(total, move);
+  loss.backward();
+  gradients->finish();
+}
+
+double Trainer::learning_rate() const {
+  return config_.learning_rate * lr_schedule_.factor(step_);
+}
+
+Trainer::Outcome Trainer::finish_step(const StepData& data, const Tensor& total) {
+  const at::NoGradGuard no_grad;
+  HostGradients* const gradients = trained_.host_gradients();
+  std::optional<memory::HostScope> host;
+  if (gradients != nullptr) host.emplace();
   Outcome outcome;
   outcome.step = step_ + 1;
   outcome.epoch = data.plan.epoch;
-  outcome.lr = config_.learning_rate * lr_schedule_.factor(step_);
+  outcome.lr = learning_rate();
   outcome.loss = total;
-  const at::NoGradGuard no_grad;
-  const optim::GradientNorm gradients =
-      optim::measure_gradients(trained_.groups(), total, config_.max_grad_norm);
-  optimizer_->step(outcome.lr, gradients.grad_scale, gradients.is_skipped);
+  const optim::GradientNorm measured =
+      optim::measure_gradients(trained_.groups(), total, config_.max_grad_norm,
+                               gradients != nullptr ? gradients->norms() : NamedTensors());
+  optimizer_->step(outcome.lr, measured.grad_scale, measured.is_skipped);
+  outcome.norm = measured.norm;
+  outcome.is_skipped = measured.is_skipped;
+  outcome.has_moved = gradients != nullptr && gradients->has_moved();
   trained_.clear_gradients();
-  outcome.norm = gradients.norm;
-  outcome.is_skipped = gradients.is_skipped;
+  trained_.publish();
   return outcome;
 }
 
@@ -213,7 +280,10 @@ void Trainer::settle() {
   const Outcome outcome = std::move(*pending_);
   pending_.reset();
   const bool is_skipped = outcome.is_skipped.item<float>() != 0;
-  if (ema_ && !is_skipped) ema_->update();
+  if (ema_ && !is_skipped) {
+    const memory::HostScope host;
+    ema_->update();
+  }
   if (!is_skipped) {
     skipped_in_row_ = 0;
     log(outcome, outcome.loss.item<double>(), outcome.norm.item<double>());
@@ -222,7 +292,8 @@ void Trainer::settle() {
   ++skipped_;
   ++skipped_in_row_;
   parts_.progress.warn("step " + std::to_string(outcome.step) +
-                       ": loss or gradients are not finite; the step changes nothing (" +
+                       ": loss or gradients are not finite; the step changes " +
+                       (outcome.has_moved ? "only blocks with finite ones" : "nothing") + " (" +
                        std::to_string(skipped_) + " so far)");
   if (skipped_in_row_ >= config_.max_skipped_steps)
     throw Error(ErrorCode::kNumerics,
@@ -260,11 +331,17 @@ std::string Trainer::step_name() const {
 // The averages stand in for the trained tensors where the model is looked at or saved.
 template <typename F>
 void Trainer::with_average(F&& call) {
-  const auto put_back = [this] {
-    trained_.set_training(true);
-    if (ema_) ema_->swap();
+  const auto swap = [this] {
+    if (!ema_) return;
+    const memory::HostScope host;
+    ema_->swap();
+    trained_.publish();
   };
-  if (ema_) ema_->swap();
+  const auto put_back = [&] {
+    trained_.set_training(true);
+    swap();
+  };
+  swap();
   trained_.set_training(false);
   try {
     call();
@@ -431,7 +508,13 @@ int Trainer::run() {
     loop(bar);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNumerics) throw;
+    const HostGradients* const gradients = trained_.host_gradients();
+    const bool is_half_moved = gradients != nullptr && gradients->has_moved();
     trained_.clear_gradients();
+    if (is_half_moved) {
+      parts_.progress.warn("not saved: the step had begun to move weights");
+      throw;
+    }
     save_all(step_name(), epoch_);
     throw;
   }

@@ -72,12 +72,19 @@ class Trainer {
     int64_t step = 0, epoch = 0;
     double lr = 0.0;
     at::Tensor loss, norm, is_skipped;
+    bool has_moved = false;  // on the way: of a skipped step not everything was left as it was
   };
 
+  std::unique_ptr<optim::Optimizer> make_optimizer();
   BlockRunner& make_runner();
+  BlockRunner& recomputing(BlockRunner& inner);
+  std::shared_ptr<memory::Offloader> make_offloader();
   void tell(const memory::ActivationPlan& plan);
   StepData make_step(int64_t step) const;
   std::optional<Outcome> train_step(const StepData& data);
+  void backward(const at::Tensor& loss, const at::Tensor& total, bool is_last);
+  double learning_rate() const;
+  Outcome finish_step(const StepData& data, const at::Tensor& total);
   bool leaves_now(double begin, size_t done, size_t count) const;
   void settle();
   void log(const Outcome& outcome, double loss, double norm);
@@ -100,9 +107,10 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<optim::Ema> ema_;
   data::Order order_;
-  DirectRunner direct_;
+  std::unique_ptr<memory::Port> port_;  // for activations, where the model has none
   std::optional<memory::RecomputeRunner> recompute_;
   std::optional<memory::ActivationRunner> activations_;
+  std::optional<ExpectingRunner> expecting_;
   Timesteps timesteps_;
   Objective objective_;
   optim::LrSchedule lr_schedule_;

@@ -1,0 +1,155 @@
+"""Trains with weights and the optimizer in host memory, on the stand-in for a GPU, as a user would."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from train_cli_test import PROGRAM, REPOSITORY, TARGETS, state_of, tensors, write_dataset  # noqa: E402
+
+FULL = dict(trainable_models="dit")
+LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4)
+BOTH = dict(cpu_offload=True, optimize_on_cpu=True)
+
+
+class OffloadTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_offload_")
+        root = cls.root = pathlib.Path(cls.holder.name)
+        cls.model, cls.data = root / "model", root / "data"
+        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
+                       check=True, capture_output=True)
+        write_dataset(cls.data)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=self.root)
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+
+    def train(self, name="run", expect=0, data=None, **flags):
+        data = data or self.data
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="stand-in",
+                        dataset_base_path=data, dataset_metadata_path=data / "metadata.csv",
+                        max_pixels=64 * 64, learning_rate=1e-3, max_train_steps=5, num_epochs=9, threads=1,
+                        gradient_accumulation_steps=2, save_steps=5, enable_csv_log=True,
+                        cache_path=self.root / "cache", output_path=self.dir / name)
+        words = [str(PROGRAM), "train"]
+        for key, value in {**defaults, **flags}.items():
+            if value is True:
+                words.append(f"--{key}")
+            elif value is not None:
+                words += [f"--{key}", str(value)]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=280)
+        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
+        self.stderr = result.stderr
+        return self.dir / name
+
+    def assert_same_run(self, a, b, step=5):
+        ours, theirs = state_of(a, step), state_of(b, step)
+        self.assertTrue(ours)
+        self.assertEqual(set(ours), set(theirs))
+        self.assertEqual([name for name, value in ours.items() if theirs[name] != value], [])
+        files = {path.name: tensors(path) for path in a.glob("*.safetensors")}
+        self.assertTrue(files)
+        self.assertEqual(files, {path.name: tensors(path) for path in b.glob("*.safetensors")})
+        self.assertEqual((a / "loss.csv").read_text().count("train/grad_norm"), step)
+        self.assertEqual(*[[line for line in (run / "loss.csv").read_text().splitlines()
+                            if ",train/" in line] for run in (a, b)])
+
+    def test_full_training_gives_the_bits_of_weights_on_the_device(self):
+        for dtype, clip in (("bfloat16", 0), ("bfloat16", 0.01), ("float32", 0)):
+            flags = dict(FULL, dtype=dtype, max_grad_norm=clip, ema_decay=0.9)
+            resident = self.train(f"resident_{dtype}_{clip}", device="cpu", **flags)
+            offloaded = self.train(f"offloaded_{dtype}_{clip}", **flags, **BOTH)
+            self.assertIn("blocks stayed on the device", self.stderr)
+            self.assert_same_run(resident, offloaded)
+            for name, more in (("weights", dict(enable_model_cpu_offload=True)),
+                               ("optimizer", dict(enable_optimizer_cpu_offload=True)),
+                               ("placed", dict(offload="dit=host", resident_blocks=1)),
+                               ("threshold", dict(BOTH, param_size_threshold=1))):
+                if dtype == "float32" or (name == "placed") != (clip == 0):
+                    continue
+                self.assert_same_run(resident, self.train(f"{name}_{clip}", **flags, **more))
+
+    def test_a_lora_trains_on_weights_that_are_streamed(self):
+        for clip in (0, 0.01):
+            flags = dict(LORA, max_grad_norm=clip, lora_dropout=0.1, ema_decay=0.9)
+            resident = self.train(f"resident_{clip}", device="cpu", **flags)
+            for name, more in (("weights", dict(cpu_offload=True)), ("both", BOTH),
+                               ("kept", dict(BOTH, activation_memory_budget="none")),
+                               ("budget", dict(BOTH, activation_memory_budget="0.5"))):
+                self.assert_same_run(resident, self.train(f"{name}_{clip}", **flags, **more))
+
+    def test_several_models_and_optimizers_train_on_the_host(self):
+        for kind in ("AdamW8bit", "Prodigy", "Adafactor"):
+            flags = dict(LORA, trainable_models="text_encoder.model.layers.0,dit.transformer_blocks.1",
+                         optimizer_type=kind, max_grad_norm=0, master_weights="stochastic",
+                         dtype="bfloat16")
+            resident = self.train(kind, device="cpu", **flags)
+            self.assert_same_run(resident, self.train(kind + "_offloaded", **flags, **BOTH))
+
+    def test_a_run_goes_on_from_a_checkpoint_to_the_bit(self):
+        for clip in (0, 1.0):
+            flags = dict(FULL, **BOTH, dtype="bfloat16", max_grad_norm=clip, ema_decay=0.9)
+            straight = self.train(f"straight_{clip}", **flags)
+            self.train(f"cut_{clip}", **{**flags, "max_train_steps": 3, "save_steps": 3})
+            resumed = self.train(f"cut_{clip}", resume=self.dir / f"cut_{clip}", **flags)
+            ours, theirs = state_of(straight, 5), state_of(resumed, 5)
+            self.assertEqual(ours, theirs)
+            # The place of the weights is free to change.
+            self.train(f"moved_{clip}", **{**flags, "max_train_steps": 3, "save_steps": 3})
+            moved = self.train(f"moved_{clip}", resume=self.dir / f"moved_{clip}",
+                               **dict(flags, device="cpu", cpu_offload="false"))
+            self.assertEqual(ours, state_of(moved, 5))
+
+    def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
+        limit = "stand-in:1200KiB"
+        self.train("resident", expect=4, device=limit, **FULL)
+        self.assertIn("memory", self.stderr)
+        self.train("offloaded", device=limit, **FULL, **BOTH)
+
+    def test_blocks_that_run_several_times_in_a_step_get_all_their_gradients(self):
+        data = self.dir / "distill"
+        write_dataset(data, count=2)
+        (data / "metadata.csv").write_text(
+            "image,prompt,seed,rand_device,num_inference_steps,cfg_scale\n"
+            "0.png,one,7,cpu,3,1\n1.png,two,8,cpu,2,1\n")
+        flags = dict(FULL, data=data, task="direct_distill", cache_path=None, max_grad_norm=0,
+                     gradient_accumulation_steps=1)
+        resident = self.train("resident", device="cpu", **flags)
+        self.assert_same_run(resident, self.train("offloaded", **flags, **BOTH))
+
+    def test_a_step_that_is_not_finite_moves_no_block_by_such_gradients(self):
+        run = self.train(expect=5, **FULL, **BOTH, learning_rate=1e30, max_train_steps=40, save_steps=1,
+                         max_skipped_steps=3, max_grad_norm=0)
+        self.assertIn("3 steps in a row", self.stderr)
+        self.assertTrue(list((run / "checkpoints").glob("step-*")))
+
+    def test_flags_that_come_to_nothing_or_make_no_sense_are_told(self):
+        self.train("cpu", device="cpu", max_train_steps=1, save_steps=1, **FULL, **BOTH)
+        self.assertIn("have no effect on the CPU", self.stderr)
+        self.train("threshold", max_train_steps=1, save_steps=1, cpu_offload_split_threshold=4, **LORA)
+        self.assertIn("no effect without --cpu_offload and --optimize_on_cpu", self.stderr)
+        self.train("two", expect=2, param_size_threshold=1, cpu_offload_split_threshold=4, **LORA)
+        self.assertIn("says something else", self.stderr)
+        self.train("disk", expect=2, offload="dit=disk", **FULL)
+        self.assertIn("use dit=host", self.stderr)
+        first = self.train("first", max_train_steps=1, save_steps=1, **LORA)
+        self.train("preset", expect=2, preset_lora_path=first / "step-1.safetensors",
+                   preset_lora_model="dit", **FULL, **BOTH)
+        self.assertIn("rest on the host", self.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
