@@ -173,6 +173,9 @@ class GenerateTest(unittest.TestCase):
             "negative": dict(negative_prompt="night"),
             "schedule": dict(schedule="lightning", cfg_scale=4),
             "shift": dict(flow_shift=7),
+            "truncated": dict(cfg_trunc=0.2),
+            "clamped": dict(cfg_renorm="clamp", cfg_renorm_ratio=0.5),
+            "by row": dict(cfg_renorm="row"),
             "sigmas": dict(sigmas="1,0.3"),
         }
         for name, flags in variants.items():
@@ -186,6 +189,9 @@ class GenerateTest(unittest.TestCase):
                 })
         self.assertEqual(len({pixels(self.dir / (name + ".png")) for name in variants}),
                          len(variants))
+        record = json.loads(png_text(self.dir / "clamped.png")["atelier"])
+        self.assertEqual((record["cfg_renorm"], record["cfg_renorm_ratio"]), ("clamp", 0.5))
+        self.assertNotIn("cfg_trunc", record)
 
     def test_latents_from_a_file_take_the_seeds_place(self):
         write_latents(self.dir / "noise.safetensors", [2, 16, 1, 8, 12])

@@ -92,14 +92,18 @@ class StorageTest(unittest.TestCase):
         plain = self.validation(self.train("plain", **flags))
         self.assertLess(plain[-1], 0.97 * plain[0])
         for kind in KINDS:
-            stored = self.validation(self.train(kind, storage=f"dit={kind}", **flags))
-            print(f"validation loss: plain {plain[-1]:.4f}, {kind} {stored[-1]:.4f}")
-            self.assertLess(stored[-1], 0.97 * stored[0])
-            self.assertLess(abs(stored[-1] / plain[-1] - 1), 0.05)
+            for compute in ("plain", "w8a8"):
+                stored = self.validation(self.train(f"{kind}_{compute}", storage=f"dit={kind}",
+                                                    compute=f"dit={compute}", **flags))
+                print(f"validation loss: plain {plain[-1]:.4f}, {kind} {compute} {stored[-1]:.4f}")
+                self.assertLess(stored[-1], 0.97 * stored[0])
+                self.assertLess(abs(stored[-1] / plain[-1] - 1), 0.02)
 
     def test_a_resumed_run_has_the_bits_of_a_straight_one(self):
         for kind in KINDS:
-            flags = dict(storage=f"dit={kind}", save_steps=4, lora_dropout=0.1)
+            compute = "w8a8" if kind == "int8" else "plain"
+            flags = dict(storage=f"dit={kind}", compute=f"dit={compute}", save_steps=4,
+                         lora_dropout=0.1)
             straight = self.train(f"straight_{kind}", max_train_steps=8, **flags)
             stopped = self.train(f"stopped_{kind}", max_train_steps=4, **flags)
             self.run_program("train", resume=stopped, max_train_steps=8)
@@ -119,6 +123,21 @@ class StorageTest(unittest.TestCase):
             mean = sum(abs(a - b) for a, b in zip(plain, stored)) / len(plain)
             print(f"mean difference from plain weights: {kind} {mean:.3f} of 255")
             self.assertLess(mean, limit)
+
+    def test_pictures_of_eight_bit_products_are_near_and_say_so(self):
+        plain, record = self.picture("plain", cfg_scale=1)
+        self.assertNotIn("compute", record)
+        for kind, limit in (("fp8", 3), ("int8", 2)):
+            flags = dict(storage=f"dit={kind}", cfg_scale=1)
+            stored, _ = self.picture(kind, **flags)
+            eight, record = self.picture(f"{kind}_w8a8", compute="dit=w8a8", **flags)
+            self.assertEqual(record["compute"], {"dit": "w8a8"})
+            self.assertNotEqual(stored, eight)
+            mean = sum(abs(a - b) for a, b in zip(plain, eight)) / len(plain)
+            print(f"mean difference of {kind} w8a8 from plain weights: {mean:.3f} of 255")
+            self.assertLess(mean, limit)
+        self.assertIn("add --storage dit=int8",
+                      self.run_program("generate", expect=2, compute="dit=w8a8", prompt="x"))
 
     def test_an_entry_of_the_model_is_stored_as_fp8_by_its_name(self):
         by_entry, record = self.picture("entry", fp8_models=self.model)
