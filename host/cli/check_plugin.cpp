@@ -13,7 +13,7 @@
 #include "atelier/error.h"
 
 #include "host/cli/flags.h"
-#include "host/conformance/conformance.h"
+#include "host/conformance/pictures.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 
@@ -39,6 +39,32 @@ CommandSpec check_command() {
        .help = "run the suite in this process, for debuggers",
        .preset = "false"},
   };
+  const std::string group = "pictures of a real model";
+  command.flags.insert(
+      command.flags.end(),
+      {{.name = "model_paths",
+        .help = "its files, as for generate: checks pictures that it draws, too",
+        .group = group},
+       {.name = "tokenizer_path", .help = "folder or file of the tokenizer", .group = group},
+       {.name = "prompt", .help = "of a few pictures", .preset = "a red circle", .group = group},
+       {.name = "other_prompt",
+        .help = "of a picture that looks different",
+        .preset = "a blue square",
+        .group = group},
+       {.name = "height",
+        .kind = FlagKind::kInteger,
+        .help = "pixels",
+        .preset = "1024",
+        .group = group},
+       {.name = "width",
+        .kind = FlagKind::kInteger,
+        .help = "pixels",
+        .preset = "1024",
+        .group = group},
+       {.name = "num_inference_steps",
+        .kind = FlagKind::kInteger,
+        .help = "of the schedule when absent",
+        .group = group}});
   command.positional = "X.so|NAME";
   command.min_positional = 1;
   command.max_positional = 1;
@@ -59,8 +85,8 @@ void print(const conformance::Finding& finding, bool as_json) {
 }
 
 // The suite itself, here.
-int run_suite(const std::string& name, const std::string& plugin_path) {
-  const plugins::Plugin& plugin = plugins::open_plugin(name, plugin_path);
+int run_suite(const std::string& name, const ParsedFlags& flags) {
+  const plugins::Plugin& plugin = plugins::open_plugin(name, flags.text("plugin_path"));
   bool passed = true;
   const auto add = [&](const conformance::Finding& finding) {
     passed = passed && finding.passed;
@@ -68,6 +94,18 @@ int run_suite(const std::string& name, const std::string& plugin_path) {
   };
   conformance::check_door(plugin, add);
   conformance::check_family(*plugin.family, add);
+  if (const auto paths = flags.find_text("model_paths")) {
+    checkpoint::LoadRequest request;
+    request.model_paths = *paths;
+    request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
+    const auto model = checkpoint::LoadedModel::open(*plugin.family, request);
+    conformance::PictureOptions options = {.prompt = flags.text("prompt"),
+                                           .other_prompt = flags.text("other_prompt"),
+                                           .height = flags.integer("height"),
+                                           .width = flags.integer("width"),
+                                           .num_steps = flags.find_integer("num_inference_steps")};
+    conformance::check_pictures(*model, options, add);
+  }
   return passed ? 0 : 3;
 }
 
@@ -114,13 +152,12 @@ int run_check_plugin(std::span<const std::string> arguments) {
   }
   const ParsedFlags flags = parse_flags(command, arguments);
   const std::string& name = flags.positional().front();
-  const std::string plugin_path = flags.text("plugin_path");
-  if (flags.flag("in_process")) return run_suite(name, plugin_path);
+  if (flags.flag("in_process")) return run_suite(name, flags);
 
   // A plugin that must not be opened is refused here, with the loader's own words.
   if (name.find('/') != std::string::npos || name.ends_with(".so")) {
     const plugins::PluginFile file = plugins::describe_plugin(name);
-    if (!file.problem.empty()) plugins::open_plugin(name, plugin_path);
+    if (!file.problem.empty()) plugins::open_plugin(name, flags.text("plugin_path"));
   }
 
   int ends[2];
@@ -133,9 +170,12 @@ int run_check_plugin(std::span<const std::string> arguments) {
     dup2(ends[1], STDOUT_FILENO);
     close(ends[0]);
     close(ends[1]);
-    const std::string path_flag = "--plugin_path=" + plugin_path;
-    execl("/proc/self/exe", "atelier", "check-plugin", name.c_str(), "--in_process",
-          path_flag.c_str(), static_cast<char*>(nullptr));
+    std::vector<std::string> words = {"atelier", "check-plugin", "--in_process"};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    execv("/proc/self/exe", pointers.data());
     _exit(127);
   }
   close(ends[1]);

@@ -17,8 +17,9 @@
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
+#include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
 #include "host/generate/jobs.h"
 #include "host/generate/metadata.h"
 #include "host/generate/settings.h"
@@ -50,6 +51,7 @@ CommandSpec generate_command(const ModelFamily* family) {
   const auto add = [&](std::vector<FlagSpec> flags) {
     command.flags.insert(command.flags.end(), flags.begin(), flags.end());
   };
+  add(memory_flags());
   add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()));
   add({
       {.name = "prompts_file",
@@ -137,6 +139,7 @@ uint64_t first_seed(const Settings& settings) {
 
 // Whether all weights of a model, and the largest pictures, fit into a GPU at once.
 bool everything_fits(const LoadedModel& model) {
+  if (model.is_stand_in()) return false;
   if (model.device().is_cpu()) return true;
   constexpr double kWorkspaceBytes = 6e9;
   double weights = 0;
@@ -160,6 +163,9 @@ generate::ModelRecord record_of(const LoadedModel& model, const plugins::Plugin&
     const checkpoint::Storage storage = model.storage(part.detection.component);
     if (storage != checkpoint::Storage::kPlain)
       record.storage[part.detection.component] = checkpoint::storage_name(storage);
+    const checkpoint::Compute compute = model.compute(part.detection.component);
+    if (compute == checkpoint::Compute::kW8A8)
+      record.compute[part.detection.component] = checkpoint::compute_name(compute);
   }
   return record;
 }
@@ -222,13 +228,13 @@ class Loras {
 class Session {
  public:
   Session(LoadedModel& model, Loras& loras, const plugins::Plugin& plugin, const ParsedFlags& flags,
-          bool keeps_all, Progress& progress)
+          bool batches_cfg, bool keeps_all, Progress& progress)
       : model_(model),
         loras_(loras),
         progress_(progress),
         record_(record_of(model, plugin)),
         writes_metadata_(!flags.flag("no_metadata")),
-        batches_cfg_(flags.text("cfg_batch") == "on"),
+        batches_cfg_(batches_cfg),
         generator_(engine_of(keeps_all), progress, InterruptGuard::is_requested) {
     if (flags.flag("tiled")) tiling_ = tiling_of(flags);
   }
@@ -279,16 +285,8 @@ class Session {
 
  private:
   generate::Engine engine_of(bool keeps_all) {
-    generate::Engine engine = {.model = model_.model(), .family = record_.family};
-    for (const ComponentSpec& component : model_.family().components()) {
-      if (component.role == "tokenizer" || model_.find_part(component.name)) {
-        engine.components.push_back(component);
-      }
-    }
-    engine.device = model_.device();
-    engine.dtype = model_.dtype();
+    generate::Engine engine = generate::make_engine(model_);
     engine.load = [this](std::string_view component) { load(component); };
-    engine.unload = [this](std::string_view component) { model_.unload_component(component); };
     engine.keeps_all = keeps_all;
     return engine;
   }
@@ -385,9 +383,21 @@ int run_stdin(JobRunner& runner, const LoadedModel& model, const Settings& base,
   return runner.exit_code();
 }
 
-}  // namespace
+// What the planner is told of the jobs.
+plan::GenerationAsked asked_of(const ParsedFlags& flags, const std::vector<Job>& jobs,
+                               const Settings& base, bool reads_stdin) {
+  plan::GenerationAsked asked;
+  for (const Job& job : jobs) asked.jobs.push_back(job.settings);
+  if (asked.jobs.empty()) asked.jobs.push_back(base);
+  asked.reads_stdin = reads_stdin;
+  if (flags.is_given("cfg_batch")) asked.cfg_batch = flags.text("cfg_batch") == "on";
+  if (flags.flag("tiled")) asked.tiling = Session::tiling_of(flags);
+  if (flags.is_given("prefetch")) asked.prefetch = flags.integer("prefetch");
+  return asked;
+}
 
-int run_generate(std::span<const std::string> arguments) {
+// `only`: null to run, otherwise the plan is printed and nothing is made.
+int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
   const plugins::Plugin* plugin = nullptr;
   const auto name = peek_flag(arguments, "plugin");
   if (name) {
@@ -433,7 +443,15 @@ int run_generate(std::span<const std::string> arguments) {
     });
   }
   std::unique_ptr<LoadedModel> model;
-  problems.collect([&] { model = LoadedModel::open(family, load_request(flags)); });
+  checkpoint::LoadRequest request;
+  plan::MemoryWishes wishes = memory_wishes(flags);
+  problems.collect([&] { plan::check_wishes(wishes); });
+  problems.collect([&] {
+    request = load_request(flags);
+    request.prepares_levels = true;
+    if (only != nullptr) plan_elsewhere(*only, wishes, request);
+    model = LoadedModel::open(family, request);
+  });
   std::optional<Loras> loras;
   const lora::Mode mode =
       flags.text("lora_mode") == "merge" ? lora::Mode::kMerge : lora::Mode::kHot;
@@ -456,20 +474,49 @@ int run_generate(std::span<const std::string> arguments) {
   }
   problems.throw_if_any();
 
+  std::string reason;  // why nothing is planned
+  const std::optional<plan::Planned> planned = plan::plan_generation(
+      *model, request, wishes, asked_of(flags, jobs, base, reads_stdin), reason);
+  if (only != nullptr) return print_plan(planned, reason, *only);
+  if (!reason.empty()) progress.warn("warning: no plan: " + reason);
+  bool batches_cfg = flags.text("cfg_batch") == "on";
+  if (planned) {
+    note_plan(*planned, progress);
+    plan::apply_plan(planned->result.plan, request);
+    model->rearrange(request);
+    batches_cfg = plan::cfg_batch_of(*planned);
+  }
+  for (const std::string& note : model->notes()) progress.note("note: " + note);
   const InterruptGuard interrupts;
   const bool keeps_all = !prompts_file.empty() && everything_fits(*model);
-  Session session(*model, *loras, *plugin, flags, keeps_all, progress);
-  if (prompts_file.empty()) {
-    JobResult result;
-    session.run(jobs.front().settings, result);
-    for (const std::string& path : result.output) print_line(path);
-    return 0;
-  }
-  JobRunner runner(session);
-  if (reads_stdin) return run_stdin(runner, *model, base, check);
-  if (!keeps_all) session.encode_ahead(jobs);
-  for (const Job& job : jobs) runner.run(job);
-  return runner.exit_code();
+  Session session(*model, *loras, *plugin, flags, batches_cfg, keeps_all, progress);
+  const auto run_jobs = [&] {
+    if (prompts_file.empty()) {
+      JobResult result;
+      session.run(jobs.front().settings, result);
+      for (const std::string& path : result.output) print_line(path);
+      return 0;
+    }
+    JobRunner runner(session);
+    if (reads_stdin) return run_stdin(runner, *model, base, check);
+    if (!keeps_all) session.encode_ahead(jobs);
+    for (const Job& job : jobs) runner.run(job);
+    return runner.exit_code();
+  };
+  const int code = run_jobs();
+  for (const std::string& line : model->streaming_report()) progress.note(line);
+  if (planned) note_measured(*planned, *model, progress);
+  return code;
+}
+
+}  // namespace
+
+int run_generate(std::span<const std::string> arguments) {
+  return generate_or_plan(arguments, /*only=*/nullptr);
+}
+
+int plan_generate(std::span<const std::string> arguments, const PlanOnly& only) {
+  return generate_or_plan(arguments, &only);
 }
 
 }  // namespace atelier::cli

@@ -5,7 +5,7 @@
 
 #include "atelier/error.h"
 
-#include "host/generate/generator.h"
+#include "host/generate/engine.h"
 #include "host/image/pixels.h"
 #include "host/image/png.h"
 #include "host/run/stop.h"
@@ -31,15 +31,7 @@ struct Preview::State {
   }
 
   generate::Engine engine() {
-    generate::Engine engine = {.model = model.model(),
-                               .family = std::string(model.family().name())};
-    for (const ComponentSpec& component : model.family().components()) {
-      if (component.role == "tokenizer" || model.find_part(component.name))
-        engine.components.push_back(component);
-    }
-    engine.device = model.device();
-    engine.dtype = model.dtype();
-    engine.load = [this](std::string_view component) { model.load_component(component); };
+    generate::Engine engine = generate::make_engine(model);
     engine.unload = [this](std::string_view component) {
       if (!is_trained(component)) model.unload_component(component);
     };

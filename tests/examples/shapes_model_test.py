@@ -1,8 +1,11 @@
 """The model of examples/shapes draws what prompts say that it has not learnt."""
 
 import hashlib
+import json
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -25,6 +28,20 @@ MODEL = EXAMPLE / "model"
 COUNT = 40
 # Of COUNT pictures; README.md has the rates of 200.
 FLOORS = {"things": 0.85, "colors": 0.95, "shapes": 0.85, "positions": 0.85, "ground": 0.95}
+
+
+def failed_checks(model):
+    """Of the conformance suite's checks on pictures of a model, those that fail."""
+    result = subprocess.run(
+        [PROGRAM, "check-plugin", "qwen_image", "--json", "--model_paths", f'["{model}"]',
+         "--height", "128", "--width", "128", "--num_inference_steps", "8",
+         "--prompt", "a red circle on a blue ground",
+         "--other_prompt", "a white star above a green square on a red ground"],
+        capture_output=True, text=True, check=False)
+    checks = [json.loads(line) for line in result.stdout.splitlines()]
+    pictures_checked = [check for check in checks if check["check"].startswith("pictures: ")]
+    assert len(pictures_checked) == 5, result.stdout + result.stderr
+    return [check["check"] + ": " + check["detail"] for check in checks if not check["passed"]]
 
 
 class Model(unittest.TestCase):
@@ -87,6 +104,21 @@ class Model(unittest.TestCase):
                                     steps=6)
             self.assertNotEqual(score.read(plain).tobytes(), drawn[0])
         self.assertEqual(drawn[0], drawn[1])
+
+    def test_the_conformance_suite_is_content_with_its_pictures(self):
+        self.assertEqual(failed_checks(MODEL), [])
+
+    def test_the_conformance_suite_sees_a_broken_vae(self):
+        with tempfile.TemporaryDirectory() as name:
+            model = pathlib.Path(name) / "model"
+            shutil.copytree(MODEL, model)
+            file = model / "vae" / "diffusion_pytorch_model.safetensors"
+            data = bytearray(file.read_bytes())
+            begin = 8 + int.from_bytes(data[:8], "little")
+            data[begin:] = bytes(len(data) - begin)
+            file.write_bytes(data)
+            failed = failed_checks(model)
+        self.assertTrue(any("the VAE gives back what it gets" in line for line in failed), failed)
 
     def test_the_model_stays_small(self):
         size = sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file())

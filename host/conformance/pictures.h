@@ -1,0 +1,23 @@
+// What a model with real weights has to keep, seen in its pictures.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/conformance/conformance.h"
+
+namespace atelier::conformance {
+
+struct PictureOptions {
+  std::string prompt, other_prompt;       // of pictures that look different
+  int64_t height = 0, width = 0;          // pixels
+  std::optional<int64_t> num_steps = {};  // of the family's schedule when absent
+};
+
+// Draws a few pictures and runs every check on them, in order. What a check throws is its finding.
+void check_pictures(checkpoint::LoadedModel& model, const PictureOptions& options,
+                    const std::function<void(const Finding&)>& report);
+
+}  // namespace atelier::conformance
