@@ -69,14 +69,19 @@ void BlockStream::close() {
   }
   if (reader_.joinable()) reader_.join();
   const std::lock_guard lock(mutex_);
-  port_ = nullptr;
+  if (port_ == nullptr) return;
   for (Slot& slot : slots_) {
+    try {
+      port_->wait(slot.arrived);  // until then the copy keeps the memory
+    } catch (...) {               // NOLINT(bugprone-empty-catch): nobody asks for the block
+    }
     slot.arrived = slot.free_after = {};
     if (slot.holds > 0) continue;
     slot.block = -1;
     slot.memory.reset();
   }
   staging_.clear();
+  port_ = nullptr;
 }
 
 std::shared_ptr<void> BlockStream::keep(Slot& slot) {
@@ -112,7 +117,7 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
         throw Error(ErrorCode::kOutOfMemory,
                     c10::str("block '", sources_[block].name, "' has no place on the device: ",
                              slots_.size(), " other blocks are held"),
-                    "let more blocks be on their way");
+                    "use a larger --prefetch");
       ++stats_.late;
       load(*slot, block);
     }
