@@ -1,0 +1,32 @@
+// What a checkpoint of this family is, and the architecture numbers that its tensors tell.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "atelier/model_family.h"
+
+namespace lumina2 {
+
+inline constexpr int64_t kPatch = 2;  // latent cells per denoiser token along each side
+
+struct DitConfig {
+  int64_t layers, refiners;  // refiners: of the text, and as many of the picture
+  int64_t width, heads, kv_heads, head_dim, mlp_width, text_width, time_width;
+  int64_t channels;             // of the latents, in and out
+  std::array<int64_t, 3> axes;  // channels of a head that carry text position, row and column
+  double rope_theta, norm_eps, qk_norm_eps;
+
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_width() const { return width + 2 * kv_width(); }
+};
+
+// See ModelFamily::detect.
+std::optional<atelier::Detection> detect(const atelier::TensorIndex& checkpoint,
+                                         const atelier::DetectHint& hint);
+
+// The numbers of a detection, and the detection of given numbers.
+DitConfig dit_config(const atelier::Detection& part);
+atelier::Detection to_detection(const DitConfig& config);
+
+}  // namespace lumina2
