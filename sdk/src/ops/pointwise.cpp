@@ -310,8 +310,10 @@ struct RmsGateResidualNormModulate : torch::autograd::Function<RmsGateResidualNo
     const Tensor gate = dense_or_undefined(saved[3]), scale = dense_or_undefined(saved[5]);
     const Segments rows = saved_rows(ctx);
     const double eps = ctx->saved_data["eps"].toDouble();
+    // Inputs that are not there are not counted.
+    const size_t of_next_weight = gate.defined() ? 4 : 3;
     const bool gate_grad = gate.defined() && ctx->needs_input_grad(3);
-    const bool scale_grad = scale.defined() && ctx->needs_input_grad(5);
+    const bool scale_grad = scale.defined() && ctx->needs_input_grad(of_next_weight + 1);
     if (!grads[1].defined()) {
       result[0] = grads[0];
       auto given = kernels_for(x).rms_gate_residual_backward(
@@ -322,7 +324,7 @@ struct RmsGateResidualNormModulate : torch::autograd::Function<RmsGateResidualNo
     auto given = kernels_for(x).rms_gate_residual_norm_modulate_backward(
         grads[0].defined() ? grads[0].contiguous() : Tensor(), grads[1].contiguous(), x, y, weight,
         gate, next_weight, scale, rows, eps,
-        {ctx->needs_input_grad(2), gate_grad, ctx->needs_input_grad(4), scale_grad});
+        {ctx->needs_input_grad(2), gate_grad, ctx->needs_input_grad(of_next_weight), scale_grad});
     std::move(given.begin(), given.end(), result.begin());
     return result;
   }
