@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include "atelier/error.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -26,6 +27,10 @@ namespace {
 constexpr int64_t kTimeChannels = 256;
 constexpr double kNormEps = 1e-6;
 constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
+// Rows of a product that depends on the noise level alone, outside training. A matrix product's
+// bits depend on how many rows it has; with one number always, a level's row is the same whatever
+// stands beside it.
+constexpr int64_t kLevelRows = 8;
 
 // [N, D] to [N, heads, d].
 at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
@@ -46,6 +51,49 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
   return at::cat({at::cos(angle), at::sin(angle)}, 1);
 }
 
+// Rows [B, K] padded and cut into groups: [B / kLevelRows rounded up, kLevelRows, K].
+at::Tensor level_groups(const at::Tensor& rows) {
+  const int64_t groups = (rows.size(0) + kLevelRows - 1) / kLevelRows;
+  return at::constant_pad_nd(rows, {0, 0, 0, groups * kLevelRows - rows.size(0)})
+      .view({groups, kLevelRows, rows.size(1)});
+}
+
+// `layer` of rows [B, K], or of the first B of rows in groups: [B, N].
+at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, int64_t B) {
+  if (rows.dim() == 2) return layer.forward(rows);
+  Tensors parts;
+  for (const at::Tensor& group : rows.unbind(0)) parts.push_back(layer.forward(group));
+  return (parts.size() == 1 ? parts.front() : at::cat(parts, 0)).narrow(0, 0, B);
+}
+
+// Gives what was drawn once: for as many products as there are groups, a weight that comes from
+// afar comes once.
+class DrawnOnce final : public atelier::WeightStore {
+ public:
+  explicit DrawnOnce(atelier::WeightPtr weight)
+      : weight_(std::move(weight)), codes_(weight_->draw_codes()) {
+    if (!codes_) value_ = weight_->draw();
+  }
+  at::Tensor draw() const override { return codes_ ? weight_->draw() : value_; }
+  std::optional<atelier::RowCodes> draw_codes() const override { return codes_; }
+
+ private:
+  atelier::WeightPtr weight_;
+  std::optional<atelier::RowCodes> codes_;
+  at::Tensor value_;
+};
+
+// of_levels() for all levels: [levels, N], contiguous.
+at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t levels) {
+  const auto drawn =
+      std::make_shared<atelier::Weight>(layer.weight->name(), layer.weight->sizes().vec());
+  drawn->set_store(std::make_shared<DrawnOnce>(layer.weight));
+  Tensors parts;
+  for (const at::Tensor& group : groups.unbind(0))
+    parts.push_back(ops::linear(group, drawn, layer.bias, layer.adapters));
+  return at::cat(parts, 0).narrow(0, 0, levels);
+}
+
 // Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
 at::Tensor angles(const at::Tensor& positions, int64_t channels, double theta) {
   const at::Tensor exponent =
@@ -53,7 +101,8 @@ at::Tensor angles(const at::Tensor& positions, int64_t channels, double theta) {
   return at::outer(positions, at::reciprocal(at::pow(theta, exponent)));
 }
 
-// Shift, scale and gate of the two halves of a block: [B, D] each, views of [B, 6 D].
+// Shift, scale and gate of the two halves of a block, of one kind of rows: [B, D] each, views of
+// [B, 6 D].
 struct Modulation {
   explicit Modulation(const at::Tensor& m) {
     const std::vector<at::Tensor> parts = m.chunk(6, 1);
@@ -65,15 +114,18 @@ struct Modulation {
 
 }  // namespace
 
-// Inputs: image rows [N, D], text rows [N, D], silu(time) [B, D], cosines and sines of image rows
-// and of text rows, offsets of image rows and of text rows. Outputs: image rows and text rows; of
-// the last block image rows alone.
+// Inputs: image rows [N, D], text rows [N, D], the noise level, cosines and sines of image rows and
+// of text rows, offsets of image rows and of text rows. Outputs: image rows and text rows; of the
+// last block image rows alone.
+//
+// The noise level is silu(time), [B, D] or in groups (see level_groups()), or what the block makes
+// of it, prepared: the modulation of image rows, then that of text rows, [B, 12 D].
 class DitBlock final : public atelier::Block {
  public:
   enum Input {
     kImage,
     kText,
-    kTime,
+    kLevel,
     kImageCos,
     kImageSin,
     kTextCos,
@@ -110,8 +162,7 @@ class DitBlock final : public atelier::Block {
   Tensors forward(const Tensors& in) override {
     const Segments image_rows = Segments::from_tensor(in[kImageRows]);
     const Segments text_rows = Segments::from_tensor(in[kTextRows]);
-    const Modulation image(img_mod_.forward(in[kTime]));
-    const Modulation text(txt_mod_.forward(in[kTime]));
+    const auto [image, text] = modulations(in[kLevel], image_rows.count());
 
     at::Tensor attended = [&] {
       const at::Tensor x =
@@ -146,7 +197,27 @@ class DitBlock final : public atelier::Block {
     return {x, y};
   }
 
+  // What stands for silu(time) in kLevel, a row for each level.
+  at::Tensor level_rows(const at::Tensor& time_groups, int64_t levels) const {
+    return at::cat({of_all_levels(img_mod_, time_groups, levels),
+                    of_all_levels(txt_mod_, time_groups, levels)},
+                   1);
+  }
+
+  std::vector<atelier::WeightPtr> level_weights() const {
+    return {img_mod_.weight, img_mod_.bias, txt_mod_.weight, txt_mod_.bias};
+  }
+
  private:
+  std::pair<Modulation, Modulation> modulations(const at::Tensor& level, int64_t B) const {
+    const int64_t width = img_mod_.in_features();
+    if (level.size(-1) == width) {
+      return {Modulation(of_levels(img_mod_, level, B)), Modulation(of_levels(txt_mod_, level, B))};
+    }
+    return {Modulation(level.narrow(1, 0, 6 * width)),
+            Modulation(level.narrow(1, 6 * width, 6 * width))};
+  }
+
   static at::Tensor second_half(const at::Tensor& x, const at::Tensor& attended,
                                 const Modulation& m, const Segments& rows, const Linear& up,
                                 const Linear& down) {
@@ -238,8 +309,46 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   return ropes_.back();
 }
 
+at::Tensor Dit::time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const {
+  const at::Tensor channels = time_channels(sigma_B).to(dtype);
+  const auto embed = [&](const at::Tensor& rows) {
+    return at::silu(time_out_.forward(at::silu(time_in_.forward(rows))));
+  };
+  if (at::GradMode::is_enabled()) return embed(channels);
+  Tensors groups;
+  for (const at::Tensor& group : level_groups(channels).unbind(0)) groups.push_back(embed(group));
+  return at::stack(groups);
+}
+
+std::vector<atelier::WeightPtr> Dit::level_weights() const {
+  std::vector<atelier::WeightPtr> result;
+  for (const auto& block : blocks_) {
+    for (atelier::WeightPtr& weight : block->level_weights()) result.push_back(std::move(weight));
+  }
+  return result;
+}
+
+void Dit::prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner) {
+  forget_levels();
+  if (sigmas.empty()) return;
+  // Made where autograd may save them, whatever mode the caller is in.
+  const c10::InferenceMode normal(false);
+  const c10::NoGradGuard no_grad;
+  const at::Tensor weight = time_in_.weight->draw();
+  const auto count = static_cast<int64_t>(sigmas.size());
+  const at::Tensor time =
+      time_rows(at::tensor(sigmas, at::kFloat).to(weight.device()), weight.scalar_type());
+  Levels levels{.count = count, .blocks = {}, .end = of_levels(norm_out_, time, count)};
+  for (const auto& block : blocks_) {
+    const std::shared_ptr<void> held = runner.hold(*block);
+    levels.blocks.push_back(block->level_rows(time, count));
+  }
+  levels_ = std::move(levels);
+}
+
 at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
-                        std::span<const at::Tensor> prompts, atelier::BlockRunner& runner) {
+                        std::span<const at::Tensor> prompts, std::optional<int64_t> level,
+                        atelier::BlockRunner& runner) {
   const int64_t B = x_BCTHW.size(0), C = x_BCTHW.size(1);
   const int64_t H = x_BCTHW.size(3) / kPatch, W = x_BCTHW.size(4) / kPatch;
   const at::ScalarType dtype = x_BCTHW.scalar_type();
@@ -258,18 +367,27 @@ at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
                                 ? prompts[0]
                                 : at::cat(atelier::Tensors(prompts.begin(), prompts.end()), 0);
   at::Tensor text = txt_in_.forward(txt_norm_.forward(packed.to(dtype)));
-  const at::Tensor time =
-      at::silu(time_out_.forward(at::silu(time_in_.forward(time_channels(sigma_B).to(dtype)))));
+  if (level && (*level < 0 || *level >= levels_.count)) {
+    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
+                         "noise level " + std::to_string(*level) + " is not one of the " +
+                             std::to_string(levels_.count) + " that are prepared");
+  }
+  const auto prepared = [&](const at::Tensor& rows) {
+    return rows.narrow(0, *level, 1).expand({B, -1}).contiguous();
+  };
+  const at::Tensor time = level ? at::Tensor() : time_rows(sigma_B, dtype);
 
-  for (const auto& block : blocks_) {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
     Tensors out =
-        runner.run(*block, {image, text, time, table.image_cos, table.image_sin, table.text_cos,
-                            table.text_sin, image_rows.tensor(), text_rows.tensor()});
+        runner.run(*blocks_[i], {image, text, level ? prepared(levels_.blocks[i]) : time,
+                                 table.image_cos, table.image_sin, table.text_cos, table.text_sin,
+                                 image_rows.tensor(), text_rows.tensor()});
     image = std::move(out[0]);
     text = out.size() > 1 ? std::move(out[1]) : at::Tensor();
   }
 
-  const std::vector<at::Tensor> ends = norm_out_.forward(time).chunk(2, 1);  // scale, then shift
+  const at::Tensor end = level ? prepared(levels_.end) : of_levels(norm_out_, time, B);
+  const std::vector<at::Tensor> ends = end.chunk(2, 1);  // scale, then shift
   image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], image_rows, kNormEps));
   return image.view({B, H, W, C, kPatch, kPatch})
       .permute({0, 3, 1, 4, 2, 5})

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,10 +25,17 @@ class Dit final : public atelier::nn::Module {
   // Predicts noise - clean.
   //
   // x_BCTHW: noisy latents, compute dtype, T = 1, even H and W. sigma_B: float32 on x's device.
-  // prompts: one per sample, [L, text_width], lengths may differ. Returns the shape and dtype of
-  // x_BCTHW.
+  // prompts: one per sample, [L, text_width], lengths may differ. level: which prepared one sigma_B
+  // holds. Returns the shape and dtype of x_BCTHW. Throws Error{kInvalidArgument} for a level that
+  // is not prepared.
   at::Tensor forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
-                     std::span<const at::Tensor> prompts, atelier::BlockRunner& runner);
+                     std::span<const at::Tensor> prompts, std::optional<int64_t> level,
+                     atelier::BlockRunner& runner);
+
+  // See atelier::Model.
+  std::vector<atelier::WeightPtr> level_weights() const;
+  void prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner);
+  void forget_levels() { levels_ = {}; }
 
   std::vector<atelier::Block*> blocks();
   at::ScalarType dtype() const { return img_in_.weight->draw().scalar_type(); }
@@ -44,6 +52,15 @@ class Dit final : public atelier::nn::Module {
   const Rope& rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
                    at::Device device);
 
+  // What depends on nothing but the noise level, a row for each.
+  struct Levels {
+    int64_t count = 0;
+    std::vector<at::Tensor> blocks;  // of each block: [count, 12 D]
+    at::Tensor end;                  // [count, 2 D]
+  };
+  // silu(time), see DitBlock.
+  at::Tensor time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
+
   DitConfig config_;
   atelier::nn::Linear time_in_, time_out_;
   atelier::nn::RMSNorm txt_norm_;
@@ -51,6 +68,7 @@ class Dit final : public atelier::nn::Module {
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::nn::Linear norm_out_, proj_out_;
   std::vector<Rope> ropes_;  // most recently used last
+  Levels levels_;
 };
 
 }  // namespace qwen_image

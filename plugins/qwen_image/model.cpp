@@ -224,7 +224,19 @@ at::Tensor QwenImage::denoise(const atelier::DenoiseInputs& in, atelier::BlockRu
     }
     prompts.push_back(prompt);
   }
-  return dit.forward(x, in.sigma_B.to(at::kFloat), prompts, runner);
+  return dit.forward(x, in.sigma_B.to(at::kFloat), prompts, in.level, runner);
+}
+
+std::vector<atelier::WeightPtr> QwenImage::level_weights() {
+  return dit_ ? dit_->level_weights() : std::vector<atelier::WeightPtr>();
+}
+
+void QwenImage::prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner) {
+  loaded(dit_, "dit").prepare_levels(sigmas, runner);
+}
+
+void QwenImage::forget_levels() {
+  if (dit_) dit_->forget_levels();
 }
 
 at::Tensor QwenImage::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner) {

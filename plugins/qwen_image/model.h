@@ -27,6 +27,9 @@ class QwenImage final : public atelier::Model {
                                     atelier::BlockRunner& runner) override;
   at::Tensor encode_media(const at::Tensor& pixels, atelier::BlockRunner& runner) override;
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
+  std::vector<atelier::WeightPtr> level_weights() override;
+  void prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner) override;
+  void forget_levels() override;
   at::Tensor decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner) override;
 
   // Keeps each token's length: the combined velocity is scaled to the norm of `with`, over the

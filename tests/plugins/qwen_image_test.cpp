@@ -13,8 +13,10 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+#include "atelier/nn/layers.h"
 #include "atelier/plugin.h"
 
+#include "host/checkpoint/storage.h"
 #include "host/checkpoint/weight_binding.h"
 #include "host/generate/sigma_schedule.h"
 
@@ -537,6 +539,149 @@ TEST_CASE("Every weight of the DiT but the last block's text end has a gradient"
     const bool moved = grad.defined() && grad.abs().max().item<double>() > 0;
     CHECK(moved != unread);
   });
+}
+
+// Denoises one batch at each of `sigmas`; with `prepared` by the levels' numbers.
+std::vector<at::Tensor> denoise_levels(Model& model, std::span<const float> sigmas, int64_t B,
+                                       bool prepared) {
+  DirectRunner runner;
+  at::manual_seed(7);
+  const at::Tensor x = at::randn({B, 16, 1, 4, 6});
+  const Detection part = family().tiny_parts().back();
+  const Conditioning cond = family().example_conditioning(part, 5, at::kFloat);
+  const std::vector<const Conditioning*> conds(static_cast<size_t>(B), &cond);
+  const auto dtype = model.level_weights().front()->draw().scalar_type();
+  std::vector<at::Tensor> result;
+  for (size_t i = 0; i < sigmas.size(); ++i) {
+    DenoiseInputs in = {x.to(dtype), at::full({B}, sigmas[i], at::kFloat), conds};
+    if (prepared) in.level = static_cast<int64_t>(i);
+    result.push_back(model.denoise(in, runner));
+  }
+  return result;
+}
+
+// Counts draws, and can be told to give no more.
+class WatchedStore final : public WeightStore {
+ public:
+  explicit WatchedStore(std::shared_ptr<const WeightStore> base) : base_(std::move(base)) {}
+  at::Tensor draw() const override {
+    ++draws;
+    return poisoned ? at::full_like(base_->draw(), NAN) : base_->draw();
+  }
+  mutable int draws = 0;
+  bool poisoned = false;
+
+ private:
+  std::shared_ptr<const WeightStore> base_;
+};
+
+TEST_CASE("Prepared noise levels give the bits of those that are not", "[dit][levels]") {
+  // More than one group of rows, the last one not full.
+  std::vector<float> sigmas;
+  for (int i = 0; i < 11; ++i) sigmas.push_back(1.0f - static_cast<float>(i) / 11.0f);
+  const c10::NoGradGuard no_grad;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = tiny_model("dit");
+    model->component("dit").visit_weights(
+        [&](const std::string&, Weight& weight) { weight.set(weight.draw().to(dtype)); });
+    DirectRunner runner;
+    model->prepare_levels(sigmas, runner);
+    for (const int64_t B : {1, 2, 9}) {
+      const auto plain = denoise_levels(*model, sigmas, B, false);
+      const auto prepared = denoise_levels(*model, sigmas, B, true);
+      for (size_t i = 0; i < sigmas.size(); ++i) {
+        INFO(at::toString(dtype) << ", batch of " << B << ", level " << i);
+        CHECK(at::equal(plain[i], prepared[i]));
+      }
+      CHECK_FALSE(at::equal(plain[0], plain[1]));
+    }
+  }
+}
+
+TEST_CASE("Weights of the noise level are drawn when levels are prepared, and not after",
+          "[dit][levels]") {
+  const auto model = tiny_model("dit");
+  const c10::NoGradGuard no_grad;
+  DirectRunner direct;
+  const std::vector<WeightPtr> weights = model->level_weights();
+  CHECK(weights.size() == 4 * model->blocks("dit").size());
+  std::set<const Weight*> modulation;
+  for (Block* block : model->blocks("dit")) {
+    block->visit_weights([&](const std::string& path, Weight& weight) {
+      if (path.find("_mod.") != std::string::npos) modulation.insert(&weight);
+    });
+  }
+  std::set<const Weight*> declared;
+  std::vector<std::shared_ptr<WatchedStore>> stores;
+  for (const WeightPtr& weight : weights) {
+    declared.insert(weight.get());
+    stores.push_back(std::make_shared<WatchedStore>(weight->store()));
+    weight->set_store(stores.back());
+  }
+  CHECK(declared == modulation);
+
+  // Blocks are held one after another while they are prepared.
+  struct Holder final : BlockRunner {
+    Tensors run(Block& block, const Tensors& inputs) override { return block.forward(inputs); }
+    std::shared_ptr<void> hold(Block& block) override {
+      held.push_back(&block);
+      return nullptr;
+    }
+    std::vector<Block*> held;
+  } runner;
+  const std::vector<float> sigmas(9, 0.5f);
+  model->prepare_levels(sigmas, runner);
+  CHECK(runner.held == model->blocks("dit"));
+  for (size_t i = 0; i < stores.size(); ++i) {
+    const bool is_bias = weights[i]->sizes().size() == 1;
+    CHECK(stores[i]->draws == (is_bias ? 2 : 1));  // of two groups
+    stores[i]->poisoned = true;
+  }
+  const auto prepared = denoise_levels(*model, sigmas, 2, true);
+  CHECK(at::isfinite(prepared[8]).all().item<bool>());
+  CHECK_FALSE(
+      at::isfinite(denoise_levels(*model, {sigmas.data(), 1}, 2, false)[0]).all().item<bool>());
+
+  const auto denoise = [&](int64_t level) {
+    const Conditioning cond =
+        family().example_conditioning(family().tiny_parts().back(), 3, at::kFloat);
+    const Conditioning* one[] = {&cond};
+    model->denoise({at::randn({1, 16, 1, 4, 4}), at::rand({1}), one, level}, direct);
+  };
+  CHECK_NOTHROW(denoise(8));
+  expect_error(ErrorCode::kInvalidArgument, "level 9 is not one of the 9", [&] { denoise(9); });
+  model->forget_levels();
+  expect_error(ErrorCode::kInvalidArgument, "not one of the 0", [&] { denoise(0); });
+}
+
+TEST_CASE("What only the noise level reaches is not multiplied in 8 bits", "[dit][levels]") {
+  const auto model = tiny_model("dit");
+  const auto all = checkpoint::storable_weights(*model, "dit");
+  const auto some = checkpoint::w8a8_weights(*model, "dit");
+  CHECK(some.size() == all.size() - 2 * model->blocks("dit").size());
+  for (const WeightPtr& weight : model->level_weights()) CHECK_FALSE(some.contains(weight.get()));
+}
+
+TEST_CASE("Adapters of the noise level's layers are in what is prepared", "[dit][levels]") {
+  const auto model = tiny_model("dit");
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const std::vector<float> sigmas = {0.9f, 0.3f};
+  const auto before = denoise_levels(*model, sigmas, 2, false);
+  model->component("dit").visit([&](nn::Module& module) {
+    auto* layer = dynamic_cast<nn::Linear*>(&module);
+    if (layer == nullptr || module.path().find("_mod.") == std::string::npos) return;
+    layer->adapters.push_back({.a = at::randn({2, layer->in_features()}),
+                               .b = at::randn({layer->out_features(), 2}),
+                               .scale = 0.1});
+  });
+  model->prepare_levels(sigmas, runner);
+  const auto plain = denoise_levels(*model, sigmas, 2, false);
+  const auto prepared = denoise_levels(*model, sigmas, 2, true);
+  for (size_t i = 0; i < sigmas.size(); ++i) {
+    CHECK(at::equal(plain[i], prepared[i]));
+    CHECK(relative_error(plain[i], before[i]) > 1e-3);
+  }
 }
 
 TEST_CASE("Wrong latents and conditionings are refused", "[dit]") {
