@@ -41,6 +41,8 @@ constexpr Command kCommands[] = {
     {"generate", "make pictures from prompts", atelier::cli::run_generate, true},
     {"train", "train a LoRA or a model", atelier::cli::run_train, true},
     {"cache", "encode the samples of a training run ahead", atelier::cli::run_cache, true},
+    {"plan", "say what a run holds where and how long it takes, without running it",
+     atelier::cli::run_plan, true},
     {"inspect", "say what a file is and which family takes it", atelier::cli::run_inspect, false},
     {"lora", "LoRA files: info, convert, merge, extract", atelier::cli::run_lora, false},
     {"plugins", "list the families found, or show one", atelier::cli::run_plugins, false},

@@ -7,11 +7,13 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
 
 #include "memory/activation_budget.h"
+#include "memory/port.h"
 
 namespace atelier::memory {
 namespace {
@@ -124,6 +126,7 @@ DeviceProfile parse_profile(std::string_view json, const std::string& place) {
 
 DeviceProfile measure_profile(at::Device device, double copy_bytes_per_second) {
   const at::NoGradGuard no_grad;
+  const HostScope uncounted;  // of a stand-in
   DeviceProfile profile;
   profile.name = "this machine";
   profile.disk_bytes_per_second = kDiskBytesPerSecond;
@@ -133,7 +136,7 @@ DeviceProfile measure_profile(at::Device device, double copy_bytes_per_second) {
   profile.flops_16 = measured_flops(device, at::kBFloat16);
   profile.attention_flops = 0.6 * (device.is_cpu() ? profile.flops_32 : profile.flops_16);
 
-  const int64_t count = device.is_cpu() ? int64_t{1} << 22 : int64_t{1} << 27;
+  const int64_t count = device.is_cpu() ? int64_t{1} << 22 : int64_t{1} << 25;
   const at::Tensor here = at::ones({count}, at::TensorOptions(device).dtype(at::kFloat));
   const double pass = shortest([&] { return here + 1; });
   profile.memory_bytes_per_second = 8.0 * static_cast<double>(count) / pass;
@@ -145,6 +148,10 @@ DeviceProfile measure_profile(at::Device device, double copy_bytes_per_second) {
         at::empty(from.sizes(), from.options().device(device).pinned_memory(false));
     const double copy = shortest([&] { return at::Tensor(to).copy_(from, /*non_blocking=*/true); });
     profile.copy_bytes_per_second = static_cast<double>(from.nbytes()) / copy;
+  }
+  if (!device.is_cpu()) {
+    at::accelerator::emptyCache();
+    at::accelerator::resetPeakStats(device.index());
   }
   return profile;
 }

@@ -488,7 +488,8 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   }
   for (const std::string& note : model->notes()) progress.note("note: " + note);
   const InterruptGuard interrupts;
-  const bool keeps_all = !prompts_file.empty() && everything_fits(*model);
+  const bool keeps_all = !prompts_file.empty() &&
+                         (planned ? plan::everything_stays(*planned) : everything_fits(*model));
   Session session(*model, *loras, *plugin, flags, batches_cfg, keeps_all, progress);
   const auto run_jobs = [&] {
     if (prompts_file.empty()) {

@@ -113,8 +113,9 @@ int run_plan(std::span<const std::string> arguments) {
 std::vector<FlagSpec> memory_flags() {
   return {
       {.name = "vram",
-       .help = "what the run may take of the device, 12GiB; auto: what a GPU has free. Where "
-               "weights do not fit, blocks rest on the host and come when they run",
+       .help =
+           "what the run may take of the device, 12GiB; auto: what a GPU has free; off: nothing "
+           "is planned. Where weights do not fit, blocks rest on the host and come when they run",
        .preset = "auto"},
       {.name = "host_memory",
        .help = "what it may take of the host for that; auto: what is free",

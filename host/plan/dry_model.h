@@ -47,6 +47,7 @@ class DryModel {
 
   Model& model() { return model_.model(); }
   at::ScalarType dtype() const { return model_.dtype(); }
+  at::DeviceType like() const { return like_; }
 
   // Makes what a run trains leaves, and puts LoRA factors of `rank` into its layers.
   void train(const train::Selection& selection, int64_t rank);
@@ -65,7 +66,7 @@ class DryModel {
   // held outside of them: `call` makes a forward and a backward pass.
   struct TrainingPass {
     std::vector<std::shared_ptr<const memory::BlockCosts>> runs;
-    std::vector<const Block*> blocks;
+    std::vector<Block*> blocks;
     std::vector<double> forward, backward;  // seconds of each; backward without recomputing
     double outside_seconds = 0.0;
     int64_t outside_bytes = 0;

@@ -6,6 +6,13 @@ namespace atelier::plan {
 
 using checkpoint::LoadedModel;
 
+namespace {
+
+// Of the kernels of a block, when each begins a little after it could.
+constexpr double kLaunchSeconds = 100e-6;
+
+}  // namespace
+
 std::vector<std::string> components_where(const LoadedModel& model,
                                           const std::function<bool(const ComponentSpec&)>& is_one) {
   std::vector<std::string> names;
@@ -34,6 +41,14 @@ std::vector<std::string> decoders(const LoadedModel& model) {
   return components_where(model, [](const ComponentSpec& spec) { return spec.phases.decode; });
 }
 
+double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,
+                           const memory::DeviceProfile& profile) {
+  int64_t numbers = 0;
+  block.visit_weights([&](const std::string&, const Weight& weight) { numbers += weight.numel(); });
+  const auto bytes = static_cast<double>(numbers) * static_cast<double>(c10::elementSize(dtype));
+  return bytes / profile.memory_bytes_per_second + (like == at::kCPU ? 0.0 : kLaunchSeconds);
+}
+
 memory::Manner manner_of(DryModel& dry, const DryPass& pass,
                          const std::vector<std::string>& components,
                          const memory::DeviceProfile& profile) {
@@ -44,9 +59,13 @@ memory::Manner manner_of(DryModel& dry, const DryPass& pass,
     std::vector<double> seconds;
     for (Block* block : dry.model().blocks(name)) {
       const auto found = pass.blocks.find(block);
-      const bool runs = found != pass.blocks.end();
-      seconds.push_back(runs ? found->second.seconds(profile, dry.dtype()) : 0.0);
-      manner.seconds -= seconds.back();
+      if (found == pass.blocks.end()) {
+        seconds.push_back(0.0);
+        continue;
+      }
+      const double computing = found->second.seconds(profile, dry.dtype());
+      manner.seconds -= computing;
+      seconds.push_back(computing + seconds_beside_work(*block, dry.dtype(), dry.like(), profile));
     }
     if (!seconds.empty()) manner.forward.emplace(name, std::move(seconds));
   }

@@ -20,6 +20,10 @@ std::vector<std::string> picture_encoders(const checkpoint::LoadedModel& model);
 std::vector<std::string> denoisers(const checkpoint::LoadedModel& model);
 std::vector<std::string> decoders(const checkpoint::LoadedModel& model);
 
+// Of one run of a block: reading its weights, and on a GPU launching its kernels.
+double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,
+                           const memory::DeviceProfile& profile);
+
 // `pass` as a manner of a phase in which `components` run.
 memory::Manner manner_of(DryModel& dry, const DryPass& pass,
                          const std::vector<std::string>& components,

@@ -109,6 +109,19 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
   });
 }
 
+bool everything_stays(const Planned& planned) {
+  int64_t bytes = planned.target.basis.profile.reserve_bytes, most = 0;
+  for (const memory::ComponentChoice& choice : planned.result.plan.components) {
+    if (choice.resident < choice.num_blocks) return false;
+    bytes += choice.device_bytes;
+  }
+  for (size_t i = 0; i < planned.result.plan.phases.size(); ++i) {
+    const auto& manners = planned.result.sized.run.phases[i].manners;
+    most = std::max(most, manners[planned.result.plan.phases[i].manner].device_bytes);
+  }
+  return bytes + most <= planned.target.limits.device_bytes;
+}
+
 bool cfg_batch_of(const Planned& planned) {
   const memory::PhaseChoice* phase = planned.result.plan.phase("denoise");
   return planned.result.sized.cfg_batch.at(phase->manner);
@@ -156,6 +169,11 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
       config.num_epochs *
       std::max<int64_t>(1, basis.samples * config.order.dataset_repeat / in_a_step));
   basis.on_host = config.offload.optimizer;
+  for (const Settings& prompt : asked.prompts) {
+    if (prompt.height * prompt.width <= basis.preview_height * basis.preview_width) continue;
+    basis.preview_height = prompt.height;
+    basis.preview_width = prompt.width;
+  }
   return basis;
 }
 

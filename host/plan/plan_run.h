@@ -27,14 +27,15 @@ struct GenerationAsked {
   bool reads_stdin = false;              // more of them come
   std::optional<bool> cfg_batch;         // nullopt: not said
   std::optional<generate::Tiling> tiling;
-  std::optional<int64_t> prefetch;  // as cfg_batch
+  std::optional<int64_t> prefetch = std::nullopt;  // as cfg_batch
 };
 
 struct TrainingAsked {
   const train::Config& config;
   const train::Selection& selection;
-  const data::Dataset* dataset = nullptr;  // null: samples come from a cache
-  std::optional<int64_t> prefetch;
+  const data::Dataset* dataset = nullptr;        // null: samples come from a cache
+  std::vector<generate::Settings> prompts = {};  // of pictures on the way
+  std::optional<int64_t> prefetch = std::nullopt;
 };
 
 // Plans where there is a limit: of a GPU, a stand-in, or what the user set. nullopt: there is none;
@@ -50,6 +51,8 @@ std::optional<Planned> plan_training(checkpoint::LoadedModel& model, const Memor
 
 // Of a plan for training: what it says of activations and of the optimizer, where the user did not.
 void apply_to_training(const Planned& planned, train::Config& config);
+// Whether all components have room beside each other, so that none needs to leave for another.
+bool everything_stays(const Planned& planned);
 // Of a plan for generation: whether both halves of guidance are made at once.
 bool cfg_batch_of(const Planned& planned);
 

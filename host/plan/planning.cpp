@@ -19,6 +19,7 @@ using memory::MemoryPlan;
 using memory::Place;
 
 constexpr int64_t kMostPrefetch = 3;
+constexpr std::string_view kOff = "off";
 
 std::string shown(int64_t bytes) {
   return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
@@ -33,7 +34,8 @@ std::optional<int64_t> parse_size(const std::string& flag, const std::string& te
   } catch (const Error&) {  // told below, with this flag's name
   }
   throw Error(ErrorCode::kInvalidArgument, flag + " " + text + " is no size",
-              "write auto, or a size such as 12GiB");
+              flag == "--vram" ? "write auto, off, or a size such as 12GiB"
+                               : "write auto, or a size such as 12GiB");
 }
 
 std::vector<Storage> parse_allowed(const std::vector<std::string>& names) {
@@ -55,7 +57,7 @@ memory::DeviceProfile profile_named(const std::string& name) {
 }  // namespace
 
 void check_wishes(const MemoryWishes& wishes) {
-  parse_size("--vram", wishes.vram);
+  if (wishes.vram != kOff) parse_size("--vram", wishes.vram);
   parse_size("--host_memory", wishes.host_memory);
   parse_allowed(wishes.allow_storage);
   if (!wishes.device_profile.empty()) profile_named(wishes.device_profile);
@@ -64,6 +66,7 @@ void check_wishes(const MemoryWishes& wishes) {
 PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
                        const LoadedModel& model) {
   PlanTarget target;
+  if (wishes.vram == kOff) return target;
   target.basis.placement = request.placement;
   target.basis.allowed_storages = parse_allowed(wishes.allow_storage);
   const std::optional<int64_t> vram = parse_size("--vram", wishes.vram);

@@ -14,7 +14,8 @@ namespace atelier::plan {
 
 // What the user said of memory.
 struct MemoryWishes {
-  // "auto" or a size: "12GiB". auto: what the device, and the host, have free.
+  // "auto" or a size: "12GiB". auto: what the device, and the host, have free. vram may be "off",
+  // too: nothing is planned.
   std::string vram = "auto", host_memory = "auto";
   std::vector<std::string> allow_storage = {};  // "fp8", "int8"
   // "h200", "4090" or a file, of a device that need not be there; empty: the one that is.

@@ -84,6 +84,7 @@ void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_de
   auto resident = placement.resident_blocks.find(component.name);
   if (resident == placement.resident_blocks.end() && is_denoiser)
     resident = placement.resident_blocks.find("");
+  component.may_stream |= is_sent_away;
   if (resident != placement.resident_blocks.end()) {
     component.resident = resident->second;
   } else if (basis.keeps_places && component.others) {

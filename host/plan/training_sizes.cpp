@@ -1,5 +1,6 @@
 // The phases of a training: encode what is cached, train, and make pictures on the way.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -71,27 +72,27 @@ class TrainingSizes {
     sized.batch_size = training_.config.order.batch_size;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
-      if (training_.selection.trains(component.name) &&
-          !trained_may_stream(component.name, on_host))
-        component.may_stream = false;
+      if (!trains_weights_of(component.name)) continue;
+      component.may_stream &= on_host;
+      component.others = memory::Place::kHost;  // files are not changed
     }
     if (training_.config.stage != train::Stage::kTrain) add_encoding(sized.run);
     if (training_.config.stage == train::Stage::kDataProcess) return sized;
     dry_.train(training_.selection, training_.config.lora.rank);
     sized.run.phases.push_back(train_phase(sized, on_host));
+    if (training_.preview_height > 0) sized.run.phases.push_back(preview_phase(on_host));
     return sized;
   }
 
  private:
   const train::Config& config() const { return training_.config; }
 
-  // LoRA factors stay on the device; weights that are trained themselves may rest on the host where
-  // the optimizer is.
-  bool trained_may_stream(const std::string& component, bool on_host) const {
+  // Weights that are trained themselves rest where the optimizer is; LoRA factors stay on the
+  // device.
+  bool trains_weights_of(const std::string& component) const {
     const auto& weights = training_.selection.weights;
-    const bool trains_weights = std::any_of(
-        weights.begin(), weights.end(), [&](const auto& w) { return w.component == component; });
-    return !trains_weights || on_host;
+    return std::any_of(weights.begin(), weights.end(),
+                       [&](const auto& trained) { return trained.component == component; });
   }
 
   void add_encoding(memory::PlannedRun& run) {
@@ -221,6 +222,37 @@ class TrainingSizes {
     return phase;
   }
 
+  // Pictures on the way, while everything that is trained stays.
+  PlannedPhase preview_phase(bool on_host) {
+    const at::NoGradGuard no_grad;
+    PlannedPhase phase{.name = "make pictures"};
+    phase.components = components_where(model_, [&](const ComponentSpec& spec) {
+      return spec.phases.denoise || spec.phases.decode || training_.selection.trains(spec.name);
+    });
+    std::vector<int64_t> shape = generate::Generator::latent_shape(
+        dry_.model().latent_spec(), training_.preview_height, training_.preview_width);
+    shape.insert(shape.begin(), 2);  // both halves of guidance
+    const DryPass denoised = dry_.measure([&](BlockRunner& runner) {
+      const Conditioning text = text_of_sample(runner);
+      const std::array<const Conditioning*, 2> cond = {&text, &text};
+      dry_.model().denoise({.x_BCTHW = dry_.tensor(shape, dry_.dtype()),
+                            .sigma_B = dry_.tensor({2}, at::kFloat),
+                            .cond = cond},
+                           runner);
+    });
+    shape.front() = 1;
+    const DryPass decoded = dry_.measure([&](BlockRunner& runner) {
+      dry_.model().decode(dry_.tensor(shape, dry_.dtype()), runner);
+    });
+    Manner manner = manner_of(dry_, decoded, decoders(model_), basis_.profile);
+    manner.device_bytes = std::max(denoised.peak_bytes, decoded.peak_bytes);
+    const double seconds = manner.seconds;
+    add_trained(on_host, manner);
+    manner.seconds = seconds;
+    phase.manners = {std::move(manner)};
+    return phase;
+  }
+
   // One for each budget of activations that may be chosen, fast ones first.
   std::vector<Manner> manners(int64_t batch, bool on_host, std::vector<ActivationBudget>* budgets) {
     const DryModel::TrainingPass pass =
@@ -285,11 +317,13 @@ class TrainingSizes {
     const double again = plan.num_recomputed == 0
                              ? 0
                              : plan.extra_seconds / static_cast<double>(plan.num_recomputed);
-    std::map<const Block*, std::pair<double, double>> seconds;
+    std::map<Block*, std::pair<double, double>> seconds;
     for (size_t i = 0; i < pass.blocks.size(); ++i) {
       auto& [forward, backward] = seconds[pass.blocks[i]];
-      forward += pass.forward[i];
-      backward += pass.backward[i] + (plan.runs[i].is_whole ? 0.0 : again);
+      const double beside =
+          seconds_beside_work(*pass.blocks[i], model_.dtype(), basis_.like, basis_.profile);
+      forward += pass.forward[i] + beside;
+      backward += pass.backward[i] + beside + (plan.runs[i].is_whole ? 0.0 : again + beside);
     }
     for (const checkpoint::LoadedPart& part : model_.parts()) {
       const std::string& name = part.detection.component;

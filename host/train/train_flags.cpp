@@ -252,9 +252,10 @@ void add_memory(Table& table, const Config& c) {
       .flag("use_gradient_checkpointing_offload", false,
             "the same, and what blocks hand on waits in host memory; with "
             "activation_memory_budget, outputs that it chooses wait there")
-      .text("vram", c.memory.vram,
-            "what the run may take of the device, 24GiB; auto: what a GPU has free. What was not "
-            "said otherwise is chosen so that it fits")
+      .text(
+          "vram", c.memory.vram,
+          "what the run may take of the device, 24GiB; auto: what a GPU has free; off: nothing is "
+          "planned. What was not said otherwise is chosen so that it fits")
       .text("host_memory", c.memory.host_memory,
             "what it may take of the host for that; auto: what is free")
       .list("allow_storage", "",

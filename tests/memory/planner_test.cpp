@@ -288,6 +288,7 @@ TEST_CASE("What fits stays on the device, as it is", "[planner]") {
     CHECK(smallest_plan(run, INT64_MAX, profile)->device_bytes == 50 + 2 * 50 + 100 + 7);
   }
   SECTION("the curve falls") {
+    profile.copy_bytes_per_second = 200.0;
     const std::vector<CurvePoint> curve = plan_curve(run, INT64_MAX, profile, 12);
     REQUIRE(curve.size() == 12);
     for (size_t i = 1; i < curve.size(); ++i) {

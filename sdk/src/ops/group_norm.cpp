@@ -16,6 +16,10 @@ using torch::autograd::variable_list;
 // {normalised, mean, 1 / standard deviation}
 std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weight,
                                              const Tensor& bias, int64_t groups, double eps) {
+  if (x.is_meta()) {  // LibTorch has none of meta tensors
+    const Tensor sums = at::empty({x.size(0), groups}, x.options());
+    return {at::empty_like(x), sums, at::empty_like(sums)};
+  }
   return at::native_group_norm(x, weight, bias, x.size(0), x.size(1), x.size(2) * x.size(3), groups,
                                eps);
 }
@@ -47,6 +51,8 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
         normalise(x, weight, bias, groups, ctx->saved_data["eps"].toDouble());
     Tensor grad = grads[0].contiguous(x.suggest_memory_format());
     if (ctx->saved_data["silu"].toBool()) grad = at::silu_backward(grad, y);
+    if (x.is_meta())
+      return {at::empty_like(x), at::empty_like(weight), at::empty_like(bias), {}, {}, {}};
     auto [grad_x, grad_weight, grad_bias] = at::native_group_norm_backward(
         grad, x, mean, rstd, weight, x.size(0), x.size(1), x.size(2) * x.size(3), groups,
         {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});

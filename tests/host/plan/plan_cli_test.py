@@ -139,7 +139,7 @@ class TrainingPlanTest(PlanTest):
 
     def published_training(self, **flags):
         return self.plan("train", model_paths=json.dumps([str(self.big)]), device_profile="h200",
-                         dataset_base_path=self.root / "data", height=1328, width=1328, lora_base_model="dit",
+                         dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv", height=1328, width=1328, lora_base_model="dit",
                          lora_rank=16, output_path=self.root / "run", **flags)
 
     def test_a_lora_fits_into_less_by_streaming_and_by_computing_again(self):
@@ -186,7 +186,7 @@ class PredictedAndMeasuredTest(PlanTest):
         self.check_prediction(whole.stderr)
         least = self.run_program("generate", model_paths=json.dumps([str(self.tiny)]), prompt="a red circle",
                                  height=64, width=64, seed=1, num_inference_steps=4, threads=1,
-                                 device="stand-in:64MiB:1GB/s", vram="1KiB", expect=4)
+                                 device="stand-in:64MiB:1GB/s", vram="0.01MiB", expect=4)
         needed = self.told(least.stderr, "needs")
         limit = int(1.1 * needed / 1024) + 1
         tight = self.generate("tight.png", device=f"stand-in:{limit}KiB:1GB/s", no_metadata=True)
@@ -196,7 +196,7 @@ class PredictedAndMeasuredTest(PlanTest):
 
     def test_a_training_that_is_planned_is_within_its_limit(self):
         result = self.run_program("train", model_paths=json.dumps([str(self.tiny)]), device="stand-in:64MiB:1GB/s",
-                                  dataset_base_path=self.root / "data", height=64, width=64, max_train_steps=2,
+                                  dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv", height=64, width=64, max_train_steps=2,
                                   lora_base_model="dit", lora_rank=4, threads=1, output_path=self.root / "trained")
         self.assertIn("plan: ", result.stderr)
         self.check_prediction(result.stderr)

@@ -14,6 +14,9 @@ from train_cli_test import PROGRAM, REPOSITORY, TARGETS, state_of, tensors, writ
 
 FULL = dict(trainable_models="dit")
 LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4)
+# Streamed blocks are computed again: sums of gradients of what several blocks read are then made in
+# another order than where everything is kept.
+RESIDENT = dict(device="cpu", use_gradient_checkpointing=True)
 BOTH = dict(cpu_offload=True, optimize_on_cpu=True)
 
 
@@ -69,7 +72,8 @@ class OffloadTest(unittest.TestCase):
 
     def test_full_training_gives_the_bits_of_weights_on_the_device(self):
         for dtype, clip in (("bfloat16", 0), ("bfloat16", 0.01), ("float32", 0)):
-            flags = dict(FULL, dtype=dtype, max_grad_norm=clip, ema_decay=0.9)
+            flags = dict(FULL, dtype=dtype, max_grad_norm=clip, ema_decay=0.9,
+                         use_gradient_checkpointing=True)
             resident = self.train(f"resident_{dtype}_{clip}", device="cpu", **flags)
             offloaded = self.train(f"offloaded_{dtype}_{clip}", **flags, **BOTH)
             self.assertIn("blocks stayed on the device", self.stderr)
@@ -85,7 +89,7 @@ class OffloadTest(unittest.TestCase):
     def test_a_lora_trains_on_weights_that_are_streamed(self):
         for clip in (0, 0.01):
             flags = dict(LORA, max_grad_norm=clip, lora_dropout=0.1, ema_decay=0.9)
-            resident = self.train(f"resident_{clip}", device="cpu", **flags)
+            resident = self.train(f"resident_{clip}", **RESIDENT, **flags)
             for name, more in (("weights", dict(cpu_offload=True)), ("both", BOTH),
                                ("kept", dict(BOTH, activation_memory_budget="none")),
                                ("budget", dict(BOTH, activation_memory_budget="0.5"))):
@@ -96,7 +100,7 @@ class OffloadTest(unittest.TestCase):
             flags = dict(LORA, trainable_models="text_encoder.model.layers.0,dit.transformer_blocks.1",
                          optimizer_type=kind, max_grad_norm=0, master_weights="stochastic",
                          dtype="bfloat16")
-            resident = self.train(kind, device="cpu", **flags)
+            resident = self.train(kind, **RESIDENT, **flags)
             self.assert_same_run(resident, self.train(kind + "_offloaded", **flags, **BOTH))
 
     def test_a_run_goes_on_from_a_checkpoint_to_the_bit(self):
@@ -115,7 +119,7 @@ class OffloadTest(unittest.TestCase):
 
     def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
         limit = "stand-in:1200KiB"
-        self.train("resident", expect=4, device=limit, **FULL)
+        self.train("resident", expect=4, device=limit, vram="off", **FULL)
         self.assertIn("memory", self.stderr)
         self.train("offloaded", device=limit, **FULL, **BOTH)
 
@@ -127,7 +131,7 @@ class OffloadTest(unittest.TestCase):
             "0.png,one,7,cpu,3,1\n1.png,two,8,cpu,2,1\n")
         flags = dict(FULL, data=data, task="direct_distill", cache_path=None, max_grad_norm=0,
                      gradient_accumulation_steps=1)
-        resident = self.train("resident", device="cpu", **flags)
+        resident = self.train("resident", **RESIDENT, **flags)
         self.assert_same_run(resident, self.train("offloaded", **flags, **BOTH))
 
     def test_a_step_that_is_not_finite_moves_no_block_by_such_gradients(self):

@@ -1,0 +1,146 @@
+#include "memory/meta_bytes.h"
+
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "atelier/nn/layers.h"
+#include "atelier/ops/attention.h"
+#include "atelier/ops/dry_run.h"
+#include "atelier/ops/pointwise.h"
+
+#include "memory/live_bytes.h"
+
+namespace atelier::memory {
+namespace {
+
+constexpr int64_t kWidth = 128, kHeads = 4, kMlp = 512, kRank = 8;
+constexpr int64_t kRows = 300 + 200;
+
+// A transformer block as families write them, with a LoRA on its layers.
+struct Layers : nn::Module {
+  nn::Linear q{this, "q", kWidth, kWidth}, k{this, "k", kWidth, kWidth},
+      v{this, "v", kWidth, kWidth}, out{this, "out", kWidth, kWidth}, up{this, "up", kWidth, kMlp},
+      down{this, "down", kMlp, kWidth};
+  nn::RMSNorm norm{this, "norm", kWidth / kHeads};
+
+  explicit Layers(at::Device device) : Module(nullptr, "") {
+    const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
+    visit_weights([&](const std::string&, Weight& weight) {
+      weight.set(at::zeros(weight.sizes(), options));
+    });
+    for (nn::Linear* layer : {&q, &k, &v, &out, &up, &down}) {
+      layer->adapters.push_back(
+          {at::zeros({kRank, layer->in_features()}, options).requires_grad_(),
+           at::zeros({layer->out_features(), kRank}, options).requires_grad_()});
+    }
+  }
+
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& modulation, const at::Tensor& angles) {
+    const Segments rows({300, 200});
+    const std::vector<at::Tensor> m = modulation.chunk(6, 1);
+    const auto heads = [](const at::Tensor& t) { return t.view({-1, kHeads, kWidth / kHeads}); };
+    const at::Tensor h = ops::norm_modulate(x, m[0], m[1], rows);
+    const auto turn = [&](const nn::Linear& layer) {
+      return ops::norm_rope(heads(layer.forward(h)), norm.weight->draw(), angles, angles,
+                            ops::RopeLayout::kInterleaved);
+    };
+    const at::Tensor attended = ops::attention(turn(q), turn(k), heads(v.forward(h)), rows);
+    const auto [y, g] =
+        ops::gate_residual_norm_modulate(x, out.forward(attended), m[2], m[3], m[4], rows);
+    return ops::gate_residual(y, down.forward(ops::gelu_tanh(up.forward(g))), m[5], rows);
+  }
+};
+
+struct Bytes {
+  int64_t without_graph = 0, saved = 0, step = 0;
+};
+
+template <typename Counter>
+Bytes measure(at::Device device, const Counter& make_counter) {
+  Layers layers(device);
+  const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
+  const at::Tensor x = at::zeros({kRows, kWidth}, options).requires_grad_();
+  const at::Tensor modulation = at::zeros({2, 6 * kWidth}, options);
+  const at::Tensor angles = at::zeros({kRows, kWidth / kHeads / 2}, options);
+  Bytes bytes;
+  {
+    const at::NoGradGuard no_grad;
+    const auto counter = make_counter();
+    layers.forward(x, modulation, angles);
+    bytes.without_graph = counter->peak();
+  }
+  const auto counter = make_counter();
+  const at::Tensor y = layers.forward(x, modulation, angles);
+  bytes.saved = counter->now();
+  std::vector<at::Tensor> leaves = {x};
+  for (nn::Linear* layer : {&layers.q, &layers.up}) {
+    leaves.push_back(layer->adapters[0].a);
+    leaves.push_back(layer->adapters[0].b);
+  }
+  torch::autograd::grad({y}, leaves, {at::zeros_like(y)});
+  bytes.step = counter->peak();
+  return bytes;
+}
+
+TEST_CASE("A dry run holds the bytes of a real one", "[dry_run]") {
+  const Bytes real = measure(at::kCPU, [] { return std::make_unique<LiveBytes>(at::kCPU); });
+  const ops::DryRun dry(at::kCPU);
+  const Bytes predicted = measure(at::kMeta, [] { return std::make_unique<MetaBytes>(); });
+  CHECK(predicted.saved == real.saved);
+  CHECK(static_cast<double>(predicted.without_graph) ==
+        Approx(static_cast<double>(real.without_graph)).epsilon(0.03));
+  CHECK(static_cast<double>(predicted.step) ==
+        Approx(static_cast<double>(real.step)).epsilon(0.03));
+}
+
+TEST_CASE("A dry run counts products and attention", "[dry_run]") {
+  Layers layers(at::kMeta);
+  const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(at::kFloat);
+  const at::NoGradGuard no_grad;
+  const ops::DryRun dry(at::kCUDA);
+  layers.forward(at::zeros({kRows, kWidth}, options), at::zeros({2, 6 * kWidth}, options),
+                 at::zeros({kRows, kWidth / kHeads / 2}, options));
+  const double base = 2.0 * kRows * (4 * kWidth * kWidth + 2 * kWidth * kMlp);
+  const double adapters = 2.0 * kRows * kRank * (4 * 2 * kWidth + 2 * (kWidth + kMlp));
+  CHECK(dry.product_flops() == Approx(base + adapters));
+  CHECK(dry.attention_flops() == Approx(4.0 * (300.0 * 300 + 200 * 200) * kWidth));
+}
+
+TEST_CASE("A dry run of a convolution has its shapes and counts it", "[dry_run]") {
+  nn::Conv2d conv(nullptr, "conv", 8, 16, 3, {.stride = 2, .padding = 1});
+  const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(at::kFloat);
+  conv.weight->set(at::empty(conv.weight->sizes(), options));
+  conv.bias->set(at::empty(conv.bias->sizes(), options));
+  const ops::DryRun dry(at::kCPU);
+  const at::Tensor y = conv.forward(at::empty({1, 8, 32, 32}, options));
+  CHECK(y.sizes() == at::IntArrayRef({1, 16, 16, 16}));
+  CHECK(dry.product_flops() == 2.0 * 16 * 16 * 16 * 8 * 9);
+}
+
+TEST_CASE("Meta tensors are counted while somebody counts, and freed ones are not there",
+          "[dry_run]") {
+  const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(at::kFloat);
+  at::Tensor outlives;
+  {
+    MetaBytes bytes;
+    outlives = at::empty({100}, options);
+    {
+      const at::Tensor more = at::empty({50}, options);
+      CHECK(bytes.now() == 600);
+    }
+    CHECK(bytes.now() == 400);
+    CHECK(bytes.peak() == 600);
+    CHECK(bytes.written() == 600);
+    bytes.forget_peak();
+    CHECK(bytes.peak() == 400);
+  }
+  outlives.reset();
+  const at::Tensor uncounted = at::empty({100}, options);
+  CHECK(uncounted.numel() == 100);
+}
+
+}  // namespace
+}  // namespace atelier::memory
