@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 
 #include "host/checkpoint/file_reader.h"
+#include "host/lora/respell.h"
 
 namespace atelier::lora {
 
@@ -184,6 +185,7 @@ void convert(const LoraFile& file, const std::string& output, Format format,
     layers.push_back(read_layer(file, layer, names));
     if (dtype) cast(layers.back().others, *dtype);
   }
+  if (names.model() != nullptr) layers = respell(std::move(layers), *names.model(), format);
   Description description = read_description(file, names);
   description.title = fs::path(output).stem().string();
   write_lora(output, format, layers, names.targets(), dtype.value_or(factor_dtype(file)),

@@ -22,8 +22,9 @@ Description read_description(const LoraFile& file, const LayerNames& names);
 // The dtype of most factors of a file; 8-bit ones count as bfloat16.
 at::ScalarType factor_dtype(const LoraFile& file);
 
-// Writes the layers of `file` to `output`; without `dtype` in the file's own. Throws what
-// LayerNames::check and write_lora throw, and Error{kInvalidArgument} when `output` is the file
+// Writes the layers of `file` to `output`; without `dtype` in the file's own. With a model, layers
+// are cut and joined as the format's readers know them: see respell(). Throws what
+// LayerNames::check, respell and write_lora throw, and Error{kInvalidArgument} when `output` is the file
 // itself.
 void convert(const LoraFile& file, const std::string& output, Format format,
              std::optional<at::ScalarType> dtype, const LayerNames& names);

@@ -18,6 +18,7 @@
 #include "host/checkpoint/weight_binding.h"
 #include "host/lora/layer_names.h"
 #include "host/lora/low_rank.h"
+#include "host/lora/respell.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
@@ -237,8 +238,9 @@ ExtractReport extract(LoadedModel& base, LoadedModel& tuned, const std::string& 
   description.architecture = std::string(base.family().name());
   description.target_modules = options.target_modules;
   description.title = std::filesystem::path(output).stem().string();
-  write_lora(output, options.format, extraction.layers(), LayerNames(&base).targets(),
-             options.dtype, description);
+  const std::vector<LayerWeights> layers = respell(extraction.layers(), base, options.format);
+  write_lora(output, options.format, layers, LayerNames(&base).targets(), options.dtype,
+             description);
   return report;
 }
 

@@ -68,10 +68,18 @@ LayerNames::LayerNames(checkpoint::LoadedModel* model) : model_(model) {
       const std::string path = without_parameter(tensor.substr(part.detection.prefix.size()));
       dotted.emplace(flat(path), path);
     }
-    model->model().component(component).visit_weights([&](const std::string& weight, Weight&) {
+    const auto add = [&](const std::string& weight) {
       const std::string path = without_parameter(weight);
       dotted.emplace(flat(path), path);
-    });
+    };
+    model->model().component(component).visit_weights(
+        [&](const std::string& weight, Weight&) { add(weight); });
+    if (&part != denoiser) continue;
+    const std::vector<std::string> spellings = plugins::guard(
+        model->family().name(), [&] { return model->family().spellings(part.detection); });
+    for (const std::string& spelling : spellings) {
+      for (const auto& [name, target] : spelled_targets(*model, part, spelling)) add(name);
+    }
   }
 }
 

@@ -40,6 +40,7 @@ class LayerNames {
   const std::map<std::string, LoraTargets>& targets() const { return targets_; }
   // Empty without a model.
   std::string family() const;
+  checkpoint::LoadedModel* model() const { return model_; }
 
  private:
   Layer from_flat(const std::string& component, std::string_view flat) const;

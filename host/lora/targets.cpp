@@ -56,6 +56,31 @@ void set_shape(Target& target, const std::vector<int64_t>& shape) {
   target.in = target.out == 0 ? 0 : c10::multiply_integers(shape) / target.out;
 }
 
+TensorIndex index_of(const std::vector<checkpoint::PublishedTensor>& tensors) {
+  TensorIndex::Tensors index;
+  for (const auto& tensor : tensors) index[tensor.name] = {tensor.dtype, tensor.shape};
+  return TensorIndex(std::move(index));
+}
+
+// The linear layers of a component, by their matrices.
+class Linears {
+ public:
+  explicit Linears(nn::Module& root) {
+    root.visit([&](nn::Module& module) {
+      auto* linear = dynamic_cast<nn::Linear*>(&module);
+      if (linear != nullptr) by_weight_.emplace(linear->weight.get(), linear);
+    });
+  }
+  // Null when the weight is no such matrix.
+  nn::Linear* find(const Weight& weight) const {
+    const auto found = by_weight_.find(&weight);
+    return found == by_weight_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::map<const Weight*, nn::Linear*> by_weight_;
+};
+
 // "tensor X: [2, 64], [2, 32] expected" where a layer's addition does not fit its target; empty
 // where it does.
 std::string misfit(const LoraLayer& layer, const Target& target) {
@@ -89,6 +114,38 @@ void check_magnitude(const std::string& path, const LoraLayer& layer, const Targ
 
 }  // namespace
 
+NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
+                             const std::string& spelling) {
+  nn::Module& root = model.model().component(part.detection.component);
+  const Linears linears(root);
+  const bool is_own = spelling == part.detection.spelling;
+  Detection detection = part.detection;
+  detection.spelling = spelling;
+  if (!is_own) detection.prefix.clear();
+  return plugins::guard(model.family().name(), [&] {
+    const WeightMap rules = model.family().weight_map(detection);
+    // Where no checkpoint has this spelling, the table says what one would hold.
+    const TensorIndex index =
+        is_own ? part.checkpoint.index() : index_of(checkpoint::published_tensors(root, rules, ""));
+    const auto binding = checkpoint::bind_weights(rules, detection.prefix, index, root);
+    NamedTargets targets;
+    for (const checkpoint::BoundWeight& bound : binding.weights) {
+      const std::optional<std::string> path = layer_of(bound.path);
+      if (!path) continue;
+      for (const checkpoint::WeightPiece& piece : bound.pieces) {
+        const std::string name = piece.tensor.substr(detection.prefix.size());
+        if (!layer_of(name)) continue;
+        Target& target = targets[name];
+        target.component = detection.component;
+        set_shape(target, index.find(piece.tensor)->shape);
+        target.pieces.push_back({bound.weight, linears.find(*bound.weight), *path, piece.axis,
+                                 piece.tensor_start, piece.weight_start, piece.length});
+      }
+    }
+    return targets;
+  });
+}
+
 Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part) {
   Component component;
   component.name = part.detection.component;
@@ -108,38 +165,22 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
   }
   if (component.is_text_encoder) component.prefixes.emplace_back("base_model.model.");
 
-  nn::Module& root = model.model().component(component.name);
-  std::map<const Weight*, nn::Linear*> linears;  // by their matrix
-  root.visit([&](nn::Module& module) {
-    auto* linear = dynamic_cast<nn::Linear*>(&module);
-    if (linear != nullptr) linears.emplace(linear->weight.get(), linear);
-  });
-  const auto linear_of = [&](const Weight* weight) {
-    const auto found = linears.find(weight);
-    return found != linears.end() ? found->second : nullptr;
-  };
-  const checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
-    return checkpoint::bind_weights(model.family().weight_map(part.detection),
-                                    part.detection.prefix, part.checkpoint.index(), root);
-  });
-  // Names of the checkpoint first: where they and the module paths differ, files speak the former.
-  for (const checkpoint::BoundWeight& bound : binding.weights) {
-    const std::optional<std::string> path = layer_of(bound.path);
-    if (!path) continue;
-    for (const checkpoint::WeightPiece& piece : bound.pieces) {
-      const std::string name = piece.tensor.substr(part.detection.prefix.size());
-      if (!layer_of(name)) continue;
-      Target& target = component.by_name[name];
-      target.component = component.name;
-      set_shape(target, part.checkpoint.index().find(piece.tensor)->shape);
-      target.pieces.push_back({bound.weight, linear_of(bound.weight), *path, piece.axis,
-                               piece.tensor_start, piece.weight_start, piece.length});
+  // Names of the checkpoint first: where they and others differ, files speak the former.
+  component.by_name = spelled_targets(model, part, part.detection.spelling);
+  if (component.is_denoiser || component.is_text_encoder) {
+    const std::vector<std::string> spellings = plugins::guard(
+        model.family().name(), [&] { return model.family().spellings(part.detection); });
+    for (const std::string& spelling : spellings) {
+      if (spelling != part.detection.spelling)
+        component.by_name.merge(spelled_targets(model, part, spelling));
     }
   }
+  nn::Module& root = model.model().component(component.name);
+  const Linears linears(root);
   root.visit_weights([&](const std::string& path, Weight& weight) {
     const std::optional<std::string> layer = layer_of(path);
     if (!layer) return;
-    Target target = {component.name, {}, 0, 0, {{&weight, linear_of(&weight), *layer}}};
+    Target target = {component.name, {}, 0, 0, {{&weight, linears.find(weight), *layer}}};
     set_shape(target, weight.sizes().vec());
     component.by_name.emplace(path, std::move(target));
   });

@@ -30,6 +30,13 @@ struct Target {
   std::vector<TargetPiece> pieces;
 };
 
+// The tensors of a component under the names that one of the family's spellings has for them,
+// without prefix: "blocks.0.up.weight". `spelling`: of ModelFamily::spellings(). Weights need not
+// be loaded.
+using NamedTargets = std::map<std::string, Target, std::less<>>;
+NamedTargets spelled_targets(checkpoint::LoadedModel& model, const checkpoint::LoadedPart& part,
+                             const std::string& spelling);
+
 // What a file's layers are in a model.
 struct Match {
   struct Pair {
@@ -41,8 +48,8 @@ struct Match {
   std::vector<std::string> unmatched;  // layers and tensors of the file that are nothing here
 };
 
-// All names of a model's layers: their own paths, and those of the checkpoints that the
-// model was opened with. Immutable.
+// All names of a model's layers: their own paths, and those of every spelling that the family
+// knows, whichever the checkpoints have that the model was opened with. Immutable.
 class Targets {
  public:
   // `model` outlives the targets. Its weights need not be loaded.
@@ -65,8 +72,8 @@ class Targets {
   struct Component {
     std::string name;
     bool is_denoiser = false, is_text_encoder = false;
-    std::vector<std::string> prefixes;                   // that LoRA files put before its names
-    std::map<std::string, Target, std::less<>> by_name;  // "blocks.0.up.weight"
+    std::vector<std::string> prefixes;  // that LoRA files put before its names
+    NamedTargets by_name;
     std::map<std::string, const Target*, std::less<>> by_flat_name;  // dots are underscores
   };
   static const Target* find_in(const Component& component, std::string_view name,
