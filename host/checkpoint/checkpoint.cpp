@@ -178,6 +178,19 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
   return checkpoint;
 }
 
+Checkpoint Checkpoint::only(const std::function<bool(std::string_view tensor)>& holds) const {
+  Checkpoint part = *this;
+  TensorIndex::Tensors tensors;
+  part.bytes_ = 0;
+  for (const auto& [name, meta] : index_->tensors()) {
+    if (!holds(name)) continue;
+    tensors.emplace(name, meta);
+    part.bytes_ += place(name).bytes;
+  }
+  part.index_ = std::make_shared<const TensorIndex>(std::move(tensors), index_->config());
+  return part;
+}
+
 // Forms that are not known stay among the tensors, where a family meets and refuses them.
 void Checkpoint::take_scales(TensorIndex::Tensors& tensors) {
   static constexpr std::string_view kWeight = ".weight", kMarker = ".scaled_fp8";

@@ -1,6 +1,7 @@
 // One checkpoint: one or several safetensors files that hold the tensors of one component.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,6 +42,9 @@ class Checkpoint {
   static Checkpoint open(std::string name, std::vector<std::string> files) {
     return open(CheckpointFiles{std::move(name), std::move(files)});
   }
+
+  // The same files, as if they held only the tensors that `holds` says yes to.
+  Checkpoint only(const std::function<bool(std::string_view tensor)>& holds) const;
 
   const std::string& name() const { return name_; }
   const std::vector<std::string>& files() const { return files_; }

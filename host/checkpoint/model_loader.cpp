@@ -150,6 +150,32 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Chec
   }
 }
 
+std::vector<LoadedPart> detect_parts(const ModelFamily& family, const Checkpoint& checkpoint,
+                                     const std::map<std::string, DetectHint>& hints) {
+  std::vector<LoadedPart> parts;
+  std::map<std::string, DetectHint> hints_left = hints;
+  Checkpoint rest = checkpoint;
+  while (!rest.index().tensors().empty()) {
+    const std::optional<Detection> found = detect_checkpoint(family, rest, hints_left);
+    if (!found) break;
+    const auto is_of_part = [&](std::string_view tensor) {
+      return tensor.starts_with(found->prefix);
+    };
+    parts.push_back({*found, rest.only(is_of_part)});
+    rest = rest.only([&](std::string_view tensor) { return !is_of_part(tensor); });
+    // They are about one component.
+    for (auto& [pattern, hint] : hints_left) hint.component.clear();
+  }
+  if (!parts.empty() && !rest.index().tensors().empty()) {
+    LoadedPart& first = parts.front();
+    const Checkpoint own = first.checkpoint;
+    first.checkpoint = checkpoint.only([&](std::string_view tensor) {
+      return own.index().contains(tensor) || rest.index().contains(tensor);
+    });
+  }
+  return parts;
+}
+
 namespace {
 
 std::string place_of(const std::string& flag, const std::string& component) {
@@ -253,36 +279,41 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   const FoundFiles found =
       find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
   check_fp8_models(request, found, problems);
-  std::map<std::string, bool> from_folder;  // by component: the part was not named by itself
+  std::map<std::string, bool> is_loose;  // by component: the part was not named by itself
   std::vector<std::string> unknown_in_folder;
   for (const FoundCheckpoint& item : found.checkpoints) {
     problems.collect([&] {
       Checkpoint checkpoint = Checkpoint::open(item.files);
-      std::optional<Detection> detection = detect_checkpoint(family, checkpoint, request.hints);
-      if (!detection) {
+      std::vector<LoadedPart> parts = detect_parts(family, checkpoint, request.hints);
+      if (parts.empty()) {
         if (!item.in_model_folder) throw unknown_checkpoint(family, checkpoint);
         unknown_in_folder.push_back(checkpoint.name());
         return;
       }
-      const std::string component = detection->component;
-      const auto other = std::find_if(
-          model->parts_.begin(), model->parts_.end(),
-          [&](const LoadedPart& part) { return part.detection.component == component; });
-      if (other == model->parts_.end()) {
-        from_folder[component] = item.in_model_folder;
-        model->parts_.push_back({std::move(*detection), std::move(checkpoint)});
-        if (is_fp8_model(request, item)) model->storage_[component] = Storage::kFp8;
-      } else if (item.in_model_folder != from_folder[component]) {
-        // A file that was named by itself takes the place of the one in the model folder.
-        if (item.in_model_folder) return;
-        from_folder[component] = false;
-        *other = {std::move(*detection), std::move(checkpoint)};
-        model->storage_[component] = is_fp8_model(request, item) ? Storage::kFp8 : Storage::kPlain;
-      } else {
-        throw Error(ErrorCode::kInvalidArgument,
-                    display_path(other->checkpoint.name()) + " and " +
-                        display_path(checkpoint.name()) + ": both are the component " + component,
-                    "pass one of them", "CHECKPOINT_TWICE");
+      const bool is_item_loose = item.in_model_folder || parts.size() > 1;
+      const Storage storage = is_fp8_model(request, item) ? Storage::kFp8 : Storage::kPlain;
+      for (LoadedPart& found_part : parts) {
+        const std::string component = found_part.detection.component;
+        const auto other = std::find_if(
+            model->parts_.begin(), model->parts_.end(),
+            [&](const LoadedPart& part) { return part.detection.component == component; });
+        if (other == model->parts_.end()) {
+          is_loose[component] = is_item_loose;
+          model->parts_.push_back(std::move(found_part));
+          if (storage != Storage::kPlain) model->storage_[component] = storage;
+        } else if (is_item_loose != is_loose[component]) {
+          // A file of this component alone, named by itself, takes the place of the one in the
+          // model folder, or among others in one file.
+          if (is_item_loose) continue;
+          is_loose[component] = false;
+          *other = std::move(found_part);
+          model->storage_[component] = storage;
+        } else {
+          throw Error(ErrorCode::kInvalidArgument,
+                      display_path(other->checkpoint.name()) + " and " +
+                          display_path(checkpoint.name()) + ": both are the component " + component,
+                      "pass one of them", "CHECKPOINT_TWICE");
+        }
       }
     });
   }
@@ -315,7 +346,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
       if (!options.files.contains(spec.name)) {
         if (!request.tokenizer_path.empty()) {
           problems.add("--tokenizer_path " + display_path(request.tokenizer_path) +
-                           ": holds no tokenizer.json and no vocab.json",
+                           ": holds no tokenizer.json, tokenizer.model or vocab.json",
                        "pass the tokenizer's folder", ErrorCode::kNotFound);
         } else if (is_needed(spec)) {
           std::string searched;

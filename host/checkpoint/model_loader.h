@@ -78,6 +78,12 @@ struct LoadedPart {
 std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint,
                                            const std::map<std::string, DetectHint>& hints = {});
 
+// The same where a file may hold several components, each behind a prefix of its own: a part for
+// each, with its tensors alone. Tensors that are no component's are the first part's. Empty when
+// it is nothing of the family's. Throws as detect_checkpoint.
+std::vector<LoadedPart> detect_parts(const ModelFamily& family, const Checkpoint& checkpoint,
+                                     const std::map<std::string, DetectHint>& hints = {});
+
 // By its tensor names, in every published spelling.
 bool is_lora(const TensorIndex& index);
 

@@ -124,11 +124,11 @@ const ComponentSpec* spec_of(const ModelFamily& family, std::string_view compone
   return nullptr;
 }
 
-// What a family makes of a checkpoint; null when it is none of its.
-Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context& context,
-                std::string& refusal) {
-  const auto detection = checkpoint::detect_checkpoint(family, file, context.hints);
-  if (!detection) return nullptr;
+// What a family makes of one component of a checkpoint.
+Json describe_part(const ModelFamily& family, const checkpoint::LoadedPart& part,
+                   std::string& refusal) {
+  const Detection* const detection = &part.detection;
+  const Checkpoint& file = part.checkpoint;
   Json out;
   out["family"] = family.name();
   out["component"] = detection->component;
@@ -159,6 +159,22 @@ Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context
     });
   } catch (const Error& error) {
     refusal = error_line(error);
+  }
+  return out;
+}
+
+// What a family makes of a checkpoint; null when it is none of its. A file of several components
+// is described as the first of them, with all the others in "others".
+Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context& context,
+                std::string& refusal) {
+  Json out;
+  for (const auto& part : checkpoint::detect_parts(family, file, context.hints)) {
+    Json described = describe_part(family, part, refusal);
+    if (out.is_null()) {
+      out = std::move(described);
+    } else {
+      out["others"].push_back(std::move(described));
+    }
   }
   return out;
 }
@@ -360,6 +376,7 @@ Json inspect_file(const std::string& path, const Context& context) {
   try {
     if (extension == ".json") return inspect_json(path, context);
     if (extension == ".jsonl") return inspect_jsonl(path);
+    if (extension == ".model") return inspect_tokenizer(path);
     if (extension == ".csv") return inspect_csv(path);
   } catch (const formats::ParseError& error) {
     throw checkpoint::at_file(path, error, ErrorCode::kDataLoss);
@@ -452,6 +469,29 @@ std::string one_line(const std::string& text, size_t max_chars) {
   return quoted.substr(1, quoted.size() - 2);
 }
 
+void print_component(const Json& by) {
+  std::printf("  family %s, component %s, variant %s, spelling %s", shown(by["family"]).c_str(),
+              shown(by["component"]).c_str(), shown(by["variant"]).c_str(),
+              shown(by["spelling"]).c_str());
+  if (const std::string prefix = by["prefix"]; !prefix.empty())
+    std::printf(", prefix %s", prefix.c_str());
+  std::puts("");
+  if (by.contains("config")) {
+    std::string line;
+    for (const auto& [key, value] : by["config"].items())
+      line += (line.empty() ? "" : ", ") + key + " " + one_line(shown(value), 60);
+    std::printf("  %s\n", line.c_str());
+  }
+  if (!by.contains("inputs")) return;
+  std::string line;
+  for (const Json& input : by["inputs"])
+    line += (line.empty() ? "" : ", ") + shown(input["name"]) +
+            (input["required"].get<bool>()
+                 ? input["use"] == "train" ? " (required to train)" : " (required)"
+                 : "");
+  std::printf("  inputs: %s\n", line.c_str());
+}
+
 void print(const Json& item) {
   const std::string kind = item["kind"].get<std::string>();
   std::printf("%s: %s", display_path(item["path"].get<std::string>()).c_str(), kind.c_str());
@@ -468,27 +508,9 @@ void print(const Json& item) {
     }
     std::puts("");
     if (item.contains("taken_by")) {
-      const Json& by = item["taken_by"];
-      std::printf("  family %s, component %s, variant %s, spelling %s", shown(by["family"]).c_str(),
-                  shown(by["component"]).c_str(), shown(by["variant"]).c_str(),
-                  shown(by["spelling"]).c_str());
-      if (const std::string prefix = by["prefix"]; !prefix.empty())
-        std::printf(", prefix %s", prefix.c_str());
-      std::puts("");
-      if (by.contains("config")) {
-        std::string line;
-        for (const auto& [key, value] : by["config"].items())
-          line += (line.empty() ? "" : ", ") + key + " " + one_line(shown(value), 60);
-        std::printf("  %s\n", line.c_str());
-      }
-      if (by.contains("inputs")) {
-        std::string line;
-        for (const Json& input : by["inputs"])
-          line += (line.empty() ? "" : ", ") + shown(input["name"]) +
-                  (input["required"].get<bool>()
-                       ? input["use"] == "train" ? " (required to train)" : " (required)"
-                       : "");
-        std::printf("  inputs: %s\n", line.c_str());
+      print_component(item["taken_by"]);
+      if (item["taken_by"].contains("others")) {
+        for (const Json& other : item["taken_by"]["others"]) print_component(other);
       }
     }
     if (item.contains("lora")) {
