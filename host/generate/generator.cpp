@@ -60,9 +60,12 @@ int64_t bytes_of(const Conditioning& cond) {
   return bytes;
 }
 
-Inputs with_prompt(const Inputs& inputs, const std::string& prompt) {
+// What the family encodes for guidance to move away from: families may treat such a prompt in
+// another way than the one in front of them.
+Inputs negative_inputs(const Inputs& inputs, const std::string& prompt) {
   Inputs changed = inputs;
   changed["prompt"] = prompt;
+  changed["is_negative"] = true;
   return changed;
 }
 
@@ -202,8 +205,8 @@ Generator::Conditionings Generator::encode_prompts(const Request& request) {
   Conditionings cond;
   cond.with = encode_text(request.inputs, request.encoder_state);
   if (is_guided(request)) {
-    cond.without =
-        encode_text(with_prompt(request.inputs, request.negative_prompt), request.encoder_state);
+    cond.without = encode_text(negative_inputs(request.inputs, request.negative_prompt),
+                               request.encoder_state);
   }
   return cond;
 }
