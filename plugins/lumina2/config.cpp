@@ -17,7 +17,6 @@ using atelier::TensorIndex;
 
 namespace {
 
-constexpr const char* kVariant = "lumina-image-2.0";
 constexpr const char* kConfigHint = "put the checkpoint's own config.json beside it";
 
 std::string text(int64_t value) {

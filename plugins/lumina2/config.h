@@ -8,6 +8,7 @@
 
 namespace lumina2 {
 
+inline constexpr const char* kVariant = "lumina-image-2.0";
 inline constexpr int64_t kPatch = 2;  // latent cells per denoiser token along each side
 
 struct DitConfig {

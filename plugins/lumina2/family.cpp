@@ -111,28 +111,31 @@ class Family final : public atelier::ModelFamily {
 
   // Of numbers that shapes alone tell, so that no config.json is needed.
   std::vector<Detection> tiny_parts() const override {
-    return {to_detection(Gemma2Config{.layers = 3,
-                                      .width = 48,
-                                      .heads = 2,
-                                      .kv_heads = 1,
-                                      .head_dim = 256,
-                                      .mlp_width = 80,
-                                      .vocabulary = 512}),
-            to_detection(AutoencoderConfig{.widths = {32, 32, 64, 64}, .res_blocks = 1}),
-            to_detection(DitConfig{.layers = 2,
-                                   .refiners = 1,
-                                   .width = 96,
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .head_dim = 24,
-                                   .mlp_width = 256,
-                                   .text_width = 48,
-                                   .time_width = 96,
-                                   .channels = 16,
-                                   .axes = {8, 8, 8},
-                                   .rope_theta = 10000.0,
-                                   .norm_eps = 1e-5,
-                                   .qk_norm_eps = 1e-5})};
+    std::vector<Detection> parts = {
+        to_detection(Gemma2Config{.layers = 3,
+                                  .width = 48,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .head_dim = 256,
+                                  .mlp_width = 80,
+                                  .vocabulary = 512}),
+        to_detection(AutoencoderConfig{.widths = {32, 32, 64, 64}, .res_blocks = 1}),
+        to_detection(DitConfig{.layers = 2,
+                               .refiners = 1,
+                               .width = 96,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .head_dim = 24,
+                               .mlp_width = 256,
+                               .text_width = 48,
+                               .time_width = 96,
+                               .channels = 16,
+                               .axes = {8, 8, 8},
+                               .rope_theta = 10000.0,
+                               .norm_eps = 1e-5,
+                               .qk_norm_eps = 1e-5})};
+    for (Detection& part : parts) part.variant = kVariant;
+    return parts;
   }
 
   atelier::Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
