@@ -4,12 +4,14 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "atelier/error.h"
 
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/flags.h"
+#include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
 #include "host/lora/registry.h"
@@ -46,6 +48,8 @@ struct Plan {
   std::vector<generate::Settings> prompts;
   std::optional<train::StartingWeights> starting_weights;
   std::unique_ptr<lora::Registry> preset;
+  std::optional<plan::Planned> memory;
+  std::string unplanned;  // why there is no plan of the memory; empty: none is needed
 };
 
 bool trains(const Config& config, std::string_view component) {
@@ -91,6 +95,14 @@ void open_preset(Plan& plan, Problems& problems) {
         "name the denoiser, or a component that is trained");
     return;
   }
+  for (const auto& trained : plan.selection.weights) {
+    if (trained.component != lora.preset_model || !plan.model->is_streamed(*trained.weight))
+      continue;
+    problems.add("--preset_lora_model: weights of " + lora.preset_model +
+                     " are trained and rest on the host: nothing can be added to them",
+                 "leave out --optimize_on_cpu and --offload", ErrorCode::kUnsupported);
+    return;
+  }
   problems.collect([&] {
     plan.preset = std::make_unique<lora::Registry>(*plan.model);
     const lora::Use use{"preset", lora.preset_path, 1.0};
@@ -100,6 +112,29 @@ void open_preset(Plan& plan, Problems& problems) {
           "--preset_lora_path: " + lora.preset_path + " changes nothing in " + lora.preset_model,
           "name its component with --preset_lora_model");
   });
+}
+
+// Decides where trained weights rest. Reads no values.
+void place_trained(Plan& plan, Problems& problems, progress::Progress& progress) {
+  const train::OffloadSettings& offload = plan.config.offload;
+  LoadedModel& model = *plan.model;
+  if ((offload.weights || offload.optimizer) && model.device().is_cpu() && !model.is_stand_in())
+    progress.note(
+        "note: --cpu_offload and --optimize_on_cpu have no effect on the CPU: weights and the "
+        "optimizer's state are in host memory anyway");
+  const auto& places = plan.config.model.placement.offload;
+  std::set<const Weight*> stay;
+  std::set<std::string> on_disk;
+  for (const auto& trained : plan.selection.weights) {
+    const auto place = places.find(trained.component);
+    if (place == places.end() && !offload.optimizer) stay.insert(trained.weight);
+    if (place != places.end() && place->second == memory::Place::kDisk)
+      on_disk.insert(trained.component);
+  }
+  for (const std::string& component : on_disk)
+    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
+                 "use " + component + "=host");
+  model.keep_on_device(stay);
 }
 
 // Weights that are not trained are not in checkpoints: the run that is resumed would lose them.
@@ -150,8 +185,28 @@ std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& op
   return dataset;
 }
 
+void plan_memory(Plan& plan, const plan::MemoryWishes& wishes) {
+  const Config& config = plan.config;
+  plan::TrainingAsked asked = {config, plan.selection, plan.dataset.get(), plan.prompts};
+  if (config.memory.says_prefetch) asked.prefetch = config.model.placement.prefetch;
+  plan.memory = plan::plan_training(*plan.model, wishes, asked, plan.unplanned);
+}
+
+// Places weights, activations and the optimizer as they are planned.
+void follow_plan(Plan& plan, progress::Progress& progress) {
+  if (!plan.unplanned.empty()) progress.warn("warning: no plan: " + plan.unplanned);
+  if (!plan.memory) return;
+  note_plan(*plan.memory, progress);
+  plan::apply_to_training(*plan.memory, plan.config);
+  plan.model->rearrange(plan.config.model);
+  Problems problems;
+  place_trained(plan, problems, progress);
+  problems.throw_if_any();
+}
+
 // Checks the whole request; throws one error with all that is wrong.
-Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family) {
+Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family,
+               const PlanOnly* only) {
   Problems problems;
   Plan plan;
   plan.config = train::parse_config(arguments, family, problems);
@@ -162,12 +217,19 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
                       problems);
   check_output(config, problems);
   config.model.components = needed_components(family, config);
+  plan::MemoryWishes wishes = {.vram = config.memory.vram,
+                               .host_memory = config.memory.host_memory,
+                               .allow_storage = config.memory.allow_storage};
+  problems.collect([&] { plan::check_wishes(wishes); });
+  if (only != nullptr) plan_elsewhere(*only, wishes, config.model);
   problems.collect([&] { plan.model = LoadedModel::open(family, config.model); });
   if (plan.model == nullptr) problems.throw_if_any();
   LoadedModel& model = *plan.model;
+  for (const std::string& note : model.notes()) progress.note("note: " + note);
 
   if (config.stage != Stage::kDataProcess) {
     plan.selection = train::select_trained(model, config, problems);
+    place_trained(plan, problems, progress);
     open_preset(plan, problems);
     if (!config.lora.checkpoint.empty())
       problems.collect(
@@ -200,6 +262,8 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     problems.collect([&] { run::find_checkpoint(config.resume, [](const std::string&) {}); });
   }
   problems.throw_if_any();
+  plan_memory(plan, wishes);
+  if (only == nullptr) follow_plan(plan, progress);
   return plan;
 }
 
@@ -296,12 +360,14 @@ int train_plan(Plan& plan) {
         [&](const run::Checkpoint& checkpoint) { trainer.resume(checkpoint); });
   }
   progress.note(describe(trainer, samples));
-  return trainer.run();
+  const int code = trainer.run();
+  for (const std::string& line : model.streaming_report()) progress.note(line);
+  if (plan.memory) note_measured(*plan.memory, model, progress);
+  return code;
 }
 
-}  // namespace
-
-int run_train(std::span<const std::string> arguments) {
+// `only`: null to train, otherwise the plan is printed and nothing is trained.
+int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
   const bool only_help = wants_help(arguments);
   const ModelFamily* family = nullptr;
   const auto open = [&] {
@@ -320,7 +386,8 @@ int run_train(std::span<const std::string> arguments) {
   if (family == nullptr)
     throw Error(ErrorCode::kInvalidArgument, "--plugin is missing",
                 "name the model family; atelier plugins lists them");
-  Plan plan = make_plan(arguments, *family);
+  Plan plan = make_plan(arguments, *family, only);
+  if (only != nullptr) return print_plan(plan.memory, plan.unplanned, *only);
   const run::StopSignals signals;
   try {
     return train_plan(plan);
@@ -328,6 +395,16 @@ int run_train(std::span<const std::string> arguments) {
     if (error.code() != ErrorCode::kCancelled || !run::StopSignals::requested()) throw;
     return leave();
   }
+}
+
+}  // namespace
+
+int run_train(std::span<const std::string> arguments) {
+  return train_or_plan(arguments, /*only=*/nullptr);
+}
+
+int plan_train(std::span<const std::string> arguments, const PlanOnly& only) {
+  return train_or_plan(arguments, &only);
 }
 
 }  // namespace atelier::cli
