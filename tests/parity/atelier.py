@@ -65,14 +65,20 @@ def paths_argument(paths):
     return json.dumps([str(path) for path in paths])
 
 
-def probe(component, model_paths, inputs, gradients=False, trainable=None, dtype="float32"):
+def probe(component,
+          model_paths,
+          inputs,
+          gradients=False,
+          trainable=None,
+          dtype="float32",
+          plugin="qwen_image"):
     """Runs one component on named tensors and returns the named tensors that it gives."""
     with call_folder("probe_" + component) as folder:
         save_file({
             name: tensor.detach().clone().contiguous() for name, tensor in inputs.items()
         }, folder / "in.safetensors")
         arguments = [
-            "probe", "--plugin", "qwen_image", "--component", component, "--model_paths",
+            "probe", "--plugin", plugin, "--component", component, "--model_paths",
             paths_argument(model_paths), "--inputs", folder / "in.safetensors", "--output",
             folder / "out.safetensors", "--dtype", dtype
         ]
@@ -85,13 +91,13 @@ def probe(component, model_paths, inputs, gradients=False, trainable=None, dtype
             return {name: file.get_tensor(name) for name in file.keys()}
 
 
-def tokenize(folder_of_tokenizer, texts, ascii_only=True):
+def tokenize(folder_of_tokenizer, texts, ascii_only=True, plugin="qwen_image"):
     """The token ids of every text, without a template."""
     with call_folder("probe_tokenizer") as folder:
         lines = [json.dumps(text, ensure_ascii=ascii_only) for text in texts]
         (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
         run([
-            "probe", "--plugin", "qwen_image", "--component", "tokenizer", "--model_paths",
+            "probe", "--plugin", plugin, "--component", "tokenizer", "--model_paths",
             paths_argument(folder_of_tokenizer), "--inputs", folder / "texts.jsonl", "--output",
             folder / "ids.jsonl"
         ], folder)
@@ -114,12 +120,12 @@ def read_pictures(files):
     return [np.asarray(Image.open(file).convert("RGB")) for file in files]
 
 
-def generate(model_paths, latents, input_image=None, **flags):
+def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flags):
     """Generates from the noise `latents` and returns the pictures, uint8 [H, W, 3], in order."""
     with call_folder("generate") as folder:
         save_file({"latents": latents.contiguous()}, folder / "noise.safetensors")
         arguments = [
-            "generate", "--plugin", "qwen_image", "--model_paths",
+            "generate", "--plugin", plugin, "--model_paths",
             paths_argument(model_paths), "--latents", folder / "noise.safetensors", "--output",
             folder / "out.png"
         ]
