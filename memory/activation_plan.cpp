@@ -15,32 +15,44 @@ int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Dynamic programming over bytes in units. At place c stands the best that c units allow.
+// Dynamic programming over bytes in units. At place c stands the best that c units allow. Equal
+// outputs come as items of 1, 2, 4, … of them: every number of them is a sum of some.
 class Knapsack {
  public:
   Knapsack(std::span<const KeepChoice> choices, int64_t budget, int64_t most_steps)
-      : choices_(choices), unit_(unit_of(choices, most_steps)), size_(budget / unit_ + 1) {
-    best_.resize(static_cast<size_t>(size_));
-    taken_.resize(choices.size());
+      : num_choices_(choices.size()) {
+    for (size_t i = 0; i < choices.size(); ++i) {
+      for (int64_t left = choices[i].count, count = 1; left > 0; left -= count, count *= 2) {
+        count = std::min(count, left);
+        items_.push_back({i, count, count * choices[i].bytes, count * choices[i].picoseconds});
+      }
+    }
+    unit_ = unit_of(choices, most_steps);
+    best_.resize(static_cast<size_t>(budget / unit_ + 1));
+    taken_.resize(items_.size());
   }
 
   KeepSolution solve() {
-    for (size_t i = 0; i < choices_.size(); ++i) offer(i);
+    for (size_t i = 0; i < items_.size(); ++i) offer(i);
     KeepSolution solution;
-    solution.kept.resize(choices_.size());
-    solution.steps = steps_;
-    int64_t place = best_place();
-    solution.bytes = best_[static_cast<size_t>(place)].bytes;
-    solution.picoseconds = best_[static_cast<size_t>(place)].picoseconds;
-    for (size_t i = choices_.size(); i-- > 0;) {
-      const int64_t count = taken_[i][static_cast<size_t>(place)];
-      solution.kept[i] = count;
-      place -= units(i, count);
+    solution.kept.resize(num_choices_);
+    solution.steps = static_cast<int64_t>(items_.size() * best_.size());
+    size_t place = best_place();
+    solution.bytes = best_[place].bytes;
+    solution.picoseconds = best_[place].picoseconds;
+    for (size_t i = items_.size(); i-- > 0;) {
+      if (!taken_[i][place]) continue;
+      solution.kept[items_[i].choice] += items_[i].count;
+      place -= units(items_[i]);
     }
     return solution;
   }
 
  private:
+  struct Item {
+    size_t choice;
+    int64_t count, bytes, picoseconds;
+  };
   struct Best {
     int64_t picoseconds = 0, bytes = 0;
     bool is_worse_than(const Best& other) const {
@@ -49,58 +61,49 @@ class Knapsack {
     }
   };
 
-  static int64_t unit_of(std::span<const KeepChoice> choices, int64_t most_steps) {
-    int64_t common = 0, total = 0, count = 0;
+  int64_t unit_of(std::span<const KeepChoice> choices, int64_t most_steps) const {
+    int64_t common = 0, total = 0;
     for (const KeepChoice& choice : choices) {
       common = std::gcd(common, choice.bytes);
       total += choice.bytes * choice.count;
-      count += choice.count;
     }
-    // The table has at most total / unit + 1 places, and each is compared `count` times.
-    const int64_t places = std::max<int64_t>(1, most_steps / std::max<int64_t>(1, count) - 1);
+    // The table has at most total / unit + 1 places, and each is compared with every item.
+    const int64_t count = std::max<int64_t>(1, std::ssize(items_));
+    const int64_t places = std::max<int64_t>(1, most_steps / count - 1);
     return std::max({common, divide_up(total, places), int64_t{1}});
   }
 
-  int64_t units(size_t choice, int64_t count) const {
-    return divide_up(count * choices_[choice].bytes, unit_);
-  }
+  size_t units(const Item& item) const { return static_cast<size_t>(divide_up(item.bytes, unit_)); }
 
   void offer(size_t i) {
-    const KeepChoice& choice = choices_[i];
-    std::vector<int64_t> weights;
-    for (int64_t k = 0; k <= choice.count; ++k) weights.push_back(units(i, k));
-    taken_[i].assign(static_cast<size_t>(size_), 0);
-    for (int64_t place = size_ - 1; place >= 0; --place) {
-      Best best = best_[static_cast<size_t>(place)];
-      int64_t count = 0;
-      for (int64_t k = 1; k <= choice.count && weights[static_cast<size_t>(k)] <= place; ++k) {
-        Best with = best_[static_cast<size_t>(place - weights[static_cast<size_t>(k)])];
-        with.picoseconds += k * choice.picoseconds;
-        with.bytes += k * choice.bytes;
-        ++steps_;
-        if (best.is_worse_than(with)) best = with, count = k;
-      }
-      best_[static_cast<size_t>(place)] = best;
-      taken_[i][static_cast<size_t>(place)] = count;
+    const Item& item = items_[i];
+    const size_t weight = units(item);
+    taken_[i].assign(best_.size(), false);
+    for (size_t place = best_.size(); place-- > weight;) {
+      Best with = best_[place - weight];
+      with.picoseconds += item.picoseconds;
+      with.bytes += item.bytes;
+      if (!best_[place].is_worse_than(with)) continue;
+      best_[place] = with;
+      taken_[i][place] = true;
     }
   }
 
   // The last place that holds more than every one before it: what is found in rounded bytes may
   // hold less than what fits into a smaller budget.
-  int64_t best_place() const {
-    int64_t result = 0;
-    for (int64_t place = 1; place < size_; ++place) {
-      if (best_[static_cast<size_t>(place)].bytes > best_[static_cast<size_t>(result)].bytes)
-        result = place;
+  size_t best_place() const {
+    size_t result = 0;
+    for (size_t place = 1; place < best_.size(); ++place) {
+      if (best_[place].bytes > best_[result].bytes) result = place;
     }
     return result;
   }
 
-  std::span<const KeepChoice> choices_;
-  int64_t unit_, size_;
+  size_t num_choices_;
+  std::vector<Item> items_;
+  int64_t unit_ = 1;
   std::vector<Best> best_;
-  std::vector<std::vector<int64_t>> taken_;
-  int64_t steps_ = 0;
+  std::vector<std::vector<bool>> taken_;
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ struct KeepSolution {
 };
 
 // Bounds the time of choose_kept() and of a plan, in comparisons.
-inline constexpr int64_t kMostPlanSteps = 10'000'000;
+inline constexpr int64_t kMostPlanSteps = 4'000'000;
 
 // Saves the most time with at most `budget` bytes; of equal times, with the fewest bytes. A larger
 // budget never keeps fewer bytes.
