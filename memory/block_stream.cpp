@@ -7,6 +7,8 @@
 
 #include "atelier/error.h"
 
+#include "memory/file_pages.h"
+
 namespace atelier::memory {
 
 namespace {
@@ -156,9 +158,14 @@ at::Tensor BlockStream::fetch(const at::Tensor& value) {
     return value.to(device_, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   SlabLayout layout;
   const SlabPiece piece = layout.add(value);
-  at::Tensor result = piece.in(port->device_memory(layout.bytes()));
-  compute_after(port->copy_in(value, result, port->computed()));
-  return result;
+  try {
+    at::Tensor result = piece.in(port->device_memory(layout.bytes()));
+    compute_after(port->copy_in(value, result, port->computed()));
+    give_back_pages(value);
+    return result;
+  } catch (const Error& error) {
+    throw error.at("a weight that is drawn while its block is away");
+  }
 }
 
 void BlockStream::forget(int64_t block) {
@@ -281,7 +288,10 @@ void BlockStream::read() {
 void BlockStream::read_into(Staging& staging, const Reading& reading) {
   const Source& source = sources_[reading.block];
   port_->wait(staging.copied);
-  for (const auto& [piece, value] : source.pieces) piece.fill(staging.memory, value);
+  for (const auto& [piece, value] : source.pieces) {
+    piece.fill(staging.memory, value);
+    give_back_pages(value);
+  }
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[reading.slot];
   if (slot.load != reading.load) return;

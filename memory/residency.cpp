@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 
 #include "memory/block_stream.h"
+#include "memory/file_pages.h"
 #include "memory/quantized_store.h"
 #include "memory/slab.h"
 
@@ -229,6 +230,7 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
     Parts host = found.parts;
     if (source.slab.defined()) {
       pieces.values.fill(source.slab, host.values);
+      give_back_pages(host.values);
       if (pieces.scales) pieces.scales->fill(source.slab, host.scales);
       host = pieces.in(source.slab, nullptr);
       if (!found.quantized) host_values.emplace(found.weight, host.values);
@@ -252,6 +254,7 @@ void Residency::Impl::send_away(Demanded from, Port& port) {
     if (found.quantized) pieces.scales = layout.add(host.scales);
     const at::Tensor slab = host_memory(port, layout.bytes());
     pieces.values.fill(slab, host.values);
+    give_back_pages(host.values);
     if (pieces.scales) pieces.scales->fill(slab, host.scales);
     host = pieces.in(slab, nullptr);
   }
