@@ -25,12 +25,21 @@ class FakeModel final : public Model {
   std::vector<float> sigmas_seen;  // first sigma of each denoise call
   std::vector<std::string> prompts_encoded;
   double input_mean_at_first = 0;
+  std::vector<float> levels;  // that are prepared
+  int64_t times_prepared = 0;
+  std::vector<BlockRunner*> runners;  // of every call that gets one
 
   nn::Module& component(std::string_view) override { throw Error(ErrorCode::kNotFound, "none"); }
   std::vector<Block*> blocks(std::string_view) override { return {}; }
   LatentSpec latent_spec() const override {
     return {.channels = 4, .spatial_stride = 8, .pixel_multiple = 16, .token_stride = 16};
   }
+  void prepare_levels(std::span<const float> sigmas, BlockRunner& runner) override {
+    runners.push_back(&runner);
+    levels.assign(sigmas.begin(), sigmas.end());
+    ++times_prepared;
+  }
+  void forget_levels() override { levels.clear(); }
   Conditioning encode_text(const Inputs& inputs, BlockRunner&) override {
     prompts_encoded.push_back(std::get<std::string>(inputs.at("prompt")));
     return {{"letters", at::full({1}, static_cast<double>(prompts_encoded.back().size()))}};
@@ -39,7 +48,9 @@ class FakeModel final : public Model {
     const at::Tensor rgb = at::avg_pool2d(pixels.squeeze(1), {8, 8}) / 2;
     return at::cat({rgb, at::zeros_like(rgb.narrow(0, 0, 1))}).unsqueeze(1);
   }
-  at::Tensor denoise(const DenoiseInputs& in, BlockRunner&) override {
+  at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
+    runners.push_back(&runner);
+    TORCH_CHECK(levels.at(static_cast<size_t>(in.level.value())) == in.sigma_B[0].item<float>());
     if (denoise_calls++ == 0) input_mean_at_first = in.x_BCTHW.mean().item<double>();
     rows_seen.push_back(in.x_BCTHW.size(0));
     sigmas_seen.push_back(in.sigma_B[0].item<float>());

@@ -295,6 +295,32 @@ TEST_CASE("Prompts are encoded once per content", "[generate]") {
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c", "c"});
 }
 
+TEST_CASE("Noise levels are prepared once for all pictures of a request, and forgotten after it",
+          "[generate]") {
+  Bench bench;
+  Request request = request_of("prompt", 3, {1, 2, 3});
+  request.cfg_scale = 2;
+  bench.run(request);  // the model checks the level of each call
+  CHECK(bench.model.times_prepared == 1);
+  CHECK(bench.model.denoise_calls == 9);
+  CHECK(bench.model.levels.empty());
+
+  CHECK_THROWS_AS(bench.run(request, [&] { return bench.model.denoise_calls >= 11; }), Error);
+  CHECK(bench.model.times_prepared == 2);
+  CHECK(bench.model.levels.empty());
+}
+
+TEST_CASE("The denoiser's blocks are run by the engine's runner", "[generate]") {
+  Bench bench;
+  DirectRunner runner;
+  Engine engine = fake_engine(bench.model, bench.log);
+  engine.runner = &runner;
+  Generator generator(engine, bench.progress);
+  generator.run(request_of("prompt", 2, {1}), [](size_t, const at::Tensor&) {});
+  REQUIRE(bench.model.runners.size() == 3);
+  for (const BlockRunner* used : bench.model.runners) CHECK(used == &runner);
+}
+
 TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "[generate]") {
   Bench bench;
   int64_t finished = 0;

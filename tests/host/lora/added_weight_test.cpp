@@ -57,6 +57,22 @@ TEST_CASE("Products, Hadamard and Kronecker products and whole differences are a
             bias + 0.5 * more.to(at::kHalf).to(at::kFloat)) < 1e-6);
 }
 
+TEST_CASE("The sum of a weight that comes and goes is made at each draw, to the same bits",
+          "[lora]") {
+  at::manual_seed(1);
+  const at::Tensor value = at::randn({6, 8});
+  const Addition addition = addition_of(low_rank(6, 8, 0.5));
+  const WeightPtr keeps = test::make_weight(value), makes = test::make_weight(value);
+  set_additions(*keeps, nullptr, {addition});
+  set_additions(*makes, nullptr, {addition}, /*keeps_sum=*/false);
+  const at::Tensor sum = keeps->draw(), made = makes->draw();
+  CHECK(at::equal(sum, made));
+  CHECK(keeps->draw().is_same(sum));
+  CHECK_FALSE(makes->draw().is_same(made));
+  CHECK(added_bytes(*keeps) == static_cast<int64_t>(sum.nbytes()));
+  CHECK(added_bytes(*makes) == 0);
+}
+
 TEST_CASE("DoRA gives the sum of weight and product the lengths that the file says", "[lora]") {
   at::manual_seed(2);
   const at::Tensor weight = at::randn({6, 8});

@@ -264,6 +264,33 @@ TEST_CASE("Merged LoRAs are what hot ones are, and leave the base's bits", "[lor
   CHECK(test::same_bits(scene.weights(), weights));
 }
 
+TEST_CASE("On weights that stream LoRAs are what they are otherwise, and leave no sums behind",
+          "[lora]") {
+  const Scene scene;
+  for (const Mode mode : {Mode::kHot, Mode::kMerge}) {
+    for (const int64_t stay : {0, 1}) {
+      const auto resident = test::open_toy(scene.folder.path());
+      const auto streamed = test::open_toy(scene.folder.path(), "float32",
+                                           {.offload = {{"dit", memory::Place::kHost}},
+                                            .resident_blocks = {{"dit", stay}},
+                                            .prefetch = 0});
+      Registry a(*resident, {.mode = mode}), b(*streamed, {.mode = mode});
+      const Use style = {"style", scene.style_path, 0.7}, light = {"light", scene.light_path, 1.0};
+      for (const std::vector<Use>& set :
+           std::vector<std::vector<Use>>{{style}, {light, style}, {}, {style}}) {
+        a.use(set);
+        b.use(set);
+        CHECK(at::equal(test::toy_velocity(*resident), test::toy_velocity(*streamed)));
+      }
+      if (mode == Mode::kMerge) CHECK(b.bytes() < a.bytes());
+      streamed->unload_component("dit");
+      CHECK(at::equal(test::toy_velocity(*resident), test::toy_velocity(*streamed)));
+      b.use({});
+      CHECK(at::equal(test::toy_velocity(*streamed), scene.plain));
+    }
+  }
+}
+
 TEST_CASE("Two registries add to one weight, and each takes its own away", "[lora]") {
   Scene scene;
   Registry first(*scene.model, {.mode = Mode::kMerge});

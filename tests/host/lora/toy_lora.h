@@ -39,14 +39,16 @@ inline void write_toy_model(const std::string& folder) {
 }
 
 inline std::unique_ptr<checkpoint::LoadedModel> open_toy(const std::string& folder,
-                                                         const std::string& dtype = "float32") {
+                                                         const std::string& dtype = "float32",
+                                                         checkpoint::Placement placement = {}) {
   return checkpoint::LoadedModel::open(
       toy_family(),
       {.model_paths =
            nlohmann::json({folder + "/dit.safetensors", folder + "/vae.safetensors"}).dump(),
        .dtype = dtype,
        .device = "cpu",
-       .components = {"dit", "vae"}});
+       .components = {"dit", "vae"},
+       .placement = std::move(placement)});
 }
 
 // The two factors of one layer.
@@ -88,8 +90,8 @@ inline at::Tensor toy_velocity(checkpoint::LoadedModel& model) {
   const at::Tensor prompt = at::randn({5, kToyWidth}, generator, at::kFloat);
   const Conditioning cond = {{"prompt_embeds", prompt.to(model.dtype())}};
   const Conditioning* both[] = {&cond, &cond};
-  DirectRunner runner;
-  return model.model().denoise({x.to(model.dtype()), at::tensor({0.25f, 0.75f}), both}, runner);
+  return model.model().denoise({x.to(model.dtype()), at::tensor({0.25f, 0.75f}), both},
+                               model.runner());
 }
 
 // The velocity of a model whose published weights `change` has changed.
