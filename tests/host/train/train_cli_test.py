@@ -235,6 +235,11 @@ class TrainTest(unittest.TestCase):
             self.assertIn("--use_gradient_checkpointing has no effect", self.stderr)
             if budget != "none":
                 self.assertIn("activations of blocks: at most", self.stderr)
+        for name, more in (("inputs", {}), ("outputs", dict(activation_memory_budget="0.9"))):
+            run = self.train("offloaded_" + name, lora_dropout=0.2, save_steps=4,
+                             use_gradient_checkpointing_offload=True, **more)
+            self.assert_same_state(kept, run, 4)
+            self.assertNotIn("has no effect", self.stderr)
         self.train("wrong", expect=2, activation_memory_budget="12")
         self.assertIn("--activation_memory_budget", self.stderr)
 
