@@ -214,21 +214,17 @@ std::optional<Planned> plan_training(LoadedModel& model, const MemoryWishes& wis
   return plan_unless_impossible(wishes, reason, [&] {
     TrainingBasis basis = training_basis(model, asked);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
-    const auto plan_it = [&] {
-      return Planned{plan_or_refuse(size_training(model, basis, target.basis), target,
-                                    asked.prefetch, alternatives),
-                     target};
-    };
-    const bool may_move = !basis.on_host && !asked.selection.weights.empty();
-    if (!may_move) return plan_it();
+    const SizedRun sized = size_training(model, basis, target.basis);
     // On the device it is faster; where that does not fit, trained weights and optimizer move.
-    try {
-      return plan_it();
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kOutOfMemory) throw;
+    if (!basis.on_host && !asked.selection.weights.empty() &&
+        !try_plan(sized, target, asked.prefetch)) {
       basis.on_host = true;
-      return plan_it();
+      const SizedRun moved = size_training(model, basis, target.basis);
+      if (auto planned = try_plan(moved, target, asked.prefetch))
+        return Planned{std::move(*planned), target};
+      basis.on_host = false;
     }
+    return Planned{plan_or_refuse(sized, target, asked.prefetch, alternatives), target};
   });
 }
 

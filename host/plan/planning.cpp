@@ -148,12 +148,19 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
 
 }  // namespace
 
-PlannedResult plan_or_refuse(SizedRun sized, const PlanTarget& target,
+std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target,
+                                      std::optional<int64_t> prefetch) {
+  std::optional<MemoryPlan> plan = best_plan(sized.run, target, prefetch);
+  if (!plan) return std::nullopt;
+  return PlannedResult{sized, std::move(*plan)};
+}
+
+PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
                              std::optional<int64_t> prefetch,
                              const std::vector<Alternative>& alternatives) {
-  std::optional<MemoryPlan> plan = best_plan(sized.run, target, prefetch);
-  if (!plan) throw refusal(sized.run, target, alternatives);
-  return {std::move(sized), std::move(*plan)};
+  std::optional<PlannedResult> planned = try_plan(sized, target, prefetch);
+  if (!planned) throw refusal(sized.run, target, alternatives);
+  return std::move(*planned);
 }
 
 void apply_plan(const MemoryPlan& plan, LoadRequest& request) {
@@ -185,6 +192,8 @@ std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequ
   const auto alternative = [&](const std::vector<std::string>& stored) {
     std::string flags;
     LoadRequest changed = request;
+    // One stand-in with a limit lives at a time.
+    if (device::parse_stand_in(request.device)) changed.device = "cpu";
     for (const std::string& name : stored) {
       flags += (flags.empty() ? "--storage " : ",") + name + "=fp8";
       changed.storage[name] = Storage::kFp8;

@@ -48,9 +48,12 @@ struct Alternative {
   std::function<SizedRun()> size;
 };
 
+// The fastest plan; nullopt when nothing fits.
+std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target,
+                                      std::optional<int64_t> prefetch);
 // The fastest plan. `prefetch`: what the user said, nullopt where he said nothing. Throws
 // Error{kOutOfMemory} when nothing fits, with the alternatives that do and what they need.
-PlannedResult plan_or_refuse(SizedRun sized, const PlanTarget& target,
+PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
                              std::optional<int64_t> prefetch,
                              const std::vector<Alternative>& alternatives);
 

@@ -25,6 +25,8 @@ using memory::PlannedPhase;
 
 constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
 constexpr int kBudgets = 20;             // parts of the activations that are tried
+// Numbers whose float32 gradients exist at one time while AdamW moves 16-bit weights.
+constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
 
@@ -184,28 +186,54 @@ class TrainingSizes {
     }
   }
 
-  // Values, gradients and optimizer state of what is trained, beside the weights themselves.
-  void add_trained(bool on_host, Manner& manner) const {
-    double numbers = 0, whole = 0;
+  // What is trained: numbers of LoRA factors and of weights, and their bytes. Values of weights are
+  // the components'.
+  struct Trained {
+    double numbers = 0, factors = 0, gradients = 0, state = 0;
+    double moving = 0;  // most that one call of the optimizer makes for itself
+  };
+  Trained trained() const {
+    double factors = 0, whole = 0, largest = 0;
     for (const auto& layer : training_.selection.layers) {
-      numbers += static_cast<double>(config().lora.rank *
+      factors += static_cast<double>(config().lora.rank *
                                      (layer.linear->in_features() + layer.linear->out_features()));
     }
-    for (const auto& trained : training_.selection.weights)
-      whole += static_cast<double>(trained.weight->numel());
+    for (const auto& weight : training_.selection.weights) {
+      whole += static_cast<double>(weight.weight->numel());
+      largest = std::max(largest, static_cast<double>(weight.weight->numel()));
+    }
     const StateBytes of_lora = state_bytes(config().optimizer, at::kFloat);
     const StateBytes of_weights = state_bytes(config().optimizer, model_.dtype());
-    const double values = 4.0 * numbers + (on_host ? 0.0 : whole * of_weights.gradient);
-    const double state = numbers * (of_lora.gradient + of_lora.state) + whole * of_weights.state;
-    manner.device_bytes += std::llround(values + (on_host ? 0.0 : state));
+    Trained sum;
+    sum.numbers = factors + whole;
+    sum.factors = 4.0 * factors;
+    sum.gradients = factors * of_lora.gradient + whole * of_weights.gradient;
+    sum.state = factors * of_lora.state + whole * of_weights.state;
+    const bool is_plain = config().optimizer.kind == optim::Kind::kAdamW;
+    if (!is_plain || model_.dtype() != at::kFloat)
+      sum.moving =
+          is_plain ? 4.0 * std::min(whole, std::max(largest, kMovedAtOnce)) : 12.0 * largest;
+    return sum;
+  }
+
+  // Gradients come while activations go, so only those of earlier passes of a step meet all of
+  // these; then the optimizer works.
+  void add_trained(bool on_host, Manner& manner) const {
+    const Trained sum = trained();
+    if (config().ema_decay > 0) manner.host_bytes += std::llround(4.0 * sum.numbers);
     if (on_host) {
-      const double rest = 4.0 * numbers + whole * (of_weights.gradient + 2.0) + state;
+      const double rest = sum.factors + sum.gradients + sum.state;
+      manner.device_bytes += std::llround(sum.factors);
       manner.host_bytes += std::llround(rest);
       manner.seconds += 2.0 * rest / kHostBytesPerSecond;
-    } else {
-      manner.seconds += 2.0 * (values + state) / basis_.profile.memory_bytes_per_second;
+      return;
     }
-    if (config().ema_decay > 0) manner.host_bytes += std::llround(4.0 * (numbers + whole));
+    const bool is_accumulated = config().order.gradient_accumulation_steps > 1;
+    const double computing =
+        static_cast<double>(manner.device_bytes) + (is_accumulated ? sum.gradients : 0.0);
+    const double resting = sum.factors + sum.state;
+    manner.device_bytes = std::llround(resting + std::max(computing, sum.gradients + sum.moving));
+    manner.seconds += 2.0 * (resting + sum.gradients) / basis_.profile.memory_bytes_per_second;
   }
 
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {

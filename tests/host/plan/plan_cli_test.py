@@ -203,7 +203,7 @@ class PredictedAndMeasuredTest(PlanTest):
 
     def test_on_the_cpu_nothing_is_planned(self):
         result = self.generate("cpu.png", device="cpu")
-        self.assertNotIn("plan", result.stderr)
+        self.assertNotIn("plan: ", result.stderr)
 
 
 if __name__ == "__main__":
