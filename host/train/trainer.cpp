@@ -18,6 +18,7 @@
 #include "host/random/counter.h"
 #include "host/report/problems.h"
 #include "host/run/stop.h"
+#include "host/train/config_checks.h"
 
 namespace atelier::train {
 
@@ -95,6 +96,9 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {
   total_steps_ = count_steps(order_, config_);
   lr_schedule_.total_steps = total_steps_;
+  if (trained_.kept_bytes() > 0)
+    parts.progress.note("small trained weights stay on the device: " +
+                        report::format_bytes(static_cast<uint64_t>(trained_.kept_bytes())));
   if (config_.ema_decay > 0) {
     const memory::HostScope host;
     ema_.emplace(trained_.groups(), config_.ema_decay);
@@ -124,9 +128,10 @@ BlockRunner& Trainer::recomputing(BlockRunner& inner) {
     return activations_.emplace(
         inner, *config_.activation_budget, parts_.model.device(),
         [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader);
-  const auto& parts = parts_.model.parts();
-  const bool streams = std::any_of(parts.begin(), parts.end(), [&](const auto& part) {
-    return parts_.model.is_streamed(part.detection.component);
+  std::vector<std::string> run = config_.trained_names();
+  run.push_back(parts_.model.denoiser()->detection.component);
+  const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
+    return parts_.model.is_streamed(component_of(name));
   });
   if (config_.use_gradient_checkpointing || streams)
     return recompute_.emplace(

@@ -58,14 +58,17 @@ class OffloadTest(unittest.TestCase):
         self.stderr = result.stderr
         return self.dir / name
 
-    def assert_same_run(self, a, b, step=5):
+    def assert_same_state(self, a, b, step=5):
         ours, theirs = state_of(a, step), state_of(b, step)
         self.assertTrue(ours)
         self.assertEqual(set(ours), set(theirs))
-        self.assertEqual([name for name, value in ours.items() if theirs[name] != value], [])
+        self.assertEqual([name for name, value in ours.items() if theirs[name] != value][:3], [])
+
+    def assert_same_run(self, a, b, step=5):
+        self.assert_same_state(a, b, step)
         files = {path.name: tensors(path) for path in a.glob("*.safetensors")}
         self.assertTrue(files)
-        self.assertEqual(files, {path.name: tensors(path) for path in b.glob("*.safetensors")})
+        self.assertTrue(files == {path.name: tensors(path) for path in b.glob("*.safetensors")})
         self.assertEqual((a / "loss.csv").read_text().count("train/grad_norm"), step)
         self.assertEqual(*[[line for line in (run / "loss.csv").read_text().splitlines()
                             if ",train/" in line] for run in (a, b)])
@@ -75,8 +78,9 @@ class OffloadTest(unittest.TestCase):
             flags = dict(FULL, dtype=dtype, max_grad_norm=clip, ema_decay=0.9,
                          use_gradient_checkpointing=True)
             resident = self.train(f"resident_{dtype}_{clip}", device="cpu", **flags)
-            offloaded = self.train(f"offloaded_{dtype}_{clip}", **flags, **BOTH)
-            self.assertIn("blocks stayed on the device", self.stderr)
+            # One slot: the graph that holds a weight of one block leaves no room for the other.
+            offloaded = self.train(f"offloaded_{dtype}_{clip}", prefetch=0, **flags, **BOTH)
+            self.assertIn("dit: 0 of 2 blocks stayed on the device", self.stderr)
             self.assert_same_run(resident, offloaded)
             for name, more in (("weights", dict(enable_model_cpu_offload=True)),
                                ("optimizer", dict(enable_optimizer_cpu_offload=True)),
@@ -85,6 +89,7 @@ class OffloadTest(unittest.TestCase):
                 if dtype == "float32" or (name == "placed") != (clip == 0):
                     continue
                 self.assert_same_run(resident, self.train(f"{name}_{clip}", **flags, **more))
+                self.assertEqual("small trained weights stay" in self.stderr, name == "threshold")
 
     def test_a_lora_trains_on_weights_that_are_streamed(self):
         for clip in (0, 0.01):
@@ -109,13 +114,13 @@ class OffloadTest(unittest.TestCase):
             straight = self.train(f"straight_{clip}", **flags)
             self.train(f"cut_{clip}", **{**flags, "max_train_steps": 3, "save_steps": 3})
             resumed = self.train(f"cut_{clip}", resume=self.dir / f"cut_{clip}", **flags)
-            ours, theirs = state_of(straight, 5), state_of(resumed, 5)
-            self.assertEqual(ours, theirs)
+            self.assert_same_state(straight, resumed)
             # The place of the weights is free to change.
             self.train(f"moved_{clip}", **{**flags, "max_train_steps": 3, "save_steps": 3})
             moved = self.train(f"moved_{clip}", resume=self.dir / f"moved_{clip}",
-                               **dict(flags, device="cpu", cpu_offload="false"))
-            self.assertEqual(ours, state_of(moved, 5))
+                               **dict(flags, **RESIDENT, cpu_offload=None, optimize_on_cpu=None))
+            self.assertNotIn("blocks stayed on the device", self.stderr)
+            self.assert_same_state(straight, moved)
 
     def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
         limit = "stand-in:1200KiB"
