@@ -71,7 +71,8 @@ class Pages {
     if (!is_pinned_ && runtime.last_error != nullptr) runtime.last_error();
   }
   ~Pages() {
-    if (is_pinned_) CudaRuntime::loaded().host_unregister(data_);
+    const CudaRuntime& runtime = CudaRuntime::loaded();
+    if (is_pinned_ && runtime.host_unregister != nullptr) runtime.host_unregister(data_);
     munmap(data_, bytes_);
   }
   Pages(const Pages&) = delete;
@@ -124,8 +125,7 @@ class CopyStream {
     if (after.state()) event_of(after).block(stream_);
     {
       const c10::StreamGuard guard(stream_);
-      at::Tensor target = to.detach();
-      target.copy_(from.detach(), /*non_blocking=*/true);
+      to.detach().copy_(from.detach(), /*non_blocking=*/true);
     }
     const at::Tensor& on_device = from.is_cpu() ? to : from;
     // The allocator of the device gives its memory to nobody else before the copy is done.

@@ -41,13 +41,15 @@ struct Pieces {
 class StreamedStore final : public WeightStore {
  public:
   // `pieces`: where it lies in the slab of `block`; none: it does not come with its block.
+  // `quantized`: the store that it had, if that was one; its codes and scales are now `host`.
   StreamedStore(std::shared_ptr<BlockStream> stream, int64_t block, std::optional<Pieces> pieces,
-                Parts host, std::shared_ptr<const QuantizedStore> quantized)
+                Parts host, const QuantizedStore* quantized)
       : stream_(std::move(stream)),
         block_(block),
         pieces_(std::move(pieces)),
-        host_(std::move(host)),
-        quantized_(std::move(quantized)) {}
+        host_(std::move(host)) {
+    if (quantized != nullptr) quantized_ = quantized->over({host_.values, host_.scales});
+  }
 
   at::Tensor draw() const override {
     const Parts parts = on_device();
@@ -91,7 +93,7 @@ class StreamedStore final : public WeightStore {
   int64_t block_;
   std::optional<Pieces> pieces_;
   Parts host_;
-  std::shared_ptr<const QuantizedStore> quantized_;  // null: a plain weight
+  std::optional<QuantizedStore> quantized_;  // over the host's values; none: a plain weight
 };
 
 // A weight of a block before its store is replaced.
@@ -227,7 +229,7 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
   BlockStream::Source source = {from.block->path(), from.layout.bytes(), {}, {}};
   if (from.place == Place::kHost) source.slab = host_memory(port, source.bytes);
   for (auto& [found, pieces] : from.weights) {
-    Parts host = found.parts;
+    Parts host = std::move(found.parts);
     if (source.slab.defined()) {
       pieces.values.fill(source.slab, host.values);
       give_back_pages(host.values);
@@ -238,8 +240,8 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
       source.pieces.emplace_back(pieces.values, host.values);
       if (pieces.scales) source.pieces.emplace_back(*pieces.scales, host.scales);
     }
-    found.weight->set_store(std::make_shared<StreamedStore>(stream, numbers.at(from.block), pieces,
-                                                            std::move(host), found.quantized));
+    found.weight->set_store(std::make_shared<StreamedStore>(
+        stream, numbers.at(from.block), pieces, std::move(host), found.quantized.get()));
   }
   return source;
 }
@@ -247,7 +249,7 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
 // Of a weight that does not come with its block.
 void Residency::Impl::send_away(Demanded from, Port& port) {
   auto& [found, place] = from;
-  Parts host = found.parts;
+  Parts host = std::move(found.parts);
   if (place != Place::kDisk) {
     SlabLayout layout;
     Pieces pieces = {layout.add(host.values), {}};
@@ -258,8 +260,8 @@ void Residency::Impl::send_away(Demanded from, Port& port) {
     if (pieces.scales) pieces.scales->fill(slab, host.scales);
     host = pieces.in(slab, nullptr);
   }
-  found.weight->set_store(
-      std::make_shared<StreamedStore>(stream, -1, std::nullopt, std::move(host), found.quantized));
+  found.weight->set_store(std::make_shared<StreamedStore>(stream, -1, std::nullopt, std::move(host),
+                                                          found.quantized.get()));
 }
 
 at::Tensor Residency::Impl::host_memory(Port& port, int64_t bytes) {
@@ -267,6 +269,7 @@ at::Tensor Residency::Impl::host_memory(Port& port, int64_t bytes) {
   return port.host_memory(bytes);
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): callers make both on the spot
 Residency::Residency(std::vector<Block*> blocks, ResidencyPlan plan, Port& port,
                      const std::set<const Weight*>& on_demand)
     : impl_(std::make_unique<Impl>(blocks, plan, port, on_demand)) {}

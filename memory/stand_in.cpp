@@ -31,26 +31,30 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-struct CopyState final : Ticket::State {
-  double end = 0.0;  // on the port's clock
+class CopyState final : public Ticket::State {
+ public:
+  explicit CopyState(double end) : end_(end) {}
 
-  void finish(std::exception_ptr thrown) {
-    const std::lock_guard lock(mutex);
-    is_done = true;
-    failure = std::move(thrown);
-    changed.notify_all();
+  double end() const { return end_; }  // on the port's clock
+
+  void finish(const std::exception_ptr& failure) {
+    const std::lock_guard lock(mutex_);
+    is_done_ = true;
+    failure_ = failure;
+    changed_.notify_all();
   }
   void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return is_done; });
-    if (failure) std::rethrow_exception(failure);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_done_; });
+    if (failure_) std::rethrow_exception(failure_);
   }
 
  private:
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool is_done = false;
-  std::exception_ptr failure;
+  const double end_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_done_ = false;
+  std::exception_ptr failure_;
 };
 
 CopyState* state_of(const Ticket& ticket) {
@@ -72,8 +76,7 @@ void copy_values(const at::Tensor& from, const at::Tensor& to) {
   if (from.is_contiguous() && to.is_contiguous()) {
     if (from.nbytes() > 0) std::memcpy(to.data_ptr(), from.const_data_ptr(), from.nbytes());
   } else {
-    at::Tensor target = to;
-    target.copy_(from);
+    to.copy_(from);
   }
 }
 
@@ -95,15 +98,15 @@ class CopyQueue {
   Ticket push(const at::Tensor& from, const at::Tensor& to, const Ticket& after) {
     if (from.sizes() != to.sizes() || from.scalar_type() != to.scalar_type())
       throw Error(ErrorCode::kInternal, "a copy between tensors of different sizes or dtypes");
-    auto state = std::make_shared<CopyState>();
     const std::lock_guard lock(mutex_);
     if (options_.poison && !after.state()) poison(to);
     double begin = std::max(now(), free_at_);
-    if (after.state()) begin = std::max(begin, state_of(after)->end);
+    if (after.state()) begin = std::max(begin, state_of(after)->end());
     const double seconds = options_.bytes_per_second > 0
                                ? static_cast<double>(from.nbytes()) / options_.bytes_per_second
                                : 0.0;
-    state->end = free_at_ = begin + seconds;
+    free_at_ = begin + seconds;
+    auto state = std::make_shared<CopyState>(free_at_);
     copies_.push_back({from.detach(), to.detach(), after, state});
     bytes_ += static_cast<int64_t>(from.nbytes());
     if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
@@ -153,9 +156,9 @@ class CopyQueue {
     }
     if (!options_.clock && options_.bytes_per_second > 0) {
       std::unique_lock lock(mutex_);
-      const double left = copy.state->end - wall_seconds();
+      const double left = copy.state->end() - wall_seconds();
       changed_.wait_for(lock, std::chrono::duration<double>(left),
-                        [&] { return is_closing_ || wall_seconds() >= copy.state->end; });
+                        [&] { return is_closing_ || wall_seconds() >= copy.state->end(); });
     }
     copy_values(copy.from, copy.to);
   }
@@ -188,7 +191,7 @@ class StandIn final : public Port {
   at::Device device() const override { return at::kCPU; }
 
   at::Tensor device_memory(int64_t bytes) override {
-    limit_->take(bytes, "blocks of bytes");
+    limit_->take(bytes, "a buffer");
     const auto give = [limit = limit_, bytes] { limit->give(bytes); };
     at::Tensor memory;
     try {
@@ -222,7 +225,7 @@ class StandIn final : public Port {
     if (!ticket.state()) return;
     const double start = in_.now();
     state_of(ticket)->wait();
-    if (options_.clock) options_.clock->advance_to(state_of(ticket)->end);
+    if (options_.clock) options_.clock->advance_to(state_of(ticket)->end());
     const std::lock_guard lock(mutex_);
     waited_seconds_ += in_.now() - start;
   }

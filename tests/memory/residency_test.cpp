@@ -4,6 +4,7 @@
 #include <random>
 #include <thread>
 
+#include "memory/live_bytes.h"
 #include "memory/quantized_store.h"
 #include "memory/toy_net.h"
 
@@ -239,6 +240,26 @@ TEST_CASE("What a block rests in and what comes is counted", "[residency]") {
   CHECK(net.wrong(direct, forward_order(5)) == 0);
 }
 
+TEST_CASE("The host keeps every weight once", "[residency]") {
+  for (const bool is_quantized : {false, true}) {
+    for (const bool is_demanded : {false, true}) {
+      const LiveBytes measured(at::kCPU);
+      Matrices net(3);
+      std::set<const Weight*> demanded;
+      for (auto& block : net.blocks) {
+        if (is_quantized) quantize_linears(*block, QuantizedKind::kFp8);
+        if (is_demanded) demanded.insert(block->linear.weight.get());
+      }
+      const int64_t before = measured.now();
+      const auto port = make_stand_in({});
+      Residency residency(net.all(), spread_residents(3, 0, Place::kHost), *port, demanded);
+      const int64_t bytes = 3 * (is_quantized ? kSide * (kSide + 4) : kMatrixBytes);
+      CHECK(before - measured.now() == bytes);
+      CHECK(residency.stats().host_bytes == bytes);
+    }
+  }
+}
+
 TEST_CASE("Copies hide behind computing, or computing behind copies", "[residency]") {
   constexpr int kBlocks = 8, kPasses = 3;
   const std::vector<int> pass = forward_order(kBlocks);
@@ -387,6 +408,49 @@ TEST_CASE("A weight is drawn right whether its block is held or not", "[residenc
   CHECK(test::error(runner.run(*net.blocks[2], {net.x})[0], net.products[2] * 2) < 1e-6);
 }
 
+TEST_CASE("A backward pass of products draws what was streamed again", "[residency]") {
+  Matrices net(5);
+  const auto gradient = [&](BlockRunner& runner) {
+    const Tensor x = test::trained(net.x);
+    Tensors values = {x};
+    for (auto& block : net.blocks) values = runner.run(*block, values);
+    return test::gradients(values, {x});
+  };
+  const Tensors want = gradient(direct);
+  const auto port = make_stand_in({.poison = true});
+  Residency residency(net.all(), spread_residents(5, 0, Place::kHost, 1), *port);
+  StreamingRunner runner(direct, {&residency});
+  for (int step = 0; step < 3; ++step) CHECK(test::same_bits(gradient(runner), want));
+}
+
+TEST_CASE("Nothing that autograd holds is a streamed or a dequantised weight", "[residency]") {
+  for (const bool is_quantized : {false, true}) {
+    test::Net net(test::Train::kAdapters, 0.1, 4);
+    if (is_quantized) {
+      for (auto& block : net.blocks) quantize_linears(*block, QuantizedKind::kFp8);
+    }
+    // What the graph of a forward pass holds when the weights are just there.
+    RecomputeRunner plain(direct);
+    (void)net.step(plain);
+    int64_t activations = 0;
+    {
+      const LiveBytes measured(at::kCPU);
+      const Tensor y = net.forward(plain);
+      activations = measured.now();
+    }
+    CHECK(activations > 0);
+    const auto port = make_stand_in({.capacity = int64_t{1} << 40, .poison = true});
+    Residency residency(blocks_of(net), spread_residents(4, 0, Place::kHost, 1), *port);
+    const int64_t slots = residency.stats().device_bytes;
+    CHECK(port->stats().live_bytes == slots);
+    StreamingRunner streaming(direct, {&residency});
+    RecomputeRunner recompute(streaming);
+    (void)net.step(recompute);
+    const Tensor y = net.forward(recompute);
+    CHECK(port->stats().live_bytes == slots + activations);
+  }
+}
+
 TEST_CASE("Strides stay as they are", "[residency]") {
   MatrixBlock block(nullptr, "block");
   const Tensor turned = at::randn({kSide, kSide}).t(), holes = at::randn({kSide, 2 * kSide});
@@ -469,6 +533,7 @@ TEST_CASE("The device never holds more than its capacity", "[residency]") {
   residency.refresh(*net.blocks[0]);
   const Error full = test::error_of([&] { (void)net.weight(0).draw(); });
   CHECK(full.code() == ErrorCode::kOutOfMemory);
+  CHECK(test::mentions(full, "4.0 KiB more"));
   CHECK(net.is_right(runner, 0));
 }
 
