@@ -21,7 +21,6 @@ esac
 folder=$1
 python=${PYTHON-python3}
 atelier=${ATELIER-$here/../../build/release/bin/atelier}
-steps=9000
 mkdir -p "$folder"
 
 # once NAME COMMAND...: runs it unless an earlier call finished it.
@@ -36,18 +35,26 @@ once() {
 # Threads that wait leave the cores to others; the number of threads is a part of the result's bits.
 export OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1
 
-once pictures "$python" "$here/pictures.py" "$folder/wide" --count 8000 --seed 1 --wide
+once wide "$python" "$here/pictures.py" "$folder/wide" --count 8000 --seed 1 --wide
+once near "$python" "$here/pictures.py" "$folder/near" --count 6000 --seed 1
 once hatched "$python" "$here/pictures.py" "$folder/hatched" --count 24 --seed 3 --style hatched
 once edit "$python" "$here/pictures.py" "$folder/edit" --count 12 --seed 5 --edit
 once vae "$python" "$here/train_vae.py" "$folder/vae" --steps 900 --seed 7
 once untrained "$python" "$here/make_model.py" "$folder/untrained" --vae "$folder/vae" --seed 11
-once denoiser env -u OMP_NUM_THREADS "$atelier" train --plugin qwen_image --trainable_models dit \
-  --model_paths "[\"$folder/untrained\"]" --dataset_base_path "$folder/wide" \
-  --dataset_metadata_path "$folder/wide/metadata.csv" --dtype float32 --adam_beta2 0.99 \
-  --learning_rate 1.5e-3 --lr_scheduler cosine --lr_warmup_steps 300 --batch_size 16 --num_epochs 1000 \
-  --max_train_steps "$steps" --ema_decay 0.998 --weighting_scheme none --caption_dropout_rate 0.1 \
-  --save_dtype bfloat16 --enable_csv_log --logging_steps 20 --threads 2 --save_steps 500 \
-  --output_path "$folder/run" --resume latest
+# Colours, grounds and places are learnt first, where things may be anywhere; then shapes, near the middle.
+train() {  # train PICTURES RUN FLAG...
+  local pictures=$folder/$1 run=$folder/$2
+  shift 2
+  env -u OMP_NUM_THREADS "$atelier" train --plugin qwen_image --trainable_models dit \
+    --model_paths "[\"$folder/untrained\"]" --dataset_base_path "$pictures" \
+    --dataset_metadata_path "$pictures/metadata.csv" --dtype float32 --adam_beta2 0.99 \
+    --lr_scheduler cosine --batch_size 16 --num_epochs 1000 --ema_decay 0.998 --weighting_scheme none \
+    --caption_dropout_rate 0.1 --save_dtype bfloat16 --enable_csv_log --logging_steps 20 --threads 2 \
+    --save_steps 500 --output_path "$run" --resume latest "$@"
+}
+once wide_run train wide wide_run --learning_rate 1.5e-3 --lr_warmup_steps 300 --max_train_steps 9000
+once near_run train near near_run --learning_rate 1.2e-3 --lr_warmup_steps 100 --max_train_steps 5000 \
+  --resume_from_checkpoint "$folder/wide_run/step-9000.safetensors"
 once refine "$python" "$here/train_vae.py" "$folder/vae" --refine --steps 1000 --seed 8
 once model "$python" "$here/make_model.py" "$folder/model" --vae "$folder/vae" \
-  --denoiser "$folder/run/step-$steps.safetensors" --seed 11
+  --denoiser "$folder/near_run/step-5000.safetensors" --seed 11
