@@ -134,9 +134,14 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
     if (plan && (!smallest || plan->device_bytes < smallest->device_bytes))
       found.emplace_back(plan->device_bytes, alternative.flags);
   }
-  std::sort(found.begin(), found.end());
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first, a.second.size()) < std::pair(b.first, b.second.size());
+  });
   std::string fitting, smaller;
+  int64_t told = -1;
   for (const auto& [bytes, flags] : found) {
+    if (bytes == told) continue;  // more flags for the same
+    told = bytes;
     std::string& list = bytes <= target.limits.device_bytes ? fitting : smaller;
     list += (list.empty() ? "" : "; ") + flags + " would need " + shown(bytes);
   }

@@ -93,6 +93,15 @@ class GenerationPlanTest(PlanTest):
         self.assertEqual(self.component(plan, "dit")["resident_blocks"], 7)
         self.assertEqual(self.component(plan, "dit")["prefetch"], 1)
 
+    def test_where_the_host_has_little_memory_blocks_come_from_their_files(self):
+        roomy, _ = self.published(vram="16GiB", cfg_scale=1)
+        self.assertEqual(self.component(roomy, "dit")["others"], "host")
+        self.assertGreater(roomy["host_bytes"], 20 * GIB)
+        tight, _ = self.published(vram="16GiB", cfg_scale=1, host_memory="15GiB")
+        self.assertEqual(self.component(tight, "dit")["others"], "disk")
+        self.assertLessEqual(tight["host_bytes"], 15 * GIB)
+        self.assertGreater(tight["seconds"], roomy["seconds"])
+
     def test_what_cannot_fit_is_refused_with_what_would(self):
         result = self.run_program("plan", "generate", model_paths=json.dumps([str(self.big)]), prompt="a fox",
                                   height=1328, width=1328, device_profile="h200", vram="3GiB", expect=4)
@@ -200,6 +209,17 @@ class PredictedAndMeasuredTest(PlanTest):
                                   lora_base_model="dit", lora_rank=4, threads=1, output_path=self.root / "trained")
         self.assertIn("plan: ", result.stderr)
         self.check_prediction(result.stderr)
+
+    def test_full_training_that_does_not_fit_moves_to_the_host(self):
+        flags = dict(model_paths=json.dumps([str(self.tiny)]), dataset_base_path=self.root / "data",
+                     dataset_metadata_path=self.root / "data/metadata.csv", height=64, width=64, max_train_steps=2,
+                     trainable_models="dit", threads=1)
+        wide = self.run_program("train", device="stand-in:64MiB:1GB/s", output_path=self.root / "wide", **flags)
+        self.check_prediction(wide.stderr)
+        needed = self.told(wide.stderr, "predicted")
+        limit = int(needed / 2048)
+        tight = self.run_program("train", device=f"stand-in:{limit}KiB:1GB/s", output_path=self.root / "tight", **flags)
+        self.assertLess(self.told(tight.stderr, "measured"), limit * 1024)
 
     def test_on_the_cpu_nothing_is_planned(self):
         result = self.generate("cpu.png", device="cpu")
