@@ -145,20 +145,18 @@ def main():
     def cells(saved, peak):
         return f"{saved / mib:.1f} | {peak / mib:.1f}"
 
-    print("| budget | Atelier, saved MiB | peak MiB | predicted extra time | "
-          "torch.compile, saved MiB | peak MiB |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| budget | Atelier, saved MiB | peak MiB | torch.compile, saved MiB | peak MiB |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     by_name = {name: (saved, peak) for name, budget, saved, peak in theirs if budget is None}
     none, checkpoint = named["none"], named["checkpoint"]
-    print(f"| keep everything: `none`, eager diffusers | {cells(none['saved'], none['peak'])} | | "
+    print(f"| keep everything: `none`, eager diffusers | {cells(none['saved'], none['peak'])} | "
           f"{cells(*by_name['eager'])} |")
     for budget in BUDGETS:
         line = ours[budget]
         peer = next((s, p) for _, b, s, p in theirs if b == budget)
-        print(f"| {budget:g} | {cells(line['saved'], line['peak'])} | "
-              f"{line['extra'] * 1000:.0f} ms | {cells(*peer)} |")
+        print(f"| {budget:g} | {cells(line['saved'], line['peak'])} | {cells(*peer)} |")
     print(f"| checkpointing: `full`, `torch.utils.checkpoint` | "
-          f"{cells(checkpoint['saved'], checkpoint['peak'])} | | {cells(*by_name['checkpoint'])} |")
+          f"{cells(checkpoint['saved'], checkpoint['peak'])} | {cells(*by_name['checkpoint'])} |")
     print(f"\nA plan of 60 blocks with 12 outputs each took {named['plan']['milliseconds']:.1f} ms "
           f"at most, with offloading {named['plan_offload']['milliseconds']:.1f} ms.")
 

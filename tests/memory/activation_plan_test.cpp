@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "memory/activation_runner.h"
 #include "memory/live_bytes.h"
@@ -239,6 +240,43 @@ TEST_CASE("With offloading the plan is the best of all ways", "[plan]") {
     }
   }
   CHECK(offloaded > 100);
+}
+
+TEST_CASE("Kinds of runs share the host's memory, and offload the same in each of theirs",
+          "[plan]") {
+  const auto make = [](int64_t bytes) {
+    auto costs = std::make_shared<BlockCosts>();
+    costs->operators = {{"linear", bytes, 1e-6}, {"attention", 2 * bytes, 9e-6}};
+    costs->seconds = 20e-6;
+    return costs;
+  };
+  const auto large = make(100), small = make(30);
+  const std::vector<std::shared_ptr<const BlockCosts>> runs = {large, small, large, small, large,
+                                                               small, large, small, large};
+  for (int64_t host : {0, 90, 200, 500, 900, 5000}) {
+    const OffloadLimits limits = {.host_bytes = host, .bytes_per_second = 250 / 20e-6};
+    const ActivationPlan plan = plan_activations(runs, of_fraction(0.5), 0, 0, 0, limits);
+    const ActivationPlan without = plan_activations(runs, of_fraction(0.5), 0);
+    CHECK(plan.offloaded_bytes <= host);
+    if (host >= 500) CHECK(plan.offloaded_bytes > 0);
+    CHECK(plan.extra_seconds <= without.extra_seconds);
+    CHECK(plan.peak_bytes <= (4 * 300 + 4 * 90) / 2);
+    int64_t offloaded = 0;
+    for (size_t kind : {0, 1}) {
+      std::set<ops::ActionPlan> moved;
+      for (size_t i = kind; i + 1 < runs.size(); i += 2) {
+        ops::ActionPlan actions;
+        for (size_t op = 0; op < 2; ++op) {
+          const bool moves = plan.runs[i].actions[op] == Action::kOffload;
+          if (moves) actions.push_back(static_cast<Action>(op));
+          offloaded += moves ? runs[i]->operators[op].bytes : 0;
+        }
+        if (!actions.empty()) moved.insert(actions);
+      }
+      CHECK(moved.size() <= 1);
+    }
+    CHECK(offloaded == plan.offloaded_bytes);
+  }
 }
 
 TEST_CASE("Measured bytes of an operator are those that keeping it holds", "[plan]") {
