@@ -260,6 +260,16 @@ TEST_CASE("A model folder gives its components and its tokenizer", "[paths]") {
   }
 }
 
+TEST_CASE("A SentencePiece model is a tokenizer, by itself and in its folder", "[paths]") {
+  Folder folder;
+  write(folder / "m/vae/model.safetensors", {{"v", at::ones({2})}});
+  write_bytes(folder / "m/tokenizer/tokenizer.model", "x");
+  CHECK(find(folder / "m").tokenizers == std::vector<std::string>{folder / "m/tokenizer"});
+  const std::string file = folder / "m/tokenizer/tokenizer.model";
+  CHECK(find(file).tokenizers == std::vector<std::string>{file});
+  CHECK(find(file).checkpoints.empty());
+}
+
 TEST_CASE("What is missing or misplaced is named", "[paths]") {
   Folder folder;
   write_sharded(folder / "t");

@@ -64,6 +64,14 @@ TEST_CASE("Tokenizers are told apart by the files they are read from", "[fingerp
   CHECK(tokenizer_fingerprint(folder / "t") == print);
   test::write_bytes(folder / "t/tokenizer.json", "{ }");
   CHECK(tokenizer_fingerprint(folder / "t") != print);
+  test::write_bytes(folder / "s/tokenizer.model", "x");
+  const std::string pieces = tokenizer_fingerprint(folder / "s");
+  test::write_bytes(folder / "s/tokenizer.model", "y");
+  CHECK(tokenizer_fingerprint(folder / "s") != pieces);
+  test::write_bytes(folder / "old/vocab.json", "{}");
+  const std::string vocabulary = tokenizer_fingerprint(folder / "old/vocab.json");
+  test::write_bytes(folder / "old/merges.txt", "a b");
+  CHECK(tokenizer_fingerprint(folder / "old/vocab.json") != vocabulary);
   CHECK_THROWS_AS(tokenizer_fingerprint(folder / "none"), Error);
 }
 
