@@ -368,8 +368,8 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
   unload_text_encoders();
   load_where([](const ComponentSpec& c) { return c.phases.denoise; });
   check_cancelled();
-  const PreparedLevels levels(engine_, std::span(request.sigmas).first(request.sigmas.size() - 1),
-                              runner());
+  std::optional<PreparedLevels> levels;
+  levels.emplace(engine_, std::span(request.sigmas).first(request.sigmas.size() - 1), runner());
 
   const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
   for (size_t first = 0; first < num_pictures; first += batch_size) {
@@ -386,6 +386,7 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
       label += "/" + std::to_string(num_pictures);
     }
     x = denoise(request, cond, std::move(x), label);
+    if (first + count == num_pictures) levels.reset();  // decoding may need the room
     for (size_t i = 0; i < count; ++i) {
       on_picture(first + i, decode(request, x[static_cast<int64_t>(i)]));
     }
