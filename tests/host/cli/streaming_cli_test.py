@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -72,6 +73,8 @@ class StreamingTest(unittest.TestCase):
         defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu")
         if command != "probe":
             defaults["threads"] = 1
+        if command in ("generate", "train"):
+            defaults["vram"] = "off"  # places are said by hand
         words = [str(PROGRAM), command]
         for name, value in {**defaults, **flags}.items():
             if value is not None:
@@ -258,6 +261,24 @@ class StreamingTest(unittest.TestCase):
                            for path in sorted((self.dir / name).rglob("*.safetensors"))})
         self.assertTrue(caches[0])
         self.assertEqual(caches[0], caches[1])
+
+    def test_a_probe_has_the_same_values_and_gradients(self):
+        def waves(*shape):
+            count = math.prod(shape)
+            return list(shape), [math.sin(0.37 * i) for i in range(count)]
+
+        write_tensors(self.dir / "in.safetensors", {"latents": waves(1, 16, 1, 4, 4), "sigma": ([1], [0.7]),
+                                                    "prompt_embeds": waves(1, 5, 64)})
+        outputs = []
+        for name, offload in (("resident", ""), ("streamed", "dit=host")):
+            self.run_program("probe", component="dit", inputs=self.dir / "in.safetensors", gradients=True,
+                             output=self.dir / f"{name}.safetensors", offload=offload, prefetch=0)
+            outputs.append(tensors(self.dir / f"{name}.safetensors"))
+        self.assertIn("grad.latents", outputs[0])
+        self.assertEqual(outputs[0], outputs[1])
+        said = self.run_program("probe", expect=2, component="dit", inputs=self.dir / "in.safetensors", gradients=True,
+                                trainable="*", output=self.dir / "none.safetensors", offload="dit=host")
+        self.assertIn("leave out --offload", said)
 
 
 if __name__ == "__main__":
