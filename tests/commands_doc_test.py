@@ -18,6 +18,10 @@ PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", ROOT / "build/release/bin/a
 PAGE = ROOT / "docs" / "commands.md"
 
 
+TRAINING_PAGE = ROOT / "docs" / "training.md"
+KOHYA_FLAGS = ROOT / "host" / "train" / "kohya_flags.cpp"
+
+
 # A program with one command, a group of one, and a family that changes a flag and adds one.
 SMALL = r"""#!/bin/sh
 [ -z "$ATELIER_PLUGIN_PATH" ] || exit 9
@@ -146,6 +150,14 @@ class CommandsPage(unittest.TestCase):
                 self.assertEqual(code, result.returncode, result.stderr)
                 self.assertIn(word, result.stderr)
                 self.assertEqual(1, len(result.stderr.splitlines()), result.stderr)
+
+    def test_every_flag_of_kohyas_trainers_that_is_answered_is_in_the_table(self):
+        page = TRAINING_PAGE.read_text(encoding="utf-8")
+        table = page.split("## Coming from kohya's trainers")[1].split("\n## ")[0]
+        names = re.findall(r'^    \{"(\w+)", (?:true|false),', KOHYA_FLAGS.read_text(encoding="utf-8"),
+                           re.MULTILINE)
+        self.assertGreater(len(names), 50)
+        self.assertEqual([], [name for name in names if f"`--{name}`" not in table])
 
 
 if __name__ == "__main__":

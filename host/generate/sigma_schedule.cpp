@@ -11,22 +11,6 @@
 namespace atelier::generate {
 namespace {
 
-// The factor a of s' = a s / (1 + (a - 1) s).
-double shift_factor(const SigmaShift& shift, int64_t tokens) {
-  switch (shift.kind) {
-    case SigmaShift::Kind::kNone:
-      return 1.0;
-    case SigmaShift::Kind::kConstant:
-      return shift.value;
-    case SigmaShift::Kind::kByTokens: {
-      const double slope =
-          (shift.max - shift.base) / static_cast<double>(shift.max_tokens - shift.base_tokens);
-      return std::exp(shift.base + slope * static_cast<double>(tokens - shift.base_tokens));
-    }
-  }
-  throw Error(ErrorCode::kInternal, "schedule: unknown kind of shift");
-}
-
 std::vector<float> checked_sigmas(const std::vector<double>& given) {
   std::vector<float> sigmas;
   double last = 2.0;
@@ -47,6 +31,21 @@ std::vector<float> checked_sigmas(const std::vector<double>& given) {
 }
 
 }  // namespace
+
+double shift_factor(const SigmaShift& shift, int64_t tokens) {
+  switch (shift.kind) {
+    case SigmaShift::Kind::kNone:
+      return 1.0;
+    case SigmaShift::Kind::kConstant:
+      return shift.value;
+    case SigmaShift::Kind::kByTokens: {
+      const double slope =
+          (shift.max - shift.base) / static_cast<double>(shift.max_tokens - shift.base_tokens);
+      return std::exp(shift.base + slope * static_cast<double>(tokens - shift.base_tokens));
+    }
+  }
+  throw Error(ErrorCode::kInternal, "schedule: unknown kind of shift");
+}
 
 std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request) {
   if (!request.sigmas.empty()) return checked_sigmas(request.sigmas);

@@ -21,6 +21,9 @@ struct ScheduleRequest {
   std::vector<double> sigmas = {};
 };
 
+// The factor a of s' = a s / (1 + (a - 1) s), of a picture of that many tokens.
+double shift_factor(const SigmaShift& shift, int64_t tokens);
+
 // Returns the levels from noise to clean, the last one 0: one more than there are steps. Computed
 // in double precision.
 // Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift is not above 0, and when

@@ -371,8 +371,7 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;
   c.offloads_activations = flags.flag("use_gradient_checkpointing_offload");
-  c.use_gradient_checkpointing =
-      flags.flag("use_gradient_checkpointing") || c.offloads_activations;
+  c.use_gradient_checkpointing = flags.flag("use_gradient_checkpointing") || c.offloads_activations;
   const std::string budget = flags.find_text("activation_memory_budget").value_or("");
   if (budget.empty()) return;
   try {
@@ -383,12 +382,15 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
 }
 
 void fill_timesteps(TimestepOptions& t, const ParsedFlags& flags) {
-  t.sampling = pick<TimestepSampling>(flags, "timestep_sampling",
-                                      {{"uniform", TimestepSampling::kUniform},
-                                       {"logit_normal", TimestepSampling::kLogitNormal},
-                                       {"sigmoid", TimestepSampling::kSigmoid},
-                                       {"shift", TimestepSampling::kShift},
-                                       {"mode", TimestepSampling::kMode}});
+  t.sampling =
+      pick<TimestepSampling>(flags, "timestep_sampling",
+                             {{"uniform", TimestepSampling::kUniform},
+                              {"logit_normal", TimestepSampling::kLogitNormal},
+                              {"sigmoid", TimestepSampling::kSigmoid},
+                              {"shift", TimestepSampling::kShift},
+                              {"mode", TimestepSampling::kMode},
+                              {"uniform_dynamic_shift", TimestepSampling::kUniformDynamicShift},
+                              {"sigmoid_dynamic_shift", TimestepSampling::kSigmoidDynamicShift}});
   t.weighting = pick<Weighting>(flags, "weighting_scheme",
                                 {{"bsmntw", Weighting::kBsmntw},
                                  {"none", Weighting::kNone},
@@ -472,7 +474,8 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily& f
                     report::Problems& problems, std::string_view command) {
   const CommandSpec spec = train_command(&family, std::string(command));
   const size_t before = problems.size();
-  const std::vector<std::string> own = take_launcher_words(arguments, problems);
+  const std::vector<std::string> own =
+      take_kohya_flags(take_launcher_words(arguments, problems), problems);
   const Layers layers = LayerReader(own, spec, problems, problems).read();
   const std::vector<GivenValue> below = choose(layers.values, spec);
   const ParsedFlags flags = cli::parse_flags(spec, own, below, problems);

@@ -282,8 +282,8 @@ std::vector<std::string> note_idle_flags(const Config& config, const cli::Parsed
   idle(sampling == kLogitNormal, "logit_std", "--timestep_sampling logit_normal");
   idle(sampling == kMode, "mode_scale", "--timestep_sampling mode");
   idle(sampling == kShift, "discrete_flow_shift", "--timestep_sampling shift");
-  idle(sampling == kShift || sampling == kSigmoid, "sigmoid_scale",
-       "--timestep_sampling sigmoid or shift");
+  idle(sampling == kShift || sampling == kSigmoid || sampling == kSigmoidDynamicShift,
+       "sigmoid_scale", "--timestep_sampling sigmoid, shift or sigmoid_dynamic_shift");
   idle(config.lr_schedule.kind == "polynomial", "lr_scheduler_power", "--lr_scheduler polynomial");
   idle(config.lr_schedule.kind.starts_with("cosine"), "lr_scheduler_num_cycles",
        "--lr_scheduler cosine_with_restarts");

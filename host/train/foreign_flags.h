@@ -16,6 +16,11 @@ namespace atelier::train {
 std::vector<std::string> take_launcher_words(std::span<const std::string> arguments,
                                              report::Problems& problems);
 
+// `arguments` without the flags that kohya's trainers have under another name or not at all; each
+// becomes a problem that says what to use. Flags of one name and meaning here and there stay.
+std::vector<std::string> take_kohya_flags(std::span<const std::string> arguments,
+                                          report::Problems& problems);
+
 // A line for each given flag that has no effect, and a problem for each whose effect would be
 // missed.
 std::vector<std::string> note_foreign_flags(const cli::ParsedFlags& flags,

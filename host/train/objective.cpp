@@ -111,6 +111,13 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
   return at::stack(losses);
 }
 
+// Of the denoiser, for latents [C, T, H, W].
+int64_t Objective::tokens_of(const Tensor& latents) const {
+  const LatentSpec spec = model_.model().latent_spec();
+  const int64_t patch = std::max<int64_t>(spec.token_stride / spec.spatial_stride, 1);
+  return latents.size(1) * (latents.size(2) / patch) * (latents.size(3) / patch);
+}
+
 Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t step) {
   std::vector<Prepared> samples;
   std::vector<Timestep> levels;
@@ -119,7 +126,8 @@ Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t ste
   for (const PlacedSample& placed : batch) {
     samples.push_back(prepare(placed.sample));
     const auto number = static_cast<uint32_t>(step);
-    levels.push_back(timesteps_.draw(timestep_seed_, placed.slot, number));
+    levels.push_back(
+        timesteps_.draw(timestep_seed_, placed.slot, number, tokens_of(samples.back().clean)));
     weights.push_back(static_cast<float>(levels.back().weight));
     noise.push_back(
         random::normal_noise({noise_seed_, placed.slot, number}, samples.back().clean.sizes())

@@ -62,6 +62,7 @@ class Objective {
   Prepared prepare(const TrainSample& sample);
   at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
                      const std::vector<at::Tensor>& noise);
+  int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 
   checkpoint::LoadedModel& model_;

@@ -132,9 +132,8 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
           "leave a part of the table in between, at least 0.001 of it");
   high_ = sigmas_[static_cast<size_t>(first_)];
   low_ = last_ < kLevels ? sigmas_[static_cast<size_t>(last_)] : 0.0;
-  low_chance_ = probability(draws_sigma() ? low_ : static_cast<double>(first_) / kLevels);
-  high_chance_ = probability(draws_sigma() ? high_ : static_cast<double>(last_) / kLevels);
-  require(low_chance_ < high_chance_, "min_timestep_boundary", options.min_timestep_boundary,
+  const auto [low_chance, high_chance] = chances(shift_of(0));
+  require(low_chance < high_chance, "min_timestep_boundary", options.min_timestep_boundary,
           "the begin of a part that --timestep_sampling never draws from",
           "choose other boundaries, or another distribution");
 
@@ -146,48 +145,77 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
 }
 
 bool Timesteps::draws_sigma() const {
-  return options_.sampling == TimestepSampling::kSigmoid ||
-         options_.sampling == TimestepSampling::kShift;
+  switch (options_.sampling) {
+    case TimestepSampling::kUniform:
+    case TimestepSampling::kLogitNormal:
+    case TimestepSampling::kMode:
+      return false;
+    default:
+      return true;
+  }
 }
 
-double Timesteps::quantile(double p) const {
+double Timesteps::shift_of(int64_t tokens) const {
+  switch (options_.sampling) {
+    case TimestepSampling::kShift:
+      return options_.discrete_flow_shift;
+    case TimestepSampling::kUniformDynamicShift:
+    case TimestepSampling::kSigmoidDynamicShift:
+      return generate::shift_factor({.kind = SigmaShift::Kind::kByTokens}, tokens);
+    default:
+      return 1.0;
+  }
+}
+
+double Timesteps::quantile(double p, double shift) const {
   const TimestepOptions& o = options_;
   switch (o.sampling) {
     case TimestepSampling::kUniform:
       return p;
     case TimestepSampling::kLogitNormal:
       return sigmoid(o.logit_mean + o.logit_std * normal_quantile(p));
-    case TimestepSampling::kSigmoid:
-      return sigmoid(o.sigmoid_scale * normal_quantile(p));
-    case TimestepSampling::kShift:
-      return shifted(sigmoid(o.sigmoid_scale * normal_quantile(p)), o.discrete_flow_shift);
     case TimestepSampling::kMode:
       return mode_quantile(p, o.mode_scale);
+    case TimestepSampling::kUniformDynamicShift:
+      return shifted(p, shift);
+    case TimestepSampling::kSigmoid:
+    case TimestepSampling::kShift:
+    case TimestepSampling::kSigmoidDynamicShift:
+      return shifted(sigmoid(o.sigmoid_scale * normal_quantile(p)), shift);
   }
   throw Error(ErrorCode::kInternal, "timesteps: unknown kind of sampling");
 }
 
-double Timesteps::probability(double value) const {
+double Timesteps::probability(double value, double shift) const {
   const TimestepOptions& o = options_;
   switch (o.sampling) {
     case TimestepSampling::kUniform:
       return value;
     case TimestepSampling::kLogitNormal:
       return normal_probability((logit(value) - o.logit_mean) / o.logit_std);
-    case TimestepSampling::kSigmoid:
-      return normal_probability(logit(value) / o.sigmoid_scale);
-    case TimestepSampling::kShift:
-      return normal_probability(logit(shifted(value, 1.0 / o.discrete_flow_shift)) /
-                                o.sigmoid_scale);
     case TimestepSampling::kMode:
       return mode_probability(value, o.mode_scale);
+    case TimestepSampling::kUniformDynamicShift:
+      return shifted(value, 1.0 / shift);
+    case TimestepSampling::kSigmoid:
+    case TimestepSampling::kShift:
+    case TimestepSampling::kSigmoidDynamicShift:
+      return normal_probability(logit(shifted(value, 1.0 / shift)) / o.sigmoid_scale);
   }
   throw Error(ErrorCode::kInternal, "timesteps: unknown kind of sampling");
 }
 
-Timestep Timesteps::draw(uint64_t seed, uint32_t sample, uint32_t step) const {
+std::pair<double, double> Timesteps::chances(double shift) const {
+  if (draws_sigma()) return {probability(low_, shift), probability(high_, shift)};
+  return {probability(static_cast<double>(first_) / kLevels, shift),
+          probability(static_cast<double>(last_) / kLevels, shift)};
+}
+
+Timestep Timesteps::draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t tokens) const {
   const double u = random::uniform(seed, sample, step);
-  const double value = quantile(low_chance_ + u * (high_chance_ - low_chance_));
+  const double shift = shift_of(tokens);
+  const auto [low_chance, high_chance] = chances(shift);
+  const double value = quantile(low_chance + u * (high_chance - low_chance), shift);
   if (draws_sigma()) return at_sigma(std::clamp(value, std::max(low_, kSmallestSigma), high_));
   const auto index = std::clamp(static_cast<int64_t>(value * kLevels), first_, last_ - 1);
   return at_sigma(sigmas_[static_cast<size_t>(index)]);

@@ -3,15 +3,24 @@
 
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "atelier/schedule.h"
 
 namespace atelier::train {
 
-// kUniform, kLogitNormal and kMode draw a level of the table, with the densities of diffusers;
-// kSigmoid and kShift draw sigma itself from all of (0, 1), as kohya's trainers do.
-enum class TimestepSampling { kUniform, kLogitNormal, kSigmoid, kShift, kMode };
+// kUniform, kLogitNormal and kMode draw a level of the table, with the densities of diffusers; the
+// others draw sigma itself from all of (0, 1), as kohya's trainers do.
+enum class TimestepSampling {
+  kUniform,
+  kLogitNormal,
+  kSigmoid,
+  kShift,
+  kMode,
+  kUniformDynamicShift,  // uniform sigma, then shifted by SigmaShift::kByTokens
+  kSigmoidDynamicShift,  // the same of kSigmoid
+};
 // The weight of a sample's loss by its noise level.
 enum class Weighting {
   kBsmntw,     // a bell over the 1000 levels of the table, 0 at pure noise, mean 1
@@ -25,7 +34,7 @@ struct TimestepOptions {
   Weighting weighting = Weighting::kBsmntw;
   // kLogitNormal: above 0 the mean moves towards clean levels.
   double logit_mean = 0.0, logit_std = 1.0;
-  double sigmoid_scale = 1.0;        // kSigmoid, kShift
+  double sigmoid_scale = 1.0;        // kSigmoid, kShift, kSigmoidDynamicShift
   double mode_scale = 1.29;          // kMode; -1 to 1.75: more of the middle when above 0
   double discrete_flow_shift = 1.0;  // kShift: above 1 moves towards noise
   // Part of the table that is drawn from, by position from pure noise (0) to clean (1). What falls
@@ -48,8 +57,9 @@ class Timesteps {
   // The table, from pure noise to nearly clean.
   const std::vector<float>& sigmas() const { return sigmas_; }
 
-  // Of one sample of one step; `seed` of the stream kTimestep. Sigma is at least 0.001.
-  Timestep draw(uint64_t seed, uint32_t sample, uint32_t step) const;
+  // Of one sample of one step; `seed` of the stream kTimestep. `tokens` of the picture count where
+  // the shift follows them. Sigma is at least 0.001.
+  Timestep draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t tokens = 0) const;
 
   // The levels in the middle of `count` equal parts of what is between the boundaries: a fixed grid
   // for validation. Throws Error{kInvalidArgument} when count is below 1.
@@ -57,8 +67,11 @@ class Timesteps {
 
  private:
   // What is drawn, without boundaries: a position in the table, or sigma.
-  double quantile(double probability) const;
-  double probability(double value) const;
+  double quantile(double probability, double shift) const;
+  double probability(double value, double shift) const;
+  double shift_of(int64_t tokens) const;
+  // Of what lies between the boundaries.
+  std::pair<double, double> chances(double shift) const;
   bool draws_sigma() const;
   Timestep at_sigma(double sigma) const;
 
@@ -66,7 +79,6 @@ class Timesteps {
   std::vector<float> sigmas_;
   int64_t first_, last_;             // the levels between the boundaries, last_ excluded
   double low_, high_;                // sigma is drawn in between
-  double low_chance_, high_chance_;  // probability() at the boundaries
   double bell_floor_, bell_scale_;   // kBsmntw
 };
 

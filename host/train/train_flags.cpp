@@ -198,15 +198,18 @@ void add_optimizer(Table& table, const Config& c) {
 
 void add_timesteps(Table& table, const TimestepOptions& t) {
   table.group("Noise levels and loss")
-      .choice("timestep_sampling", "uniform",
-              {"uniform", "logit_normal", "sigmoid", "shift", "mode"},
-              "how noise levels are drawn; uniform: from the family's table of 1000")
+      .choice(
+          "timestep_sampling", "uniform",
+          {"uniform", "logit_normal", "sigmoid", "shift", "mode", "uniform_dynamic_shift",
+           "sigmoid_dynamic_shift"},
+          "how noise levels are drawn; uniform: from the family's table of 1000; dynamic shifts "
+          "follow the picture's size")
       .choice("weighting_scheme", "bsmntw", {"bsmntw", "none", "sigma_sqrt", "cosmap"},
               "weight of the loss by noise level")
       .real("logit_mean", t.logit_mean, "of logit_normal")
       .real("logit_std", t.logit_std, "of logit_normal")
       .real("mode_scale", t.mode_scale, "of mode")
-      .real("sigmoid_scale", t.sigmoid_scale, "of sigmoid and shift")
+      .real("sigmoid_scale", t.sigmoid_scale, "of sigmoid, shift and sigmoid_dynamic_shift")
       .real("discrete_flow_shift", t.discrete_flow_shift, "of shift")
       .real("min_timestep_boundary", t.min_timestep_boundary,
             "where the part of the table begins that is drawn from; 0: pure noise")

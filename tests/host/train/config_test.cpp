@@ -213,7 +213,8 @@ TEST_CASE("A command line of DiffSynth-Studio is read as it stands", "[config]")
   CHECK(both.trainable_models == std::vector<std::string>{"text_encoder", "dit.blocks.0"});
   CHECK(both.lora.target_modules == std::vector<std::string>{"to_q"});
   CHECK(both.use_gradient_checkpointing);
-  CHECK(both.notes.size() == 5);
+  CHECK(both.offloads_activations);
+  CHECK(both.notes.size() == 3);
   CHECK(both.model.fp8_models == std::vector<std::string>{"a", "b"});
   CHECK(count_notes(both, "--enable_tensorboard_log") == 1);
 }
@@ -254,6 +255,28 @@ TEST_CASE("The words of a launcher are told apart from the command's", "[config]
                         "--mixed_precision", "bf16", "examples/train.py"} +
               kLora);
       });
+}
+
+TEST_CASE("Flags of kohya's trainers are answered with what they are here", "[config]") {
+  test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"9 mistakes", "--network_dim is a flag of kohya's trainers; use --lora_rank",
+       "--network_args", "--lora_target_modules", "--gemma2", "--model_paths", "--cache_latents",
+       "--gradient_checkpointing", "--activation_memory_budget", "--save_every_n_steps",
+       "use --save_steps", "--timestep_sampling: nextdit_shift",
+       "use --timestep_sampling uniform_dynamic_shift", "--network_module", "--output_dir"},
+      [] {
+        parse(kLora + Arguments{"--network_module", "networks.lora_lumina", "--network_dim=16",
+                                "--network_args", "attn_dim=8", "mlp_dim=4", "--gemma2", "a.st",
+                                "--cache_latents", "--gradient_checkpointing",
+                                "--save_every_n_steps", "100", "--timestep_sampling",
+                                "nextdit_shift", "--output_dir", "out"});
+      });
+  // Names of one meaning stay.
+  const Config c = parse(
+      kLora + Arguments{"--timestep_sampling", "sigmoid_dynamic_shift", "--sigmoid_scale", "0.5"});
+  CHECK(c.timesteps.sampling == TimestepSampling::kSigmoidDynamicShift);
+  CHECK(c.timesteps.sigmoid_scale == 0.5);
 }
 
 TEST_CASE("A configuration file gives what the command line leaves out", "[config]") {

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
 
@@ -18,6 +19,16 @@ struct NoBlock final : Block {
   NoBlock() : Block(nullptr, "") {}
   Tensors forward(const Tensors& inputs) override { return inputs; }
   std::string_view kind() const override { return "none"; }
+};
+
+struct NoGradient : torch::autograd::Function<NoGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    return {at::Tensor()};
+  }
 };
 
 std::unique_ptr<memory::Port> make_port() {
@@ -135,6 +146,13 @@ TEST_CASE("A leaf's gradients leave it once in a backward pass", "[host gradient
     CHECK_FALSE(leaf.grad().defined());
   }
   CHECK(at::equal(value.grad(), plain.grad()));
+  // A node that has no gradient for it.
+  gradients.clear();
+  gradients.begin_pass();
+  gradients.begin_backward(at::ones({}));
+  NoGradient::apply(leaf).sum().backward();
+  gradients.finish();
+  CHECK_FALSE(value.grad().defined());
   keep_gradients(leaf);
   leaf.sum().backward();
   CHECK(leaf.grad().defined());

@@ -123,10 +123,11 @@ class OffloadTest(unittest.TestCase):
             self.assert_same_state(straight, moved)
 
     def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
-        limit = "stand-in:1200KiB"
-        self.train("resident", expect=4, device=limit, vram="off", **FULL)
-        self.assertIn("memory", self.stderr)
-        self.train("offloaded", device=limit, **FULL, **BOTH)
+        small = dict(FULL, device="stand-in:5MiB", dtype="float32", activation_memory_budget="full", vram="off")
+        self.train("resident", expect=4, **small)
+        offloaded = self.train("offloaded", prefetch=0, **small, **BOTH)
+        resident = self.train("large", **dict(small, device="cpu"))
+        self.assert_same_run(resident, offloaded)
 
     def test_blocks_that_run_several_times_in_a_step_get_all_their_gradients(self):
         data = self.dir / "distill"

@@ -27,17 +27,19 @@ constexpr ScheduleDefaults kShiftedBy5 = {
 const uint64_t kSeed = random::stream_seed(42, random::Stream::kTimestep);
 constexpr int kDraws = 40'000;
 
-std::vector<double> sorted_sigmas(const Timesteps& timesteps) {
+std::vector<double> sorted_sigmas(const Timesteps& timesteps, int64_t tokens = 0) {
   std::vector<double> sigmas;
-  for (uint32_t i = 0; i < kDraws; ++i) sigmas.push_back(timesteps.draw(kSeed, i % 8, i / 8).sigma);
+  for (uint32_t i = 0; i < kDraws; ++i)
+    sigmas.push_back(timesteps.draw(kSeed, i % 8, i / 8, tokens).sigma);
   std::sort(sigmas.begin(), sigmas.end());
   return sigmas;
 }
 
 // Largest difference between the distribution of draws and `expected`, times the root of their
 // number (Kolmogorov and Smirnov): above 2 with a probability of 0.0007.
-double distance(const Timesteps& timesteps, const std::function<double(double)>& expected) {
-  const auto sigmas = sorted_sigmas(timesteps);
+double distance(const Timesteps& timesteps, const std::function<double(double)>& expected,
+                int64_t tokens = 0) {
+  const auto sigmas = sorted_sigmas(timesteps, tokens);
   double furthest = 0.0;
   for (size_t i = 0; i < sigmas.size(); ++i) {
     const double want = expected(sigmas[i]);
@@ -224,6 +226,23 @@ TEST_CASE("Sigmoid and shift draw sigma itself, whatever the table", "[timesteps
                 return normal_probability((logit(s) - std::log(shift)) / scale);
               }) < 2.0);
     }
+  }
+}
+
+TEST_CASE("Dynamic shifts follow the number of tokens", "[timesteps]") {
+  // log of the shift: on the line through (256, 0.5) and (4096, 1.15).
+  const std::pair<int64_t, double> cases[] = {{256, 0.5}, {4096, 1.15}, {1024, 0.63}};
+  const Timesteps uniform(kPlain, {.sampling = TimestepSampling::kUniformDynamicShift});
+  const Timesteps sigmoid(
+      kPlain, {.sampling = TimestepSampling::kSigmoidDynamicShift, .sigmoid_scale = 0.5});
+  for (const auto& [tokens, mu] : cases) {
+    CAPTURE(tokens);
+    const auto of_uniform = [&, mu = mu](double s) { return s / (s + std::exp(mu) * (1.0 - s)); };
+    CHECK(distance(uniform, of_uniform, tokens) < 2.0);
+    const auto of_sigmoid = [&, mu = mu](double s) {
+      return normal_probability((logit(s) - mu) / 0.5);
+    };
+    CHECK(distance(sigmoid, of_sigmoid, tokens) < 2.0);
   }
 }
 
