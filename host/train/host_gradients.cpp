@@ -22,6 +22,7 @@ constexpr int64_t kMostStagedBytes = int64_t{256} << 20;
 struct SendGradients final : torch::autograd::PostAccumulateGradHook {
   explicit SendGradients(std::shared_ptr<GradientSink> to) : sink(std::move(to)) {}
   void operator()(const Tensor& leaf) override {
+    if (!leaf.grad().defined()) return;  // nothing that was computed with depends on it
     sink->add(leaf.grad());
     Tensor(leaf).mutable_grad() = Tensor();
   }
@@ -173,6 +174,15 @@ void HostGradients::finish() {
   wait_until_idle();
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+bool HostGradients::give_up() {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.clear();
+  }
+  wait_until_idle();
+  return has_moved_;
 }
 
 void HostGradients::clear() {
