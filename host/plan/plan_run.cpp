@@ -77,6 +77,18 @@ std::optional<Planned> plan_unless_impossible(const MemoryWishes& wishes, std::s
   }
 }
 
+// Components whose own weights are not trained.
+std::vector<std::string> untrained(const LoadedModel& model, const train::Selection& selection) {
+  std::vector<std::string> names;
+  for (const checkpoint::LoadedPart& part : model.parts()) {
+    const std::string& name = part.detection.component;
+    if (std::none_of(selection.weights.begin(), selection.weights.end(),
+                     [&](const auto& trained) { return trained.component == name; }))
+      names.push_back(name);
+  }
+  return names;
+}
+
 Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBasis& plan_basis) {
   return {"--tiled", [&model, basis, &plan_basis] {
             GenerationBasis changed = basis;
@@ -100,7 +112,7 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
   return plan_unless_impossible(wishes, reason, [&] {
     const GenerationBasis basis = basis_of(model, asked);
     std::vector<Alternative> alternatives = storage_alternatives(
-        model, request,
+        model, request, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
     return Planned{plan_or_refuse(size_generation(model, basis, target.basis), target,
@@ -179,8 +191,8 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
 
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
                                                const PlanBasis& plan_basis) {
-  std::vector<Alternative> alternatives =
-      storage_alternatives(model, basis.config.model, [&](LoadedModel& changed) {
+  std::vector<Alternative> alternatives = storage_alternatives(
+      model, basis.config.model, untrained(model, basis.selection), [&](LoadedModel& changed) {
         report::Problems problems;
         const train::Selection selection = train::select_trained(changed, basis.config, problems);
         TrainingBasis of_changed{.config = basis.config, .selection = selection};
@@ -222,7 +234,7 @@ std::optional<Planned> plan_training(LoadedModel& model, const MemoryWishes& wis
       const SizedRun moved = size_training(model, basis, target.basis);
       if (auto planned = try_plan(moved, target, asked.prefetch))
         return Planned{std::move(*planned), target};
-      basis.on_host = false;
+      return Planned{plan_or_refuse(moved, target, asked.prefetch, alternatives), target};
     }
     return Planned{plan_or_refuse(sized, target, asked.prefetch, alternatives), target};
   });

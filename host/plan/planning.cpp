@@ -1,6 +1,7 @@
 #include "host/plan/planning.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "atelier/error.h"
 
@@ -94,6 +95,20 @@ PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
 
 namespace {
 
+// What a plan may take of the device: its prediction is not exact.
+constexpr double kPlannedPart = 0.97;
+
+memory::PlanLimits within(memory::PlanLimits limits) {
+  limits.device_bytes =
+      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
+  return limits;
+}
+
+// The limit within which a plan of `bytes` fits.
+int64_t limit_for(int64_t bytes) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / kPlannedPart));
+}
+
 // One prefetch for all components, as the loader takes it.
 std::optional<MemoryPlan> best_plan(memory::PlannedRun run, const PlanTarget& target,
                                     std::optional<int64_t> prefetch) {
@@ -101,7 +116,7 @@ std::optional<MemoryPlan> best_plan(memory::PlannedRun run, const PlanTarget& ta
   for (int64_t count = 1; count <= kMostPrefetch; ++count) {
     for (memory::PlannedComponent& component : run.components)
       component.prefetch = prefetch.value_or(count);
-    auto plan = memory::plan_memory(run, target.limits, target.basis.profile);
+    auto plan = memory::plan_memory(run, within(target.limits), target.basis.profile);
     if (plan && (!best || plan->seconds < best->seconds)) best = std::move(plan);
     if (prefetch) break;
   }
@@ -121,8 +136,8 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
   const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
   std::string message = "the run does not fit into " + shown(target.limits.device_bytes);
   if (smallest) {
-    message +=
-        ": it needs " + shown(smallest->device_bytes) + " at least, to " + largest_phase(*smallest);
+    message += ": it needs " + shown(limit_for(smallest->device_bytes)) + " at least, to " +
+               largest_phase(*smallest);
   } else {
     message += " and " + shown(target.limits.host_bytes) + " of host memory";
   }
@@ -132,7 +147,7 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
     const auto plan =
         memory::smallest_plan(sized.run, target.limits.host_bytes, target.basis.profile);
     if (plan && (!smallest || plan->device_bytes < smallest->device_bytes))
-      found.emplace_back(plan->device_bytes, alternative.flags);
+      found.emplace_back(limit_for(plan->device_bytes), alternative.flags);
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::pair(a.first, a.second.size()) < std::pair(b.first, b.second.size());
@@ -186,10 +201,10 @@ void apply_plan(const MemoryPlan& plan, LoadRequest& request) {
 }
 
 std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequest& request,
+                                              const std::vector<std::string>& components,
                                               const SizeModel& size) {
   std::vector<std::string> names;
-  for (const checkpoint::LoadedPart& part : model.parts()) {
-    const std::string& name = part.detection.component;
+  for (const std::string& name : components) {
     if (model.storage(name) == Storage::kPlain &&
         !checkpoint::storable_weights(model.model(), name).empty())
       names.push_back(name);

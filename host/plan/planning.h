@@ -60,11 +60,12 @@ PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
 // Puts the plan's storages and places into a request.
 void apply_plan(const memory::MemoryPlan& plan, checkpoint::LoadRequest& request);
 
-// Components whose weights could rest in 8 bits and do not: --storage flags, and the run's model
-// opened with them, as alternatives.
+// Those of `components` whose weights could rest in 8 bits and do not: --storage flags, and the
+// run's model opened with them, as alternatives.
 using SizeModel = std::function<SizedRun(checkpoint::LoadedModel& model)>;
 std::vector<Alternative> storage_alternatives(checkpoint::LoadedModel& model,
                                               const checkpoint::LoadRequest& request,
+                                              const std::vector<std::string>& components,
                                               const SizeModel& size);
 
 }  // namespace atelier::plan

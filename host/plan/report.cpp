@@ -131,7 +131,9 @@ std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
   const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->manner]);
   std::string line = "batch " + std::to_string(result.sized.batch_size) + " fits with " +
                      shown(spare) + " to spare";
-  const int64_t most = result.sized.batch_size + spare / more;
+  const auto& slack = result.sized.slack_bytes;
+  const int64_t room = spare + (slack.empty() ? 0 : slack[phase->manner]);
+  const int64_t most = result.sized.batch_size + room / more;
   if (most > result.sized.batch_size) line += "; " + std::to_string(most) + " would fit";
   return line;
 }

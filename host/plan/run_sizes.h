@@ -57,6 +57,8 @@ struct SizedRun {
   int64_t batch_size = 1;
   // What one more sample in a batch takes, by manner of that phase.
   std::vector<int64_t> more_bytes;
+  // What a batch may grow by before that counts, by manner; empty: nothing.
+  std::vector<int64_t> slack_bytes;
   std::string main_phase;
   bool on_host = false;  // as TrainingBasis has it
 };

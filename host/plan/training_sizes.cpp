@@ -217,8 +217,8 @@ class TrainingSizes {
   }
 
   // Gradients come while activations go, so only those of earlier passes of a step meet all of
-  // these; then the optimizer works.
-  void add_trained(bool on_host, Manner& manner) const {
+  // these; then the optimizer works. Returns how many bytes less the activations take than that.
+  int64_t add_trained(bool on_host, Manner& manner) const {
     const Trained sum = trained();
     if (config().ema_decay > 0) manner.host_bytes += std::llround(4.0 * sum.numbers);
     if (on_host) {
@@ -226,7 +226,7 @@ class TrainingSizes {
       manner.device_bytes += std::llround(sum.factors);
       manner.host_bytes += std::llround(rest);
       manner.seconds += 2.0 * rest / kHostBytesPerSecond;
-      return;
+      return 0;
     }
     const bool is_accumulated = config().order.gradient_accumulation_steps > 1;
     const double computing =
@@ -234,6 +234,7 @@ class TrainingSizes {
     const double resting = sum.factors + sum.state;
     manner.device_bytes = std::llround(resting + std::max(computing, sum.gradients + sum.moving));
     manner.seconds += 2.0 * (resting + sum.gradients) / basis_.profile.memory_bytes_per_second;
+    return std::llround(std::max(0.0, sum.gradients + sum.moving - computing));
   }
 
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
@@ -242,11 +243,21 @@ class TrainingSizes {
       return spec.phases.denoise || training_.selection.trains(spec.name);
     });
     phase.passes = static_cast<double>(training_.steps);
-    phase.manners = manners(sized.batch_size, on_host, &sized.activations);
-    const std::vector<Manner> larger = manners(sized.batch_size + 1, on_host, nullptr);
-    for (size_t i = 0; i < phase.manners.size(); ++i)
-      sized.more_bytes.push_back(larger.at(std::min(i, larger.size() - 1)).device_bytes -
-                                 phase.manners[i].device_bytes);
+    const DryModel::TrainingPass pass = measure(sized.batch_size);
+    const DryModel::TrainingPass larger = measure(sized.batch_size + 1);
+    for (const ActivationBudget& budget : possible_budgets()) {
+      const memory::ActivationPlan plan = plan_of(pass, budget);
+      Manner manner = manner_of_plan(pass, plan, budget);
+      sized.more_bytes.push_back(larger.outside_bytes + plan_of(larger, budget).peak_bytes -
+                                 manner.device_bytes);
+      sized.slack_bytes.push_back(add_trained(on_host, manner));
+      phase.manners.push_back(std::move(manner));
+      sized.activations.push_back(budget);
+      const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
+      if (is_part && !is_forced())
+        sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes,
+                                    .bytes = plan.peak_bytes};
+    }
     return phase;
   }
 
@@ -281,24 +292,13 @@ class TrainingSizes {
     return phase;
   }
 
-  // One for each budget of activations that may be chosen, fast ones first.
-  std::vector<Manner> manners(int64_t batch, bool on_host, std::vector<ActivationBudget>* budgets) {
-    const DryModel::TrainingPass pass =
-        dry_.measure_training([&](BlockRunner& runner) { step(batch, runner); }, basis_.profile);
-    std::vector<Manner> result;
-    for (const ActivationBudget& budget : possible_budgets()) {
-      const memory::ActivationPlan plan =
-          memory::plan_activations(pass.runs, budget, /*available=*/0);
-      Manner manner = manner_of_plan(pass, plan, budget);
-      add_trained(on_host, manner);
-      result.push_back(std::move(manner));
-      if (budgets == nullptr) continue;
-      budgets->push_back(budget);
-      const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
-      if (is_part && !is_forced())
-        budgets->back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = plan.peak_bytes};
-    }
-    return result;
+  DryModel::TrainingPass measure(int64_t batch) {
+    return dry_.measure_training([&](BlockRunner& runner) { step(batch, runner); }, basis_.profile);
+  }
+
+  static memory::ActivationPlan plan_of(const DryModel::TrainingPass& pass,
+                                        const ActivationBudget& budget) {
+    return memory::plan_activations(pass.runs, budget, /*available=*/0);
   }
 
   bool is_forced() const {
@@ -306,6 +306,7 @@ class TrainingSizes {
            config().activation_budget->kind != ActivationBudget::Kind::kAuto;
   }
 
+  // Those that may be chosen, fast ones first.
   std::vector<ActivationBudget> possible_budgets() const {
     using Kind = ActivationBudget::Kind;
     if (is_forced()) return {*config().activation_budget};
