@@ -123,7 +123,7 @@ class OffloadTest(unittest.TestCase):
             self.assert_same_state(straight, moved)
 
     def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
-        small = dict(FULL, device="stand-in:9MiB", dtype="float32", activation_memory_budget="full",
+        small = dict(FULL, device="stand-in:9MiB", dtype="float32", use_gradient_checkpointing=True,
                      vram="off")
         self.train("resident", expect=4, **small)
         offloaded = self.train("offloaded", prefetch=0, **small, **BOTH)
