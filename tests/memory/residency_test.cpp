@@ -1,5 +1,6 @@
 #include "memory/residency.h"
 
+#include <atomic>
 #include <map>
 #include <random>
 #include <thread>
@@ -102,7 +103,8 @@ class WatchedPort final : public Port {
   };
 
   std::map<const void*, int64_t> released;  // by address of a slot: the marker of its last use
-  int64_t markers = 0, copies = 0, unordered = 0;
+  std::atomic<int64_t> markers = 0, copies = 0, unordered = 0;
+  std::atomic<int64_t> fails_at = INT64_MAX;  // so many copies are well, and the next one is not
 
   at::Device device() const override { return inner_->device(); }
   Tensor device_memory(int64_t bytes) override { return inner_->device_memory(bytes); }
@@ -110,6 +112,10 @@ class WatchedPort final : public Port {
   Ticket copy_in(const Tensor& from, const Tensor& to, const Ticket& after) override {
     const auto* marker = dynamic_cast<const Marker*>(after.state().get());
     const auto found = released.find(to.data_ptr());
+    if (copies >= fails_at) {
+      fails_at = INT64_MAX;
+      throw Error(ErrorCode::kEnvironment, "the copy failed");
+    }
     ++copies;
     // Before its first use a slot waits for what was computed when its memory was taken.
     if (marker == nullptr || marker->number != (found == released.end() ? 1 : found->second))
@@ -564,6 +570,22 @@ TEST_CASE("A block that fails lets go of its weights", "[residency]") {
           ErrorCode::kCancelled);
     net.blocks[2]->probe = [] {};
     CHECK(net.wrong(runner, forward_order(5)) == 0);
+  }
+}
+
+TEST_CASE("A copy that fails is told, and tried again", "[residency]") {
+  for (const Place place : {Place::kHost, Place::kDisk}) {
+    Matrices net(5);
+    WatchedPort port;
+    Residency residency(net.all(), spread_residents(5, 0, place, 1), port);
+    StreamingRunner runner(direct, {&residency});
+    CHECK(net.wrong(runner, forward_order(5)) == 0);
+    port.fails_at = port.copies + 1;
+    const Error failed = test::error_of([&] {
+      for (int pass = 0; pass < 2; ++pass) net.wrong(runner, forward_order(5));
+    });
+    CHECK(failed.code() == ErrorCode::kEnvironment);
+    for (int pass = 0; pass < 2; ++pass) CHECK(net.wrong(runner, forward_order(5)) == 0);
   }
 }
 
