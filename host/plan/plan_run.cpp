@@ -247,7 +247,14 @@ void apply_to_training(const Planned& planned, train::Config& config) {
   const memory::ActivationBudget& budget = planned.result.sized.activations.at(phase->manner);
   const bool is_open = !config.activation_budget ||
                        config.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
-  if (is_open && !config.use_gradient_checkpointing) config.activation_budget = budget;
+  const bool is_least =
+      budget.kind == memory::ActivationBudget::Kind::kFraction && budget.fraction == 0;
+  if (is_open && is_least) {
+    config.use_gradient_checkpointing = true;  // without the measuring of a budget
+    config.activation_budget.reset();
+  } else if (is_open && !config.use_gradient_checkpointing) {
+    config.activation_budget = budget;
+  }
   config.offload.optimizer |= planned.result.sized.on_host;
 }
 

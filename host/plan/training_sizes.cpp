@@ -248,12 +248,15 @@ class TrainingSizes {
     for (const ActivationBudget& budget : possible_budgets()) {
       const memory::ActivationPlan plan = plan_of(pass, budget);
       Manner manner = manner_of_plan(pass, plan, budget);
+      const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
+      if (is_part)
+        manner.device_bytes =
+            std::max(manner.device_bytes, pass.outside_bytes + measuring_bytes(pass));
       sized.more_bytes.push_back(larger.outside_bytes + plan_of(larger, budget).peak_bytes -
                                  manner.device_bytes);
       sized.slack_bytes.push_back(add_trained(on_host, manner));
       phase.manners.push_back(std::move(manner));
       sized.activations.push_back(budget);
-      const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
       if (is_part && !is_forced())
         sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes,
                                     .bytes = plan.peak_bytes};
@@ -294,6 +297,15 @@ class TrainingSizes {
 
   DryModel::TrainingPass measure(int64_t batch) {
     return dry_.measure_training([&](BlockRunner& runner) { step(batch, runner); }, basis_.profile);
+  }
+
+  // The first step of a budget keeps inputs of blocks alone, measures, and tries which outputs no
+  // gradient reads: gradients of a block are then there twice.
+  static int64_t measuring_bytes(const DryModel::TrainingPass& pass) {
+    int64_t working = 0;
+    for (const auto& run : pass.runs) working = std::max(working, run->working_bytes);
+    return plan_of(pass, {.kind = ActivationBudget::Kind::kFraction, .fraction = 0.0}).peak_bytes +
+           working / 2;
   }
 
   static memory::ActivationPlan plan_of(const DryModel::TrainingPass& pass,
