@@ -65,6 +65,8 @@ class HostGradients {
   const NamedTensors& norms() const { return norms_; }
   // Whether a move has changed something since clear().
   bool has_moved() const { return has_moved_; }
+  // The step did not come to its end: drops the work that waits. Returns has_moved().
+  bool give_up();
   // Drops all gradients, also those on their way. Begins a new step.
   void clear();
 
