@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -275,6 +276,9 @@ class StreamingTest(unittest.TestCase):
                              output=self.dir / f"{name}.safetensors", offload=offload, prefetch=0)
             outputs.append(tensors(self.dir / f"{name}.safetensors"))
         self.assertIn("grad.latents", outputs[0])
+        # Every block adds to the level's gradient; the sum is made in another order.
+        one, other = (struct.unpack("<f", output.pop("grad.sigma")[2])[0] for output in outputs)
+        self.assertAlmostEqual(one / other, 1, delta=1e-5)
         self.assertEqual(outputs[0], outputs[1])
         said = self.run_program("probe", expect=2, component="dit", inputs=self.dir / "in.safetensors", gradients=True,
                                 trainable="*", output=self.dir / "none.safetensors", offload="dit=host")
