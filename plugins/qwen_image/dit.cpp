@@ -10,6 +10,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "atelier/error.h"
+#include "atelier/nn/level_rows.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -17,8 +18,11 @@ namespace qwen_image {
 
 using atelier::Segments;
 using atelier::Tensors;
+using atelier::nn::level_groups;
 using atelier::nn::Linear;
 using atelier::nn::Module;
+using atelier::nn::of_all_levels;
+using atelier::nn::of_levels;
 using atelier::nn::RMSNorm;
 namespace ops = atelier::ops;
 
@@ -27,10 +31,6 @@ namespace {
 constexpr int64_t kTimeChannels = 256;
 constexpr double kNormEps = 1e-6;
 constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
-// Rows of a product that depends on the noise level alone, outside training. A matrix product's
-// bits depend on how many rows it has; with one number always, a level's row is the same whatever
-// stands beside it.
-constexpr int64_t kLevelRows = 8;
 
 // [N, D] to [N, heads, d].
 at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
@@ -49,49 +49,6 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
                                        (-std::log(10000.0) / static_cast<double>(half)));
   const at::Tensor angle = sigma_B.unsqueeze(1) * frequency * 1000.0;
   return at::cat({at::cos(angle), at::sin(angle)}, 1);
-}
-
-// Rows [B, K] padded and cut into groups: [B / kLevelRows rounded up, kLevelRows, K].
-at::Tensor level_groups(const at::Tensor& rows) {
-  const int64_t groups = (rows.size(0) + kLevelRows - 1) / kLevelRows;
-  return at::constant_pad_nd(rows, {0, 0, 0, groups * kLevelRows - rows.size(0)})
-      .view({groups, kLevelRows, rows.size(1)});
-}
-
-// `layer` of rows [B, K], or of the first B of rows in groups: [B, N].
-at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, int64_t B) {
-  if (rows.dim() == 2) return layer.forward(rows);
-  Tensors parts;
-  for (const at::Tensor& group : rows.unbind(0)) parts.push_back(layer.forward(group));
-  return (parts.size() == 1 ? parts.front() : at::cat(parts, 0)).narrow(0, 0, B);
-}
-
-// Gives what was drawn once: for as many products as there are groups, a weight that comes from
-// afar comes once.
-class DrawnOnce final : public atelier::WeightStore {
- public:
-  explicit DrawnOnce(atelier::WeightPtr weight)
-      : weight_(std::move(weight)), codes_(weight_->draw_codes()) {
-    if (!codes_) value_ = weight_->draw();
-  }
-  at::Tensor draw() const override { return codes_ ? weight_->draw() : value_; }
-  std::optional<atelier::RowCodes> draw_codes() const override { return codes_; }
-
- private:
-  atelier::WeightPtr weight_;
-  std::optional<atelier::RowCodes> codes_;
-  at::Tensor value_;
-};
-
-// of_levels() for all levels: [levels, N], contiguous.
-at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t levels) {
-  const auto drawn =
-      std::make_shared<atelier::Weight>(layer.weight->name(), layer.weight->sizes().vec());
-  drawn->set_store(std::make_shared<DrawnOnce>(layer.weight));
-  Tensors parts;
-  for (const at::Tensor& group : groups.unbind(0))
-    parts.push_back(ops::linear(group, drawn, layer.bias, layer.adapters));
-  return at::cat(parts, 0).narrow(0, 0, levels);
 }
 
 // Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
