@@ -163,7 +163,7 @@ struct Tokenizer::Impl {
 };
 
 // tokenizer.json, or vocab.json with merges.txt.
-class Tokenizer::BpePipeline final : public Tokenizer::Impl {
+class __attribute__((visibility("hidden"))) Tokenizer::BpePipeline final : public Tokenizer::Impl {
  public:
   explicit BpePipeline(const formats::BpeFiles& files);
   void append_tokens(std::string_view text, std::vector<int64_t>& ids) const override;
@@ -182,7 +182,8 @@ class Tokenizer::BpePipeline final : public Tokenizer::Impl {
 };
 
 // A SentencePiece model.
-class Tokenizer::PiecePipeline final : public Tokenizer::Impl {
+class __attribute__((visibility("hidden"))) Tokenizer::PiecePipeline final
+    : public Tokenizer::Impl {
  public:
   explicit PiecePipeline(formats::SentencePieceModel model) : pieces_(std::move(model)) {}
   void append_tokens(std::string_view text, std::vector<int64_t>& ids) const override {
