@@ -627,9 +627,11 @@ at::Tensor PublishedTensor::value() const {
   return parts.size() == 1 ? parts.front() : at::cat(parts, axis);
 }
 
-std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
-                                               const std::string& prefix,
-                                               const TensorIndex* published) {
+namespace {
+
+// published_tensors() without dtypes.
+std::vector<PublishedTensor> lay_out(nn::Module& module, const WeightMap& rules,
+                                     const std::string& prefix, const TensorIndex* published) {
   struct Named {
     Weight* weight;
     int64_t taken = 0;  // along the axis, of a weight that is cut
@@ -663,7 +665,6 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
       if (is_new) {
         tensor.name = prefix + fill_blocks(rule.from, *numbers);
         tensor.shape = sizes.vec();
-        if (named.weight->is_loaded()) tensor.dtype = named.weight->draw().scalar_type();
       }
       tensor.axis = rule.axis;
       PublishedTensor::Source source{path, named.weight, 0, -1};
@@ -693,6 +694,24 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
   std::vector<PublishedTensor> out;
   for (auto& [name, tensor] : tensors) out.push_back(std::move(tensor));
   return out;
+}
+
+}  // namespace
+
+std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
+                                               const std::string& prefix,
+                                               const TensorIndex* published) {
+  std::vector<PublishedTensor> tensors = lay_out(module, rules, prefix, published);
+  for (PublishedTensor& tensor : tensors)
+    tensor.dtype = tensor.sources.front().weight->draw().scalar_type();
+  return tensors;
+}
+
+TensorIndex published_index(nn::Module& module, const WeightMap& rules) {
+  TensorIndex::Tensors tensors;
+  for (const PublishedTensor& tensor : lay_out(module, rules, "", nullptr))
+    tensors[tensor.name] = {tensor.dtype, tensor.shape};
+  return TensorIndex(std::move(tensors));
 }
 
 void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,

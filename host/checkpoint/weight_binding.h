@@ -97,11 +97,14 @@ struct PublishedTensor {
 
 // Reads the table backwards: the tensors of a checkpoint of this component, in its published
 // spelling. Where a weight is joined from several tensors, `published` says how long each is, else
-// the table; where that does not, they are equally long. Of weights that are not loaded there are
-// names and shapes alone. Throws Error{kInternal} when a weight has no row, or cannot be cut.
+// the table; where that does not, they are equally long. Throws Error{kInternal} when a weight has
+// no row, is not loaded, or cannot be cut.
 std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
                                                const std::string& prefix,
                                                const TensorIndex* published = nullptr);
+
+// Names and shapes alone, without prefix: of weights that need not be loaded, as float32.
+TensorIndex published_index(nn::Module& module, const WeightMap& rules);
 
 // Writes one component as one file, floating weights in `dtype` where it is given. Throws as
 // published_tensors and write_safetensors.

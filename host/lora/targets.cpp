@@ -56,12 +56,6 @@ void set_shape(Target& target, const std::vector<int64_t>& shape) {
   target.in = target.out == 0 ? 0 : c10::multiply_integers(shape) / target.out;
 }
 
-TensorIndex index_of(const std::vector<checkpoint::PublishedTensor>& tensors) {
-  TensorIndex::Tensors index;
-  for (const auto& tensor : tensors) index[tensor.name] = {tensor.dtype, tensor.shape};
-  return TensorIndex(std::move(index));
-}
-
 // The linear layers of a component, by their matrices.
 class Linears {
  public:
@@ -126,7 +120,7 @@ NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
     const WeightMap rules = model.family().weight_map(detection);
     // Where no checkpoint has this spelling, the table says what one would hold.
     const TensorIndex index =
-        is_own ? part.checkpoint.index() : index_of(checkpoint::published_tensors(root, rules, ""));
+        is_own ? part.checkpoint.index() : checkpoint::published_index(root, rules);
     const auto binding = checkpoint::bind_weights(rules, detection.prefix, index, root);
     NamedTargets targets;
     for (const checkpoint::BoundWeight& bound : binding.weights) {
