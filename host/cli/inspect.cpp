@@ -179,6 +179,23 @@ Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context
   return out;
 }
 
+// Globs over the names of a denoiser's layers, in every spelling of its family.
+std::vector<std::string> layer_globs(const ModelFamily& family, Detection part) {
+  std::vector<std::string> globs = family.lora_targets(part).include;
+  for (const std::string& spelling : family.spellings(part)) {
+    part.spelling = spelling;
+    for (const WeightRule& rule : family.weight_map(part)) {
+      constexpr std::string_view kWeight = ".weight";
+      if (rule.to.empty() || !rule.from.ends_with(kWeight)) continue;
+      std::string glob = rule.from.substr(0, rule.from.size() - kWeight.size());
+      for (size_t hole = glob.find("{}"); hole != std::string::npos; hole = glob.find("{}"))
+        glob.replace(hole, 2, "*");
+      globs.push_back(std::move(glob));
+    }
+  }
+  return globs;
+}
+
 // The layers of a LoRA file and their ranks.
 Json lora_summary(const TensorIndex& index, const Context& context) {
   static const std::regex down(
@@ -194,7 +211,7 @@ Json lora_summary(const TensorIndex& index, const Context& context) {
   Json out;
   out["layers"] = layers.size();
   out["ranks"] = ranks;
-  // The family whose linear layers have most of these names.
+  // The family whose layers have most of these names.
   size_t best = 0;
   for (const ModelFamily* family : context.families) {
     plugins::guard(family->name(), [&] {
@@ -202,6 +219,7 @@ Json lora_summary(const TensorIndex& index, const Context& context) {
         const ComponentSpec* spec = spec_of(*family, part.component);
         if (spec == nullptr || spec->role != "dit") continue;
         const LoraTargets targets = family->lora_targets(part);
+        const std::vector<std::string> globs = layer_globs(*family, part);
         size_t known = 0;
         for (const std::string& layer : layers) {
           std::string name = layer;
@@ -212,14 +230,13 @@ Json lora_summary(const TensorIndex& index, const Context& context) {
           }
           std::string flat;
           if (name.starts_with("lora_unet_")) flat = name.substr(std::strlen("lora_unet_"));
-          known +=
-              std::any_of(targets.include.begin(), targets.include.end(), [&](std::string glob) {
-                if (!flat.empty()) {
-                  std::replace(glob.begin(), glob.end(), '.', '_');
-                  return formats::glob_match(glob, flat);
-                }
-                return formats::glob_match(glob, name);
-              });
+          known += std::any_of(globs.begin(), globs.end(), [&](std::string glob) {
+            if (!flat.empty()) {
+              std::replace(glob.begin(), glob.end(), '.', '_');
+              return formats::glob_match(glob, flat);
+            }
+            return formats::glob_match(glob, name);
+          });
         }
         if (known <= best) continue;
         best = known;
