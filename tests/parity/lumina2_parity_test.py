@@ -462,6 +462,22 @@ class Lumina2LoraTest(unittest.TestCase):
                 self.assertTrue(torch.equal(again[name], value), name)
 
 
+class Lumina2InspectTest(unittest.TestCase):
+
+    def test_files_are_recognised_in_every_spelling(self):
+        models = lumina2_models.get()
+        with atelier.call_folder("inspect") as folder:
+            said = atelier.run(["inspect", models.root / "bundle.safetensors"], folder)
+            for component in ("dit", "text_encoder", "vae"):
+                self.assertIn(f"family lumina2, component {component}, ", said)
+            for name, layer in (("diffusers", "transformer.layers.0.attn.to_q.lora_A.weight"),
+                                ("comfy", "diffusion_model.layers.0.attention.qkv.lora_A.weight"),
+                                ("sd_scripts", "lora_unet_layers_0_attention_qkv.lora_down.weight")):
+                save_file({layer: torch.zeros(4, 96)}, folder / f"{name}.safetensors")
+                said = atelier.run(["inspect", folder / f"{name}.safetensors"], folder)
+                self.assertIn("1 layers, rank [4], for lumina2 dit (1 layers known there)", said)
+
+
 class Lumina2TrainTest(unittest.TestCase):
     """Steps of training beside the same steps with diffusers, peft and torch.optim."""
 
