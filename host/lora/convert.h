@@ -24,8 +24,8 @@ at::ScalarType factor_dtype(const LoraFile& file);
 
 // Writes the layers of `file` to `output`; without `dtype` in the file's own. With a model, layers
 // are cut and joined as the format's readers know them: see respell(). Throws what
-// LayerNames::check, respell and write_lora throw, and Error{kInvalidArgument} when `output` is the file
-// itself.
+// LayerNames::check, respell and write_lora throw, and Error{kInvalidArgument} when `output` is the
+// file itself.
 void convert(const LoraFile& file, const std::string& output, Format format,
              std::optional<at::ScalarType> dtype, const LayerNames& names);
 

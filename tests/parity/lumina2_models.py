@@ -150,9 +150,10 @@ def original_dit(state):
 def original_vae(state):
     result = {}
     for name, tensor in state.items():
-        name = re.sub(r"^encoder\.down_blocks\.(\d)\.resnets\.(\d)", r"encoder.down.\1.block.\2", name)
-        name = re.sub(r"^encoder\.down_blocks\.(\d)\.downsamplers\.0", r"encoder.down.\1.downsample",
-                      name)
+        name = re.sub(r"^encoder\.down_blocks\.(\d)\.resnets\.(\d)",
+                      r"encoder.down.\1.block.\2", name)
+        name = re.sub(r"^encoder\.down_blocks\.(\d)\.downsamplers\.0",
+                      r"encoder.down.\1.downsample", name)
         name = re.sub(r"^decoder\.up_blocks\.(\d)\.resnets\.(\d)",
                       lambda m: f"decoder.up.{3 - int(m[1])}.block.{m[2]}", name)
         name = re.sub(r"^decoder\.up_blocks\.(\d)\.upsamplers\.0",
@@ -213,7 +214,8 @@ class Lumina2Models:
     def layouts(self):
         """Name -> files of all components, with the tokenizer."""
         tokenizer = self.model / "tokenizer"
-        split = [self.root / "split" / f"{name}.safetensors" for name in ("dit", "text_encoder", "vae")]
+        names = ("dit", "text_encoder", "vae")
+        split = [self.root / "split" / f"{name}.safetensors" for name in names]
         return {
             "diffusers": [self.model],
             "original": [*split, tokenizer / "tokenizer.model"],
@@ -247,7 +249,9 @@ def hidden(text_encoder, input_ids, lengths=None):
     if lengths is None:
         lengths = torch.full((input_ids.shape[0],), input_ids.shape[1])
     mask = torch.arange(input_ids.shape[1])[None] < lengths[:, None]
-    states = text_encoder(input_ids=input_ids, attention_mask=mask.long(), output_hidden_states=True)
+    states = text_encoder(input_ids=input_ids,
+                          attention_mask=mask.long(),
+                          output_hidden_states=True)
     return states.hidden_states[-2] * mask[..., None]
 
 

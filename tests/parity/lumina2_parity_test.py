@@ -176,8 +176,12 @@ class Lumina2EncodersTest(unittest.TestCase):
         cls.models = lumina2_models.get()
 
     def test_the_tokenizer_gives_the_same_ids(self):
-        texts = ["", " ", "a", PROMPT, "  two  spaces\n\nand lines\t", "🐱 1234", *tiny_models.CORPUS]
-        expected = [self.models.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+        texts = [
+            "", " ", "a", PROMPT, "  two  spaces\n\nand lines\t", "🐱 1234", *tiny_models.CORPUS
+        ]
+        expected = [
+            self.models.tokenizer(text, add_special_tokens=False).input_ids for text in texts
+        ]
         for file in ("tokenizer.json", "tokenizer.model"):
             with self.subTest(file=file):
                 got = atelier.tokenize(self.models.model / "tokenizer" / file, texts, plugin=PLUGIN)
@@ -290,7 +294,8 @@ class Lumina2PipelineTest(unittest.TestCase):
             sigmas = torch.tensor(6 * u / (1 + 5 * u), dtype=torch.float32)
             x, clamped, guided = latents.clone(), 0, 0
             for now, then in zip(sigmas, sigmas[1:]):
-                v = lumina2_models.velocity(self.models.transformer, x, now[None], positive, lengths)
+                v = lumina2_models.velocity(self.models.transformer, x, now[None], positive,
+                                            lengths)
                 if 1 - now < trunc:
                     guided += 1
                     without = lumina2_models.velocity(self.models.transformer, x, now[None],
@@ -390,7 +395,8 @@ class Lumina2LoraTest(unittest.TestCase):
         self.pipeline.load_lora_weights(self.dir / f"{name}.safetensors", adapter_name="one")
         expected = self.reference()
         self.pipeline.unload_lora_weights()
-        effect = np.abs(np.asarray(expected, np.float64) - np.asarray(self.plain, np.float64)).mean()
+        effect = np.abs(
+            np.asarray(expected, np.float64) - np.asarray(self.plain, np.float64)).mean()
         self.assertGreater(effect, 5, "the LoRA changes too little to prove anything")
         return expected
 
@@ -472,7 +478,8 @@ class Lumina2InspectTest(unittest.TestCase):
                 self.assertIn(f"family lumina2, component {component}, ", said)
             for name, layer in (("diffusers", "transformer.layers.0.attn.to_q.lora_A.weight"),
                                 ("comfy", "diffusion_model.layers.0.attention.qkv.lora_A.weight"),
-                                ("sd_scripts", "lora_unet_layers_0_attention_qkv.lora_down.weight")):
+                                ("sd_scripts",
+                                 "lora_unet_layers_0_attention_qkv.lora_down.weight")):
                 save_file({layer: torch.zeros(4, 96)}, folder / f"{name}.safetensors")
                 said = atelier.run(["inspect", folder / f"{name}.safetensors"], folder)
                 self.assertIn("1 layers, rank [4], for lumina2 dit (1 layers known there)", said)
@@ -560,7 +567,8 @@ class Lumina2TrainTest(unittest.TestCase):
                 for key, value in run.state(1, "optimizer").items()
                 if key.endswith(".exp_avg")
             }
-            compare.assert_all_close(f"lumina2, training, {name}, gradients", got, first, 1e-5, 1e-3)
+            compare.assert_all_close(f"lumina2, training, {name}, gradients", got, first, 1e-5,
+                                     1e-3)
             expected = {key: torch.cat([p.detach() for p in parts]) for key, parts in named.items()}
             compare.assert_all_close(f"lumina2, training, {name}, parameters",
                                      run.state(steps, "trained"), expected, 1e-5)
@@ -570,9 +578,6 @@ class Lumina2TrainTest(unittest.TestCase):
         transformer = lumina2_models.make_transformer()
         state = dict(transformer.named_parameters())
         named = {}
-        for name in lumina2_models.original_dit({k: v.detach() for k, v in state.items()}):
-            if name != "norm_final.weight":
-                named["dit." + name] = None
         # The parts of each tensor of the original spelling, by putting one mark in each parameter.
         marks = {k: torch.full_like(v, number) for number, (k, v) in enumerate(state.items())}
         keys = list(state)
@@ -594,7 +599,8 @@ class Lumina2TrainTest(unittest.TestCase):
                        target_modules=r"(layers|\w+_refiner)\.\d\.(attn\.to_(q|k|v|out\.0)|"
                        r"feed_forward\.linear_[123]|norm1\.linear)"))
         draw_adapters_(transformer, 3, 0.08)
-        for block in (*transformer.context_refiner, *transformer.noise_refiner, *transformer.layers):
+        for block in (*transformer.context_refiner, *transformer.noise_refiner,
+                      *transformer.layers):
             for layer in (block.attn.to_k, block.attn.to_v):
                 layer.lora_A["default"].weight = block.attn.to_q.lora_A["default"].weight
         named, tensors = {}, {}
