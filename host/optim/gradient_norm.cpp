@@ -46,6 +46,7 @@ at::Tensor total_norm(const std::vector<Group>& groups, const NamedTensors& meas
   }
   if (!first) return {};
   std::vector<at::Tensor> norms;
+  norms.reserve(kinds.size());
   for (auto& [kind, alike] : kinds) norms.push_back(total(std::move(alike)).to(*first));
   return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));
 }
