@@ -16,15 +16,18 @@ using at::Tensor;
 constexpr int64_t kTileScores = int64_t{16} << 20;
 
 struct Shape {
-  int64_t B, H, K, G, L, d;
-  explicit Shape(const Tensor& q, const Tensor& k)
-      : B(q.size(0)),
-        H(q.size(1)),
-        K(k.size(1)),
-        G(q.size(1) / k.size(1)),
-        L(q.size(2)),
-        d(q.size(3)) {}
-  int64_t tile_rows() const { return std::clamp<int64_t>(kTileScores / (B * H * L), 1, L); }
+  int64_t samples, heads, key_heads, shared, length, width;  // B, H, K, G, L, d
+  Shape(const Tensor& q, const Tensor& k)
+      : samples(q.size(0)),
+        heads(q.size(1)),
+        key_heads(k.size(1)),
+        shared(q.size(1) / k.size(1)),
+        length(q.size(2)),
+        width(q.size(3)) {}
+  int64_t batch() const { return samples * key_heads; }
+  int64_t tile_rows() const {
+    return std::clamp<int64_t>(kTileScores / (samples * heads * length), 1, length);
+  }
 };
 
 // Rows [row, row + rows) of the queries, and the keys that some of them see.
@@ -38,7 +41,7 @@ struct Tile {
 
   // [B * K, G * R, d] of [B, H, L, d], in the dtype of the scores.
   Tensor queries(const Tensor& t, const Shape& s, at::ScalarType dtype) const {
-    return t.narrow(2, row, rows).to(dtype).reshape({s.B * s.K, s.G * rows, t.size(3)});
+    return t.narrow(2, row, rows).to(dtype).reshape({s.batch(), s.shared * rows, t.size(3)});
   }
   // [B * K, S, d] of [B * K, L, d].
   Tensor visible(const Tensor& t) const { return t.narrow(1, key, keys); }
@@ -58,11 +61,11 @@ at::ScalarType wide(const Tensor& t) {
 }
 
 Tensor keys_of(const Tensor& t, const Shape& s) {
-  return t.to(wide(t)).reshape({s.B * s.K, s.L, s.d});
+  return t.to(wide(t)).reshape({s.batch(), s.length, s.width});
 }
 
 double scale_of(const AttentionOptions& options, const Shape& s) {
-  return options.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(s.d)) : options.scale;
+  return options.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(s.width)) : options.scale;
 }
 
 // Scores of a tile, [B * K, G * R, S]. Where there is a cap, `*bent` becomes what tanh gave, unless
@@ -76,7 +79,7 @@ Tensor scores(const Tile& tile, const Tensor& queries, const Tensor& keys, const
     x.mul_(options.softcap);
   }
   if (const Tensor hidden = tile.hidden(options, x.device()); hidden.defined()) {
-    x.view({s.B * s.K, s.G, tile.rows, tile.keys}).masked_fill_(hidden, -INFINITY);
+    x.view({s.batch(), s.shared, tile.rows, tile.keys}).masked_fill_(hidden, -INFINITY);
   }
   return x;
 }
@@ -88,16 +91,16 @@ std::tuple<Tensor, Tensor> tiled_attention(const Tensor& q, const Tensor& k, con
   const Shape s(q, k);
   const Tensor keys = keys_of(k, s), values = keys_of(v, s);
   Tensor out = at::empty_like(q);
-  Tensor log_sum_exp = at::empty({s.B, s.H, s.L}, q.options().dtype(wide(q)));
+  Tensor log_sum_exp = at::empty({s.samples, s.heads, s.length}, q.options().dtype(wide(q)));
   const int64_t step = s.tile_rows();
-  for (int64_t row = 0; row < s.L; row += step) {
-    const Tile tile(row, std::min(step, s.L - row), s.L, options);
+  for (int64_t row = 0; row < s.length; row += step) {
+    const Tile tile(row, std::min(step, s.length - row), s.length, options);
     Tensor x = scores(tile, tile.queries(q, s, wide(q)), tile.visible(keys), s, options, nullptr);
     const Tensor sums = at::logsumexp(x, -1, /*keepdim=*/true);
     x.sub_(sums).exp_();
     out.narrow(2, row, tile.rows)
-        .copy_(at::bmm(x, tile.visible(values)).view({s.B, s.H, tile.rows, s.d}));
-    log_sum_exp.narrow(2, row, tile.rows).copy_(sums.view({s.B, s.H, tile.rows}));
+        .copy_(at::bmm(x, tile.visible(values)).view({s.samples, s.heads, tile.rows, s.width}));
+    log_sum_exp.narrow(2, row, tile.rows).copy_(sums.view({s.samples, s.heads, tile.rows}));
   }
   return {out, log_sum_exp};
 }
@@ -111,13 +114,13 @@ std::tuple<Tensor, Tensor, Tensor> tiled_attention_backward(const Tensor& grad, 
   const Tensor keys = keys_of(k, s), values = keys_of(v, s);
   Tensor grad_q = at::empty_like(q), grad_k = at::zeros_like(keys), grad_v = at::zeros_like(values);
   const int64_t step = s.tile_rows();
-  for (int64_t row = 0; row < s.L; row += step) {
-    const Tile tile(row, std::min(step, s.L - row), s.L, options);
+  for (int64_t row = 0; row < s.length; row += step) {
+    const Tile tile(row, std::min(step, s.length - row), s.length, options);
     const Tensor queries = tile.queries(q, s, wide(q)), g = tile.queries(grad, s, wide(q));
     Tensor bent;
     Tensor x = scores(tile, queries, tile.visible(keys), s, options, &bent);
     const Tensor sums =
-        log_sum_exp.narrow(2, row, tile.rows).reshape({s.B * s.K, s.G * tile.rows, 1});
+        log_sum_exp.narrow(2, row, tile.rows).reshape({s.batch(), s.shared * tile.rows, 1});
     const Tensor weights = x.sub_(sums).exp_();
     tile.visible(grad_v).add_(at::bmm(weights.transpose(1, 2), g));
 
@@ -126,11 +129,11 @@ std::tuple<Tensor, Tensor, Tensor> tiled_attention_backward(const Tensor& grad, 
     if (bent.defined()) grad_x.mul_(bent.square_().neg_().add_(1));
     grad_x.mul_(scale_of(options, s));
     grad_q.narrow(2, row, tile.rows)
-        .copy_(at::bmm(grad_x, tile.visible(keys)).view({s.B, s.H, tile.rows, s.d}));
+        .copy_(at::bmm(grad_x, tile.visible(keys)).view({s.samples, s.heads, tile.rows, s.width}));
     tile.visible(grad_k).add_(at::bmm(grad_x.transpose(1, 2), queries));
   }
   const auto shaped = [&](const Tensor& t) {
-    return t.view({s.B, s.K, s.L, s.d}).to(q.scalar_type());
+    return t.view({s.samples, s.key_heads, s.length, s.width}).to(q.scalar_type());
   };
   return {grad_q, shaped(grad_k), shaped(grad_v)};
 }
