@@ -36,13 +36,13 @@ struct RecomputeShared {
 
   // Whether the leaves of this block are still to be looked at.
   bool is_new(const Block& block) {
-    std::lock_guard lock(mutex);
-    return checked.insert(&block).second;
+    std::lock_guard lock(mutex_);
+    return checked_.insert(&block).second;
   }
 
  private:
-  std::mutex mutex;
-  std::unordered_set<const Block*> checked;
+  std::mutex mutex_;
+  std::unordered_set<const Block*> checked_;
 };
 
 namespace {
@@ -386,7 +386,8 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
 
   for (size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(given[i]);
   for (size_t i = places.size(); i < given.size(); ++i) {
-    if (given[i].defined()) lent.weights()[i - places.size()]->sink()->add(std::move(given[i]));
+    if (given[i].defined()) lent.weights()[i - places.size()]->sink()->add(given[i]);
+    given[i].reset();
   }
   return result;
 }
@@ -428,12 +429,13 @@ void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& known) c
   std::vector<Node*> todo;
   std::unordered_set<Node*> seen;
   auto visit = [&](Node* node) {
-    if (node != nullptr && seen.insert(node).second) todo.push_back(node);
+    if (seen.insert(node).second) todo.push_back(node);
   };
   for (const Tensor& output : outputs) visit(output.grad_fn().get());
   while (!todo.empty()) {
     Node* node = todo.back();
     todo.pop_back();
+    if (node == nullptr) continue;
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
       auto is_leaf = [&](const Tensor& t) { return t.is_same(leaf->variable); };
       if (std::none_of(known.begin(), known.end(), is_leaf)) {
