@@ -189,7 +189,7 @@ std::vector<std::string> layer_globs(const ModelFamily& family, Detection part) 
       if (rule.to.empty() || !rule.from.ends_with(kWeight)) continue;
       std::string glob = rule.from.substr(0, rule.from.size() - kWeight.size());
       for (size_t hole = glob.find("{}"); hole != std::string::npos; hole = glob.find("{}"))
-        glob.replace(hole, 2, "*");
+        glob.replace(hole, 2, 1, '*');
       globs.push_back(std::move(glob));
     }
   }
