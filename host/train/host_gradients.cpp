@@ -186,11 +186,7 @@ bool HostGradients::give_up() {
 }
 
 void HostGradients::clear() {
-  {
-    const std::lock_guard lock(mutex_);
-    jobs_.clear();
-  }
-  wait_until_idle();
+  give_up();
   for (const auto& part : parts_) {
     for (const auto& entry : part->entries) drop(*entry);
     part->is_moved = false;

@@ -219,6 +219,24 @@ TEST_CASE("A block whose gradients did not all come is left to the end of the st
   CHECK_FALSE(host.value(0).grad().defined());
 }
 
+TEST_CASE("A step that is given up says whether a block had moved, and no other one moves",
+          "[host gradients]") {
+  const Trained before;
+  Host host;
+  const auto given = gradients_of(host, 0);
+  host.gradients.begin_pass();
+  for (const NoBlock& block : host.blocks) host.gradients.expect(block);
+  host.gradients.begin_backward(at::ones({}), host.move());
+  for (const size_t i : {3, 2, 1}) host.sinks[i]->add(given[i]);
+  const bool has_moved = host.gradients.give_up();
+  for (const size_t i : {2, 3}) CHECK(at::equal(host.value(i), before.value(i)) != has_moved);
+  for (const size_t i : {0, 1}) CHECK(at::equal(host.value(i), before.value(i)));
+  host.gradients.clear();
+  for (size_t i = 0; i < 4; ++i) CHECK_FALSE(host.value(i).grad().defined());
+  host.pass(given, 1);
+  CHECK(at::equal(host.value(1).grad(), given[1]));
+}
+
 TEST_CASE("What goes wrong beside the backward pass is thrown at its end", "[host gradients]") {
   Host host;
   const auto prodigy = optim::make_optimizer(host.groups, {.kind = optim::Kind::kProdigy});
