@@ -34,7 +34,7 @@ ActivationRunner::ActivationRunner(BlockRunner& inner, const ActivationBudget& b
       device_(device),
       on_plan_(std::move(on_plan)),
       offloader_(std::move(offloader)) {
-  if (device_.is_cpu() && budget_.kind != ActivationBudget::Kind::kNone) LiveBytes::install();
+  if (device_.is_cpu()) LiveBytes::install();
 }
 
 void ActivationRunner::begin_pass() {
@@ -50,6 +50,28 @@ void ActivationRunner::begin_pass() {
   spent_ = offloaded_ = 0;
   guide_ = nullptr;
   plan_ = nullptr;
+}
+
+bool ActivationRunner::tighten() {
+  constexpr double kPart = 0.9;  // of what the plan needs
+  using Kind = ActivationBudget::Kind;
+  if (keeps_nothing_) return false;
+  if (budget_.kind == Kind::kNone) {
+    budget_ = {.kind = Kind::kFraction, .fraction = 1.0};
+  } else if (plan_ == nullptr) {  // measuring takes memory, too
+    budget_ = {.kind = Kind::kFraction};
+    keeps_nothing_ = true;
+  } else {
+    const auto whole = std::ssize(plan_->runs) - plan_->num_recomputed;
+    if (plan_->kept_bytes + plan_->moving_bytes == 0 && whole <= 1) return false;
+    budget_ = {.kind = Kind::kBytes,
+               .bytes = static_cast<int64_t>(kPart * static_cast<double>(plan_->peak_bytes))};
+  }
+  for (Pass& pass : passes_) pass.plans.clear();
+  runs_.clear();
+  guide_ = nullptr;
+  plan_ = nullptr;
+  return true;
 }
 
 ActivationRunner::Costs ActivationRunner::costs_of(const Block& block, const Tensors& inputs,
@@ -126,6 +148,7 @@ Tensors ActivationRunner::run(Block& block, const Tensors& inputs) {
     if (!always_recomputed) return inner_.run(block, inputs);
     return recompute_.run(block, inputs, ops::ActionPlan(kMostOperators, ops::Action::kKeep));
   }
+  if (keeps_nothing_) return recompute_.run(block, inputs, ops::ActionPlan());
   const Costs costs = costs_of(block, inputs, trained, always_recomputed);
   follow(costs);
   const size_t place = runs_.size();

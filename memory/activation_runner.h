@@ -31,6 +31,14 @@ class ActivationRunner final : public BlockRunner {
   // The runs that follow end in one backward pass of their own.
   void begin_pass();
 
+  // The pass did not fit, and what was made of it is dropped: from now on plans need a tenth less
+  // than the one that it followed, and at last nothing is kept or measured. False: nothing less is
+  // left.
+  bool tighten();
+  const ActivationBudget& budget() const { return budget_; }
+  // Of the plan that this pass follows; 0: there is none yet.
+  int64_t planned_bytes() const { return plan_ != nullptr ? plan_->peak_bytes : 0; }
+
   // Blocks that nobody trains, without grad mode and inside other blocks are not planned. Blocks
   // that the inner runner holds, and those with sinks, are recomputed whatever the budget.
   Tensors run(Block& block, const Tensors& inputs) override;
@@ -55,6 +63,7 @@ class ActivationRunner final : public BlockRunner {
   RecomputeRunner recompute_;
   ActivationBudget budget_;
   at::Device device_;
+  bool keeps_nothing_ = false;  // and measures nothing
   OnPlan on_plan_;
   std::shared_ptr<Offloader> offloader_;
   std::map<std::string, Costs> costs_;  // by kind, shapes, and what is trained

@@ -6,10 +6,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
+#include "memory/port.h"
+
 namespace atelier::memory {
 namespace {
 
+// In the host's memory: a device that is full does not keep it from being put back.
 at::Tensor state_of(const at::Generator& generator) {
+  const HostScope host;
   at::Generator g = generator;
   std::lock_guard lock(g.mutex());
   return g.get_state();

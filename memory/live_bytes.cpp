@@ -162,11 +162,13 @@ void MemoryLimit::suspend(int change) {
 
 void MemoryLimit::take(int64_t bytes, std::string_view what) {
   const std::lock_guard lock(ledger().mutex);
-  if (bytes > capacity_ - now_)
+  if (bytes > capacity_ - now_) {
+    when_refused_ = now_;
     throw Error(ErrorCode::kOutOfMemory,
                 "the device's memory: " + size_text(bytes) + " more for " + std::string(what) +
                     ", and " + size_text(now_) + " of " + size_text(capacity_) + " are taken",
                 "keep less on the device, or give it more memory");
+  }
   now_ += bytes;
   peak_ = std::max(peak_, now_);
 }
@@ -194,6 +196,11 @@ int64_t MemoryLimit::now() const {
 int64_t MemoryLimit::peak() const {
   const std::lock_guard lock(ledger().mutex);
   return peak_;
+}
+
+int64_t MemoryLimit::when_refused() const {
+  const std::lock_guard lock(ledger().mutex);
+  return when_refused_;
 }
 
 }  // namespace atelier::memory

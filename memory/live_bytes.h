@@ -55,9 +55,10 @@ class MemoryLimit {
   int64_t capacity() const;
   int64_t now() const;
   int64_t peak() const;
+  int64_t when_refused() const;  // what was taken when take() threw last; 0: it never did
 
  private:
-  int64_t capacity_, now_ = 0, peak_ = 0;
+  int64_t capacity_, now_ = 0, peak_ = 0, when_refused_ = 0;
 };
 
 }  // namespace atelier::memory
