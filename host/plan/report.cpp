@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "host/report/chart.h"
 #include "host/report/problems.h"
 
 namespace atelier::plan {
@@ -225,45 +226,22 @@ std::string curve_csv(const std::vector<CurvePoint>& curve) {
 }
 
 std::string curve_svg(const std::vector<CurvePoint>& curve, const std::string& title) {
-  constexpr double kWidth = 640, kHeight = 400, kLeft = 70, kRight = 20, kTop = 40, kBottom = 50;
+  report::ChartLine line = {"", "#1f77b4", {}};
   double low = 1e300, high = 0, slowest = 0;
   for (const CurvePoint& point : curve) {
-    low = std::min(low, static_cast<double>(point.limit_bytes));
-    high = std::max(high, static_cast<double>(point.limit_bytes));
+    const auto bytes = static_cast<double>(point.limit_bytes);
+    low = std::min(low, bytes);
+    high = std::max(high, bytes);
     slowest = std::max(slowest, point.plan.seconds);
+    line.points.emplace_back(bytes, point.plan.seconds);
   }
   if (curve.empty()) low = 0;
-  const double span = std::max(high - low, 1.0), most = std::max(slowest, 1e-12);
-  const auto x = [&](double bytes) {
-    return kLeft + (bytes - low) / span * (kWidth - kLeft - kRight);
-  };
-  const auto y = [&](double seconds) {
-    return kHeight - kBottom - seconds / most * (kHeight - kTop - kBottom);
-  };
-  std::string text = print(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" "
-      "height=\"%.0f\" font-family=\"sans-serif\" font-size=\"12\">\n",
-      kWidth, kHeight);
-  text += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
-  const auto label = [&](double at_x, double at_y, const char* anchor, const std::string& words) {
-    text += print("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", at_x, at_y, anchor) + words +
-            "</text>\n";
-  };
-  label(kWidth / 2, 22, "middle", title);
-  for (int i = 0; i <= 4; ++i) {
-    const double bytes = low + span * i / 4, seconds = most * i / 4;
-    label(x(bytes), kHeight - kBottom + 18, "middle", print("%.3g", bytes / kGiB));
-    label(kLeft - 8, y(seconds) + 4, "end", time_text(seconds));
-    text += print("<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n",
-                  kLeft, kWidth - kRight, y(seconds), y(seconds));
-  }
-  label(kWidth / 2, kHeight - 12, "middle", "GiB of the device");
-  std::string points;
-  for (const CurvePoint& point : curve)
-    points += print("%.1f,%.1f ", x(static_cast<double>(point.limit_bytes)), y(point.plan.seconds));
-  text += "<polyline fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"2\" points=\"" + points +
-          "\"/>\n</svg>\n";
-  return text;
+  report::Chart chart = {.title = title};
+  chart.x = {"GiB of the device", low, std::max(high, low + 1),
+             [](double bytes) { return print("%.3g", bytes / kGiB); }};
+  chart.y = {"", 0.0, std::max(slowest, 1e-12), time_text};
+  chart.lines = {std::move(line)};
+  return report::chart_svg(chart);
 }
 
 }  // namespace atelier::plan
