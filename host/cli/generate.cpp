@@ -15,6 +15,7 @@
 #include "atelier/plugin.h"
 
 #include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/memory_holders.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
 #include "host/cli/plan.h"
@@ -27,9 +28,11 @@
 #include "host/image/pixels.h"
 #include "host/image/png.h"
 #include "host/lora/registry.h"
+#include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/interrupt.h"
 #include "host/progress/progress.h"
+#include "host/report/memory_timeline.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -94,6 +97,10 @@ CommandSpec generate_command(const ModelFamily* family) {
        .kind = FlagKind::kInteger,
        .help = "of the CPU; 0: one for each core",
        .preset = "0"},
+      {.name = "report_memory",
+       .help = "FILE.csv or FILE.svg, or a name that gives both: what the device and the host hold "
+               "over time",
+       .preset = ""},
       {.name = "no_metadata",
        .kind = FlagKind::kFlag,
        .help = "pictures do not say how they were made",
@@ -228,10 +235,11 @@ class Loras {
 class Session {
  public:
   Session(LoadedModel& model, Loras& loras, const plugins::Plugin& plugin, const ParsedFlags& flags,
-          bool batches_cfg, bool keeps_all, Progress& progress)
+          bool batches_cfg, bool keeps_all, Progress& progress, report::MemoryTimeline* timeline)
       : model_(model),
         loras_(loras),
         progress_(progress),
+        timeline_(timeline),
         record_(record_of(model, plugin)),
         writes_metadata_(!flags.flag("no_metadata")),
         batches_cfg_(batches_cfg),
@@ -255,7 +263,7 @@ class Session {
     const auto paths = generate::output_paths(settings.output, settings.num_images);
     const std::string schedule(
         generate::find_schedule(model_.family().schedules(), settings.schedule).name);
-    generator_.run(request, [&](size_t index, const at::Tensor& pixels) {
+    const auto on_picture = [&](size_t index, const at::Tensor& pixels) {
       const image::Picture picture = image::to_picture(pixels.select(1, 0));
       image::PngText text;
       if (writes_metadata_) {
@@ -266,7 +274,14 @@ class Session {
       progress_.note(paths[index] + ": " + std::to_string(picture.width) + "x" +
                      std::to_string(picture.height) + ", seed " +
                      std::to_string(request.seeds[index]));
-    });
+    };
+    try {
+      generator_.run(request, on_picture);
+    } catch (...) {
+      const std::optional<Error> failure = plugins::out_of_memory();
+      if (!failure) throw;
+      throw does_not_fit(*failure, request);
+    }
   }
 
   // Encodes the prompts of all jobs, before the text encoder leaves.
@@ -288,11 +303,41 @@ class Session {
     generate::Engine engine = generate::make_engine(model_);
     engine.load = [this](std::string_view component) { load(component); };
     engine.keeps_all = keeps_all;
+    engine.on_phase = [this](std::string_view phase, int64_t number) {
+      begin_phase(phase, number);
+    };
+    if (timeline_ != nullptr) engine.runner = &sampling_.emplace(model_.runner(), *timeline_);
     return engine;
+  }
+
+  void begin_phase(std::string_view phase, int64_t number = 0) {
+    phase_ = phase;
+    if (timeline_ != nullptr) timeline_->begin(phase, number);
+  }
+
+  // Says who holds what. Nothing of what failed is held any more.
+  Error does_not_fit(const Error& failure, const Request& request) {
+    const memory::DeviceMeter meter(model_.device(), model_.port());
+    const memory::DeviceBytes device = meter.bytes();
+    std::vector<checkpoint::Holder> holders = checkpoint::weight_holders(model_);
+    holders.push_back({"encoded prompts", generator_.cached_bytes()});
+    const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
+    holders.push_back({phase_ + ", while it went on", std::max<int64_t>(0, taken - device.live)});
+    for (const std::string& line : checkpoint::holder_lines(holders, device)) progress_.warn(line);
+    if (phase_ == "load") return failure;
+    std::vector<std::string> flags;
+    if (phase_ == "denoise" && request.batch_size > 1) flags.push_back("--batch_size 1");
+    if (phase_ == "decode" || (phase_ == "encode" && request.input_pixels.defined()))
+      flags.push_back(request.tiling ? "a smaller --tile_size" : "--tiled");
+    const auto for_weights = checkpoint::flags_for_weights(model_);
+    flags.insert(flags.end(), for_weights.begin(), for_weights.end());
+    flags.push_back("a smaller --height and --width");
+    return {failure.code(), failure.message(), checkpoint::hint_of(flags), failure.tag()};
   }
 
   void load(std::string_view component) {
     if (model_.is_loaded(component)) return;
+    begin_phase("load");
     progress::Step step(progress_, "load " + std::string(component), 0, progress::Unit::kBytes);
     model_.load_component(component, [&](const checkpoint::LoadProgress& state) {
       step.set(state.bytes_done, state.bytes_total);
@@ -303,6 +348,9 @@ class Session {
   LoadedModel& model_;
   Loras& loras_;
   Progress& progress_;
+  report::MemoryTimeline* timeline_;  // null: none
+  std::optional<report::SamplingRunner> sampling_;
+  std::string phase_ = "load";  // what the generator does
   generate::ModelRecord record_;
   bool writes_metadata_, batches_cfg_;
   std::optional<generate::Tiling> tiling_;
@@ -446,6 +494,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   checkpoint::LoadRequest request;
   plan::MemoryWishes wishes = memory_wishes(flags);
   problems.collect([&] { plan::check_wishes(wishes); });
+  report::check_report_path(flags.text("report_memory"), problems);
   problems.collect([&] {
     request = load_request(flags);
     request.prepares_levels = true;
@@ -490,7 +539,11 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   const InterruptGuard interrupts;
   const bool keeps_all = !prompts_file.empty() &&
                          (planned ? plan::everything_stays(*planned) : everything_fits(*model));
-  Session session(*model, *loras, *plugin, flags, batches_cfg, keeps_all, progress);
+  std::optional<report::MemoryTimeline> timeline;
+  if (const std::string file = flags.text("report_memory"); !file.empty())
+    timeline.emplace(file, model->device(), model->port());
+  Session session(*model, *loras, *plugin, flags, batches_cfg, keeps_all, progress,
+                  timeline ? &*timeline : nullptr);
   const auto run_jobs = [&] {
     if (prompts_file.empty()) {
       JobResult result;
@@ -507,6 +560,9 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   const int code = run_jobs();
   for (const std::string& line : model->streaming_report()) progress.note(line);
   if (planned) note_measured(*planned, *model, progress);
+  if (timeline) {
+    for (const std::string& file : timeline->write()) progress.note(file);
+  }
   return code;
 }
 

@@ -17,6 +17,7 @@
 #include "host/lora/registry.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
+#include "host/report/memory_timeline.h"
 #include "host/report/problems.h"
 #include "host/run/run_folder.h"
 #include "host/run/stop.h"
@@ -324,6 +325,13 @@ int train_plan(Plan& plan) {
   run::RunFolder folder(config.output.output_path);
   write_config(config);
 
+  std::optional<report::MemoryTimeline> timeline;
+  if (!config.memory.report.empty())
+    timeline.emplace(config.memory.report, model.device(), model.port());
+  const auto phase = [&](const char* name) {
+    if (timeline) timeline->begin(name);
+  };
+  phase("encode");
   Samples samples = samples_of(plan, plan.dataset, config.cache_path);
   if (!fill(samples, plan, progress)) return leave();
   std::optional<Samples> validation;
@@ -343,6 +351,7 @@ int train_plan(Plan& plan) {
     preview.emplace(model, plan.prompts, pictures, trained, progress);
     preview->encode_ahead();
   }
+  phase("load");
   const std::string denoiser = model.denoiser()->detection.component;
   for (const auto& part : model.parts()) {
     const std::string& name = part.detection.component;
@@ -351,9 +360,10 @@ int train_plan(Plan& plan) {
   if (plan.starting_weights) plan.starting_weights->load();
   if (plan.preset) plan.preset->load({"preset", config.lora.preset_path, 1.0});
 
-  train::Trainer trainer({model, config, samples, validation ? &*validation : nullptr,
-                          preview ? &*preview : nullptr, folder, progress},
-                         plan.selection);
+  train::Trainer trainer(
+      {model, config, samples, validation ? &*validation : nullptr, preview ? &*preview : nullptr,
+       folder, progress, timeline ? &*timeline : nullptr},
+      plan.selection);
   if (!config.resume.empty()) {
     run::find_checkpoint(
         config.resume, [&](const std::string& line) { progress.warn(line); },
@@ -363,6 +373,9 @@ int train_plan(Plan& plan) {
   const int code = trainer.run();
   for (const std::string& line : model.streaming_report()) progress.note(line);
   if (plan.memory) note_measured(*plan.memory, model, progress);
+  if (timeline) {
+    for (const std::string& file : timeline->write()) progress.note(file);
+  }
   return code;
 }
 

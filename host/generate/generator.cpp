@@ -154,6 +154,10 @@ void Generator::check_cancelled() const {
   if (is_cancelled_ && is_cancelled_()) throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 
+void Generator::begin_phase(std::string_view phase, int64_t number) const {
+  if (engine_.on_phase) engine_.on_phase(phase, number);
+}
+
 void Generator::load_where(const std::function<bool(const ComponentSpec&)>& is_needed) {
   for (const ComponentSpec& component : engine_.components) {
     if (component.role == "tokenizer" || !is_needed(component)) continue;
@@ -176,6 +180,7 @@ Conditioning Generator::encode_text(const Inputs& inputs, const std::string& enc
     return c.phases.encode && c.role != "vae";
   };
   load_where(is_text_encoder);
+  begin_phase("encode");
   check_cancelled();
   int64_t num_blocks = 0;
   for (const ComponentSpec& component : engine_.components) {
@@ -221,6 +226,7 @@ void Generator::encode_ahead(std::span<const Request> requests) {
 
 at::Tensor Generator::encode_input(const Request& request) {
   load_where([](const ComponentSpec& c) { return c.phases.encode && c.role == "vae"; });
+  begin_phase("encode");
   check_cancelled();
   progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
@@ -259,7 +265,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
                               const std::string& label) {
   const int64_t count = x.size(0);
   const auto num_steps = static_cast<int64_t>(request.sigmas.size()) - 1;
-  const bool batched = is_guided(request) && request.batches_cfg;
+  const bool batched = is_guided(request) && request.batches_cfg && !splits_cfg_;
   const int64_t rows = batched ? 2 * count : count;
 
   const std::vector<const Conditioning*> with(count, &cond.with), without(count, &cond.without);
@@ -291,22 +297,32 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     return renormed(engine_.model.guide(v_with, v_without, request.cfg_scale), v_with,
                     request.cfg_renorm, request.cfg_renorm_ratio);
   };
+  const auto guided_velocity = [&](int64_t step) {
+    if (batched && !splits_cfg_) {
+      try {
+        input.narrow(0, count, count).copy_(x);
+        const at::Tensor pair = velocity(step, both);
+        return guide(pair.narrow(0, 0, count), pair.narrow(0, count, count));
+      } catch (...) {
+        const std::optional<Error> failure = plugins::out_of_memory();
+        if (!failure) throw;
+        splits_cfg_ = true;
+        progress_.warn(
+            failure->message() +
+            "; from this step on guidance is made in two calls, as with --cfg_batch off");
+      }
+    }
+    const at::Tensor v_with = velocity(step, with);
+    return guide(v_with, velocity(step, without));
+  };
   Pacer pacer(engine_.device);
   progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
   for (int64_t i = 0; i < num_steps; ++i) {
     check_cancelled();
+    begin_phase("denoise", i + 1);
     input.narrow(0, 0, count).copy_(x);
-    at::Tensor v;
-    if (!is_guided(request, static_cast<size_t>(i))) {
-      v = velocity(i, with);
-    } else if (batched) {
-      input.narrow(0, count, count).copy_(x);
-      const at::Tensor pair = velocity(i, both);
-      v = guide(pair.narrow(0, 0, count), pair.narrow(0, count, count));
-    } else {
-      const at::Tensor v_with = velocity(i, with);
-      v = guide(v_with, velocity(i, without));
-    }
+    const at::Tensor v =
+        is_guided(request, static_cast<size_t>(i)) ? guided_velocity(i) : velocity(i, with);
     x.add_(v, static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
     pacer.step();
     progress_step.advance();
@@ -317,6 +333,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
 
 at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_CTHW) {
   load_where([](const ComponentSpec& c) { return c.phases.decode; });
+  begin_phase("decode");
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;

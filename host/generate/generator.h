@@ -33,6 +33,8 @@ struct Engine {
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
   // Text encoders leave before the denoiser comes, unless everything stays.
   bool keeps_all = false;
+  // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
+  std::function<void(std::string_view phase, int64_t number)> on_phase = {};
 };
 
 // Pictures of one prompt and one size.
@@ -47,7 +49,8 @@ struct Request {
   double cfg_trunc = 1.0;
   CfgRenorm cfg_renorm = CfgRenorm::kNone;
   double cfg_renorm_ratio = 1.0;
-  // One call of the denoiser with both conditionings; otherwise two calls, with less memory.
+  // One call of the denoiser with both conditionings; otherwise two calls, with less memory. Where
+  // one does not fit into the device's memory, there are two from that step on.
   bool batches_cfg = true;
   std::vector<float> sigmas;      // see make_sigmas()
   int64_t height = 0, width = 0;  // pixels
@@ -77,6 +80,8 @@ class Generator {
   // What does not fit into the cache is encoded when it is asked for.
   void encode_ahead(std::span<const Request> requests);
 
+  int64_t cached_bytes() const { return cache_bytes_; }  // of encoded prompts, on the device
+
   // Latents of one picture: [C, T, H, W].
   static std::vector<int64_t> latent_shape(const LatentSpec& spec, int64_t height, int64_t width,
                                            int64_t frames = 1);
@@ -93,6 +98,7 @@ class Generator {
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
                      const std::string& label);
   at::Tensor decode(const Request& request, const at::Tensor& latents_CTHW);
+  void begin_phase(std::string_view phase, int64_t number = 0) const;
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }
   void check_cancelled() const;
@@ -103,6 +109,8 @@ class Generator {
   DirectRunner in_place_;
   progress::Progress& progress_;
   std::function<bool()> is_cancelled_;
+
+  bool splits_cfg_ = false;  // both halves at once did not fit
 
   // Encoded prompts by content, the oldest dropped first.
   std::map<std::string, Conditioning> cache_;

@@ -38,28 +38,39 @@ std::string last_internal_stack() {
   return last_stack().text;
 }
 
-void rethrow_at(std::string_view where) {
+std::optional<Error> out_of_memory() {
+  const char* const hint = "use a smaller size or batch";
   try {
     throw;
   } catch (const Error& error) {
-    throw error.at(where);
+    if (error.code() == ErrorCode::kOutOfMemory) return error;
   } catch (const c10::OutOfMemoryError& error) {
-    throw Error(ErrorCode::kOutOfMemory, at(where, first_line(error.what_without_backtrace())),
-                "use a smaller size or batch");
+    return Error(ErrorCode::kOutOfMemory, first_line(error.what_without_backtrace()), hint);
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kOutOfMemory, at(where, "the host's memory is used up"),
-                "use a smaller size or batch");
+    return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", hint);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
     // LibTorch's CPU allocator reports exhaustion as a plain error.
     if (line.find("DefaultCPUAllocator") != std::string::npos &&
         line.find("memory") != std::string::npos)
-      throw Error(ErrorCode::kOutOfMemory, at(where, line), "use a smaller size or batch");
+      return Error(ErrorCode::kOutOfMemory, line, hint);
+  } catch (...) {
+  }
+  return std::nullopt;
+}
+
+void rethrow_at(std::string_view where) {
+  if (const std::optional<Error> error = out_of_memory()) throw error->at(where);
+  try {
+    throw;
+  } catch (const Error& error) {
+    throw error.at(where);
+  } catch (const c10::Error& error) {
     {
       const std::lock_guard lock(last_stack().mutex);
       last_stack().text = error.what();
     }
-    throw Error(ErrorCode::kInternal, at(where, line));
+    throw Error(ErrorCode::kInternal, at(where, first_line(error.what_without_backtrace())));
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kInternal, at(where, first_line(error.what())));
   } catch (...) {

@@ -1,6 +1,7 @@
 // The one place where exceptions of a plugin, or of LibTorch below it, become errors.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,10 @@ namespace atelier::plugins {
 // c10::OutOfMemoryError and std::bad_alloc become kOutOfMemory, and every other one kInternal with
 // the first line of its message.
 [[noreturn]] void rethrow_at(std::string_view where);
+
+// Of the exception that is being handled, when it says that memory is used up: LibTorch's,
+// std::bad_alloc, or an Error with kOutOfMemory as it is.
+std::optional<Error> out_of_memory();
 
 // The stack of the last exception that became kInternal, as LibTorch recorded it; empty when it
 // recorded none.

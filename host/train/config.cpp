@@ -10,6 +10,7 @@
 #include "formats/escape.h"
 #include "formats/utf8.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/report/memory_timeline.h"
 #include "host/run/run_folder.h"
 #include "host/train/config_checks.h"
 #include "host/train/config_file.h"
@@ -367,7 +368,9 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
   c.memory = {.vram = flags.text("vram"),
               .host_memory = flags.text("host_memory"),
               .allow_storage = flags.list("allow_storage"),
-              .says_prefetch = flags.is_given("prefetch")};
+              .says_prefetch = flags.is_given("prefetch"),
+              .report = flags.text("report_memory")};
+  report::check_report_path(c.memory.report, problems);
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;
   c.offloads_activations = flags.flag("use_gradient_checkpointing_offload");

@@ -88,6 +88,7 @@ struct MemorySettings {
   std::string vram = "auto", host_memory = "auto";
   std::vector<std::string> allow_storage = {};
   bool says_prefetch = false;  // --prefetch was given
+  std::string report;          // file of the timeline; empty: none is made
 };
 
 struct Config {

@@ -263,6 +263,9 @@ void add_memory(Table& table, const Config& c) {
             "what it may take of the host for that; auto: what is free")
       .list("allow_storage", "",
             "8-bit storages that a plan may choose where that is faster: fp8, int8")
+      .text("report_memory", "",
+            "FILE.csv or FILE.svg, or a name that gives both: what the device and the host hold "
+            "over time, block by block in the first 8 steps")
       .text("offload_models", "", "no effect yet: what a stage does not need is not loaded anyway");
   const std::string offload =
       "blocks rest in host memory and come to the device when they run; trained weights stay on it";

@@ -15,6 +15,7 @@
 
 #include "host/checkpoint/fingerprint.h"
 #include "host/data/prefetcher.h"
+#include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
 #include "host/run/stop.h"
@@ -29,6 +30,7 @@ namespace {
 
 constexpr int64_t kStepsAhead = 4;       // that are read and decoded before they are needed
 constexpr double kPatienceSeconds = 10;  // for the rest of a step when a signal came
+constexpr int64_t kTimelineSteps = 8;    // of which memory is reported block by block
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -114,7 +116,11 @@ std::unique_ptr<optim::Optimizer> Trainer::make_optimizer() {
 }
 
 BlockRunner& Trainer::make_runner() {
-  BlockRunner& runner = recomputing(parts_.model.runner());
+  BlockRunner& blocks =
+      parts_.timeline == nullptr
+          ? parts_.model.runner()
+          : static_cast<BlockRunner&>(sampling_.emplace(parts_.model.runner(), *parts_.timeline));
+  BlockRunner& runner = recomputing(blocks);
   HostGradients* const gradients = trained_.host_gradients();
   if (gradients == nullptr) return runner;
   return expecting_.emplace(runner, *gradients);
@@ -123,21 +129,19 @@ BlockRunner& Trainer::make_runner() {
 // Blocks whose weights come and go are computed again: the weights are needed twice, and not
 // between.
 BlockRunner& Trainer::recomputing(BlockRunner& inner) {
-  const std::shared_ptr<memory::Offloader> offloader = make_offloader();
-  if (config_.activation_budget)
-    return activations_.emplace(
-        inner, *config_.activation_budget, parts_.model.device(),
-        [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader);
+  offloader_ = make_offloader();
   std::vector<std::string> run = config_.trained_names();
   run.push_back(parts_.model.denoiser()->detection.component);
   const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
     return parts_.model.is_streamed(component_of(name));
   });
-  if (config_.use_gradient_checkpointing || streams)
-    return recompute_.emplace(
-        inner, memory::RecomputeRunner::Planner(),
-        memory::RecomputeOptions{.offloader = offloader, .offloads_inputs = offloader != nullptr});
-  return inner;
+  if (!config_.activation_budget && (config_.use_gradient_checkpointing || streams))
+    return recompute_.emplace(inner, memory::RecomputeRunner::Planner(),
+                              memory::RecomputeOptions{.offloader = offloader_,
+                                                       .offloads_inputs = offloader_ != nullptr});
+  return activations_.emplace(
+      inner, config_.activation_budget.value_or(memory::ActivationBudget()), parts_.model.device(),
+      [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader_);
 }
 
 // Null where activations stay.
@@ -211,12 +215,110 @@ bool Trainer::leaves_now(double begin, size_t done, size_t count) const {
   return each * static_cast<double>(count - done) > kPatienceSeconds;
 }
 
+std::optional<Trainer::Outcome> Trainer::fit_step(const StepData& data) {
+  while (true) {
+    std::optional<Error> failure;
+    try {
+      return train_step(data);
+    } catch (...) {
+      failure = plugins::out_of_memory();
+      if (!failure) throw;
+    }
+    make_room(*failure);  // here, where nothing of the step is held any more
+  }
+}
+
+// Ends the work of a step that failed. Returns whether it had begun to move weights.
+bool Trainer::give_up_step() {
+  HostGradients* const gradients = trained_.host_gradients();
+  const bool has_moved = gradients != nullptr && gradients->give_up();
+  trained_.clear_gradients();
+  return has_moved || is_moving_;
+}
+
+std::vector<checkpoint::Holder> Trainer::memory_holders(const memory::DeviceBytes& device) {
+  std::vector<checkpoint::Holder> holders = checkpoint::weight_holders(parts_.model);
+  const bool is_on_host = trained_.host_gradients() != nullptr;
+  const auto add = [&](const std::string& name, int64_t bytes, bool rests_on_host) {
+    holders.push_back({name, rests_on_host ? 0 : bytes, rests_on_host ? bytes : 0});
+  };
+  const bool is_lora = !config_.lora.base_model.empty();
+  int64_t layers = 0, gradients = 0;
+  for (const optim::Group& group : trained_.groups()) {
+    for (const optim::Parameter& parameter : group.parameters) {
+      const auto bytes = static_cast<int64_t>(parameter.leaf.nbytes());
+      if (is_lora) layers += bytes;
+      if (parameter.leaf.grad().defined()) gradients += bytes;
+    }
+  }
+  add("LoRA layers", layers, /*rests_on_host=*/false);
+  add("optimizer", optimizer_->state_bytes(), is_on_host);
+  add("gradients", gradients, is_on_host);
+  const int64_t offloaded = offloader_ ? offloader_->stats().host_bytes : 0;
+  const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
+  checkpoint::Holder activations = {"activations and what else the step makes",
+                                    std::max<int64_t>(0, taken - device.live), offloaded};
+  if (activations_ && activations_->planned_bytes() > 0)
+    activations.detail =
+        report::format_bytes(static_cast<uint64_t>(activations_->planned_bytes())) +
+        " are planned for blocks";
+  holders.push_back(std::move(activations));
+  return holders;
+}
+
+void Trainer::report_holders() {
+  const memory::DeviceMeter meter(parts_.model.device(), parts_.model.port());
+  const memory::DeviceBytes device = meter.bytes();
+  for (const std::string& line : checkpoint::holder_lines(memory_holders(device), device))
+    parts_.progress.warn(line);
+}
+
+Error Trainer::does_not_fit(const Error& failure) {
+  std::vector<std::string> flags;
+  if (config_.order.batch_size > 1)
+    flags.push_back("--batch_size 1 with more --gradient_accumulation_steps");
+  const auto for_weights = checkpoint::flags_for_weights(parts_.model);
+  flags.insert(flags.end(), for_weights.begin(), for_weights.end());
+  if (trained_.host_gradients() == nullptr && config_.lora.base_model.empty())
+    flags.push_back("--optimize_on_cpu");
+  flags.push_back("a smaller --max_pixels");
+  return {ErrorCode::kOutOfMemory, failure.message(), checkpoint::hint_of(flags)};
+}
+
+// After `failure` of a step: what it leaves is dropped, and less is kept from now on. Throws when
+// that cannot be.
+void Trainer::make_room(const Error& failure) {
+  const std::string step = "step " + std::to_string(step_ + 1);
+  const bool is_first = !std::exchange(has_reported_, true);
+  if (is_first) report_holders();
+  const bool has_moved = give_up_step();
+  if (has_moved || !activations_ || !activations_->tighten()) {
+    if (!is_first) report_holders();
+    is_moving_ = has_moved;
+    throw does_not_fit(failure).at(step);
+  }
+  told_bytes_ = -1;
+  const memory::ActivationBudget& budget = activations_->budget();
+  const std::string less = budget.kind == memory::ActivationBudget::Kind::kBytes
+                               ? "activations of blocks within " +
+                                     report::format_bytes(static_cast<uint64_t>(budget.bytes))
+                           : budget.fraction > 0 ? std::string("only products and attention kept")
+                                                 : std::string("blocks computed again");
+  parts_.progress.warn(step + ": " + failure.message() + "; it is made again with " + less);
+}
+
 std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
   const double begin = now();
+  report::MemoryTimeline* const timeline = parts_.timeline;
+  const auto phase = [&](const char* name) {
+    if (timeline != nullptr && step_ < first_step_ + kTimelineSteps)
+      timeline->begin(name, step_ + 1);
+  };
   Tensor total;
   for (size_t i = 0; i < data.batches.size(); ++i) {
     at::manual_seed(random::below(UINT64_MAX, layers_seed_, static_cast<uint32_t>(i),
                                   static_cast<uint32_t>(step_)));
+    phase("forward");
     if (activations_) activations_->begin_pass();
     if (auto* const gradients = trained_.host_gradients()) gradients->begin_pass();
     const Tensor sum = config_.task == Task::kDirectDistill
@@ -228,13 +330,17 @@ std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
                   "the loss does not depend on anything that is trained",
                   "choose other --trainable_models or --lora_target_modules");
     total = total.defined() ? total + loss.detach() : loss.detach();
+    phase("backward");
     backward(loss, total, i + 1 == data.batches.size());
     if (leaves_now(begin, i + 1, data.batches.size())) {
       trained_.clear_gradients();
       return std::nullopt;
     }
   }
-  return finish_step(data, total);
+  phase("optimizer");
+  std::optional<Outcome> outcome = finish_step(data, total);
+  if (timeline != nullptr && step_ + 1 == first_step_ + kTimelineSteps) timeline->stop();
+  return outcome;
 }
 
 // `total`: the loss of the step so far. On the host, tensors are moved while the last backward pass
@@ -270,7 +376,9 @@ Trainer::Outcome Trainer::finish_step(const StepData& data, const Tensor& total)
   const optim::GradientNorm measured =
       optim::measure_gradients(trained_.groups(), total, config_.max_grad_norm,
                                gradients != nullptr ? gradients->norms() : NamedTensors());
+  is_moving_ = true;
   optimizer_->step(outcome.lr, measured.grad_scale, measured.is_skipped);
+  is_moving_ = false;
   outcome.norm = measured.norm;
   outcome.is_skipped = measured.is_skipped;
   outcome.has_moved = gradients != nullptr && gradients->has_moved();
@@ -513,10 +621,7 @@ int Trainer::run() {
     loop(bar);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNumerics) throw;
-    const HostGradients* const gradients = trained_.host_gradients();
-    const bool is_half_moved = gradients != nullptr && gradients->has_moved();
-    trained_.clear_gradients();
-    if (is_half_moved) {
+    if (give_up_step()) {
       parts_.progress.warn("not saved: the step had begun to move weights");
       throw;
     }
@@ -535,7 +640,7 @@ void Trainer::loop(progress::Step& bar) {
   while (step_ < total_steps_ && !run::StopSignals::requested()) {
     const StepData data = steps.next();
     waited_ = steps.waited();
-    std::optional<Outcome> outcome = train_step(data);
+    std::optional<Outcome> outcome = fit_step(data);
     if (!outcome) return;
     settle();
     pending_ = std::move(outcome);

@@ -10,11 +10,13 @@
 
 #include "atelier/block.h"
 
+#include "host/checkpoint/memory_holders.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/data/order.h"
 #include "host/optim/ema.h"
 #include "host/optim/optimizer.h"
 #include "host/progress/progress.h"
+#include "host/report/memory_timeline.h"
 #include "host/run/metrics.h"
 #include "host/run/run_folder.h"
 #include "host/train/config.h"
@@ -38,6 +40,7 @@ struct RunParts {
   Preview* preview;           // null: no pictures during training
   run::RunFolder& folder;
   progress::Progress& progress;
+  report::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
 };
 
 // Not thread-safe.
@@ -60,6 +63,10 @@ class Trainer {
 
   // Trains to the end, or until a signal asks to leave: then state and weights are saved. Returns
   // the exit code. Throws Error{kNumerics} when too many steps in a row were not finite.
+  //
+  // A step that does not fit into the device's memory is made again from its start with less kept
+  // for the backward pass, to the same bits. When nothing is left to drop: state and weights of the
+  // last finished step are saved, and Error{kOutOfMemory} is thrown.
   int run();
 
  private:
@@ -81,6 +88,12 @@ class Trainer {
   std::shared_ptr<memory::Offloader> make_offloader();
   void tell(const memory::ActivationPlan& plan);
   StepData make_step(int64_t step) const;
+  std::optional<Outcome> fit_step(const StepData& data);
+  void make_room(const Error& failure);
+  Error does_not_fit(const Error& failure);
+  std::vector<checkpoint::Holder> memory_holders(const memory::DeviceBytes& device);
+  void report_holders();
+  bool give_up_step();
   std::optional<Outcome> train_step(const StepData& data);
   void backward(const at::Tensor& loss, const at::Tensor& total, bool is_last);
   double learning_rate() const;
@@ -108,6 +121,8 @@ class Trainer {
   std::optional<optim::Ema> ema_;
   data::Order order_;
   std::unique_ptr<memory::Port> port_;  // for activations, where the model has none
+  std::shared_ptr<memory::Offloader> offloader_;
+  std::optional<report::SamplingRunner> sampling_;
   std::optional<memory::RecomputeRunner> recompute_;
   std::optional<memory::ActivationRunner> activations_;
   std::optional<ExpectingRunner> expecting_;
@@ -127,8 +142,10 @@ class Trainer {
   int64_t loss_count_ = 0;
   double waited_ = 0.0, begin_ = 0.0;  // seconds
   int64_t first_step_ = 0;
-  int64_t told_bytes_ = -1;  // of activations, in the largest plan that was told
-  std::string note_;         // behind the progress: "loss 0.1234 lr 1.0e-04 …"
+  bool is_moving_ = false;     // the optimizer is at work
+  bool has_reported_ = false;  // who holds the memory
+  int64_t told_bytes_ = -1;    // of activations, in the largest plan that was told
+  std::string note_;           // behind the progress: "loss 0.1234 lr 1.0e-04 …"
 };
 
 }  // namespace atelier::train
