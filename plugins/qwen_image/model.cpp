@@ -2,30 +2,26 @@
 // tokens, D width.
 #include "model.h"
 
-#include <algorithm>
-#include <initializer_list>
-#include <sstream>
-
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/named_inputs.h"
 
 namespace qwen_image {
 
+using atelier::allow_only;
 using atelier::Error;
 using atelier::ErrorCode;
+using atelier::lengths_of;
+using atelier::named_tensor;
 using atelier::NamedTensors;
+using atelier::pack_rows;
 using atelier::Segments;
+using atelier::shape_text;
 
 namespace {
 
 constexpr const char* kPromptEmbeds = "prompt_embeds";
-
-std::string shape(const at::Tensor& x) {
-  std::ostringstream text;
-  text << x.sizes();
-  return text.str();
-}
 
 [[noreturn]] void invalid(const std::string& message, const std::string& hint = {}) {
   throw Error(ErrorCode::kInvalidArgument, message, hint);
@@ -37,51 +33,6 @@ void one_frame(int64_t frames) {
                 std::to_string(frames) + " frames: this family makes still pictures",
                 "give one frame");
   }
-}
-
-const at::Tensor& named(const NamedTensors& inputs, std::string_view name, int64_t dims) {
-  const auto found = inputs.find(name);
-  if (found == inputs.end()) invalid("tensor '" + std::string(name) + "' is missing");
-  if (found->second.dim() != dims) {
-    invalid("tensor '" + std::string(name) + "': shape " + shape(found->second) + ", " +
-            std::to_string(dims) + " axes expected");
-  }
-  return found->second;
-}
-
-void only(const NamedTensors& inputs, std::initializer_list<std::string_view> known) {
-  std::string list;
-  for (const std::string_view name : known) list += (list.empty() ? "" : ", ") + std::string(name);
-  for (const auto& [name, tensor] : inputs) {
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      invalid("tensor '" + name + "' is not known here", "the tensors are " + list);
-    }
-  }
-}
-
-// How many of the L tokens of each sample count; all of them when `name` is not given.
-std::vector<int64_t> lengths_of(const NamedTensors& inputs, std::string_view name, int64_t B,
-                                int64_t L) {
-  if (!inputs.contains(name)) return std::vector<int64_t>(static_cast<size_t>(B), L);
-  const at::Tensor given = named(inputs, name, 1).to(at::kCPU, at::kLong).contiguous();
-  const std::vector<int64_t> result(given.data_ptr<int64_t>(),
-                                    given.data_ptr<int64_t>() + given.numel());
-  const bool fits =
-      std::all_of(result.begin(), result.end(), [&](int64_t n) { return n >= 1 && n <= L; });
-  if (std::ssize(result) != B || !fits) {
-    invalid("tensor '" + std::string(name) + "': " + std::to_string(B) + " lengths from 1 to " +
-            std::to_string(L) + " expected");
-  }
-  return result;
-}
-
-// The first rows of each sample of a padded [B, L, ...], packed.
-at::Tensor pack(const at::Tensor& padded, const std::vector<int64_t>& lengths) {
-  std::vector<at::Tensor> parts;
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    parts.push_back(padded.select(0, static_cast<int64_t>(b)).narrow(0, 0, lengths[b]));
-  }
-  return at::cat(parts, 0);
 }
 
 }  // namespace
@@ -185,7 +136,7 @@ atelier::Conditioning QwenImage::encode_text(const atelier::Inputs& inputs,
 at::Tensor QwenImage::encode_media(const at::Tensor& pixels, atelier::BlockRunner& runner) {
   const Vae& vae = loaded(vae_, "vae");
   if (pixels.dim() != 4 || pixels.size(0) != 3) {
-    invalid("picture of shape " + shape(pixels) + ", [3, T, H, W] expected");
+    invalid("picture of shape " + shape_text(pixels) + ", [3, T, H, W] expected");
   }
   one_frame(pixels.size(1));
   const int64_t stride = vae.config().stride(), H = pixels.size(2), W = pixels.size(3);
@@ -200,26 +151,26 @@ at::Tensor QwenImage::denoise(const atelier::DenoiseInputs& in, atelier::BlockRu
   Dit& dit = loaded(dit_, "dit");
   const at::Tensor& x = in.x_BCTHW;
   if (x.dim() != 5 || x.size(0) < 1 || x.size(1) != dit.config().channels) {
-    invalid("latents of shape " + shape(x) + ", [B, " + std::to_string(dit.config().channels) +
+    invalid("latents of shape " + shape_text(x) + ", [B, " + std::to_string(dit.config().channels) +
             ", 1, H, W] expected");
   }
   one_frame(x.size(2));
   if (x.size(3) < kPatch || x.size(4) < kPatch || x.size(3) % kPatch != 0 ||
       x.size(4) % kPatch != 0) {
-    invalid("latents of shape " + shape(x) + ": height and width are even",
+    invalid("latents of shape " + shape_text(x) + ": height and width are even",
             "height and width in pixels are multiples of " +
                 std::to_string(latent_spec().pixel_multiple));
   }
   const int64_t B = x.size(0);
   if (in.sigma_B.dim() != 1 || in.sigma_B.size(0) != B || std::ssize(in.cond) != B) {
-    invalid(std::to_string(B) + " samples with sigmas of shape " + shape(in.sigma_B) + " and " +
-            std::to_string(in.cond.size()) + " conditionings");
+    invalid(std::to_string(B) + " samples with sigmas of shape " + shape_text(in.sigma_B) +
+            " and " + std::to_string(in.cond.size()) + " conditionings");
   }
   std::vector<at::Tensor> prompts;
   for (const atelier::Conditioning* cond : in.cond) {
-    const at::Tensor& prompt = named(*cond, kPromptEmbeds, 2);
+    const at::Tensor& prompt = named_tensor(*cond, kPromptEmbeds, 2);
     if (prompt.size(0) < 1 || prompt.size(1) != dit.config().text_width) {
-      invalid("prompt_embeds of shape " + shape(prompt) + ", [L, " +
+      invalid("prompt_embeds of shape " + shape_text(prompt) + ", [L, " +
               std::to_string(dit.config().text_width) + "] expected");
     }
     prompts.push_back(prompt);
@@ -242,7 +193,7 @@ void QwenImage::forget_levels() {
 at::Tensor QwenImage::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner) {
   const Vae& vae = loaded(vae_, "vae");
   if (latents_BCTHW.dim() != 5 || latents_BCTHW.size(1) != vae.config().channels) {
-    invalid("latents of shape " + shape(latents_BCTHW) + ", [B, " +
+    invalid("latents of shape " + shape_text(latents_BCTHW) + ", [B, " +
             std::to_string(vae.config().channels) + ", 1, H, W] expected");
   }
   one_frame(latents_BCTHW.size(2));
@@ -268,8 +219,8 @@ NamedTensors QwenImage::probe(std::string_view component, const NamedTensors& in
                               atelier::BlockRunner& runner) {
   if (component == "text_encoder") {
     TextEncoder& encoder = loaded(text_encoder_, component);
-    only(inputs, {"input_ids", "lengths"});
-    const at::Tensor& ids = named(inputs, "input_ids", 2);
+    allow_only(inputs, {"input_ids", "lengths"});
+    const at::Tensor& ids = named_tensor(inputs, "input_ids", 2);
     if (ids.scalar_type() != at::kLong || ids.numel() == 0)
       invalid("tensor 'input_ids': int64 [B, L] expected");
     if (ids.min().item<int64_t>() < 0 || ids.max().item<int64_t>() >= encoder.config().vocabulary) {
@@ -279,7 +230,7 @@ NamedTensors QwenImage::probe(std::string_view component, const NamedTensors& in
     const int64_t L = ids.size(1);
     const std::vector<int64_t> lengths = lengths_of(inputs, "lengths", ids.size(0), L);
     const Segments rows(lengths);
-    const at::Tensor packed = encoder.forward(pack(ids, lengths), rows, runner);
+    const at::Tensor packed = encoder.forward(pack_rows(ids, lengths), rows, runner);
     std::vector<at::Tensor> padded;
     for (int64_t s = 0; s < rows.count(); ++s) {
       padded.push_back(at::constant_pad_nd(packed.narrow(0, rows.offset(s), rows.length(s)),
@@ -289,25 +240,25 @@ NamedTensors QwenImage::probe(std::string_view component, const NamedTensors& in
   }
   if (component == "vae") {
     const Vae& vae = loaded(vae_, component);
-    only(inputs, {"image", "latents"});
+    allow_only(inputs, {"image", "latents"});
     if (inputs.contains("image") == inputs.contains("latents")) {
       invalid("tensors 'image' (to encode) and 'latents' (to decode): one of them is expected");
     }
     if (inputs.contains("latents")) {
-      return {{"image", decode(named(inputs, "latents", 5), runner).select(2, 0)}};
+      return {{"image", decode(named_tensor(inputs, "latents", 5), runner).select(2, 0)}};
     }
-    const at::Tensor& image = named(inputs, "image", 4);
+    const at::Tensor& image = named_tensor(inputs, "image", 4);
     const int64_t stride = vae.config().stride();
     if (image.size(1) != 3 || image.numel() == 0 || image.size(2) % stride != 0 ||
         image.size(3) % stride != 0) {
-      invalid("tensor 'image': shape " + shape(image) + ", [B, 3, H, W] with multiples of " +
+      invalid("tensor 'image': shape " + shape_text(image) + ", [B, 3, H, W] with multiples of " +
               std::to_string(stride) + " expected");
     }
     return {{"latents", vae.encode(image, runner).unsqueeze(2)}};
   }
   if (component == "dit") {
-    only(inputs, {"latents", "sigma", "prompt_embeds", "prompt_lengths"});
-    const at::Tensor& embeds = named(inputs, "prompt_embeds", 3);
+    allow_only(inputs, {"latents", "sigma", "prompt_embeds", "prompt_lengths"});
+    const at::Tensor& embeds = named_tensor(inputs, "prompt_embeds", 3);
     const std::vector<int64_t> lengths =
         lengths_of(inputs, "prompt_lengths", embeds.size(0), embeds.size(1));
     std::vector<atelier::Conditioning> cond;
@@ -317,8 +268,9 @@ NamedTensors QwenImage::probe(std::string_view component, const NamedTensors& in
     }
     std::vector<const atelier::Conditioning*> pointers;
     for (const atelier::Conditioning& c : cond) pointers.push_back(&c);
-    const at::Tensor latents = named(inputs, "latents", 5).to(loaded(dit_, component).dtype());
-    return {{"velocity", denoise({latents, named(inputs, "sigma", 1), pointers}, runner)}};
+    const at::Tensor latents =
+        named_tensor(inputs, "latents", 5).to(loaded(dit_, component).dtype());
+    return {{"velocity", denoise({latents, named_tensor(inputs, "sigma", 1), pointers}, runner)}};
   }
   invalid("component '" + std::string(component) + "' cannot be probed",
           "components with tensors are text_encoder, vae and dit");

@@ -1,0 +1,64 @@
+#include "atelier/named_inputs.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+namespace atelier {
+namespace {
+
+[[noreturn]] void fail(std::string_view name, const std::string& what, std::string hint = {}) {
+  throw Error(ErrorCode::kInvalidArgument, "tensor '" + std::string(name) + "'" + what,
+              std::move(hint));
+}
+
+}  // namespace
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+const at::Tensor& named_tensor(const NamedTensors& inputs, std::string_view name, int64_t dims) {
+  const auto found = inputs.find(name);
+  if (found == inputs.end()) fail(name, " is missing");
+  if (found->second.dim() != dims)
+    fail(name,
+         ": shape " + shape_text(found->second) + ", " + std::to_string(dims) + " axes expected");
+  return found->second;
+}
+
+void allow_only(const NamedTensors& inputs, std::initializer_list<std::string_view> known) {
+  std::string list;
+  for (const std::string_view name : known) list += (list.empty() ? "" : ", ") + std::string(name);
+  for (const auto& [name, tensor] : inputs) {
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      fail(name, " is not known here", "the tensors are " + list);
+  }
+}
+
+std::vector<int64_t> lengths_of(const NamedTensors& inputs, std::string_view name, int64_t B,
+                                int64_t L) {
+  if (!inputs.contains(name)) return std::vector<int64_t>(static_cast<size_t>(B), L);
+  const at::Tensor given = named_tensor(inputs, name, 1).to(at::kCPU, at::kLong).contiguous();
+  const std::vector<int64_t> result(given.data_ptr<int64_t>(),
+                                    given.data_ptr<int64_t>() + given.numel());
+  const bool fits =
+      std::all_of(result.begin(), result.end(), [&](int64_t n) { return n >= 1 && n <= L; });
+  if (std::ssize(result) != B || !fits)
+    fail(name, ": " + std::to_string(B) + " lengths from 1 to " + std::to_string(L) + " expected");
+  return result;
+}
+
+at::Tensor pack_rows(const at::Tensor& padded, const std::vector<int64_t>& lengths) {
+  std::vector<at::Tensor> parts;
+  for (size_t b = 0; b < lengths.size(); ++b)
+    parts.push_back(padded.select(0, static_cast<int64_t>(b)).narrow(0, 0, lengths[b]));
+  return at::cat(parts, 0);
+}
+
+}  // namespace atelier
