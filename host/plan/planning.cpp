@@ -55,7 +55,16 @@ memory::DeviceProfile profile_named(const std::string& name) {
   return memory::parse_profile(checkpoint::read_text_file(name), name);
 }
 
+// Of a limit of the device.
+constexpr double kPlannedPart = 0.97;
+
 }  // namespace
+
+memory::PlanLimits within(memory::PlanLimits limits) {
+  limits.device_bytes =
+      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
+  return limits;
+}
 
 void check_wishes(const MemoryWishes& wishes) {
   if (wishes.vram != kOff) parse_size("--vram", wishes.vram);
@@ -94,15 +103,6 @@ PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
 }
 
 namespace {
-
-// What a plan may take of the device: its prediction is not exact.
-constexpr double kPlannedPart = 0.97;
-
-memory::PlanLimits within(memory::PlanLimits limits) {
-  limits.device_bytes =
-      static_cast<int64_t>(kPlannedPart * static_cast<double>(limits.device_bytes));
-  return limits;
-}
 
 // The limit within which a plan of `bytes` fits.
 int64_t limit_for(int64_t bytes) {

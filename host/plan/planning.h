@@ -36,6 +36,9 @@ struct PlanTarget {
 PlanTarget plan_target(const MemoryWishes& wishes, const checkpoint::LoadRequest& request,
                        const checkpoint::LoadedModel& model);
 
+// What a plan may take of the limits: its prediction is not exact.
+memory::PlanLimits within(memory::PlanLimits limits);
+
 // A run, its plan and what it was made for.
 struct PlannedResult {
   SizedRun sized;
