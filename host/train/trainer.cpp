@@ -278,9 +278,11 @@ Error Trainer::does_not_fit(const Error& failure) {
   if (config_.order.batch_size > 1)
     flags.push_back("--batch_size 1 with more --gradient_accumulation_steps");
   const auto for_weights = checkpoint::flags_for_weights(parts_.model);
-  flags.insert(flags.end(), for_weights.begin(), for_weights.end());
-  if (trained_.host_gradients() == nullptr && config_.lora.base_model.empty())
-    flags.push_back("--optimize_on_cpu");
+  const bool trains_whole = config_.lora.base_model.empty();  // that is not stored in 8 bits
+  std::copy_if(
+      for_weights.begin(), for_weights.end(), std::back_inserter(flags),
+      [&](const std::string& flag) { return !trains_whole || !flag.starts_with("--storage "); });
+  if (trained_.host_gradients() == nullptr && trains_whole) flags.push_back("--optimize_on_cpu");
   flags.push_back("a smaller --max_pixels");
   return {ErrorCode::kOutOfMemory, failure.message(), checkpoint::hint_of(flags)};
 }
@@ -378,12 +380,12 @@ Trainer::Outcome Trainer::finish_step(const StepData& data, const Tensor& total)
                                gradients != nullptr ? gradients->norms() : NamedTensors());
   is_moving_ = true;
   optimizer_->step(outcome.lr, measured.grad_scale, measured.is_skipped);
-  is_moving_ = false;
   outcome.norm = measured.norm;
   outcome.is_skipped = measured.is_skipped;
   outcome.has_moved = gradients != nullptr && gradients->has_moved();
   trained_.clear_gradients();
   trained_.publish();
+  is_moving_ = false;
   return outcome;
 }
 
