@@ -108,7 +108,7 @@ class CommandsPage(unittest.TestCase):
         for name, content in sections.items():
             with self.subTest(name):
                 self.assertTrue(content.startswith(f"atelier {name} "), content[:80])
-                self.assertIn("--help" if name == "lora" else "\n  --", content)
+                self.assertIn("--help" if name in ("lora", "plan") else "\n  --", content)
         self.assertIn("\nWith `--plugin qwen_image`:\n", text)
         self.assertNotIn(str(ROOT), text)
 

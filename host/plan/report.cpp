@@ -133,7 +133,8 @@ std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
   std::string line = "batch " + std::to_string(result.sized.batch_size) + " fits with " +
                      shown(spare) + " to spare";
   const auto& slack = result.sized.slack_bytes;
-  const int64_t room = spare + (slack.empty() ? 0 : slack[phase->manner]);
+  const int64_t room = within(target.limits).device_bytes - phase->device_bytes +
+                       (slack.empty() ? 0 : slack[phase->manner]);
   const int64_t most = result.sized.batch_size + room / more;
   if (most > result.sized.batch_size) line += "; " + std::to_string(most) + " would fit";
   return line;
