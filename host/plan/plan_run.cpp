@@ -104,6 +104,30 @@ std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
                             count);
 }
 
+namespace {
+
+// All components beside each other, with the most that any phase computes with; nullopt when some
+// are streamed.
+std::optional<int64_t> bytes_of_everything(const Planned& planned) {
+  int64_t bytes = planned.target.basis.profile.reserve_bytes, most = 0;
+  for (const memory::ComponentChoice& choice : planned.result.plan.components) {
+    if (choice.resident < choice.num_blocks) return std::nullopt;
+    bytes += choice.device_bytes;
+  }
+  for (size_t i = 0; i < planned.result.plan.phases.size(); ++i) {
+    const auto& manners = planned.result.sized.run.phases[i].manners;
+    most = std::max(most, manners[planned.result.plan.phases[i].manner].device_bytes);
+  }
+  return bytes + most;
+}
+
+}  // namespace
+
+bool everything_stays(const Planned& planned) {
+  const std::optional<int64_t> bytes = bytes_of_everything(planned);
+  return bytes && *bytes <= within(planned.target.limits).device_bytes;
+}
+
 std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& request,
                                        const MemoryWishes& wishes, const GenerationAsked& asked,
                                        std::string& reason) {
@@ -115,23 +139,14 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
         model, request, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
-    return Planned{plan_or_refuse(size_generation(model, basis, target.basis), target,
-                                  asked.prefetch, alternatives),
-                   target};
+    Planned planned{plan_or_refuse(size_generation(model, basis, target.basis), target,
+                                   asked.prefetch, alternatives),
+                    target};
+    const bool has_more = asked.jobs.size() > 1 || asked.reads_stdin;
+    if (has_more && everything_stays(planned))
+      planned.result.plan.device_bytes = *bytes_of_everything(planned);
+    return planned;
   });
-}
-
-bool everything_stays(const Planned& planned) {
-  int64_t bytes = planned.target.basis.profile.reserve_bytes, most = 0;
-  for (const memory::ComponentChoice& choice : planned.result.plan.components) {
-    if (choice.resident < choice.num_blocks) return false;
-    bytes += choice.device_bytes;
-  }
-  for (size_t i = 0; i < planned.result.plan.phases.size(); ++i) {
-    const auto& manners = planned.result.sized.run.phases[i].manners;
-    most = std::max(most, manners[planned.result.plan.phases[i].manner].device_bytes);
-  }
-  return bytes + most <= planned.target.limits.device_bytes;
 }
 
 bool cfg_batch_of(const Planned& planned) {
