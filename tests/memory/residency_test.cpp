@@ -431,7 +431,8 @@ TEST_CASE("A backward pass of products draws what was streamed again", "[residen
 
 TEST_CASE("Nothing that autograd holds is a streamed or a dequantised weight", "[residency]") {
   for (const bool is_quantized : {false, true}) {
-    test::Net net(test::Train::kAdapters, 0.1, 4);
+    // Without dropout: states of generators rest on the host.
+    test::Net net(test::Train::kAdapters, 0.0, 4);
     if (is_quantized) {
       for (auto& block : net.blocks) quantize_linears(*block, QuantizedKind::kFp8);
     }
