@@ -139,7 +139,8 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
   for (const InputSpec& input : inputs) {
     if (input.use == InputUse::kGenerate) continue;
     known.emplace_back(input.name);
-    const bool is_extra = contains(options.extra_inputs, input.name);
+    const bool is_extra =
+        contains(options.extra_inputs, input.name) || options.texts_of_all.contains(input.name);
     if (!input.required && !is_extra) continue;
     if (input.kind == InputKind::kVideo || input.kind == InputKind::kAudio) {
       problems.add(

@@ -248,6 +248,17 @@ void hand_over(const Findings& findings, const std::string& place, report::Probl
   for (const Error& error : findings.list(place)) problems.add(error);
 }
 
+// Gives every row without one the text that holds for all.
+void add_texts(const std::map<std::string, std::string, std::less<>>& texts, Metadata& metadata) {
+  for (const auto& [name, text] : texts) {
+    auto& columns = metadata.columns;
+    if (std::find(columns.begin(), columns.end(), name) == columns.end()) columns.push_back(name);
+    for (Record& record : metadata.records) {
+      if (!record.values.contains(name)) record.values[name] = text;
+    }
+  }
+}
+
 }  // namespace
 
 Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
@@ -259,7 +270,8 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   dataset.sizes_ = std::make_shared<SizeRule>(options, spec.pixel_multiple, problems);
 
   Findings errors(options.max_errors), odd(options.max_errors);
-  const std::optional<Metadata> metadata = read_rows(options, errors);
+  std::optional<Metadata> metadata = read_rows(options, errors);
+  if (metadata) add_texts(options.texts_of_all, *metadata);
   const std::string place = checkpoint::display_path(is_folder ? options.dataset_base_path
                                                                : options.dataset_metadata_path);
   const Columns columns(dataset.options_, inputs, metadata.value_or(Metadata{}), errors, odd);

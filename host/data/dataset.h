@@ -27,6 +27,8 @@ struct DatasetOptions {
   std::vector<std::string> data_file_keys = {"image", "video"};
   // Optional inputs of the family that every row must have.
   std::vector<std::string> extra_inputs = {};
+  // Optional inputs that are texts, by name: what rows have that give none of their own.
+  std::map<std::string, std::string, std::less<>> texts_of_all = {};
   std::string caption_extension = ".txt";
   // Both or neither, in pixels. Neither: every picture keeps its shape, see target_size().
   std::optional<int64_t> height, width;

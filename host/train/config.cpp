@@ -195,13 +195,16 @@ bool is_distill_column(std::string_view name) {
          name == "cfg_scale";
 }
 
-void fill_dataset(Config& c, const ParsedFlags& flags) {
+void fill_dataset(Config& c, const ParsedFlags& flags, const ModelFamily& family) {
   data::DatasetOptions& d = c.dataset;
   d.dataset_base_path = flags.text("dataset_base_path");
   d.dataset_metadata_path = flags.text("dataset_metadata_path");
   d.data_file_keys = flags.list("data_file_keys");
   d.extra_inputs = flags.list("extra_inputs");
   if (c.task == Task::kDirectDistill) std::erase_if(d.extra_inputs, is_distill_column);
+  for (const cli::FlagSpec& flag : text_flags(family)) {
+    if (const auto text = flags.find_text(flag.name)) d.texts_of_all.emplace(flag.name, *text);
+  }
   d.caption_extension = flags.text("caption_extension");
   d.height = flags.find_integer("height");
   d.width = flags.find_integer("width");
@@ -441,12 +444,12 @@ void check_utf8(const CommandSpec& command, const ParsedFlags& flags, report::Pr
 }
 
 Config config_of(const ParsedFlags& flags, const std::string& resume, std::string_view command,
-                 report::Problems& problems) {
+                 const ModelFamily& family, report::Problems& problems) {
   Config c;
   c.resume = resume;
   fill_task(c, flags, command);
   fill_model(c, flags, problems);
-  fill_dataset(c, flags);
+  fill_dataset(c, flags, family);
   c.trainable_models = flags.list("trainable_models");
   fill_lora(c, flags);
   c.resume_from_checkpoint = flags.text("resume_from_checkpoint");
@@ -483,7 +486,7 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily& f
   const std::vector<GivenValue> below = choose(layers.values, spec);
   const ParsedFlags flags = cli::parse_flags(spec, own, below, problems);
   check_utf8(spec, flags, problems);
-  Config config = config_of(flags, layers.resume, command, problems);
+  Config config = config_of(flags, layers.resume, command, family, problems);
   config.notes = layers.notes;
   append(config.notes, note_foreign_flags(flags, problems));
   append(config.notes, note_idle_flags(config, flags));

@@ -140,8 +140,11 @@ struct Config {
   std::vector<std::string> notes;
 };
 
-// Every flag of `atelier train`, in groups; with a family, its names stand in the help. The name
-// "cache" adds --dry_run.
+// Optional texts that the family is trained with, as flags: what rows have that give none.
+std::vector<cli::FlagSpec> text_flags(const ModelFamily& family);
+
+// Every flag of `atelier train`, in groups; with a family, its names stand in the help and its
+// text_flags() among the others. The name "cache" adds --dry_run.
 cli::CommandSpec train_command(const ModelFamily* family, std::string name = "train");
 
 // Flags, --config and, below both, the configuration in the run of --resume. Everything that can be

@@ -24,7 +24,8 @@ std::vector<InputSpec> read_inputs(const data::Dataset& dataset, std::span<const
   std::vector<InputSpec> read;
   for (const InputSpec& spec : specs) {
     if (spec.use == InputUse::kGenerate || spec.name == dataset.learnt()) continue;
-    if (spec.required || std::find(extra.begin(), extra.end(), spec.name) != extra.end())
+    if (spec.required || std::find(extra.begin(), extra.end(), spec.name) != extra.end() ||
+        dataset.options().texts_of_all.contains(spec.name))
       read.push_back(spec);
   }
   return read;

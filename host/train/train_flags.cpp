@@ -266,7 +266,7 @@ void add_memory(Table& table, const Config& c) {
       .text("report_memory", "",
             "FILE.csv or FILE.svg, or a name that gives both: what the device and the host hold "
             "over time, block by block in the first 8 steps")
-      .text("offload_models", "", "no effect yet: what a stage does not need is not loaded anyway");
+      .text("offload_models", "", "no effect: what a stage does not need is not loaded anyway");
   const std::string offload =
       "blocks rest in host memory and come to the device when they run; trained weights stay on it";
   const std::string on_cpu =
@@ -312,6 +312,17 @@ void add_foreign(Table& table) {
 
 }  // namespace
 
+std::vector<FlagSpec> text_flags(const ModelFamily& family) {
+  std::vector<FlagSpec> flags;
+  for (const InputSpec& input : family.inputs()) {
+    if (input.use == InputUse::kGenerate || input.kind != InputKind::kText || input.required)
+      continue;
+    flags.push_back({.name = std::string(input.name),
+                     .help = "of rows that have no such column: " + std::string(input.help)});
+  }
+  return flags;
+}
+
 cli::CommandSpec train_command(const ModelFamily* family, std::string name) {
   const bool is_cache = name == "cache";
   cli::CommandSpec command{std::move(name), is_cache
@@ -323,6 +334,9 @@ cli::CommandSpec train_command(const ModelFamily* family, std::string name) {
   if (is_cache) table.flag("dry_run", false, "checks everything and encodes nothing");
   add_model(table, cli::model_flags());
   add_dataset(table, config, family);
+  if (family != nullptr) {
+    for (FlagSpec& flag : text_flags(*family)) table.add(std::move(flag));
+  }
   add_size(table, config.dataset);
   add_training(table, config, family);
   add_optimizer(table, config);

@@ -172,6 +172,24 @@ TEST_CASE("Lists and numbers are taken from csv and from json", "[data]") {
   }
 }
 
+TEST_CASE("A text of all rows stands where a row has none", "[data]") {
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "style", .kind = InputKind::kText});
+  for (const std::string& text : {std::string("image,prompt\na.png,x\nb.png,y"),
+                                  std::string("image,prompt,style\na.png,x,\nb.png,y,own")}) {
+    TestSet set;
+    set.options().texts_of_all = {{"style", "common"}};
+    set.write("metadata.csv", text);
+    const Dataset dataset = set.good(inputs);
+    REQUIRE(dataset.items().size() == 2);
+    CHECK(std::get<std::string>(dataset.load(0).inputs.at("style")) == "common");
+    const bool has_own = text.find("own") != std::string::npos;
+    CHECK(std::get<std::string>(dataset.load(1).inputs.at("style")) ==
+          (has_own ? "own" : "common"));
+    CHECK(dataset.warnings().empty());
+  }
+}
+
 TEST_CASE("A mask is cut as its picture is, at any size of the same shape", "[data]") {
   TestSet set;
   image::Picture mask(32, 24);
