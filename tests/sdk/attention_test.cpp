@@ -1,5 +1,7 @@
 #include "atelier/ops/attention.h"
 
+#include "atelier/ops/dry_run.h"
+
 #include "support/tensors.h"
 
 namespace atelier::ops {
@@ -145,6 +147,16 @@ TEST_CASE("Scores with a cap are made tile by tile and give the same", "[ops][at
   const Tensor want = reference(in[0], in[1], in[2], rows, options);
   CHECK(error(out, want) < 1e-5);
   CHECK(error(test::gradients({out}, in), test::gradients({want}, in)) < 1e-5);
+}
+
+TEST_CASE("Scores with a cap and a window are counted without values", "[ops][attention]") {
+  const ops::DryRun scope(at::kCPU);
+  const auto meta = at::TensorOptions(at::kFloat).device(at::kMeta);
+  const Tensor q = at::empty({9, 4, 8}, meta), k = at::empty({9, 2, 8}, meta);
+  const Tensor out =
+      ops::attention(q, k, k, Segments({6, 3}), {.causal = true, .softcap = 50.0, .window = 4});
+  CHECK(out.sizes() == at::IntArrayRef({9, 32}));
+  CHECK(scope.attention_flops() > 0);
 }
 
 TEST_CASE("A window without causal and a negative cap are refused", "[ops][attention]") {

@@ -52,7 +52,7 @@ struct Tile {
     const auto at = at::TensorOptions(at::kLong).device(device);
     const Tensor ahead =
         at::arange(key, key + keys, at) - at::arange(row, row + rows, at).unsqueeze(1);
-    return options.window > 0 ? at::logical_or(ahead > 0, ahead <= -options.window) : ahead > 0;
+    return options.window > 0 ? at::bitwise_or(ahead > 0, ahead <= -options.window) : ahead > 0;
   }
 };
 
@@ -96,11 +96,13 @@ std::tuple<Tensor, Tensor> tiled_attention(const Tensor& q, const Tensor& k, con
   for (int64_t row = 0; row < s.length; row += step) {
     const Tile tile(row, std::min(step, s.length - row), s.length, options);
     Tensor x = scores(tile, tile.queries(q, s, wide(q)), tile.visible(keys), s, options, nullptr);
-    const Tensor sums = at::logsumexp(x, -1, /*keepdim=*/true);
-    x.sub_(sums).exp_();
+    const Tensor most = x.amax(-1, /*keepdim=*/true);
+    const Tensor sums = x.sub_(most).exp_().sum(-1, /*keepdim=*/true);
+    x.div_(sums);
     out.narrow(2, row, tile.rows)
         .copy_(at::bmm(x, tile.visible(values)).view({s.samples, s.heads, tile.rows, s.width}));
-    log_sum_exp.narrow(2, row, tile.rows).copy_(sums.view({s.samples, s.heads, tile.rows}));
+    log_sum_exp.narrow(2, row, tile.rows)
+        .copy_((most + sums.log()).view({s.samples, s.heads, tile.rows}));
   }
   return {out, log_sum_exp};
 }
