@@ -2,6 +2,7 @@
 """Times Atelier beside diffusers: same weights, inputs and threads, in turns, and prints a table.
 
     .deps/venv/bin/python bench/diffusers_compare.py [dit] [vae] [load] [--dtype float32 bfloat16]
+        [--family lumina2] [--model tiny middle]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -17,13 +18,15 @@ import subprocess
 import sys
 import time
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+from families import FAMILIES, REPOSITORY
+
 PROGRAM = REPOSITORY / "build/release/bin/atelier"
 BENCH_PROGRAM = REPOSITORY / "build/release/bin/atelier-bench"
 
-TEXT_TOKENS, LATENT_SIDE, WIDTH_HEADS, BLOCKS = 64, 64, 8, 8
 # Blocks of the model that is loaded, which make its files 2 GiB in bfloat16.
 LOAD_BLOCKS = 28
+# Runs of a round: those of a tiny model are short, and differ more.
+TURNS = {"tiny": 4, "middle": 1}
 # Largest difference between the two sides' outputs, relative to the largest value. The bound for
 # bfloat16 is loose: it is there to catch another computation, not another order of sums.
 AGREEMENT = {"float32": 1e-3, "bfloat16": 0.15}
@@ -38,25 +41,6 @@ def proc_status(field):
 
 
 # --- weights and inputs ---
-
-
-def make_transformer(folder, blocks, dtype, **sizes):
-    import torch
-    from diffusers import QwenImageTransformer2DModel
-    torch.manual_seed(1)
-    # Drawn in the target's precision and in place, so that 2 GiB do not cost 8.
-    torch.set_default_dtype(dtype)
-    try:
-        model = QwenImageTransformer2DModel(
-            **{
-                "num_layers": blocks,
-                "attention_head_dim": 128,
-                "num_attention_heads": WIDTH_HEADS,
-                **sizes
-            })
-    finally:
-        torch.set_default_dtype(torch.float32)
-    model.save_pretrained(folder, max_shard_size="1GB")
 
 
 def make_vae(folder, dtype):
@@ -84,16 +68,28 @@ def prepare(work, name, make):
     return folder
 
 
-def dit_inputs(side=LATENT_SIDE):
-    """A batch of two: the same latents with and against the prompt, as guidance needs them."""
+def dit_inputs(family, side, lengths):
+    """Latents, and what leads with and against the prompt, of so many tokens each."""
     import torch
     generator = torch.Generator().manual_seed(3)
     latents = torch.randn((1, 16, 1, side, side), generator=generator)
+    prompt, negative = (torch.randn((1, length, family.text_width), generator=generator)
+                        for length in lengths)
     return {
-        "latents": latents.repeat(2, 1, 1, 1, 1),
-        "sigma": torch.full((2,), 0.75),
-        "prompt_embeds": torch.randn((2, TEXT_TOKENS, 3584), generator=generator)
+        "latents": latents,
+        "sigma": torch.full((1,), 0.75),
+        "prompt_embeds": prompt,
+        "negative_prompt_embeds": negative
     }
+
+
+def dit_folder(options, family, model_name, dtype_name):
+    """The denoiser's folder, made once."""
+    import torch
+    arguments, _ = family.models[model_name]
+    dtype = getattr(torch, dtype_name)
+    return prepare(options.work, f"dit_{family.plugin}_{model_name}_{dtype_name}",
+                   lambda path: family.make_denoiser(path, dtype, **arguments))
 
 
 def vae_inputs():
@@ -107,33 +103,43 @@ def vae_inputs():
 class DiffusersDit:
     """One denoising step; `calls` is 1 for one batch of two, 2 for the way of the pipeline."""
 
-    def __init__(self, folder, dtype, side=LATENT_SIDE):
+    def __init__(self, family, folder, dtype, inputs):
         import torch
-        from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
-        self.torch, self.pipeline = torch, QwenImagePipeline
-        self.model = QwenImageTransformer2DModel.from_pretrained(folder, dtype=dtype).eval()
-        inputs = {name: tensor.to(dtype) for name, tensor in dit_inputs(side).items()}
-        batch, channels, _, self.height, self.width = inputs["latents"].shape
-        self.tokens = QwenImagePipeline._pack_latents(inputs["latents"], batch, channels,
-                                                      self.height, self.width)
-        self.sigma, self.prompt_embeds = inputs["sigma"], inputs["prompt_embeds"]
+        self.torch, self.velocity = torch, family.velocity()
+        self.model = family.denoiser_class().from_pretrained(folder, dtype=dtype).eval()
+        self.latents, self.sigma = inputs["latents"].to(dtype), inputs["sigma"].to(dtype)
+        self.prompts = [
+            inputs[name].to(dtype) for name in ("prompt_embeds", "negative_prompt_embeds")
+        ]
 
-    def run(self, calls):
-        size = self.tokens.shape[0] // calls
-        parts = []
+    def batch(self, prompts):
+        """One call: prompts of different lengths are padded, with a mask."""
+        lengths = [prompt.shape[1] for prompt in prompts]
+        embeds = self.torch.nn.utils.rnn.pad_sequence([prompt[0] for prompt in prompts],
+                                                      batch_first=True)
+        return self.velocity(self.model, self.latents.repeat(len(prompts), 1, 1, 1, 1),
+                             self.sigma.repeat(len(prompts)), embeds,
+                             self.torch.tensor(lengths) if len(set(lengths)) > 1 else None)
+
+    def run(self, calls=1):
         with self.torch.no_grad():
-            for first in range(0, self.tokens.shape[0], size):
-                rows = slice(first, first + size)
-                parts.append(
-                    self.model(hidden_states=self.tokens[rows],
-                               encoder_hidden_states=self.prompt_embeds[rows],
-                               timestep=self.sigma[rows],
-                               img_shapes=[[(1, self.height // 2, self.width // 2)]] * size,
-                               return_dict=False)[0])
-            return self.torch.cat(parts)
+            if calls == 1:
+                return self.batch(self.prompts)
+            return self.torch.cat([self.batch([prompt]) for prompt in self.prompts])
 
-    def output(self):
-        return self.pipeline._unpack_latents(self.run(1), self.height * 8, self.width * 8, 8)
+
+def serve_dit(family, folder, dtype_name, inputs):
+    """Answers lines as atelier-bench does; {"calls": 2} is a step in two calls."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    diffusers = DiffusersDit(family, folder, getattr(torch, dtype_name), load_file(inputs))
+    for line in sys.stdin:
+        order = json.loads(line) if line.strip() else {}
+        elapsed = timed(lambda: diffusers.run(order.get("calls", 1)))
+        if "output" in order:
+            save_file({"output": diffusers.run()}, order["output"])
+        answer = {"runs_ms": [elapsed], "peak_rss_bytes": proc_status("VmHWM")}
+        print(json.dumps(answer), flush=True)
 
 
 class DiffusersVae:
@@ -218,19 +224,18 @@ def call(command, threads):
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
-def bench_command(what, folder, dtype, threads):
+def bench_command(what, folder, dtype, threads, plugin="qwen_image"):
     return [
-        BENCH_PROGRAM, what, "--plugin", "qwen_image", "--model_paths",
+        BENCH_PROGRAM, what, "--plugin", plugin, "--model_paths",
         json.dumps([str(folder)]), "--dtype", dtype, "--threads", threads
     ]
 
 
-class AtelierBench:
-    """A bench program that has its model loaded and times one run whenever it is told to."""
+class Program:
+    """A program that answers each line with a JSON object."""
 
-    def __init__(self, what, folder, inputs, dtype, threads, *more):
-        command = bench_command(what, folder, dtype,
-                                threads) + ["--inputs", inputs, "--pipe", *more]
+    def __init__(self, command, threads):
+        self.name = command[0]
         self.process = subprocess.Popen(command_line(command),
                                         env=environment(threads),
                                         stdin=subprocess.PIPE,
@@ -244,11 +249,7 @@ class AtelierBench:
         self.process.stdin.close()
         self.process.wait()
 
-    def run(self):
-        return self.ask("")["runs_ms"][0]
-
     def ask(self, line):
-        """The answer to one line; see atelier_bench.cpp."""
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
@@ -256,8 +257,45 @@ class AtelierBench:
             pass
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"error: {BENCH_PROGRAM} ended with exit code {self.process.wait()}")
+            raise SystemExit(f"error: {self.name} ended with exit code {self.process.wait()}")
         return json.loads(line)
+
+
+class Bench(Program):
+    """A side that has its model loaded and times one run whenever it is told to."""
+
+    peak_bytes = 0
+
+    def run(self, **order):
+        answer = self.ask(json.dumps(order) if order else "")
+        self.peak_bytes = answer["peak_rss_bytes"]
+        return answer["runs_ms"][0]
+
+    def output(self, path):
+        from safetensors.torch import load_file
+        self.run(output=str(path))
+        return load_file(path)["output"]
+
+
+def atelier_bench(what, folder, inputs, dtype, threads, *more, plugin="qwen_image"):
+    return Bench(
+        bench_command(what, folder, dtype, threads, plugin) +
+        ["--inputs", inputs, "--pipe", *more], threads)
+
+
+def diffusers_bench(family, folder, inputs, dtype, threads):
+    return Bench(
+        [sys.executable, __file__, "--dit_worker", family.plugin, folder, dtype, inputs], threads)
+
+
+def difference(got, expected, what, dtype):
+    """The largest, relative to the largest value; no more than runs that compare may have."""
+    got, expected = got.double(), expected.double()
+    error = float((got - expected).abs().max() / expected.abs().max())
+    if not error <= AGREEMENT[dtype]:
+        raise SystemExit(f"error: {what}, {dtype}: the outputs differ by {error:.3g} of their "
+                         "scale, so their times do not compare")
+    return error
 
 
 def assert_agreement(component, folder, inputs, output, expected, dtype, work, threads):
@@ -268,12 +306,7 @@ def assert_agreement(component, folder, inputs, output, expected, dtype, work, t
         PROGRAM, "probe", "--plugin", "qwen_image", "--component", component, "--model_paths",
         json.dumps([str(folder)]), "--inputs", inputs, "--output", result, "--dtype", dtype
     ], threads)
-    got, expected = load_file(result)[output].double(), expected.double()
-    error = float((got - expected).abs().max() / expected.abs().max())
-    if not error <= AGREEMENT[dtype]:
-        raise SystemExit(f"error: {component}, {dtype}: the outputs differ by {error:.3g} of their "
-                         "scale, so their times do not compare")
-    return error
+    return difference(load_file(result)[output], expected, component, dtype)
 
 
 # --- rows ---
@@ -322,43 +355,47 @@ def row(name, dtype, theirs, ours, unit="ms", note=""):
 
 
 def compare_dit(options, dtype_name):
-    import torch
-    from safetensors.torch import save_file
-    dtype = getattr(torch, dtype_name)
-    folder = prepare(options.work, f"dit_{dtype_name}",
-                     lambda path: make_transformer(path, BLOCKS, dtype))
-    batch, halves = options.work / "dit_batch.safetensors", options.work / "dit_halves.safetensors"
-    inputs = dit_inputs()
-    save_file(inputs, batch)
-    prompt, negative = inputs["prompt_embeds"].split(1)
-    save_file(
-        {
-            "latents": inputs["latents"][:1].contiguous(),
-            "sigma": inputs["sigma"][:1].contiguous(),
-            "prompt_embeds": prompt.contiguous(),
-            "negative_prompt_embeds": negative.contiguous()
-        }, halves)
-    diffusers = DiffusersDit(folder, dtype)
-    error = assert_agreement("dit", folder, batch, "velocity", diffusers.output(), dtype_name,
-                             options.work, options.threads)
-    with AtelierBench("dit", folder, halves, dtype_name, options.threads) as ours:
-        times = in_turns(
-            options.rounds, {
-                "diffusers": lambda: timed(lambda: diffusers.run(1)),
-                "Atelier": ours.run,
-                "diffusers in two calls": lambda: timed(lambda: diffusers.run(2)),
-            })
+    family = FAMILIES[options.family]
     return [
-        row("denoising step, guidance in one batch",
+        row for model_name in options.model for lengths in family.prompts
+        for row in compare_step(options, family, model_name, lengths, dtype_name)
+    ]
+
+
+def compare_step(options, family, model_name, lengths, dtype_name):
+    from safetensors.torch import save_file
+    folder = dit_folder(options, family, model_name, dtype_name)
+    inputs, output = options.work / "dit.safetensors", options.work / "output.safetensors"
+    _, side = family.models[model_name]
+    save_file(dit_inputs(family, side, lengths), inputs)
+    arguments = (folder, inputs, dtype_name, options.threads)
+    with diffusers_bench(family, *arguments) as theirs, \
+            atelier_bench("dit", *arguments, plugin=family.plugin) as ours:
+        error = difference(ours.output(output), theirs.output(output), f"{model_name} dit",
+                           dtype_name)
+        peaks = {"diffusers": theirs.peak_bytes / 1e9, "Atelier": ours.peak_bytes / 1e9}
+        times = in_turns(
+            TURNS[model_name] * options.rounds, {
+                "diffusers": theirs.run,
+                "Atelier": ours.run,
+                "diffusers in two calls": lambda: theirs.run(calls=2)
+            })
+    name = f"{model_name}, prompts of {lengths[0]} and {lengths[1]} tokens: "
+    return [
+        row(name + "denoising step, guidance in one batch",
             dtype_name,
             times["diffusers"],
             times["Atelier"],
             note=f"outputs agree to {error:.1e}"),
-        row("denoising step, diffusers in two calls",
+        row(name + "denoising step, diffusers in two calls",
             dtype_name,
             times["diffusers in two calls"],
             times["Atelier"],
-            note="as its pipeline does")
+            note="as its pipeline does"),
+        row(name + "peak resident memory",
+            dtype_name, [peaks["diffusers"]], [peaks["Atelier"]],
+            unit="GB",
+            note="whole process, one batch")
     ]
 
 
@@ -372,7 +409,7 @@ def compare_vae(options, dtype_name):
     diffusers = DiffusersVae(folder, dtype)
     error = assert_agreement("vae", folder, inputs, "image", diffusers.output(), dtype_name,
                              options.work, options.threads)
-    with AtelierBench("vae", folder, inputs, dtype_name, options.threads) as ours:
+    with atelier_bench("vae", folder, inputs, dtype_name, options.threads) as ours:
         times = in_turns(options.rounds, {
             "diffusers": lambda: timed(diffusers.output),
             "Atelier": ours.run
@@ -395,10 +432,14 @@ def drop_from_page_cache(folder):
 
 def compare_load(options):
     import torch
-    folder = prepare(options.work, "load_bfloat16",
-                     lambda path: make_transformer(path, LOAD_BLOCKS, torch.bfloat16))
-    small = prepare(options.work, "load_small",
-                    lambda path: make_transformer(path, 1, torch.bfloat16))
+    family = FAMILIES["qwen_image"]
+    arguments, _ = family.models["middle"]
+
+    def make(path, blocks):
+        family.make_denoiser(path, torch.bfloat16, **{**arguments, "num_layers": blocks})
+
+    folder = prepare(options.work, "load_bfloat16", lambda path: make(path, LOAD_BLOCKS))
+    small = prepare(options.work, "load_small", lambda path: make(path, 1))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     commands = {
         "diffusers": [sys.executable, __file__, "--worker", folder, small],
@@ -443,7 +484,8 @@ def table(rows):
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"
     ]
     for entry in rows:
-        digits = 0 if entry["unit"] == "ms" else 2
+        small = min(entry["diffusers"], entry["atelier"]) < 100
+        digits = 2 if entry["unit"] != "ms" else 1 if small else 0
         lines.append(f"| {entry['row']} | {entry['dtype']} | "
                      f"{entry['diffusers']:.{digits}f} {entry['unit']} | "
                      f"{entry['atelier']:.{digits}f} {entry['unit']} | {entry['ratio']:.2f} | "
@@ -455,6 +497,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help="any of dit, vae, load; all without one")
+    parser.add_argument("--family", choices=list(FAMILIES), default="qwen_image")
+    parser.add_argument("--model",
+                        nargs="+",
+                        choices=list(TURNS),
+                        default=["middle"],
+                        help="for dit (default middle)")
     parser.add_argument("--dtype",
                         nargs="+",
                         choices=["float32", "bfloat16"],
@@ -474,6 +522,7 @@ def main():
                         help="drop the files from the page cache before each load")
     parser.add_argument("--json", type=pathlib.Path, help="also write every run to this file")
     parser.add_argument("--worker", nargs=2, type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--dit_worker", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--plain_read", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain_read:
@@ -482,9 +531,15 @@ def main():
     if options.worker:
         diffusers_load(*options.worker)
         return 0
-    unknown = set(options.what) - {"dit", "vae", "load"}
+    if options.dit_worker:
+        family, folder, dtype_name, inputs = options.dit_worker
+        serve_dit(FAMILIES[family], folder, dtype_name, inputs)
+        return 0
+    parts = FAMILIES[options.family].parts
+    unknown = set(options.what) - set(parts)
     if unknown:
-        parser.error(f"no such measurement: {', '.join(sorted(unknown))}; there are dit, vae, load")
+        parser.error(f"no such measurement of {options.family}: {', '.join(sorted(unknown))}; "
+                     f"there are {', '.join(parts)}")
     for program in (PROGRAM, BENCH_PROGRAM):
         if not program.is_file():
             print(f"error: {program}: not built; run tools/build", file=sys.stderr)
@@ -497,7 +552,7 @@ def main():
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for what in options.what or ["dit", "vae", "load"]:
+    for what in options.what or parts:
         if what == "load":
             print("load", file=sys.stderr)
             rows += compare_load(options)

@@ -18,14 +18,10 @@ import warnings
 import diffusers_compare as base
 
 RANK, ADAPTERS = 32, 4
-# Of the model: how it is made, the side of its latents, and how many turns a round has.
-MODELS = {
-    "tiny": (dict(blocks=2,
-                  num_attention_heads=3,
-                  attention_head_dim=32,
-                  axes_dims_rope=(8, 12, 12)), 16, 4),
-    "middle": (dict(blocks=base.BLOCKS), 32, 1),
-}
+FAMILY = base.FAMILIES["qwen_image"]
+# Of the model: the side of the latents.
+SIDES = {"tiny": 16, "middle": 32}
+TEXT_TOKENS = 64
 # The linear layers of a block that trainers of these models choose.
 TARGETS = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0",
            "to_add_out", "net.0.proj", "net.2", "img_mod.1", "txt_mod.1")
@@ -51,9 +47,9 @@ def write_lora(path, model, seed, dtype):
 class Peft:
     """diffusers' denoiser, once as it is and once with adapters."""
 
-    def __init__(self, folder, dtype, side):
-        self.plain = base.DiffusersDit(folder, dtype, side)
-        self.adapted = base.DiffusersDit(folder, dtype, side)
+    def __init__(self, folder, dtype, inputs):
+        self.plain = base.DiffusersDit(FAMILY, folder, dtype, inputs)
+        self.adapted = base.DiffusersDit(FAMILY, folder, dtype, inputs)
         self.model, self.dtype = self.adapted.model, dtype
 
     def load(self, path, name):
@@ -65,9 +61,9 @@ class Peft:
 
     def step(self, names):
         if not names:
-            return base.timed(lambda: self.plain.run(1))
+            return base.timed(self.plain.run)
         self.choose(names)
-        return base.timed(lambda: self.adapted.run(1))
+        return base.timed(self.adapted.run)
 
 
 class Atelier:
@@ -86,16 +82,14 @@ class Atelier:
         return self.bench.run()
 
     def output(self, path):
-        from safetensors.torch import load_file
-        self.bench.ask(json.dumps({"output": str(path)}))
-        return load_file(path)["output"]
+        return self.bench.output(path)
 
 
 def assert_agreement(theirs, ours, names, dtype_name, work):
     """Compares the outputs with all adapters, which must differ from those without."""
     theirs.choose(names)
     ours.choose(names)
-    expected, plain = theirs.adapted.output().double(), theirs.plain.output().double()
+    expected, plain = theirs.adapted.run().double(), theirs.plain.run().double()
     got = ours.output(work / "output.safetensors").double()
     scale = expected.abs().max()
     error = float((got - expected).abs().max() / scale)
@@ -114,33 +108,24 @@ def compare(options, model_name, dtype_name):
     """Returns rows of times, and of overheads."""
     import torch
     from safetensors.torch import save_file
-    dtype, (sizes, side, turns) = getattr(torch, dtype_name), MODELS[model_name]
-    rounds = turns * options.rounds
-    folder_name = f"dit_{dtype_name}" if model_name == "middle" else f"dit_tiny_{dtype_name}"
-    folder = base.prepare(options.work, folder_name,
-                          lambda path: base.make_transformer(path, dtype=dtype, **sizes))
+    dtype, side = getattr(torch, dtype_name), SIDES[model_name]
+    rounds = base.TURNS[model_name] * options.rounds
+    folder = base.dit_folder(options, FAMILY, model_name, dtype_name)
     work = options.work / "loras"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    theirs = Peft(folder, dtype, side)
+    inputs = base.dit_inputs(FAMILY, side, (TEXT_TOKENS, TEXT_TOKENS))
+    save_file(inputs, work / "inputs.safetensors")
+    theirs = Peft(folder, dtype, inputs)
     names = [f"lora{i}" for i in range(ADAPTERS)]
     for seed, name in enumerate(names):
         layers = write_lora(work / f"{name}.safetensors", theirs.plain.model, seed, dtype)
         theirs.load(work / f"{name}.safetensors", name)
     theirs.model.to(dtype)
-    inputs = base.dit_inputs(side)
-    prompt, negative = inputs["prompt_embeds"].split(1)
-    save_file(
-        {
-            "latents": inputs["latents"][:1].contiguous(),
-            "sigma": inputs["sigma"][:1].contiguous(),
-            "prompt_embeds": prompt.contiguous(),
-            "negative_prompt_embeds": negative.contiguous()
-        }, work / "inputs.safetensors")
 
     def bench(mode):
-        return base.AtelierBench("dit", folder, work / "inputs.safetensors", dtype_name,
-                                 options.threads, "--lora_mode", mode)
+        return base.atelier_bench("dit", folder, work / "inputs.safetensors", dtype_name,
+                                  options.threads, "--lora_mode", mode)
 
     rows, overheads = [], []
 
@@ -253,7 +238,7 @@ def main():
                         help="where the weights are made and kept")
     parser.add_argument("--json", type=pathlib.Path, help="also write every run to this file")
     options = parser.parse_args()
-    unknown = set(options.model) - set(MODELS)
+    unknown = set(options.model) - set(SIDES)
     if unknown:
         parser.error(f"no such model: {', '.join(sorted(unknown))}; there are tiny, middle")
     if not base.BENCH_PROGRAM.is_file():
@@ -269,7 +254,7 @@ def main():
     warnings.filterwarnings("ignore", module="peft")
     options.work.mkdir(parents=True, exist_ok=True)
     rows, overheads = [], []
-    for model_name in options.model or list(MODELS):
+    for model_name in options.model or SIDES:
         for dtype_name in options.dtype:
             print(f"{model_name}, {dtype_name}", file=sys.stderr)
             times, more = compare(options, model_name, dtype_name)

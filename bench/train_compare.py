@@ -2,6 +2,7 @@
 """Times training steps beside diffusers, PEFT and torch's AdamW, in turns, and prints a table.
 
     .deps/venv/bin/python bench/train_compare.py [tiny] [middle] [--what lora full]
+        [--family lumina2]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -14,48 +15,19 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 
 import diffusers_compare as base
 
-sys.path.insert(0, str(base.REPOSITORY / "tests/parity"))
-
 SIDE, ROWS, SEED, RATE, MAX_NORM = 256, 4, 42, 1e-4, 1.0
-# Of the model: how its denoiser is made, and how many steps of a turn count, behind one that does
-# not.
-MODELS = {
-    "tiny": (dict(blocks=2,
-                  num_attention_heads=3,
-                  attention_head_dim=32,
-                  axes_dims_rope=(8, 12, 12)), 20),
-    "middle": (dict(blocks=base.BLOCKS), 3),
-}
+# Of the model: how many steps of a turn count, behind one that does not.
+STEPS = {"tiny": 20, "middle": 3}
 RANK = 32
-# The linear layers of a block that trainers of these models choose.
-TARGETS = [
-    "to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0", "to_add_out",
-    "img_mlp.net.2", "img_mod.1", "txt_mlp.net.2", "txt_mod.1"
-]
 # Largest difference between the losses of the two sides, relative to the loss.
 AGREEMENT = 1e-4
 
 
 # --- what is trained ---
-
-
-def make_model(folder, sizes):
-    """A whole model: a tokenizer, a small text encoder and VAE, and the denoiser."""
-    import tiny_models
-    import torch
-    tiny_models.build(folder / "parts")
-    shutil.copytree(folder / "parts/model", folder / "model")
-    shutil.rmtree(folder / "parts")
-    shutil.rmtree(folder / "model/transformer")
-    base.make_transformer(folder / "model/transformer",
-                          dtype=torch.float32,
-                          joint_attention_dim=96,
-                          **sizes)
 
 
 def make_dataset(folder):
@@ -70,25 +42,28 @@ def make_dataset(folder):
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
-def write_lora(path, transformer):
+def write_lora(path, family, transformer):
     """A LoRA that both sides begin with."""
     import torch
     from safetensors.torch import save_file
     generator = torch.Generator().manual_seed(6)
-    tensors = {}
+    tensors, shared = {}, {}
     for name, module in transformer.named_modules():
-        if not isinstance(module, torch.nn.Linear) or not name.endswith(tuple(TARGETS)):
+        if not isinstance(module, torch.nn.Linear) or not name.endswith(family.lora_targets):
             continue
         down = torch.randn((RANK, module.in_features), generator=generator)
         up = torch.randn((module.out_features, RANK), generator=generator)
-        tensors[f"transformer.{name}.lora_A.weight"] = down * module.in_features**-0.5
+        down *= module.in_features**-0.5
+        if name.endswith(family.fused):
+            down = shared.setdefault(name.rsplit(".", 1)[0], down).clone()
+        tensors[f"transformer.{name}.lora_A.weight"] = down
         tensors[f"transformer.{name}.lora_B.weight"] = up * 0.01
     save_file(tensors, path)
 
 
-def train_flags(folder, what):
+def train_flags(family, folder, what):
     flags = {
-        "plugin": "qwen_image",
+        "plugin": family.plugin,
         "model_paths": json.dumps([str(folder / "model")]),
         "device": "cpu",
         "dtype": "float32",
@@ -104,11 +79,12 @@ def train_flags(folder, what):
     }
     if what == "full":
         return {**flags, "trainable_models": "dit"}
+    if family.lora_layers:
+        flags["lora_target_modules"] = ",".join(family.lora_layers)
     return {
         **flags, "lora_base_model": "dit",
-        "lora_target_modules": ",".join(TARGETS),
         "lora_rank": RANK,
-        "lora_checkpoint": folder / "start.safetensors"
+        "lora_checkpoint": folder / "start_own_names.safetensors"
     }
 
 
@@ -125,26 +101,29 @@ def train_command(flags, threads):
 class Reference:
     """Training with diffusers, in this process. Called through --worker."""
 
-    def __init__(self, folder, what):
+    def __init__(self, family, folder, what):
         import torch
         import training
-        from diffusers import QwenImageTransformer2DModel
         from peft import LoraConfig
         from peft.utils import set_peft_model_state_dict
         from safetensors.torch import load_file
         # What is drawn ahead is not timed: this side has the numbers of the other, at no cost.
         for name in ("stream_seed", "draw_level", "normal_noise"):
             setattr(training, name, functools.cache(getattr(training, name)))
+        training.references.velocity = family.velocity()
+        levels = family.training_sigmas()
+        training.sigmas = lambda: levels
         self.torch, self.training = torch, training
-        self.transformer = QwenImageTransformer2DModel.from_pretrained(folder / "model/transformer")
+        self.transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
         if what == "lora":
             self.transformer.requires_grad_(False)
             self.transformer.add_adapter(
-                LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
+                LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(family.lora_targets)))
             start = load_file(folder / "start.safetensors")
             set_peft_model_state_dict(self.transformer, {
                 name.removeprefix("transformer."): tensor for name, tensor in start.items()
             })
+            self.share_lora_A(family)
         self.transformer.train()
         parameters = [p for p in self.transformer.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, fused=True)
@@ -152,6 +131,14 @@ class Reference:
         self.samples = self.read_cache(folder / "cache")
         self.plan = training.plan(len(self.samples), SEED)
         self.done = 0
+
+    def share_lora_A(self, family):
+        """Layers that are one layer for Atelier have one lora_A, and it is trained once."""
+        first = {}
+        for name, module in self.transformer.named_modules():
+            if name.endswith(family.fused):
+                lora_A = module.lora_A["default"]
+                lora_A.weight = first.setdefault(name.rsplit(".", 1)[0], lora_A.weight)
 
     def read_cache(self, folder):
         """The encodings that Atelier trains on, in the order of the rows."""
@@ -183,9 +170,9 @@ class Reference:
         return loss.item()
 
 
-def serve(folder, what):
+def serve(family, folder, what):
     """Makes as many steps as each line says and answers with their times and losses."""
-    reference = Reference(folder, what)
+    reference = Reference(family, folder, what)
     for line in sys.stdin:
         losses = []
         reference.draw_ahead(int(line))
@@ -198,37 +185,16 @@ def serve(folder, what):
               flush=True)
 
 
-class Worker:
-
-    def __init__(self, folder, what, threads):
-        command = [sys.executable, __file__, "--worker", folder, what]
-        self.process = subprocess.Popen(base.command_line(command),
-                                        env=base.environment(threads),
-                                        stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE,
-                                        text=True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait()
-
-    def run(self, steps):
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"error: diffusers' side ended with {self.process.wait()}")
-        return json.loads(line)
+def diffusers_side(family, folder, what, threads):
+    return base.Program([sys.executable, __file__, "--worker", family.plugin, folder, what],
+                        threads)
 
 
-def run_program(folder, what, steps, threads):
+def run_program(family, folder, what, steps, threads):
     """The same of `atelier train`, a whole run, out of its loss.csv."""
     output = folder / "run"
     shutil.rmtree(output, ignore_errors=True)
-    flags = {**train_flags(folder, what), "output_path": output, "max_train_steps": steps}
+    flags = {**train_flags(family, folder, what), "output_path": output, "max_train_steps": steps}
     base.call(train_command({**flags, "task": "sft:train", "save_steps": steps}, threads), threads)
     columns = {}
     with open(output / "loss.csv", newline="") as file:
@@ -248,15 +214,20 @@ def run_program(folder, what, steps, threads):
 # --- rows ---
 
 
-def prepare(options, model_name):
+def prepare(options, family, model_name):
     """The model and the encoded dataset, made once."""
-    sizes, _ = MODELS[model_name]
     base.prepare(options.work, "train_data", make_dataset)
-    folder = base.prepare(options.work, f"train_{model_name}", lambda path: make_model(path, sizes))
-    from diffusers import QwenImageTransformer2DModel
-    write_lora(folder / "start.safetensors",
-               QwenImageTransformer2DModel.from_pretrained(folder / "model/transformer"))
-    flags = train_flags(folder, "full")
+    folder = base.prepare(options.work, f"train_{family.plugin}_{model_name}",
+                          lambda path: family.make_model(path, model_name))
+    write_lora(folder / "start.safetensors", family,
+               family.denoiser_class().from_pretrained(folder / "model/transformer"))
+    base.call([
+        base.PROGRAM, "lora", "convert", folder / "start.safetensors",
+        folder / "start_own_names.safetensors", "--lora_format", family.lora_format, "--plugin",
+        family.plugin, "--model_paths",
+        json.dumps([str(folder / "model/transformer")])
+    ], options.threads)
+    flags = train_flags(family, folder, "full")
     base.call(
         train_command({**flags, "task": "sft:data_process", "output_path": folder / "run"},
                       options.threads), options.threads)
@@ -264,12 +235,13 @@ def prepare(options, model_name):
 
 
 def compare(options, model_name, what):
-    folder, (_, steps) = prepare(options, model_name), MODELS[model_name]
+    family, steps = base.FAMILIES[options.family], STEPS[model_name]
+    folder = prepare(options, family, model_name)
     sides = {"diffusers": [], "Atelier": []}
-    with Worker(folder, what, options.threads) as worker:
+    with diffusers_side(family, folder, what, options.threads) as worker:
         for number in range(options.rounds):
-            sides["diffusers"].append(worker.run(1 + steps))
-            sides["Atelier"].append(run_program(folder, what, 1 + steps, options.threads))
+            sides["diffusers"].append(worker.ask(str(1 + steps)))
+            sides["Atelier"].append(run_program(family, folder, what, 1 + steps, options.threads))
             for name, turns in sides.items():
                 print(f"  turn {number + 1}, {name}: " +
                       " ".join(f"{ms:.0f}" for ms in turns[-1]["times"]) + " ms",
@@ -312,6 +284,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="*", help="any of tiny, middle; both without one")
+    parser.add_argument("--family", choices=list(base.FAMILIES), default="qwen_image")
     parser.add_argument("--what", nargs="+", choices=["lora", "full"], default=["lora", "full"])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
     parser.add_argument("--threads",
@@ -323,21 +296,22 @@ def main():
                         default=base.REPOSITORY / "build/bench_models",
                         help="where models and data are made and kept, about 2 GB")
     parser.add_argument("--json", type=pathlib.Path, help="also write every run to this file")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        serve(pathlib.Path(options.worker[0]), options.worker[1])
+        plugin, folder, what = options.worker
+        serve(base.FAMILIES[plugin], pathlib.Path(folder), what)
         return 0
-    unknown = set(options.model) - set(MODELS)
+    unknown = set(options.model) - set(STEPS)
     if unknown:
-        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
     if not base.PROGRAM.is_file():
         print(f"error: {base.PROGRAM}: not built; run tools/build", file=sys.stderr)
         return 3
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     options.work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for model_name in options.model or MODELS:
+    for model_name in options.model or STEPS:
         for what in options.what:
             print(f"{model_name}, {what}", file=sys.stderr)
             rows.append(compare(options, model_name, what))

@@ -1,0 +1,153 @@
+"""The families of models that the comparison scripts know: how diffusers makes and runs them."""
+
+import dataclasses
+import importlib
+import pathlib
+import shutil
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "tests/parity"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Libraries are imported by the methods, behind what the scripts set for them."""
+    plugin: str
+    # diffusers' class of the denoiser, and its argument for the width of the text.
+    denoiser: str
+    text_width_name: str
+    text_width: int
+    # Of a model by name: the denoiser's other arguments, and the side of the latents of a step.
+    models: dict
+    # Tokens of the prompt and of what guidance leads away from, in each row of a denoising step.
+    prompts: tuple
+    # The layers of a block that trainers choose for a LoRA, as diffusers names them.
+    lora_targets: tuple
+    # The spelling of LoRA files that names the plugin's own layers.
+    lora_format: str
+    # The module of tests/parity with the function that runs the denoiser.
+    reference: str
+    # The same layers by the names of the plugin, where they are not its own choice.
+    lora_layers: tuple = ()
+    # Layers of diffusers that are one layer of the plugin, with one lora_A.
+    fused: tuple = ()
+    # What diffusers_compare.py can measure.
+    parts: tuple = ("dit",)
+
+    def denoiser_class(self):
+        import diffusers
+        return getattr(diffusers, self.denoiser)
+
+    def make_denoiser(self, folder, dtype, **arguments):
+        import torch
+        torch.manual_seed(1)
+        # Drawn in the target's precision and in place, so that 2 GiB do not cost 8.
+        torch.set_default_dtype(dtype)
+        try:
+            model = self.denoiser_class()(**{self.text_width_name: self.text_width, **arguments})
+        finally:
+            torch.set_default_dtype(torch.float32)
+        model.save_pretrained(folder, max_shard_size="1GB")
+
+    def make_model(self, folder, name):
+        """A whole model: a tokenizer, a small text encoder and VAE, and the denoiser."""
+        import torch
+        text_width = self.make_tiny_model(folder / "parts")
+        shutil.copytree(folder / "parts/model", folder / "model")
+        shutil.rmtree(folder / "parts")
+        shutil.rmtree(folder / "model/transformer")
+        arguments, _ = self.models[name]
+        self.make_denoiser(folder / "model/transformer", torch.float32,
+                           **{**arguments, self.text_width_name: text_width})
+
+    def velocity(self):
+        """The function of a denoiser, latents [B, 16, 1, h, w], sigma, text, lengths."""
+        return importlib.import_module(self.reference).velocity
+
+    def make_tiny_model(self, folder):
+        """Writes the tiny model of the tests and returns the width of its text encoder."""
+        raise NotImplementedError
+
+    def training_sigmas(self):
+        """The noise levels of training, from pure noise on."""
+        raise NotImplementedError
+
+
+class QwenImage(Family):
+
+    def make_tiny_model(self, folder):
+        import tiny_models
+        tiny_models.build(folder)
+        return 96
+
+    def training_sigmas(self):
+        import training
+        return training.sigmas()
+
+
+class Lumina2(Family):
+
+    def make_tiny_model(self, folder):
+        import lumina2_models
+        lumina2_models.Lumina2Models(folder)
+        return lumina2_models.TEXT_WIDTH
+
+    def training_sigmas(self):
+        import numpy
+        shift, u = 3.158192909689767, 1 - numpy.arange(1000) / 1000
+        return shift * u / (1 + (shift - 1) * u)
+
+
+FAMILIES = {
+    family.plugin: family for family in (
+        QwenImage(plugin="qwen_image",
+                  denoiser="QwenImageTransformer2DModel",
+                  text_width_name="joint_attention_dim",
+                  text_width=3584,
+                  models={
+                      "tiny": (dict(num_layers=2,
+                                    num_attention_heads=3,
+                                    attention_head_dim=32,
+                                    axes_dims_rope=(8, 12, 12)), 16),
+                      "middle": (dict(num_layers=8,
+                                      num_attention_heads=8,
+                                      attention_head_dim=128), 64),
+                  },
+                  prompts=((64, 64),),
+                  lora_targets=("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj",
+                                "to_out.0", "to_add_out", "img_mlp.net.2", "img_mod.1",
+                                "txt_mlp.net.2", "txt_mod.1"),
+                  lora_layers=("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj",
+                               "to_out.0", "to_add_out", "img_mlp.net.2", "img_mod.1",
+                               "txt_mlp.net.2", "txt_mod.1"),
+                  lora_format="diffusers",
+                  reference="references",
+                  parts=("dit", "vae", "load")),
+        Lumina2(plugin="lumina2",
+                denoiser="Lumina2Transformer2DModel",
+                text_width_name="cap_feat_dim",
+                text_width=2304,
+                models={
+                    "tiny": (dict(hidden_size=96,
+                                  num_layers=2,
+                                  num_refiner_layers=1,
+                                  num_attention_heads=4,
+                                  num_kv_heads=2,
+                                  axes_dim_rope=(8, 8, 8)), 16),
+                    "middle": (dict(hidden_size=768,
+                                    num_layers=8,
+                                    num_refiner_layers=2,
+                                    num_attention_heads=8,
+                                    num_kv_heads=4,
+                                    axes_dim_rope=(32, 32, 32)), 44),
+                },
+                prompts=((64, 64), (256, 16)),
+                lora_targets=("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+                              "feed_forward.linear_1", "feed_forward.linear_2",
+                              "feed_forward.linear_3", "norm1.linear"),
+                lora_format="comfy",
+                reference="lumina2_models",
+                fused=("attn.to_q", "attn.to_k", "attn.to_v")),
+    )
+}
