@@ -357,8 +357,8 @@ def row(name, dtype, theirs, ours, unit="ms", note=""):
 def compare_dit(options, dtype_name):
     family = FAMILIES[options.family]
     return [
-        row for model_name in options.model for lengths in family.prompts
-        for row in compare_step(options, family, model_name, lengths, dtype_name)
+        entry for model_name in options.model for lengths in family.prompts
+        for entry in compare_step(options, family, model_name, lengths, dtype_name)
     ]
 
 
