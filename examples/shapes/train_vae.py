@@ -222,6 +222,15 @@ def finish(vae, x):
             "latents_std": [round(value, 6) for value in z.std((0, 2, 3, 4)).tolist()]}
 
 
+def save(vae, folder, changes):
+    """Writes the VAE with `changes` in its configuration, which names no folder."""
+    vae.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | changes
+    config.pop("_name_or_path", None)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
@@ -239,7 +248,7 @@ def main():
             refine(vae, rng, arguments.steps)
             round_weights(vae)
             print(f"{psnr(vae, unseen):.1f} dB on pictures not seen")
-        vae.save_pretrained(arguments.folder)
+        save(vae, arguments.folder, {})
         return
     vae = AutoencoderKLQwenImage(**CONFIG)
     check_shortcut(vae, unseen[:2])
@@ -248,10 +257,7 @@ def main():
         moments = finish(vae, unseen)
         print(f"{psnr(vae, unseen):.1f} dB on pictures not seen")
     check_shortcut(vae, unseen[:2])
-    vae.save_pretrained(arguments.folder)
-    path = arguments.folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(config | moments, indent=2) + "\n", encoding="utf-8")
+    save(vae, arguments.folder, moments)
 
 
 if __name__ == "__main__":
