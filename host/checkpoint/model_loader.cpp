@@ -201,7 +201,8 @@ void check_storage(const ModelFamily& family, const LoadRequest& request, Model&
     const bool is_here = std::any_of(parts.begin(), parts.end(), [&](const LoadedPart& part) {
       return part.detection.component == component;
     });
-    if (is_here && storage != Storage::kPlain && storable_weights(model, component).empty())
+    const bool is_plain = storage == Storage::kPlain || storage == Storage::kBf16;
+    if (is_here && !is_plain && storable_weights(model, component).empty())
       problems.add(place + "it has no linear layers in blocks, whose weights could be stored so",
                    "leave it out");
   }
@@ -209,6 +210,12 @@ void check_storage(const ModelFamily& family, const LoadRequest& request, Model&
 
 void check_compute(const LoadedModel& model, const LoadRequest& request,
                    report::Problems& problems) {
+  for (const auto& [component, storage] : request.storage) {
+    if (storage == Storage::kBf16 && model.dtype() != at::kBFloat16)
+      problems.add(place_of("--storage", component) + "its weights rest in --dtype, " +
+                       std::string(at::toString(model.dtype())),
+                   "pass --dtype bfloat16, or leave it out");
+  }
   for (const auto& [component, compute] : request.compute) {
     if (!check_component(model.family(), component, "--compute", problems)) continue;
     if (model.find_part(component) == nullptr) continue;
@@ -571,7 +578,8 @@ memory::Residency* LoadedModel::residency(std::string_view component) {
 
 Storage LoadedModel::storage(std::string_view component) const {
   const auto found = storage_.find(component);
-  return found == storage_.end() ? Storage::kPlain : found->second;
+  const bool is_plain = found == storage_.end() || found->second == Storage::kBf16;
+  return is_plain ? Storage::kPlain : found->second;
 }
 
 Compute LoadedModel::compute(std::string_view component) const {

@@ -20,6 +20,7 @@ using Names = std::vector<std::pair<std::string_view, Kind>>;
 
 const Names<Storage> kStorages = {{"fp8", Storage::kFp8},
                                   {"int8", Storage::kInt8},
+                                  {"bf16", Storage::kBf16},
                                   {"published", Storage::kPublished},
                                   {"plain", Storage::kPlain}};
 const Names<Compute> kComputes = {

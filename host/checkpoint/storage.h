@@ -14,6 +14,7 @@ namespace atelier::checkpoint {
 
 enum class Storage {
   kPlain,  // in the compute dtype
+  kBf16,   // the same, which has to be bfloat16; in requests only
   kFp8,    // float8_e4m3fn; tensors that are published so keep their bits
   kInt8,
   kPublished,  // tensors that are published as float8_e4m3fn stay so, others are plain
@@ -21,7 +22,7 @@ enum class Storage {
 
 using StorageByComponent = std::map<std::string, Storage, std::less<>>;
 
-// "dit=fp8", "text_encoder=published"; also int8 and plain. Throws Error{kInvalidArgument}.
+// "dit=fp8", "text_encoder=published"; also int8, bf16 and plain. Throws Error{kInvalidArgument}.
 StorageByComponent parse_storage(const std::vector<std::string>& entries);
 
 std::string_view storage_name(Storage storage);

@@ -437,7 +437,7 @@ std::vector<FlagSpec> model_flags(std::string dtype) {
       {.name = "storage",
        .kind = FlagKind::kList,
        .help = "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
-               "them; plain: in dtype",
+               "them; bf16 and plain: in dtype",
        .preset = ""},
       {.name = "compute",
        .kind = FlagKind::kList,

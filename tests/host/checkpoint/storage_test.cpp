@@ -258,6 +258,11 @@ TEST_CASE("8-bit weights are multiplied as codes where that is asked", "[storage
   wide.dtype = "float32";
   expect_error(ErrorCode::kInvalidArgument, {"--compute", "Float", "--dtype bfloat16"},
                [&] { open(wide); });
+  CHECK(open(request({{"dit", Storage::kBf16}}, {}))->storage("dit") == Storage::kPlain);
+  LoadRequest stored_wide = request({{"dit", Storage::kBf16}}, {});
+  stored_wide.dtype = "float32";
+  expect_error(ErrorCode::kInvalidArgument, {"--storage", "Float", "--dtype bfloat16"},
+               [&] { open(stored_wide); });
 }
 
 TEST_CASE("Compute is read from its flag", "[storage]") {
@@ -282,6 +287,7 @@ TEST_CASE("Storage is read from its flag", "[storage]") {
   CHECK(storage.find("dit")->second == Storage::kFp8);
   CHECK(storage.find("more")->second == Storage::kPublished);
   CHECK(storage_name(Storage::kInt8) == "int8");
+  CHECK(parse_storage({"dit=bf16"}).find("dit")->second == Storage::kBf16);
   for (const char* wrong : {"dit", "=fp8", "dit=", "dit=fp16"})
     expect_error(ErrorCode::kInvalidArgument, {"--storage", wrong},
                  [&] { parse_storage({wrong}); });
