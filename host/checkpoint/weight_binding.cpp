@@ -676,7 +676,7 @@ std::vector<PublishedTensor> lay_out(nn::Module& module, const WeightMap& rules,
           throw Error(ErrorCode::kInternal, "weight '" + path + "' cannot be cut into " +
                                                 std::to_string(parts) + " equal tensors");
         source.start = named.taken;
-        source.length = meta != nullptr    ? meta->shape.at(axis)
+        source.length = meta != nullptr   ? meta->shape.at(axis)
                         : rule.length > 0 ? rule.length
                                           : whole / parts;
         named.taken += source.length;
@@ -684,9 +684,7 @@ std::vector<PublishedTensor> lay_out(nn::Module& module, const WeightMap& rules,
           throw Error(ErrorCode::kInternal,
                       "weight '" + path + "' is shorter than its published tensors");
       }
-      const int64_t length = rule.axis < 0        ? 0
-                             : source.length >= 0 ? source.length
-                                                  : sizes[axis];
+      const int64_t length = rule.axis < 0 ? 0 : source.length >= 0 ? source.length : sizes[axis];
       if (rule.axis >= 0) tensor.shape[axis] = is_new ? length : tensor.shape[axis] + length;
       tensor.sources.push_back(std::move(source));
     }

@@ -77,9 +77,9 @@ class Timesteps {
 
   TimestepOptions options_;
   std::vector<float> sigmas_;
-  int64_t first_, last_;             // the levels between the boundaries, last_ excluded
-  double low_, high_;                // sigma is drawn in between
-  double bell_floor_, bell_scale_;   // kBsmntw
+  int64_t first_, last_;            // the levels between the boundaries, last_ excluded
+  double low_, high_;               // sigma is drawn in between
+  double bell_floor_, bell_scale_;  // kBsmntw
 };
 
 }  // namespace atelier::train

@@ -77,9 +77,10 @@ class ATELIER_API Model {
   // they are drawn then and not by denoise(). By default none.
   virtual std::vector<WeightPtr> level_weights();
 
-  // Computes ahead what depends on nothing but the noise level, once for each of `sigmas`, and keeps
-  // it on the compute device until forget_levels(); denoise() uses it where DenoiseInputs::level is
-  // set, to the same bits. Adapters that change in between make it stale. By default nothing is kept.
+  // Computes ahead what depends on nothing but the noise level, once for each of `sigmas`, and
+  // keeps it on the compute device until forget_levels(); denoise() uses it where
+  // DenoiseInputs::level is set, to the same bits. Adapters that change in between make it stale.
+  // By default nothing is kept.
   virtual void prepare_levels(std::span<const float> sigmas, BlockRunner& runner);
   virtual void forget_levels();
 

@@ -77,8 +77,8 @@ class ATELIER_API ModelFamily {
   // component once.
   virtual WeightMap weight_map(const Detection& part) const = 0;
   virtual LoraTargets lora_targets(const Detection& denoiser) const = 0;
-  // Spellings of Detection::spelling that weight_map() knows for a component: LoRA files may use any
-  // of them, whichever the loaded checkpoint has. By default that one alone.
+  // Spellings of Detection::spelling that weight_map() knows for a component: LoRA files may use
+  // any of them, whichever the loaded checkpoint has. By default that one alone.
   virtual std::vector<std::string> spellings(const Detection& part) const;
 
   // ---- How it runs ----

@@ -86,8 +86,8 @@ std::vector<at::Tensor> RecomputeScope::run(
   }
   KeptOutput& entry = scope->kept_[call];
   if (scope->observer_ != nullptr) scope->observer_->begin();
-  std::vector<at::Tensor> result = entry.tensors.empty() ? compute(action != Action::kSkip)
-                                                         : give(entry, call, scope->consume_);
+  std::vector<at::Tensor> result =
+      entry.tensors.empty() ? compute(action != Action::kSkip) : give(entry, call, scope->consume_);
   if (scope->observer_ != nullptr) scope->observer_->end(op, result);
   return result;
 }
