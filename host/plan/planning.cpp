@@ -79,6 +79,7 @@ PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
   if (wishes.vram == kOff) return target;
   target.basis.placement = request.placement;
   target.basis.allowed_storages = parse_allowed(wishes.allow_storage);
+  target.basis.stored = request.storage;
   const std::optional<int64_t> vram = parse_size("--vram", wishes.vram);
   const std::optional<int64_t> host = parse_size("--host_memory", wishes.host_memory);
   target.basis.keeps_places = !vram && wishes.device_profile.empty();

@@ -106,10 +106,10 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
     PlannedComponent component{.name = part.detection.component};
     const Storage asked = model.storage(component.name);
     std::vector<Storage> storages = {asked};
-    const bool is_storable = !checkpoint::storable_weights(model.model(), component.name).empty();
-    for (const Storage storage : basis.allowed_storages) {
-      if (asked == Storage::kPlain && is_storable) storages.push_back(storage);
-    }
+    const bool is_open = asked == Storage::kPlain && !basis.stored.contains(component.name) &&
+                         !checkpoint::storable_weights(model.model(), component.name).empty();
+    if (is_open)
+      storages.insert(storages.end(), basis.allowed_storages.begin(), basis.allowed_storages.end());
     for (const Storage storage : storages)
       component.storages.push_back(size_component(model, part, storage, level_weights));
     component.may_stream = role_of(model, component.name) != "vae";

@@ -24,8 +24,10 @@ struct PlanBasis {
   checkpoint::Placement placement = {};  // what the user said of it
   // What is sent away stays away, all but the blocks that the user keeps: the limit is not his.
   bool keeps_places = false;
-  // Storages that may be chosen where the user named none for a component, beside plain.
+  // Storages that may be chosen beside plain, for components that are not in `stored`: those are as
+  // the user said.
   std::vector<checkpoint::Storage> allowed_storages = {};
+  checkpoint::StorageByComponent stored = {};
 };
 
 struct GenerationBasis {

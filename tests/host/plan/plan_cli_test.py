@@ -87,6 +87,9 @@ class GenerationPlanTest(PlanTest):
         self.assertEqual(self.component(plain, "dit")["storage"], "plain")
         self.assertEqual(self.component(stored, "dit")["storage"], "fp8")
         self.assertLess(stored["seconds"], plain["seconds"])
+        said, _ = self.published(vram="24GiB", cfg_scale=1, allow_storage="fp8",
+                                 storage="dit=plain")
+        self.assertEqual(self.component(said, "dit")["storage"], "plain")
 
     def test_what_was_said_stays(self):
         plan, _ = self.published(vram="40GiB", offload="dit=host", resident_blocks=7, prefetch=1)
