@@ -109,9 +109,12 @@ void ActivationRunner::follow(const Costs& costs) {
       guide_ = &pass;
   }
   if (guide_ == nullptr) return;
-  const auto [found, is_new] = guide_->plans.try_emplace({place, spent_, offloaded_});
-  if (is_new) {
-    found->second = plan_from(place);
+  auto found = guide_->plans.find({place, spent_, offloaded_});
+  if (found == guide_->plans.end()) {
+    ActivationPlan plan = plan_from(place);  // it may throw, and leaves nothing behind then
+    found =
+        guide_->plans.emplace(decltype(found->first){place, spent_, offloaded_}, std::move(plan))
+            .first;
     if (on_plan_) on_plan_(found->second);
   }
   plan_ = &found->second;

@@ -533,7 +533,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     note_plan(*planned, progress);
     plan::apply_plan(planned->result.plan, request);
     model->rearrange(request);
-    batches_cfg = plan::cfg_batch_of(*planned);
+    if (!flags.is_given("cfg_batch")) batches_cfg = plan::cfg_batch_of(*planned);
   }
   for (const std::string& note : model->notes()) progress.note("note: " + note);
   const InterruptGuard interrupts;

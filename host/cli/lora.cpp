@@ -54,9 +54,9 @@ int run_lora(std::span<const std::string> arguments) {
 
 std::vector<FlagSpec> lora_model_flags() {
   std::vector<FlagSpec> flags;
-  const std::set<std::string_view> unused = {"tokenizer_path",  "dtype",      "device",
-                                             "storage",         "fp8_models", "offload",
-                                             "resident_blocks", "prefetch"};
+  const std::set<std::string_view> unused = {"tokenizer_path", "dtype",           "device",
+                                             "storage",        "compute",         "fp8_models",
+                                             "offload",        "resident_blocks", "prefetch"};
   for (FlagSpec& flag : model_flags()) {
     if (unused.contains(flag.name)) continue;
     flag.required = false;

@@ -221,8 +221,8 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   plan::MemoryWishes wishes = {.vram = config.memory.vram,
                                .host_memory = config.memory.host_memory,
                                .allow_storage = config.memory.allow_storage};
-  problems.collect([&] { plan::check_wishes(wishes); });
   if (only != nullptr) plan_elsewhere(*only, wishes, config.model);
+  problems.collect([&] { plan::check_wishes(wishes); });
   problems.collect([&] { plan.model = LoadedModel::open(family, config.model); });
   if (plan.model == nullptr) problems.throw_if_any();
   LoadedModel& model = *plan.model;

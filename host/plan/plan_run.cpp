@@ -21,8 +21,10 @@ std::string shown(int64_t bytes) {
   return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
 }
 
-int64_t area_of(const Settings& settings) {
-  return settings.height * settings.width *
+// Pixels that are denoised at once.
+int64_t area_of(const Settings& settings, const ModelFamily& family) {
+  const int64_t rows = generate::cfg_scale_of(settings, family) == 1.0 ? 1 : 2;
+  return rows * settings.height * settings.width *
          std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images));
 }
 
@@ -42,8 +44,9 @@ int64_t lora_bytes(const std::vector<Settings>& jobs) {
 
 GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked) {
   const Settings& largest =
-      *std::max_element(asked.jobs.begin(), asked.jobs.end(),
-                        [](const auto& a, const auto& b) { return area_of(a) < area_of(b); });
+      *std::max_element(asked.jobs.begin(), asked.jobs.end(), [&](const auto& a, const auto& b) {
+        return area_of(a, model.family()) < area_of(b, model.family());
+      });
   const Settings& longest = *std::max_element(
       asked.jobs.begin(), asked.jobs.end(),
       [](const auto& a, const auto& b) { return a.prompt.size() < b.prompt.size(); });
@@ -90,7 +93,7 @@ std::vector<std::string> untrained(const LoadedModel& model, const train::Select
 }
 
 Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBasis& plan_basis) {
-  return {"--tiled", [&model, basis, &plan_basis] {
+  return {"--tiled", [&] {
             GenerationBasis changed = basis;
             changed.request.tiling = generate::Tiling();
             return size_generation(model, changed, plan_basis);
@@ -204,29 +207,35 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   return basis;
 }
 
+// The same run with another configuration or model.
+TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
+                   const train::Selection& selection) {
+  return {.config = config,
+          .selection = selection,
+          .height = basis.height,
+          .width = basis.width,
+          .longest_text = basis.longest_text,
+          .samples = basis.samples,
+          .steps = basis.steps,
+          .preview_height = basis.preview_height,
+          .preview_width = basis.preview_width,
+          .on_host = basis.on_host};
+}
+
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,
                                                const PlanBasis& plan_basis) {
   std::vector<Alternative> alternatives = storage_alternatives(
       model, basis.config.model, untrained(model, basis.selection), [&](LoadedModel& changed) {
         report::Problems problems;
         const train::Selection selection = train::select_trained(changed, basis.config, problems);
-        TrainingBasis of_changed{.config = basis.config, .selection = selection};
-        of_changed.height = basis.height;
-        of_changed.width = basis.width;
-        of_changed.longest_text = basis.longest_text;
-        of_changed.on_host = basis.on_host;
-        return size_training(changed, of_changed, plan_basis);
+        return size_training(changed, with(basis, basis.config, selection), plan_basis);
       });
   if (basis.config.order.batch_size > 1) {
     alternatives.push_back({"--batch_size 1", [&model, basis, &plan_basis] {
                               train::Config config = basis.config;
                               config.order.batch_size = 1;
-                              TrainingBasis changed{.config = config, .selection = basis.selection};
-                              changed.height = basis.height;
-                              changed.width = basis.width;
-                              changed.longest_text = basis.longest_text;
-                              changed.on_host = basis.on_host;
-                              return size_training(model, changed, plan_basis);
+                              return size_training(model, with(basis, config, basis.selection),
+                                                   plan_basis);
                             }});
   }
   return alternatives;

@@ -75,6 +75,7 @@ class TrainingSizes {
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
       if (!trains_weights_of(component.name)) continue;
+      component.storages.resize(1);  // what is trained does not rest in 8 bits
       component.may_stream &= on_host;
       component.others = memory::Place::kHost;  // files are not changed
     }

@@ -75,7 +75,7 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"initialize_model_on_cpu", false, "weights are read into the memory of --device", ""},
     {"offload_models", false, "components that a stage does not need are not loaded anyway", ""},
     {"customized_optimizer", true, "optimizers are chosen by name", "--optimizer_type"},
-    {"quant_options", true, "weights cannot be quantized", ""},
+    {"quant_options", true, "weights are kept in 8 bits by another flag", "--storage"},
     {"zero_cond_t", true, "no family has models that are trained so", ""},
     {"framewise_decoding", true, "training on videos is not supported", ""},
 };

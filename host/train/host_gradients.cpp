@@ -223,6 +223,7 @@ void HostGradients::give_back(const Tensor& buffer) {
 void HostGradients::push(std::function<void()> job) {
   {
     const std::lock_guard lock(mutex_);
+    if (failure_) return;  // what is missing must not be moved by
     jobs_.push_back(std::move(job));
   }
   changed_.notify_all();

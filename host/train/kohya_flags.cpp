@@ -55,7 +55,7 @@ constexpr KohyaFlag kFlags[] = {
     {"cache_text_encoder_outputs", false, kAlwaysEncoded},
     {"cache_text_encoder_outputs_to_disk", false, kAlwaysEncoded},
     {"skip_cache_check", false, kAlwaysEncoded},
-    {"gradient_checkpointing", false, "use --activation_memory_budget full, or leave it at auto"},
+    {"gradient_checkpointing", false, "use --use_gradient_checkpointing, or leave it to --vram"},
     {"cpu_offload_checkpointing", false, "use --use_gradient_checkpointing_offload"},
     {"full_bf16", false, "use --dtype bfloat16"},
     {"full_fp16", false, "use --dtype float16"},
@@ -145,6 +145,10 @@ std::vector<std::string> take_kohya_flags(std::span<const std::string> arguments
   std::vector<std::string> rest;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view name = flag_name(arguments[i]);
+    if (name.empty()) {
+      rest.push_back(arguments[i]);
+      continue;
+    }
     const bool is_joined = arguments[i].find('=') != std::string::npos;
     if (const KohyaFlag* flag = find_flag(name)) {
       problems.add("--" + std::string(name) + " is a flag of kohya's trainers",

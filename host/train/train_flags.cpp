@@ -297,7 +297,7 @@ void add_foreign(Table& table) {
       .flag("find_unused_parameters", false, "no effect: unused parameters never are in the way")
       .text("remove_prefix_in_ckpt", "", "no effect: names in saved files have no such prefix")
       .text("customized_optimizer", "", "refused: use optimizer_type")
-      .text("quant_options", "", "refused: weights are not quantized")
+      .text("quant_options", "", "refused: use storage, which keeps weights in fp8 or int8")
       .text("template_model_id_or_path", "", "no effect")
       .flag("enable_lora_hot_loading", false, "no effect: LoRAs are always loaded so")
       .flag("enable_swanlab_log", false, "no effect: use enable_tensorboard_log")

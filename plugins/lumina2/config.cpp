@@ -142,6 +142,11 @@ Detection detect_dit(const TensorIndex& index, const Names& names) {
   c.rope_theta = index.config_real("rope_theta").value_or(10000.0);
   c.norm_eps = index.config_real("norm_eps").value_or(1e-5);
   c.qk_norm_eps = index.config_real("qk_norm_eps").value_or(1e-5);
+  if (!(c.rope_theta > 0) || !(c.norm_eps >= 0) || !(c.qk_norm_eps >= 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "config.json: rope_theta is not above 0, or norm_eps or qk_norm_eps is below 0",
+                "pass the config.json that is published with the DiT");
+  }
 
   Detection part = to_detection(c);
   part.prefix = names.prefix;

@@ -44,7 +44,8 @@ void allow_only(const NamedTensors& inputs, std::initializer_list<std::string_vi
 std::vector<int64_t> lengths_of(const NamedTensors& inputs, std::string_view name, int64_t B,
                                 int64_t L) {
   if (!inputs.contains(name)) return std::vector<int64_t>(static_cast<size_t>(B), L);
-  const at::Tensor given = named_tensor(inputs, name, 1).to(at::kCPU, at::kLong).contiguous();
+  const at::Tensor given = named_tensor(inputs, name, 1).to(at::kCPU).contiguous();
+  if (given.scalar_type() != at::kLong) fail(name, ": int64 expected");
   const std::vector<int64_t> result(given.data_ptr<int64_t>(),
                                     given.data_ptr<int64_t>() + given.numel());
   const bool fits =

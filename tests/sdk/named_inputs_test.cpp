@@ -23,6 +23,9 @@ TEST_CASE("Lengths count rows from 1 to all of them", "[named]") {
   CHECK(lengths_of(inputs, "lengths", 2, 5) == std::vector<int64_t>{5, 5});
   inputs["lengths"] = at::tensor({1, 5}, at::kLong);
   CHECK(lengths_of(inputs, "lengths", 2, 5) == std::vector<int64_t>{1, 5});
+  inputs["lengths"] = at::tensor({1.5, 5.0}, at::kFloat);
+  CHECK_THROWS_WITH(lengths_of(inputs, "lengths", 2, 5),
+                    Contains("tensor 'lengths': int64 expected"));
   for (const std::vector<int64_t>& wrong :
        {std::vector<int64_t>{0, 5}, std::vector<int64_t>{1, 6}, std::vector<int64_t>{1}}) {
     inputs["lengths"] = at::tensor(wrong, at::kLong);

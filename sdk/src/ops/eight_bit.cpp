@@ -50,18 +50,21 @@ bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
   static std::mutex mutex;
   static std::map<std::pair<int, at::ScalarType>, bool> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [found, is_new] = known.try_emplace({device.index(), dtype}, true);
-  if (!is_new) return found->second;
+  const std::pair<int, at::ScalarType> key{device.index(), dtype};
+  if (const auto found = known.find(key); found != known.end()) return found->second;
   const auto options = at::TensorOptions(device);
   const Tensor codes =
       at::zeros({kLeastRows, kLeastRows}, options.dtype(at::kByte)).view(at::kFloat8_e4m3fn);
   const Tensor scales = at::ones({kLeastRows, 1}, options.dtype(at::kFloat));
+  bool can = true;
   try {
     at::_scaled_mm(codes, codes.t(), scales, scales.t(), {}, {}, dtype);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const c10::Error&) {
-    found->second = false;
+    can = false;
   }
-  return found->second;
+  return known.emplace(key, can).first->second;
 }
 
 // a bᵀ of codes and scales, [n, m], in `dtype` or float32.

@@ -239,7 +239,7 @@ TEST_CASE("What would change the result is refused, with what to use", "[config]
   expect_wrong({"--customized_optimizer", "lion_pytorch.Lion", "--quant_options", "dit:nf4",
                 "--zero_cond_t", "--num_frames", "49"},
                {"4 mistakes", "--customized_optimizer: ", "use --optimizer_type",
-                "--quant_options: weights cannot be quantized",
+                "--quant_options: weights are kept in 8 bits by another flag; use --storage",
                 "--zero_cond_t: ", "--num_frames: training on videos is not supported"});
   CHECK(parse(kLora + Arguments{"--zero_cond_t=false"}).notes.empty());
 }
@@ -262,7 +262,7 @@ TEST_CASE("Flags of kohya's trainers are answered with what they are here", "[co
       ErrorCode::kInvalidArgument,
       {"9 mistakes", "--network_dim is a flag of kohya's trainers; use --lora_rank",
        "--network_args", "--lora_target_modules", "--gemma2", "--model_paths", "--cache_latents",
-       "--gradient_checkpointing", "--activation_memory_budget", "--save_every_n_steps",
+       "--gradient_checkpointing", "use --use_gradient_checkpointing", "--save_every_n_steps",
        "use --save_steps", "--timestep_sampling: nextdit_shift",
        "use --timestep_sampling uniform_dynamic_shift", "--network_module", "--output_dir"},
       [] {
@@ -272,6 +272,8 @@ TEST_CASE("Flags of kohya's trainers are answered with what they are here", "[co
                                 "--save_every_n_steps", "100", "--timestep_sampling",
                                 "nextdit_shift", "--output_dir", "out"});
       });
+  // A value with an equals sign is no flag.
+  CHECK(parse(kLora + Arguments{"--output_path", "a="}).output.output_path == "a=");
   // Names of one meaning stay.
   const Config c = parse(
       kLora + Arguments{"--timestep_sampling", "sigmoid_dynamic_shift", "--sigmoid_scale", "0.5"});
