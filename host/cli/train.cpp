@@ -157,8 +157,15 @@ void read_prompts(Plan& plan, Problems& problems) {
   const std::string& file = plan.config.samples.prompts_file;
   if (file.empty()) return;
   const ModelFamily& family = plan.model->family();
+  generate::Settings base;
+  problems.collect([&] {
+    if (const auto size = train::size_of_samples(plan.config, plan.dataset.get())) {
+      base.height = size->height;
+      base.width = size->width;
+    }
+  });
   for (const generate::Job& job :
-       train::read_sample_prompts(file, generate::Settings(), family.inputs(), problems)) {
+       train::read_sample_prompts(file, base, family.inputs(), problems)) {
     generate::check_settings(job.settings, family, job.place, problems);
     generate::check_against_model(job.settings, family, plan.model->model(),
                                   plan.model->denoiser()->detection.variant, job.place, problems);

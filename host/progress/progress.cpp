@@ -130,12 +130,12 @@ void Step::finish() {
 }
 
 std::string Step::running_line() const {
-  const double elapsed = seconds();
+  const double elapsed = seconds(), worked = elapsed - left_out_;
   std::string line = label_ + ": ";
-  const bool is_counted = done_ > first_ && elapsed > 0;
+  const bool is_counted = done_ > first_ && worked > 0;
   if (unit_ == Unit::kBytes) {
     line += bytes_text(done_, total_);
-    if (is_counted) line += print(" %.2f GB/s", gigabytes(done_) / elapsed);
+    if (is_counted) line += print(" %.2f GB/s", gigabytes(done_) / worked);
   } else if (total_ > 0) {
     line += std::to_string(done_) + "/" + std::to_string(total_);
   }
@@ -143,25 +143,25 @@ std::string Step::running_line() const {
   if (is_counted && total_ >= done_) {
     const auto done = static_cast<double>(done_ - first_),
                left = static_cast<double>(total_ - done_);
-    line += "<" + clock_text(std::ceil(elapsed / done * left));
-    if (unit_ == Unit::kSteps) line += " " + step_rate(elapsed, done);
+    line += "<" + clock_text(std::ceil(worked / done * left));
+    if (unit_ == Unit::kSteps) line += " " + step_rate(worked, done);
   }
   if (!note_.empty()) line += " " + note_;
   return line;
 }
 
 std::string Step::last_line() const {
-  const double elapsed = seconds();
+  const double elapsed = seconds(), worked = elapsed - left_out_;
   std::string line = label_ + ": ";
   if (unit_ == Unit::kBytes) {
     line += bytes_text(done_, 0) + " in " + duration_text(elapsed);
-    if (elapsed > 0) line += print(", %.2f GB/s", gigabytes(done_) / elapsed);
+    if (worked > 0) line += print(", %.2f GB/s", gigabytes(done_) / worked);
     return line;
   }
   const int64_t done = done_ - first_;
   if (unit_ == Unit::kParts || done < 1) return line + duration_text(elapsed);
   line += std::to_string(done) + (done == 1 ? " step in " : " steps in ") + duration_text(elapsed);
-  return elapsed > 0 ? line + ", " + step_rate(elapsed, static_cast<double>(done)) : line;
+  return worked > 0 ? line + ", " + step_rate(worked, static_cast<double>(done)) : line;
 }
 
 }  // namespace atelier::progress

@@ -61,6 +61,9 @@ class Step {
   void set(int64_t done, int64_t total = 0);
   // What was done before this step began: it counts in "done" and not in the rate.
   void begin_at(int64_t done);
+  // Leaves `seconds` that went to something else, such as sample pictures, out of rate and time
+  // left. They stay in the elapsed time.
+  void leave_out(double seconds) { left_out_ += seconds; }
   // Stands behind the numbers: "loss 0.1234". Drawn with the next advance() or set().
   void set_note(std::string note) { note_ = std::move(note); }
   // Draws the last line: "load vae: 0.25 GB in 0.1 s, 2.31 GB/s".
@@ -79,6 +82,7 @@ class Step {
   int64_t first_ = 0, done_ = 0;
   std::string note_;
   double begin_;
+  double left_out_ = 0.0;  // seconds
   double next_draw_;
   bool is_finished_ = false;
 };

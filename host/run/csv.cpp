@@ -81,6 +81,8 @@ class CsvWriter final : public MetricsWriter {
 
 MetricsWriter::~MetricsWriter() = default;
 
+void MetricsWriter::write_picture(int64_t /*step*/, const EncodedPicture& /*picture*/) {}
+
 std::unique_ptr<MetricsWriter> open_csv(const std::string& path, int64_t last_step) {
   make_folders(checkpoint::parent_folder(path));
   std::error_code ignored;

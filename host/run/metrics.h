@@ -1,4 +1,4 @@
-// Numbers of a run over its steps: TensorBoard event files and CSV.
+// Numbers and pictures of a run over its steps: TensorBoard event files and CSV.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,25 @@
 
 namespace atelier::run {
 
+// A sample picture as it lies in its file.
+struct EncodedPicture {
+  std::string tag;                // the same at every step: "samples/0"
+  std::string prompt;             // shown beside it
+  std::string png;                // the bytes of the file
+  int64_t height = 0, width = 0;  // pixels
+};
+
 // Not thread-safe.
 class MetricsWriter {
  public:
   virtual ~MetricsWriter();
   // Appends and flushes; a full disk is told once on stderr and does not end the run.
   virtual void write(int64_t step, const std::map<std::string, double>& values) = 0;
+  // The same for a picture; by default it is left out.
+  virtual void write_picture(int64_t step, const EncodedPicture& picture);
 };
 
-// "FOLDER/events.out.tfevents.TIME.HOST": scalars under their names ("train/loss").
+// "FOLDER/events.out.tfevents.TIME.HOST": scalars under their names ("train/loss"), and pictures.
 std::unique_ptr<MetricsWriter> open_tensorboard(const std::string& folder);
 
 // Columns step,key,value; rows are appended. On resume, rows of steps after `last_step` are cut

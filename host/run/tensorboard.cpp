@@ -90,19 +90,32 @@ class TensorBoardWriter final : public MetricsWriter {
   }
 
   void write(int64_t step, const std::map<std::string, double>& values) override {
+    std::string summary;  // Summary.value = 1; Value.tag = 1, Value.simple_value = 2
+    for (const auto& [tag, value] : values)
+      summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
+    append(step, summary);
+  }
+
+  void write_picture(int64_t step, const EncodedPicture& picture) override {
+    // Value.image = 4: height = 1, width = 2, colorspace = 3 (3 is RGB), encoded_image_string = 4.
+    // Value.metadata = 9: summary_description = 3.
+    const std::string image = integer_field(1, picture.height) + integer_field(2, picture.width) +
+                              integer_field(3, 3) + bytes_field(4, picture.png);
+    append(step, bytes_field(1, bytes_field(1, picture.tag) + bytes_field(4, image) +
+                                    bytes_field(9, bytes_field(3, picture.prompt))));
+  }
+
+ private:
+  void append(int64_t step, const std::string& summary) {
     std::string records;
     // SessionLog.status = START: readers drop what earlier files of the folder say of this step
     // and later ones.
     if (!has_started_)
       records = record(event(integer_field(2, step) + bytes_field(7, integer_field(1, 1))));
     has_started_ = true;
-    std::string summary;  // Summary.value = 1; Value.tag = 1, Value.simple_value = 2
-    for (const auto& [tag, value] : values)
-      summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
     file_.append(records + record(event(integer_field(2, step) + bytes_field(5, summary))));
   }
 
- private:
   AppendedFile file_;
   bool has_started_ = false;
 };

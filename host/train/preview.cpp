@@ -71,7 +71,7 @@ void Preview::encode_ahead() {
   }
 }
 
-void Preview::run(int64_t step) {
+void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) {
   std::error_code failure;
   fs::create_directories(state_->folder, failure);
   if (failure)
@@ -82,12 +82,15 @@ void Preview::run(int64_t step) {
   size_t number = 0;
   for (const Settings& settings : state_->prompts) {
     const std::string path =
-        (fs::path(state_->folder) / (name + std::to_string(number++) + ".png")).string();
-    state_->generator->run(state_->request_of(settings, step), [&](size_t,
-                                                                   const at::Tensor& pixels) {
-      image::write_png(path, image::to_picture(pixels.select(1, 0)), {{"prompt", settings.prompt}});
-      state_->progress.note(path);
-    });
+        (fs::path(state_->folder) / (name + std::to_string(number) + ".png")).string();
+    state_->generator->run(state_->request_of(settings, step),
+                           [&](size_t, const at::Tensor& pixels) {
+                             const image::Picture picture = image::to_picture(pixels.select(1, 0));
+                             image::write_png(path, picture, {{"prompt", settings.prompt}});
+                             state_->progress.note(path);
+                             shown({path, settings.prompt, number, picture.height, picture.width});
+                           });
+    ++number;
   }
   for (const ComponentSpec& component : state_->model.family().components()) {
     if (component.name != state_->denoiser && !state_->is_trained(component.name))

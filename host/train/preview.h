@@ -1,6 +1,7 @@
 // Pictures of the model as it is being trained.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,7 +24,14 @@ class Preview {
 
   // Encodes the prompts before training, while text encoders are not in the way of the denoiser.
   void encode_ahead();
-  void run(int64_t step);
+  // `shown` is called with each file as soon as it is written: which prompt it is of, counted from
+  // 0, and its size in pixels.
+  struct Shown {
+    std::string path, prompt;
+    size_t number = 0;
+    int64_t height = 0, width = 0;
+  };
+  void run(int64_t step, const std::function<void(const Shown&)>& shown);
 
  private:
   struct State;

@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/train/cache_manifest.h"
 
 namespace atelier::train {
 namespace {
@@ -175,7 +176,29 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
+// Of the samples of a cache.
+std::optional<data::Size> commonest_size(const Manifest& manifest) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> counts;
+  for (const CacheItem& item : manifest.items) ++counts[{item.height, item.width}];
+  const auto most =
+      std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; });
+  if (most == counts.end()) return std::nullopt;
+  return data::Size{most->first.first, most->first.second};
+}
+
 }  // namespace
+
+std::optional<data::Size> size_of_samples(const Config& config, const data::Dataset* dataset) {
+  if (config.dataset.height && config.dataset.width)
+    return data::Size{*config.dataset.height, *config.dataset.width};
+  if (dataset == nullptr) {
+    if (!config.dataset.dataset_base_path.empty()) return std::nullopt;  // it could not be opened
+    return commonest_size(Manifest::read(config.cache_path));
+  }
+  const std::vector<data::BucketCount> buckets = dataset->buckets();
+  if (buckets.empty()) return std::nullopt;
+  return data::Size{buckets.front().height, buckets.front().width};
+}
 
 std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& name,
                                       const generate::Settings& base,

@@ -1,6 +1,7 @@
 // The pictures that a run makes on its way to show how far it is: the file of --sample_prompts.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -8,10 +9,17 @@
 
 #include "atelier/input.h"
 
+#include "host/data/dataset.h"
 #include "host/generate/jobs.h"
 #include "host/report/problems.h"
+#include "host/train/config.h"
 
 namespace atelier::train {
+
+// The size of a picture whose prompt says none: --height and --width, else the size that most
+// samples of the run are trained at. `dataset` may be null: then the samples are those of the
+// cache. nullopt where neither can tell.
+std::optional<data::Size> size_of_samples(const Config& config, const data::Dataset* dataset);
 
 // Reads the text of a file in which each line is a prompt, with switches behind it as in kohya's
 // trainers:

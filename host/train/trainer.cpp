@@ -13,6 +13,7 @@
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
+#include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/fingerprint.h"
 #include "host/data/prefetcher.h"
 #include "host/plugins/guard.h"
@@ -420,7 +421,7 @@ void Trainer::settle() {
 void Trainer::log(const Outcome& outcome, double loss, double norm) {
   loss_sum_ += loss;
   ++loss_count_;
-  const double elapsed = now() - begin_;
+  const double elapsed = now() - begin_ - left_out_;
   note_ = print("loss %.4f lr %.2e norm %.3g mem %.1f GB wait %.0f%%", loss, outcome.lr, norm,
                 peak_host_bytes() / 1e9, elapsed > 0 ? 100.0 * waited_ / elapsed : 0.0);
   if (outcome.step % config_.log.logging_steps != 0 && outcome.step != total_steps_) return;
@@ -578,7 +579,14 @@ void Trainer::show() {
   if (parts_.preview == nullptr) return;
   settle();
   try {
-    with_average([&] { parts_.preview->run(step_); });
+    with_average([&] {
+      parts_.preview->run(step_, [&](const Preview::Shown& shown) {
+        const run::EncodedPicture picture = {"samples/" + std::to_string(shown.number),
+                                             shown.prompt, checkpoint::read_text_file(shown.path),
+                                             shown.height, shown.width};
+        for (const auto& writer : metrics_) writer->write_picture(step_, picture);
+      });
+    });
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCancelled) return;  // the signal is seen to by the loop
     if (error.code() != ErrorCode::kEnvironment) throw;
@@ -651,7 +659,11 @@ void Trainer::loop(progress::Step& bar) {
     if (ema_ || parts_.model.device().is_cpu()) settle();
     bar.set_note(note_);
     bar.advance();
+    const double begin = now();
     after_step(data.plan);
+    const double left_out = now() - begin;
+    left_out_ += left_out;
+    bar.leave_out(left_out);
   }
 }
 

@@ -141,6 +141,7 @@ class Trainer {
   double loss_sum_ = 0.0;  // since the last line of metrics
   int64_t loss_count_ = 0;
   double waited_ = 0.0, begin_ = 0.0;  // seconds
+  double left_out_ = 0.0;  // seconds of saving, validation and sample pictures since begin_
   int64_t first_step_ = 0;
   bool is_moving_ = false;     // the optimizer is at work
   bool has_reported_ = false;  // who holds the memory

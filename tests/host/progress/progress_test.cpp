@@ -45,6 +45,27 @@ TEST_CASE("A step on a terminal is one line, drawn again", "[progress]") {
           "\rdenoise: 50 steps in 2:09, 2.58 s/it\033[K\n");
 }
 
+TEST_CASE("What is left out counts in the elapsed time, not in rate and time left", "[progress]") {
+  Screen screen;
+  Progress progress(screen.options(/*redraws=*/true));
+  Step step(progress, "train", 10, Unit::kSteps);
+  screen.time += 8;
+  step.advance(4);
+  screen.time += 60;
+  step.leave_out(60);
+  screen.time += 2;
+  step.advance();
+  screen.time += 10;
+  step.set(10);
+  step.finish();
+  REQUIRE(screen.text() ==
+          "\rtrain: 0/10 0:00\033[K"
+          "\rtrain: 4/10 0:08<0:12 2.00 s/it\033[K"
+          "\rtrain: 5/10 1:10<0:10 2.00 s/it\033[K"
+          "\rtrain: 10/10 1:20<0:00 2.00 s/it\033[K"
+          "\rtrain: 10 steps in 1:20, 2.00 s/it\033[K\n");
+}
+
 TEST_CASE("Loads tell bytes and their rate", "[progress]") {
   Screen screen;
   Progress progress(screen.options(/*redraws=*/true));

@@ -67,6 +67,10 @@ void write_metrics(const std::string& folder, int64_t last_step) {
     csv->write(step, values);
   }
   board->write(int64_t{1} << 40, {{std::string(200, 'n'), -1e30}});
+  const run::EncodedPicture picture = {"samples/0", "a fox", std::string("\x89PNG\0bytes", 10), 3,
+                                       5};
+  board->write_picture(last_step + 3, picture);
+  csv->write_picture(last_step + 3, picture);
 }
 
 }  // namespace
