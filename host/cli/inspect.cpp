@@ -1,4 +1,6 @@
 // atelier inspect: what a file is, who takes it, and what that one wants.
+#include "host/cli/inspect.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,7 +38,7 @@ namespace {
 
 using checkpoint::Checkpoint;
 using checkpoint::display_path;
-using Json = nlohmann::ordered_json;
+using Json = InspectedThing;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 30;
 
@@ -344,6 +346,7 @@ Json inspect_csv(const std::string& path) {
     throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is empty",
                 "a header line is expected", "DATASET_FORM");
   const std::vector<std::string>& columns = rows.front().fields;
+  if (is_metrics(columns)) return inspect_metrics(path);
   for (const formats::CsvRow& row : rows) {
     if (row.fields.size() != columns.size())
       throw Error(ErrorCode::kInvalidArgument,
@@ -383,6 +386,22 @@ Json inspect_json(const std::string& path, const Context& context) {
       "pass the file or folder that holds tensors", "FILE_KIND");
 }
 
+// One file, with the config.json beside it.
+checkpoint::CheckpointFiles file_alone(const std::string& path) {
+  const fs::path config = fs::path(path).parent_path() / "config.json";
+  std::error_code failure;
+  const bool has_config = fs::is_regular_file(config, failure);
+  return {path, {path}, {}, has_config ? config.string() : std::string()};
+}
+
+// A safetensors file begins with the length of its header: zeros are among its first eight bytes.
+bool is_text(const std::string& first) {
+  return !first.empty() && std::all_of(first.begin(), first.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte >= 0x20 || (byte >= '\t' && byte <= '\r');
+  });
+}
+
 Json inspect_file(const std::string& path, const Context& context) {
   const checkpoint::FileReader reader(path);
   std::string first(std::min<uint64_t>(64, reader.size()), '\0');
@@ -395,6 +414,7 @@ Json inspect_file(const std::string& path, const Context& context) {
     if (extension == ".jsonl") return inspect_jsonl(path);
     if (extension == ".model") return inspect_tokenizer(path);
     if (extension == ".csv") return inspect_csv(path);
+    if (extension == ".toml") return inspect_settings(path);
   } catch (const formats::ParseError& error) {
     throw checkpoint::at_file(path, error, ErrorCode::kDataLoss);
   }
@@ -413,22 +433,20 @@ Json inspect_file(const std::string& path, const Context& context) {
     return Json{
         {"path", path}, {"kind", "plugin"}, {"family", plugin.family}, {"version", plugin.version}};
   }
-  return inspect_checkpoint({path,
-                             {path},
-                             {},
-                             [&] {
-                               const fs::path config = fs::path(path).parent_path() / "config.json";
-                               std::error_code failure;
-                               return fs::is_regular_file(config, failure) ? config.string()
-                                                                           : std::string();
-                             }()},
-                            context);
+  if (is_text(first))
+    throw Error(ErrorCode::kUnsupported, display_path(path) + ": is text of no kind that is known",
+                "text is told by its ending: .json, .jsonl, .csv, .toml", "FILE_KIND");
+  return inspect_checkpoint(file_alone(path), context);
 }
 
 void inspect_folder(const std::string& path, const Context& context,
                     const std::function<void(Json)>& show,
                     const std::function<void(const Error&)>& refuse) {
-  bool has_metadata = false;
+  if (is_state_folder(path)) return show(inspect_state(path));
+  if (is_cache_folder(path)) return show(inspect_cache(path));
+  const bool is_run = is_run_folder(path);
+  if (is_run) show(inspect_run(path));
+  bool has_metadata = is_run;
   for (const char* name : {"metadata.csv", "metadata.json", "metadata.jsonl"}) {
     const std::string file = (fs::path(path) / name).string();
     std::error_code failure;
@@ -444,8 +462,13 @@ void inspect_folder(const std::string& path, const Context& context,
   try {
     checkpoint::find_at_path(path, found);
   } catch (const Error& error) {
-    if (!has_metadata) refuse(error);
-    return;
+    if (error.tag() == "FOLDER_AMBIGUOUS") {  // not one model, but files of which each is something
+      found.checkpoints.clear();
+      for (const std::string& file : checkpoint::expand_glob(path, "*.safetensors"))
+        found.checkpoints.push_back({file_alone(file)});
+    } else if (!has_metadata) {
+      refuse(error);
+    }
   }
   for (const auto& item : found.checkpoints) {
     try {
@@ -460,114 +483,6 @@ void inspect_folder(const std::string& path, const Context& context,
     } catch (const Error& error) {
       refuse(error);
     }
-  }
-}
-
-std::string shown(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
-
-std::string count_text(uint64_t elements) {
-  char text[32];
-  const auto value = static_cast<double>(elements);
-  if (elements >= 1'000'000'000) {
-    std::snprintf(text, sizeof(text), "%.2f billion", value / 1e9);
-  } else if (elements >= 1'000'000) {
-    std::snprintf(text, sizeof(text), "%.2f million", value / 1e6);
-  } else {
-    std::snprintf(text, sizeof(text), "%llu", static_cast<unsigned long long>(elements));
-  }
-  return text;
-}
-
-// A value of foreign metadata on one line.
-std::string one_line(const std::string& text, size_t max_chars) {
-  const std::string quoted = formats::quote_and_escape(text, max_chars);
-  return quoted.substr(1, quoted.size() - 2);
-}
-
-void print_component(const Json& by) {
-  std::printf("  family %s, component %s, variant %s, spelling %s", shown(by["family"]).c_str(),
-              shown(by["component"]).c_str(), shown(by["variant"]).c_str(),
-              shown(by["spelling"]).c_str());
-  if (const std::string prefix = by["prefix"]; !prefix.empty())
-    std::printf(", prefix %s", prefix.c_str());
-  std::puts("");
-  if (by.contains("config")) {
-    std::string line;
-    for (const auto& [key, value] : by["config"].items())
-      line += (line.empty() ? "" : ", ") + key + " " + one_line(shown(value), 60);
-    std::printf("  %s\n", line.c_str());
-  }
-  if (!by.contains("inputs")) return;
-  std::string line;
-  for (const Json& input : by["inputs"])
-    line += (line.empty() ? "" : ", ") + shown(input["name"]) +
-            (input["required"].get<bool>()
-                 ? input["use"] == "train" ? " (required to train)" : " (required)"
-                 : "");
-  std::printf("  inputs: %s\n", line.c_str());
-}
-
-void print(const Json& item) {
-  const std::string kind = item["kind"].get<std::string>();
-  std::printf("%s: %s", display_path(item["path"].get<std::string>()).c_str(), kind.c_str());
-  if (item.contains("tensors")) {
-    const Json& tensors = item["tensors"];
-    const size_t files = item["files"].size();
-    if (files > 1) std::printf(", %zu shards", files);
-    std::printf(", %s tensors, %s values, %s", shown(tensors["count"]).c_str(),
-                count_text(tensors["elements"].get<uint64_t>()).c_str(),
-                report::format_bytes(tensors["bytes"].get<uint64_t>()).c_str());
-    if (tensors.contains("dtypes")) {
-      for (const auto& [name, counts] : tensors["dtypes"].items())
-        std::printf(", %s %s", name.c_str(), shown(counts["tensors"]).c_str());
-    }
-    std::puts("");
-    if (item.contains("taken_by")) {
-      print_component(item["taken_by"]);
-      if (item["taken_by"].contains("others")) {
-        for (const Json& other : item["taken_by"]["others"]) print_component(other);
-      }
-    }
-    if (item.contains("lora")) {
-      const Json& lora = item["lora"];
-      std::printf("  %s layers, rank %s", shown(lora["layers"]).c_str(),
-                  lora["ranks"].dump().c_str());
-      if (lora.contains("family"))
-        std::printf(", for %s %s (%s layers known there)", shown(lora["family"]).c_str(),
-                    shown(lora["component"]).c_str(), shown(lora["known_layers"]).c_str());
-      std::puts("");
-    }
-    if (item.contains("metadata")) {
-      for (const auto& [key, value] : item["metadata"].items())
-        std::printf("  %s = %s\n", one_line(key, 60).c_str(), one_line(shown(value), 120).c_str());
-    }
-    if (tensors.contains("list")) {
-      for (const Json& tensor : tensors["list"])
-        std::printf("  %s %s %s\n", one_line(shown(tensor["name"]), 200).c_str(),
-                    shown(tensor["dtype"]).c_str(), tensor["shape"].dump().c_str());
-    }
-  } else if (kind == "image") {
-    std::printf(", %s, %sx%s, %s channels of %s bits%s\n", shown(item["format"]).c_str(),
-                shown(item["width"]).c_str(), shown(item["height"]).c_str(),
-                shown(item["channels"]).c_str(), shown(item["bits"]).c_str(),
-                item.contains("animated") ? ", animated" : "");
-    if (item.contains("text")) {
-      for (const auto& [key, value] : item["text"].items())
-        std::printf("  %s = %s\n", one_line(key, 80).c_str(), one_line(shown(value), 4000).c_str());
-    }
-  } else if (kind == "dataset metadata") {
-    std::string columns;
-    for (const Json& column : item["columns"])
-      columns += (columns.empty() ? "" : ", ") + one_line(shown(column), 60);
-    std::printf(", %s, %s rows, columns %s\n", shown(item["format"]).c_str(),
-                shown(item["rows"]).c_str(), columns.c_str());
-  } else if (kind == "tokenizer") {
-    std::printf(", %s ids\n", shown(item["tokens"]).c_str());
-  } else {
-    std::printf(", family %s, version %s\n", shown(item["family"]).c_str(),
-                shown(item["version"]).c_str());
   }
 }
 
@@ -611,7 +526,7 @@ int run_inspect(std::span<const std::string> arguments) {
     if (as_json) {
       std::puts(item.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     } else {
-      print(item);
+      print_inspected(item);
     }
     if (item.contains("refused")) {
       code = std::max(code, 2);

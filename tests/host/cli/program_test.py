@@ -118,6 +118,8 @@ class ProgramTest(unittest.TestCase):
         self.refused(2, "inspect", self.folder / "none", says=["No such file"])
         (self.folder / "x.gguf").write_bytes(b"GGUF" + bytes(60))
         self.refused(2, "inspect", self.folder / "x.gguf", says=["GGUF"])
+        (self.folder / "x.txt").write_text("a prompt a line\n")
+        self.refused(2, "inspect", self.folder / "x.txt", says=["is text of no kind that is known"])
         (self.folder / "x.mp4").write_bytes(bytes(60))
         self.refused(2, "inspect", self.folder / "x.mp4", says=["video"])
         both = run("inspect", self.folder / "x.mp4", model)
@@ -139,6 +141,9 @@ class ProgramTest(unittest.TestCase):
                            "lora_unet_transformer_blocks_0_attn_to_q.lora_up.weight": [3072, 4],
                            "lora_unet_transformer_blocks_0_attn_to_q.alpha": []})
         self.assertIn("1 layers, rank [4], for qwen_image", run("inspect", flat).stdout)
+        both = run("inspect", "--json", self.folder)
+        self.assertEqual(both.returncode, 0, both.stderr)
+        self.assertEqual([json.loads(line)["lora"]["layers"] for line in both.stdout.splitlines()], [1, 2])
 
     def test_inspect_reads_pictures_with_their_settings(self):
         picture = self.folder / "a.png"

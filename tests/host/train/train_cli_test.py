@@ -30,6 +30,11 @@ def write_png(path, width, height, color_of):
                      chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
+def png_size(path):
+    """Width and height."""
+    return struct.unpack_from(">II", path.read_bytes(), 16)
+
+
 def write_dataset(folder, count=6, sizes=((64, 64),)):
     folder.mkdir()
     lines = ["image,prompt"]
@@ -132,6 +137,14 @@ class TrainTest(unittest.TestCase):
         self.assertEqual(set(ours), set(theirs))
         different = [name for name, value in ours.items() if theirs[name] != value]
         self.assertEqual(different, [])
+
+    def inspect(self, path, expect=0):
+        result = subprocess.run([str(PROGRAM), "inspect", "--json", str(path)], capture_output=True,
+                                text=True, timeout=120)
+        self.assertEqual(result.returncode, expect, result.stderr + result.stdout)
+        subprocess.run([str(PROGRAM), "inspect", str(path)], capture_output=True, timeout=120,
+                       check=expect == 0)
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
     def generate(self, out, **flags):
         words = [str(PROGRAM), "generate", "--plugin", "qwen_image", "--model_paths",
@@ -363,6 +376,46 @@ class TrainTest(unittest.TestCase):
         self.assertEqual(len(list((watched / "samples").glob("step-*.png"))), 3)
         rows = (watched / "loss.csv").read_text()
         self.assertEqual(rows.count(",validation/loss,"), 3)
+
+    def test_sample_pictures_have_the_commonest_training_size_and_stand_in_tensorboard(self):
+        (self.dir / "prompts.txt").write_text("a red picture --s 2\na blue one --s 2 --w 64 --h 32\n")
+        write_dataset(self.dir / "wide", count=5, sizes=((96, 64), (64, 64)))
+        options = dict(sample_prompts=self.dir / "prompts.txt", sample_every_n_steps=2,
+                       max_train_steps=2, cache_path=None, enable_tensorboard_log=True)
+        run = self.train(data=self.dir / "wide", **options)
+        self.assertEqual(png_size(run / "samples/step-00000002_0.png"), (96, 64))
+        self.assertEqual(png_size(run / "samples/step-00000002_1.png"), (64, 32))
+        events, = (run / "tensorboard_log").iterdir()
+        for picture in (run / "samples").iterdir():
+            self.assertIn(picture.read_bytes(), events.read_bytes())
+        cached = self.train("cached", data=run, dataset_metadata_path=None, task="sft:train", **options)
+        self.assertEqual(png_size(cached / "samples/step-00000002_0.png"), (96, 64))
+        sized = self.train("sized", data=self.dir / "wide", height=32, width=32, **options)
+        self.assertEqual(png_size(sized / "samples/step-00000002_0.png"), (32, 32))
+
+    def test_inspect_says_what_a_run_left(self):
+        (self.dir / "prompts.txt").write_text("a red picture --s 2\n")
+        run = self.train(max_train_steps=4, save_steps=2, sample_prompts=self.dir / "prompts.txt",
+                         sample_every_n_steps=4, cache_path=None)
+        things = self.inspect(run)
+        self.assertEqual([thing["kind"] for thing in things], ["run", "lora", "lora"])
+        self.assertEqual([state["step"] for state in things[0]["states"]], [2, 4])
+        self.assertEqual(things[0]["weights"], ["step-2.safetensors", "step-4.safetensors"])
+        self.assertEqual(things[0]["previews"], ["samples/step-00000004_0.png"])
+        self.assertEqual(things[0]["metrics"]["last_step"], "4")
+        self.assertEqual(things[0]["settings"]["plugin"], "qwen_image")
+        state = run / "checkpoints/step-00000004"
+        kinds = {run / "config.toml": "settings", run / "loss.csv": "metrics", state: "state",
+                 run / "cache": "encoded samples"}
+        for path, kind in kinds.items():
+            self.assertEqual([thing["kind"] for thing in self.inspect(path)], [kind])
+        self.assertEqual(float(self.inspect(run / "loss.csv")[0]["last"]["train/loss"]), losses(run)[4])
+        self.assertEqual(self.inspect(run / "cache")[0]["samples"], 6)
+        (state / "trained.safetensors").unlink()
+        self.assertIn("trained.safetensors", self.inspect(state, expect=2)[0]["refused"])
+        settings = run / "config.toml"
+        settings.write_text("learning_rat = 1\n" + settings.read_text())
+        self.assertIn("learning_rat", self.inspect(settings, expect=2)[0]["refused"])
 
     def test_a_lora_learns_what_pictures_it_has_not_seen_have_in_common(self):
         learn, held = self.dir / "learn", self.dir / "held"

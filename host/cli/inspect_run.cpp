@@ -1,0 +1,191 @@
+// What a training run left: its folder, states to resume from, encoded samples, settings, metrics.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "atelier/error.h"
+
+#include "formats/csv.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/cli/error_line.h"
+#include "host/cli/inspect.h"
+#include "host/plugins/plugin_loader.h"
+#include "host/report/problems.h"
+#include "host/run/manifest.h"
+#include "host/run/run_folder.h"
+#include "host/train/cache_manifest.h"
+#include "host/train/config.h"
+#include "host/train/config_file.h"
+
+namespace atelier::cli {
+
+namespace fs = std::filesystem;
+using Json = InspectedThing;
+
+namespace {
+
+constexpr uint64_t kMaxTableBytes = uint64_t{1} << 30;
+
+bool is_file(const fs::path& path) {
+  std::error_code failure;
+  return fs::is_regular_file(path, failure);
+}
+
+// The names in a folder in order; none where there is no such folder.
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code failure;
+  for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
+       entry.increment(failure))
+    names.push_back(entry->path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// The settings that say what a run does, where they are set.
+constexpr std::string_view kTold[] = {
+    "plugin",           "task",          "lora_base_model", "lora_rank",
+    "trainable_models", "learning_rate", "optimizer",       "dataset_base_path"};
+
+const ModelFamily* family_of(const std::vector<GivenValue>& values) {
+  std::map<std::string, std::string> named;
+  for (const GivenValue& value : values) named[value.name] = value.text;
+  if (!named.contains("plugin")) return nullptr;
+  return plugins::open_plugin(named["plugin"], named["plugin_path"]).family;
+}
+
+}  // namespace
+
+bool is_state_folder(const std::string& path) {
+  return is_file(fs::path(path) / run::kManifestName);
+}
+
+bool is_cache_folder(const std::string& path) {
+  return is_file(train::Manifest::path(path));
+}
+
+bool is_run_folder(const std::string& path) {
+  std::error_code failure;
+  return is_file(fs::path(path) / "config.toml") ||
+         fs::is_directory(fs::path(path) / "checkpoints", failure);
+}
+
+Json inspect_state(const std::string& path) {
+  Json out = {{"path", path}, {"kind", "state"}};
+  try {
+    const run::Checkpoint state = run::open_checkpoint(path);
+    out["step"] = state.step;
+    uint64_t bytes = 0;
+    for (const auto& [name, file] : state.files) bytes += file.bytes;
+    out["bytes"] = bytes;
+    out["files"] = state.files.size();
+    out["facts"] = state.facts;
+  } catch (const Error& error) {
+    out["refused"] = error_line(error);
+  }
+  return out;
+}
+
+Json inspect_run(const std::string& path) {
+  Json out = {{"path", path}, {"kind", "run"}};
+  if (const std::string file = (fs::path(path) / "config.toml").string(); is_file(file)) {
+    try {
+      out["settings"] = inspect_settings(file)["settings"];
+    } catch (const Error& error) {
+      out["refused"] = error_line(error);
+    }
+  }
+  out["states"] = Json::array();
+  const fs::path states = fs::path(path) / "checkpoints";
+  for (const std::string& name : names_in(states)) {
+    if (!run::step_of(name)) continue;
+    Json state = inspect_state((states / name).string());
+    state.erase("facts");
+    out["states"].push_back(std::move(state));
+  }
+  out["weights"] = Json::array();
+  for (const std::string& name : names_in(path)) {
+    if (name.ends_with(".safetensors")) out["weights"].push_back(name);
+  }
+  out["previews"] = Json::array();
+  for (const std::string& name : names_in(fs::path(path) / "samples")) {
+    if (name.ends_with(".png")) out["previews"].push_back("samples/" + name);
+  }
+  if (const std::string file = (fs::path(path) / "loss.csv").string(); is_file(file)) {
+    try {
+      out["metrics"] = inspect_metrics(file);
+    } catch (const Error& error) {
+      out["refused"] = error_line(error);
+    }
+  }
+  return out;
+}
+
+Json inspect_cache(const std::string& path) {
+  Json out = {{"path", path}, {"kind", "encoded samples"}};
+  try {
+    const train::Manifest manifest = train::Manifest::read(path);
+    out["family"] = manifest.family;
+    out["samples"] = manifest.items.size();
+    out["texts"] = manifest.cached.text;
+    out["latents"] = manifest.cached.latents;
+    out["complete"] = manifest.is_complete;
+    std::set<std::pair<int64_t, int64_t>> sizes;
+    for (const train::CacheItem& item : manifest.items) sizes.insert({item.height, item.width});
+    out["sizes"] = Json::array();
+    for (const auto& [height, width] : sizes) out["sizes"].push_back({height, width});
+  } catch (const Error& error) {
+    out["refused"] = error_line(error);
+  }
+  return out;
+}
+
+Json inspect_settings(const std::string& path) {
+  report::Problems unknown;  // without the family, its own flags are among them
+  std::vector<GivenValue> values =
+      train::read_config_file(path, train::train_command(nullptr), unknown);
+  Json out = {{"path", path}, {"kind", "settings"}};
+  report::Problems problems;
+  problems.collect([&] {
+    if (const ModelFamily* family = family_of(values))
+      values = train::read_config_file(path, train::train_command(family), problems);
+  });
+  out["count"] = values.size();
+  out["settings"] = Json::object();
+  for (const std::string_view name : kTold) {
+    const auto value = std::ranges::find(values, name, &GivenValue::name);
+    if (value != values.end() && !value->text.empty())
+      out["settings"][std::string(name)] = value->text;
+  }
+  try {
+    problems.throw_if_any();
+  } catch (const Error& error) {
+    out["refused"] = error_line(error);
+  }
+  return out;
+}
+
+bool is_metrics(const std::vector<std::string>& columns) {
+  return columns == std::vector<std::string>{"step", "key", "value"};
+}
+
+Json inspect_metrics(const std::string& path) {
+  const std::vector<formats::CsvRow> rows =
+      formats::parse_csv(checkpoint::read_text_file(path, kMaxTableBytes));
+  Json out = {{"path", path}, {"kind", "metrics"}, {"last", Json::object()}};
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const std::vector<std::string>& fields = rows[i].fields;
+    if (fields.size() != 3)
+      throw Error(ErrorCode::kInvalidArgument,
+                  checkpoint::display_path(path) + ":" + std::to_string(rows[i].line) + ": has " +
+                      std::to_string(fields.size()) + " fields and not step, key and value",
+                  "cut the file off there", "DATASET_FORM");
+    if (i == 1) out["first_step"] = fields[0];
+    out["last_step"] = fields[0];
+    out["last"][fields[1]] = fields[2];
+  }
+  return out;
+}
+
+}  // namespace atelier::cli
