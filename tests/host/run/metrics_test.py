@@ -127,7 +127,9 @@ class Metrics(unittest.TestCase):
         value = dict(fields(dict(fields(event[5]))[1]))
         self.assertEqual(b"samples/0", value[1])
         self.assertEqual({1: 3, 2: 5, 3: 3, 4: b"\x89PNG\0bytes"}, dict(fields(value[4])))
-        self.assertEqual({3: b"a fox"}, dict(fields(value[9])))
+        metadata = dict(fields(value[9]))
+        self.assertEqual({1: b"images"}, dict(fields(metadata[1])))
+        self.assertEqual(b"a fox", metadata[3])
 
     def test_a_resumed_run_writes_another_file_that_starts_at_its_step(self):
         self.write(0)
