@@ -17,6 +17,7 @@
 
 #include "atelier/error.h"
 #include "atelier/nn/layers.h"
+#include "atelier/ops/leaf_scope.h"
 
 #include "memory/generators.h"
 #include "memory/live_bytes.h"
@@ -453,16 +454,18 @@ void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& known) c
 
 Tensors trained_tensors(Block& block) {
   Tensors result;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  const auto add = [&](const Tensor& t) {
+    if (t.defined() && t.requires_grad() && seen.insert(t.unsafeGetTensorImpl()).second)
+      result.push_back(t);
+  };
   block.visit([&](nn::Module& module) {
-    for (const WeightPtr& weight : module.weights()) {
-      if (weight->leaf().defined()) result.push_back(weight->leaf());
-    }
+    for (const WeightPtr& weight : module.weights()) add(weight->leaf());
     if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
       for (const ops::Adapter& adapter : linear->adapters) {
         if (adapter.scale == 0) continue;
-        for (const Tensor& t : {adapter.a, adapter.b}) {
-          if (t.requires_grad()) result.push_back(t);
-        }
+        add(adapter.a);
+        add(adapter.b);
       }
     }
   });
@@ -504,7 +507,9 @@ Tensors RecomputeRunner::run(Block& block, const Tensors& inputs, ops::ActionPla
   std::shared_ptr<RecomputeNode> node(
       new RecomputeNode(shared_, block, std::move(params), std::move(plan), std::move(costs)),
       torch::autograd::deleteNode);
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs, node->params));
+  Tensors places;
+  for (const Tensor& p : node->params) places.push_back(ops::LeafScope::place_of(p));
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs, places));
   // Saved before the block runs, so that its own changes in place are noticed.
   for (const Tensor& input : inputs) node->inputs.emplace_back(input, /*is_output=*/false);
 

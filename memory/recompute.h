@@ -82,8 +82,8 @@ class RecomputeRunner final : public BlockRunner {
   std::shared_ptr<RecomputeShared> shared_;
 };
 
-// The trained tensors of a block and of all below it: leaves of its weights, adapters of its linear
-// layers.
+// The trained tensors of a block and of all below it, each once: leaves of its weights, adapters of
+// its linear layers.
 Tensors trained_tensors(Block& block);
 
 // The weights of a block and of all below it that have a sink.

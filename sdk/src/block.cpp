@@ -1,5 +1,10 @@
 #include "atelier/block.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/ops/leaf_scope.h"
+
 namespace atelier {
 
 Block::~Block() = default;
@@ -11,7 +16,15 @@ std::shared_ptr<void> BlockRunner::hold(Block&) {
 }
 
 Tensors DirectRunner::run(Block& block, const Tensors& inputs) {
-  return block.forward(inputs);
+  if (!at::GradMode::is_enabled()) return block.forward(inputs);
+  const ops::LeafScope scope;
+  // Inputs as trained tensors: each under an alias. The last one is made first, so that the
+  // backward pass meets them in their order.
+  Tensors own = inputs;
+  for (auto input = own.rbegin(); input != own.rend(); ++input) {
+    if (input->defined() && input->requires_grad()) *input = input->alias();
+  }
+  return block.forward(own);
 }
 
 }  // namespace atelier

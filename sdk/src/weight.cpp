@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/leaf_scope.h"
 
 namespace atelier {
 
@@ -70,7 +71,7 @@ void Weight::set_store(std::shared_ptr<const WeightStore> store) {
 at::Tensor Weight::draw() const {
   if (store_ == nullptr)
     throw Error(ErrorCode::kInternal, "weight '" + name_ + "' is used before it is loaded");
-  return leaf_.defined() ? leaf_ : store_->draw();
+  return leaf_.defined() ? ops::LeafScope::place_of(leaf_) : store_->draw();
 }
 
 at::Tensor Weight::draw_rows(const at::Tensor& index) const {

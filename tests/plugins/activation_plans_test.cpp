@@ -34,7 +34,8 @@ const ModelFamily& family() {
   return *opened;
 }
 
-// kFew: adapters of all layers but those that modulate.
+// kFew: adapters of the blocks' layers but those that modulate. The others are of the whole
+// denoiser: all blocks read what the layers before them make of the noise level.
 enum class Train { kFew, kAdapters, kAll };
 
 // The tiny denoiser on two samples with prompts of different lengths. Adapters have dropout.
@@ -62,14 +63,10 @@ struct Denoiser {
       const Tensor noise = at::randn(weight.sizes());
       weight.set(is_norm ? 1 + 0.1 * noise : noise / std::sqrt(std::max(fan, 1.0)));
     });
-    for (Block* block : blocks) {
-      if (train == Train::kAll) {
-        block->visit_weights(
-            [](const std::string&, Weight& weight) { weight.set_trainable(true); });
-      } else {
-        adapt(*block, train);
-      }
-      for (const Tensor& t : trained_tensors(*block)) trained.push_back(t);
+    if (train == Train::kFew) {
+      for (Block* block : blocks) train_parts(*block, train);
+    } else {
+      train_parts(model->component(name), train);
     }
     const LatentSpec spec = model->latent_spec();
     const int64_t token = spec.pixel_multiple / spec.spatial_stride;
@@ -80,14 +77,22 @@ struct Denoiser {
       prompts.push_back(family().example_conditioning(parts[0], tokens, at::kFloat));
   }
 
-  static void adapt(Block& block, Train train) {
-    block.visit([&](nn::Module& module) {
+  void train_parts(nn::Module& part, Train train) {
+    part.visit([&](nn::Module& module) {
+      if (train == Train::kAll) {
+        for (const WeightPtr& weight : module.weights()) {
+          weight->set_trainable(true);
+          trained.push_back(weight->leaf());
+        }
+        return;
+      }
       auto* layer = dynamic_cast<nn::Linear*>(&module);
       if (layer == nullptr) return;
       if (train == Train::kFew && module.path().find("mod") != std::string::npos) return;
       layer->adapters.push_back({(at::randn({2, layer->in_features()}) * 0.1).requires_grad_(),
                                  (at::randn({layer->out_features(), 2}) * 0.1).requires_grad_(),
                                  0.5, 0.1});
+      trained.insert(trained.end(), {layer->adapters.back().a, layer->adapters.back().b});
     });
   }
 

@@ -43,7 +43,7 @@ class ATELIER_API BlockRunner {
   virtual std::shared_ptr<void> hold(Block& block);
 };
 
-// Runs each block where it stands, with nothing around it.
+// Runs each block where it stands, in grad mode within an ops::LeafScope of its own.
 class ATELIER_API DirectRunner final : public BlockRunner {
  public:
   ~DirectRunner() override;

@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 #include "atelier/ops/dry_run.h"
+#include "atelier/ops/leaf_scope.h"
 #include "atelier/ops/recompute_scope.h"
 
 #include "ops/autograd_support.h"
@@ -153,11 +154,11 @@ Tensor conv2d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
   if (weight->leaf().defined()) {
     call->weight_edge = inputs.size();
     call->weight_version = weight->leaf()._version();
-    inputs.push_back(weight->leaf());
+    inputs.push_back(LeafScope::place_of(weight->leaf()));
   }
   if (bias != nullptr && bias->leaf().defined()) {
     call->bias_edge = inputs.size();
-    inputs.push_back(bias->leaf());
+    inputs.push_back(LeafScope::place_of(bias->leaf()));
   }
   if (!needs_graph(inputs)) return convolve(*call, x);
   return ConvFunction::apply(at::TensorList(inputs), call);

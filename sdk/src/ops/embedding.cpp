@@ -1,6 +1,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/leaf_scope.h"
 #include "atelier/ops/linear.h"
 #include "atelier/ops/recompute_scope.h"
 
@@ -51,7 +52,7 @@ Tensor embedding(const Tensor& ids, const WeightPtr& table) {
                 "ids are int64, the table is [count, width]");
   }
   if (!needs_graph({table->leaf()})) return gather(ids, table);
-  return EmbeddingFunction::apply(table->leaf(), ids, table);
+  return EmbeddingFunction::apply(LeafScope::place_of(table->leaf()), ids, table);
 }
 
 }  // namespace atelier::ops

@@ -9,6 +9,7 @@
 
 #include "atelier/error.h"
 #include "atelier/ops/dry_run.h"
+#include "atelier/ops/leaf_scope.h"
 #include "atelier/ops/recompute_scope.h"
 
 #include "ops/autograd_support.h"
@@ -205,11 +206,11 @@ Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
   if (weight->leaf().defined()) {
     call->weight_edge = inputs.size();
     call->weight_version = weight->leaf()._version();
-    inputs.push_back(weight->leaf());
+    inputs.push_back(LeafScope::place_of(weight->leaf()));
   }
   if (bias != nullptr && bias->leaf().defined()) {
     call->bias_edge = inputs.size();
-    inputs.push_back(bias->leaf());
+    inputs.push_back(LeafScope::place_of(bias->leaf()));
   }
   call->adapter_edge = inputs.size();
   for (const Adapter& adapter : adapters) {
@@ -217,8 +218,8 @@ Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
     call->scales.push_back(adapter.scale);
     call->dropouts.push_back(adapter.dropout);
     call->seeds.push_back(adapter.dropout == 0 ? 0 : draw_seed());
-    inputs.push_back(adapter.a);
-    inputs.push_back(adapter.b);
+    inputs.push_back(LeafScope::place_of(adapter.a));
+    inputs.push_back(LeafScope::place_of(adapter.b));
   }
   if (!needs_graph(inputs)) {
     return multiply(*call, x, at::TensorList(inputs).slice(call->adapter_edge))[0];
