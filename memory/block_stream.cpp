@@ -19,6 +19,10 @@ bool contains(const std::vector<int64_t>& blocks, int64_t block) {
   return std::find(blocks.begin(), blocks.end(), block) != blocks.end();
 }
 
+Error closed(const BlockStream::Source& source) {
+  return {ErrorCode::kInternal, "block '" + source.name + "' is wanted while its weights leave"};
+}
+
 }  // namespace
 
 BlockStream::BlockStream(Port& port, int64_t blocks)
@@ -70,7 +74,8 @@ void BlockStream::close() {
     changed_.notify_all();
   }
   if (reader_.joinable()) reader_.join();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return users_ == 0; });
   if (port_ == nullptr) return;
   for (Slot& slot : slots_) {
     try {
@@ -84,6 +89,16 @@ void BlockStream::close() {
   }
   staging_.clear();
   port_ = nullptr;
+}
+
+std::shared_ptr<Port> BlockStream::use_port() {
+  if (is_closing_) return nullptr;
+  ++users_;
+  return {port_, [this](Port*) {
+            const std::lock_guard lock(mutex_);
+            --users_;
+            changed_.notify_all();
+          }};
 }
 
 std::shared_ptr<void> BlockStream::keep(Slot& slot) {
@@ -105,9 +120,12 @@ void BlockStream::release(Slot& slot) {
 
 std::shared_ptr<void> BlockStream::hold(int64_t block) {
   std::shared_ptr<void> held;  // let go without the lock
+  std::shared_ptr<Port> port;
   Ticket arrived;
   {
     std::unique_lock lock(mutex_);
+    port = use_port();
+    if (port == nullptr) throw closed(sources_[block]);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     Slot* slot = slot_of(block);
     const bool is_first = slot == nullptr || slot->holds == 0;
@@ -128,30 +146,32 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
     wait_until_queued(lock, *slot);
     arrived = slot->arrived;
   }
-  compute_after(arrived);
+  compute_after(*port, arrived);
   return held;
 }
 
 BlockStream::Lease BlockStream::lease(int64_t block) {
   Lease result;
+  std::shared_ptr<Port> port;
   Ticket arrived;
   {
     const std::lock_guard lock(mutex_);
-    Slot* const slot = port_ == nullptr ? nullptr : slot_of(block);
+    port = use_port();
+    Slot* const slot = port == nullptr ? nullptr : slot_of(block);
     if (slot == nullptr || !slot->is_queued) return {};
     if (slot->holds > 0) return {slot->memory, nullptr};
     result = {slot->memory, keep(*slot)};
     arrived = slot->arrived;
   }
-  compute_after(arrived);
+  compute_after(*port, arrived);
   return result;
 }
 
 at::Tensor BlockStream::fetch(const at::Tensor& value) {
-  Port* port = nullptr;
+  std::shared_ptr<Port> port;
   {
     const std::lock_guard lock(mutex_);
-    port = port_;
+    port = use_port();
     stats_.copied_bytes += static_cast<int64_t>(value.nbytes());
   }
   if (port == nullptr)
@@ -160,7 +180,7 @@ at::Tensor BlockStream::fetch(const at::Tensor& value) {
   const SlabPiece piece = layout.add(value);
   try {
     at::Tensor result = piece.in(port->device_memory(layout.bytes()));
-    compute_after(port->copy_in(value, result, port->computed()));
+    compute_after(*port, port->copy_in(value, result, port->computed()));
     give_back_pages(value);
     return result;
   } catch (const Error& error) {
@@ -241,24 +261,25 @@ void BlockStream::load_ahead() {
 }
 
 void BlockStream::wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot) {
-  const auto is_settled = [&] { return slot.is_queued || slot.failure != nullptr; };
+  const auto is_settled = [&] { return slot.is_queued || slot.failure != nullptr || is_closing_; };
   if (!is_settled()) {
     const auto start = std::chrono::steady_clock::now();
     changed_.wait(lock, is_settled);
     stats_.waited_seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  if (slot.failure == nullptr) return;
+  if (slot.is_queued) return;
+  if (slot.failure == nullptr) throw closed(sources_[slot.block]);
   slot.block = -1;
   std::rethrow_exception(slot.failure);
 }
 
-void BlockStream::compute_after(const Ticket& ticket) {
-  if (!device_.is_cpu()) return port_->compute_after(ticket);
+void BlockStream::compute_after(Port& port, const Ticket& ticket) {
+  if (!device_.is_cpu()) return port.compute_after(ticket);
   // A stand-in computes on the host and knows how long that waited.
-  const double before = port_->stats().waited_seconds;
-  port_->compute_after(ticket);
-  const double after = port_->stats().waited_seconds;
+  const double before = port.stats().waited_seconds;
+  port.compute_after(ticket);
+  const double after = port.stats().waited_seconds;
   const std::lock_guard lock(mutex_);
   stats_.waited_seconds += after - before;
 }

@@ -51,7 +51,8 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   // All blocks, before anything else is called. The first ones set out. Returns the bytes of pinned
   // memory that reading takes.
   int64_t start(std::vector<Source> sources);
-  // Lets go of the port and of the slots that are not held.
+  // Lets go of the port and of the slots that are not held, after the calls of other threads that
+  // use it. A hold() that waits for its block ends with Error{kInternal}, and so do later ones.
   void close();
 
   // The block is on the device until the result is let go, for what this thread computes. Throws
@@ -99,13 +100,17 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   void load(Slot& slot, int64_t block);
   void load_ahead();
   void wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot);
-  void compute_after(const Ticket& ticket);
+  // With the lock: the port, which close() leaves alone until the result is let go, without the
+  // lock. Null once the stream is closing.
+  std::shared_ptr<Port> use_port();
+  void compute_after(Port& port, const Ticket& ticket);
   void read();
   void read_into(Staging& staging, const Reading& reading);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Port* port_;  // null once it is closed
+  Port* port_;         // null once it is closed
+  int64_t users_ = 0;  // of use_port()
   const at::Device device_;
   std::vector<Source> sources_;
   std::vector<Slot> slots_;

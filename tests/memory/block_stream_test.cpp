@@ -1,0 +1,83 @@
+#include "memory/block_stream.h"
+
+#include <future>
+
+#include "support/files.h"
+
+namespace atelier::memory {
+namespace {
+
+// A stand-in whose wait() stops until the gate is open.
+class GatedPort final : public Port {
+ public:
+  void open() { gate_.set_value(); }
+
+  at::Device device() const override { return inner_->device(); }
+  at::Tensor device_memory(int64_t bytes) override { return inner_->device_memory(bytes); }
+  at::Tensor host_memory(int64_t bytes) override { return inner_->host_memory(bytes); }
+  Ticket copy_in(const at::Tensor& from, const at::Tensor& to, const Ticket& after) override {
+    return inner_->copy_in(from, to, after);
+  }
+  Ticket copy_out(const at::Tensor& from, const at::Tensor& to, const Ticket& after) override {
+    return inner_->copy_out(from, to, after);
+  }
+  Ticket computed() override { return inner_->computed(); }
+  void compute_after(const Ticket& ticket) override { inner_->compute_after(ticket); }
+  void wait(const Ticket& ticket) override {
+    opened_.wait();
+    inner_->wait(ticket);
+  }
+  Stats stats() const override { return inner_->stats(); }
+
+ private:
+  std::unique_ptr<Port> inner_ = make_stand_in({});
+  std::promise<void> gate_;
+  std::shared_future<void> opened_ = gate_.get_future();
+};
+
+// A block that is read from a tensor, not copied from a slab.
+BlockStream::Source source(std::string name, const at::Tensor& value) {
+  SlabLayout layout;
+  const SlabPiece piece = layout.add(value);
+  return {std::move(name), layout.bytes(), {}, {{piece, value}}};
+}
+
+}  // namespace
+
+TEST_CASE("A block that is waited for is given up when its stream closes", "[residency]") {
+  GatedPort port;
+  const at::Tensor value = at::ones({64});
+  const auto stream = BlockStream::make(port, /*blocks=*/2, /*slots=*/1, /*slot_bytes=*/256);
+  stream->start({source("blocks.0", value), source("blocks.1", value)});
+  auto held = std::async(std::launch::async, [&] { return stream->hold(1); });
+  auto closed = std::async(std::launch::async, [&] { stream->close(); });
+  const auto status = held.wait_for(std::chrono::seconds(20));
+  port.open();
+  REQUIRE(status == std::future_status::ready);
+  test::expect_error(ErrorCode::kInternal, {"blocks.1"}, [&] { held.get(); });
+  closed.get();
+  test::expect_error(ErrorCode::kInternal, {"blocks.0"}, [&] { stream->hold(0); });
+  CHECK(at::equal(stream->fetch(value), value));
+}
+
+TEST_CASE("A stream that closes leaves the port to the calls that use it", "[residency]") {
+  // Blocks are held and let go while the stream closes: each call has the port or an error.
+  for (int round = 0; round < 50; ++round) {
+    const std::unique_ptr<Port> port = make_stand_in({});
+    const at::Tensor value = at::ones({64});
+    const auto stream = BlockStream::make(*port, /*blocks=*/3, /*slots=*/2, /*slot_bytes=*/256);
+    stream->start({source("0", value), source("1", value), source("2", value)});
+    auto holder = std::async(std::launch::async, [&] {
+      for (int64_t i = 0;; ++i) stream->hold(i % 3);
+    });
+    auto fetcher = std::async(std::launch::async, [&] {
+      for (int i = 0; i < 20; ++i) stream->fetch(value);
+    });
+    stream->close();
+    test::expect_error(ErrorCode::kInternal, {"is wanted while its weights leave"},
+                       [&] { holder.get(); });
+    fetcher.get();
+  }
+}
+
+}  // namespace atelier::memory
