@@ -154,6 +154,11 @@ struct ToyFamily final : ModelFamily {
     }
     return found;
   }
+  ConfigFields config_fields(const Detection& part) const override {
+    ConfigFields fields;  // the tensors say everything; what else a config.json has is refused
+    for (const auto& [number, value] : part.config) fields.told(number, {value});
+    return fields;
+  }
   WeightMap weight_map(const Detection& part) const override {
     WeightMap map;  // published under the names of the modules
     const auto model = make_model({&part, 1}, {});

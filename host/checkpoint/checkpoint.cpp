@@ -7,8 +7,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "formats/json.h"
 #include "host/checkpoint/bulk_reader.h"
+#include "host/checkpoint/config_check.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/report/problems.h"
 
@@ -16,41 +16,14 @@ namespace atelier::checkpoint {
 
 namespace {
 
-// Nested objects become dotted names; of arrays only those of numbers are kept.
-void flatten(const std::string& prefix, const nlohmann::json& value, TensorIndex::Config& config) {
-  if (value.is_object()) {
-    for (const auto& [key, child] : value.items())
-      flatten(prefix.empty() ? key : prefix + "." + key, child, config);
-  } else if (value.is_boolean()) {
-    config[prefix] = value.get<bool>();
-  } else if (value.is_number_integer()) {
-    config[prefix] = value.get<int64_t>();
-  } else if (value.is_number()) {
-    config[prefix] = value.get<double>();
-  } else if (value.is_string()) {
-    config[prefix] = value.get<std::string>();
-  } else if (value.is_array()) {
-    std::vector<double> numbers;
-    for (const auto& item : value) {
-      if (!item.is_number()) return;
-      numbers.push_back(item.get<double>());
-    }
-    config[prefix] = std::move(numbers);
-  }
-}
-
 TensorIndex::Config read_config(const std::string& path) {
   const std::string text = read_text_file(path, 16'000'000);
   try {
-    const nlohmann::json json = formats::parse_json(text);
-    if (!json.is_object())
-      throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is no JSON object",
-                  "check the file", "CONFIG_FORM");
-    TensorIndex::Config config;
-    flatten({}, json, config);
-    return config;
+    return parse_config(text);
   } catch (const formats::ParseError& error) {
     throw at_file(path, error, ErrorCode::kDataLoss);
+  } catch (const Error& error) {
+    throw error.at(display_path(path));
   }
 }
 

@@ -56,9 +56,11 @@ void add_config(ContentHash& hash, const TensorIndex::Config& config) {
       hash.add(real, sizeof *real);
     } else if (const auto* flag = std::get_if<bool>(&value)) {
       hash.add(static_cast<int64_t>(*flag));
-    } else {
-      const auto& list = std::get<std::vector<double>>(value);
-      hash.add(static_cast<int64_t>(list.size())).add(list.data(), list.size() * sizeof(double));
+    } else if (const auto* list = std::get_if<std::vector<double>>(&value)) {
+      hash.add(static_cast<int64_t>(list->size())).add(list->data(), list->size() * sizeof(double));
+    } else if (const auto* texts = std::get_if<std::vector<std::string>>(&value)) {
+      hash.add(static_cast<int64_t>(texts->size()));
+      for (const std::string& text : *texts) hash.add(text);
     }
   }
 }

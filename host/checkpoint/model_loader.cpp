@@ -10,6 +10,7 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "host/checkpoint/config_check.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_paths.h"
 #include "host/device/cpu_memory.h"
@@ -144,7 +145,7 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Chec
   }
   try {
     return plugins::guard(where(family, "detect"),
-                          [&] { return family.detect(checkpoint.index(), hint); });
+                          [&] { return detect_with_config(family, checkpoint.index(), hint); });
   } catch (const Error& error) {
     throw error.at(display_path(checkpoint.name()));
   }

@@ -21,6 +21,7 @@
 #include "formats/glob.h"
 #include "host/checkpoint/checkpoint.h"
 #include "host/checkpoint/weight_binding.h"
+#include "host/conformance/config_probe.h"
 #include "host/plugins/guard.h"
 #include "memory/recompute.h"
 
@@ -181,6 +182,7 @@ class Suite {
     check("weights: load, save, load is bit-equal", [&] { return check_round_trip(); });
     check("detection: takes its own files", [&] { return check_detection(); });
     check("detection: refuses what is not its own", [&] { return check_refusals(); });
+    check("detection: every field of a config is seen", [&] { return check_configs(); });
     check("parts: any subset makes a model", [&] { return check_subsets(); });
     if (part_of_role("dit") != nullptr) {
       check("declarations: LoRA globs match linear layers", [&] { return check_lora_targets(); });
@@ -467,6 +469,19 @@ class Suite {
       }
     }
     return {};
+  }
+
+  Detail check_configs() const {
+    const std::unique_ptr<Model> model = make_random();
+    size_t rows = 0;
+    for (const Detection& part : parts_) {
+      const TensorIndex index = index_of(checkpoint::published_tensors(
+          model->component(part.component), family_.weight_map(part), part.prefix));
+      const std::vector<std::string> faults = config_faults(family_, index.tensors());
+      expect(faults.empty(), faults.empty() ? "" : faults.front(), ", ", faults.size(), " in all");
+      rows += family_.config_fields(part).rows().size();
+    }
+    return std::to_string(rows) + " fields";
   }
 
   Detail check_subsets() const {

@@ -55,7 +55,8 @@ AutoencoderConfig read_config(const TensorIndex& index, const std::string& prefi
   const atelier::TensorMeta* attention = index.find(prefix + spelling.attention);
   c.conv_attention = attention != nullptr && attention->shape.size() == 4;
   c.scale = index.config_real("scaling_factor").value_or(c.scale);
-  c.shift = index.config_real("shift_factor").value_or(c.shift);
+  c.shift =
+      index.has_null("shift_factor") ? 0 : index.config_real("shift_factor").value_or(c.shift);
   for (const int64_t width : c.widths) {
     if (c.groups < 1 || width % c.groups != 0 || !(c.scale > 0)) {
       throw Error(ErrorCode::kInvalidArgument,

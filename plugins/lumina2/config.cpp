@@ -139,14 +139,8 @@ Detection detect_dit(const TensorIndex& index, const Names& names) {
                                              text(out) + " output values a token");
   }
   c.axes = rope_axes(index, c.head_dim);
-  c.rope_theta = index.config_real("rope_theta").value_or(10000.0);
   c.norm_eps = index.config_real("norm_eps").value_or(1e-5);
-  c.qk_norm_eps = index.config_real("qk_norm_eps").value_or(1e-5);
-  if (!(c.rope_theta > 0) || !(c.norm_eps >= 0) || !(c.qk_norm_eps >= 0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "config.json: rope_theta is not above 0, or norm_eps or qk_norm_eps is below 0",
-                "pass the config.json that is published with the DiT");
-  }
+  if (!(c.norm_eps >= 0)) refuse("has a norm_eps below 0 in its config", kConfigHint);
 
   Detection part = to_detection(c);
   part.prefix = names.prefix;
@@ -194,9 +188,7 @@ DitConfig dit_config(const Detection& part) {
           .time_width = part.integer("time_width"),
           .channels = part.integer("channels"),
           .axes = {axis(0), axis(1), axis(2)},
-          .rope_theta = part.real("rope_theta"),
-          .norm_eps = part.real("norm_eps"),
-          .qk_norm_eps = part.real("qk_norm_eps")};
+          .norm_eps = part.real("norm_eps")};
 }
 
 Detection to_detection(const DitConfig& c) {
@@ -215,9 +207,7 @@ Detection to_detection(const DitConfig& c) {
            {"time_width", c.time_width},
            {"channels", c.channels},
            {"axes", std::vector<double>(c.axes.begin(), c.axes.end())},
-           {"rope_theta", c.rope_theta},
-           {"norm_eps", c.norm_eps},
-           {"qk_norm_eps", c.qk_norm_eps}}};
+           {"norm_eps", c.norm_eps}}};
 }
 
 }  // namespace lumina2

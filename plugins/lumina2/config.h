@@ -16,7 +16,7 @@ struct DitConfig {
   int64_t width, heads, kv_heads, head_dim, mlp_width, text_width, time_width;
   int64_t channels;             // of the latents, in and out
   std::array<int64_t, 3> axes;  // channels of a head that carry text position, row and column
-  double rope_theta, norm_eps, qk_norm_eps;
+  double norm_eps;
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return width + 2 * kv_width(); }
@@ -25,6 +25,9 @@ struct DitConfig {
 // See ModelFamily::detect.
 std::optional<atelier::Detection> detect(const atelier::TensorIndex& checkpoint,
                                          const atelier::DetectHint& hint);
+
+// See ModelFamily::config_fields.
+atelier::ConfigFields config_fields(const atelier::Detection& part);
 
 // The numbers of a detection, and the detection of given numbers.
 DitConfig dit_config(const atelier::Detection& part);

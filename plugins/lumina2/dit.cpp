@@ -26,7 +26,8 @@ namespace ops = atelier::ops;
 namespace {
 
 constexpr int64_t kTimeChannels = 256;
-constexpr double kFinalNormEps = 1e-6;
+constexpr double kFinalNormEps = 1e-6, kQkNormEps = 1e-5;
+constexpr double kRopeTheta = 10000;
 constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
 
 // [N, heads * d] to [N, heads, d].
@@ -45,10 +46,10 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
 
 // Angles of positions 0 to count - 1 on an axis that carries `channels` of a head: [count,
 // channels / 2] float64.
-at::Tensor angles(int64_t count, int64_t channels, double theta) {
+at::Tensor angles(int64_t count, int64_t channels) {
   const at::Tensor exponent =
       at::arange(0, channels, 2, at::kDouble) / static_cast<double>(channels);
-  return at::outer(at::arange(count, at::kDouble), at::reciprocal(at::pow(theta, exponent)));
+  return at::outer(at::arange(count, at::kDouble), at::reciprocal(at::pow(kRopeTheta, exponent)));
 }
 
 // Scales and gates of the two halves of a block: [B, D] each, views of [B, 4 D]; undefined in a
@@ -78,8 +79,8 @@ class DitBlock final : public atelier::Block {
         config_(c),
         qkv_(this, "attention.qkv", c.width, c.qkv_width(), /*bias=*/false),
         out_(this, "attention.out", c.width, c.width, /*bias=*/false),
-        q_norm_(this, "attention.q_norm", c.head_dim, c.qk_norm_eps),
-        k_norm_(this, "attention.k_norm", c.head_dim, c.qk_norm_eps),
+        q_norm_(this, "attention.q_norm", c.head_dim, kQkNormEps),
+        k_norm_(this, "attention.k_norm", c.head_dim, kQkNormEps),
         w1_(this, "feed_forward.w1", c.width, c.mlp_width, /*bias=*/false),
         w2_(this, "feed_forward.w2", c.mlp_width, c.width, /*bias=*/false),
         w3_(this, "feed_forward.w3", c.width, c.mlp_width, /*bias=*/false),
@@ -192,15 +193,13 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   const c10::InferenceMode normal(false);
   const c10::NoGradGuard no_grad;
   const auto [text_axis, row_axis, column_axis] = config_.axes;
-  const double theta = config_.rope_theta;
 
   // Text counts along the first axis; the whole picture stands behind its sample's text there, and
   // counts rows and columns along the others.
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const at::Tensor along = angles(longest + 1, text_axis, theta);
-  const at::Tensor rows = angles(height, row_axis, theta).unsqueeze(1).expand({height, width, -1});
-  const at::Tensor columns =
-      angles(width, column_axis, theta).unsqueeze(0).expand({height, width, -1});
+  const at::Tensor along = angles(longest + 1, text_axis);
+  const at::Tensor rows = angles(height, row_axis).unsqueeze(1).expand({height, width, -1});
+  const at::Tensor columns = angles(width, column_axis).unsqueeze(0).expand({height, width, -1});
   const at::Tensor grid = at::cat({rows, columns}, 2).view({height * width, -1});
   Tensors text, image, both;
   for (const int64_t length : lengths) {

@@ -87,6 +87,9 @@ class Family final : public atelier::ModelFamily {
                                   const atelier::DetectHint& hint) const override {
     return lumina2::detect(checkpoint, hint);
   }
+  atelier::ConfigFields config_fields(const Detection& part) const override {
+    return lumina2::config_fields(part);
+  }
   atelier::WeightMap weight_map(const Detection& part) const override {
     return lumina2::weight_map(part);
   }
@@ -118,7 +121,8 @@ class Family final : public atelier::ModelFamily {
                                   .kv_heads = 1,
                                   .head_dim = 256,
                                   .mlp_width = 80,
-                                  .vocabulary = 512}),
+                                  .vocabulary = 512,
+                                  .windowed = every_second(3)}),
         to_detection(AutoencoderConfig{.widths = {32, 32, 64, 64}, .res_blocks = 1}),
         to_detection(DitConfig{.layers = 2,
                                .refiners = 1,
@@ -131,9 +135,7 @@ class Family final : public atelier::ModelFamily {
                                .time_width = 96,
                                .channels = 16,
                                .axes = {8, 8, 8},
-                               .rope_theta = 10000.0,
-                               .norm_eps = 1e-5,
-                               .qk_norm_eps = 1e-5})};
+                               .norm_eps = 1e-5})};
     for (Detection& part : parts) part.variant = kVariant;
     return parts;
   }

@@ -39,6 +39,12 @@ constexpr Spelling kSpellings[] = {
 };
 constexpr const char* kMarker = "layers.0.pre_feedforward_layernorm.weight";
 
+constexpr std::string_view kLayerBiases[] = {
+    "self_attn.q_proj.bias",
+    "self_attn.k_proj.bias",
+    "self_attn.v_proj.bias",
+    "self_attn.o_proj.bias",
+};
 constexpr std::string_view kLayerWeights[] = {
     "input_layernorm.weight",
     "self_attn.q_proj.weight",
@@ -67,6 +73,26 @@ int64_t parts_of(int64_t total, int64_t unit, const char* what) {
   return total / unit;
 }
 
+std::vector<bool> read_windowed(const TensorIndex& index, int64_t layers) {
+  const auto types =
+      index.has_null("layer_types") ? std::nullopt : index.config_texts("layer_types");
+  if (!types) return every_second(layers);
+  std::vector<bool> windowed;
+  for (const std::string& type : *types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      throw Error(ErrorCode::kUnsupported,
+                  "the text encoder has layer_types with " + atelier::to_text(type),
+                  "sliding_attention and full_attention are computed");
+    }
+    windowed.push_back(type == "sliding_attention");
+  }
+  if (std::ssize(windowed) != layers) {
+    contradicts("has " + std::to_string(layers) + " layers and " + std::to_string(windowed.size()) +
+                " layer_types");
+  }
+  return windowed;
+}
+
 Gemma2Config read_config(const TensorIndex& index, const std::string& stem) {
   const auto integer = [&](const char* key, int64_t otherwise) {
     return index.config_integer(key).value_or(otherwise);
@@ -76,30 +102,34 @@ Gemma2Config read_config(const TensorIndex& index, const std::string& stem) {
   };
   const std::string layer = stem + "layers.0.";
   Gemma2Config c;
-  c.layers =
-      integer("num_hidden_layers", index.block_count(stem + "layers.{}.self_attn.q_proj.weight"));
+  const int64_t there = index.block_count(stem + "layers.{}.self_attn.q_proj.weight");
+  c.layers = integer("num_hidden_layers", there);
   c.vocabulary = index.dim(stem + "embed_tokens.weight", 0);
   c.width = index.dim(stem + "embed_tokens.weight", 1);
   c.mlp_width = index.dim(layer + "mlp.gate_proj.weight", 0);
   c.head_dim = integer("head_dim", c.head_dim);
   c.heads = parts_of(index.dim(layer + "self_attn.q_proj.weight", 0), c.head_dim, "queries");
   c.kv_heads = parts_of(index.dim(layer + "self_attn.k_proj.weight", 0), c.head_dim, "keys");
-  const int64_t heads = integer("num_attention_heads", c.heads),
-                kv_heads = integer("num_key_value_heads", c.kv_heads);
-  if (heads != c.heads || kv_heads != c.kv_heads || c.heads % c.kv_heads != 0 ||
-      c.head_dim % 2 != 0 || c.layers < 2) {
-    contradicts("has " + std::to_string(c.layers) + " layers with " + std::to_string(c.heads) +
-                " heads of " + std::to_string(c.head_dim) + " and keys for " +
-                std::to_string(c.kv_heads) + ", config.json says " + std::to_string(heads) +
-                " and " + std::to_string(kv_heads));
+  if (c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0) {
+    contradicts("has " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) +
+                " and keys for " + std::to_string(c.kv_heads));
   }
+  // The last layer is not run, so a file may lack it.
+  if (c.layers < 2 || there < c.layers - 1 || there > c.layers) {
+    contradicts("has " + std::to_string(there) + " layers, num_hidden_layers is " +
+                std::to_string(c.layers));
+  }
+  c.attention_bias = index.contains(layer + "self_attn.q_proj.bias");
   c.query_scalar = real("query_pre_attn_scalar", c.query_scalar);
-  c.softcap = real("attn_logit_softcapping", c.softcap);
+  const bool is_capped = !index.has_null("attn_logit_softcapping");
+  c.softcap = is_capped ? real("attn_logit_softcapping", c.softcap) : 0;
   c.window = integer("sliding_window", c.window);
-  c.rope_theta = real("rope_theta", real("rope_parameters.rope_theta", c.rope_theta));
+  c.windowed = read_windowed(index, c.layers);
+  c.rope_theta = atelier::rope_theta(index).value_or(c.rope_theta);
   c.eps = real("rms_norm_eps", c.eps);
-  if (!(c.query_scalar > 0) || !(c.softcap >= 0) || c.window < 1 || !(c.rope_theta > 0)) {
-    contradicts("has numbers in its config.json that are no Gemma 2's");
+  if (!(c.query_scalar > 0) || (is_capped && !(c.softcap > 0)) || c.window < 1 ||
+      !(c.rope_theta > 0) || !(c.eps >= 0)) {
+    contradicts("has numbers in its config that are no Gemma 2's");
   }
   return c;
 }
@@ -123,6 +153,12 @@ class Norm final : public Module {
 
 }  // namespace
 
+std::vector<bool> every_second(int64_t layers) {
+  std::vector<bool> result;
+  for (int64_t i = 0; i < layers; ++i) result.push_back(i % 2 == 0);
+  return result;
+}
+
 std::optional<Detection> detect_gemma2(const TensorIndex& checkpoint) {
   for (const Spelling& spelling : kSpellings) {
     const std::string stem = std::string(spelling.prefix) + spelling.stem;
@@ -138,6 +174,7 @@ std::optional<Detection> detect_gemma2(const TensorIndex& checkpoint) {
 }
 
 Gemma2Config gemma2_config(const Detection& part) {
+  const auto& windowed = std::get<std::vector<double>>(part.config.at("windowed"));
   return {.layers = part.integer("layers"),
           .width = part.integer("width"),
           .heads = part.integer("heads"),
@@ -145,9 +182,11 @@ Gemma2Config gemma2_config(const Detection& part) {
           .head_dim = part.integer("head_dim"),
           .mlp_width = part.integer("mlp_width"),
           .vocabulary = part.integer("vocabulary"),
+          .attention_bias = std::get<bool>(part.config.at("attention_bias")),
           .query_scalar = part.real("query_scalar"),
           .softcap = part.real("softcap"),
           .window = part.integer("window"),
+          .windowed = {windowed.begin(), windowed.end()},
           .rope_theta = part.real("rope_theta"),
           .eps = part.real("eps")};
 }
@@ -164,9 +203,11 @@ Detection to_detection(const Gemma2Config& c) {
                      {"head_dim", c.head_dim},
                      {"mlp_width", c.mlp_width},
                      {"vocabulary", c.vocabulary},
+                     {"attention_bias", c.attention_bias},
                      {"query_scalar", c.query_scalar},
                      {"softcap", c.softcap},
                      {"window", c.window},
+                     {"windowed", std::vector<double>(c.windowed.begin(), c.windowed.end())},
                      {"rope_theta", c.rope_theta},
                      {"eps", c.eps}}};
 }
@@ -181,10 +222,14 @@ atelier::WeightMap gemma2_map(const Detection& part) {
       {stem + last},      {stem + "norm.weight"},
       {"lm_head.weight"}, {"logit_scale"},
       {"spiece_model"},   {stem + "embed_tokens.weight", "embed_tokens.weight"}};
-  for (const std::string_view weight : kLayerWeights) {
-    const std::string name = "layers.{}." + std::string(weight);
-    map.push_back({stem + name, name});
-  }
+  const auto add = [&](std::span<const std::string_view> weights) {
+    for (const std::string_view weight : weights) {
+      const std::string name = "layers.{}." + std::string(weight);
+      map.push_back({stem + name, name});
+    }
+  };
+  add(kLayerWeights);
+  if (std::get<bool>(part.config.at("attention_bias"))) add(kLayerBiases);
   return map;
 }
 
@@ -200,13 +245,13 @@ class Gemma2Layer final : public atelier::Block {
         options_{.causal = true,
                  .scale = 1.0 / std::sqrt(c.query_scalar),
                  .softcap = c.softcap,
-                 .window = number % 2 == 0 ? c.window : 0},
+                 .window = c.windowed[static_cast<size_t>(number)] ? c.window : 0},
         head_dim_(c.head_dim),
         input_norm_(this, "input_layernorm", c),
-        q_(this, "self_attn.q_proj", c.width, c.heads * c.head_dim, /*bias=*/false),
-        k_(this, "self_attn.k_proj", c.width, c.kv_heads * c.head_dim, /*bias=*/false),
-        v_(this, "self_attn.v_proj", c.width, c.kv_heads * c.head_dim, /*bias=*/false),
-        o_(this, "self_attn.o_proj", c.heads * c.head_dim, c.width, /*bias=*/false),
+        q_(this, "self_attn.q_proj", c.width, c.heads * c.head_dim, c.attention_bias),
+        k_(this, "self_attn.k_proj", c.width, c.kv_heads * c.head_dim, c.attention_bias),
+        v_(this, "self_attn.v_proj", c.width, c.kv_heads * c.head_dim, c.attention_bias),
+        o_(this, "self_attn.o_proj", c.heads * c.head_dim, c.width, c.attention_bias),
         attention_norm_(this, "post_attention_layernorm", c),
         mlp_norm_(this, "pre_feedforward_layernorm", c),
         gate_(this, "mlp.gate_proj", c.width, c.mlp_width, /*bias=*/false),

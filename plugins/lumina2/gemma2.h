@@ -22,9 +22,11 @@ struct Gemma2Config {
   int64_t layers = 26;  // as published: one more than are run
   int64_t width = 2304, heads = 8, kv_heads = 4, head_dim = 256, mlp_width = 9216;
   int64_t vocabulary = 256000;
-  double query_scalar = 256;  // scores are divided by its root
-  double softcap = 50;        // of the scores
-  int64_t window = 4096;  // tokens that layers 0, 2, 4, … look back, the token itself among them
+  bool attention_bias = false;
+  double query_scalar = 256;   // scores are divided by its root
+  double softcap = 50;         // of the scores; 0: none
+  int64_t window = 4096;       // tokens that some layers look back, the token itself among them
+  std::vector<bool> windowed;  // of each layer; as published every second one, from the first
   double rope_theta = 10000, eps = 1e-6;
 };
 
@@ -35,6 +37,7 @@ struct Gemma2Config {
 // "bundle" (transformer.model.layers.0.…, behind text_encoders.gemma2_2b. of a single file).
 std::optional<atelier::Detection> detect_gemma2(const atelier::TensorIndex& checkpoint);
 Gemma2Config gemma2_config(const atelier::Detection& part);
+std::vector<bool> every_second(int64_t layers);
 atelier::Detection to_detection(const Gemma2Config& config);
 
 // The weight table of a detection, by its spelling; see ModelFamily::weight_map and spellings.

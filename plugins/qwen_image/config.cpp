@@ -133,12 +133,6 @@ void refuse_quantised(const TensorIndex& index, const std::string& what) {
   throw Error(ErrorCode::kUnsupported, "this is " + what, hint);
 }
 
-bool config_flag(const TensorIndex& index, std::string_view key) {
-  const auto found = index.config().find(key);
-  const bool* flag = found == index.config().end() ? nullptr : std::get_if<bool>(&found->second);
-  return flag && *flag;
-}
-
 constexpr const char* kTextToImageOnly =
     "text-to-image checkpoints (Qwen-Image, Qwen-Image-2512) are loaded so far";
 
@@ -165,20 +159,18 @@ std::array<int64_t, 3> rope_axes(const View& view, int64_t head_dim) {
 
 Detection detect_dit(const View& view) {
   const TensorIndex& index = view.index();
+  const auto is_on = [&](const char* key) { return index.config_flag(key).value_or(false); };
   if (view.contains("controlnet_x_embedder.weight") ||
       view.contains("controlnet_blocks.0.weight")) {
     unsupported("a Qwen-Image ControlNet", "ControlNets are not loaded yet; leave it out");
   }
   if (view.contains("time_text_embed.addition_t_embedding.weight") ||
-      config_flag(index, "use_additional_t_cond") || config_flag(index, "use_layer3d_rope")) {
+      is_on("use_additional_t_cond") || is_on("use_layer3d_rope")) {
     unsupported("Qwen-Image-Layered", kTextToImageOnly);
   }
   if (view.contains("__index_timestep_zero__") || index.contains("__index_timestep_zero__") ||
-      config_flag(index, "zero_cond_t")) {
+      is_on("zero_cond_t")) {
     unsupported("Qwen-Image-Edit-2511", kTextToImageOnly);
-  }
-  if (config_flag(index, "guidance_embeds")) {
-    unsupported("a guidance-distilled Qwen-Image", kTextToImageOnly);
   }
   refuse_quantised(index, "DiT");
 
@@ -198,26 +190,47 @@ Detection detect_dit(const View& view) {
                 kTextToImageOnly);
   }
   c.axes = rope_axes(view, c.head_dim);
-  c.rope_theta = 10000.0;
   return to_detection(c);
 }
 
-// A value of config.json, at the top or in text_config, where newer files keep it.
-template <class Get>
-auto text_value(Get get, std::initializer_list<std::string_view> keys) -> decltype(get("")) {
-  for (std::string_view key : keys) {
-    if (auto value = get("text_config." + std::string(key))) return value;
-    if (auto value = get(std::string(key))) return value;
+// Where the config keeps the fields of the language model: newer files in an object of their own.
+std::string text_home(const TensorIndex& index) {
+  return atelier::has_fields(index.config(), "text_config.") ? "text_config." : "";
+}
+
+// Which layers look back a window only. What is not said is as transformers has it.
+void read_windows(const View& view, const std::string& home, TextEncoderConfig& c) {
+  const TensorIndex& index = view.index();
+  const std::string flag = home + "use_sliding_window", window = home + "sliding_window";
+  const bool is_used =
+      !index.has_null(flag) && index.config_flag(flag).value_or(false) && !index.has_null(window);
+  c.window = is_used ? index.config_integer(window).value_or(4096) : 0;
+  const int64_t first =
+      is_used ? index.config_integer(home + "max_window_layers").value_or(80) : c.layers;
+  for (int64_t i = 0; i < c.layers; ++i) c.windowed.push_back(i >= first);
+  const std::string key = home + "layer_types";
+  if (const auto types = index.has_null(key) ? std::nullopt : index.config_texts(key)) {
+    c.windowed.clear();
+    for (const std::string& type : *types) {
+      if (type != "sliding_attention" && type != "full_attention")
+        unsupported("a text encoder with layer_types of " + quote(type),
+                    "sliding_attention and full_attention are computed");
+      c.windowed.push_back(type == "sliding_attention");
+    }
   }
-  return std::nullopt;
+  const bool any = std::find(c.windowed.begin(), c.windowed.end(), true) != c.windowed.end();
+  if (std::ssize(c.windowed) != c.layers || first < 0 || c.window < 0 || (any && c.window == 0)) {
+    view.refuse("has " + text(c.layers) + " layers, which " + key + " or " + window +
+                    " in its config does not fit",
+                "put the checkpoint's own config.json beside it");
+  }
 }
 
 Detection detect_text_encoder(const View& view) {
   const TensorIndex& index = view.index();
   refuse_quantised(index, "text encoder");
-  const auto integer = [&](const std::string& key) { return index.config_integer(key); };
-  const auto real = [&](const std::string& key) { return index.config_real(key); };
   constexpr const char* kHint = "put the checkpoint's own config.json beside it";
+  const std::string home = text_home(index);
 
   const std::string layer = "layers.0.";
   TextEncoderConfig c;
@@ -226,7 +239,7 @@ Detection detect_text_encoder(const View& view) {
   c.vocabulary = view.dim("embed_tokens.weight", 0);
   c.mlp_width = view.dim(layer + "mlp.gate_proj.weight", 0);
   const std::string q = layer + "self_attn.q_proj.weight", k = layer + "self_attn.k_proj.weight";
-  if (const auto heads = text_value(integer, {"num_attention_heads"})) {
+  if (const auto heads = index.config_integer(home + "num_attention_heads")) {
     c.heads = *heads;
     c.head_dim = view.parts(q, 0, c.heads, kHint);
   } else {
@@ -234,22 +247,17 @@ Detection detect_text_encoder(const View& view) {
     c.heads = view.parts(q, 0, c.head_dim, kHint);
   }
   c.kv_heads = view.parts(k, 0, c.head_dim, kHint);
-  const int64_t kv_heads = text_value(integer, {"num_key_value_heads"}).value_or(c.kv_heads);
-  if (kv_heads != c.kv_heads || c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0) {
+  if (c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0) {
     view.refuse("has " + text(c.heads) + " heads of " + text(c.head_dim) + " and keys for " +
-                    text(c.kv_heads) + ", config.json says " + text(kv_heads),
+                    text(c.kv_heads),
                 kHint);
   }
-  c.rope_theta = text_value(real, {"rope_theta", "rope_parameters.rope_theta"}).value_or(1e6);
-  c.eps = text_value(real, {"rms_norm_eps"}).value_or(1e-6);
+  read_windows(view, home, c);
+  c.rope_theta = atelier::rope_theta(index, home).value_or(1e6);
+  c.eps = index.config_real(home + "rms_norm_eps").value_or(1e-6);
+  if (!(c.rope_theta > 0) || !(c.eps >= 0))
+    view.refuse("has rope_theta or rms_norm_eps below 0 in its config", kHint);
   return to_detection(c);
-}
-
-std::vector<double> config_reals(const TensorIndex& index, std::string_view key) {
-  const auto found = index.config().find(key);
-  if (found == index.config().end()) return {};
-  const auto* values = std::get_if<std::vector<double>>(&found->second);
-  return values ? *values : std::vector<double>{};
 }
 
 Detection detect_vae(const View& view, bool original) {
@@ -286,13 +294,8 @@ Detection detect_vae(const View& view, bool original) {
     }
   }
   c.widths.push_back(width);
-  for (size_t i = 0; i < c.widths.size(); ++i) {
-    if (c.widths[i] < 1 || c.widths[i] % 2 != 0) {
-      view.refuse("has level " + std::to_string(i) + " of width " + text(c.widths[i]));
-    }
-  }
-  c.mean = config_reals(index, "latents_mean");
-  c.std = config_reals(index, "latents_std");
+  c.mean = index.config_reals("latents_mean").value_or(std::vector<double>());
+  c.std = index.config_reals("latents_std").value_or(std::vector<double>());
   if (c.mean.empty() && c.std.empty() && c.channels == std::ssize(kLatentMean)) {
     c.mean = kLatentMean;
     c.std = kLatentStd;
@@ -363,6 +366,10 @@ std::vector<int64_t> to_integers(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
+std::vector<bool> to_flags(const std::vector<double>& values) {
+  return {values.begin(), values.end()};
+}
+
 Detection make(const char* component, TensorIndex::Config config) {
   return {component, std::string(kVariants[0]), "", "diffusers", std::move(config)};
 }
@@ -396,8 +403,7 @@ DitConfig dit_config(const Detection& part) {
           .mlp_width = part.integer("mlp_width"),
           .text_width = part.integer("text_width"),
           .channels = part.integer("channels"),
-          .axes = {axes.at(0), axes.at(1), axes.at(2)},
-          .rope_theta = part.real("rope_theta")};
+          .axes = {axes.at(0), axes.at(1), axes.at(2)}};
 }
 
 Detection to_detection(const DitConfig& c) {
@@ -408,8 +414,7 @@ Detection to_detection(const DitConfig& c) {
                       {"mlp_width", c.mlp_width},
                       {"text_width", c.text_width},
                       {"channels", c.channels},
-                      {"axes", to_reals(c.axes)},
-                      {"rope_theta", c.rope_theta}});
+                      {"axes", to_reals(c.axes)}});
 }
 
 TextEncoderConfig text_encoder_config(const Detection& part) {
@@ -420,6 +425,8 @@ TextEncoderConfig text_encoder_config(const Detection& part) {
           .head_dim = part.integer("head_dim"),
           .mlp_width = part.integer("mlp_width"),
           .vocabulary = part.integer("vocabulary"),
+          .window = part.integer("window"),
+          .windowed = to_flags(reals(part, "windowed")),
           .rope_theta = part.real("rope_theta"),
           .eps = part.real("eps")};
 }
@@ -432,6 +439,8 @@ Detection to_detection(const TextEncoderConfig& c) {
                                          {"head_dim", c.head_dim},
                                          {"mlp_width", c.mlp_width},
                                          {"vocabulary", c.vocabulary},
+                                         {"window", c.window},
+                                         {"windowed", to_reals(c.windowed)},
                                          {"rope_theta", c.rope_theta},
                                          {"eps", c.eps}});
   part.spelling = "disk";
@@ -444,7 +453,7 @@ VaeConfig vae_config(const Detection& part) {
   c.widths = to_integers(reals(part, "widths"));
   c.base_width = part.integer("base_width");
   c.res_blocks = part.integer("res_blocks");
-  for (double temporal : reals(part, "temporal")) c.temporal.push_back(temporal != 0);
+  c.temporal = to_flags(reals(part, "temporal"));
   c.mean = reals(part, "latents_mean");
   c.std = reals(part, "latents_std");
   return c;

@@ -15,11 +15,12 @@ struct DitConfig {
   int64_t layers, width, heads, head_dim, mlp_width, text_width;
   int64_t channels;             // of the latents, in and out
   std::array<int64_t, 3> axes;  // channels of a head that carry frame, row and column
-  double rope_theta;
 };
 
 struct TextEncoderConfig {
   int64_t layers, width, heads, kv_heads, head_dim, mlp_width, vocabulary;
+  int64_t window;              // tokens that some layers look back, the token itself among them
+  std::vector<bool> windowed;  // of each layer; as published none
   double rope_theta, eps;
 };
 
@@ -37,6 +38,9 @@ struct VaeConfig {
 // See ModelFamily::detect.
 std::optional<atelier::Detection> detect(const atelier::TensorIndex& checkpoint,
                                          const atelier::DetectHint& hint);
+
+// See ModelFamily::config_fields.
+atelier::ConfigFields config_fields(const atelier::Detection& part);
 
 // The numbers of a detection, and detections of given numbers.
 DitConfig dit_config(const atelier::Detection& part);

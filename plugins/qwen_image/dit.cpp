@@ -29,7 +29,7 @@ namespace ops = atelier::ops;
 namespace {
 
 constexpr int64_t kTimeChannels = 256;
-constexpr double kNormEps = 1e-6;
+constexpr double kNormEps = 1e-6, kRopeTheta = 10000;
 constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
 
 // [N, D] to [N, heads, d].
@@ -52,10 +52,10 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
 }
 
 // Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
-at::Tensor angles(const at::Tensor& positions, int64_t channels, double theta) {
+at::Tensor angles(const at::Tensor& positions, int64_t channels) {
   const at::Tensor exponent =
       at::arange(0, channels, 2, at::kFloat) / static_cast<double>(channels);
-  return at::outer(positions, at::reciprocal(at::pow(theta, exponent)));
+  return at::outer(positions, at::reciprocal(at::pow(kRopeTheta, exponent)));
 }
 
 // Shift, scale and gate of the two halves of a block, of one kind of rows: [B, D] each, views of
@@ -234,14 +234,12 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
     sin = at::sin(angle).to(device);
   };
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
-  const double theta = config_.rope_theta;
   Rope r{height, width, lengths, device, {}, {}, {}, {}};
 
   // Rows and columns count from the middle of the picture; there is one frame, at 0.
-  const at::Tensor rows =
-      angles(at::arange(height, at::kFloat) - (height - height / 2), row_axis, theta);
+  const at::Tensor rows = angles(at::arange(height, at::kFloat) - (height - height / 2), row_axis);
   const at::Tensor columns =
-      angles(at::arange(width, at::kFloat) - (width - width / 2), column_axis, theta);
+      angles(at::arange(width, at::kFloat) - (width - width / 2), column_axis);
   const at::Tensor image = at::cat({at::zeros({height, width, frame_axis / 2}),
                                     rows.unsqueeze(1).expand({height, width, row_axis / 2}),
                                     columns.unsqueeze(0).expand({height, width, column_axis / 2})},
@@ -253,10 +251,9 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   const int64_t start = std::max(height / 2, width / 2);
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const at::Tensor positions = at::arange(start, start + longest, at::kFloat);
-  const at::Tensor text =
-      at::cat({angles(positions, frame_axis, theta), angles(positions, row_axis, theta),
-               angles(positions, column_axis, theta)},
-              1);
+  const at::Tensor text = at::cat(
+      {angles(positions, frame_axis), angles(positions, row_axis), angles(positions, column_axis)},
+      1);
   std::vector<at::Tensor> parts;
   for (int64_t length : lengths) parts.push_back(text.narrow(0, 0, length));
   place(at::cat(parts, 0), r.text_cos, r.text_sin);

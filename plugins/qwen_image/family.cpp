@@ -96,6 +96,9 @@ class Family final : public atelier::ModelFamily {
                                   const atelier::DetectHint& hint) const override {
     return qwen_image::detect(checkpoint, hint);
   }
+  atelier::ConfigFields config_fields(const Detection& part) const override {
+    return qwen_image::config_fields(part);
+  }
   atelier::WeightMap weight_map(const Detection& part) const override {
     return qwen_image::weight_map(part);
   }
@@ -127,6 +130,8 @@ class Family final : public atelier::ModelFamily {
                                            .head_dim = 128,
                                            .mlp_width = 80,
                                            .vocabulary = 512,
+                                           .window = 0,
+                                           .windowed = {false, false},
                                            .rope_theta = 1e6,
                                            .eps = 1e-6}),
             to_detection(VaeConfig{.channels = 16,
@@ -143,8 +148,7 @@ class Family final : public atelier::ModelFamily {
                                    .mlp_width = 256,
                                    .text_width = 48,
                                    .channels = 16,
-                                   .axes = {4, 14, 14},
-                                   .rope_theta = 10000.0})};
+                                   .axes = {4, 14, 14}})};
   }
 
   atelier::Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,

@@ -32,8 +32,9 @@ constexpr int64_t kLongestPrompt = 1024;  // tokens behind kBefore, those of kAf
 // Inputs: rows [N, D], cosines and sines [N, d / 2], offsets of the samples. Outputs: rows.
 class TextLayer final : public atelier::Block {
  public:
-  TextLayer(Module* parent, std::string name, const TextEncoderConfig& c)
-      : Block(parent, std::move(name)),
+  TextLayer(Module* parent, int64_t number, const TextEncoderConfig& c)
+      : Block(parent, "layers." + std::to_string(number)),
+        options_{.causal = true, .window = c.windowed[static_cast<size_t>(number)] ? c.window : 0},
         head_dim_(c.head_dim),
         input_norm_(this, "input_layernorm", c.width, c.eps),
         q_(this, "self_attn.q_proj", c.width, c.heads * c.head_dim),
@@ -45,7 +46,9 @@ class TextLayer final : public atelier::Block {
         up_(this, "mlp.up_proj", c.width, c.mlp_width, /*bias=*/false),
         down_(this, "mlp.down_proj", c.mlp_width, c.width, /*bias=*/false) {}
 
-  std::string_view kind() const override { return "text_layer"; }
+  std::string_view kind() const override {
+    return options_.window ? "text_layer.sliding" : "text_layer";
+  }
 
   Tensors forward(const Tensors& in) override {
     const Segments rows = Segments::from_tensor(in[3]);
@@ -60,13 +63,14 @@ class TextLayer final : public atelier::Block {
         return ops::norm_rope(y, at::Tensor(), in[1], in[2], ops::RopeLayout::kHalves);
       };
       const at::Tensor q = turn(heads(q_)), k = turn(heads(k_));
-      x = x + o_.forward(ops::attention(q, k, heads(v_), rows, {.causal = true}));
+      x = x + o_.forward(ops::attention(q, k, heads(v_), rows, options_));
     }
     const at::Tensor h = post_norm_.forward(x);
     return {x + down_.forward(ops::swiglu(gate_.forward(h), up_.forward(h)))};
   }
 
  private:
+  ops::AttentionOptions options_;
   int64_t head_dim_;
   RMSNorm input_norm_;
   Linear q_, k_, v_, o_;
@@ -80,7 +84,7 @@ TextEncoder::TextEncoder(const TextEncoderConfig& c)
       embed_tokens_(this, "embed_tokens", c.vocabulary, c.width),
       norm_(this, "norm", c.width, c.eps) {
   for (int64_t i = 0; i < c.layers; ++i) {
-    layers_.push_back(std::make_unique<TextLayer>(this, "layers." + std::to_string(i), c));
+    layers_.push_back(std::make_unique<TextLayer>(this, i, c));
   }
 }
 

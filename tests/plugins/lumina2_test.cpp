@@ -8,8 +8,10 @@
 #include "atelier/plugin.h"
 #include "atelier/segments.h"
 
+#include "host/checkpoint/config_check.h"
 #include "host/checkpoint/weight_binding.h"
 #include "memory/recompute.h"
+#include "support/published_keys.h"
 #include "support/tensors.h"
 
 using namespace atelier;
@@ -29,48 +31,10 @@ const ModelFamily& family() {
   return *opened;
 }
 
-using Keys = std::map<std::string, std::vector<int64_t>>;
-
-// The tensors of tests/data/keys/<file>, block ranges written out, counted against its first line.
-Keys read_keys(const std::string& file) {
-  std::ifstream in(std::string(KEYS_DIR) + "/" + file);
-  REQUIRE(in);
-  char hash = 0;
-  int64_t tensors = 0, parameters = 0, counted = 0;
-  std::string word, line;
-  in >> hash >> tensors >> word >> parameters;
-  std::getline(in, line);
-  Keys keys;
-  while (std::getline(in, line)) {
-    const size_t tab = line.find('\t'), open = line.find('{');
-    std::vector<int64_t> shape;
-    std::stringstream sizes(line.substr(tab + 1));
-    for (std::string size; std::getline(sizes, size, 'x');) shape.push_back(std::stoll(size));
-    const std::string name = line.substr(0, tab);
-    if (open == std::string::npos) {
-      keys[name] = shape;
-    } else {
-      const size_t dots = name.find("..", open), close = name.find('}', open);
-      const int64_t last = std::stoll(name.substr(dots + 2));
-      for (int64_t i = std::stoll(name.substr(open + 1)); i <= last; ++i)
-        keys[name.substr(0, open) + std::to_string(i) + name.substr(close + 1)] = shape;
-    }
-  }
-  for (const auto& [name, shape] : keys) counted += c10::multiply_integers(shape);
-  REQUIRE(std::ssize(keys) == tensors);
-  REQUIRE(counted == parameters);
-  return keys;
-}
-
-TensorIndex index_of(const Keys& keys, const std::string& prefix = "",
-                     TensorIndex::Config config = {}, at::ScalarType dtype = at::kBFloat16) {
-  TensorIndex::Tensors tensors;
-  for (const auto& [name, shape] : keys) tensors[prefix + name] = {dtype, shape};
-  return TensorIndex(std::move(tensors), std::move(config));
-}
+using test::index_of, test::Keys, test::read_keys;
 
 Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
-  const auto part = family().detect(index, hint);
+  const auto part = checkpoint::detect_with_config(family(), index, hint);
   REQUIRE(part);
   return *part;
 }
@@ -94,7 +58,7 @@ void check_published_numbers(const Detection& part) {
     CHECK(part.integer(key) == value);
   }
   CHECK(std::get<std::vector<double>>(part.config.at("axes")) == std::vector<double>{32, 32, 32});
-  CHECK(part.real("qk_norm_eps") == 1e-5);
+  CHECK(part.real("norm_eps") == 1e-5);
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ struct ToyMistakes {
   bool hides_help = false;        // an input without help
   bool takes_everything = false;  // detects any checkpoint as its denoiser
   bool changes_input = false;     // denoise writes into the latents
+  bool ignores_a_field = false;   // a config field is said to be read, and is not
+  bool takes_any_field = false;   // a row for fields of any name
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
@@ -218,6 +220,8 @@ class ToyFamily : public ModelFamily {
       found = Detection{"text_encoder", "base", "", "toy", {{"width", in.dim("table.weight", 1)}}};
     } else if (in.contains("scale.weight")) {
       found = Detection{"vae", "base", "", "toy", {}};
+      const bool is_read = !mistakes_.ignores_a_field;
+      found->config["cells"] = is_read ? in.config_integer("cells").value_or(kToyCells) : kToyCells;
     } else if (in.contains(prefix + "embed.weight") || mistakes_.takes_everything) {
       found = Detection{
           "dit",
@@ -231,6 +235,14 @@ class ToyFamily : public ModelFamily {
     if (found && !hint.component.empty() && hint.component != found->component)
       toy_refuses("the checkpoint is the " + found->component + ", not the " + hint.component);
     return found;
+  }
+  ConfigFields config_fields(const Detection& part) const override {
+    ConfigFields fields;
+    fields.ignored({"_class_name", "note"});
+    if (mistakes_.takes_any_field) fields.ignored({"*"});
+    if (part.component == "vae") return fields.read({"cells"});
+    for (const auto& [number, value] : part.config) fields.told(number, {value});
+    return fields;
   }
   WeightMap weight_map(const Detection& part) const override {
     if (part.component == "text_encoder") return {{"table.weight", "table.weight"}};

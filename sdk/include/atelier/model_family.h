@@ -11,6 +11,7 @@
 
 #include "atelier/checkpoint.h"
 #include "atelier/component.h"
+#include "atelier/config_fields.h"
 #include "atelier/input.h"
 #include "atelier/lora.h"
 #include "atelier/model.h"
@@ -67,11 +68,16 @@ class ATELIER_API ModelFamily {
   // ---- What a checkpoint is ----
 
   // Says which component a checkpoint holds, from names and shapes, from config.json where shapes
-  // cannot tell, and from `hint` where nothing can. Returns nullopt when it is none of this
+  // cannot tell, and from `hint` where nothing can. The fields that it reads are rows kRead of
+  // config_fields(). Returns nullopt when it is none of this
   // family's. Throws Error{kUnsupported} when it is one of this family's that cannot be loaded, and
   // Error{kInvalidArgument} when the tensors contradict the hint.
   virtual std::optional<Detection> detect(const TensorIndex& checkpoint,
                                           const DetectHint& hint) const = 0;
+
+  // Every field that the config.json of such a part may have: the host refuses others. Rows kTold
+  // have the numbers of `part`.
+  virtual ConfigFields config_fields(const Detection& part) const = 0;
 
   // Covers every tensor of the checkpoint once, without its prefix, and every weight of the
   // component once.

@@ -48,6 +48,8 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.hides_help = true}, "declarations: names", "no help");
   only({.takes_everything = true}, "detection: refuses", "taken");
   only({.changes_input = true}, "denoise: keeps shape", "changes its input");
+  only({.ignores_a_field = true}, "detection: every field", "cells is said to be read");
+  only({.takes_any_field = true}, "detection: every field", "invented_field is in no row");
 }
 
 TEST_CASE("Every built family keeps everything", "[conformance]") {

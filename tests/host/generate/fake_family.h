@@ -38,6 +38,7 @@ class FakeFamily final : public ModelFamily {
   std::optional<Detection> detect(const TensorIndex&, const DetectHint&) const override {
     return {};
   }
+  ConfigFields config_fields(const Detection&) const override { return {}; }
   WeightMap weight_map(const Detection&) const override { return {}; }
   LoraTargets lora_targets(const Detection&) const override { return {}; }
   std::unique_ptr<Model> make_model(std::span<const Detection>,

@@ -1,0 +1,125 @@
+#include "host/conformance/config_probe.h"
+
+#include <algorithm>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/config_check.h"
+
+namespace atelier::conformance {
+
+namespace {
+
+constexpr const char* kUnknown = "invented_field";
+
+// Of each type a few values; which of them an architecture may have is not known here.
+const std::vector<std::vector<ConfigValue>>& invented_values() {
+  static const std::vector<std::vector<ConfigValue>> kinds = {
+      {true, false},
+      {int64_t{0}, int64_t{1}, int64_t{7919}},
+      {0.37, -1.5},
+      {"invented"},
+      {std::vector<double>{7919}},
+      {std::vector<std::string>{"invented"}},
+      {nullptr}};
+  return kinds;
+}
+
+bool is_one_of(const std::vector<ConfigValue>& values, const ConfigValue& value) {
+  return std::any_of(values.begin(), values.end(),
+                     [&](const ConfigValue& other) { return is_same(other, value); });
+}
+
+// What a config leads to: an architecture, or a refusal.
+struct Outcome {
+  std::optional<TensorIndex::Config> architecture;
+  std::string refusal;
+
+  bool is(const Outcome& other) const {
+    return architecture && other.architecture && *architecture == *other.architecture;
+  }
+};
+
+class Probe {
+ public:
+  Probe(const ModelFamily& family, const TensorIndex::Tensors& tensors)
+      : family_(family), tensors_(tensors) {}
+
+  std::vector<std::string> run() {
+    const std::optional<Detection> part = family_.detect(TensorIndex(tensors_), DetectHint{});
+    if (!part) return {"the tensors are not recognised"};
+    component_ = part->component;
+    if (outcome({{kUnknown, int64_t{1}}}).refusal.find(kUnknown) == std::string::npos)
+      fault(kUnknown, "is in no row and not refused by its name");
+    const ConfigFields fields = family_.config_fields(*part);
+    for (const ConfigField& row : fields.rows()) try_row(row);
+    return std::move(faults_);
+  }
+
+ private:
+  void fault(const std::string& field, const std::string& what) {
+    faults_.push_back(component_ + ": config field " + field + " " + what);
+  }
+
+  Outcome outcome(TensorIndex::Config config) const {
+    try {
+      const auto part = checkpoint::detect_with_config(
+          family_, TensorIndex(tensors_, std::move(config)), DetectHint{});
+      if (part) return {part->config, {}};
+      return {{}, "not recognised"};
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kInternal) throw;
+      return {{}, error.what()};
+    }
+  }
+
+  void try_row(const ConfigField& row) {
+    std::string name = row.name;
+    if (name.ends_with('*')) name.replace(name.size() - 1, 1, "invented");
+    TensorIndex::Config config;
+    if (!row.only_with.empty()) config[row.only_with] = true;
+    const Outcome without = outcome(config);
+    const auto with = [&](const ConfigValue& value) {
+      config[name] = value;
+      return outcome(config);
+    };
+    using Use = ConfigField::Use;
+    if (row.use == Use::kFixed || row.use == Use::kTold) {
+      if (row.values.empty()) fault(name, "has no value that is allowed");
+      for (const ConfigValue& value : row.values) {
+        if (!with(value).is(without))
+          fault(name, "may be " + to_text(value) + ", which is refused");
+      }
+    }
+    for (const auto& kind : invented_values()) {
+      bool is_noticed = false, has_new = false;
+      for (const ConfigValue& value : kind) {
+        const Outcome then = with(value);
+        const bool is_plain = is_one_of(row.values, value);
+        has_new = has_new || !is_plain;
+        is_noticed = is_noticed || !then.is(without);
+        if (row.use == Use::kIgnored && !then.is(without))
+          fault(name, "is said to be ignored, and " + to_text(value) + " is not");
+        if ((row.use == Use::kFixed || row.use == Use::kTold) && !is_plain &&
+            then.refusal.find(name) == std::string::npos)
+          fault(name, "is " + to_text(value) + ", which is not refused by the field's name");
+      }
+      if (row.use == Use::kRead && has_new && !is_noticed)
+        fault(name, "is said to be read, and " + to_text(kind.front()) + " changes nothing");
+    }
+  }
+
+  const ModelFamily& family_;
+  const TensorIndex::Tensors& tensors_;
+  std::string component_;
+  std::vector<std::string> faults_;
+};
+
+}  // namespace
+
+std::vector<std::string> config_faults(const ModelFamily& family,
+                                       const TensorIndex::Tensors& tensors) {
+  return Probe(family, tensors).run();
+}
+
+}  // namespace atelier::conformance

@@ -1,0 +1,92 @@
+// What each field of a config.json is to this family. Diffusers and transformers wrote the files.
+#include "atelier/config_fields.h"
+
+#include "atelier/error.h"
+
+#include "autoencoder.h"
+#include "config.h"
+#include "gemma2.h"
+
+namespace lumina2 {
+
+using atelier::ConfigFields;
+using atelier::ConfigValue;
+using atelier::Detection;
+
+namespace {
+
+ConfigFields dit_fields(const DitConfig& c) {
+  using Values = std::vector<ConfigValue>;
+  const Values kv_heads = c.kv_heads == c.heads ? Values{c.kv_heads, nullptr} : Values{c.kv_heads};
+  ConfigFields fields;
+  fields
+      .of_diffusers({"Lumina2Transformer2DModel"})
+      // Sizes that it was trained at, how its feed-forward width was found, and a number that
+      // nothing reads.
+      .ignored({"sample_size", "axes_lens", "multiple_of", "ffn_dim_multiplier", "scaling_factor"})
+      .told("num_layers", {c.layers})
+      .told("num_refiner_layers", {c.refiners})
+      .told("hidden_size", {c.width})
+      .told("num_attention_heads", {c.heads})
+      .told("num_kv_heads", kv_heads)
+      .told("cap_feat_dim", {c.text_width})
+      .told("in_channels", {c.channels})
+      .told("out_channels", {c.channels, nullptr})
+      .fixed("patch_size", {kPatch})
+      .read({"axes_dim_rope", "norm_eps"});
+  return fields;
+}
+
+ConfigFields encoder_fields(const Gemma2Config& c) {
+  ConfigFields fields;
+  fields.of_transformers({"gemma2"})
+      .rope_of_transformers()
+      .told("vocab_size", {c.vocabulary})
+      .told("hidden_size", {c.width})
+      .told("intermediate_size", {c.mlp_width})
+      .told("num_attention_heads", {c.heads})
+      .told("num_key_value_heads", {c.kv_heads})
+      .told("attention_bias", {c.attention_bias})
+      .fixed("hidden_activation", {"gelu_pytorch_tanh"})
+      .fixed("use_bidirectional_attention", {nullptr, false})
+      // Of the head, and earlier names that nothing reads any more.
+      .ignored({"final_logit_softcapping", "hidden_act", "sliding_window_size"})
+      .read({"num_hidden_layers", "head_dim", "query_pre_attn_scalar", "attn_logit_softcapping",
+             "sliding_window", "rms_norm_eps"})
+      .read({.name = "layer_types", .values = {nullptr}});
+  return fields;
+}
+
+ConfigFields autoencoder_fields(const AutoencoderConfig& c) {
+  const size_t levels = c.widths.size();
+  const auto blocks = [&](const char* kind) { return std::vector<std::string>(levels, kind); };
+  ConfigFields fields;
+  fields.of_diffusers({"AutoencoderKL"})
+      .ignored({"sample_size", "force_upcast"})
+      .fixed("in_channels", {3})
+      .fixed("out_channels", {3})
+      .told("latent_channels", {c.channels})
+      .told("block_out_channels", {std::vector<double>(c.widths.begin(), c.widths.end())})
+      .told("layers_per_block", {c.res_blocks})
+      .fixed("down_block_types", {blocks("DownEncoderBlock2D")})
+      .fixed("up_block_types", {blocks("UpDecoderBlock2D")})
+      .fixed("act_fn", {"silu", "swish"})
+      .fixed("mid_block_add_attention", {true})
+      .fixed("use_quant_conv", {false})
+      .fixed("use_post_quant_conv", {false})
+      .fixed("latents_mean", {nullptr})
+      .fixed("latents_std", {nullptr})
+      .read({"norm_num_groups", "scaling_factor", "shift_factor"});
+  return fields;
+}
+
+}  // namespace
+
+ConfigFields config_fields(const Detection& part) {
+  if (part.component == "dit") return dit_fields(dit_config(part));
+  if (part.component == "text_encoder") return encoder_fields(gemma2_config(part));
+  if (part.component == "vae") return autoencoder_fields(autoencoder_config(part));
+  throw atelier::Error(atelier::ErrorCode::kInternal, "no config fields for " + part.component);
+}
+
+}  // namespace lumina2
