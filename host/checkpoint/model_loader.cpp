@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/stop.h"
 
 #include "formats/escape.h"
 #include "formats/glob.h"
@@ -246,6 +247,18 @@ void check_fp8_models(const LoadRequest& request, const FoundFiles& found,
   }
 }
 
+// `is_host`: the device is the host, and only what is named goes elsewhere.
+std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(
+    const LoadRequest& request, const PlacedComponents& components, bool is_host,
+    report::Problems& problems) {
+  auto plans = plan_residency(request.placement, components, problems);
+  if (is_host) {
+    std::erase_if(
+        plans, [&](const auto& plan) { return !request.placement.offload.contains(plan.first); });
+  }
+  return plans;
+}
+
 bool is_fp8_model(const LoadRequest& request, const FoundCheckpoint& item) {
   return std::any_of(item.entry.begin(), item.entry.end(), [&](const std::string& entry) {
     return std::find(request.fp8_models.begin(), request.fp8_models.end(), entry) !=
@@ -385,9 +398,8 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   if (model->model_ == nullptr)
     throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
   check_storage(family, request, *model->model_, model->parts_, problems);
-  Placement placement = request.placement;
-  placement.offload_others &= stand_in || !model->device_.is_cpu();
-  model->plans_ = plan_residency(placement, model->placed_components(), problems);
+  model->plans_ = residency_of(request, model->placed_components(),
+                               !stand_in && model->device_.is_cpu(), problems);
   for (const auto& [component, storage] : request.storage) model->storage_[component] = storage;
   model->compute_ = request.compute;
 
@@ -472,7 +484,10 @@ std::string describe(const memory::ResidencyPlan& plan, const memory::Residency:
 // Passes blocks on to whatever streams at the moment.
 class LoadedModel::Runner final : public BlockRunner {
  public:
-  Tensors run(Block& block, const Tensors& inputs) override { return now().run(block, inputs); }
+  Tensors run(Block& block, const Tensors& inputs) override {
+    ops::check_stop();
+    return now().run(block, inputs);
+  }
   std::shared_ptr<void> hold(Block& block) override { return now().hold(block); }
 
   void stream(std::vector<memory::Residency*> components) {
@@ -534,9 +549,8 @@ void LoadedModel::place_blocks() {
 void LoadedModel::rearrange(const LoadRequest& request) {
   report::Problems problems;
   check_storage(family_, request, *model_, parts_, problems);
-  Placement placement = request.placement;
-  placement.offload_others &= is_stand_in_ || !device_.is_cpu();
-  auto plans = plan_residency(placement, placed_components(), problems);
+  auto plans =
+      residency_of(request, placed_components(), !is_stand_in_ && device_.is_cpu(), problems);
   problems.throw_if_any();
   plans_ = std::move(plans);
   for (const auto& [component, storage] : request.storage) storage_[component] = storage;
@@ -637,6 +651,7 @@ void LoadedModel::load_component_from(std::string_view name, const WeightBinding
   try {
     plugins::guard("loading " + std::string(name), [&] {
       fill(name, binding, checkpoint, [&](int64_t bytes) {
+        ops::check_stop();
         state.bytes_done = bytes;
         report(/*done=*/false);
       });

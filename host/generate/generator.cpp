@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/stop.h"
 
 #include "host/generate/guidance.h"
 #include "host/plugins/guard.h"
@@ -218,6 +219,7 @@ Generator::Conditionings Generator::encode_prompts(const Request& request) {
 
 void Generator::encode_ahead(std::span<const Request> requests) {
   const at::NoGradGuard no_grad;
+  const ops::StopScope stops([this] { check_cancelled(); });
   for (const Request& request : requests) {
     if (cache_bytes_ > kCacheBytes / 2) return;
     encode_prompts(request);
@@ -360,6 +362,7 @@ at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_C
 
 void Generator::run(const Request& request, const OnPicture& on_picture) {
   const at::NoGradGuard no_grad;
+  const ops::StopScope stops([this] { check_cancelled(); });
   const size_t num_pictures = request.seeds.size();
   const auto shape = latent_shape(engine_.model.latent_spec(), request.height, request.width);
   if (request.latents.defined()) {

@@ -66,7 +66,8 @@ struct Request {
 // own arithmetic does with another batch. Not thread-safe.
 class Generator {
  public:
-  // `progress` outlives the generator. `is_cancelled` is asked at each step's edge.
+  // `progress` outlives the generator. `is_cancelled` is asked at the edges of all work; see
+  // ops::StopScope.
   Generator(Engine engine, progress::Progress& progress, std::function<bool()> is_cancelled = {});
 
   // Gets each picture as soon as it is decoded: float32 [3, T, H, W] in [-1, 1], on the CPU.

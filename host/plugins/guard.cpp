@@ -64,6 +64,7 @@ void rethrow_at(std::string_view where) {
   try {
     throw;
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCancelled) throw;
     throw error.at(where);
   } catch (const c10::Error& error) {
     {

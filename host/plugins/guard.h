@@ -10,7 +10,8 @@
 
 namespace atelier::plugins {
 
-// Rethrows the exception that is being handled: an Error gets `where` put in front,
+// Rethrows the exception that is being handled: an Error gets `where` put in front, but for
+// kCancelled, which is nobody's fault,
 // c10::OutOfMemoryError and std::bad_alloc become kOutOfMemory, and every other one kInternal with
 // the first line of its message.
 [[noreturn]] void rethrow_at(std::string_view where);

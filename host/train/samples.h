@@ -89,8 +89,9 @@ class Samples {
   Bytes missing_bytes(checkpoint::LoadedModel& model) const;
 
   // Encodes what is missing, components loaded and unloaded as they are needed; the manifest comes
-  // last. `stop` is asked between samples: true ends early, and what is done stays. Returns whether
-  // everything is there. Throws Error naming the row when latents or encodings are not finite.
+  // last. `stop` is asked at the edges of all work: true ends early, and what is done stays.
+  // Returns whether everything is there. Throws Error naming the row when latents or encodings are
+  // not finite.
   bool fill(checkpoint::LoadedModel& model, int workers, progress::Progress& progress,
             const std::function<bool()>& stop);
 

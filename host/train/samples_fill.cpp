@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/stop.h"
 
 #include "host/data/prefetcher.h"
 #include "host/train/encoders.h"
@@ -122,7 +123,9 @@ bool Samples::State::encode_all(Encoding encoding, const std::vector<Job>& jobs,
     try {
       entry = encode(row);
     } catch (const Error& error) {
-      throw error.at(manifest.items[job.item].place);
+      if (error.code() != ErrorCode::kCancelled) throw error.at(manifest.items[job.item].place);
+      writer.finish();
+      throw;
     }
     writer.write(job.key, std::move(entry));
     step.advance();
@@ -171,8 +174,16 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
   if (!state.dataset) return true;  // a cache alone is whole
   Manifest& manifest = state.manifest;
   if (!manifest.cached.text && !manifest.cached.latents) return true;
-  manifest.is_complete = state.encode_texts(model, workers, progress, stop) &&
-                         state.encode_pictures(model, workers, progress, stop);
+  const ops::StopScope stops([&] {
+    if (stop()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
+  });
+  try {
+    manifest.is_complete = state.encode_texts(model, workers, progress, stop) &&
+                           state.encode_pictures(model, workers, progress, stop);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCancelled) throw;
+    manifest.is_complete = false;
+  }
   for (CacheItem& item : manifest.items) {
     if (const auto shape = state.latents_shapes.find(item.latents_key);
         shape != state.latents_shapes.end())

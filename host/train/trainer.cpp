@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/stop.h"
 #include "atelier/plugin.h"
 
 #include "host/checkpoint/file_reader.h"
@@ -208,15 +209,30 @@ Trainer::StepData Trainer::make_step(int64_t step) const {
   return data;
 }
 
-// Whether a signal came and the rest of the step would take long: it is then given up, and made
-// again from the start when the run is resumed.
-bool Trainer::leaves_now(double begin, size_t done, size_t count) const {
-  if (!run::StopSignals::requested() || done == count) return false;
-  const double each = (now() - begin) / static_cast<double>(done);
-  return each * static_cast<double>(count - done) > kPatienceSeconds;
+// Asked at the edges of a step's work. When a signal came and the rest of the step takes long, it
+// is given up, and made again from the start when the run is resumed.
+void Trainer::stop_if_long() {
+  if (!run::StopSignals::requested()) return;
+  const double time = now();
+  if (signal_seen_ == 0) signal_seen_ = time;
+  const double rest = step_begin_ + step_seconds_ - time;
+  if (std::max(rest, time - signal_seen_) > kPatienceSeconds)
+    throw Error(ErrorCode::kCancelled, "stopped by a signal");
 }
 
-std::optional<Trainer::Outcome> Trainer::fit_step(const StepData& data) {
+// nullopt: the step was given up, and nothing of it is left.
+std::optional<Trainer::Outcome> Trainer::make_one(const StepData& data) {
+  const ops::StopScope stops([this] { stop_if_long(); });
+  try {
+    return fit_step(data);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCancelled) throw;
+  }
+  give_up_step();
+  return std::nullopt;
+}
+
+Trainer::Outcome Trainer::fit_step(const StepData& data) {
   while (true) {
     std::optional<Error> failure;
     try {
@@ -310,8 +326,8 @@ void Trainer::make_room(const Error& failure) {
   parts_.progress.warn(step + ": " + failure.message() + "; it is made again with " + less);
 }
 
-std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
-  const double begin = now();
+Trainer::Outcome Trainer::train_step(const StepData& data) {
+  step_begin_ = now();
   report::MemoryTimeline* const timeline = parts_.timeline;
   const auto phase = [&](const char* name) {
     if (timeline != nullptr && step_ < first_step_ + kTimelineSteps)
@@ -335,14 +351,11 @@ std::optional<Trainer::Outcome> Trainer::train_step(const StepData& data) {
     total = total.defined() ? total + loss.detach() : loss.detach();
     phase("backward");
     backward(loss, total, i + 1 == data.batches.size());
-    if (leaves_now(begin, i + 1, data.batches.size())) {
-      trained_.clear_gradients();
-      return std::nullopt;
-    }
   }
   phase("optimizer");
-  std::optional<Outcome> outcome = finish_step(data, total);
+  Outcome outcome = finish_step(data, total);
   if (timeline != nullptr && step_ + 1 == first_step_ + kTimelineSteps) timeline->stop();
+  step_seconds_ = now() - step_begin_;
   return outcome;
 }
 
@@ -357,6 +370,9 @@ void Trainer::backward(const Tensor& loss, const Tensor& total, bool is_last) {
   std::optional<HostGradients::Move> move;
   if (is_last && config_.max_grad_norm == 0 && optimizer_->has_parts())
     move = {optimizer_.get(), learning_rate()};
+  // Once a block has moved, the step is brought to its end.
+  std::optional<ops::StopScope> to_the_end;
+  if (move) to_the_end.emplace([] {});
   gradients->begin_backward(total, move);
   loss.backward();
   gradients->finish();
@@ -550,17 +566,25 @@ void Trainer::validate() {
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
   at::Tensor sums = at::zeros({static_cast<int64_t>(grid.size())}, at::kDouble);
-  with_average([&] {
-    progress::Step bar(parts_.progress, "validate", static_cast<int64_t>(parts_.validation->size()),
-                       progress::Unit::kParts);
-    for (size_t i = 0; i < parts_.validation->size(); ++i) {
-      if (run::StopSignals::requested()) return;
-      const TrainSample sample = parts_.validation->load(i, /*empty_caption=*/false);
-      sums += objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i)).to(sums.options());
-      bar.advance();
-    }
+  const ops::StopScope stops([] {
+    if (run::StopSignals::requested()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
-  if (run::StopSignals::requested()) return;
+  try {
+    with_average([&] {
+      progress::Step bar(parts_.progress, "validate",
+                         static_cast<int64_t>(parts_.validation->size()), progress::Unit::kParts);
+      for (size_t i = 0; i < parts_.validation->size(); ++i) {
+        ops::check_stop();
+        const TrainSample sample = parts_.validation->load(i, /*empty_caption=*/false);
+        sums +=
+            objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i)).to(sums.options());
+        bar.advance();
+      }
+    });
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCancelled) return;  // the signal is seen to by the loop
+    throw;
+  }
   std::map<std::string, double> values;
   double mean = 0;
   for (size_t level = 0; level < grid.size(); ++level) {
@@ -650,7 +674,7 @@ void Trainer::loop(progress::Step& bar) {
   while (step_ < total_steps_ && !run::StopSignals::requested()) {
     const StepData data = steps.next();
     waited_ = steps.waited();
-    std::optional<Outcome> outcome = fit_step(data);
+    std::optional<Outcome> outcome = make_one(data);
     if (!outcome) return;
     settle();
     pending_ = std::move(outcome);

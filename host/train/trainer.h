@@ -88,17 +88,18 @@ class Trainer {
   std::shared_ptr<memory::Offloader> make_offloader();
   void tell(const memory::ActivationPlan& plan);
   StepData make_step(int64_t step) const;
-  std::optional<Outcome> fit_step(const StepData& data);
+  std::optional<Outcome> make_one(const StepData& data);
+  Outcome fit_step(const StepData& data);
   void make_room(const Error& failure);
   Error does_not_fit(const Error& failure);
   std::vector<checkpoint::Holder> memory_holders(const memory::DeviceBytes& device);
   void report_holders();
   bool give_up_step();
-  std::optional<Outcome> train_step(const StepData& data);
+  Outcome train_step(const StepData& data);
   void backward(const at::Tensor& loss, const at::Tensor& total, bool is_last);
   double learning_rate() const;
   Outcome finish_step(const StepData& data, const at::Tensor& total);
-  bool leaves_now(double begin, size_t done, size_t count) const;
+  void stop_if_long();
   void settle();
   void log(const Outcome& outcome, double loss, double norm);
   void after_step(const data::StepPlan& plan);
@@ -143,7 +144,10 @@ class Trainer {
   double waited_ = 0.0, begin_ = 0.0;  // seconds
   double left_out_ = 0.0;  // seconds of saving, validation and sample pictures since begin_
   int64_t first_step_ = 0;
-  bool is_moving_ = false;     // the optimizer is at work
+  bool is_moving_ = false;  // the optimizer is at work
+  // Seconds: when the step began, how long the one before took (0: there is none), and when a
+  // signal was seen in a step (0: there was none).
+  double step_begin_ = 0.0, step_seconds_ = 0.0, signal_seen_ = 0.0;
   bool has_reported_ = false;  // who holds the memory
   int64_t told_bytes_ = -1;    // of activations, in the largest plan that was told
   std::string note_;           // behind the progress: "loss 0.1234 lr 1.0e-04 …"

@@ -11,8 +11,10 @@
 #include "atelier/error.h"
 #include "atelier/ops/dry_run.h"
 #include "atelier/ops/recompute_scope.h"
+#include "atelier/ops/stop.h"
 
 #include "ops/autograd_support.h"
+#include "ops/cpu_flash.h"
 #include "ops/tiled_attention.h"
 
 namespace atelier::ops {
@@ -119,7 +121,17 @@ Tensor sum_heads(const Tensor& t, int64_t times) {
   return times == 1 ? t : t.unflatten(1, {t.size(1) / times, times}).sum(2);
 }
 
+// What LibTorch's has no meta kernels for.
+Tensor dry_math(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t times = q.size(1) / k.size(1);
+  const double scale = call.scale().value_or(1.0);
+  Tensor scores = at::matmul(q * scale, (repeat_heads(k, times) * scale).transpose(2, 3));
+  if (call.options.causal) scores = scores + at::empty({q.size(2), k.size(2)}, q.options());
+  return at::matmul(at::softmax(scores, -1), repeat_heads(v, times));
+}
+
 Tensor math(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  if (q.is_meta()) return dry_math(call, q, k, v);
   return std::get<0>(at::_scaled_dot_product_attention_math(
       q, k, v, {}, 0.0, call.options.causal, {}, call.scale(), q.size(1) != k.size(1)));
 }
@@ -156,8 +168,7 @@ std::vector<Tensor> dense_forward(const AttentionCall& call, const Tensor& q, co
   const bool causal = call.options.causal;
   switch (call.kernel) {
     case Kernel::kCpuFlash: {
-      auto [out, lse] =
-          at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, {}, call.scale());
+      auto [out, lse] = cpu_flash(q, k, v, causal, call.scale());
       return {out, lse};
     }
     case Kernel::kCudnn: {
@@ -206,8 +217,7 @@ std::tuple<Tensor, Tensor, Tensor> dense_backward(const AttentionCall& call, con
   const bool causal = call.options.causal;
   switch (call.kernel) {
     case Kernel::kCpuFlash:
-      return at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          grad, q, k, v, out, extras[0], 0.0, causal, {}, call.scale());
+      return cpu_flash_backward(grad, q, k, v, out, extras[0], causal, call.scale());
     case Kernel::kCudnn:
       return at::_scaled_dot_product_cudnn_attention_backward(
           grad, q, k, v, out, extras[0], extras[1], extras[2], Tensor(), Tensor(), Tensor(),
@@ -244,6 +254,7 @@ Tensor device_offsets(const Segments& rows, const Tensor& like) {
 // {output [N, H * d], what the kernel's backward wants beside it...}
 std::vector<Tensor> attend(const AttentionCall& call, const Tensor& q, const Tensor& k,
                            const Tensor& v) {
+  check_stop();
   return RecomputeScope::run("attention", [&](bool) -> std::vector<Tensor> {
     const int64_t n = q.size(0), width = q.size(1) * q.size(2);
     if (DryRun* dry = DryRun::of(q)) dry->add_attention(flops_of(call, q));
@@ -286,6 +297,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return variable_list(4);
+    check_stop();
     const auto call =
         c10::static_intrusive_pointer_cast<AttentionCall>(ctx->saved_data["call"].toCapsule());
     const variable_list saved = ctx->get_saved_variables();

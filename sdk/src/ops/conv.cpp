@@ -7,6 +7,7 @@
 #include "atelier/ops/dry_run.h"
 #include "atelier/ops/leaf_scope.h"
 #include "atelier/ops/recompute_scope.h"
+#include "atelier/ops/stop.h"
 
 #include "ops/autograd_support.h"
 
@@ -61,6 +62,7 @@ double flops_of(const ConvCall& call, const Tensor& output) {
 }
 
 Tensor convolve(const ConvCall& call, const Tensor& x) {
+  check_stop();
   return RecomputeScope::run("conv2d", [&](bool need_values) -> std::vector<Tensor> {
     const int64_t stride = call.options.stride, padding = call.options.padding;
     if (!need_values) return {stand_in(output_sizes(call, x), x.options())};
@@ -81,6 +83,7 @@ Tensor convolve(const ConvCall& call, const Tensor& x) {
 // {x's, the kernel's [out, in, kh, kw]}; undefined where they are not needed.
 std::pair<Tensor, Tensor> gradients(const ConvCall& call, const Tensor& grad, const Tensor& x,
                                     bool needs_x, bool needs_kernel) {
+  check_stop();
   const int64_t stride = call.options.stride, padding = call.options.padding;
   const Tensor kernel = draw_kernel(*call.weight);
   if (!grad.is_meta()) {

@@ -11,6 +11,7 @@
 #include "atelier/ops/dry_run.h"
 #include "atelier/ops/leaf_scope.h"
 #include "atelier/ops/recompute_scope.h"
+#include "atelier/ops/stop.h"
 
 #include "ops/autograd_support.h"
 #include "ops/eight_bit.h"
@@ -91,6 +92,7 @@ Tensor base_gradient(const LinearCall& call, const Tensor& grad) {
 
 // {y, and x aᵀ of each adapter, undefined where b is not trained}. `adapters`: a, b, a, b, ...
 std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::TensorList adapters) {
+  check_stop();
   return RecomputeScope::run("linear", [&](bool need_values) {
     const auto sizes = with_last(x, call.weight->sizes()[0]);
     const Tensor rows = rows_of(x);
@@ -143,6 +145,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    check_stop();
     const auto call =
         c10::static_intrusive_pointer_cast<LinearCall>(ctx->saved_data["call"].toCapsule());
     const size_t count = call->scales.size();

@@ -8,6 +8,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/ops/stop.h"
+
 namespace atelier::ops {
 namespace {
 
@@ -94,6 +96,7 @@ std::tuple<Tensor, Tensor> tiled_attention(const Tensor& q, const Tensor& k, con
   Tensor log_sum_exp = at::empty({s.samples, s.heads, s.length}, q.options().dtype(wide(q)));
   const int64_t step = s.tile_rows();
   for (int64_t row = 0; row < s.length; row += step) {
+    check_stop();
     const Tile tile(row, std::min(step, s.length - row), s.length, options);
     Tensor x = scores(tile, tile.queries(q, s, wide(q)), tile.visible(keys), s, options, nullptr);
     const Tensor most = x.amax(-1, /*keepdim=*/true);
@@ -117,6 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> tiled_attention_backward(const Tensor& grad, 
   Tensor grad_q = at::empty_like(q), grad_k = at::zeros_like(keys), grad_v = at::zeros_like(values);
   const int64_t step = s.tile_rows();
   for (int64_t row = 0; row < s.length; row += step) {
+    check_stop();
     const Tile tile(row, std::min(step, s.length - row), s.length, options);
     const Tensor queries = tile.queries(q, s, wide(q)), g = tile.queries(grad, s, wide(q));
     Tensor bent;

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/ops/stop.h"
 
 #include "host/generate/guidance.h"
 #include "host/generate/sigma_schedule.h"
@@ -335,6 +336,22 @@ TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "
   }
   REQUIRE(finished == 1);
   REQUIRE(bench.model.denoise_calls == 6);
+}
+
+TEST_CASE("Work asks whether it is to stop, and what asks is gone behind it", "[generate]") {
+  Bench bench;
+  bool is_loading = false;
+  Engine engine = fake_engine(bench.model, bench.log);
+  engine.load = [&](std::string_view) {
+    is_loading = true;
+    ops::check_stop();
+    is_loading = false;
+  };
+  Generator generator(std::move(engine), bench.progress, [&] { return is_loading; });
+  REQUIRE_THROWS_WITH(generator.run(request_of("a", 2, {1}), [](size_t, const at::Tensor&) {}),
+                      Catch::Contains("stopped by the user"));
+  REQUIRE(is_loading);
+  REQUIRE_NOTHROW(ops::check_stop());
 }
 
 TEST_CASE("A picture of values that are not finite is an error", "[generate]") {
