@@ -197,26 +197,33 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   // Text counts along the first axis; the whole picture stands behind its sample's text there, and
   // counts rows and columns along the others.
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const at::Tensor along = angles(longest + 1, text_axis);
-  const at::Tensor rows = angles(height, row_axis).unsqueeze(1).expand({height, width, -1});
-  const at::Tensor columns = angles(width, column_axis).unsqueeze(0).expand({height, width, -1});
-  const at::Tensor grid = at::cat({rows, columns}, 2).view({height * width, -1});
-  Tensors text, image, both;
-  for (const int64_t length : lengths) {
-    text.push_back(at::constant_pad_nd(along.narrow(0, 0, length), {0, grid.size(1)}));
-    image.push_back(at::cat({along.narrow(0, length, 1).expand({grid.size(0), -1}), grid}, 1));
-    both.push_back(text.back());
-    both.push_back(image.back());
-  }
+  const at::Tensor along_angles = angles(longest + 1, text_axis);
+  const at::Tensor row_angles = angles(height, row_axis);
+  const at::Tensor column_angles = angles(width, column_axis);
   Rope r{height, width, lengths, device, {}, {}, {}, {}, {}, {}};
-  const auto place = [&](const Tensors& parts, at::Tensor& cos, at::Tensor& sin) {
-    const at::Tensor angle = at::cat(parts, 0);
-    cos = at::cos(angle).to(at::kFloat).to(device);
-    sin = at::sin(angle).to(at::kFloat).to(device);
+  const auto place = [&](at::Tensor (*wave)(const at::Tensor&), at::Tensor& of_image,
+                         at::Tensor& of_text, at::Tensor& of_both) {
+    const auto values = [&](const at::Tensor& angle) {
+      return wave(angle).to(at::kFloat).to(device);
+    };
+    const at::Tensor along = values(along_angles);
+    const at::Tensor rows = values(row_angles).unsqueeze(1).expand({height, width, -1});
+    const at::Tensor columns = values(column_angles).unsqueeze(0).expand({height, width, -1});
+    const at::Tensor grid = at::cat({rows, columns}, 2).view({height * width, -1});
+    const at::Tensor still = values(at::zeros({1, grid.size(1)}));  // where nothing turns
+    Tensors text, image, both;
+    for (const int64_t length : lengths) {
+      text.push_back(at::cat({along.narrow(0, 0, length), still.expand({length, -1})}, 1));
+      image.push_back(at::cat({along.narrow(0, length, 1).expand({grid.size(0), -1}), grid}, 1));
+      both.push_back(text.back());
+      both.push_back(image.back());
+    }
+    of_image = at::cat(image, 0);
+    of_text = at::cat(text, 0);
+    of_both = at::cat(both, 0);
   };
-  place(image, r.image_cos, r.image_sin);
-  place(text, r.text_cos, r.text_sin);
-  place(both, r.cos, r.sin);
+  place(at::cos, r.image_cos, r.text_cos, r.cos);
+  place(at::sin, r.image_sin, r.text_sin, r.sin);
   if (ropes_.size() == kRopeTables) ropes_.erase(ropes_.begin());
   ropes_.push_back(std::move(r));
   return ropes_.back();

@@ -229,23 +229,25 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   // Made where autograd may save them, whatever mode the caller is in.
   const c10::InferenceMode normal(false);
   const c10::NoGradGuard no_grad;
-  const auto place = [&](const at::Tensor& angle, at::Tensor& cos, at::Tensor& sin) {
-    cos = at::cos(angle).to(device);
-    sin = at::sin(angle).to(device);
-  };
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
   Rope r{height, width, lengths, device, {}, {}, {}, {}};
 
   // Rows and columns count from the middle of the picture; there is one frame, at 0.
+  const at::Tensor frame = at::zeros({1, frame_axis / 2});
   const at::Tensor rows = angles(at::arange(height, at::kFloat) - (height - height / 2), row_axis);
   const at::Tensor columns =
       angles(at::arange(width, at::kFloat) - (width - width / 2), column_axis);
-  const at::Tensor image = at::cat({at::zeros({height, width, frame_axis / 2}),
-                                    rows.unsqueeze(1).expand({height, width, row_axis / 2}),
-                                    columns.unsqueeze(0).expand({height, width, column_axis / 2})},
-                                   2)
-                               .view({height * width, -1});
-  place(image.repeat({static_cast<int64_t>(lengths.size()), 1}), r.image_cos, r.image_sin);
+  const auto image = [&](at::Tensor (*wave)(const at::Tensor&)) {
+    const auto grid = [&](const at::Tensor& axis, int64_t dim) {
+      const at::Tensor of_axis = wave(axis).to(device);
+      return of_axis.unsqueeze(dim).expand({height, width, of_axis.size(1)});
+    };
+    return at::cat({grid(frame, 0), grid(rows, 1), grid(columns, 0)}, 2)
+        .view({height * width, -1})
+        .repeat({static_cast<int64_t>(lengths.size()), 1});
+  };
+  r.image_cos = image(at::cos);
+  r.image_sin = image(at::sin);
 
   // Text follows on the diagonal behind the picture, each sample anew.
   const int64_t start = std::max(height / 2, width / 2);
@@ -256,7 +258,9 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
       1);
   std::vector<at::Tensor> parts;
   for (int64_t length : lengths) parts.push_back(text.narrow(0, 0, length));
-  place(at::cat(parts, 0), r.text_cos, r.text_sin);
+  const at::Tensor packed = at::cat(parts, 0);
+  r.text_cos = at::cos(packed).to(device);
+  r.text_sin = at::sin(packed).to(device);
 
   if (ropes_.size() == kRopeTables) ropes_.erase(ropes_.begin());
   ropes_.push_back(std::move(r));
