@@ -80,20 +80,33 @@ ActivationBudget parse_activation_budget(std::string_view text) {
               "write auto, full, none, a number from 0 to 1, or a size as in 12GiB or 800MB");
 }
 
-int64_t available_bytes(at::Device device) {
-  if (!device.is_cpu()) {
-    const auto index = device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
-    const auto stats = at::accelerator::getDeviceStats(index);
-    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    const int64_t idle = stats.reserved_bytes[all].current - stats.allocated_bytes[all].current;
-    const auto [free, total] = at::accelerator::getMemoryInfo(index);
-    return static_cast<int64_t>(kPartOfGpu *
-                                (static_cast<double>(free) + static_cast<double>(idle)));
-  }
+namespace {
+
+// What a GPU has free, with what LibTorch holds and does not use.
+int64_t free_on_gpu(at::Device device) {
+  const auto index = device.has_index() ? device.index() : at::accelerator::getDeviceIndex();
+  const auto stats = at::accelerator::getDeviceStats(index);
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const int64_t idle = stats.reserved_bytes[all].current - stats.allocated_bytes[all].current;
+  return static_cast<int64_t>(at::accelerator::getMemoryInfo(index).first) + idle;
+}
+
+int64_t free_on_host() {
   const int64_t system = read_value("/proc/meminfo", "MemAvailable:").value_or(0) * 1024;
   const int64_t group = left_in_group().value_or(std::numeric_limits<int64_t>::max());
-  return std::max<int64_t>(
-      0, static_cast<int64_t>(kPartOfHost * static_cast<double>(std::min(system, group))));
+  return std::max<int64_t>(0, std::min(system, group));
+}
+
+}  // namespace
+
+int64_t available_bytes(at::Device device) {
+  const auto free = static_cast<double>(device.is_cpu() ? free_on_host() : free_on_gpu(device));
+  return static_cast<int64_t>((device.is_cpu() ? kPartOfHost : kPartOfGpu) * free);
+}
+
+int64_t free_bytes(at::Device device) {
+  if (!device.is_cpu()) return free_on_gpu(device);
+  return free_on_host() + read_value("/proc/meminfo", "SwapFree:").value_or(0) * 1024;
 }
 
 }  // namespace atelier::memory

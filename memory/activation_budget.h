@@ -28,4 +28,8 @@ ActivationBudget parse_activation_budget(std::string_view text);
 // LibTorch holds and does not use; eight tenths of what the system and the control group leave.
 int64_t available_bytes(at::Device device);
 
+// All that is free on `device` now, in bytes: what cannot be allocated in any case is more than
+// this. Of the CPU with the room that is left for swapping.
+int64_t free_bytes(at::Device device);
+
 }  // namespace atelier::memory

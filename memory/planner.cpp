@@ -15,9 +15,20 @@ namespace {
 constexpr int64_t kMostPrefetch = 3;
 constexpr int kPasses = 3;  // until the end of a pass no longer depends on how the first one began
 
-// Times are whole picoseconds, so that equal ones compare as equal.
+// Times are whole picoseconds, so that equal ones compare as equal. What takes longer than all
+// others takes this.
+constexpr int64_t kForever = INT64_MAX / 2;
+
+int64_t whole(double picoseconds) {
+  return picoseconds >= static_cast<double>(kForever) ? kForever : std::llround(picoseconds);
+}
+
 int64_t picoseconds(double seconds) {
-  return std::llround(seconds * 1e12);
+  return whole(seconds * 1e12);
+}
+
+int64_t plus(int64_t time, int64_t more) {
+  return std::min(kForever, time + more);
 }
 
 double seconds_of(int64_t picoseconds) {
@@ -47,12 +58,12 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
       if (copies[step.block] > 0 && step.block != last) {
         const auto arrival = static_cast<int64_t>(ends.size());
         const int64_t free = arrival < slots ? 0 : ends[static_cast<size_t>(arrival - slots)];
-        copied = std::max(copied, free) + copies[step.block];
-        computed = std::max(computed, copied) + step.time;
+        copied = plus(std::max(copied, free), copies[step.block]);
+        computed = plus(std::max(computed, copied), step.time);
         ends.push_back(computed);
         last = step.block;
       } else {
-        computed += step.time;
+        computed = plus(computed, step.time);
         if (copies[step.block] > 0) ends.back() = computed;
       }
     }
@@ -100,6 +111,7 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
     choice.copies[i] = std::max<int64_t>(1, copy_time(streamed, copy_rate(others, profile)));
     choice.once_time += copy_time(once, copy_rate(others, profile));
     if (others == Place::kHost) choice.what.host_bytes += stored.blocks[i];
+    if (!stored.kept.empty()) choice.what.device_bytes += stored.kept[i];
   }
   choice.slots = std::min(prefetch + 1, choice.num_streamed);
   choice.what.device_bytes += choice.slots * largest;
@@ -171,7 +183,7 @@ class Search {
         plan.components[component] = choices_[component][best_->picked[component]].what;
       for (size_t i = 0; i < group.phases.size(); ++i)
         plan.phases[group.phases[i]] = describe(group.phases[i], best_->picked, best_->manners[i]);
-      total += best_->time;
+      total = plus(total, best_->time);
     }
     for (const PhaseChoice& phase : plan.phases) {
       plan.device_bytes = std::max(plan.device_bytes, phase.device_bytes);
@@ -217,7 +229,7 @@ class Search {
   }
 
   static int64_t repeated(int64_t time, const Manner& manner) {
-    return std::llround(static_cast<double>(time) * manner.repeats);
+    return whole(static_cast<double>(time) * manner.repeats);
   }
 
   static std::vector<TimedStep> order_of(const Manner& manner, const std::string& component) {
@@ -276,12 +288,12 @@ class Search {
   int64_t pass_time(size_t phase, size_t manner, const std::vector<size_t>& picked) const {
     int64_t time = picoseconds(run_.phases[phase].manners[manner].seconds);
     for (size_t i = 0; i < members_[phase].size(); ++i)
-      time += times_[phase].by_manner[manner][i][picked[members_[phase][i]]];
+      time = plus(time, times_[phase].by_manner[manner][i][picked[members_[phase][i]]]);
     return time;
   }
 
   int64_t all_passes(size_t phase, int64_t time) const {
-    return std::llround(static_cast<double>(time) * run_.phases[phase].passes);
+    return whole(static_cast<double>(time) * run_.phases[phase].passes);
   }
 
   bool streams(size_t phase) const {
@@ -313,7 +325,7 @@ class Search {
     int64_t time = 0, device = 0, streamed = 0, preference = 0;
     for (const size_t component : group.components) {
       const Choice& choice = choices_[component][picked_[component]];
-      time += choice.once_time;
+      time = plus(time, choice.once_time);
       streamed += choice.num_streamed;
       preference += static_cast<int64_t>(choice.storage);
     }
@@ -321,7 +333,7 @@ class Search {
       const std::optional<size_t> manner = best_manner(phase);
       if (!manner) return;
       manners.push_back(*manner);
-      time += all_passes(phase, pass_time(phase, *manner, picked_));
+      time = plus(time, all_passes(phase, pass_time(phase, *manner, picked_)));
       device = std::max(
           device, taken(phase, picked_).device + run_.phases[phase].manners[*manner].device_bytes);
     }
@@ -344,7 +356,7 @@ class Search {
     int64_t computing = picoseconds(how.seconds);
     for (const size_t component : members_[phase]) {
       for (const TimedStep& step : order_of(how, run_.components[component].name))
-        computing += repeated(step.time, how);
+        computing = plus(computing, repeated(step.time, how));
     }
     choice.seconds = seconds_of(time);
     choice.waited_seconds = seconds_of(time - computing);

@@ -19,6 +19,9 @@ struct StoredComponent {
   // Parts of these that are drawn once, before passes run: where some blocks are streamed, these of
   // all blocks rest elsewhere and do not come with their block. Empty: none.
   std::vector<int64_t> once = {};
+  // Parts of these that are kept on the device while their block rests elsewhere, beside its slot.
+  // Empty: none.
+  std::vector<int64_t> kept = {};
   int64_t outside = 0;  // of blocks: always on the device
 };
 

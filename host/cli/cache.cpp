@@ -11,6 +11,7 @@
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
 #include "host/data/order.h"
+#include "host/plan/size_guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
@@ -65,6 +66,13 @@ Request check_request(std::span<const std::string> arguments, const ModelFamily&
       if (!problem.empty()) problems.add(item.place + ": " + problem);
     }
   });
+  if (request.model && request.dataset) {
+    problems.collect([&] {
+      plan::SizeGuard(*request.model, config.model,
+                      {.vram = config.memory.vram, .host_memory = config.memory.host_memory})
+          .check(*request.dataset, problems);
+    });
+  }
   problems.throw_if_any();
   return request;
 }

@@ -28,6 +28,7 @@
 #include "host/image/pixels.h"
 #include "host/image/png.h"
 #include "host/lora/registry.h"
+#include "host/plan/size_guard.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/interrupt.h"
@@ -435,8 +436,8 @@ int run_stdin(JobRunner& runner, const LoadedModel& model, const Settings& base,
 plan::GenerationAsked asked_of(const ParsedFlags& flags, const std::vector<Job>& jobs,
                                const Settings& base, bool reads_stdin) {
   plan::GenerationAsked asked;
-  for (const Job& job : jobs) asked.jobs.push_back(job.settings);
-  if (asked.jobs.empty()) asked.jobs.push_back(base);
+  asked.jobs = jobs;
+  if (asked.jobs.empty()) asked.jobs.push_back({Place{}, base});
   asked.reads_stdin = reads_stdin;
   if (flags.is_given("cfg_batch")) asked.cfg_batch = flags.text("cfg_batch") == "on";
   if (flags.flag("tiled")) asked.tiling = Session::tiling_of(flags);
@@ -493,7 +494,9 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   std::unique_ptr<LoadedModel> model;
   checkpoint::LoadRequest request;
   plan::MemoryWishes wishes = memory_wishes(flags);
+  const size_t before_wishes = problems.size();
   problems.collect([&] { plan::check_wishes(wishes); });
+  const bool has_wishes = problems.size() == before_wishes;
   report::check_report_path(flags.text("report_memory"), problems);
   problems.collect([&] {
     request = load_request(flags);
@@ -501,11 +504,16 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     if (only != nullptr) plan_elsewhere(*only, wishes, request);
     model = LoadedModel::open(family, request);
   });
+  std::optional<plan::SizeGuard> sizes;
+  if (model && has_wishes) sizes.emplace(*model, request, wishes);
+  std::optional<generate::Tiling> tiling;
+  if (flags.flag("tiled")) tiling = Session::tiling_of(flags);
   std::optional<Loras> loras;
   const lora::Mode mode =
       flags.text("lora_mode") == "merge" ? lora::Mode::kMerge : lora::Mode::kHot;
   if (model) loras.emplace(*model, mode, progress);
   const auto check = [&](const Job& job, report::Problems& found) {
+    const size_t before = found.size();
     generate::check_settings(job.settings, family, job.place, found);
     generate::check_output(job.settings, job.place, found);
     if (!model) return;
@@ -513,14 +521,15 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     const auto* denoiser = model->denoiser();
     generate::check_against_model(job.settings, family, model->model(),
                                   denoiser ? denoiser->detection.variant : "", job.place, found);
+    if (sizes && found.size() == before) sizes->check(job.settings, job.place, tiling, found);
   };
-  for (const Job& job : jobs) check(job, problems);
-  if (flags.flag("tiled") && model) {
-    problems.collect([&] {
-      generate::check_tiling(Session::tiling_of(flags),
-                             model->model().latent_spec().spatial_stride);
-    });
+  if (tiling && model) {
+    problems.collect(
+        [&] { generate::check_tiling(*tiling, model->model().latent_spec().spatial_stride); });
   }
+  for (const Job& job : jobs) check(job, problems);
+  if (reads_stdin && model)  // what lines leave out
+    generate::check_sizes(base, family, model->model().latent_spec(), Place{}, problems);
   problems.throw_if_any();
 
   std::string reason;  // why nothing is planned

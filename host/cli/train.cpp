@@ -15,6 +15,7 @@
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
 #include "host/lora/registry.h"
+#include "host/plan/size_guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
 #include "host/report/memory_timeline.h"
@@ -115,14 +116,21 @@ void open_preset(Plan& plan, Problems& problems) {
   });
 }
 
-// Decides where trained weights rest. Reads no values.
-void place_trained(Plan& plan, Problems& problems, progress::Progress& progress) {
+// What the user should know about places on this machine.
+void note_places(const Plan& plan, progress::Progress& progress) {
   const train::OffloadSettings& offload = plan.config.offload;
-  LoadedModel& model = *plan.model;
+  const LoadedModel& model = *plan.model;
+  for (const std::string& note : model.notes()) progress.note("note: " + note);
   if ((offload.weights || offload.optimizer) && model.device().is_cpu() && !model.is_stand_in())
     progress.note(
         "note: --cpu_offload and --optimize_on_cpu have no effect on the CPU: weights and the "
         "optimizer's state are in host memory anyway");
+}
+
+// Decides where trained weights rest. Reads no values.
+void place_trained(Plan& plan, Problems& problems) {
+  const train::OffloadSettings& offload = plan.config.offload;
+  LoadedModel& model = *plan.model;
   const auto& places = plan.config.model.placement.offload;
   std::set<const Weight*> stay;
   std::set<std::string> on_disk;
@@ -153,7 +161,7 @@ void open_starting_weights(Plan& plan, Problems& problems) {
   });
 }
 
-void read_prompts(Plan& plan, Problems& problems) {
+void read_prompts(Plan& plan, const plan::SizeGuard* sizes, Problems& problems) {
   const std::string& file = plan.config.samples.prompts_file;
   if (file.empty()) return;
   const ModelFamily& family = plan.model->family();
@@ -166,9 +174,12 @@ void read_prompts(Plan& plan, Problems& problems) {
   });
   for (const generate::Job& job :
        train::read_sample_prompts(file, base, family.inputs(), problems)) {
+    const size_t before = problems.size();
     generate::check_settings(job.settings, family, job.place, problems);
     generate::check_against_model(job.settings, family, plan.model->model(),
                                   plan.model->denoiser()->detection.variant, job.place, problems);
+    if (sizes != nullptr && problems.size() == before)
+      sizes->check(job.settings, job.place, std::nullopt, problems);
     plan.prompts.push_back(job.settings);
   }
 }
@@ -208,7 +219,7 @@ void follow_plan(Plan& plan, progress::Progress& progress) {
   plan::apply_to_training(*plan.memory, plan.config);
   plan.model->rearrange(plan.config.model);
   Problems problems;
-  place_trained(plan, problems, progress);
+  place_trained(plan, problems);
   problems.throw_if_any();
 }
 
@@ -229,15 +240,17 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
                                .host_memory = config.memory.host_memory,
                                .allow_storage = config.memory.allow_storage};
   if (only != nullptr) plan_elsewhere(*only, wishes, config.model);
+  const size_t before_wishes = problems.size();
   problems.collect([&] { plan::check_wishes(wishes); });
+  const bool has_wishes = problems.size() == before_wishes;
   problems.collect([&] { plan.model = LoadedModel::open(family, config.model); });
   if (plan.model == nullptr) problems.throw_if_any();
   LoadedModel& model = *plan.model;
-  for (const std::string& note : model.notes()) progress.note("note: " + note);
+  if (only == nullptr || only->device_profile.empty()) note_places(plan, progress);
 
   if (config.stage != Stage::kDataProcess) {
     plan.selection = train::select_trained(model, config, problems);
-    place_trained(plan, problems, progress);
+    place_trained(plan, problems);
     open_preset(plan, problems);
     if (!config.lora.checkpoint.empty())
       problems.collect(
@@ -265,7 +278,12 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     problems.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
                  "give the dataset");
   check_distillation(plan, problems);
-  read_prompts(plan, problems);
+  std::optional<plan::SizeGuard> sizes;
+  if (has_wishes) sizes.emplace(model, config.model, wishes);
+  read_prompts(plan, sizes ? &*sizes : nullptr, problems);
+  if (sizes && plan.dataset != nullptr)
+    sizes->check(*plan.dataset, config, plan.selection, problems);
+  if (sizes && plan.validation != nullptr) sizes->check(*plan.validation, problems);
   if (!config.resume.empty()) {
     problems.collect([&] { run::find_checkpoint(config.resume, [](const std::string&) {}); });
   }

@@ -26,7 +26,8 @@ namespace {
 using cli::FlagKind;
 using nlohmann::json;
 
-constexpr int64_t kMaxSteps = 100'000;
+constexpr int64_t kMaxSteps = 1000;         // as many as models learn levels
+constexpr int64_t kMaxSide = 65'536;        // pixels
 constexpr const char* kLorasKey = "loras";  // of a line; on the command line it is --lora
 
 std::string shown(std::string_view text) {
@@ -306,7 +307,9 @@ std::string nearest_sizes(int64_t size, int64_t multiple) {
 
 void check_size(int64_t size, int64_t multiple, const std::string& place,
                 report::Problems& problems) {
-  if (size > 0 && size % multiple == 0) return;
+  check_range(size <= kMaxSide, place, std::to_string(size), "above " + std::to_string(kMaxSide),
+              problems);
+  if (size > kMaxSide || (size > 0 && size % multiple == 0)) return;
   problems.add(
       place + ": " + std::to_string(size) + " is no multiple of " + std::to_string(multiple),
       "use " + nearest_sizes(size, multiple));
@@ -326,6 +329,10 @@ std::string shape_text(at::IntArrayRef shape) {
   return "[" + text + "]";
 }
 
+int64_t tokens_of(const Settings& s, const LatentSpec& spec) {
+  return (s.height / spec.token_stride) * (s.width / spec.token_stride);
+}
+
 std::vector<int64_t> latents_shape(const Settings& settings, const LatentSpec& spec) {
   std::vector<int64_t> shape = Generator::latent_shape(spec, settings.height, settings.width);
   shape.insert(shape.begin(), settings.num_images);
@@ -337,6 +344,12 @@ std::vector<int64_t> latents_shape(const Settings& settings, const LatentSpec& s
 std::string Place::of(std::string_view field) const {
   if (file.empty()) return "--" + std::string(field);
   return file + ":" + std::to_string(line) + ": " + std::string(field);
+}
+
+std::string size_place(const Settings& s, const Place& place) {
+  const std::string between = place.file.empty() ? " --" : ", ";
+  return place.of("height") + " " + std::to_string(s.height) + between + "width " +
+         std::to_string(s.width);
 }
 
 std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
@@ -441,6 +454,8 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
               "above " + std::to_string(kMaxImages), problems);
   check_range(s.batch_size >= 1, place.of("batch_size"), std::to_string(s.batch_size), "below 1",
               problems);
+  check_range(s.batch_size <= kMaxImages, place.of("batch_size"), std::to_string(s.batch_size),
+              "above " + std::to_string(kMaxImages), problems);
   const ScheduleDefaults* schedule = nullptr;
   // Messages about schedules begin with the flag's name already.
   const auto collect = [&](auto&& check) {
@@ -500,12 +515,29 @@ void check_output(const Settings& s, const Place& place, report::Problems& probl
   check_output_path(s.output, place.of("output"), problems);
 }
 
+void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
+                 const Place& place, report::Problems& problems) {
+  const size_t before = problems.size();
+  check_size(s.height, spec.pixel_multiple, place.of("height"), problems);
+  check_size(s.width, spec.pixel_multiple, place.of("width"), problems);
+  if (problems.size() > before || s.flow_shift || !s.sigmas.empty()) return;
+  for (const ScheduleDefaults& schedule : family.schedules()) {
+    const bool is_first = &schedule == &family.schedules().front();
+    if (s.schedule.empty() ? !is_first : s.schedule != schedule.name) continue;
+    try {
+      make_sigmas(schedule,
+                  {.num_steps = schedule.num_inference_steps, .tokens = tokens_of(s, spec)});
+    } catch (const Error& error) {
+      problems.add(error.at(size_place(s, place)));
+    }
+  }
+}
+
 void check_against_model(const Settings& s, const ModelFamily& family, const Model& model,
                          std::string_view variant, const Place& place, report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
-  check_size(s.height, spec.pixel_multiple, place.of("height"), problems);
-  check_size(s.width, spec.pixel_multiple, place.of("width"), problems);
+  check_sizes(s, family, spec, place, problems);
   for (const InputSpec& input : family.inputs()) {
     if (!input.required || input.use == InputUse::kTrain || find_field(input.name)) continue;
     if (!formats::glob_match(input.variants, variant) || s.family_inputs.contains(input.name))
@@ -552,11 +584,10 @@ std::string with_number(const std::string& path, uint64_t number) {
 
 std::vector<float> sigmas_of(const Settings& s, const ModelFamily& family, const LatentSpec& spec) {
   const ScheduleDefaults& schedule = find_schedule(family.schedules(), s.schedule);
-  const int64_t tokens = (s.height / spec.token_stride) * (s.width / spec.token_stride);
   std::vector<float> sigmas = make_sigmas(
       schedule,
       {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
-       .tokens = tokens,
+       .tokens = tokens_of(s, spec),
        .flow_shift = s.flow_shift,
        .sigmas = s.sigmas});
   if (s.input_image.empty()) return sigmas;

@@ -54,6 +54,9 @@ struct Place {
   std::string of(std::string_view field) const;
 };
 
+// Names the size of a picture: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
+std::string size_place(const Settings& settings, const Place& place);
+
 // One flag, and one key of a line, per setting; then those of the family.
 std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
 
@@ -72,6 +75,11 @@ void check_settings(const Settings& settings, const ModelFamily& family, const P
 
 // The output's name and folder.
 void check_output(const Settings& settings, const Place& place, report::Problems& problems);
+
+// Height and width: what the model takes, and what its schedule has noise levels for. Part of
+// check_against_model().
+void check_sizes(const Settings& settings, const ModelFamily& family, const LatentSpec& spec,
+                 const Place& place, report::Problems& problems);
 
 // What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
 void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,

@@ -1,7 +1,9 @@
 #include "host/generate/sigma_schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 #include "atelier/error.h"
@@ -30,6 +32,24 @@ std::vector<float> checked_sigmas(const std::vector<double>& given) {
   return sigmas;
 }
 
+// Of larger shifts the levels of a schedule are 1 but for the last one, as far as numbers go.
+constexpr double kMaxShift = 1e9;
+
+void check_shift(double a, const ScheduleRequest& request) {
+  if (a > 0.0 && a <= kMaxShift) return;
+  std::array<char, 40> text = {};
+  std::snprintf(text.data(), text.size(), "%g", a);
+  const std::string shown = text.data();
+  if (request.flow_shift)
+    throw Error(ErrorCode::kInvalidArgument,
+                "--flow_shift: " + shown + " is not above 0 and at most 1e9");
+  throw Error(ErrorCode::kInvalidArgument,
+              "the schedule shifts the noise levels of a picture of " +
+                  std::to_string(request.tokens) + " tokens by " + shown +
+                  ", which leaves no steps between noise and picture",
+              "use a smaller size, or say --flow_shift");
+}
+
 }  // namespace
 
 double shift_factor(const SigmaShift& shift, int64_t tokens) {
@@ -55,10 +75,7 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
                 "--num_inference_steps: " + std::to_string(n) + " is below 1");
   }
   const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens));
-  if (!(a > 0.0) || !std::isfinite(a)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "--flow_shift: " + std::to_string(a) + " is not a number above 0");
-  }
+  check_shift(a, request);
   std::vector<double> levels(n);
   for (int i = 0; i < n; ++i) {
     const double s = 1.0 - static_cast<double>(i) / n;

@@ -26,8 +26,9 @@ double shift_factor(const SigmaShift& shift, int64_t tokens);
 
 // Returns the levels from noise to clean, the last one 0: one more than there are steps. Computed
 // in double precision.
-// Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift is not above 0, and when
-// request.sigmas do not fall from at most 1 towards 0.
+// Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift, or the schedule's own shift
+// of so many tokens, is not above 0 or too large to leave any steps, and when request.sigmas do not
+// fall from at most 1 towards 0.
 std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request);
 
 // Keeps the last steps of `sigmas`: the part `denoising_strength` of them, rounded up, at least

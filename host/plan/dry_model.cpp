@@ -56,6 +56,17 @@ Work Work::operator-(const Work& other) const {
           written_bytes - other.written_bytes};
 }
 
+void Work::repeat(double times) {
+  product_flops *= times;
+  attention_flops *= times;
+  written_bytes = static_cast<int64_t>(static_cast<double>(written_bytes) * times);
+}
+
+void DryPass::repeat(double times) {
+  work.repeat(times);
+  for (auto& [block, of_block] : blocks) of_block.repeat(times);
+}
+
 DryModel::DryModel(checkpoint::LoadedModel& model, at::DeviceType like)
     : model_(model), like_(like), run_(like) {
   place_weights();

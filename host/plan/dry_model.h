@@ -26,6 +26,7 @@ struct Work {
 
   double seconds(const memory::DeviceProfile& profile, at::ScalarType dtype) const;
   Work operator-(const Work& other) const;
+  void repeat(double times);
 };
 
 // One call of the model.
@@ -33,6 +34,8 @@ struct DryPass {
   int64_t peak_bytes = 0;  // beside weights
   Work work;               // all of it, that of blocks too
   std::map<const Block*, Work> blocks;
+  // As if it were made so often, one after the other.
+  void repeat(double times);
 };
 
 // While one lives, the weights of a model are meta tensors and LibTorch's meta tensors are counted.

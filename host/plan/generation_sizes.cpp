@@ -83,18 +83,40 @@ class GenerationSizes {
     return phase;
   }
 
+  // Tiles are alike: the first one is run, and counts for all of them. AsTiles makes such a
+  // function of one that runs a tile.
+  using AsTiles = std::function<generate::TileFunction(const generate::TileFunction&)>;
+  DryPass measure_tiles(const std::function<void(BlockRunner&, const AsTiles&)>& call) {
+    int64_t count = 0;
+    std::vector<int64_t> shape;
+    at::TensorOptions options;
+    const AsTiles as_tiles = [&](const generate::TileFunction& run) {
+      return [&, run](const Tensor& tile) {
+        if (count++ > 0) return at::empty(shape, options);
+        const Tensor first = run(tile);
+        shape = first.sizes().vec();
+        options = first.options();
+        return first;
+      };
+    };
+    DryPass pass = dry_.measure([&](BlockRunner& runner) { call(runner, as_tiles); });
+    pass.repeat(static_cast<double>(std::max<int64_t>(1, count)));
+    return pass;
+  }
+
   PlannedPhase input_phase() {
     PlannedPhase phase{.name = "encode picture", .components = picture_encoders(model_)};
     const std::vector<std::string> resident = text_encoders(model_);
     phase.components.insert(phase.components.end(), resident.begin(), resident.end());
-    const DryPass pass = dry_.measure([&](BlockRunner& runner) {
+    const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
       const Tensor pixels = dry_.tensor(request().input_pixels.sizes(), at::kFloat);
       const auto encode = [&](const Tensor& part) {
         return dry_.model().encode_media(part, runner);
       };
       const int64_t stride = dry_.model().latent_spec().spatial_stride;
-      input_ = request().tiling ? generate::encode_tiled(pixels, *request().tiling, stride, encode)
-                                : encode(pixels);
+      input_ = request().tiling
+                   ? generate::encode_tiled(pixels, *request().tiling, stride, as_tiles(encode))
+                   : encode(pixels);
       input_ = input_.to(at::kFloat);
     });
     phase.manners = {manner_of(dry_, pass, picture_encoders(model_), basis_.profile)};
@@ -167,16 +189,16 @@ class GenerationSizes {
     std::vector<int64_t> shape = generate::Generator::latent_shape(
         dry_.model().latent_spec(), request().height, request().width);
     shape.insert(shape.begin(), 1);
-    const DryPass pass = dry_.measure([&](BlockRunner& runner) {
+    const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
       const Tensor latents = dry_.tensor(shape, dry_.dtype());
       const auto decode = [&](const Tensor& part) {
         return plugins::guard("decode of a dry run",
                               [&] { return dry_.model().decode(part, runner); });
       };
       const int64_t stride = dry_.model().latent_spec().spatial_stride;
-      const Tensor pixels = request().tiling
-                                ? generate::decode_tiled(latents, *request().tiling, stride, decode)
-                                : decode(latents);
+      const Tensor pixels = request().tiling ? generate::decode_tiled(latents, *request().tiling,
+                                                                      stride, as_tiles(decode))
+                                             : decode(latents);
     });
     phase.manners = {manner_of(dry_, pass, decoders(model_), basis_.profile)};
     return phase;

@@ -41,6 +41,15 @@ std::vector<std::string> decoders(const LoadedModel& model) {
   return components_where(model, [](const ComponentSpec& spec) { return spec.phases.decode; });
 }
 
+Conditioning example_text(const DryModel& dry, const LoadedModel& model, int64_t tokens) {
+  Conditioning text =
+      model.family().example_conditioning(model.denoiser()->detection, tokens, model.dtype());
+  for (auto& [name, t] : text) {
+    if (at::isFloatingType(t.scalar_type())) t = dry.tensor(t.sizes(), t.scalar_type());
+  }
+  return text;
+}
+
 double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,
                            const memory::DeviceProfile& profile) {
   int64_t numbers = 0;

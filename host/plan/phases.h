@@ -20,6 +20,10 @@ std::vector<std::string> picture_encoders(const checkpoint::LoadedModel& model);
 std::vector<std::string> denoisers(const checkpoint::LoadedModel& model);
 std::vector<std::string> decoders(const checkpoint::LoadedModel& model);
 
+// What the denoiser is given for a text of that many tokens, without values.
+Conditioning example_text(const DryModel& dry, const checkpoint::LoadedModel& model,
+                          int64_t tokens);
+
 // Of one run of a block: reading its weights, and on a GPU launching its kernels.
 double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,
                            const memory::DeviceProfile& profile);

@@ -9,12 +9,14 @@
 #include "atelier/error.h"
 
 #include "host/report/problems.h"
+#include "host/train/cache_manifest.h"
 
 namespace atelier::plan {
 namespace {
 
 using checkpoint::LoadedModel;
 using checkpoint::LoadRequest;
+using generate::Job;
 using generate::Settings;
 
 std::string shown(int64_t bytes) {
@@ -28,11 +30,11 @@ int64_t area_of(const Settings& settings, const ModelFamily& family) {
          std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images));
 }
 
-int64_t lora_bytes(const std::vector<Settings>& jobs) {
+int64_t lora_bytes(const std::vector<Job>& jobs) {
   int64_t most = 0;
-  for (const Settings& job : jobs) {
+  for (const Job& job : jobs) {
     int64_t bytes = 0;
-    for (const lora::Use& use : job.loras) {
+    for (const lora::Use& use : job.settings.loras) {
       std::error_code failure;
       const auto size = std::filesystem::file_size(use.path, failure);
       if (!failure) bytes += static_cast<int64_t>(size);
@@ -42,22 +44,26 @@ int64_t lora_bytes(const std::vector<Settings>& jobs) {
   return most;
 }
 
-GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked) {
-  const Settings& largest =
-      *std::max_element(asked.jobs.begin(), asked.jobs.end(), [&](const auto& a, const auto& b) {
-        return area_of(a, model.family()) < area_of(b, model.family());
+const Job& largest_job(const LoadedModel& model, const GenerationAsked& asked) {
+  return *std::max_element(asked.jobs.begin(), asked.jobs.end(), [&](const Job& a, const Job& b) {
+    return area_of(a.settings, model.family()) < area_of(b.settings, model.family());
+  });
+}
+
+GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const Job& largest) {
+  const Job& longest =
+      *std::max_element(asked.jobs.begin(), asked.jobs.end(), [](const Job& a, const Job& b) {
+        return a.settings.prompt.size() < b.settings.prompt.size();
       });
-  const Settings& longest = *std::max_element(
-      asked.jobs.begin(), asked.jobs.end(),
-      [](const auto& a, const auto& b) { return a.prompt.size() < b.prompt.size(); });
   GenerationBasis basis;
-  basis.request = generate::make_request(largest, model.family(), model.model(), /*seed=*/0);
-  basis.request.inputs["prompt"] = longest.prompt;
+  basis.request =
+      generate::make_request(largest.settings, model.family(), model.model(), /*seed=*/0);
+  basis.request.inputs["prompt"] = longest.settings.prompt;
   basis.request.batches_cfg = asked.cfg_batch.value_or(true);
   basis.request.tiling = asked.tiling;
   basis.picks_cfg_batch = !asked.cfg_batch;
   basis.pictures = 0;
-  for (const Settings& job : asked.jobs) basis.pictures += std::max<int64_t>(1, job.num_images);
+  for (const Job& job : asked.jobs) basis.pictures += std::max<int64_t>(1, job.settings.num_images);
   basis.lora_bytes = lora_bytes(asked.jobs);
   basis.comes_back = asked.reads_stdin;
   return basis;
@@ -137,14 +143,20 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
   const PlanTarget target = plan_target(wishes, request, model);
   if (!target.has_limit) return std::nullopt;
   return plan_unless_impossible(wishes, reason, [&] {
-    const GenerationBasis basis = basis_of(model, asked);
+    const Job& largest = largest_job(model, asked);
+    const GenerationBasis basis = basis_of(model, asked, largest);
     std::vector<Alternative> alternatives = storage_alternatives(
         model, request, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
-    Planned planned{plan_or_refuse(size_generation(model, basis, target.basis), target,
-                                   asked.prefetch, alternatives),
-                    target};
+    Planned planned{{}, target};
+    try {
+      planned.result = plan_or_refuse(size_generation(model, basis, target.basis), target,
+                                      asked.prefetch, alternatives);
+    } catch (const Error& error) {
+      if (asked.jobs.size() == 1) throw;
+      throw error.at(generate::size_place(largest.settings, largest.place));
+    }
     const bool has_more = asked.jobs.size() > 1 || asked.reads_stdin;
     if (has_more && everything_stays(planned))
       planned.result.plan.device_bytes = *bytes_of_everything(planned);
@@ -185,19 +197,39 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
   if (!has_encoder) basis.longest_text.clear();
 }
 
+// The largest of the samples that are there already, and how many.
+void take_cache(TrainingBasis& basis, const std::string& folder) {
+  const train::Manifest manifest = train::Manifest::read(folder);
+  int64_t area = 0;
+  for (const train::CacheItem& item : manifest.items) {
+    if (item.height * item.width <= area) continue;
+    area = item.height * item.width;
+    basis.height = item.height;
+    basis.width = item.width;
+  }
+  basis.samples = std::max<int64_t>(1, std::ssize(manifest.items));
+}
+
+// Of a whole run, however many they are.
+double count_steps(const train::Config& config, int64_t samples) {
+  const data::OrderOptions& order = config.order;
+  const double in_a_step =
+      std::max(1.0, static_cast<double>(order.batch_size) *
+                        static_cast<double>(order.gradient_accumulation_steps));
+  const double seen = static_cast<double>(samples) * static_cast<double>(order.dataset_repeat);
+  return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
+}
+
 TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& asked) {
   const train::Config& config = asked.config;
   TrainingBasis basis{.config = config, .selection = asked.selection};
-  const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(config.dataset.max_pixels)));
-  const int64_t multiple = model.model().latent_spec().pixel_multiple;
-  basis.height = config.dataset.height.value_or(std::max(multiple, side / multiple * multiple));
-  basis.width = config.dataset.width.value_or(std::max(multiple, side / multiple * multiple));
-  if (asked.dataset != nullptr) take_dataset(basis, *asked.dataset, model);
-  const int64_t in_a_step =
-      std::max<int64_t>(1, config.order.batch_size * config.order.gradient_accumulation_steps);
-  basis.steps = config.max_train_steps.value_or(
-      config.num_epochs *
-      std::max<int64_t>(1, basis.samples * config.order.dataset_repeat / in_a_step));
+  if (asked.dataset != nullptr) {
+    take_dataset(basis, *asked.dataset, model);
+  } else {
+    take_cache(basis, config.cache_path);
+  }
+  basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
+                                       : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
   for (const Settings& prompt : asked.prompts) {
     if (prompt.height * prompt.width <= basis.preview_height * basis.preview_width) continue;
@@ -230,6 +262,14 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
         const train::Selection selection = train::select_trained(changed, basis.config, problems);
         return size_training(changed, with(basis, basis.config, selection), plan_basis);
       });
+  if (basis.config.offload.least_bytes > 0) {
+    alternatives.push_back({"without --param_size_threshold", [&model, basis, &plan_basis] {
+                              train::Config config = basis.config;
+                              config.offload.least_bytes = 0;
+                              return size_training(model, with(basis, config, basis.selection),
+                                                   plan_basis);
+                            }});
+  }
   if (basis.config.order.batch_size > 1) {
     alternatives.push_back({"--batch_size 1", [&model, basis, &plan_basis] {
                               train::Config config = basis.config;
@@ -273,10 +313,11 @@ void apply_to_training(const Planned& planned, train::Config& config) {
                        config.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
   const bool is_least =
       budget.kind == memory::ActivationBudget::Kind::kFraction && budget.fraction == 0;
-  if (is_open && is_least) {
+  const bool is_said = config.use_gradient_checkpointing && !config.activation_budget;
+  if (is_open && is_least && !config.offloads_activations) {
     config.use_gradient_checkpointing = true;  // without the measuring of a budget
     config.activation_budget.reset();
-  } else if (is_open && !config.use_gradient_checkpointing) {
+  } else if (is_open && !is_said) {
     config.activation_budget = budget;
   }
   config.offload.optimizer |= planned.result.sized.on_host;

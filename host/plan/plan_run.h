@@ -8,7 +8,7 @@
 
 #include "host/checkpoint/model_loader.h"
 #include "host/data/dataset.h"
-#include "host/generate/settings.h"
+#include "host/generate/jobs.h"
 #include "host/plan/planning.h"
 #include "host/plan/report.h"
 #include "host/train/config.h"
@@ -23,9 +23,9 @@ struct Planned {
 };
 
 struct GenerationAsked {
-  std::vector<generate::Settings> jobs;  // at least one
-  bool reads_stdin = false;              // more of them come
-  std::optional<bool> cfg_batch;         // nullopt: not said
+  std::vector<generate::Job> jobs;  // at least one
+  bool reads_stdin = false;         // more of them come
+  std::optional<bool> cfg_batch;    // nullopt: not said
   std::optional<generate::Tiling> tiling;
   std::optional<int64_t> prefetch = std::nullopt;  // as cfg_batch
 };

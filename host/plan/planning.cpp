@@ -66,11 +66,17 @@ memory::PlanLimits within(memory::PlanLimits limits) {
   return limits;
 }
 
+SaidLimits said_limits(const MemoryWishes& wishes) {
+  SaidLimits said;
+  if (wishes.vram != kOff) said.vram = parse_size("--vram", wishes.vram);
+  said.host = parse_size("--host_memory", wishes.host_memory);
+  if (!wishes.device_profile.empty()) said.profile = profile_named(wishes.device_profile);
+  return said;
+}
+
 void check_wishes(const MemoryWishes& wishes) {
-  if (wishes.vram != kOff) parse_size("--vram", wishes.vram);
-  parse_size("--host_memory", wishes.host_memory);
+  said_limits(wishes);
   parse_allowed(wishes.allow_storage);
-  if (!wishes.device_profile.empty()) profile_named(wishes.device_profile);
 }
 
 PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
@@ -80,26 +86,25 @@ PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
   target.basis.placement = request.placement;
   target.basis.allowed_storages = parse_allowed(wishes.allow_storage);
   target.basis.stored = request.storage;
-  const std::optional<int64_t> vram = parse_size("--vram", wishes.vram);
-  const std::optional<int64_t> host = parse_size("--host_memory", wishes.host_memory);
-  target.basis.keeps_places = !vram && wishes.device_profile.empty();
+  const SaidLimits said = said_limits(wishes);
+  target.basis.keeps_places = !said.vram;
   const auto stand_in = device::parse_stand_in(request.device);
   memory::DeviceProfile& profile = target.basis.profile;
-  if (!wishes.device_profile.empty()) {
-    profile = profile_named(wishes.device_profile);
+  if (said.profile) {
+    profile = *said.profile;
     target.basis.like = at::kCUDA;
-    target.limits.device_bytes = vram.value_or(profile.memory_bytes);
-    target.limits.host_bytes = host.value_or(INT64_MAX);
+    target.limits.device_bytes = said.vram.value_or(profile.memory_bytes);
+    target.limits.host_bytes = said.host.value_or(INT64_MAX);
     target.has_limit = true;
     return target;
   }
   profile = memory::measure_profile(model.device(), stand_in ? stand_in->bytes_per_second : 0.0);
   if (stand_in && stand_in->capacity < INT64_MAX) profile.memory_bytes = stand_in->capacity;
   target.basis.like = model.device().type();
-  target.has_limit =
-      vram.has_value() || !model.device().is_cpu() || (stand_in && stand_in->capacity < INT64_MAX);
-  target.limits.device_bytes = vram.value_or(profile.memory_bytes);
-  target.limits.host_bytes = host.value_or(memory::available_bytes(at::kCPU));
+  target.has_limit = said.vram.has_value() || !model.device().is_cpu() ||
+                     (stand_in && stand_in->capacity < INT64_MAX);
+  target.limits.device_bytes = said.vram.value_or(profile.memory_bytes);
+  target.limits.host_bytes = said.host.value_or(memory::available_bytes(at::kCPU));
   return target;
 }
 

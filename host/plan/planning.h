@@ -25,6 +25,14 @@ struct MemoryWishes {
 // Throws Error{kInvalidArgument} naming the flag.
 void check_wishes(const MemoryWishes& wishes);
 
+// What was said in so many words; "auto" and "off" say nothing.
+struct SaidLimits {
+  std::optional<int64_t> vram, host;
+  std::optional<memory::DeviceProfile> profile;
+};
+// Throws as check_wishes().
+SaidLimits said_limits(const MemoryWishes& wishes);
+
 // Where a run is planned for.
 struct PlanTarget {
   PlanBasis basis;

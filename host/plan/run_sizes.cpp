@@ -104,10 +104,11 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
   std::vector<PlannedComponent> components;
   for (const checkpoint::LoadedPart& part : model.parts()) {
     PlannedComponent component{.name = part.detection.component};
-    const Storage asked = model.storage(component.name);
+    const bool can_be_stored = !checkpoint::storable_weights(model.model(), component.name).empty();
+    const Storage asked = can_be_stored ? model.storage(component.name) : Storage::kPlain;
     std::vector<Storage> storages = {asked};
-    const bool is_open = asked == Storage::kPlain && !basis.stored.contains(component.name) &&
-                         !checkpoint::storable_weights(model.model(), component.name).empty();
+    const bool is_open =
+        can_be_stored && asked == Storage::kPlain && !basis.stored.contains(component.name);
     if (is_open)
       storages.insert(storages.end(), basis.allowed_storages.begin(), basis.allowed_storages.end());
     for (const Storage storage : storages)

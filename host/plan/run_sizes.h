@@ -44,7 +44,8 @@ struct TrainingBasis {
   const train::Selection& selection;
   int64_t height = 1024, width = 1024;  // pixels, of the largest sample
   Inputs longest_text = {};             // of a sample; empty: not known
-  int64_t samples = 1, steps = 1;
+  int64_t samples = 1;
+  double steps = 1.0;
   // Pixels of the largest picture that is made on the way; 0: none is.
   int64_t preview_height = 0, preview_width = 0;
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -67,17 +68,19 @@ class TrainingSizes {
         cached_(train::cached_parts(model.family(), training.config.trained_names())),
         dry_(model, basis.like) {}
 
-  SizedRun sized(bool on_host) {
+  SizedRun sized() {
     SizedRun sized;
     sized.main_phase = "train";
+    const bool on_host = training_.on_host || sends_away_trained();
     sized.on_host = on_host;
     sized.batch_size = training_.config.order.batch_size;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
       if (!trains_weights_of(component.name)) continue;
       component.storages.resize(1);  // what is trained does not rest in 8 bits
-      component.may_stream &= on_host;
+      component.may_stream &= training_.on_host || is_sent_away(component.name);
       component.others = memory::Place::kHost;  // files are not changed
+      count_kept(component);
     }
     if (training_.config.stage != train::Stage::kTrain) add_encoding(sized.run);
     if (training_.config.stage == train::Stage::kDataProcess) return sized;
@@ -96,6 +99,34 @@ class TrainingSizes {
     const auto& weights = training_.selection.weights;
     return std::any_of(weights.begin(), weights.end(),
                        [&](const auto& trained) { return trained.component == component; });
+  }
+
+  bool is_sent_away(const std::string& component) const {
+    return basis_.placement.offload.contains(component);
+  }
+  bool sends_away_trained() const {
+    const auto& weights = training_.selection.weights;
+    return std::any_of(weights.begin(), weights.end(),
+                       [&](const auto& trained) { return is_sent_away(trained.component); });
+  }
+
+  // Small weights of blocks that rest on the host are computed with in a copy that stays.
+  void count_kept(memory::PlannedComponent& component) {
+    std::set<const Weight*> small;
+    for (const auto& trained : training_.selection.weights) {
+      const int64_t bytes =
+          trained.weight->numel() * static_cast<int64_t>(c10::elementSize(model_.dtype()));
+      if (bytes < config().offload.least_bytes) small.insert(trained.weight);
+    }
+    std::vector<int64_t>& kept = component.storages.front().kept;
+    for (Block* block : model_.model().blocks(component.name)) {
+      int64_t bytes = 0;
+      block->visit_weights([&](const std::string&, const Weight& weight) {
+        if (small.contains(&weight))
+          bytes += weight.numel() * static_cast<int64_t>(c10::elementSize(model_.dtype()));
+      });
+      kept.push_back(bytes);
+    }
   }
 
   void add_encoding(memory::PlannedRun& run) {
@@ -129,12 +160,7 @@ class TrainingSizes {
   Conditioning text_of_sample(BlockRunner& runner) {
     if (!cached_.text) return encode(runner);
     if (!text_.empty()) return text_;
-    Conditioning example = model_.family().example_conditioning(model_.denoiser()->detection,
-                                                                kUnknownTokens, model_.dtype());
-    for (auto& [name, t] : example) {
-      if (at::isFloatingType(t.scalar_type())) t = dry_.tensor(t.sizes(), t.scalar_type());
-    }
-    return example;
+    return example_text(dry_, model_, kUnknownTokens);
   }
 
   // A step as Objective makes it, of `count` samples.
@@ -243,18 +269,20 @@ class TrainingSizes {
     phase.components = components_where(model_, [&](const ComponentSpec& spec) {
       return spec.phases.denoise || training_.selection.trains(spec.name);
     });
-    phase.passes = static_cast<double>(training_.steps);
+    phase.passes = training_.steps;
     const DryModel::TrainingPass pass = measure(sized.batch_size);
     const DryModel::TrainingPass larger = measure(sized.batch_size + 1);
     for (const ActivationBudget& budget : possible_budgets()) {
-      const memory::ActivationPlan plan = plan_of(pass, budget);
+      const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
       Manner manner = manner_of_plan(pass, plan, budget);
+      if (sends_inputs()) send_inputs(pass, manner);
       const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
       if (is_part)
         manner.device_bytes =
             std::max(manner.device_bytes, pass.outside_bytes + measuring_bytes(pass));
-      sized.more_bytes.push_back(larger.outside_bytes + plan_of(larger, budget).peak_bytes -
-                                 manner.device_bytes);
+      Manner of_larger = manner_of_plan(larger, plan_of(larger, budget, offload_limits()), budget);
+      if (sends_inputs()) send_inputs(larger, of_larger);
+      sized.more_bytes.push_back(of_larger.device_bytes - manner.device_bytes);
       sized.slack_bytes.push_back(add_trained(on_host, manner));
       phase.manners.push_back(std::move(manner));
       sized.activations.push_back(budget);
@@ -310,8 +338,32 @@ class TrainingSizes {
   }
 
   static memory::ActivationPlan plan_of(const DryModel::TrainingPass& pass,
-                                        const ActivationBudget& budget) {
-    return memory::plan_activations(pass.runs, budget, /*available=*/0);
+                                        const ActivationBudget& budget,
+                                        const memory::OffloadLimits& offload = {}) {
+    return memory::plan_activations(pass.runs, budget, /*available=*/0, /*first=*/0, /*spent=*/0,
+                                    offload);
+  }
+
+  // What waits on the host for the backward pass: what a budget chooses, and without one what
+  // blocks hand on.
+  memory::OffloadLimits offload_limits() const {
+    if (!config().offloads_activations) return {};
+    return {.host_bytes = memory::available_bytes(at::kCPU),
+            .bytes_per_second = basis_.profile.copy_bytes_per_second};
+  }
+  bool sends_inputs() const { return config().offloads_activations && !config().activation_budget; }
+
+  // They leave when two more blocks have run, and those of the last two never do.
+  static void send_inputs(const DryModel::TrainingPass& pass, Manner& manner) {
+    constexpr int64_t kThere = 3;
+    int64_t all = 0, largest = 0;
+    for (const auto& run : pass.runs) {
+      all += run->held_bytes;
+      largest = std::max(largest, run->held_bytes);
+    }
+    const int64_t sent = std::max<int64_t>(0, all - kThere * largest);
+    manner.device_bytes -= sent;
+    manner.host_bytes += sent;
   }
 
   bool is_forced() const {
@@ -324,7 +376,7 @@ class TrainingSizes {
     using Kind = ActivationBudget::Kind;
     if (is_forced()) return {*config().activation_budget};
     std::vector<ActivationBudget> budgets;
-    if (!config().use_gradient_checkpointing) {
+    if (!config().use_gradient_checkpointing || config().activation_budget) {
       budgets.push_back({.kind = Kind::kNone});
       for (int part = kBudgets; part > 0; --part)
         budgets.push_back(
@@ -352,6 +404,7 @@ class TrainingSizes {
       manner.why = std::to_string(plan.num_recomputed) + " blocks are computed again in part";
     }
     manner.device_bytes = pass.outside_bytes + plan.peak_bytes;
+    manner.host_bytes = plan.offloaded_bytes;
     const auto passes =
         static_cast<double>(std::max<int64_t>(1, config().order.gradient_accumulation_steps));
     manner.repeats = passes;
@@ -392,7 +445,7 @@ class TrainingSizes {
 }  // namespace
 
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
-  return TrainingSizes(model, training, basis).sized(training.on_host);
+  return TrainingSizes(model, training, basis).sized();
 }
 
 }  // namespace atelier::plan

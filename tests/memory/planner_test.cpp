@@ -348,5 +348,34 @@ TEST_CASE("Profiles are known by name or read", "[planner]") {
   CHECK_THROWS_WITH(parse_profile(R"({"memory": 80})", "p"), Catch::Contains("\"memory\""));
 }
 
+TEST_CASE("What is kept beside a streamed block counts, and of a resident one it does not",
+          "[planner]") {
+  PlannedRun run;
+  StoredComponent stored{.blocks = {10, 10, 10, 10}};
+  run.components = {{.name = "dit", .storages = {stored}, .may_stream = true, .prefetch = 1}};
+  run.phases = {{.name = "train", .components = {"dit"}, .manners = {Manner{}}}};
+  const auto bytes = [&](int64_t resident) {
+    run.components[0].resident = resident;
+    return plan_memory(run, {}, slow_profile())->component("dit").device_bytes;
+  };
+  REQUIRE(bytes(0) == 20);
+  REQUIRE(bytes(4) == 40);
+  run.components[0].storages[0].kept = {1, 2, 4, 8};
+  REQUIRE(bytes(0) == 35);
+  REQUIRE(bytes(4) == 40);
+}
+
+TEST_CASE("Times beyond all counting are the longest there is", "[planner]") {
+  PlannedRun run;
+  run.components = {{.name = "dit", .storages = {{.blocks = {10, 10}}}, .may_stream = true}};
+  Manner manner{.seconds = 1e18};
+  manner.forward["dit"] = {1e18, 1e30};
+  run.phases = {{.name = "train", .components = {"dit"}, .manners = {manner}, .passes = 1e30}};
+  const auto plan = plan_memory(run, {}, slow_profile());
+  REQUIRE(plan);
+  REQUIRE(plan->seconds > 1e6);
+  REQUIRE(plan->phases[0].seconds > 1e6);
+}
+
 }  // namespace
 }  // namespace atelier::memory

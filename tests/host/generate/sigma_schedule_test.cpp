@@ -93,6 +93,22 @@ TEST_CASE("Wrong schedules are refused", "[schedule]") {
   REQUIRE_THROWS_AS(make_sigmas(plain, {.sigmas = {std::nan("")}}), Error);
 }
 
+TEST_CASE("A shift that leaves no steps is refused, and its cause is named", "[schedule]") {
+  const ScheduleRequest huge = {.num_steps = 20, .tokens = 1 << 20};
+  REQUIRE_THROWS_WITH(
+      make_sigmas(dynamic_schedule(), huge),
+      Catch::Contains("a picture of 1048576 tokens") && !Catch::Contains("--flow_shift: "));
+  REQUIRE_THROWS_WITH(
+      make_sigmas(dynamic_schedule(), {.num_steps = 20, .tokens = int64_t{1} << 32}),
+      Catch::Contains("by inf"));
+  REQUIRE_THROWS_WITH(make_sigmas(dynamic_schedule(), {.num_steps = 20, .flow_shift = 1e30}),
+                      Catch::Contains("--flow_shift: 1e+30 is not above 0 and at most 1e9"));
+  REQUIRE(make_sigmas(dynamic_schedule(), {.num_steps = 20, .tokens = 1 << 20, .flow_shift = 3.0})
+              .size() == 21);
+  const auto steep = make_sigmas(dynamic_schedule(), {.num_steps = 20, .flow_shift = 1e9});
+  for (const float sigma : steep) REQUIRE(std::isfinite(sigma));
+}
+
 TEST_CASE("Denoising strength keeps the last steps, rounded up", "[schedule]") {
   const auto sigmas = make_sigmas(ScheduleDefaults{}, {.num_steps = 10});
   REQUIRE(keep_last_steps(sigmas, 1.0) == sigmas);

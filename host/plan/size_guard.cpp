@@ -1,0 +1,283 @@
+#include "host/plan/size_guard.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/device/stand_in.h"
+#include "host/generate/generator.h"
+#include "host/plan/dry_model.h"
+#include "host/plan/phases.h"
+#include "host/plan/run_sizes.h"
+#include "host/plugins/guard.h"
+#include "memory/activation_budget.h"
+
+namespace atelier::plan {
+namespace {
+
+using checkpoint::LoadedModel;
+using checkpoint::LoadRequest;
+using generate::Settings;
+using generate::Tiling;
+
+constexpr std::array<int64_t, 3> kSides = {512, 1024, 4096};  // of the pictures that are tried
+constexpr int64_t kTokens = 16;                               // of their texts
+// Of a pixel of a finished picture: three numbers, and the bytes that are written.
+constexpr double kPixelBytes = 3.0 * 4.0 + 3.0;
+// What is counted and what is taken differ by less.
+constexpr double kCertain = 0.95;
+
+std::string shown(double bytes) {
+  return report::format_bytes(static_cast<uint64_t>(std::min(std::max(bytes, 0.0), 9e18)));
+}
+
+std::string size_text(int64_t height, int64_t width) {
+  return std::to_string(width) + "x" + std::to_string(height);
+}
+
+constexpr const char* kTag = "PLAN_DOES_NOT_FIT";
+
+std::string at_most(const std::string& size) {
+  return size.empty() ? "" : ": " + size + " at most, of this shape";
+}
+
+// The sides that are tried, as multiples of what the family takes.
+std::vector<int64_t> sides_of(const LoadedModel& model) {
+  const int64_t multiple = model.model().latent_spec().pixel_multiple;
+  std::vector<int64_t> sides;
+  for (const int64_t side : kSides)
+    sides.push_back(std::max(std::ssize(sides) + 1, side / multiple) * multiple);
+  return sides;
+}
+
+double area_of(int64_t side) {
+  return static_cast<double>(side) * static_cast<double>(side);
+}
+
+}  // namespace
+
+double BytesOfSize::at(double pixels) const {
+  double least = 0.0;
+  for (size_t i = 0; i < tried_.size() && tried_[i].first <= pixels; ++i) {
+    const auto& [area, bytes] = tried_[i];
+    least = std::max(least, bytes);
+    if (i == 0) continue;
+    const auto& [smaller, fewer] = tried_[i - 1];
+    least = std::max(least, bytes + (bytes - fewer) / (area - smaller) * (pixels - area));
+  }
+  return least;
+}
+
+SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryWishes& wishes)
+    : model_(model) {
+  basis_.profile = memory::known_profile("h200").value();  // times do not matter
+  find_limits(request, wishes);
+  try {
+    plugins::guard("a dry run", [&] { measure(); });
+  } catch (const Error&) {
+    work_.clear();
+  }
+}
+
+void SizeGuard::find_limits(const LoadRequest& request, const MemoryWishes& wishes) {
+  const auto set = [](Limit& limit, int64_t bytes, const std::string& before,
+                      const std::string& behind = "") {
+    limit = {static_cast<double>(bytes), before + " " + shown(static_cast<double>(bytes)) + behind};
+  };
+  const SaidLimits said = said_limits(wishes);
+  const bool is_elsewhere = !wishes.device_profile.empty();
+  const auto stand_in = device::parse_stand_in(request.device);
+  is_host_ = !is_elsewhere && !stand_in && model_.device().is_cpu();
+  basis_.like = is_elsewhere ? at::kCUDA : model_.device().type();
+  if (said.host) {
+    set(host_, *said.host, "--host_memory is");
+  } else if (is_elsewhere) {
+    host_ = {INFINITY, ""};
+  } else {
+    set(host_, memory::free_bytes(at::kCPU), "the host has", " free");
+  }
+  if (said.vram) {
+    set(device_, *said.vram, "--vram is");
+  } else if (is_elsewhere) {
+    set(device_, said.profile->memory_bytes, said.profile->name + " has");
+  } else if (stand_in) {
+    device_ = {INFINITY, ""};
+    if (stand_in->capacity < INT64_MAX) set(device_, stand_in->capacity, "the stand-in has");
+  } else if (!is_host_) {
+    set(device_, memory::free_bytes(model_.device()), "the device has", " free");
+  } else {
+    device_ = host_;
+  }
+  if (is_host_ && host_.bytes < device_.bytes) device_ = host_;
+}
+
+void SizeGuard::measure() {
+  const at::NoGradGuard no_grad;
+  DryModel dry(model_, basis_.like);
+  const auto add = [&](const char* name, const auto& call) {
+    for (const int64_t side : sides_of(model_)) {
+      const DryPass pass = dry.measure([&](BlockRunner& runner) { call(side, runner); });
+      work_[name].add(area_of(side), static_cast<double>(pass.peak_bytes));
+    }
+  };
+  const auto latents = [&](int64_t side) {
+    std::vector<int64_t> shape =
+        generate::Generator::latent_shape(dry.model().latent_spec(), side, side);
+    shape.insert(shape.begin(), 1);
+    return dry.tensor(shape, dry.dtype());
+  };
+  if (!picture_encoders(model_).empty()) {
+    add("encode a picture", [&](int64_t side, BlockRunner& runner) {
+      dry.model().encode_media(dry.tensor({3, 1, side, side}, at::kFloat), runner);
+    });
+  }
+  if (model_.denoiser() != nullptr) {
+    const Conditioning text = example_text(dry, model_, kTokens);
+    const Conditioning* const cond = &text;
+    add("denoise", [&](int64_t side, BlockRunner& runner) {
+      const at::Tensor x = latents(side);
+      dry.model().denoise(
+          {.x_BCTHW = x, .sigma_B = dry.tensor({1}, at::kFloat), .cond = std::span(&cond, 1)},
+          runner);
+    });
+  }
+  if (!decoders(model_).empty()) {
+    add("decode",
+        [&](int64_t side, BlockRunner& runner) { dry.model().decode(latents(side), runner); });
+  }
+}
+
+SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
+                                   const std::optional<Tiling>& tiling) const {
+  const auto count =
+      static_cast<double>(std::clamp<int64_t>(settings.batch_size, 1, settings.num_images));
+  double at_once = size.pixels(), whole = 0;  // pixels that the VAE works on, bytes beside those
+  if (tiling && (tiling->size < size.height || tiling->size < size.width)) {
+    at_once = static_cast<double>(std::min(size.height, tiling->size)) *
+              static_cast<double>(std::min(size.width, tiling->size));
+    whole = kPixelBytes * size.pixels();
+  }
+  Need most = {"hold", kPixelBytes * size.pixels()};
+  const auto consider = [&](const char* name, double pixels, double beside) {
+    const auto found = work_.find(name);
+    if (found == work_.end()) return;
+    const double bytes = found->second.at(pixels) + beside;
+    if (bytes > most.bytes) most = {name, bytes};
+  };
+  consider("denoise", count * size.pixels(), 0);
+  consider("decode", at_once, whole);
+  if (!settings.input_image.empty()) consider("encode a picture", at_once, whole);
+  return most;
+}
+
+template <typename F>
+std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
+  const int64_t multiple = model_.model().latent_spec().pixel_multiple;
+  const auto scaled = [&](double scale) {
+    const auto side = [&](int64_t length) {
+      return static_cast<int64_t>(static_cast<double>(length) * scale) / multiple * multiple;
+    };
+    return Size{side(size.height), side(size.width)};
+  };
+  double low = 0, high = 1;
+  for (int i = 0; i < 40; ++i) {
+    const double middle = (low + high) / 2;
+    (kCertain * need(scaled(middle)) > device_.bytes ? high : low) = middle;
+  }
+  const Size found = scaled(low);
+  const bool is_known = found.pixels() >= area_of(kSides.front());
+  return is_known ? size_text(found.height, found.width) : "";
+}
+
+void SizeGuard::check(const Settings& settings, const generate::Place& place,
+                      const std::optional<Tiling>& tiling, report::Problems& problems) const {
+  if (work_.empty()) return;
+  const Size size = {settings.height, settings.width};
+  const Need need = most_of(settings, size, tiling);
+  const double pixels = kPixelBytes * size.pixels();
+  const bool is_too_much = kCertain * need.bytes > device_.bytes;
+  if (!is_too_much && kCertain * pixels <= host_.bytes) return;
+  const auto bytes_of = [&](const Size& other) { return most_of(settings, other, tiling).bytes; };
+  std::string hint;
+  if (const double in_tiles = most_of(settings, size, Tiling()).bytes;
+      is_too_much && !tiling && kCertain * in_tiles <= device_.bytes)
+    hint = "--tiled needs " + shown(in_tiles) + "; or ";
+  const std::string fitting = is_too_much ? size_that_fits(size, bytes_of) : "";
+  hint += "use a smaller size" + at_most(fitting);
+  problems.add(Error(ErrorCode::kOutOfMemory,
+                     generate::size_place(settings, place) + ": to " +
+                         (is_too_much ? need.what : std::string("hold")) + " " +
+                         size_text(size.height, size.width) + " pixels takes " +
+                         shown(is_too_much ? need.bytes : pixels) + " at least, and " +
+                         (is_too_much ? device_ : host_).text,
+                     hint, kTag));
+}
+
+template <typename F>
+void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& work, const F& need,
+                               report::Problems& problems) const {
+  const data::Item* largest = nullptr;
+  int64_t count = 0;
+  for (const data::Item& item : dataset.items()) {
+    const Size size = {item.height, item.width};
+    if (kCertain * need(size) <= device_.bytes) continue;
+    ++count;
+    if (largest == nullptr || item.height * item.width > largest->height * largest->width)
+      largest = &item;
+  }
+  if (largest == nullptr) return;
+  const Size size = {largest->height, largest->width};
+  const data::DatasetOptions& options = dataset.options();
+  const std::string fitting = size_that_fits(size, need);
+  const std::string others = count > 1 ? ", one of " + std::to_string(count) + " such rows," : "";
+  const char* const flags =
+      options.height ? "use a smaller --height and --width" : "use a smaller --max_pixels";
+  problems.add(Error(ErrorCode::kOutOfMemory,
+                     largest->place + ": to " + work + " " + size_text(size.height, size.width) +
+                         " pixels" + others + " takes " + shown(need(size)) + " at least, and " +
+                         device_.text,
+                     flags + at_most(fitting), kTag));
+}
+
+void SizeGuard::check(const data::Dataset& dataset, report::Problems& problems) const {
+  const auto encode = work_.find("encode a picture");
+  if (encode == work_.end()) return;
+  refuse_largest(
+      dataset, "encode", [&](const Size& size) { return encode->second.at(size.pixels()); },
+      problems);
+}
+
+void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
+                      const train::Selection& selection, report::Problems& problems) {
+  if (work_.empty()) return;
+  const size_t before = problems.size();
+  if (config.stage != train::Stage::kTrain) check(dataset, problems);
+  if (config.stage == train::Stage::kDataProcess || problems.size() > before) return;
+  train::Config least = config;  // of all that a plan may choose
+  least.activation_budget = {.kind = memory::ActivationBudget::Kind::kFraction};
+  least.order.batch_size = 1;
+  BytesOfSize step;
+  try {
+    plugins::guard("a dry run", [&] {
+      for (const int64_t side : sides_of(model_)) {
+        const SizedRun sized = size_training(
+            model_, {.config = least, .selection = selection, .height = side, .width = side},
+            basis_);
+        const memory::Manner& manner = sized.run.phases.back().manners.front();
+        step.add(area_of(side), static_cast<double>(manner.device_bytes));
+      }
+    });
+  } catch (const Error&) {
+    return;
+  }
+  const auto count = static_cast<double>(std::max<int64_t>(1, config.order.batch_size));
+  refuse_largest(
+      dataset,
+      "train on" + (count > 1 ? " " + std::to_string(config.order.batch_size) + " times" : ""),
+      [&](const Size& size) { return step.at(count * size.pixels()); }, problems);
+}
+
+}  // namespace atelier::plan

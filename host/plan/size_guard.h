@@ -1,0 +1,86 @@
+// Sizes that cannot be, however a run is planned: refused before anything is loaded.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/checkpoint/model_loader.h"
+#include "host/data/dataset.h"
+#include "host/generate/settings.h"
+#include "host/generate/tiling.h"
+#include "host/plan/planning.h"
+#include "host/report/problems.h"
+#include "host/train/config.h"
+#include "host/train/selection.h"
+
+namespace atelier::plan {
+
+// What a piece of work holds beside weights, over the pixels that it works on, at the least: it was
+// tried at a few sizes without values, and grows from one to the next ever faster.
+class BytesOfSize {
+ public:
+  // Of more pixels than before.
+  void add(double pixels, double bytes) { tried_.emplace_back(pixels, bytes); }
+  double at(double pixels) const;  // 0 of fewer than were tried
+
+ private:
+  std::vector<std::pair<double, double>> tried_;
+};
+
+// Knows the least that pictures of any size take, and what there is. Small ones are never refused.
+// What it lets through may still not fit; what it refuses cannot. Immutable once it is made.
+class SizeGuard {
+ public:
+  // Runs the model without values; of nothing in it a weight is loaded. A model that cannot be run
+  // so has no guard. `request` and `wishes` as for plan_target().
+  SizeGuard(checkpoint::LoadedModel& model, const checkpoint::LoadRequest& request,
+            const MemoryWishes& wishes);
+
+  // Adds a problem where pictures of these settings cannot be made.
+  void check(const generate::Settings& settings, const generate::Place& place,
+             const std::optional<generate::Tiling>& tiling, report::Problems& problems) const;
+
+  // Of rows that are encoded, or looked at without being learnt. `options` names the flags.
+  void check(const data::Dataset& dataset, report::Problems& problems) const;
+  // Of rows that are learnt.
+  void check(const data::Dataset& dataset, const train::Config& config,
+             const train::Selection& selection, report::Problems& problems);
+
+ private:
+  struct Limit {
+    double bytes = 0.0;
+    std::string text;  // "the host has 21.3 GiB free"
+  };
+  struct Need {
+    std::string what;  // "to decode"
+    double bytes = 0.0;
+  };
+  struct Size {
+    int64_t height = 0, width = 0;
+    double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
+  };
+
+  void find_limits(const checkpoint::LoadRequest& request, const MemoryWishes& wishes);
+  void measure();
+  Need most_of(const generate::Settings& settings, const Size& size,
+               const std::optional<generate::Tiling>& tiling) const;
+  // The largest size of that shape for which `need` is within the limit; empty: none is.
+  template <typename F>
+  std::string size_that_fits(const Size& size, const F& need) const;
+  template <typename F>
+  void refuse_largest(const data::Dataset& dataset, const std::string& work, const F& need,
+                      report::Problems& problems) const;
+
+  checkpoint::LoadedModel& model_;
+  PlanBasis basis_;
+  Limit device_, host_;
+  bool is_host_ = false;  // the device's memory is the host's
+  // By kind of work: "encode a picture", "denoise", "decode", "train".
+  std::map<std::string, BytesOfSize, std::less<>> work_;
+};
+
+}  // namespace atelier::plan

@@ -1,0 +1,155 @@
+"""Sizes that cannot be are refused before anything is allocated, and a run that is asked to stop does."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+sys.path.insert(0, str(REPOSITORY / "tests/host/train"))
+from train_cli_test import write_dataset  # noqa: E402
+
+MODEL = REPOSITORY / "examples/shapes/model"
+MOST_BYTES = 1 << 30  # that a refusal may take, with LibTorch's libraries
+SECONDS = 20  # for an answer, on a machine that does other things beside
+
+
+class SizesTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_sizes_")
+        cls.root = pathlib.Path(cls.holder.name)
+        write_dataset(cls.root / "data", count=3, sizes=((64, 64), (64, 64), (640, 512)))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def words(self, *command, **flags):
+        words = [str(PROGRAM), *command]
+        common = {"plugin": "qwen_image", "model_paths": json.dumps([str(MODEL)]), "threads": 1}
+        for name, value in {**common, **flags}.items():
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return words
+
+    def generate(self, *command, **flags):
+        return self.words(*(command or ("generate",)), **{"prompt": "a red circle", "num_inference_steps": 2,
+                                                          "seed": 1, "output": self.root / "out.png", **flags})
+
+    def train(self, *command, **flags):
+        data = self.root / "data"
+        return self.words(*(command or ("train",)), **{
+            "dataset_base_path": data, "dataset_metadata_path": data / "metadata.csv", "lora_base_model": "dit",
+            "max_train_steps": 1, "output_path": self.root / "run", **flags})
+
+    def refused(self, words, code, *texts, stdin=None):
+        """Runs it, and looks at what it says, how long it takes and how much memory. Returns stdout and stderr."""
+        begin = time.monotonic()
+        paths = [self.root / name for name in ("stdin", "stdout", "stderr")]
+        paths[0].write_text(stdin or "")
+        with paths[0].open() as given, paths[1].open("w") as out, paths[2].open("w") as said:
+            process = subprocess.Popen(words, stdin=given, stdout=out, stderr=said, cwd=self.root)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out, said = (path.read_text() for path in paths[1:])
+        self.assertLess(time.monotonic() - begin, SECONDS)
+        self.assertEqual(process.returncode, code, said)
+        for text in texts:
+            self.assertIn(text, said + out)
+        self.assertLess(usage.ru_maxrss * 1024, MOST_BYTES)
+        return out, said
+
+    def test_sides_beyond_any_picture_are_named(self):
+        for command in (("generate",), ("plan", "generate")):
+            for size in (1_000_000, 2**62, 2**63 - 1):
+                self.refused(self.generate(*command, height=size, width=64), 2, f"--height: {size} is above 65536")
+            self.refused(self.generate(*command, width=10**12), 2, "--width: 1000000000000 is above 65536")
+        self.refused(self.generate(num_inference_steps=1001), 2, "--num_inference_steps: 1001 is above 1000")
+        self.refused(self.generate(batch_size=2**62), 2, "--batch_size: 4611686018427387904 is above")
+
+    def test_the_cause_is_told_where_the_schedule_has_no_levels(self):
+        for command in (("generate",), ("plan", "generate")):
+            _, said = self.refused(self.generate(*command, height=65536, width=65536), 2,
+                                   "--height 65536 --width 65536: the schedule shifts the noise levels")
+            self.assertNotIn("--flow_shift: inf", said)
+
+    def test_pictures_that_memory_cannot_hold(self):
+        flags = dict(flow_shift=3, host_memory="512MiB", height=4096, width=4096)
+        for command in (("generate",), ("plan", "generate")):
+            self.refused(self.generate(*command, **flags), 4, "--height 4096 --width 4096: to decode 4096x4096 pixels",
+                         "--host_memory is 512.0 MiB", "--tiled needs", "at most, of this shape", "PLAN_DOES_NOT_FIT")
+        self.assertFalse((self.root / "out.png").exists())
+        self.refused(self.generate(flow_shift=3, height=65536, width=65536, host_memory="40GiB", tiled=True), 4,
+                     "65536x65536 pixels")
+        self.refused(self.generate(flow_shift=3, height=4096, width=4096, device="stand-in:256MiB"), 4,
+                     "the stand-in has 256.0 MiB")
+        self.refused(self.generate(flow_shift=3, height=4096, width=4096, vram="256MiB"), 4, "--vram is 256.0 MiB")
+
+    def test_a_plan_of_an_absurd_size_comes_at_once(self):
+        self.refused(self.generate("plan", "generate", flow_shift=3, height=65536, width=65536, tiled=True,
+                                   device_profile="h200", vram="900000GiB"), 0, "predicted")
+
+    def test_what_is_let_through_runs(self):
+        subprocess.run(self.generate(height=256, width=256, host_memory="512MiB"), check=True, capture_output=True,
+                       timeout=60)
+        self.assertTrue((self.root / "out.png").exists())
+        (self.root / "out.png").unlink()
+
+    def test_the_line_of_a_prompts_file_is_named(self):
+        jobs = self.root / "jobs.jsonl"
+        jobs.write_text('{"prompt": "a", "height": 64, "width": 64, "output": "a.png"}\n'
+                        '{"prompt": "b", "height": 4096, "width": 2048, "flow_shift": 3, "output": "b.png"}\n')
+        self.refused(self.generate(prompts_file=jobs, host_memory="512MiB"), 4,
+                     "jobs.jsonl:2: height 4096, width 2048: to decode 2048x4096 pixels")
+        self.assertFalse((self.root / "a.png").exists())
+        lines = ('{"prompt": "a", "height": 64, "width": 64, "output": "a.png"}\n'
+                 '{"prompt": "b", "height": 4096, "width": 2048, "flow_shift": 3, "output": "b.png"}\n'
+                 '{"prompt": "c", "height": 64, "width": 64, "output": "c.png"}\n')
+        out, _ = self.refused(self.generate(prompts_file="-", host_memory="512MiB"), 4, "stdin:2: height 4096",
+                              stdin=lines)
+        answers = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual([bool(answer.get("error")) for answer in answers], [False, True, False])
+        self.assertTrue((self.root / "c.png").exists())
+
+    def test_rows_and_sample_prompts_are_named_before_training(self):
+        for command in (("train",), ("plan", "train")):
+            self.refused(self.train(*command, host_memory="20MiB"), 4, "metadata.csv:4: to encode 640x512 pixels",
+                         "--host_memory is 20.0 MiB", "use a smaller --max_pixels")
+            self.refused(self.train(*command, host_memory="60MiB", height=512, width=512, batch_size=8), 4,
+                         "to train on 8 times 512x512 pixels, one of 3 such rows", "use a smaller --height and --width")
+        (self.root / "prompts.txt").write_text("a red circle --w 64 --h 64\na circle --w 8192 --h 8192 --fs 3\n"
+                                               "a circle --w 64 --h 64 --s 100000\n")
+        self.refused(self.train(host_memory="600MiB", sample_prompts=self.root / "prompts.txt",
+                                sample_every_n_epochs=1), 4,
+                     "prompts.txt:2: height 8192, width 8192: to decode 8192x8192 pixels",
+                     "prompts.txt:3: num_inference_steps: 100000 is above 1000")
+        self.refused(self.train("cache", cache_path=self.root / "cache", host_memory="20MiB"), 4, "metadata.csv:4",
+                     "to encode 640x512 pixels")
+        self.assertFalse((self.root / "run").exists())
+
+    def test_an_interrupt_is_heard_within_a_large_attention(self):
+        process = subprocess.Popen(self.generate(height=4096, width=4096, flow_shift=3), stderr=subprocess.PIPE,
+                                   encoding="utf-8", cwd=self.root)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        for line in process.stderr:
+            if line.startswith("load dit"):
+                break
+        time.sleep(3)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        self.assertEqual(process.wait(60), 130, said)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertIn("stopped by the user", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
