@@ -16,14 +16,13 @@ namespace atelier::checkpoint {
 
 namespace {
 
-TensorIndex::Config read_config(const std::string& path) {
-  const std::string text = read_text_file(path, 16'000'000);
+TensorIndex::Config parse(const ConfigText& text) {
   try {
-    return parse_config(text);
+    return parse_config(text.json);
   } catch (const formats::ParseError& error) {
-    throw at_file(path, error, ErrorCode::kDataLoss);
+    throw at_file(text.place, error, ErrorCode::kDataLoss);
   } catch (const Error& error) {
-    throw error.at(display_path(path));
+    throw error.at(display_path(text.place));
   }
 }
 
@@ -145,10 +144,24 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
   }
   if (!found.index_path.empty()) checkpoint.check_against(found.index_path);
   checkpoint.take_scales(tensors);
+  checkpoint.config_ = checkpoint.find_config(found);
   checkpoint.index_ = std::make_shared<const TensorIndex>(
-      std::move(tensors),
-      found.config_path.empty() ? TensorIndex::Config{} : read_config(found.config_path));
+      std::move(tensors), checkpoint.config_ ? parse(*checkpoint.config_) : TensorIndex::Config{});
   return checkpoint;
+}
+
+std::optional<ConfigText> Checkpoint::find_config(const CheckpointFiles& found) const {
+  if (const auto own = metadata_.find(kConfigKey); own != metadata_.end())
+    return ConfigText{own->second, name_ + ":__metadata__"};
+  if (found.config_path.empty()) return std::nullopt;
+  return ConfigText{read_text_file(found.config_path, 16'000'000), found.config_path};
+}
+
+Checkpoint Checkpoint::with_config_of(const Checkpoint& other) const {
+  Checkpoint changed = *this;
+  changed.config_ = other.config_;
+  changed.index_ = std::make_shared<const TensorIndex>(index_->tensors(), other.index_->config());
+  return changed;
 }
 
 Checkpoint Checkpoint::only(const std::function<bool(std::string_view tensor)>& holds) const {

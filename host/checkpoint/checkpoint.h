@@ -23,6 +23,15 @@ struct TensorPlace {
   uint64_t bytes = 0;
 };
 
+// The key of `__metadata__` whose value is the text of a config.json: saved components carry it.
+inline constexpr const char* kConfigKey = "atelier.config";
+
+// What the tensors of a checkpoint do not tell.
+struct ConfigText {
+  std::string json;   // as in a config.json
+  std::string place;  // where it stands: a path, or "FILE:__metadata__"
+};
+
 // Files that together are one checkpoint.
 struct CheckpointFiles {
   std::string name;  // stands for the checkpoint in messages: the path that the user gave
@@ -45,6 +54,8 @@ class Checkpoint {
 
   // The same files, as if they held only the tensors that `holds` says yes to.
   Checkpoint only(const std::function<bool(std::string_view tensor)>& holds) const;
+  // The same files with the config of `other`.
+  Checkpoint with_config_of(const Checkpoint& other) const;
 
   const std::string& name() const { return name_; }
   const std::vector<std::string>& files() const { return files_; }
@@ -55,6 +66,9 @@ class Checkpoint {
   const TensorIndex& index() const { return *index_; }
   // `__metadata__` of all files; the first file that has a key wins.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // Of index(): the one in the metadata, else the config.json beside the files; nullopt where
+  // there is neither.
+  const std::optional<ConfigText>& config() const { return config_; }
   // Of all tensors.
   uint64_t bytes() const { return bytes_; }
 
@@ -81,6 +95,7 @@ class Checkpoint {
 
  private:
   Checkpoint() = default;
+  std::optional<ConfigText> find_config(const CheckpointFiles& found) const;
   void check_against(const std::string& index_path) const;
   void take_scales(TensorIndex::Tensors& tensors);
 
@@ -90,6 +105,7 @@ class Checkpoint {
   std::map<std::string, std::string> metadata_;
   std::map<std::string, TensorPlace, std::less<>> places_;
   std::shared_ptr<const TensorIndex> index_;
+  std::optional<ConfigText> config_;
   struct Scales {
     std::string name;
     TensorMeta meta;

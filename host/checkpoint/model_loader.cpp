@@ -11,7 +11,6 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
-#include "host/checkpoint/config_check.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_paths.h"
 #include "host/device/cpu_memory.h"
@@ -45,47 +44,6 @@ std::string where(const ModelFamily& family, std::string_view call) {
   return std::string(family.name()) + "." + std::string(call);
 }
 
-// What a checkpoint that no component takes comes nearest to: the component whose table knows most
-// of its names.
-std::string nearest_component(const ModelFamily& family, const TensorIndex& index) {
-  std::string best;
-  int64_t best_count = 0;
-  for (const Detection& tiny : family.tiny_parts()) {
-    const WeightMap rules = family.weight_map(tiny);
-    for (const std::string& prefix :
-         {tiny.prefix, std::string(), std::string("model.diffusion_model."), std::string("model."),
-          std::string("transformer.")}) {
-      const int64_t count = count_known_tensors(rules, prefix, index);
-      if (count > best_count) {
-        best_count = count;
-        best = tiny.component;
-      }
-    }
-  }
-  const auto total = static_cast<int64_t>(index.tensors().size());
-  if (best_count * 2 < total) return {};
-  return "nearest is " + best + ": " + std::to_string(best_count) + " of its " +
-         std::to_string(total) + " names are known there";
-}
-
-Error unknown_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint) {
-  const TensorIndex& index = checkpoint.index();
-  std::vector<std::string> names;
-  for (const auto& [name, meta] : index.tensors()) {
-    names.push_back(name);
-    if (names.size() == 2) break;
-  }
-  std::string message = display_path(checkpoint.name()) + ": is no component of " +
-                        std::string(family.name()) + " (" + std::to_string(index.tensors().size()) +
-                        " tensors";
-  if (!names.empty()) message += ", the first " + report::list_names(names);
-  message += ")";
-  const std::string nearest = nearest_component(family, index);
-  if (!nearest.empty()) message += "; " + nearest;
-  return Error(ErrorCode::kUnsupported, message, "atelier inspect says which family takes it",
-               "CHECKPOINT_UNKNOWN");
-}
-
 at::ScalarType parse_dtype(const std::string& name) {
   if (name == "float32") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
@@ -115,70 +73,6 @@ at::ScalarType published_dtype(const TensorIndex& index) {
   if (c10::elementSize(most) == 1) return at::kBFloat16;
   return most == at::kDouble ? at::kFloat : most;
 }
-
-}  // namespace
-
-bool is_lora(const TensorIndex& index) {
-  static constexpr std::string_view kMarks[] = {
-      ".lora_A.",   ".lora_B.",   ".lora_down.", ".lora_up.",  ".lora.down.",
-      ".lora.up.",  "lora_unet_", ".lokr_w",     ".hada_w",    "_lora.down.",
-      ".lora_mid.", ".lora_A",    ".lora_B",     ".dora_scale"};
-  for (const auto& [name, meta] : index.tensors()) {
-    for (const std::string_view mark : kMarks) {
-      if (name.find(mark) != std::string::npos) return true;
-    }
-  }
-  return false;
-}
-
-std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint,
-                                           const std::map<std::string, DetectHint>& hints) {
-  if (is_lora(checkpoint.index()))
-    throw Error(ErrorCode::kUnsupported,
-                display_path(checkpoint.name()) + ": is a LoRA, not a model",
-                "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
-  DetectHint hint;
-  for (const auto& [pattern, said] : hints) {
-    const bool matches_file =
-        std::any_of(checkpoint.files().begin(), checkpoint.files().end(),
-                    [&](const std::string& file) { return formats::glob_match(pattern, file); });
-    if (matches_file || formats::glob_match(pattern, checkpoint.name())) hint = said;
-  }
-  try {
-    return plugins::guard(where(family, "detect"),
-                          [&] { return detect_with_config(family, checkpoint.index(), hint); });
-  } catch (const Error& error) {
-    throw error.at(display_path(checkpoint.name()));
-  }
-}
-
-std::vector<LoadedPart> detect_parts(const ModelFamily& family, const Checkpoint& checkpoint,
-                                     const std::map<std::string, DetectHint>& hints) {
-  std::vector<LoadedPart> parts;
-  std::map<std::string, DetectHint> hints_left = hints;
-  Checkpoint rest = checkpoint;
-  while (!rest.index().tensors().empty()) {
-    const std::optional<Detection> found = detect_checkpoint(family, rest, hints_left);
-    if (!found) break;
-    const auto is_of_part = [&](std::string_view tensor) {
-      return tensor.starts_with(found->prefix);
-    };
-    parts.push_back({*found, rest.only(is_of_part)});
-    rest = rest.only([&](std::string_view tensor) { return !is_of_part(tensor); });
-    // They are about one component.
-    for (auto& [pattern, hint] : hints_left) hint.component.clear();
-  }
-  if (!parts.empty() && !rest.index().tensors().empty()) {
-    LoadedPart& first = parts.front();
-    const Checkpoint own = first.checkpoint;
-    first.checkpoint = checkpoint.only([&](std::string_view tensor) {
-      return own.index().contains(tensor) || rest.index().contains(tensor);
-    });
-  }
-  return parts;
-}
-
-namespace {
 
 std::string place_of(const std::string& flag, const std::string& component) {
   return flag + ": component " + formats::quote_and_escape(component) + ": ";
@@ -268,6 +162,45 @@ bool is_fp8_model(const LoadRequest& request, const FoundCheckpoint& item) {
 
 }  // namespace
 
+// Of each component one part. A file of several components takes the place of what a model folder
+// has, and a file of one component that is named by itself the place of both. Returns the names of
+// checkpoints that are nothing of the family's.
+std::vector<std::string> LoadedModel::take_parts(const LoadRequest& request,
+                                                 std::vector<RecognisedCheckpoint> checkpoints,
+                                                 report::Problems& problems) {
+  std::map<std::string, int> ranks;  // by component, of the part that is taken
+  std::vector<std::string> unknown;
+  for (RecognisedCheckpoint& item : checkpoints) {
+    if (item.parts.empty()) unknown.push_back(item.checkpoint.name());
+    const int rank = item.found.in_model_folder ? 0 : item.parts.size() > 1 ? 1 : 2;
+    const Storage storage = is_fp8_model(request, item.found) ? Storage::kFp8 : Storage::kPlain;
+    for (LoadedPart& part : item.parts) {
+      const std::string component = part.detection.component;
+      const auto other = std::find_if(parts_.begin(), parts_.end(), [&](const LoadedPart& taken) {
+        return taken.detection.component == component;
+      });
+      if (other == parts_.end()) {
+        ranks[component] = rank;
+        parts_.push_back(std::move(part));
+        if (storage != Storage::kPlain) storage_[component] = storage;
+      } else if (rank != ranks[component]) {
+        if (rank < ranks[component]) continue;
+        ranks[component] = rank;
+        *other = std::move(part);
+        storage_[component] = storage;
+      } else {
+        problems.add(Error(ErrorCode::kInvalidArgument,
+                           display_path(other->checkpoint.name()) + " and " +
+                               display_path(item.checkpoint.name()) + ": both are the component " +
+                               component,
+                           "pass one of them", "CHECKPOINT_TWICE"));
+        break;
+      }
+    }
+  }
+  return unknown;
+}
+
 std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
                                                const LoadRequest& request) {
   report::Problems problems;
@@ -300,44 +233,9 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   const FoundFiles found =
       find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
   check_fp8_models(request, found, problems);
-  std::map<std::string, bool> is_loose;  // by component: the part was not named by itself
-  std::vector<std::string> unknown_in_folder;
-  for (const FoundCheckpoint& item : found.checkpoints) {
-    problems.collect([&] {
-      Checkpoint checkpoint = Checkpoint::open(item.files);
-      std::vector<LoadedPart> parts = detect_parts(family, checkpoint, request.hints);
-      if (parts.empty()) {
-        if (!item.in_model_folder) throw unknown_checkpoint(family, checkpoint);
-        unknown_in_folder.push_back(checkpoint.name());
-        return;
-      }
-      const bool is_item_loose = item.in_model_folder || parts.size() > 1;
-      const Storage storage = is_fp8_model(request, item) ? Storage::kFp8 : Storage::kPlain;
-      for (LoadedPart& found_part : parts) {
-        const std::string component = found_part.detection.component;
-        const auto other = std::find_if(
-            model->parts_.begin(), model->parts_.end(),
-            [&](const LoadedPart& part) { return part.detection.component == component; });
-        if (other == model->parts_.end()) {
-          is_loose[component] = is_item_loose;
-          model->parts_.push_back(std::move(found_part));
-          if (storage != Storage::kPlain) model->storage_[component] = storage;
-        } else if (is_item_loose != is_loose[component]) {
-          // A file of this component alone, named by itself, takes the place of the one in the
-          // model folder, or among others in one file.
-          if (is_item_loose) continue;
-          is_loose[component] = false;
-          *other = std::move(found_part);
-          model->storage_[component] = storage;
-        } else {
-          throw Error(ErrorCode::kInvalidArgument,
-                      display_path(other->checkpoint.name()) + " and " +
-                          display_path(checkpoint.name()) + ": both are the component " + component,
-                      "pass one of them", "CHECKPOINT_TWICE");
-        }
-      }
-    });
-  }
+  const std::vector<std::string> unknown_in_folder = model->take_parts(
+      request, recognise(family, found.checkpoints, request.hints, request.lenders, problems),
+      problems);
 
   ModelOptions options;
   for (const ComponentSpec& spec : family.components()) {

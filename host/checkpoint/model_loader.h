@@ -14,6 +14,7 @@
 
 #include "host/checkpoint/checkpoint.h"
 #include "host/checkpoint/placement.h"
+#include "host/checkpoint/recognition.h"
 #include "host/checkpoint/storage.h"
 #include "host/checkpoint/weight_binding.h"
 #include "memory/port.h"
@@ -33,7 +34,9 @@ struct LoadRequest {
   // folder.
   std::string tokenizer_path = {};
   // What the user said about files, by a glob over their paths.
-  std::map<std::string, DetectHint> hints = {};
+  DetectHints hints = {};
+  // Parts of another model whose configs files without one may take: see detect_parts().
+  std::vector<LoadedPart> lenders = {};
   // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on
   // the CPU the dtype that the denoiser is published in.
   std::string dtype = "auto";
@@ -65,27 +68,6 @@ struct LoadProgress {
 };
 // Called from the thread that called load_component, a few times a second.
 using LoadProgressCallback = std::function<void(const LoadProgress&)>;
-
-// A recognised checkpoint.
-struct LoadedPart {
-  Detection detection;
-  Checkpoint checkpoint;
-};
-
-// Says what one checkpoint is to a family; nullopt when it is nothing of its. `hints` as in
-// LoadRequest. Throws Error{kUnsupported} for a LoRA file, and what ModelFamily::detect throws,
-// with the checkpoint's name.
-std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Checkpoint& checkpoint,
-                                           const std::map<std::string, DetectHint>& hints = {});
-
-// The same where a file may hold several components, each behind a prefix of its own: a part for
-// each, with its tensors alone. Tensors that are no component's are the first part's. Empty when
-// it is nothing of the family's. Throws as detect_checkpoint.
-std::vector<LoadedPart> detect_parts(const ModelFamily& family, const Checkpoint& checkpoint,
-                                     const std::map<std::string, DetectHint>& hints = {});
-
-// By its tensor names, in every published spelling.
-bool is_lora(const TensorIndex& index);
 
 // A model whose parts are known and whose weights come and go. Not thread-safe.
 class LoadedModel {
@@ -160,6 +142,9 @@ class LoadedModel {
   class Runner;
 
   explicit LoadedModel(const ModelFamily& family);
+  std::vector<std::string> take_parts(const LoadRequest& request,
+                                      std::vector<RecognisedCheckpoint> checkpoints,
+                                      report::Problems& problems);
   PlacedComponents placed_components();
   void place_blocks();
   void fill(std::string_view name, const WeightBinding& binding, const Checkpoint& checkpoint,

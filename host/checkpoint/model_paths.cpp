@@ -46,11 +46,6 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-std::string config_beside(const fs::path& file) {
-  const fs::path config = file.parent_path() / "config.json";
-  return is_file(config) ? config.string() : std::string();
-}
-
 // "model-00002-of-00005.safetensors" is shard 2 of 5 of "model".
 struct ShardName {
   std::string stem;
@@ -385,6 +380,11 @@ void report_missing(const std::vector<PublishedFiles>& missing, report::Problems
 }
 
 }  // namespace
+
+std::string config_beside(const std::string& file) {
+  const fs::path config = fs::path(file).parent_path() / "config.json";
+  return is_file(config) ? config.string() : std::string();
+}
 
 bool holds_tokenizer(const std::string& folder) {
   constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "spiece.model",

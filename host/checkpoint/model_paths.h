@@ -31,6 +31,9 @@ FoundFiles find_model_files(const std::string& model_paths,
                             const std::string& model_id_with_origin_paths,
                             report::Problems& problems);
 
+// The config.json beside a file; empty: there is none.
+std::string config_beside(const std::string& file);
+
 // Adds what one path, folder or glob stands for to `found`. Throws Error.
 void find_at_path(const std::string& path, FoundFiles& found);
 

@@ -16,7 +16,6 @@
 #include "host/checkpoint/bulk_reader.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/mapped_file.h"
-#include "host/checkpoint/safetensors_writer.h"
 #include "host/report/problems.h"
 #include "memory/port.h"
 #include "memory/quantized_store.h"
@@ -710,25 +709,6 @@ TensorIndex published_index(nn::Module& module, const WeightMap& rules) {
   for (const PublishedTensor& tensor : lay_out(module, rules, "", nullptr))
     tensors[tensor.name] = {tensor.dtype, tensor.shape};
   return TensorIndex(std::move(tensors));
-}
-
-void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
-                    const std::string& path, const std::map<std::string, std::string>& metadata,
-                    const TensorIndex* published, std::optional<at::ScalarType> dtype) {
-  const std::vector<PublishedTensor> tensors = published_tensors(module, rules, prefix, published);
-  std::vector<formats::TensorEntry> entries;
-  std::map<std::string, const PublishedTensor*> by_name;
-  const auto dtype_of = [&](const PublishedTensor& tensor) {
-    return dtype && at::isFloatingType(tensor.dtype) ? *dtype : tensor.dtype;
-  };
-  for (const PublishedTensor& tensor : tensors) {
-    entries.push_back({tensor.name, file_dtype(dtype_of(tensor)), tensor.shape, 0, 0});
-    by_name.emplace(tensor.name, &tensor);
-  }
-  write_safetensors(path, std::move(entries), metadata, [&](const std::string& name) {
-    const PublishedTensor& tensor = *by_name.at(name);
-    return tensor.value().to(dtype_of(tensor));
-  });
 }
 
 }  // namespace atelier::checkpoint

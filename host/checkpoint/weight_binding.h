@@ -106,11 +106,4 @@ std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightM
 // Names and shapes alone, without prefix: of weights that need not be loaded, as float32.
 TensorIndex published_index(nn::Module& module, const WeightMap& rules);
 
-// Writes one component as one file, floating weights in `dtype` where it is given. Throws as
-// published_tensors and write_safetensors.
-void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
-                    const std::string& path, const std::map<std::string, std::string>& metadata,
-                    const TensorIndex* published = nullptr,
-                    std::optional<at::ScalarType> dtype = {});
-
 }  // namespace atelier::checkpoint

@@ -67,6 +67,8 @@ CommandSpec inspect_command() {
 struct Context {
   std::vector<const ModelFamily*> families;
   std::map<std::string, DetectHint> hints;
+  // What was found so far and has a config, for files without one.
+  std::vector<checkpoint::LoadedPart> lenders;
   bool lists_tensors = false;
 };
 
@@ -138,6 +140,7 @@ Json describe_part(const ModelFamily& family, const checkpoint::LoadedPart& part
   out["spelling"] = detection->spelling;
   out["prefix"] = detection->prefix;
   for (const auto& [key, value] : detection->config) out["config"][key] = config_json(value);
+  if (file.config()) out["config_place"] = file.config()->place;
   const ComponentSpec* spec = spec_of(family, detection->component);
   if (spec != nullptr && spec->role != "vae") {
     for (const InputSpec& input : family.inputs()) {
@@ -167,10 +170,11 @@ Json describe_part(const ModelFamily& family, const checkpoint::LoadedPart& part
 
 // What a family makes of a checkpoint; null when it is none of its. A file of several components
 // is described as the first of them, with all the others in "others".
-Json ask_family(const ModelFamily& family, const Checkpoint& file, const Context& context,
+Json ask_family(const ModelFamily& family, const Checkpoint& file, Context& context,
                 std::string& refusal) {
   Json out;
-  for (const auto& part : checkpoint::detect_parts(family, file, context.hints)) {
+  for (const auto& part : checkpoint::detect_parts(family, file, context.hints, context.lenders)) {
+    if (part.checkpoint.config()) context.lenders.push_back(part);
     Json described = describe_part(family, part, refusal);
     if (out.is_null()) {
       out = std::move(described);
@@ -199,7 +203,7 @@ std::vector<std::string> layer_globs(const ModelFamily& family, Detection part) 
 }
 
 // The layers of a LoRA file and their ranks.
-Json lora_summary(const TensorIndex& index, const Context& context) {
+Json lora_summary(const TensorIndex& index, Context& context) {
   static const std::regex down(
       R"((.*)\.(lora_A|lora_down|lora\.down|lora_A\.default|lokr_w1|lokr_w1_a|hada_w1_a)(\.[A-Za-z0-9_]+)?(\.weight)?$)");
   std::set<std::string> layers;
@@ -251,14 +255,16 @@ Json lora_summary(const TensorIndex& index, const Context& context) {
   return out;
 }
 
-Json inspect_checkpoint(const checkpoint::CheckpointFiles& files, const Context& context) {
+Json inspect_checkpoint(const checkpoint::CheckpointFiles& files, Context& context) {
   const Checkpoint file = Checkpoint::open(files);
   Json out;
   out["path"] = files.name;
   out["kind"] = checkpoint::is_lora(file.index()) ? "lora" : "checkpoint";
   out["files"] = file.files();
   out["tensors"] = tensor_summary(file.index(), context.lists_tensors);
-  for (const auto& [key, value] : file.metadata()) out["metadata"][key] = value;
+  for (const auto& [key, value] : file.metadata()) {
+    if (key != checkpoint::kConfigKey) out["metadata"][key] = value;
+  }
   if (out["kind"] == "lora") {
     out["lora"] = lora_summary(file.index(), context);
     return out;
@@ -365,7 +371,7 @@ Json inspect_jsonl(const std::string& path) {
   return table_summary(path, "jsonl", columns_of(path, rows, ""), rows.size());
 }
 
-Json inspect_json(const std::string& path, const Context& context) {
+Json inspect_json(const std::string& path, Context& context) {
   const std::string name = fs::path(path).filename().string();
   if (name == "tokenizer.json" || name == "vocab.json")
     return inspect_tokenizer(name == "vocab.json" ? fs::path(path).parent_path().string() : path);
@@ -388,10 +394,7 @@ Json inspect_json(const std::string& path, const Context& context) {
 
 // One file, with the config.json beside it.
 checkpoint::CheckpointFiles file_alone(const std::string& path) {
-  const fs::path config = fs::path(path).parent_path() / "config.json";
-  std::error_code failure;
-  const bool has_config = fs::is_regular_file(config, failure);
-  return {path, {path}, {}, has_config ? config.string() : std::string()};
+  return {path, {path}, {}, checkpoint::config_beside(path)};
 }
 
 // A safetensors file begins with the length of its header: zeros are among its first eight bytes.
@@ -402,7 +405,7 @@ bool is_text(const std::string& first) {
   });
 }
 
-Json inspect_file(const std::string& path, const Context& context) {
+Json inspect_file(const std::string& path, Context& context) {
   const checkpoint::FileReader reader(path);
   std::string first(std::min<uint64_t>(64, reader.size()), '\0');
   reader.read(first.data(), 0, first.size());
@@ -439,7 +442,7 @@ Json inspect_file(const std::string& path, const Context& context) {
   return inspect_checkpoint(file_alone(path), context);
 }
 
-void inspect_folder(const std::string& path, const Context& context,
+void inspect_folder(const std::string& path, Context& context,
                     const std::function<void(Json)>& show,
                     const std::function<void(const Error&)>& refuse) {
   if (is_state_folder(path)) return show(inspect_state(path));

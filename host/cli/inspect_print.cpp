@@ -49,6 +49,8 @@ void print_component(const Json& by) {
       line += (line.empty() ? "" : ", ") + key + " " + one_line(shown(value), 60);
     std::printf("  %s\n", line.c_str());
   }
+  if (by.contains("config_place"))
+    std::printf("  config: %s\n", display_path(shown(by["config_place"])).c_str());
   if (!by.contains("inputs")) return;
   std::string line;
   for (const Json& input : by["inputs"])

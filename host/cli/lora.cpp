@@ -85,8 +85,10 @@ std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& fla
 std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
                                                       const std::string& model_paths,
                                                       const std::string& model_ids,
-                                                      const nlohmann::json& hints) {
+                                                      const nlohmann::json& hints,
+                                                      std::vector<checkpoint::LoadedPart> lenders) {
   checkpoint::LoadRequest request;
+  request.lenders = std::move(lenders);
   request.model_paths = model_paths;
   request.model_id_with_origin_paths = model_ids;
   request.hints = parse_hints(hints);

@@ -26,11 +26,11 @@ bool names_a_model(const ParsedFlags& flags);
 // What open_headers gives for the model that the flags name; null when they name none. Throws what
 // open_plugin and LoadedModel::open throw, and Error{kInvalidArgument} for half of the flags.
 std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& flags);
-// A model without any weights: the family's denoiser and whatever else is found.
-std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
-                                                      const std::string& model_paths,
-                                                      const std::string& model_ids,
-                                                      const nlohmann::json& hints);
+// A model without any weights: the family's denoiser and whatever else is found. `lenders`: see
+// LoadRequest.
+std::unique_ptr<checkpoint::LoadedModel> open_headers(
+    const ModelFamily& family, const std::string& model_paths, const std::string& model_ids,
+    const nlohmann::json& hints, std::vector<checkpoint::LoadedPart> lenders = {});
 
 // --lora_format and --dtype of a LoRA that is written.
 FlagSpec lora_format_flag(const std::optional<std::string>& preset);

@@ -76,7 +76,8 @@ int run_lora_extract(std::span<const std::string> arguments) {
     base = open_headers(family, flags.text("base_model_paths"), "", flags.json("model_hints"));
   });
   problems.collect([&] {
-    tuned = open_headers(family, flags.text("tuned_model_paths"), "", flags.json("model_hints"));
+    tuned = open_headers(family, flags.text("tuned_model_paths"), "", flags.json("model_hints"),
+                         base ? base->parts() : std::vector<checkpoint::LoadedPart>());
   });
   problems.throw_if_any();
 

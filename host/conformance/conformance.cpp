@@ -20,6 +20,7 @@
 
 #include "formats/glob.h"
 #include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/weight_binding.h"
 #include "host/conformance/config_probe.h"
 #include "host/plugins/guard.h"

@@ -121,6 +121,17 @@ void check_same(const Pair& pair) {
               "pass two checkpoints of one architecture", "LORA_SHAPE");
 }
 
+void check_same_numbers(const LoadedPart& base, const LoadedPart& tuned) {
+  const std::vector<std::string> differ =
+      checkpoint::differing_numbers(base.detection, tuned.detection);
+  if (differ.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              display_path(tuned.checkpoint.name()) + ": its config differs from that of " +
+                  display_path(base.checkpoint.name()) + " in " + report::list_names(differ, 3) +
+                  ", which no LoRA can hold",
+              "pass two checkpoints of one architecture", "LORA_SHAPE");
+}
+
 std::vector<Pair> common_parts(LoadedModel& base, LoadedModel& tuned) {
   std::vector<Pair> pairs;
   for (const LoadedPart& part : base.parts()) {
@@ -129,6 +140,7 @@ std::vector<Pair> common_parts(LoadedModel& base, LoadedModel& tuned) {
     pairs.push_back(
         {part.detection.component, WeightReader(base, part), WeightReader(tuned, *other)});
     check_same(pairs.back());
+    check_same_numbers(part, *other);
   }
   if (pairs.empty())
     throw Error(ErrorCode::kInvalidArgument, "the two models have no component in common",

@@ -11,8 +11,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/safetensors_writer.h"
 #include "host/checkpoint/weight_binding.h"
 #include "host/lora/added_weight.h"
 #include "host/lora/convert.h"
@@ -262,12 +262,13 @@ void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
   for (const auto& [name, meta] : part.checkpoint.index().tensors())
     entries.push_back({name, checkpoint::file_dtype(meta.dtype), meta.shape, 0, 0});
   MergeProgress state{part.detection.component, 0, entries.size()};
-  checkpoint::write_safetensors(path, std::move(entries), metadata, [&](const std::string& name) {
+  const auto value = [&](const std::string& name) {
     at::Tensor value = tensors.value(name);
     ++state.done;
     if (progress) progress(state);
     return value;
-  });
+  };
+  checkpoint::write_component(path, part.checkpoint, std::move(entries), metadata, value);
 }
 
 void check_not_of_model(const checkpoint::LoadedPart& part, const std::string& path) {

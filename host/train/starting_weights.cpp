@@ -2,30 +2,44 @@
 
 #include "atelier/error.h"
 
+#include "host/checkpoint/model_paths.h"
 #include "host/plugins/guard.h"
+#include "host/report/problems.h"
 
 namespace atelier::train {
 
 using checkpoint::Checkpoint;
+using checkpoint::LoadedPart;
 
 StartingWeights::StartingWeights(checkpoint::LoadedModel& model, const std::string& path)
-    : model_(model), checkpoint_(Checkpoint::open(path, {path})) {
+    : model_(model),
+      checkpoint_(Checkpoint::open({path, {path}, {}, checkpoint::config_beside(path)})) {
   const ModelFamily& family = model.family();
   if (checkpoint::is_lora(checkpoint_.index()))
     throw Error(ErrorCode::kInvalidArgument, path + ": is a LoRA",
                 "pass it with --lora_checkpoint");
-  const std::optional<Detection> detection = checkpoint::detect_checkpoint(family, checkpoint_);
-  if (!detection || model.find_part(detection->component) == nullptr)
+  const std::vector<LoadedPart> parts =
+      checkpoint::detect_parts(family, checkpoint_, /*hints=*/{}, model.parts());
+  if (parts.size() != 1 || model.find_part(parts.front().detection.component) == nullptr)
     throw Error(
         ErrorCode::kInvalidArgument,
         path + ": is no component of the " + std::string(family.name()) + " model that is trained",
         "atelier inspect says what it is");
-  component_ = detection->component;
+  const Detection& detection = parts.front().detection;
+  component_ = detection.component;
   binding_ = plugins::guard(family.name(), [&] {
-    return checkpoint::bind_weights(family.weight_map(*detection), detection->prefix,
+    return checkpoint::bind_weights(family.weight_map(detection), detection.prefix,
                                     checkpoint_.index(), model.model().component(component_));
   });
   binding_.throw_unless_complete(path, component_);
+  const LoadedPart& replaced = *model.find_part(component_);
+  const std::vector<std::string> differing =
+      checkpoint::differing_numbers(detection, replaced.detection);
+  if (!differing.empty())
+    throw Error(ErrorCode::kInvalidArgument,
+                path + ": its config differs from that of " + replaced.checkpoint.name() + " in " +
+                    report::list_names(differing, 5),
+                "begin with weights of the same model, or name this file in --model_paths");
 }
 
 void StartingWeights::load() const {

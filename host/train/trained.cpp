@@ -12,6 +12,7 @@
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/generate/metadata.h"
 #include "host/lora/lora_file.h"
@@ -357,7 +358,7 @@ void TrainedTensors::save_whole(const std::string& component, const std::string&
   checkpoint::save_component(
       model_.model().component(component), rules, part.detection.prefix, path,
       {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},
-      &part.checkpoint.index(), saved_dtype(config_.output.save_dtype));
+      &part.checkpoint, saved_dtype(config_.output.save_dtype));
 }
 
 }  // namespace atelier::train

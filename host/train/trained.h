@@ -66,8 +66,8 @@ class TrainedTensors {
   void load(const NamedTensors& values);
 
   // Writes "STEM.safetensors"; of several parts, one file each: "STEM.lora.safetensors",
-  // "STEM.text_encoder.safetensors". A component is written whole, under the names of the
-  // checkpoint that it came from, so that it can take that one's place. Returns the files.
+  // "STEM.text_encoder.safetensors". A component is written so that it can take the place of the
+  // checkpoint that it came from: see checkpoint::write_component(). Returns the files.
   std::vector<std::string> save(const std::string& stem, int64_t step, int64_t epoch) const;
 
  private:

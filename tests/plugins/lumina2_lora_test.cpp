@@ -4,6 +4,7 @@
 
 #include "atelier/plugin.h"
 
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/checkpoint/weight_binding.h"
 #include "host/lora/respell.h"

@@ -2,6 +2,7 @@
 
 #include <fstream>
 
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "support/files.h"
 #include "support/toy_family.h"
@@ -217,6 +218,44 @@ TEST_CASE("Every mistake with the files is in one error", "[loader]") {
       LoadedModel::open(family(), {.model_paths = folder / "m", .device = "abacus"});
     });
   }
+}
+
+TEST_CASE("A config comes from the file, from beside it, or from the same component elsewhere",
+          "[loader]") {
+  Folder folder;
+  write_model(folder / "m");
+  write_component(folder / "one.safetensors", "vae");
+  const auto opened = [&](std::vector<std::string> paths) {
+    return open({.model_paths = list(paths)});
+  };
+  const auto cells = [](const LoadedModel& model) {
+    CHECK(model.find_part("vae")->checkpoint.name().ends_with(".safetensors"));
+    return model.find_part("vae")->detection.integer("cells");
+  };
+  const std::string one = folder / "one.safetensors";
+  CHECK(cells(*opened({folder / "m", one})) == test::kToyCells);  // nobody says it
+
+  write_bytes(folder / "m/vae/config.json", R"({"cells": 5})");
+  for (const auto& paths : {std::vector{folder / "m", one}, {one, folder / "m"}}) {
+    const auto model = opened(paths);
+    CHECK(cells(*model) == 5);
+    CHECK(model->find_part("vae")->checkpoint.config()->place == folder / "m/vae/config.json");
+  }
+  CHECK(cells(*opened({folder / "m/transformer", folder / "m/text_encoder", one})) ==
+        test::kToyCells);
+  const auto lender = opened({folder / "m"});
+  CHECK(cells(*open({.model_paths = one, .components = {"vae"}, .lenders = lender->parts()})) == 5);
+
+  write_bytes(folder / "config.json", R"({"cells": 6})");
+  CHECK(cells(*opened({folder / "m", one})) == 6);
+
+  const Checkpoint plain = Checkpoint::open("vae", {one});
+  NamedTensors tensors;
+  for (const auto& [name, meta] : plain.index().tensors()) tensors[name] = plain.read(name);
+  write_safetensors(one, tensors, {{kConfigKey, R"({"cells": 7})"}});
+  const auto model = opened({folder / "m", one});
+  CHECK(cells(*model) == 7);
+  CHECK(model->find_part("vae")->checkpoint.config()->place == one + ":__metadata__");
 }
 
 TEST_CASE("Loading takes the memory of the weights and little more", "[loader]") {

@@ -8,6 +8,7 @@
 
 #include "atelier/block.h"
 
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "tests/support/files.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "host/checkpoint/component_writer.h"
 #include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/weight_binding.h"
 #include "host/data/dataset.h"
 #include "host/image/png.h"
 #include "support/files.h"
