@@ -40,19 +40,30 @@ struct Outcome {
   }
 };
 
+// The fields that the tensors tell too, among those that mean something beside `unless`.
+TensorIndex::Config told_fields(const ConfigFields& fields, const std::string& unless) {
+  TensorIndex::Config config;
+  for (const ConfigField& row : fields.rows()) {
+    if (row.use == ConfigField::Use::kTold && row.unless == unless && !row.values.empty())
+      config[row.name] = row.values.front();
+  }
+  return config;
+}
+
 class Probe {
  public:
-  Probe(const ModelFamily& family, const TensorIndex::Tensors& tensors)
-      : family_(family), tensors_(tensors) {}
+  Probe(const ModelFamily& family, const Detection& part, const TensorIndex::Tensors& tensors)
+      : family_(family),
+        tensors_(tensors),
+        component_(part.component),
+        fields_(family.config_fields(part)) {}
 
   std::vector<std::string> run() {
-    const std::optional<Detection> part = family_.detect(TensorIndex(tensors_), DetectHint{});
-    if (!part) return {"the tensors are not recognised"};
-    component_ = part->component;
-    if (outcome({{kUnknown, int64_t{1}}}).refusal.find(kUnknown) == std::string::npos)
+    TensorIndex::Config config = told_fields(fields_, "");
+    config[kUnknown] = int64_t{1};
+    if (outcome(config).refusal.find(kUnknown) == std::string::npos)
       fault(kUnknown, "is in no row and not refused by its name");
-    const ConfigFields fields = family_.config_fields(*part);
-    for (const ConfigField& row : fields.rows()) try_row(row);
+    for (const ConfigField& row : fields_.rows()) try_row(row);
     return std::move(faults_);
   }
 
@@ -76,7 +87,8 @@ class Probe {
   void try_row(const ConfigField& row) {
     std::string name = row.name;
     if (name.ends_with('*')) name.replace(name.size() - 1, 1, "invented");
-    TensorIndex::Config config;
+    TensorIndex::Config config = told_fields(fields_, row.unless);
+    config.erase(name);
     if (!row.only_with.empty()) config[row.only_with] = true;
     const Outcome without = outcome(config);
     const auto with = [&](const ConfigValue& value) {
@@ -112,14 +124,19 @@ class Probe {
   const ModelFamily& family_;
   const TensorIndex::Tensors& tensors_;
   std::string component_;
+  ConfigFields fields_;
   std::vector<std::string> faults_;
 };
 
 }  // namespace
 
-std::vector<std::string> config_faults(const ModelFamily& family,
+TensorIndex::Config told_config(const ModelFamily& family, const Detection& part) {
+  return told_fields(family.config_fields(part), "");
+}
+
+std::vector<std::string> config_faults(const ModelFamily& family, const Detection& part,
                                        const TensorIndex::Tensors& tensors) {
-  return Probe(family, tensors).run();
+  return Probe(family, part, tensors).run();
 }
 
 }  // namespace atelier::conformance

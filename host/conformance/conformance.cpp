@@ -363,11 +363,12 @@ class Suite {
     return std::to_string(parts_.size()) + " parts, " + std::to_string(weights) + " weights";
   }
 
-  static TensorIndex index_of(const std::vector<checkpoint::PublishedTensor>& tensors) {
+  static TensorIndex index_of(const std::vector<checkpoint::PublishedTensor>& tensors,
+                              TensorIndex::Config config = {}) {
     TensorIndex::Tensors metas;
     for (const auto& tensor : tensors)
       metas.emplace(tensor.name, TensorMeta{tensor.dtype, tensor.shape});
-    return TensorIndex(std::move(metas));
+    return TensorIndex(std::move(metas), std::move(config));
   }
 
   Detail check_tables() const {
@@ -420,7 +421,8 @@ class Suite {
       const WeightMap rules = family_.weight_map(part);
       nn::Module& module = model->component(part.component);
       for (const std::string& prefix : {part.prefix, std::string("model.diffusion_model.")}) {
-        const TensorIndex index = index_of(checkpoint::published_tensors(module, rules, prefix));
+        const TensorIndex index = index_of(checkpoint::published_tensors(module, rules, prefix),
+                                           told_config(family_, part));
         const std::optional<Detection> found = family_.detect(index, DetectHint{});
         if (!found && prefix != part.prefix) continue;  // other prefixes are the family's choice
         expect(found.has_value(), part.component, ": not recognised");
@@ -454,8 +456,10 @@ class Suite {
     expect(!family_.detect(foreign, DetectHint{}), "a checkpoint of nobody is taken");
     const std::unique_ptr<Model> model = make_random();
     for (const Detection& part : parts_) {
-      const TensorIndex index = index_of(checkpoint::published_tensors(
-          model->component(part.component), family_.weight_map(part), part.prefix));
+      const TensorIndex index =
+          index_of(checkpoint::published_tensors(model->component(part.component),
+                                                 family_.weight_map(part), part.prefix),
+                   told_config(family_, part));
       for (const Detection& other : parts_) {
         if (other.component == part.component) continue;
         try {
@@ -478,7 +482,7 @@ class Suite {
     for (const Detection& part : parts_) {
       const TensorIndex index = index_of(checkpoint::published_tensors(
           model->component(part.component), family_.weight_map(part), part.prefix));
-      const std::vector<std::string> faults = config_faults(family_, index.tensors());
+      const std::vector<std::string> faults = config_faults(family_, part, index.tensors());
       expect(faults.empty(), faults.empty() ? "" : faults.front(), ", ", faults.size(), " in all");
       rows += family_.config_fields(part).rows().size();
     }

@@ -9,6 +9,8 @@
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
 
+#include "config.h"
+
 namespace lumina2 {
 
 using atelier::Block;
@@ -51,6 +53,9 @@ AutoencoderConfig read_config(const TensorIndex& index, const std::string& prefi
     c.widths.push_back(index.dim(res + "0.conv1.weight", 0));
   }
   c.channels = index.dim(prefix + "decoder.conv_in.weight", 1);
+  require_config(index,
+                 c.channels == 16 && c.res_blocks == 2 && c.widths == AutoencoderConfig().widths,
+                 "VAE", "norm_num_groups, scaling_factor and shift_factor");
   c.groups = index.config_integer("norm_num_groups").value_or(c.groups);
   const atelier::TensorMeta* attention = index.find(prefix + spelling.attention);
   c.conv_attention = attention != nullptr && attention->shape.size() == 4;

@@ -138,6 +138,10 @@ Detection detect_dit(const TensorIndex& index, const Names& names) {
                                              text(c.channels * kPatch * kPatch) + " input and " +
                                              text(out) + " output values a token");
   }
+  require_config(index,
+                 c.width == 2304 && c.head_dim == 96 && c.kv_heads == 8 && c.mlp_width == 9216 &&
+                     c.text_width == 2304 && c.channels == 16,
+                 "DiT", "axes_dim_rope and norm_eps");
   c.axes = rope_axes(index, c.head_dim);
   c.norm_eps = index.config_real("norm_eps").value_or(1e-5);
   if (!(c.norm_eps >= 0)) refuse("has a norm_eps below 0 in its config", kConfigHint);
@@ -155,6 +159,16 @@ std::optional<Detection> detect_any(const TensorIndex& index) {
 }
 
 }  // namespace
+
+void require_config(const TensorIndex& checkpoint, bool has_published_widths, const char* component,
+                    const char* fields) {
+  if (has_published_widths || !checkpoint.config().empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string("the ") + component +
+                  " has no config, and other widths than the published one, so nothing tells its " +
+                  fields,
+              "put its config.json beside it, or name the folder of its model too");
+}
 
 std::optional<Detection> detect(const TensorIndex& checkpoint, const atelier::DetectHint& hint) {
   std::optional<Detection> part = detect_any(checkpoint);

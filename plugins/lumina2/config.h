@@ -26,6 +26,11 @@ struct DitConfig {
 std::optional<atelier::Detection> detect(const atelier::TensorIndex& checkpoint,
                                          const atelier::DetectHint& hint);
 
+// `fields` are read, because shapes do not tell them. Without a config they are those of the
+// published model, in a checkpoint that has its widths; throws Error{kInvalidArgument} for others.
+void require_config(const atelier::TensorIndex& checkpoint, bool has_published_widths,
+                    const char* component, const char* fields);
+
 // See ModelFamily::config_fields.
 atelier::ConfigFields config_fields(const atelier::Detection& part);
 

@@ -10,6 +10,8 @@
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
+#include "config.h"
+
 namespace lumina2 {
 
 using atelier::Detection;
@@ -107,9 +109,17 @@ Gemma2Config read_config(const TensorIndex& index, const std::string& stem) {
   c.vocabulary = index.dim(stem + "embed_tokens.weight", 0);
   c.width = index.dim(stem + "embed_tokens.weight", 1);
   c.mlp_width = index.dim(layer + "mlp.gate_proj.weight", 0);
+  const std::string queries = layer + "self_attn.q_proj.weight",
+                    keys = layer + "self_attn.k_proj.weight";
+  require_config(index,
+                 c.width == 2304 && c.mlp_width == 9216 && index.dim(queries, 0) == 2048 &&
+                     index.dim(keys, 0) == 1024,
+                 "text encoder",
+                 "head_dim, query_pre_attn_scalar, attn_logit_softcapping, sliding_window and "
+                 "rope_theta");
   c.head_dim = integer("head_dim", c.head_dim);
-  c.heads = parts_of(index.dim(layer + "self_attn.q_proj.weight", 0), c.head_dim, "queries");
-  c.kv_heads = parts_of(index.dim(layer + "self_attn.k_proj.weight", 0), c.head_dim, "keys");
+  c.heads = parts_of(index.dim(queries, 0), c.head_dim, "queries");
+  c.kv_heads = parts_of(index.dim(keys, 0), c.head_dim, "keys");
   if (c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0) {
     contradicts("has " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) +
                 " and keys for " + std::to_string(c.kv_heads));

@@ -129,6 +129,16 @@ void refuse_quantised(const TensorIndex& index, const std::string& what) {
   }
 }
 
+// `fields` are read, because shapes do not tell them. Without a config they are those of the
+// published model, in a checkpoint that has its widths.
+void require_config(const View& view, bool has_published_widths, const char* fields) {
+  if (has_published_widths || !view.index().config().empty()) return;
+  view.refuse(std::string("has no config, and other widths than the published one, so nothing "
+                          "tells its ") +
+                  fields,
+              "put its config.json beside it, or name the folder of its model too");
+}
+
 [[noreturn]] void unsupported(const std::string& what, const std::string& hint) {
   throw Error(ErrorCode::kUnsupported, "this is " + what, hint);
 }
@@ -189,6 +199,10 @@ Detection detect_dit(const View& view) {
                     text(out) + " output channels",
                 kTextToImageOnly);
   }
+  require_config(view,
+                 c.width == 3072 && c.head_dim == 128 && c.mlp_width == 12288 &&
+                     c.text_width == 3584 && c.channels == 16,
+                 "axes_dims_rope");
   c.axes = rope_axes(view, c.head_dim);
   return to_detection(c);
 }
@@ -239,6 +253,10 @@ Detection detect_text_encoder(const View& view) {
   c.vocabulary = view.dim("embed_tokens.weight", 0);
   c.mlp_width = view.dim(layer + "mlp.gate_proj.weight", 0);
   const std::string q = layer + "self_attn.q_proj.weight", k = layer + "self_attn.k_proj.weight";
+  require_config(
+      view,
+      c.width == 3584 && c.mlp_width == 18944 && view.dim(q, 0) == 3584 && view.dim(k, 0) == 512,
+      "num_attention_heads, rope_theta and rms_norm_eps");
   if (const auto heads = index.config_integer(home + "num_attention_heads")) {
     c.heads = *heads;
     c.head_dim = view.parts(q, 0, c.heads, kHint);
@@ -294,6 +312,10 @@ Detection detect_vae(const View& view, bool original) {
     }
   }
   c.widths.push_back(width);
+  require_config(view,
+                 c.channels == 16 && c.base_width == 96 && c.res_blocks == 2 &&
+                     c.widths == std::vector<int64_t>{96, 192, 384, 384},
+                 "latents_mean and latents_std");
   c.mean = index.config_reals("latents_mean").value_or(std::vector<double>());
   c.std = index.config_reals("latents_std").value_or(std::vector<double>());
   if (c.mean.empty() && c.std.empty() && c.channels == std::ssize(kLatentMean)) {

@@ -4,10 +4,12 @@
   model/                   a diffusers directory: transformer/, text_encoder/, vae/, scheduler/ and
                            tokenizer/ (tokenizer.json and tokenizer.model)
   split/{dit,text_encoder,vae}.safetensors  the same weights as ComfyUI's single files and the
-                           original checkpoint spell them, without config
+                           original checkpoint spell them, with the config in the metadata
   bundle.safetensors       all three in one file, as ComfyUI's checkpoints hold them
+  blank/                   a diffusers directory with other weights, whose configs the bundle takes
 """
 
+import copy
 import functools
 import io
 import json
@@ -201,7 +203,9 @@ class Lumina2Models:
         }
         (self.root / "split").mkdir()
         for name, tensors in parts.items():
-            save_file(tiny_models.contiguous(tensors), self.root / "split" / f"{name}.safetensors")
+            folder = self.model / {"dit": "transformer"}.get(name, name)
+            save_file(tiny_models.contiguous(tensors), self.root / "split" / f"{name}.safetensors",
+                      metadata=tiny_models.config_metadata(folder))
         bundle = {"model.diffusion_model." + k: v for k, v in parts["dit"].items()}
         bundle |= {"vae." + k: v for k, v in parts["vae"].items()}
         encoder = "text_encoders.gemma2_2b."
@@ -210,6 +214,11 @@ class Lumina2Models:
         bundle[encoder + "spiece_model"] = torch.frombuffer(bytearray(tokenizer_bytes),
                                                             dtype=torch.uint8)
         save_file(tiny_models.contiguous(bundle), self.root / "bundle.safetensors")
+        for name in ("transformer", "text_encoder", "vae"):
+            blank = copy.deepcopy(getattr(self, name))
+            for parameter in blank.parameters():
+                torch.nn.init.zeros_(parameter)
+            blank.save_pretrained(self.root / "blank" / name)
 
     def layouts(self):
         """Name -> files of all components, with the tokenizer."""
@@ -219,7 +228,7 @@ class Lumina2Models:
         return {
             "diffusers": [self.model],
             "original": [*split, tokenizer / "tokenizer.model"],
-            "bundle": [self.root / "bundle.safetensors", tokenizer]
+            "bundle": [self.root / "bundle.safetensors", self.root / "blank", tokenizer]
         }
 
     def layout_of(self, component):
@@ -228,7 +237,7 @@ class Lumina2Models:
         return {
             "diffusers": self.model / folder,
             "original": self.root / "split" / f"{component}.safetensors",
-            "bundle": self.root / "bundle.safetensors"
+            "bundle": [self.root / "bundle.safetensors", self.root / "blank"]
         }
 
 

@@ -347,6 +347,11 @@ def hub_text_encoder_config(encoder):
     }
 
 
+def config_metadata(folder):
+    """What a file of other than the published widths has to say: see docs/file_formats.md."""
+    return {"atelier.config": (folder / "config.json").read_text()}
+
+
 def build(root):
     root = pathlib.Path(root)
     model = root / "model"
@@ -381,7 +386,7 @@ def build(root):
     vae.save_pretrained(model / "vae")
     save_file(contiguous({
         original_vae_name(k): v for k, v in vae.state_dict().items()
-    }), root / "vae_original.safetensors")
+    }), root / "vae_original.safetensors", metadata=config_metadata(model / "vae"))
 
     FlowMatchEulerDiscreteScheduler(**SCHEDULER_CONFIG).save_pretrained(model / "scheduler")
     write_json(
@@ -395,7 +400,7 @@ def build(root):
             "vae": ["diffusers", "AutoencoderKLQwenImage"]
         })
 
-    # The second pair, of the published head width, so that shapes alone tell everything.
+    # The second pair, of the published head width, as single files.
     (root / "single").mkdir()
     wide_encoder = make_text_encoder(vocabulary,
                                      hidden=256,
@@ -410,12 +415,14 @@ def build(root):
         for k, v in wide_encoder.state_dict().items()
         if not k.startswith("lm_head.")
     }
-    save_file(contiguous(spelled), root / "single" / "text_encoder.safetensors")
+    save_file(contiguous(spelled), root / "single" / "text_encoder.safetensors",
+              metadata=config_metadata(root / "reference" / "text_encoder"))
     wide = make_transformer(joint_dim=256, heads=2, head_dim=128, axes=(16, 56, 56), seed=5)
     wide.save_pretrained(root / "reference" / "transformer")
     save_file(contiguous({
         "model.diffusion_model." + k: v for k, v in wide.state_dict().items()
-    }), root / "single" / "dit.safetensors")
+    }), root / "single" / "dit.safetensors",
+              metadata=config_metadata(root / "reference" / "transformer"))
     return root
 
 

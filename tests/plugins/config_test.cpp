@@ -2,6 +2,8 @@
 #include "atelier/error.h"
 
 #include "host/checkpoint/config_check.h"
+#include "host/checkpoint/weight_binding.h"
+#include "host/conformance/config_probe.h"
 #include "host/plugins/plugin_loader.h"
 #include "support/files.h"
 #include "support/published_keys.h"
@@ -73,6 +75,36 @@ TEST_CASE("Published configs say what is known without them", "[config]") {
         published.detected(read_config(config)).config == published.detected({}).config;
     CHECK(is_same);
   }
+}
+
+TEST_CASE("Widths other than the published ones need a config, numbers of layers do not",
+          "[config]") {
+  const std::map<std::string, std::map<std::string, std::string>> needed = {
+      {"qwen_image",
+       {{"dit", "axes_dims_rope"}, {"text_encoder", "rope_theta"}, {"vae", "latents_mean"}}},
+      {"lumina2",
+       {{"dit", "axes_dim_rope"},
+        {"text_encoder", "query_pre_attn_scalar"},
+        {"vae", "scaling_factor"}}}};
+  for (const auto& [name, fields] : needed) {
+    for (const Detection& part : family(name).tiny_parts()) {
+      INFO(name << ' ' << part.component);
+      const auto model = family(name).make_model({&part, 1}, {});
+      const TensorIndex index = checkpoint::published_index(model->component(part.component),
+                                                            family(name).weight_map(part));
+      expect_error(ErrorCode::kInvalidArgument,
+                   {"has no config", fields.at(part.component), "config.json"},
+                   [&] { checkpoint::detect_with_config(family(name), index, {}); });
+      const auto found = checkpoint::detect_with_config(
+          family(name), TensorIndex(index.tensors(), conformance::told_config(family(name), part)),
+          {});
+      CHECK(found->config == part.config);
+    }
+  }
+  test::Keys fewer = test::read_keys("transformer.txt");
+  std::erase_if(
+      fewer, [](const auto& tensor) { return tensor.first.starts_with("transformer_blocks.5"); });
+  CHECK(family("qwen_image").detect(test::index_of(fewer), {})->integer("layers") == 5);
 }
 
 TEST_CASE("A variant that is not run is refused by what its config says", "[config]") {

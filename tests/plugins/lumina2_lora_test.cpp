@@ -53,7 +53,8 @@ struct Scene {
       for (const std::string& spelling : family().spellings(part)) {
         part.spelling = spelling;
         const std::string path = folder / (spelling + ".safetensors");
-        checkpoint::save_component(dit, family().weight_map(part), "", path, {});
+        checkpoint::save_component(dit, family().weight_map(part), "", path,
+                                   {{checkpoint::kConfigKey, R"({"hidden_size": 96})"}});
         models[spelling] = LoadedModel::open(
             family(), {.model_paths = path, .device = "cpu", .components = {"dit"}});
       }
@@ -202,6 +203,11 @@ TEST_CASE("One file may hold several components, and other files take their plac
       {"dit", "model.diffusion_model."},
       {"vae", "vae."},
       {"text_encoder", "text_encoders.gemma2_2b."}};
+  // A file of several components has no config, and shapes of tiny ones do not tell the rest.
+  const std::map<std::string, std::string> configs = {{"dit", R"({"hidden_size": 96})"},
+                                                      {"vae", R"({"latent_channels": 16})"},
+                                                      {"text_encoder", R"({"hidden_size": 48})"}};
+  std::vector<checkpoint::LoadedPart> lenders;
   std::vector<formats::TensorEntry> entries;
   std::map<std::string, at::Tensor> values;
   for (Detection part : family().tiny_parts()) {
@@ -215,9 +221,12 @@ TEST_CASE("One file may hold several components, and other files take their plac
          checkpoint::published_tensors(model->component(part.component), family().weight_map(part),
                                        prefixes.at(part.component)))
       values[tensor.name] = tensor.value();
-    if (part.component == "vae")
-      checkpoint::save_component(model->component("vae"), family().weight_map(part), "",
-                                 folder / "vae.safetensors", {});
+    const std::string path = folder / (part.component + ".safetensors");
+    checkpoint::save_component(model->component(part.component), family().weight_map(part), "",
+                               path, {{checkpoint::kConfigKey, configs.at(part.component)}});
+    const auto lender =
+        checkpoint::detect_parts(family(), checkpoint::Checkpoint::open(path, {path}));
+    lenders.push_back(lender.at(0));
     parts.emplace_back(part, std::move(model));
   }
   const auto write = [&](const std::string& name) {
@@ -231,8 +240,12 @@ TEST_CASE("One file may hold several components, and other files take their plac
   };
   const std::string bundle = write("bundle.safetensors");
   const std::vector<std::string> components = {"dit", "vae", "text_encoder"};
+  test::expect_error(ErrorCode::kInvalidArgument, {"bundle.safetensors", "has no config"}, [&] {
+    LoadedModel::open(family(), {.model_paths = bundle, .device = "cpu", .components = components});
+  });
   const auto model = LoadedModel::open(
-      family(), {.model_paths = bundle, .device = "cpu", .components = components});
+      family(),
+      {.model_paths = bundle, .lenders = lenders, .device = "cpu", .components = components});
   CHECK(model->parts().size() == 3);
   for (const auto& [part, made] : parts) {
     model->load_component(part.component);
@@ -252,6 +265,7 @@ TEST_CASE("One file may hold several components, and other files take their plac
   // A file of one component takes the place of the one in the bundle.
   const auto other = LoadedModel::open(
       family(), {.model_paths = "[\"" + bundle + "\", \"" + (folder / "vae.safetensors") + "\"]",
+                 .lenders = lenders,
                  .device = "cpu",
                  .components = components});
   CHECK(other->find_part("vae")->checkpoint.name() == folder / "vae.safetensors");
@@ -261,6 +275,8 @@ TEST_CASE("One file may hold several components, and other files take their plac
   values["stray.weight"] = at::zeros({2});
   const std::string bad = write("bad.safetensors");
   test::expect_error(ErrorCode::kInvalidArgument, {"stray.weight"}, [&] {
-    LoadedModel::open(family(), {.model_paths = bad, .device = "cpu", .components = components});
+    LoadedModel::open(
+        family(),
+        {.model_paths = bad, .lenders = lenders, .device = "cpu", .components = components});
   });
 }
