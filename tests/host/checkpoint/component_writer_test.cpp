@@ -67,10 +67,13 @@ TEST_CASE("A saved component holds the other tensors of its source, unchanged", 
 
 TEST_CASE("Copies of 8-bit tensors have their scales applied", "[writer]") {
   Folder folder;
-  const at::Tensor codes = at::tensor({{1.0, 2.0}, {4.0, -8.0}}).to(at::kFloat8_e4m3fn);
+  const auto square = [](std::initializer_list<float> values) {
+    return at::tensor(values).view({2, 2});
+  };
+  const at::Tensor codes = square({1, 2, 4, -8}).to(at::kFloat8_e4m3fn);
   for (const auto& [scale, expected] :
-       {std::pair(at::tensor({0.5}), at::tensor({{0.5, 1.0}, {2.0, -4.0}})),
-        std::pair(at::tensor({0.5, 2.0}), at::tensor({{0.5, 1.0}, {8.0, -16.0}}))}) {
+       {std::pair(at::full({1}, 0.5), square({0.5, 1, 2, -4})),
+        std::pair(at::tensor(std::initializer_list<float>{0.5, 2}), square({0.5, 1, 8, -16}))}) {
     Saving saving(
         folder,
         {{"p.a", at::zeros({2, 2})}, {"p.tower.weight", codes}, {"p.tower.weight_scale", scale}});

@@ -236,7 +236,7 @@ TEST_CASE("A config comes from the file, from beside it, or from the same compon
   CHECK(cells(*opened({folder / "m", one})) == test::kToyCells);  // nobody says it
 
   write_bytes(folder / "m/vae/config.json", R"({"cells": 5})");
-  for (const auto& paths : {std::vector{folder / "m", one}, {one, folder / "m"}}) {
+  for (const auto& paths : {std::vector{folder / "m", one}, std::vector{one, folder / "m"}}) {
     const auto model = opened(paths);
     CHECK(cells(*model) == 5);
     CHECK(model->find_part("vae")->checkpoint.config()->place == folder / "m/vae/config.json");
@@ -244,7 +244,7 @@ TEST_CASE("A config comes from the file, from beside it, or from the same compon
   CHECK(cells(*opened({folder / "m/transformer", folder / "m/text_encoder", one})) ==
         test::kToyCells);
   const auto lender = opened({folder / "m"});
-  CHECK(cells(*open({.model_paths = one, .components = {"vae"}, .lenders = lender->parts()})) == 5);
+  CHECK(cells(*open({.model_paths = one, .lenders = lender->parts(), .components = {"vae"}})) == 5);
 
   write_bytes(folder / "config.json", R"({"cells": 6})");
   CHECK(cells(*opened({folder / "m", one})) == 6);
