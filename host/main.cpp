@@ -23,6 +23,7 @@
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/plugins/guard.h"
+#include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 
 namespace {
@@ -60,11 +61,19 @@ void print_help() {
 }
 
 void print_stack() {
-  std::string stack = atelier::plugins::last_internal_stack();
-  if (stack.empty())
-    stack = c10::get_backtrace(/*frames_to_skip=*/1, /*maximum_number_of_frames=*/64,
-                               /*skip_python_frames=*/true);
-  std::fprintf(stderr, "%s\n", stack.c_str());
+  std::fprintf(stderr, "%s\n",
+               c10::get_backtrace(/*frames_to_skip=*/1, /*maximum_number_of_frames=*/64,
+                                  /*skip_python_frames=*/true)
+                   .c_str());
+}
+
+// What a plugin does to the process, on whose stack that is seen.
+[[noreturn]] void end_of_plugin(const std::string& plugin, const std::string& what) {
+  std::fputs(atelier::cli::error_line(Error(ErrorCode::kEnvironment, plugin + ": " + what,
+                                            "ask its author", "PLUGIN_THROWS"))
+                 .c_str(),
+             stderr);
+  std::_Exit(atelier::exit_code(ErrorCode::kEnvironment));
 }
 
 // Reached with the stack of the throw still there: nothing above catches what is no Error.
@@ -77,12 +86,22 @@ void print_stack() {
   } catch (...) {
     what = "an exception that is not a std::exception";
   }
+  if (const std::string plugin = atelier::plugins::plugin_on_stack(); !plugin.empty())
+    end_of_plugin(plugin, "it throws " + what.substr(0, what.find('\n')));
   std::fputs(
       atelier::cli::error_line(Error(ErrorCode::kInternal, what, "this is a bug: please report it"))
           .c_str(),
       stderr);
   print_stack();
   std::_Exit(70);
+}
+
+// While a command runs, exit() is no way to end it: it would look like success.
+bool is_running = false;
+void on_exit_call() {
+  if (!is_running) return;
+  const std::string plugin = atelier::plugins::plugin_on_stack();
+  end_of_plugin(plugin.empty() ? "a library" : plugin, "it ends the process with exit()");
 }
 
 extern "C" void on_interrupt(int) {
@@ -105,7 +124,10 @@ int run(std::span<const std::string> arguments) {
   for (const Command& command : kCommands) {
     if (arguments.front() == command.name) {
       if (command.opens_cuda) atelier::device::open_cuda();
-      return command.run(arguments.subspan(1));
+      is_running = true;
+      const int code = command.run(arguments.subspan(1));
+      is_running = false;
+      return code;
     }
     names.emplace_back(command.name);
   }
@@ -121,6 +143,7 @@ int main(int count, char** values) {
   atelier::device::keep_freed_memory();
   atelier::checkpoint::report_lost_pages();
   std::set_terminate(on_terminate);
+  std::atexit(on_exit_call);
   signal(SIGINT, on_interrupt);
   signal(SIGPIPE, SIG_IGN);
   spdlog::set_default_logger(spdlog::stderr_color_mt("atelier"));
@@ -133,12 +156,16 @@ int main(int count, char** values) {
                   errno == ENOSPC ? "free some space" : "");
     return code;
   } catch (const Error& error) {
+    is_running = false;
     std::fflush(stdout);
     std::fputs(atelier::cli::error_line(error).c_str(), stderr);
     const int code = atelier::exit_code(error.code());
-    if (code == 70) print_stack();
+    // The one of the throw, where LibTorch took it; this one here would tell nothing.
+    const std::string stack = atelier::plugins::last_internal_stack();
+    if (code == 70 && !stack.empty()) std::fprintf(stderr, "%s\n", stack.c_str());
     return code;
   } catch (const std::bad_alloc&) {
+    is_running = false;
     std::fputs("error: the host's memory is used up; use a smaller size or batch [OUT_OF_MEMORY]\n",
                stderr);
     return 4;

@@ -1,4 +1,5 @@
 // atelier check-plugin: the conformance suite, in a process of its own.
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -84,6 +85,9 @@ void print(const conformance::Finding& finding, bool as_json) {
   std::fflush(stdout);
 }
 
+// Written behind the last check: a plugin may end the process with a code that looks like success.
+constexpr const char* kDone = "{\"done\":true}";
+
 // The suite itself, here.
 int run_suite(const std::string& name, const ParsedFlags& flags) {
   const plugins::Plugin& plugin = plugins::open_plugin(name, flags.text("plugin_path"));
@@ -106,7 +110,25 @@ int run_suite(const std::string& name, const ParsedFlags& flags) {
                                            .num_steps = flags.find_integer("num_inference_steps")};
     conformance::check_pictures(*model, options, add);
   }
+  std::puts(kDone);
   return passed ? 0 : 3;
+}
+
+void on_deadline(int) {
+  static constexpr char kLine[] =
+      "error: the suite did not end within --timeout [PLUGIN_DAMAGED]\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  _exit(3);
+}
+
+// The suite here, and no longer than a little over --timeout: who runs it in a process of its own
+// stops it before.
+int run_in_process(const std::string& name, const ParsedFlags& flags) {
+  signal(SIGALRM, on_deadline);
+  alarm(static_cast<unsigned>(std::clamp(flags.real("timeout"), 0.0, 1e9)) + 2);
+  const int code = run_suite(name, flags);
+  alarm(0);
+  return code;
 }
 
 // Calls `on_line` for every line that the child writes. Returns its wait status, or nullopt when it
@@ -152,7 +174,7 @@ int run_check_plugin(std::span<const std::string> arguments) {
   }
   const ParsedFlags flags = parse_flags(command, arguments);
   const std::string& name = flags.positional().front();
-  if (flags.flag("in_process")) return run_suite(name, flags);
+  if (flags.flag("in_process")) return run_in_process(name, flags);
 
   // A plugin that must not be opened is refused here, with the loader's own words.
   if (name.find('/') != std::string::npos || name.ends_with(".so")) {
@@ -181,6 +203,7 @@ int run_check_plugin(std::span<const std::string> arguments) {
   close(ends[1]);
 
   int passed = 0, failed = 0;
+  bool is_done = false;
   const bool as_json = flags.flag("json");
   const auto add = [&](const conformance::Finding& finding) {
     ++(finding.passed ? passed : failed);
@@ -188,6 +211,10 @@ int run_check_plugin(std::span<const std::string> arguments) {
   };
   const std::optional<int> status =
       follow_child(child, ends[0], flags.real("timeout"), [&](const std::string& line) {
+        if (line == kDone) {
+          is_done = true;
+          return;
+        }
         const nlohmann::json json =
             nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
         if (!json.is_object() || !json.contains("check")) {
@@ -205,6 +232,8 @@ int run_check_plugin(std::span<const std::string> arguments) {
          std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
   } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
     add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
+  } else if (!is_done) {
+    add({"process: comes to its end", false, "something ended it before, with exit code 0"});
   }
   if (!as_json) std::printf("%d checks passed, %d failed\n", passed, failed);
   return failed == 0 ? 0 : 3;

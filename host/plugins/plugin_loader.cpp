@@ -6,15 +6,12 @@
 #include <cstring>
 #include <deque>
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <filesystem>
 #include <fstream>
 #include <limits.h>
 #include <mutex>
-#include <signal.h>
 #include <sstream>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 
 #define BOOST_DLL_USE_STD_FS 1
@@ -24,7 +21,7 @@
 
 #include "formats/elf_note.h"
 #include "formats/escape.h"
-#include "host/plugins/guard.h"
+#include "host/plugins/own_process.h"
 #include "host/report/problems.h"
 
 namespace atelier::plugins {
@@ -33,7 +30,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr auto kTrialSeconds = std::chrono::seconds(60);
+constexpr auto kTrialTime = std::chrono::seconds(10);
 constexpr const char* kRebuild = "rebuild the plugin against this program's SDK";
 
 std::vector<std::string> split_folders(std::string_view text) {
@@ -58,81 +55,14 @@ std::string abi_problem(const std::string& abi) {
   return "it was built for \"" + abi + "\", this program for \"" ATELIER_ABI "\"";
 }
 
-// What a child process told by its exit code about opening a plugin.
-enum Trial : int { kOpens = 0, kNoLibrary = 101, kNoEntry = 102, kNoStruct = 103 };
-
-// dlopen trusts the file: a damaged one ends the process. So it is opened in a child first.
-// Returns an empty string when it opens there.
-std::string try_in_child(const std::string& path) {
-  int pipe_ends[2];
-  if (pipe(pipe_ends) != 0) return std::string("pipe: ") + std::strerror(errno);
-  const pid_t child = fork();
-  if (child < 0) {
-    const std::string why = std::string("fork: ") + std::strerror(errno);
-    close(pipe_ends[0]);
-    close(pipe_ends[1]);
-    return why;
-  }
-  if (child == 0) {
-    for (const int number : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGINT, SIGTERM})
-      signal(number, SIG_DFL);
-    const rlimit no_core = {0, 0};
-    setrlimit(RLIMIT_CORE, &no_core);
-    close(pipe_ends[0]);
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      const char* why = dlerror();
-      if (why != nullptr && write(pipe_ends[1], why, std::strlen(why)) < 0) _exit(kNoLibrary);
-      _exit(kNoLibrary);
-    }
-    auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    if (entry == nullptr) _exit(kNoEntry);
-    const AtelierPlugin* plugin = entry();
-    if (plugin == nullptr || plugin->magic != ATELIER_PLUGIN_MAGIC) _exit(kNoStruct);
-    // Whatever this process does next with it: a pointer may be wrong too.
-    if (std::strcmp(plugin->abi, ATELIER_ABI) == 0) {
-      char message[512] = "";
-      auto* family = static_cast<const ModelFamily*>(plugin->open(message, sizeof(message)));
-      if (family != nullptr && family->name().empty()) _exit(kNoStruct);
-    }
-    _exit(kOpens);
-  }
-  close(pipe_ends[1]);
-  std::string said;
-  int status = 0;
-  bool ended = false;
-  const auto deadline = std::chrono::steady_clock::now() + kTrialSeconds;
-  for (auto pause = std::chrono::microseconds(200);
-       !ended && std::chrono::steady_clock::now() < deadline;) {
-    ended = waitpid(child, &status, WNOHANG) == child;
-    if (!ended) std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(20000));
-  }
-  if (!ended) {
-    kill(child, SIGKILL);
-    waitpid(child, &status, 0);
-    close(pipe_ends[0]);
-    return "it does not come back from being opened";
-  }
-  char buffer[1024];
-  const ssize_t got = read(pipe_ends[0], buffer, sizeof(buffer));
-  if (got > 0) said.assign(buffer, static_cast<size_t>(got));
-  close(pipe_ends[0]);
-  if (WIFSIGNALED(status))
-    return std::string("opening it ends the process (") + strsignal(WTERMSIG(status)) +
-           "): the file is damaged";
-  switch (WEXITSTATUS(status)) {
-    case kOpens:
-      return {};
-    case kNoLibrary:
-      return said.empty() ? "it cannot be opened" : "it cannot be opened: " + said;
-    case kNoEntry:
-      return "it has no function atelier_plugin";
-    case kNoStruct:
-      return "its atelier_plugin() gives no plugin";
-    default:
-      return "opening it ends the process with exit code " + std::to_string(WEXITSTATUS(status));
-  }
+// Plugins stay open as long as the process; so do these entries.
+struct Opened {
+  std::mutex mutex;
+  std::map<std::string, Plugin> plugins;  // by path
+};
+Opened& opened() {
+  static auto& all = *new Opened;
+  return all;
 }
 
 PluginFile describe(const std::string& path) {
@@ -166,22 +96,8 @@ PluginFile describe(const std::string& path) {
   return file;
 }
 
-Plugin open_file(const PluginFile& file) {
-  const std::string place = formats::quote_and_escape(file.path, 200);
-  if (!file.problem.empty()) {
-    if (!file.abi.empty() && file.abi != ATELIER_ABI)
-      throw Error(ErrorCode::kIncompatible, place + ": " + file.problem, kRebuild, "PLUGIN_ABI");
-    std::error_code failure;
-    if (!fs::exists(file.path, failure))
-      throw Error(ErrorCode::kNotFound, place + ": there is no such plugin",
-                  "check the path given to --plugin", "PLUGIN_NOT_FOUND");
-    throw Error(ErrorCode::kEnvironment, place + ": " + file.problem,
-                "it is no plugin, or damaged: build or copy it again", "PLUGIN_DAMAGED");
-  }
-  if (const std::string problem = try_in_child(file.path); !problem.empty())
-    throw Error(ErrorCode::kEnvironment, place + ": " + problem, "build or copy it again",
-                "PLUGIN_DAMAGED");
-
+// Opens the library and makes the family, whatever they do.
+Plugin open_library(const PluginFile& file, const std::string& place) {
   std::error_code failure;
   // Never closed: graphs and statics point into it. The caller holds the lock.
   static auto& libraries = *new std::deque<boost::dll::shared_library>;
@@ -190,7 +106,8 @@ Plugin open_file(const PluginFile& file) {
                 boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
   if (failure) {
     const char* why = dlerror();
-    throw Error(ErrorCode::kEnvironment, place + ": " + (why != nullptr ? why : failure.message()),
+    throw Error(ErrorCode::kEnvironment,
+                place + ": it cannot be opened: " + (why != nullptr ? why : failure.message()),
                 "build or copy it again", "PLUGIN_DAMAGED");
   }
   if (!library->has("atelier_plugin"))
@@ -215,6 +132,35 @@ Plugin open_file(const PluginFile& file) {
                 place + ": its open() fails: " + formats::quote_and_escape(message),
                 "ask its author", "PLUGIN_OPEN");
   return Plugin{file, static_cast<const ModelFamily*>(family)};
+}
+
+Plugin open_file(const PluginFile& file) {
+  const std::string place = formats::quote_and_escape(file.path, 200);
+  if (!file.problem.empty()) {
+    if (!file.abi.empty() && file.abi != ATELIER_ABI)
+      throw Error(ErrorCode::kIncompatible, place + ": " + file.problem, kRebuild, "PLUGIN_ABI");
+    std::error_code failure;
+    if (!fs::exists(file.path, failure))
+      throw Error(ErrorCode::kNotFound, place + ": there is no such plugin",
+                  "check the path given to --plugin", "PLUGIN_NOT_FOUND");
+    throw Error(ErrorCode::kEnvironment, place + ": " + file.problem,
+                "it is no plugin, or damaged: build or copy it again", "PLUGIN_DAMAGED");
+  }
+  // dlopen trusts the file, and a damaged one ends the process: it is tried in another one first.
+  in_own_process(place, kTrialTime, [&] {
+    const Plugin tried = open_library(file, place);
+    // A pointer may be wrong, too.
+    if (tried.family->name().empty())
+      throw Error(ErrorCode::kEnvironment, place + ": its family has no name", kRebuild,
+                  "PLUGIN_DAMAGED");
+    return std::string();
+  });
+  const EndWatch watch(place);
+  try {
+    return open_library(file, place);
+  } catch (...) {
+    rethrow_of_plugin(place);
+  }
 }
 
 }  // namespace
@@ -254,10 +200,6 @@ std::vector<PluginFile> list_plugins(const std::string& plugin_path) {
 }
 
 const Plugin& open_plugin(std::string_view name_or_path, const std::string& plugin_path) {
-  // Plugins stay open as long as the process; so do these entries.
-  static std::mutex& mutex = *new std::mutex;
-  static auto& opened = *new std::map<std::string, Plugin>;
-
   PluginFile wanted;
   if (name_or_path.find('/') != std::string_view::npos || name_or_path.ends_with(".so")) {
     std::error_code failure;
@@ -293,10 +235,24 @@ const Plugin& open_plugin(std::string_view name_or_path, const std::string& plug
     if (!failure) wanted.path = real.string();
   }
 
-  const std::lock_guard lock(mutex);
-  auto it = opened.find(wanted.path);
-  if (it == opened.end()) it = opened.emplace(wanted.path, open_file(wanted)).first;
+  const std::lock_guard lock(opened().mutex);
+  std::map<std::string, Plugin>& plugins = opened().plugins;
+  auto it = plugins.find(wanted.path);
+  if (it == plugins.end()) it = plugins.emplace(wanted.path, open_file(wanted)).first;
   return it->second;
+}
+
+std::string plugin_on_stack() {
+  const std::unique_lock lock(opened().mutex, std::try_to_lock);
+  if (!lock) return {};  // one is being opened: that is watched
+  void* frames[64];
+  const int count = backtrace(frames, 64);
+  for (int i = 0; i < count; ++i) {
+    Dl_info where;
+    if (dladdr(frames[i], &where) != 0 && opened().plugins.contains(where.dli_fname))
+      return formats::quote_and_escape(where.dli_fname, 200);
+  }
+  return {};
 }
 
 }  // namespace atelier::plugins

@@ -37,7 +37,12 @@ struct Plugin {
 // Opens a plugin by family name, or by path when `name_or_path` holds a slash or ends in ".so". The
 // same file is opened once. Throws Error{kNotFound} naming the folders searched and the families
 // found, Error{kIncompatible} with both ABI strings when it was built for another SDK or LibTorch,
-// and Error{kEnvironment} when the file is damaged.
+// and Error{kEnvironment} when the file is damaged, or when being opened in a process of its own it
+// ends that, throws, or takes more than 10 seconds.
 const Plugin& open_plugin(std::string_view name_or_path, const std::string& plugin_path);
+
+// The path of the opened plugin whose code is being run, quoted: when something ended in it. Empty
+// when it is none.
+std::string plugin_on_stack();
 
 }  // namespace atelier::plugins

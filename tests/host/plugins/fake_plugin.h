@@ -1,5 +1,6 @@
 // A shared library with the door of a plugin and nothing behind it. Before it is included:
-// FAKE_ABI, what note and door say; FAKE_DOOR_ABI where the door says something else.
+// FAKE_ABI, what note and door say; FAKE_DOOR_ABI where the door says something else; FAKE_OPEN,
+// what open() gives.
 #include "atelier/plugin.h"
 
 #ifndef FAKE_DOOR_ABI
@@ -31,15 +32,18 @@ const Note note = {8,
                    "\0"
                    "0.1"};
 
+#ifndef FAKE_OPEN
+#define FAKE_OPEN open_nothing
 void* open_nothing(char* message, size_t size) noexcept {
   snprintf(message, size, "there is nothing\nbehind this door");
   return nullptr;
 }
+#endif
 
 }  // namespace
 
 extern "C" ATELIER_API const AtelierPlugin* atelier_plugin() noexcept {
   static const AtelierPlugin plugin = {
-      ATELIER_PLUGIN_MAGIC, sizeof(AtelierPlugin), FAKE_DOOR_ABI, "fake", "0.1", open_nothing};
+      ATELIER_PLUGIN_MAGIC, sizeof(AtelierPlugin), FAKE_DOOR_ABI, "fake", "0.1", FAKE_OPEN};
   return &plugin;
 }

@@ -1,10 +1,12 @@
 #include "host/plugins/plugin_loader.h"
 
+#include <csignal>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "atelier/plugin.h"
 
+#include "host/plugins/own_process.h"
 #include "support/files.h"
 
 using namespace atelier;
@@ -18,6 +20,7 @@ constexpr const char* kOther = OTHER_ABI;
 constexpr const char* kEmpty = EMPTY_PLUGIN;
 constexpr const char* kLying = LYING_PLUGIN;
 constexpr const char* kCrashing = CRASHING_PLUGIN;
+constexpr const char* kHostile = HOSTILE_PLUGIN;
 
 }  // namespace
 
@@ -58,6 +61,44 @@ TEST_CASE("A plugin that does not open says why", "[plugins]") {
                [] { open_plugin(kCrashing, ""); });
   expect_error(ErrorCode::kNotFound, {"/none.so", "[PLUGIN_NOT_FOUND]"},
                [] { open_plugin("/none.so", ""); });
+}
+
+TEST_CASE("Work with a plugin in a process of its own gives an answer or an error", "[plugins]") {
+  const std::chrono::seconds limit(2);
+  const std::string large(300'000, 'x');
+  CHECK(in_own_process("p", limit, [&] { return large; }) == large);
+  CHECK(in_own_process("p", limit, [] { return std::string(); }).empty());
+  const auto fails = [&](ErrorCode code, const std::vector<std::string>& parts,
+                         const std::function<void()>& work) {
+    expect_error(code, parts, [&] {
+      in_own_process("p", limit, [&] {
+        work();
+        return std::string("answer");
+      });
+    });
+  };
+  fails(ErrorCode::kNotFound, {"a: b", "c", "[D]"},
+        [] { throw Error(ErrorCode::kNotFound, "a: b", "c", "D"); });
+  fails(ErrorCode::kEnvironment, {"p: it throws \"one\"", "[PLUGIN_THROWS]"},
+        [] { throw std::runtime_error("one\ntwo"); });
+  fails(ErrorCode::kEnvironment, {"p: it throws an exception that is not"}, [] { throw 1; });
+  fails(ErrorCode::kEnvironment, {"p: it ends the process with exit()"}, [] { std::exit(0); });
+  fails(ErrorCode::kEnvironment, {"exit code 0"}, [] { _exit(0); });
+  fails(ErrorCode::kEnvironment, {"(Killed)"}, [] { raise(SIGKILL); });
+  fails(ErrorCode::kEnvironment, {"it does not come back within 2 seconds"}, [] { sleep(60); });
+}
+
+TEST_CASE("A plugin that harms when it is opened is refused", "[plugins]") {
+  for (const auto& [what, says] : {std::pair("constructor exit", "exit()"),
+                                   std::pair("constructor throw", "it throws an exception"),
+                                   std::pair("open throw", "it throws an exception"),
+                                   std::pair("open stack", "Segmentation fault")}) {
+    setenv("HOSTILE", what, 1);
+    expect_error(ErrorCode::kEnvironment, {"hostile_plugin.so", says},
+                 [] { open_plugin(kHostile, ""); });
+  }
+  unsetenv("HOSTILE");
+  CHECK(open_plugin(kHostile, "").family->name() == "fake");
 }
 
 TEST_CASE("A family that is not there is named with those that are", "[plugins]") {
