@@ -31,13 +31,16 @@ constexpr double kEps = 1e-6;
 struct Spelling {
   const char* name;
   const char* level;      // of the encoder
+  const char* up_level;   // of the decoder
   const char* res;        // of a level
-  const char* attention;  // its queries, in the middle of the encoder
+  const char* attention;  // of a level: the first one's queries
+  const char* middle;     // queries in the middle of the encoder
 };
 constexpr Spelling kSpellings[] = {
-    {"diffusers", "encoder.down_blocks.", ".resnets.",
-     "encoder.mid_block.attentions.0.to_q.weight"},
-    {"original", "encoder.down.", ".block.", "encoder.mid.attn_1.q.weight"},
+    {"diffusers", "encoder.down_blocks.", "decoder.up_blocks.", ".resnets.",
+     ".attentions.0.to_q.weight", "encoder.mid_block.attentions.0.to_q.weight"},
+    {"original", "encoder.down.", "decoder.up.", ".block.", ".attn.0.q.weight",
+     "encoder.mid.attn_1.q.weight"},
 };
 constexpr const char* kPrefixes[] = {"", "vae.", "first_stage_model."};
 
@@ -57,8 +60,23 @@ AutoencoderConfig read_config(const TensorIndex& index, const std::string& prefi
                  c.channels == 16 && c.res_blocks == 2 && c.widths == AutoencoderConfig().widths,
                  "VAE", "norm_num_groups, scaling_factor and shift_factor");
   c.groups = index.config_integer("norm_num_groups").value_or(c.groups);
-  const atelier::TensorMeta* attention = index.find(prefix + spelling.attention);
-  c.conv_attention = attention != nullptr && attention->shape.size() == 4;
+  const auto attends = [&](const std::string& queries) {
+    const atelier::TensorMeta* found = index.find(prefix + queries);
+    c.conv_attention = c.conv_attention || (found != nullptr && found->shape.size() == 4);
+    return found != nullptr;
+  };
+  const bool is_original = spelling.name == std::string_view("original");
+  const auto levels = std::ssize(c.widths);
+  for (int64_t level = 0; level < levels; ++level) {
+    // The original spelling counts the decoder's levels from the finest.
+    const int64_t up = is_original ? levels - 1 - level : level;
+    c.down_attention.push_back(
+        attends(spelling.level + std::to_string(level) + spelling.attention));
+    c.up_attention.push_back(attends(spelling.up_level + std::to_string(up) + spelling.attention));
+  }
+  c.mid_attention = attends(spelling.middle);
+  c.quant_conv = index.contains(prefix + "quant_conv.weight");
+  c.post_quant_conv = index.contains(prefix + "post_quant_conv.weight");
   c.scale = index.config_real("scaling_factor").value_or(c.scale);
   c.shift =
       index.has_null("shift_factor") ? 0 : index.config_real("shift_factor").value_or(c.shift);
@@ -204,11 +222,13 @@ std::string original_name(std::string path, int64_t levels) {
   static constexpr Renamed kParts[] = {
       {".mid_block.resnets.0.", ".mid.block_1."},
       {".mid_block.resnets.1.", ".mid.block_2."},
-      {".mid_block.attentions.0.group_norm.", ".mid.attn_1.norm."},
-      {".mid_block.attentions.0.to_q.", ".mid.attn_1.q."},
-      {".mid_block.attentions.0.to_k.", ".mid.attn_1.k."},
-      {".mid_block.attentions.0.to_v.", ".mid.attn_1.v."},
-      {".mid_block.attentions.0.to_out.0.", ".mid.attn_1.proj_out."},
+      {".mid_block.attentions.0.", ".mid.attn_1."},
+      {".attentions.", ".attn."},
+      {".group_norm.", ".norm."},
+      {".to_q.", ".q."},
+      {".to_k.", ".k."},
+      {".to_v.", ".v."},
+      {".to_out.0.", ".proj_out."},
       {".conv_norm_out.", ".norm_out."},
       {".down_blocks.", ".down."},
       {".downsamplers.0.conv.", ".downsample.conv."},
@@ -265,10 +285,13 @@ class AutoencoderHalf final : public Module {
   void add_res(const std::string& name, int64_t in, int64_t out, const AutoencoderConfig& c) {
     blocks_.push_back(std::make_unique<ResBlock>(this, name, in, out, c.groups));
   }
+  void add_attention(const std::string& name, int64_t width, const AutoencoderConfig& c) {
+    blocks_.push_back(std::make_unique<AttentionBlock>(this, name, width, c));
+  }
   void add_middle(const AutoencoderConfig& c) {
     const int64_t width = c.widths.back();
     add_res("mid_block.resnets.0", width, width, c);
-    blocks_.push_back(std::make_unique<AttentionBlock>(this, "mid_block.attentions.0", width, c));
+    if (c.mid_attention) add_attention("mid_block.attentions.0", width, c);
     add_res("mid_block.resnets.1", width, width, c);
   }
   void add_down(const AutoencoderConfig& c) {
@@ -278,6 +301,8 @@ class AutoencoderHalf final : public Module {
       for (int64_t j = 0; j < c.res_blocks; ++j) {
         add_res(level + ".resnets." + std::to_string(j), width, c.widths[i], c);
         width = c.widths[i];
+        if (!c.down_attention.empty() && c.down_attention[i])
+          add_attention(level + ".attentions." + std::to_string(j), width, c);
       }
       if (i + 1 == c.widths.size()) break;
       blocks_.push_back(
@@ -292,6 +317,8 @@ class AutoencoderHalf final : public Module {
       for (int64_t j = 0; j <= c.res_blocks; ++j) {
         add_res(level + ".resnets." + std::to_string(j), width, out, c);
         width = out;
+        if (!c.up_attention.empty() && c.up_attention[i])
+          add_attention(level + ".attentions." + std::to_string(j), width, c);
       }
       if (i + 1 == c.widths.size()) break;
       blocks_.push_back(
@@ -309,8 +336,11 @@ std::optional<Detection> detect_autoencoder(const TensorIndex& checkpoint) {
     for (const Spelling& spelling : kSpellings) {
       const std::string first = std::string(prefix) + spelling.level + "0" + spelling.res;
       if (!checkpoint.contains(first + "0.conv1.weight")) continue;
-      // Autoencoders of other families have convolutions on the latents.
-      if (checkpoint.contains(std::string(prefix) + "quant_conv.weight")) continue;
+      // With convolutions on the latents it is another model's, unless a config says how its
+      // latents are scaled.
+      if (checkpoint.contains(std::string(prefix) + "quant_conv.weight") &&
+          !checkpoint.config().contains("scaling_factor"))
+        continue;
       Detection part = to_detection(read_config(checkpoint, prefix, spelling));
       part.prefix = prefix;
       part.spelling = spelling.name;
@@ -321,28 +351,44 @@ std::optional<Detection> detect_autoencoder(const TensorIndex& checkpoint) {
 }
 
 AutoencoderConfig autoencoder_config(const Detection& part) {
+  const auto list = [&](const char* key) {
+    return std::get<std::vector<double>>(part.config.at(key));
+  };
+  const auto flag = [&](const char* key) { return std::get<bool>(part.config.at(key)); };
+  const std::vector<double> widths = list("widths"), down = list("down_attention"),
+                            up = list("up_attention");
   AutoencoderConfig c;
   c.channels = part.integer("channels");
-  const auto& widths = std::get<std::vector<double>>(part.config.at("widths"));
   c.widths.assign(widths.begin(), widths.end());
+  c.down_attention.assign(down.begin(), down.end());
+  c.up_attention.assign(up.begin(), up.end());
   c.res_blocks = part.integer("res_blocks");
   c.groups = part.integer("groups");
-  c.conv_attention = std::get<bool>(part.config.at("conv_attention"));
+  c.mid_attention = flag("mid_attention");
+  c.conv_attention = flag("conv_attention");
+  c.quant_conv = flag("quant_conv");
+  c.post_quant_conv = flag("post_quant_conv");
   c.scale = part.real("scale");
   c.shift = part.real("shift");
   return c;
 }
 
 Detection to_detection(const AutoencoderConfig& c) {
+  const auto reals = [](const auto& list) { return std::vector<double>(list.begin(), list.end()); };
   return {.component = "vae",
           .variant = "",
           .prefix = "",
           .spelling = "diffusers",
           .config = {{"channels", c.channels},
-                     {"widths", std::vector<double>(c.widths.begin(), c.widths.end())},
+                     {"widths", reals(c.widths)},
                      {"res_blocks", c.res_blocks},
                      {"groups", c.groups},
+                     {"down_attention", reals(c.down_attention)},
+                     {"up_attention", reals(c.up_attention)},
+                     {"mid_attention", c.mid_attention},
                      {"conv_attention", c.conv_attention},
+                     {"quant_conv", c.quant_conv},
+                     {"post_quant_conv", c.post_quant_conv},
                      {"scale", c.scale},
                      {"shift", c.shift}}};
 }
@@ -366,7 +412,12 @@ Autoencoder::Autoencoder(const AutoencoderConfig& c)
     : Module(nullptr, "vae"),
       config_(c),
       encoder_(std::make_unique<AutoencoderHalf>(this, "encoder", c, /*encoder=*/true)),
-      decoder_(std::make_unique<AutoencoderHalf>(this, "decoder", c, /*encoder=*/false)) {}
+      decoder_(std::make_unique<AutoencoderHalf>(this, "decoder", c, /*encoder=*/false)) {
+  if (c.quant_conv)
+    quant_conv_ = std::make_unique<Conv2d>(this, "quant_conv", 2 * c.channels, 2 * c.channels, 1);
+  if (c.post_quant_conv)
+    post_quant_conv_ = std::make_unique<Conv2d>(this, "post_quant_conv", c.channels, c.channels, 1);
+}
 Autoencoder::~Autoencoder() = default;
 
 std::vector<Block*> Autoencoder::blocks() const {
@@ -382,7 +433,8 @@ at::Tensor Autoencoder::encode(const at::Tensor& image_BCHW, atelier::BlockRunne
   const at::ScalarType dtype = options.dtype().toScalarType();
   const at::Tensor x =
       image_BCHW.to(options.device(), dtype).contiguous(at::MemoryFormat::ChannelsLast);
-  const at::Tensor moments = encoder_->forward(x, runner);
+  at::Tensor moments = encoder_->forward(x, runner);
+  if (quant_conv_) moments = quant_conv_->forward(moments);
   const at::Tensor mean = moments.narrow(1, 0, config_.channels).to(wide(dtype));
   return ((mean - config_.shift) * config_.scale).to(dtype).contiguous();
 }
@@ -391,8 +443,10 @@ at::Tensor Autoencoder::decode(const at::Tensor& latents_BCHW, atelier::BlockRun
   const at::TensorOptions options = decoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
   const at::Tensor z = latents_BCHW.to(options.device(), wide(dtype));
-  const at::Tensor x = (z / config_.scale + config_.shift).to(dtype);
-  const at::Tensor y = decoder_->forward(x.contiguous(at::MemoryFormat::ChannelsLast), runner);
+  at::Tensor x =
+      (z / config_.scale + config_.shift).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
+  if (post_quant_conv_) x = post_quant_conv_->forward(x);
+  const at::Tensor y = decoder_->forward(x, runner);
   return at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous();
 }
 

@@ -16,10 +16,15 @@ namespace lumina2 {
 struct AutoencoderConfig {
   int64_t channels = 16;                               // of the latents
   std::vector<int64_t> widths = {128, 256, 512, 512};  // of each level, finest first
-  int64_t res_blocks = 2;       // of an encoder level; a decoder level has one more
-  int64_t groups = 32;          // of the group norms
+  int64_t res_blocks = 2;  // of an encoder level; a decoder level has one more
+  int64_t groups = 32;     // of the group norms
+  // Attention behind the blocks of a level of the encoder, and of the decoder, whose coarsest level
+  // is its first; empty: nowhere. And in the middle of both.
+  std::vector<bool> down_attention, up_attention;
+  bool mid_attention = true;
   bool conv_attention = false;  // whether attention's products are stored as 1 x 1 convolutions
-  double scale = 0.3611, shift = 0.1159;  // latents are (z - shift) * scale
+  bool quant_conv = false, post_quant_conv = false;  // convolutions behind encoder, before decoder
+  double scale = 0.3611, shift = 0.1159;             // latents are (z - shift) * scale
 
   int64_t stride() const { return int64_t{1} << (widths.size() - 1); }  // pixels per latent cell
 };
@@ -55,6 +60,7 @@ class Autoencoder final : public atelier::nn::Module {
  private:
   AutoencoderConfig config_;
   std::unique_ptr<AutoencoderHalf> encoder_, decoder_;
+  std::unique_ptr<atelier::nn::Conv2d> quant_conv_, post_quant_conv_;
 };
 
 }  // namespace lumina2

@@ -53,7 +53,7 @@ std::optional<Names> find_dit(const TensorIndex& index) {
         has("cap_embedder.1.weight") && has("layers.0.adaLN_modulation.1.weight");
     const bool is_diffusers = has("time_caption_embed.caption_embedder.1.weight") &&
                               has("layers.0.norm1.linear.weight") &&
-                              has("context_refiner.0.attn.to_q.weight");
+                              has("layers.0.attn.to_q.weight");
     if (is_original || is_diffusers) return Names{prefix, is_original};
   }
   return std::nullopt;
@@ -130,13 +130,16 @@ Detection detect_dit(const TensorIndex& index, const Names& names) {
   c.text_width = index.dim(
       names.of("cap_embedder.1.weight", "time_caption_embed.caption_embedder.1.weight"), 1);
   c.time_width = index.dim(time, 0);
-  c.channels = parts(index, x_embedder, 1, kPatch * kPatch);
+  c.patch = index.config_integer("patch_size").value_or(kPublishedPatch);
+  if (c.patch < 1 || c.patch > 64) refuse("has a patch_size of " + text(c.patch), kConfigHint);
+  c.channels = parts(index, x_embedder, 1, c.patch * c.patch);
   const int64_t out =
       index.dim(names.of("final_layer.linear.weight", "norm_out.linear_2.weight"), 0);
-  if (out != c.channels * kPatch * kPatch) {
-    throw Error(ErrorCode::kUnsupported, "this is a DiT with " +
-                                             text(c.channels * kPatch * kPatch) + " input and " +
-                                             text(out) + " output values a token");
+  if (out != c.channels * c.patch * c.patch) {
+    throw Error(ErrorCode::kUnsupported,
+                "this is a DiT with " + text(c.channels * c.patch * c.patch) + " input and " +
+                    text(out) + " output values a token",
+                "only a velocity of the latents' own channels can be sampled");
   }
   require_config(index,
                  c.width == 2304 && c.head_dim == 96 && c.kv_heads == 8 && c.mlp_width == 9216 &&
@@ -201,6 +204,7 @@ DitConfig dit_config(const Detection& part) {
           .text_width = part.integer("text_width"),
           .time_width = part.integer("time_width"),
           .channels = part.integer("channels"),
+          .patch = part.integer("patch"),
           .axes = {axis(0), axis(1), axis(2)},
           .norm_eps = part.real("norm_eps")};
 }
@@ -220,6 +224,7 @@ Detection to_detection(const DitConfig& c) {
            {"text_width", c.text_width},
            {"time_width", c.time_width},
            {"channels", c.channels},
+           {"patch", c.patch},
            {"axes", std::vector<double>(c.axes.begin(), c.axes.end())},
            {"norm_eps", c.norm_eps}}};
 }

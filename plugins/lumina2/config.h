@@ -9,12 +9,13 @@
 namespace lumina2 {
 
 inline constexpr const char* kVariant = "lumina-image-2.0";
-inline constexpr int64_t kPatch = 2;  // latent cells per denoiser token along each side
+inline constexpr int64_t kPublishedPatch = 2;
 
 struct DitConfig {
   int64_t layers, refiners;  // refiners: of the text, and as many of the picture
   int64_t width, heads, kv_heads, head_dim, mlp_width, text_width, time_width;
   int64_t channels;             // of the latents, in and out
+  int64_t patch;                // latent cells per token along each side
   std::array<int64_t, 3> axes;  // channels of a head that carry text position, row and column
   double norm_eps;
 

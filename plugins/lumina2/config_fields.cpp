@@ -32,8 +32,7 @@ ConfigFields dit_fields(const DitConfig& c) {
       .told("cap_feat_dim", {c.text_width})
       .told("in_channels", {c.channels})
       .told("out_channels", {c.channels, nullptr})
-      .fixed("patch_size", {kPatch})
-      .read({"axes_dim_rope", "norm_eps"});
+      .read({"patch_size", "axes_dim_rope", "norm_eps"});
   return fields;
 }
 
@@ -58,8 +57,11 @@ ConfigFields encoder_fields(const Gemma2Config& c) {
 }
 
 ConfigFields autoencoder_fields(const AutoencoderConfig& c) {
-  const size_t levels = c.widths.size();
-  const auto blocks = [&](const char* kind) { return std::vector<std::string>(levels, kind); };
+  const auto kinds = [&](const std::vector<bool>& attends, const std::string& kind) {
+    std::vector<std::string> names(c.widths.size(), kind);
+    for (size_t i = 0; i < attends.size(); ++i) names[i] = (attends[i] ? "Attn" : "") + kind;
+    return names;
+  };
   ConfigFields fields;
   fields.of_diffusers({"AutoencoderKL"})
       .ignored({"sample_size", "force_upcast"})
@@ -68,12 +70,12 @@ ConfigFields autoencoder_fields(const AutoencoderConfig& c) {
       .told("latent_channels", {c.channels})
       .told("block_out_channels", {std::vector<double>(c.widths.begin(), c.widths.end())})
       .told("layers_per_block", {c.res_blocks})
-      .fixed("down_block_types", {blocks("DownEncoderBlock2D")})
-      .fixed("up_block_types", {blocks("UpDecoderBlock2D")})
+      .told("down_block_types", {kinds(c.down_attention, "DownEncoderBlock2D")})
+      .told("up_block_types", {kinds(c.up_attention, "UpDecoderBlock2D")})
       .fixed("act_fn", {"silu", "swish"})
-      .fixed("mid_block_add_attention", {true})
-      .fixed("use_quant_conv", {false})
-      .fixed("use_post_quant_conv", {false})
+      .told("mid_block_add_attention", {c.mid_attention})
+      .told("use_quant_conv", {c.quant_conv})
+      .told("use_post_quant_conv", {c.post_quant_conv})
       .fixed("latents_mean", {nullptr})
       .fixed("latents_std", {nullptr})
       .read({"norm_num_groups", "scaling_factor", "shift_factor"});

@@ -149,7 +149,7 @@ class DitBlock final : public atelier::Block {
 Dit::Dit(const DitConfig& c)
     : Module(nullptr, "dit"),
       config_(c),
-      x_embedder_(this, "x_embedder", c.channels * kPatch * kPatch, c.width),
+      x_embedder_(this, "x_embedder", c.channels * c.patch * c.patch, c.width),
       time_in_(this, "t_embedder.mlp.0", kTimeChannels, c.time_width),
       time_out_(this, "t_embedder.mlp.2", c.time_width, c.time_width),
       caption_norm_(this, "cap_embedder.0", c.text_width, c.norm_eps),
@@ -158,7 +158,7 @@ Dit::Dit(const DitConfig& c)
       noise_refiner_(make_blocks("noise_refiner.", c.refiners, /*is_modulated=*/true)),
       layers_(make_blocks("layers.", c.layers, /*is_modulated=*/true)),
       final_modulation_(this, "final_layer.adaLN_modulation.1", c.time_width, c.width),
-      final_linear_(this, "final_layer.linear", c.width, c.channels * kPatch * kPatch) {}
+      final_linear_(this, "final_layer.linear", c.width, c.channels * c.patch * c.patch) {}
 
 Dit::~Dit() = default;
 
@@ -278,8 +278,8 @@ void Dit::prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& ru
 at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
                         std::span<const at::Tensor> prompts, std::optional<int64_t> level,
                         atelier::BlockRunner& runner) {
-  const int64_t B = x_BCTHW.size(0), C = x_BCTHW.size(1);
-  const int64_t H = x_BCTHW.size(3) / kPatch, W = x_BCTHW.size(4) / kPatch;
+  const int64_t B = x_BCTHW.size(0), C = x_BCTHW.size(1), p = config_.patch;
+  const int64_t H = x_BCTHW.size(3) / p, W = x_BCTHW.size(4) / p;
 
   std::vector<int64_t> lengths;
   for (const at::Tensor& prompt : prompts) lengths.push_back(prompt.size(0));
@@ -308,9 +308,9 @@ at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
   }
 
   // Values of a token: its rows, its columns, then channels.
-  at::Tensor image = x_embedder_.forward(x_BCTHW.reshape({B, C, H, kPatch, W, kPatch})
+  at::Tensor image = x_embedder_.forward(x_BCTHW.reshape({B, C, H, p, W, p})
                                              .permute({0, 2, 4, 3, 5, 1})
-                                             .reshape({B * H * W, kPatch * kPatch * C}));
+                                             .reshape({B * H * W, p * p * C}));
   for (size_t i = 0; i < noise_refiner_.size(); ++i) {
     image = runner.run(*noise_refiner_[i], {image, table.image_cos, table.image_sin,
                                             image_rows.tensor(), level_of(i)})[0];
@@ -330,9 +330,9 @@ at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
       ops::norm_modulate(image, at::zeros_like(scale), scale, image_rows, kFinalNormEps));
   // The model goes from noise to the picture.
   return image.neg()
-      .view({B, H, W, kPatch, kPatch, C})
+      .view({B, H, W, p, p, C})
       .permute({0, 5, 1, 3, 2, 4})
-      .reshape({B, C, 1, H * kPatch, W * kPatch});
+      .reshape({B, C, 1, H * p, W * p});
 }
 
 }  // namespace lumina2

@@ -26,10 +26,10 @@ class Dit final : public atelier::nn::Module {
 
   // Predicts noise - clean.
   //
-  // x_BCTHW: noisy latents, compute dtype, T = 1, even H and W. sigma_B: float32 on x's device.
-  // prompts: one per sample, [L, text_width], lengths may differ. level: which prepared one sigma_B
-  // holds. Returns the shape and dtype of x_BCTHW. Throws Error{kInvalidArgument} for a level that
-  // is not prepared.
+  // x_BCTHW: noisy latents, compute dtype, T = 1, H and W in whole patches. sigma_B: float32 on x's
+  // device. prompts: one per sample, [L, text_width], lengths may differ. level: which prepared one
+  // sigma_B holds. Returns the shape and dtype of x_BCTHW. Throws Error{kInvalidArgument} for a
+  // level that is not prepared.
   at::Tensor forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
                      std::span<const at::Tensor> prompts, std::optional<int64_t> level,
                      atelier::BlockRunner& runner);

@@ -134,6 +134,7 @@ class Family final : public atelier::ModelFamily {
                                .text_width = 48,
                                .time_width = 96,
                                .channels = 16,
+                               .patch = kPublishedPatch,
                                .axes = {8, 8, 8},
                                .norm_eps = 1e-5})};
     for (Detection& part : parts) part.variant = kVariant;

@@ -133,11 +133,12 @@ atelier::LatentSpec Lumina2::latent_spec() const {
   const int64_t channels = vae_   ? vae_->config().channels
                            : dit_ ? dit_->config().channels
                                   : kLatentChannels;
+  const int64_t patch = dit_ ? dit_->config().patch : kPublishedPatch;
   return {.channels = channels,
           .spatial_stride = stride,
           .temporal_stride = 1,
-          .pixel_multiple = kPatch * stride,
-          .token_stride = kPatch * stride};
+          .pixel_multiple = patch * stride,
+          .token_stride = patch * stride};
 }
 
 atelier::Conditioning Lumina2::encode_text(const atelier::Inputs& inputs,
@@ -169,9 +170,10 @@ at::Tensor Lumina2::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunn
             ", 1, H, W] expected");
   }
   one_frame(x.size(2));
-  if (x.size(3) < kPatch || x.size(4) < kPatch || x.size(3) % kPatch != 0 ||
-      x.size(4) % kPatch != 0) {
-    invalid("latents of shape " + shape_text(x) + ": height and width are even",
+  const int64_t patch = dit.config().patch;
+  if (x.size(3) < patch || x.size(4) < patch || x.size(3) % patch != 0 || x.size(4) % patch != 0) {
+    invalid("latents of shape " + shape_text(x) + ": height and width are multiples of " +
+                std::to_string(patch),
             "height and width in pixels are multiples of " +
                 std::to_string(latent_spec().pixel_multiple));
   }

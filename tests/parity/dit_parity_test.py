@@ -2,6 +2,7 @@
 prompt."""
 
 import sys
+import tempfile
 import unittest
 
 import torch
@@ -88,6 +89,15 @@ class DitParityTest(unittest.TestCase):
                 self.check("denoiser, ComfyUI file", self.inputs(1, height, width, 13, dim=256),
                            self.models.root / "single" / "dit.safetensors",
                            self.models.wide_transformer)
+
+    def test_a_config_with_guidance_gives_the_same_velocity(self):
+        """No weights embed it, and the reference's denoiser computes none."""
+        transformer = tiny_models.make_transformer(joint_dim=96, heads=3, head_dim=32,
+                                                   axes=(8, 12, 12), seed=6, guidance_embeds=True)
+        with tempfile.TemporaryDirectory() as folder:
+            transformer.save_pretrained(folder)
+            self.check("denoiser, guidance in its config", self.inputs(1, 3, 4, 7), folder,
+                       transformer)
 
     def test_all_gradients_are_the_same(self):
         self.check_gradients("denoiser, all gradients", self.inputs(1, 5, 6, 13), "*",

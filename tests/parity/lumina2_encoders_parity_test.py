@@ -28,6 +28,11 @@ ENCODERS = {
     "heads": dict(num_attention_heads=4, num_key_value_heads=4, head_dim=8, hidden_size=36,
                   rope_parameters=dict(rope_type="default", rope_theta=500.0)),
     "one key": dict(num_attention_heads=6, num_key_value_heads=1, head_dim=10, rms_norm_eps=1e-3),
+    "no cap": dict(attn_logit_softcapping=None, query_pre_attn_scalar=20),
+    "listed windows": dict(sliding_window=3, num_hidden_layers=4,
+                           layer_types=["full_attention"] + ["sliding_attention"] * 2 +
+                           ["full_attention"]),
+    "biases": dict(attention_bias=True),
 }  # fmt: skip
 
 AUTOENCODERS = {
@@ -35,6 +40,16 @@ AUTOENCODERS = {
     "four levels": dict(block_out_channels=[8, 16, 32, 32], norm_num_groups=4, layers_per_block=2),
     "one level": dict(block_out_channels=[12], norm_num_groups=3, layers_per_block=2,
                       scaling_factor=1.5305, shift_factor=0.0609),
+    "no shift": dict(block_out_channels=[8, 16], norm_num_groups=4, shift_factor=None),
+    "no attention": dict(block_out_channels=[8, 16], norm_num_groups=4,
+                         mid_block_add_attention=False),
+    "convolved latents": dict(block_out_channels=[8, 16], norm_num_groups=4, use_quant_conv=True,
+                              use_post_quant_conv=True),
+    "attention in levels": dict(block_out_channels=[8, 16, 16], norm_num_groups=4,
+                                down_block_types=["DownEncoderBlock2D", "AttnDownEncoderBlock2D",
+                                                  "DownEncoderBlock2D"],
+                                up_block_types=["AttnUpDecoderBlock2D", "UpDecoderBlock2D",
+                                                "UpDecoderBlock2D"]),
 }  # fmt: skip
 
 
@@ -125,7 +140,8 @@ class Gemma2Test(Folder):
     def test_windows_and_caps_change_the_hidden_states(self):
         """What the comparison above would not see otherwise."""
         for seed, name, changes in ((80, "window", dict(sliding_window=4096)),
-                                    (81, "cap", dict(attn_logit_softcapping=None))):
+                                    (81, "cap", dict(attn_logit_softcapping=None)),
+                                    (86, "listed windows", dict(layer_types=None))):
             other = make_encoder(seed, **{**ENCODERS[name], **changes})
             with torch.no_grad():
                 far = compare.relative_error(self.expected(other), self.expected(self.encoders[name]))
@@ -216,18 +232,18 @@ class AutoencoderTest(Folder):
                     compare.assert_gradients(f"autoencoder, {name}, gradients of {key}", got,
                                              expected)
 
-    def test_the_original_spelling_of_four_levels_gives_the_same(self):
-        vae = self.autoencoders["four levels"]
-        folder = self.dir / "original"
-        folder.mkdir()
-        save_file(tiny_models.contiguous(lumina2_models.original_vae(vae.state_dict())),
-                  folder / "ae.safetensors")
-        vae.save_config(folder)  # the number of groups is not in the shapes
-        for key, (value, reference) in self.inputs(vae).items():
-            with torch.no_grad():
-                (got,) = self.probe("vae", folder, {key: value}).values()
-                compare.assert_close(f"autoencoder, original spelling, of {key}", got,
-                                     reference(vae, value), TOLERANCE)
+    def test_the_original_spelling_gives_the_same(self):
+        for name in ("four levels", "convolved latents", "attention in levels", "no attention"):
+            vae = self.autoencoders[name]
+            folder = self.dir / "original" / name
+            vae.save_config(folder)  # the number of groups is not in the shapes
+            save_file(tiny_models.contiguous(lumina2_models.original_vae(vae.state_dict())),
+                      folder / "ae.safetensors")
+            for key, (value, reference) in self.inputs(vae).items():
+                with self.subTest(name=name, key=key), torch.no_grad():
+                    (got,) = self.probe("vae", folder, {key: value}).values()
+                    compare.assert_close(f"autoencoder, original spelling, {name}, of {key}", got,
+                                         reference(vae, value), TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -150,26 +150,21 @@ def original_dit(state):
 
 
 def original_vae(state):
+    last = max(int(name.split(".")[2]) for name in state if name.startswith("decoder.up_blocks."))
     result = {}
     for name, tensor in state.items():
-        name = re.sub(r"^encoder\.down_blocks\.(\d)\.resnets\.(\d)",
-                      r"encoder.down.\1.block.\2", name)
-        name = re.sub(r"^encoder\.down_blocks\.(\d)\.downsamplers\.0",
-                      r"encoder.down.\1.downsample", name)
-        name = re.sub(r"^decoder\.up_blocks\.(\d)\.resnets\.(\d)",
-                      lambda m: f"decoder.up.{3 - int(m[1])}.block.{m[2]}", name)
-        name = re.sub(r"^decoder\.up_blocks\.(\d)\.upsamplers\.0",
-                      lambda m: f"decoder.up.{3 - int(m[1])}.upsample", name)
+        name = re.sub(r"^encoder\.down_blocks\.", "encoder.down.", name)
+        name = re.sub(r"^decoder\.up_blocks\.(\d)", lambda m: f"decoder.up.{last - int(m[1])}", name)
         name = re.sub(r"mid_block\.resnets\.(\d)", lambda m: f"mid.block_{int(m[1]) + 1}", name)
-        for here, there in (("mid_block.attentions.0.group_norm",
-                             "mid.attn_1.norm"), ("mid_block.attentions.0.to_out.0",
-                                                  "mid.attn_1.proj_out"),
-                            ("mid_block.attentions.0.to_", "mid.attn_1."), ("conv_shortcut",
-                                                                            "nin_shortcut"),
+        if ".attentions." in name and tensor.dim() == 2:
+            tensor = tensor[:, :, None, None]
+        for here, there in (("mid_block.attentions.0.", "mid.attn_1."), (".attentions.", ".attn."),
+                            (".group_norm.", ".norm."), (".to_out.0.", ".proj_out."),
+                            (".to_", "."), (".resnets.", ".block."),
+                            (".downsamplers.0.", ".downsample."),
+                            (".upsamplers.0.", ".upsample."), ("conv_shortcut", "nin_shortcut"),
                             ("conv_norm_out", "norm_out")):
             name = name.replace(here, there)
-        if "mid.attn_1" in name and tensor.dim() == 2:
-            tensor = tensor[:, :, None, None]
         result[name] = tensor
     return result
 
@@ -242,7 +237,7 @@ class Lumina2Models:
 
 
 def velocity(transformer, latents, sigma, prompt_embeds, lengths=None):
-    """noise - clean, [B, 16, 1, h, w], for latents of the same shape."""
+    """noise - clean, [B, C, 1, h, w], for latents of the same shape."""
     mask = torch.ones(prompt_embeds.shape[:2], dtype=torch.long)
     if lengths is not None:
         mask = (torch.arange(prompt_embeds.shape[1])[None] < lengths[:, None]).long()
@@ -267,13 +262,13 @@ def hidden(text_encoder, input_ids, lengths=None):
 def encode(vae, image):
     """Normalised latents, [B, 16, 1, H/8, W/8], of an image [B, 3, H, W] in [-1, 1]."""
     mean = vae.encode(image).latent_dist.mode()
-    return ((mean - vae.config.shift_factor) * vae.config.scaling_factor)[:, :, None]
+    return ((mean - (vae.config.shift_factor or 0)) * vae.config.scaling_factor)[:, :, None]
 
 
 def decode(vae, latents):
     """The image [B, 3, H, W] in [-1, 1] of normalised latents [B, 16, 1, h, w]."""
     return vae.decode(latents[:, :, 0] / vae.config.scaling_factor +
-                      vae.config.shift_factor).sample
+                      (vae.config.shift_factor or 0)).sample
 
 
 @functools.cache

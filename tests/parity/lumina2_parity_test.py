@@ -110,14 +110,22 @@ class Lumina2DitTest(unittest.TestCase):
                 })
             compare.assert_close("lumina2, batch against its samples", together[row:row + 1], alone)
 
-    def test_axes_of_the_config_count(self):
-        transformer = lumina2_models.make_transformer(seed=74, axes_dim_rope=(4, 12, 8))
-        with tempfile.TemporaryDirectory() as folder:
-            transformer.save_pretrained(folder)
-            inputs = self.inputs(1, 4, 5, 13)
-            compare.assert_close("lumina2, denoiser, other axes",
-                                 probe("dit", folder, inputs)["velocity"],
-                                 self.expected(inputs, transformer))
+    def test_what_configs_say_counts(self):
+        for changes in (dict(axes_dim_rope=(4, 12, 8)), dict(num_refiner_layers=0),
+                        dict(patch_size=1), dict(patch_size=4, in_channels=4)):
+            transformer = lumina2_models.make_transformer(seed=74, **changes)
+            inputs = self.inputs(1, 4, 6, 13)
+            inputs["latents"] = inputs["latents"][:, :transformer.config.in_channels]
+            original = lumina2_models.original_dit(transformer.state_dict())
+            with self.subTest(**changes), tempfile.TemporaryDirectory() as folder:
+                transformer.save_pretrained(folder)
+                file = pathlib.Path(folder) / "original" / "dit.safetensors"
+                transformer.save_config(file.parent)
+                save_file(tiny_models.contiguous(original), file)
+                for path in (folder, file):
+                    compare.assert_close(f"lumina2, denoiser, {changes}",
+                                         probe("dit", path, inputs)["velocity"],
+                                         self.expected(inputs, transformer))
 
     def test_all_gradients_are_the_same(self):
         for name, inputs in (("one sample", self.inputs(1, 5, 6, 13)), ("a batch", self.batch())):

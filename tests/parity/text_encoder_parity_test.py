@@ -3,6 +3,7 @@ files."""
 
 import re
 import sys
+import tempfile
 import unittest
 
 import torch
@@ -68,6 +69,26 @@ class TextEncoderParityTest(unittest.TestCase):
         got = self.probe(self.models.root / "single" / "text_encoder.safetensors")["hidden"]
         compare.assert_close("text encoder, ComfyUI file", got,
                              self.expected(self.models.wide_text_encoder))
+
+    def test_layers_with_a_window_give_the_same_hidden_states(self):
+        ids = {
+            text: self.models.tokenizer.convert_tokens_to_ids(text)
+            for text, _ in tiny_models.ADDED_TOKENS
+        }
+        types = ["full_attention", "sliding_attention", "full_attention"]
+        for name, changes in (("last layers", dict(max_window_layers=1)),
+                              ("listed layers", dict(layer_types=types))):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                encoder = tiny_models.make_text_encoder(
+                    self.encoder.config.text_config.vocab_size, hidden=96, heads=6, kv_heads=2,
+                    sections=[2, 3, 3], ids=ids, seed=1,
+                    **{**dict(use_sliding_window=True, sliding_window=5), **changes})
+                encoder.save_pretrained(folder)
+                expected = self.expected(encoder)
+                compare.assert_close("text encoder, windows", self.probe(folder)["hidden"],
+                                     expected)
+                self.assertGreater(compare.relative_error(expected, self.expected(self.encoder)),
+                                   0.01)
 
     def test_gradients_are_the_same(self):
         self.check_gradients("text encoder, all gradients", "*", lambda name: True)

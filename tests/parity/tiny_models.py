@@ -208,7 +208,7 @@ def save_tokenizer(tokenizer, folder, as_json):
                                        encoding="utf-8")
 
 
-def make_transformer(joint_dim, heads, head_dim, axes, seed, layers=2):
+def make_transformer(joint_dim, heads, head_dim, axes, seed, layers=2, guidance_embeds=False):
     transformer = QwenImageTransformer2DModel(patch_size=2,
                                               in_channels=64,
                                               out_channels=16,
@@ -216,7 +216,7 @@ def make_transformer(joint_dim, heads, head_dim, axes, seed, layers=2):
                                               attention_head_dim=head_dim,
                                               num_attention_heads=heads,
                                               joint_attention_dim=joint_dim,
-                                              guidance_embeds=False,
+                                              guidance_embeds=guidance_embeds,
                                               axes_dims_rope=axes)
     # Strong attention outputs and text values let the prompt show in the picture.
     return randomize_(transformer,
@@ -224,21 +224,20 @@ def make_transformer(joint_dim, heads, head_dim, axes, seed, layers=2):
                       overrides=[(r"attn\.to_out\.0|add_v_proj", 4.0), (r"proj_out", 1.3)])
 
 
-def make_text_encoder(vocabulary, hidden, heads, kv_heads, sections, ids, seed):
-    config = Qwen2_5_VLConfig(text_config=dict(vocab_size=vocabulary,
-                                               hidden_size=hidden,
-                                               intermediate_size=hidden + 24,
-                                               num_hidden_layers=3,
-                                               num_attention_heads=heads,
-                                               num_key_value_heads=kv_heads,
-                                               rms_norm_eps=1e-6,
-                                               max_position_embeddings=4096,
-                                               max_window_layers=3,
-                                               bos_token_id=ids["<|endoftext|>"],
-                                               eos_token_id=ids["<|im_end|>"],
-                                               rope_parameters=dict(rope_type="default",
-                                                                    mrope_section=sections,
-                                                                    rope_theta=1e6)),
+def make_text_encoder(vocabulary, hidden, heads, kv_heads, sections, ids, seed, **changes):
+    text = dict(vocab_size=vocabulary,
+                hidden_size=hidden,
+                intermediate_size=hidden + 24,
+                num_hidden_layers=3,
+                num_attention_heads=heads,
+                num_key_value_heads=kv_heads,
+                rms_norm_eps=1e-6,
+                max_position_embeddings=4096,
+                max_window_layers=3,
+                bos_token_id=ids["<|endoftext|>"],
+                eos_token_id=ids["<|im_end|>"],
+                rope_parameters=dict(rope_type="default", mrope_section=sections, rope_theta=1e6))
+    config = Qwen2_5_VLConfig(text_config={**text, **changes},
                               vision_config=dict(depth=2,
                                                  hidden_size=32,
                                                  num_heads=2,
@@ -252,8 +251,8 @@ def make_text_encoder(vocabulary, hidden, heads, kv_heads, sections, ids, seed):
     return randomize_(Qwen2_5_VLForConditionalGeneration(config), seed)
 
 
-def make_vae(seed, base_dim=8):
-    vae = AutoencoderKLQwenImage(base_dim=base_dim, z_dim=16)
+def make_vae(seed, base_dim=8, **changes):
+    vae = AutoencoderKLQwenImage(base_dim=base_dim, z_dim=16, **changes)
     # The gain gives back the power that SiLU takes; the last convolution sets the contrast.
     return randomize_(vae,
                       seed,

@@ -1,10 +1,13 @@
 """The VAE encodes and decodes as diffusers' does, values and gradients, for both spellings of its
 files."""
 
+import pathlib
 import sys
+import tempfile
 import unittest
 
 import torch
+from safetensors.torch import save_file
 
 import atelier
 import compare
@@ -30,12 +33,12 @@ class VaeParityTest(unittest.TestCase):
         return torch.randn((batch, 16, 1, height, width),
                            generator=torch.Generator().manual_seed(seed))
 
-    def check(self, name, inputs, reference, paths=None):
+    def check(self, name, inputs, reference, paths=None, vae=None):
         (key, value), = inputs.items()
         got = atelier.probe("vae", paths or self.folder,
                             inputs)["image" if key == "latents" else "latents"]
         with torch.no_grad():
-            compare.assert_close(name, got, reference(self.vae, value))
+            compare.assert_close(name, got, reference(vae or self.vae, value))
 
     def test_images_encode_the_same(self):
         for height, width in ((64, 64), (40, 56), (24, 8), (8, 8)):
@@ -74,6 +77,21 @@ class VaeParityTest(unittest.TestCase):
                    references.encode, path)
         self.check("VAE, decode, original spelling", {"latents": self.latents(1, 5, 7)},
                    references.decode, path)
+
+    def test_levels_of_odd_widths_give_the_same(self):
+        vae = tiny_models.make_vae(seed=9, base_dim=5, dim_mult=[1, 3, 3],
+                                   temperal_downsample=[False, True])
+        original = {tiny_models.original_vae_name(k): v for k, v in vae.state_dict().items()}
+        with tempfile.TemporaryDirectory() as folder:
+            vae.save_pretrained(folder)
+            file = pathlib.Path(folder) / "original" / "vae.safetensors"
+            vae.save_config(file.parent)
+            save_file(tiny_models.contiguous(original), file)
+            for path in (folder, file):
+                self.check("VAE, encode, odd widths", {"image": self.image(1, 20, 28)},
+                           references.encode, path, vae)
+                self.check("VAE, decode, odd widths", {"latents": self.latents(1, 5, 7)},
+                           references.decode, path, vae)
 
     def test_gradients_of_encoding_are_the_same(self):
         self.check_gradients("VAE, encode, gradients", "image", self.image(2, 40, 56),

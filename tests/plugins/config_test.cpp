@@ -136,6 +136,9 @@ TEST_CASE("Numbers of another checkpoint and unknown fields are refused", "[conf
   kQwenVae.refuses("temperal_downsample", Reals{1, 1, 0}, ErrorCode::kInvalidArgument);
   kLuminaDit.refuses("num_refiner_layers", int64_t{3}, ErrorCode::kInvalidArgument);
   kLuminaText.refuses("vocab_size", nullptr, ErrorCode::kInvalidArgument);
+  kLuminaVae.refuses("use_quant_conv", true, ErrorCode::kInvalidArgument);
+  kLuminaVae.refuses("down_block_types", Texts(4, "AttnDownEncoderBlock2D"),
+                     ErrorCode::kInvalidArgument);
   kLuminaVae.refuses("block_out_channels", Reals{128, 256}, ErrorCode::kInvalidArgument);
   for (const Published& published :
        {kQwenDit, kQwenText, kQwenVae, kLuminaDit, kLuminaText, kLuminaVae}) {
@@ -168,7 +171,7 @@ TEST_CASE("Fields of another type are refused, and null is a type", "[config]") 
   }
 }
 
-TEST_CASE("Windows, caps and shifts are as the config says", "[config]") {
+TEST_CASE("Windows, caps, shifts and patches are as the config says", "[config]") {
   const auto windowed = [](const Detection& part) {
     return std::get<Reals>(part.config.at("windowed"));
   };
@@ -202,6 +205,7 @@ TEST_CASE("Windows, caps and shifts are as the config says", "[config]") {
     kLuminaText.detected({{"layer_types", Texts(26, "chunked_attention")}});
   });
   CHECK(kLuminaVae.detected({{"shift_factor", nullptr}}).real("shift") == 0);
+  CHECK(kLuminaDit.detected({{"patch_size", int64_t{4}}}).integer("channels") == 4);
 }
 
 TEST_CASE("The language model's own object goes before the fields beside it", "[config]") {
