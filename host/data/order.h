@@ -32,25 +32,30 @@ struct OrderOptions {
   uint64_t seed = 0;
 };
 
-// A pure function of the options and of what the items are: nothing is carried from step to step.
+// A pure function of the options and of what the items are: nothing is carried from step to step,
+// and of an epoch no more is held than passes over the dataset that are being read.
 //
 // In an epoch every item comes dataset_repeat times, once in each pass over the dataset, in an
 // order of its own for each pass. Items of one shape are gathered into batches of batch_size as
-// they come; what is left of each shape at the end of the epoch makes up batches of mixed shapes,
-// which run as several micro-batches of one step. Nothing is dropped. A step takes
-// gradient_accumulation_steps batches, the last step of an epoch maybe fewer. Safe to read from
-// several threads; copies share the epochs that were planned.
+// they come, over the ends of passes too; what is left of each shape at the end of the epoch makes
+// up batches of mixed shapes, which run as several micro-batches of one step. Nothing is dropped. A
+// step takes gradient_accumulation_steps batches, the last step of an epoch maybe fewer. Safe to
+// read from several threads; copies share the passes that were planned.
 class Order {
  public:
   // `shapes`: a number for each item; items of one number may share a micro-batch.
+  // Throws as check() does.
+  Order(std::span<const int64_t> shapes, const OrderOptions& options);
+
   // Throws Error{kInvalidArgument} when there are no items, and naming the flag of an option that
   // is below 1 or makes an epoch of more than 2^32 samples.
-  Order(std::span<const int64_t> shapes, const OrderOptions& options);
+  static void check(size_t items, const OrderOptions& options);
 
   int64_t steps_per_epoch() const;
 
-  // `step` from 0. Plans the epoch when it is none of the last two that were asked for: about
-  // 0.1 seconds for a million samples.
+  // `step` from 0. Plans the passes that the step touches when they are none of the last two that
+  // were planned: about 0.1 seconds for a million items, and as much again for each pass before it
+  // from which items still wait for their batch.
   StepPlan step(int64_t step) const;
 
  private:

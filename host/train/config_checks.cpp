@@ -84,6 +84,10 @@ class Checks {
     most("dataset_num_workers", 256);
     most("threads", 4096);
     most("validation_timesteps", 1000);
+    // So that steps can be counted.
+    for (const char* flag : {"num_epochs", "batch_size", "gradient_accumulation_steps"})
+      most(flag, std::numeric_limits<int32_t>::max());
+    most("dataset_repeat", std::numeric_limits<uint32_t>::max());
   }
 
   void most(std::string_view flag, int64_t largest) {

@@ -5,8 +5,11 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <future>
 #include <map>
+#include <new>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +17,23 @@
 #include "atelier/error.h"
 
 #include "host/random/counter.h"
+
+namespace {
+// Bytes that this thread has asked for so far.
+thread_local int64_t asked_bytes = 0;
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  asked_bytes += static_cast<int64_t>(bytes);
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 namespace atelier::data {
 namespace {
@@ -54,6 +74,37 @@ std::string message_of(std::span<const int64_t> shapes, const OrderOptions& opti
     return error.what();
   }
   return "";
+}
+
+// The items of one epoch, planned as a whole: what the order is, said in the plainest way.
+std::vector<size_t> whole_epoch(std::span<const int64_t> shapes, const OrderOptions& options,
+                                int64_t epoch) {
+  const uint64_t seed = random::stream_seed(options.seed, random::Stream::kOrder);
+  std::map<int64_t, std::vector<size_t>> waiting;
+  std::map<int64_t, size_t> since;
+  std::vector<size_t> order;
+  size_t now = 0;
+  for (int64_t repeat = 0; repeat < options.dataset_repeat; ++repeat) {
+    std::vector<size_t> items(shapes.size());
+    std::iota(items.begin(), items.end(), size_t{0});
+    for (size_t i = items.size() - 1; i > 0; --i) {
+      const auto pass = static_cast<uint32_t>(epoch * options.dataset_repeat + repeat);
+      std::swap(items[i], items[random::below(i + 1, seed, static_cast<uint32_t>(i), pass)]);
+    }
+    for (const size_t item : items) {
+      std::vector<size_t>& queue = waiting[shapes[item]];
+      if (queue.empty()) since[shapes[item]] = now;
+      ++now;
+      queue.push_back(item);
+      if (static_cast<int64_t>(queue.size()) < options.batch_size) continue;
+      order.insert(order.end(), queue.begin(), queue.end());
+      queue.clear();
+    }
+  }
+  std::map<size_t, std::vector<size_t>> by_age;
+  for (const auto& [shape, queue] : waiting) by_age[since[shape]] = queue;
+  for (const auto& [age, queue] : by_age) order.insert(order.end(), queue.begin(), queue.end());
+  return order;
 }
 
 bool equal(const StepPlan& a, const StepPlan& b) {
@@ -101,6 +152,84 @@ TEST_CASE("Each pass over the dataset has every item once", "[order]") {
     REQUIRE(std::set<size_t>(begin, begin + 40).size() == 40);
   }
   REQUIRE(passes.size() == 4);  // each in an order of its own
+}
+
+TEST_CASE("An epoch that is planned pass by pass is the one that is planned as a whole",
+          "[order]") {
+  for (const size_t items : {1, 2, 13, 120}) {
+    for (const int64_t batch_size : {1, 2, 7, 64}) {
+      for (const int64_t repeat : {1, 2, 9, 40}) {
+        const OrderOptions options = {.batch_size = batch_size,
+                                      .gradient_accumulation_steps = 2,
+                                      .dataset_repeat = repeat,
+                                      .seed = 21};
+        const std::vector<int64_t> one(items, 3);
+        std::vector<int64_t> rare(items, 1);  // one item waits long for others of its shape
+        rare.back() = 2;
+        for (const auto& shapes : {some_shapes(items), one, rare}) {
+          CAPTURE(items, batch_size, repeat);
+          const Order order(shapes, options);
+          for (const int64_t epoch : {0, 3}) {
+            const std::vector<size_t> whole = whole_epoch(shapes, options, epoch);
+            REQUIRE(epoch_of(order, epoch) == whole);
+            // From any step on, as a run sees it that is resumed there.
+            const int64_t middle = order.steps_per_epoch() / 2;
+            const auto step =
+                items_of(Order(shapes, options).step(epoch * order.steps_per_epoch() + middle));
+            REQUIRE(std::equal(step.begin(), step.end(), whole.begin() + middle * batch_size * 2));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Four billion samples an epoch take the memory and the work of a few passes", "[order]") {
+  const size_t items = 1000;
+  const auto shapes = some_shapes(items);
+  for (const int64_t batch_size : {1, 4}) {
+    for (const int64_t repeat : {1'000'000, 4'000'000}) {
+      CAPTURE(batch_size, repeat);
+      const int64_t before = asked_bytes;
+      const Order order(shapes, {.batch_size = batch_size, .dataset_repeat = repeat, .seed = 8});
+      REQUIRE(order.steps_per_epoch() == repeat * static_cast<int64_t>(items) / batch_size);
+      const int64_t last = order.steps_per_epoch() - 1;
+      for (const int64_t step : {int64_t{0}, int64_t{1}, last / 3, last / 3 + 1, last, last + 1})
+        REQUIRE(order.step(step).samples == batch_size);
+      REQUIRE(asked_bytes - before < 1'000'000);  // by all that was made, freed or not
+    }
+  }
+}
+
+TEST_CASE("Each of millions of passes has every item once", "[order]") {
+  const std::vector<int64_t> shapes(1000, 0);
+  const Order order(shapes, {.batch_size = 10, .dataset_repeat = 4'000'000, .seed = 8});
+  std::set<std::vector<size_t>> passes;
+  for (const int64_t pass : {0, 1, 77'777, 2'000'000, 3'999'999, 4'000'000, 9'000'000}) {
+    std::vector<size_t> items;
+    for (int64_t step = pass * 100; step < (pass + 1) * 100; ++step) {
+      const auto some = items_of(order.step(step));
+      items.insert(items.end(), some.begin(), some.end());
+    }
+    passes.insert(items);
+    REQUIRE(std::set<size_t>(items.begin(), items.end()).size() == 1000);
+  }
+  REQUIRE(passes.size() == 7);  // each in an order of its own
+}
+
+TEST_CASE("Few items that are repeated often fill large batches", "[order]") {
+  const std::vector<int64_t> shapes = {5, 5, 6};
+  const Order order(shapes, {.batch_size = 64, .dataset_repeat = 1'000'000'000, .seed = 2});
+  const int64_t last = order.steps_per_epoch() - 1;
+  for (const int64_t step : {int64_t{0}, last / 2, last - 1}) {
+    const StepPlan plan = order.step(step);
+    REQUIRE(plan.samples == 64);
+    REQUIRE(plan.batches.size() == 1);
+    std::map<size_t, int64_t> counts;
+    for (const Place& place : plan.batches.front()) ++counts[place.item];
+    REQUIRE(counts.size() == (counts.contains(2) ? 1 : 2));
+    if (!counts.contains(2)) REQUIRE(std::abs(counts[0] - counts[1]) <= 2);
+  }
 }
 
 TEST_CASE("Steps are full but for the last of an epoch, and know which it is", "[order]") {

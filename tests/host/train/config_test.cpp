@@ -517,6 +517,11 @@ TEST_CASE("Numbers outside their range are all told at once", "[config]") {
                 "--min_timestep_boundary: 0.5 is not below --max_timestep_boundary 0.5",
                 "--dataset_num_workers: -1", "--validation_timesteps: 1001 is more than 1000",
                 "--seed: -1", "--lr_warmup_steps: -5 is less than 0", "--lr_scheduler: "});
+  expect_wrong(
+      {"--num_epochs", "2147483648", "--batch_size", "2147483648", "--gradient_accumulation_steps",
+       "9223372036854775807", "--dataset_repeat", "4294967296"},
+      {"--num_epochs: 2147483648 is more than 2147483647", "--batch_size: 2147483648",
+       "--gradient_accumulation_steps: ", "--dataset_repeat: 4294967296 is more than"});
 }
 
 TEST_CASE("Flags that need or exclude one another are told with both names", "[config]") {
