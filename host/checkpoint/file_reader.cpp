@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "formats/escape.h"
+#include "host/report/open_failure.h"
 #include "host/report/problems.h"
 
 namespace atelier::checkpoint {
@@ -43,9 +44,10 @@ FileReader::FileReader(std::string path) : path_(std::move(path)) {
   descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
     const int why = errno;
-    throw Error(why == ENOENT || why == ENOTDIR ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
-                display_path(path_) + ": " + std::strerror(why),
-                why == ENOENT ? "check the path" : "check the file's permissions", "FILE_OPEN");
+    const ErrorCode code = report::open_failure(why);
+    throw Error(code, display_path(path_) + ": " + std::strerror(why),
+                code == ErrorCode::kEnvironment ? "check the file's permissions" : "check the path",
+                "FILE_OPEN");
   }
   struct stat status {};
   if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {

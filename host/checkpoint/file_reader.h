@@ -14,7 +14,7 @@ namespace atelier::checkpoint {
 // process. Safe to use from several threads.
 class FileReader {
  public:
-  // Throws Error{kNotFound} when there is none, and Error{kEnvironment} when it cannot be read.
+  // Throws Error{kNotFound}, {kInvalidArgument} for what is no name, {kEnvironment} for the rest.
   explicit FileReader(std::string path);
   ~FileReader();
   FileReader(FileReader&& other) noexcept;

@@ -14,7 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kMaskEnding = "-masklabel.png";
-constexpr uint64_t kMaxCaptionBytes = 1'000'000;
 
 // Also formats that cannot be read here: a picture is told of, not passed over.
 bool is_picture_name(const fs::path& name) {
@@ -51,7 +50,7 @@ std::set<std::string> files_below(const fs::path& folder) {
 }
 
 std::string read_caption(const std::string& path) {
-  const std::string bytes = checkpoint::read_text_file(path, kMaxCaptionBytes);
+  const std::string bytes = checkpoint::read_text_file(path, kMaxRowBytes);
   const std::string_view text = checked_utf8(bytes, path);
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return {};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <cmath>
 #include <filesystem>
 
@@ -17,6 +18,7 @@ using formats::quote_and_escape;
 using nlohmann::json;
 
 constexpr std::string_view kColumns = "columns";
+constexpr size_t kMaxChars = 80;  // of a value that a message shows
 constexpr std::string_view kMissingValues = "missing values";
 constexpr std::string_view kWrongValues = "wrong values";
 
@@ -26,7 +28,6 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 
 // A text in quotes, and anything else as JSON.
 std::string shown(const json& value) {
-  constexpr size_t kMaxChars = 80;
   if (value.is_string()) return quote_and_escape(value.get_ref<const std::string&>(), kMaxChars);
   const std::string text =
       value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
@@ -103,19 +104,16 @@ std::vector<std::string> read_list(const json& value) {
 
 // "metadata.csv [image]: ", as messages begin.
 std::string place_of(const Metadata& metadata, const std::string& column) {
-  const std::string shown_column = quote_and_escape(column);
-  const bool is_plain = shown_column.size() == column.size() + 2;
-  std::string place = checkpoint::display_path(metadata.file);
-  place.append(" [").append(is_plain ? column : shown_column).append("]: ");
-  return place;
+  return checkpoint::display_path(metadata.file) + " [" + shown_column(column) + "]: ";
 }
 
 void check_path(const std::string& path) {
   const auto fail = [&](const char* what, const char* hint) {
-    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(path) + " " + what, hint);
+    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(path, kMaxChars) + " " + what, hint);
   };
   if (path.empty()) fail("is an empty path", "name a file");
   if (path.find('\0') != std::string::npos) fail("holds a NUL byte", "name a file");
+  if (path.size() >= PATH_MAX) fail("is too long for a path", "name a file");
   if (path.starts_with("http://") || path.starts_with("https://"))
     fail("is a web address", "download the file and name it by its path");
 }
@@ -153,6 +151,15 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     }
     if (learnt_.empty() && input.required && input.kind == InputKind::kImage) learnt_ = input.name;
     inputs_.push_back(input);
+  }
+  for (const InputSpec& input : inputs) {
+    if (is_picture(input.kind) || input.kind == InputKind::kVideo ||
+        input.kind == InputKind::kAudio || !contains(options.data_file_keys, input.name))
+      continue;
+    problems.add(kColumns,
+                 "--data_file_keys: " + quote_and_escape(input.name) +
+                     " is read as it stands in the row, it is no path of a file",
+                 "leave it out");
   }
   for (const std::string& name : options.extra_inputs) {
     if (contains(known, name)) continue;

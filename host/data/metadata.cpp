@@ -12,6 +12,7 @@
 #include "formats/json.h"
 #include "formats/utf8.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/report/problems.h"
 
 namespace atelier::data {
 namespace {
@@ -49,21 +50,39 @@ std::string kind_of(const json& value) {
   return value.is_null() ? "null" : value.is_boolean() ? "a truth value" : "a number";
 }
 
+// Of the texts in it, names among them.
+uint64_t bytes_of(const json& value) {
+  if (value.is_string()) return value.get_ref<const std::string&>().size();
+  uint64_t bytes = 0;
+  if (!value.is_structured()) return bytes;
+  for (const auto& [name, part] : value.items()) {
+    bytes += (value.is_object() ? name.size() : 0) + bytes_of(part);
+  }
+  return bytes;
+}
+
 // Adds rows to `metadata` and keeps its columns.
 class Collector {
  public:
-  explicit Collector(Metadata& metadata) : metadata_(metadata) {}
+  Collector(Metadata& metadata, Findings& problems) : metadata_(metadata), problems_(problems) {}
 
-  void add_column(const std::string& name) {
-    if (seen_.insert(name).second) metadata_.columns.push_back(name);
+  // `place`: where it stands, for the error of one too many.
+  void add_column(const std::string& name, const std::string& place) {
+    if (!seen_.insert(name).second) return;
+    metadata_.columns.push_back(name);
+    if (seen_.size() <= kMaxColumns) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                place + ": more than " + std::to_string(kMaxColumns) + " columns",
+                "each row is one picture, and each column one of its values");
   }
 
   void add(Record record) {
+    if (!check_size(record)) return;
     for (auto value = record.values.begin(); value != record.values.end();) {
       if (value->is_null()) {
         value = record.values.erase(value);
       } else {
-        add_column(value.key());
+        add_column(value.key(), record.place);
         ++value;
       }
     }
@@ -71,8 +90,29 @@ class Collector {
   }
 
  private:
+  // Problems name the longest value.
+  bool check_size(const Record& record) {
+    uint64_t bytes = 0, most = 0;
+    std::string column;
+    for (const auto& [name, value] : record.values.items()) {
+      const uint64_t taken = name.size() + bytes_of(value);
+      bytes += taken;
+      if (taken <= most) continue;
+      most = taken;
+      column = name;
+    }
+    if (bytes <= kMaxRowBytes) return true;
+    problems_.set_row(record.line);
+    problems_.add(kSyntax,
+                  record.place + " [" + shown_column(column) + "]: " + report::format_bytes(bytes) +
+                      " of text, a row has at most " + report::format_bytes(kMaxRowBytes),
+                  "shorten it; is a quote before it not closed?");
+    return false;
+  }
+
   Metadata& metadata_;
-  std::set<std::string> seen_;
+  Findings& problems_;
+  std::set<std::string, std::less<>> seen_;
 };
 
 // The columns of a csv; an empty name (pandas' index) stands for a column that is left out.
@@ -86,9 +126,10 @@ std::vector<std::string> read_header(const formats::CsvRow& row, const std::stri
     }
   }
   std::vector<std::string> columns;
+  std::set<std::string> seen;
   for (const std::string& field : row.fields) {
     std::string name(trimmed(field));
-    if (!name.empty() && std::find(columns.begin(), columns.end(), name) != columns.end()) {
+    if (!name.empty() && !seen.insert(name).second) {
       throw Error(ErrorCode::kInvalidArgument,
                   place + ": column " + formats::quote_and_escape(name) + " is given twice",
                   "rename one of them");
@@ -102,11 +143,11 @@ void read_csv(std::string_view text, Metadata& metadata, Findings& problems) {
   const std::string file = checkpoint::display_path(metadata.file);
   const std::vector<formats::CsvRow> rows = formats::parse_csv(text);
   if (rows.empty()) return;
-  const std::vector<std::string> columns =
-      read_header(rows.front(), file + ":" + std::to_string(rows.front().line));
-  Collector collector(metadata);
+  const std::string header = file + ":" + std::to_string(rows.front().line);
+  const std::vector<std::string> columns = read_header(rows.front(), header);
+  Collector collector(metadata, problems);
   for (const std::string& name : columns) {
-    if (!name.empty()) collector.add_column(name);
+    if (!name.empty()) collector.add_column(name, header);
   }
   for (size_t i = 1; i < rows.size(); ++i) {
     const auto& [line, fields] = rows[i];
@@ -154,7 +195,7 @@ void read_json(std::string_view text, Metadata& metadata, Findings& problems) {
                 file + ": is " + kind_of(list) + ", a list of objects is expected",
                 "put [ ] around the rows, or write one object a line into a .jsonl file");
   }
-  Collector collector(metadata);
+  Collector collector(metadata, problems);
   for (size_t i = 0; i < list.size(); ++i) {
     add_object(collector, {i + 1, file + ":row " + std::to_string(i + 1)}, std::move(list[i]),
                problems);
@@ -169,7 +210,7 @@ void read_json_lines(std::string_view text, Metadata& metadata, Findings& proble
     problems.set_row(error.line.value_or(0));
     problems.add(kSyntax, checkpoint::at_file(metadata.file, error, ErrorCode::kInvalidArgument));
   }
-  Collector collector(metadata);
+  Collector collector(metadata, problems);
   for (formats::JsonLine& line : lines) {
     add_object(collector, {line.line, file + ":" + std::to_string(line.line)},
                std::move(line.value), problems);
@@ -189,6 +230,11 @@ Error wrong_encoding(const std::string& place, const std::string& what, const st
 }
 
 }  // namespace
+
+std::string shown_column(const std::string& name) {
+  std::string shown = formats::quote_and_escape(name);
+  return shown.size() == name.size() + 2 ? name : shown;
+}
 
 std::string_view checked_utf8(std::string_view text, const std::string& path) {
   const std::string file = checkpoint::display_path(path);
@@ -237,6 +283,7 @@ Metadata read_metadata(const std::string& path, Findings& problems) {
     return metadata;
   } catch (const Error& error) {
     problems.add(kSyntax, error);
+    metadata.records.clear();
     return metadata;
   }
   problems.set_row(0);

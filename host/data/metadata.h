@@ -27,9 +27,15 @@ struct Metadata {
   std::vector<Record> records;
 };
 
+// What is more than this is a mistake: a quote that is not closed, or another kind of file. A row's
+// bytes are those of its texts and their names, or of its caption file.
+inline constexpr uint64_t kMaxRowBytes = uint64_t{1} << 20;
+inline constexpr size_t kMaxColumns = 1000;
+
 // Reads ".csv", ".json" (one list of objects) or ".jsonl" (one object a line), UTF-8 with or
 // without a byte order mark; another ending is told by its content. Every malformed row is found,
-// with its line. Throws Error{kNotFound} or {kEnvironment} when the file cannot be read.
+// with its line; more than kMaxColumns end the reading. Throws Error{kNotFound} or {kEnvironment}
+// when the file cannot be read.
 Metadata read_metadata(const std::string& path, Findings& problems);
 
 // One row for each picture below `folder`, in the order of their paths: "image" is the picture,
@@ -37,6 +43,9 @@ Metadata read_metadata(const std::string& path, Findings& problems);
 // the file "NAME-masklabel.png" where there is one. A picture without caption is a problem.
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
                              Findings& problems);
+
+// A column's name as messages have it: in quotes where it is no plain one.
+std::string shown_column(const std::string& name);
 
 // The text without its byte order mark. Throws Error naming `path`, the line and how to convert
 // when it is not UTF-8 or when its lines end in a carriage return alone.

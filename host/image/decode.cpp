@@ -10,6 +10,7 @@
 #include "atelier/error.h"
 
 #include "host/image/codec.h"
+#include "host/report/open_failure.h"
 
 namespace atelier::image {
 namespace {
@@ -138,9 +139,8 @@ std::vector<uint8_t> read_file(const std::filesystem::path& path) {
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    const int reason = errno;
-    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
-                path.string() + ": " + std::strerror(reason));
+    const int why = errno;
+    throw Error(report::open_failure(why), path.string() + ": " + std::strerror(why));
   }
   // A gigabyte holds the largest picture that the pixel limit allows, uncompressed at 16 bits.
   constexpr uint64_t kMaxBytes = uint64_t{1} << 30;

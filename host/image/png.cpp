@@ -14,6 +14,7 @@
 #include "atelier/error.h"
 
 #include "host/image/codec.h"
+#include "host/report/open_failure.h"
 
 namespace atelier::image {
 namespace {
@@ -199,9 +200,8 @@ std::vector<uint8_t> read_whole_file(const std::filesystem::path& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              std::fclose);
   if (!file) {
-    const int reason = errno;
-    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
-                path.string() + ": " + std::strerror(reason));
+    const int why = errno;
+    throw Error(report::open_failure(why), path.string() + ": " + std::strerror(why));
   }
   std::vector<uint8_t> bytes;
   uint8_t buffer[1 << 16];

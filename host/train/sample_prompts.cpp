@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/report/open_failure.h"
 #include "host/train/cache_manifest.h"
 
 namespace atelier::train {
@@ -162,9 +163,8 @@ Job parse_line(std::string_view text, const Place& place, const generate::Settin
 std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const auto fail = [&] {
-    const int reason = errno;
-    throw Error(reason == ENOENT ? ErrorCode::kNotFound : ErrorCode::kEnvironment,
-                "--sample_prompts: " + path + ": " + std::strerror(reason));
+    const int why = errno;
+    throw Error(report::open_failure(why), "--sample_prompts: " + path + ": " + std::strerror(why));
   };
   if (!file) fail();
   std::string text;

@@ -193,6 +193,44 @@ TEST_CASE("Captions that are missing or of another encoding are problems", "[dat
                      [&] { read_caption_folder(folder / "none", ".txt", none); });
 }
 
+TEST_CASE("A row of more text than a row can have is told with its column", "[data]") {
+  const Folder folder;
+  const std::string large(kMaxRowBytes - 16, 'x'), line = "{\"image\": \"a\", \"prompt\": \"";
+  for (const auto& [name, text] :
+       {std::pair<std::string, std::string>{"a.csv",
+                                            "image,prompt\na,b\na," + large + "yyyyyyyy\n"},
+        {"a.jsonl", line + "b\"}\n" + line + large + "yyyyyyyy\"}"},
+        {"a.json", "[" + line + "b\"},\n" + line + large + "yyyyyyyy\"}]"}}) {
+    INFO(name);
+    const std::string message = problem(folder, name, text);
+    CHECK_THAT(message, Catch::Contains("[prompt]: 1.00 MiB of text, a row has at most 1.00 MiB"));
+    CHECK_THAT(message, Catch::Contains(name == "a.json" ? "a.json:row 2" : name + ":"));
+    CHECK(message.size() < 300);
+    std::string fits = text;
+    fits.erase(fits.rfind("yyyyyyyy"), 8);
+    CHECK(read(folder, name, fits).problems.empty());
+  }
+  // Texts in lists count, too, and many that are small.
+  const std::string hundred(100'000, 'x');
+  std::string row = "{\"list\": [\"" + hundred + "\"";
+  for (int i = 0; i < 11; ++i) row += ", \"" + hundred + "\"";
+  CHECK_THAT(problem(folder, "b.jsonl", row + "]}"), Catch::Contains("[list]: 1.14 MiB"));
+}
+
+TEST_CASE("More columns than a dataset can have end the reading", "[data]") {
+  const Folder folder;
+  std::string header = "image", lines;
+  for (int i = 0; i < 100'000; ++i) {
+    header += ",c" + std::to_string(i);
+    lines += "{\"c" + std::to_string(i) + "\": 1}\n";
+  }
+  CHECK_THAT(problem(folder, "a.csv", header + "\na.png\n"),
+             Catch::Contains("a.csv:1: more than 1000 columns"));
+  CHECK_THAT(problem(folder, "a.jsonl", lines),
+             Catch::Contains("a.jsonl:1001: more than 1000 columns"));
+  CHECK(read(folder, "a.csv", header + "\na.png\n").metadata.records.empty());
+}
+
 TEST_CASE("Findings beyond the limit are counted by kind", "[data]") {
   Findings findings(2);
   findings.add("missing files", "a: one");
