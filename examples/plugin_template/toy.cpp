@@ -12,6 +12,7 @@
 namespace {
 using namespace atelier;
 constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
+constexpr int64_t kLongestText = 256;
 constexpr ComponentSpec kComponents[] = {
     {"text_encoder", "text_encoder", {.encode = true}, true, "a vector for each of the 256 bytes"},
     {"dit", "dit", {.denoise = true}, true, "the denoiser"}};
@@ -68,7 +69,15 @@ void expect_tensors(const NamedTensors& in, const std::set<std::string>& names) 
   }
 }
 
+const std::string& prompt_of(const Inputs& inputs) {
+  const auto it = inputs.find("prompt");
+  const auto* prompt = it == inputs.end() ? nullptr : std::get_if<std::string>(&it->second);
+  if (!prompt) throw Error(ErrorCode::kInvalidArgument, "input 'prompt': missing");
+  return *prompt;
+}
+
 struct ToyModel final : Model {
+  bool cuts_texts = false;
   std::unique_ptr<TextEncoder> text_encoder;
   std::unique_ptr<Dit> dit;
 
@@ -85,12 +94,17 @@ struct ToyModel final : Model {
     return {reinterpret_cast<const uint8_t*>(text.data()),
             reinterpret_cast<const uint8_t*>(text.data()) + text.size()};
   }
+  TextLength text_length(const Inputs& inputs) const override {
+    return {.tokens = std::ssize(prompt_of(inputs)), .limit = kLongestText};
+  }
   Conditioning encode_text(const Inputs& inputs, BlockRunner&) override {
-    const auto it = inputs.find("prompt");
-    const auto* prompt = it == inputs.end() ? nullptr : std::get_if<std::string>(&it->second);
-    if (!prompt) throw Error(ErrorCode::kInvalidArgument, "input 'prompt': missing");
+    std::vector<int64_t> ids = tokenize(prompt_of(inputs));
+    if (std::ssize(ids) > kLongestText) {
+      if (!cuts_texts) throw Error(ErrorCode::kInvalidArgument, "prompt: more than 256 bytes");
+      ids.resize(kLongestText);
+    }
     component("text_encoder");
-    return {{"prompt_embeds", text_encoder->bytes.forward(at::tensor(tokenize(*prompt)))}};
+    return {{"prompt_embeds", text_encoder->bytes.forward(at::tensor(ids))}};
   }
   at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {  // [3, T, H, W]
     if (pixels.size(2) % kStride != 0 || pixels.size(3) % kStride != 0) {
@@ -169,8 +183,9 @@ struct ToyFamily final : ModelFamily {
   }
   LoraTargets lora_targets(const Detection&) const override { return {"dit", {"*.qkv"}, {}, ""}; }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
-                                    const ModelOptions&) const override {
+                                    const ModelOptions& options) const override {
     auto model = std::make_unique<ToyModel>();
+    model->cuts_texts = options.cuts_texts;
     for (const Detection& part : parts) {
       const int64_t width = part.integer("width");
       if (width != parts[0].integer("width")) {

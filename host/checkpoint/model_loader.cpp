@@ -237,7 +237,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
       request, recognise(family, found.checkpoints, request.hints, request.lenders, problems),
       problems);
 
-  ModelOptions options;
+  ModelOptions options = {.files = {}, .cuts_texts = request.cuts_texts};
   for (const ComponentSpec& spec : family.components()) {
     if (spec.role == kTokenizerRole) {
       std::vector<std::string> places;

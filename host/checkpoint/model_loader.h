@@ -55,6 +55,8 @@ struct LoadRequest {
   std::vector<std::string> fp8_models = {};
   // Where blocks rest that are not always on the device.
   Placement placement = {};
+  // Texts of too many tokens are cut, and not refused: see ModelOptions.
+  bool cuts_texts = false;
   // Model::prepare_levels() is called before the denoiser is run: what only levels reach comes to
   // the device then, and not with its block.
   bool prepares_levels = false;

@@ -17,7 +17,7 @@
 #include "host/report/problems.h"
 #include "host/run/stop.h"
 #include "host/train/config.h"
-#include "host/train/objective.h"
+#include "host/train/row_check.h"
 #include "host/train/samples.h"
 
 namespace atelier::cli {
@@ -55,16 +55,19 @@ Request check_request(std::span<const std::string> arguments, const ModelFamily&
   });
   const LatentSpec spec = request.model ? request.model->model().latent_spec()
                                         : LoadedModel::open_empty(family)->model().latent_spec();
+  std::optional<generate::TextLengths> lengths;
+  data::RowCheck check;
+  if (request.model) {
+    lengths.emplace(request.model->model(), family.name(), config.model.cuts_texts);
+    check = train::row_check(config, family, *lengths, /*is_learnt=*/true);
+  }
   problems.collect([&] {
     request.dataset = std::make_shared<const data::Dataset>(
-        data::Dataset::open(config.dataset, family.inputs(), spec, problems));
+        data::Dataset::open(config.dataset, family.inputs(), spec, problems, check));
     for (const std::string& warning : request.dataset->warnings())
       progress.warn("warning: " + warning);
-    if (config.task != train::Task::kDirectDistill) return;
-    for (const data::Item& item : request.dataset->items()) {
-      const std::string problem = train::distillation_problem(item.values);
-      if (!problem.empty()) problems.add(item.place + ": " + problem);
-    }
+    if (const size_t rows = request.dataset->items().size(); rows > 0)
+      data::Order::check(rows, config.order);
   });
   if (request.model && request.dataset) {
     problems.collect([&] {
@@ -74,6 +77,7 @@ Request check_request(std::span<const std::string> arguments, const ModelFamily&
     });
   }
   problems.throw_if_any();
+  if (const std::string note = lengths->note(); !note.empty()) progress.note("note: " + note);
   return request;
 }
 

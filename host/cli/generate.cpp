@@ -25,6 +25,7 @@
 #include "host/generate/metadata.h"
 #include "host/generate/settings.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/generate/text_lengths.h"
 #include "host/image/pixels.h"
 #include "host/image/png.h"
 #include "host/lora/registry.h"
@@ -60,6 +61,10 @@ CommandSpec generate_command(const ModelFamily* family) {
   add({
       {.name = "prompts_file",
        .help = "one JSON object a line, with these flags' names as keys; - reads them from stdin"},
+      {.name = "truncate_captions",
+       .kind = FlagKind::kFlag,
+       .help = "prompts of too many tokens are cut, as published pipelines do, and not refused",
+       .preset = "false"},
       {.name = "lora",
        .help =
            "a LoRA, PATH or PATH:STRENGTH; a line of a prompts file names its own with \"loras\"",
@@ -501,6 +506,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   problems.collect([&] {
     request = load_request(flags);
     request.prepares_levels = true;
+    request.cuts_texts = flags.flag("truncate_captions");
     if (only != nullptr) plan_elsewhere(*only, wishes, request);
     model = LoadedModel::open(family, request);
   });
@@ -508,6 +514,8 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   if (model && has_wishes) sizes.emplace(*model, request, wishes);
   std::optional<generate::Tiling> tiling;
   if (flags.flag("tiled")) tiling = Session::tiling_of(flags);
+  std::optional<generate::TextLengths> lengths;
+  if (model) lengths.emplace(model->model(), family.name(), request.cuts_texts);
   std::optional<Loras> loras;
   const lora::Mode mode =
       flags.text("lora_mode") == "merge" ? lora::Mode::kMerge : lora::Mode::kHot;
@@ -521,6 +529,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     const auto* denoiser = model->denoiser();
     generate::check_against_model(job.settings, family, model->model(),
                                   denoiser ? denoiser->detection.variant : "", job.place, found);
+    lengths->check(job.settings, family, job.place, found);
     if (sizes && found.size() == before) sizes->check(job.settings, job.place, tiling, found);
   };
   if (tiling && model) {
@@ -531,6 +540,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   if (reads_stdin && model)  // what lines leave out
     generate::check_sizes(base, family, model->model().latent_spec(), Place{}, problems);
   problems.throw_if_any();
+  if (const std::string note = lengths->note(); !note.empty()) progress.note("note: " + note);
 
   std::string reason;  // why nothing is planned
   const std::optional<plan::Planned> planned = plan::plan_generation(

@@ -24,6 +24,7 @@
 #include "host/run/stop.h"
 #include "host/train/config.h"
 #include "host/train/preview.h"
+#include "host/train/row_check.h"
 #include "host/train/sample_prompts.h"
 #include "host/train/samples.h"
 #include "host/train/selection.h"
@@ -161,7 +162,8 @@ void open_starting_weights(Plan& plan, Problems& problems) {
   });
 }
 
-void read_prompts(Plan& plan, const plan::SizeGuard* sizes, Problems& problems) {
+void read_prompts(Plan& plan, generate::TextLengths& lengths, const plan::SizeGuard* sizes,
+                  Problems& problems) {
   const std::string& file = plan.config.samples.prompts_file;
   if (file.empty()) return;
   const ModelFamily& family = plan.model->family();
@@ -178,27 +180,21 @@ void read_prompts(Plan& plan, const plan::SizeGuard* sizes, Problems& problems) 
     generate::check_settings(job.settings, family, job.place, problems);
     generate::check_against_model(job.settings, family, plan.model->model(),
                                   plan.model->denoiser()->detection.variant, job.place, problems);
+    lengths.check(job.settings, family, job.place, problems);
     if (sizes != nullptr && problems.size() == before)
       sizes->check(job.settings, job.place, std::nullopt, problems);
     plan.prompts.push_back(job.settings);
   }
 }
 
-void check_distillation(const Plan& plan, Problems& problems) {
-  if (plan.config.task != train::Task::kDirectDistill || plan.dataset == nullptr) return;
-  for (const data::Item& item : plan.dataset->items()) {
-    const std::string problem = train::distillation_problem(item.values);
-    if (!problem.empty()) problems.add(item.place + ": " + problem);
-  }
-}
-
 std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
-                                                  LoadedModel& model, progress::Progress& progress,
+                                                  LoadedModel& model, const data::RowCheck& check,
+                                                  progress::Progress& progress,
                                                   Problems& problems) {
   std::shared_ptr<const data::Dataset> dataset;
   problems.collect([&] {
     dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
-        options, model.family().inputs(), model.model().latent_spec(), problems));
+        options, model.family().inputs(), model.model().latent_spec(), problems, check));
     for (const std::string& warning : dataset->warnings()) progress.warn("warning: " + warning);
   });
   return dataset;
@@ -264,23 +260,29 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
                                      config.timesteps);
     });
   }
+  generate::TextLengths lengths(model.model(), family.name(), config.model.cuts_texts);
+  const auto check = [&](bool is_learnt) {
+    return train::row_check(config, family, lengths, is_learnt);
+  };
   if (!config.dataset.dataset_base_path.empty())
-    plan.dataset = open_dataset(config.dataset, model, progress, problems);
+    plan.dataset =
+        open_dataset(config.dataset, model, check(/*is_learnt=*/true), progress, problems);
+  if (plan.dataset != nullptr && !plan.dataset->items().empty())
+    problems.collect([&] { data::Order::check(plan.dataset->items().size(), config.order); });
   if (!config.validation.base_path.empty()) {
     data::DatasetOptions options = config.dataset;
     options.dataset_base_path = config.validation.base_path;
     options.dataset_metadata_path = config.validation.metadata_path;
-    plan.validation = open_dataset(options, model, progress, problems);
+    plan.validation = open_dataset(options, model, check(/*is_learnt=*/false), progress, problems);
   }
   const CachedParts cached = train::cached_parts(family, config.trained_names());
   if (plan.dataset == nullptr && config.dataset.dataset_base_path.empty() &&
       !(cached.text && cached.latents))
     problems.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
                  "give the dataset");
-  check_distillation(plan, problems);
   std::optional<plan::SizeGuard> sizes;
   if (has_wishes) sizes.emplace(model, config.model, wishes);
-  read_prompts(plan, sizes ? &*sizes : nullptr, problems);
+  read_prompts(plan, lengths, sizes ? &*sizes : nullptr, problems);
   if (sizes && plan.dataset != nullptr)
     sizes->check(*plan.dataset, config, plan.selection, problems);
   if (sizes && plan.validation != nullptr) sizes->check(*plan.validation, problems);
@@ -288,6 +290,7 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     problems.collect([&] { run::find_checkpoint(config.resume, [](const std::string&) {}); });
   }
   problems.throw_if_any();
+  if (const std::string note = lengths.note(); !note.empty()) progress.note("note: " + note);
   plan_memory(plan, wishes);
   if (only == nullptr) follow_plan(plan, progress);
   return plan;

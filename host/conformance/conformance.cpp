@@ -206,6 +206,8 @@ class Suite {
             [&] { return check_media_blocks(); });
       check("errors: a picture that does not fit", [&] { return check_wrong_picture(); });
     }
+    check("texts: the tokens that are counted are those that are encoded",
+          [&] { return check_text_length(); });
     check("errors: unknown components and tensors", [&] { return check_unknown_names(); });
   }
 
@@ -244,16 +246,18 @@ class Suite {
     return nullptr;
   }
 
-  std::unique_ptr<Model> make(std::span<const Detection> parts) const {
-    std::unique_ptr<Model> model = family_.make_model(parts, ModelOptions{});
+  std::unique_ptr<Model> make(std::span<const Detection> parts,
+                              const ModelOptions& options = {}) const {
+    std::unique_ptr<Model> model = family_.make_model(parts, options);
     expect(model != nullptr, "make_model gives null");
     return model;
   }
 
   // A model of all parts with random weights.
-  std::unique_ptr<Model> make_random(at::ScalarType dtype = at::kFloat) const {
+  std::unique_ptr<Model> make_random(at::ScalarType dtype = at::kFloat,
+                                     const ModelOptions& options = {}) const {
     at::manual_seed(kSeed);
-    std::unique_ptr<Model> model = make(parts_);
+    std::unique_ptr<Model> model = make(parts_, options);
     for (const Detection& part : parts_) randomize(model->component(part.component), dtype);
     return model;
   }
@@ -769,6 +773,46 @@ class Suite {
     return {};
   }
 
+  // A text as long as is allowed is encoded; one token more is refused, or cut when that is asked.
+  Detail check_text_length() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const auto text_of = [](size_t letters) {
+      return Inputs{{"prompt", std::string(letters, 'a')}};
+    };
+    if (has_tokenizer()) {
+      expect_error(ErrorCode::kUnsupported, "counting tokens without a tokenizer",
+                   [&] { model->text_length(text_of(4)); });
+      return "without its tokenizer there is nothing to count";
+    }
+    constexpr size_t kMostLetters = size_t{1} << 20;
+    const auto fits = [&](size_t letters) {
+      const TextLength length = model->text_length(text_of(letters));
+      return length.tokens <= length.limit;
+    };
+    expect(fits(1), "a text of one letter is said to be too long");
+    if (fits(kMostLetters)) return "no text is too long";
+    size_t longest = 1, too_long = kMostLetters;
+    while (too_long - longest > 1) {
+      const size_t middle = (longest + too_long) / 2;
+      (fits(middle) ? longest : too_long) = middle;
+    }
+    DirectRunner runner;
+    model->encode_text(text_of(longest), runner);
+    expect_error(ErrorCode::kInvalidArgument, "a text that is too long",
+                 [&] { model->encode_text(text_of(too_long), runner); });
+    expect(!make_random(at::kFloat, {.cuts_texts = true})
+                ->encode_text(text_of(too_long), runner)
+                .empty(),
+           "a text that is cut gives nothing");
+    return std::to_string(longest) + " letters are encoded";
+  }
+
+  bool has_tokenizer() const {
+    return std::any_of(family_.components().begin(), family_.components().end(),
+                       [](const ComponentSpec& spec) { return spec.role == "tokenizer"; });
+  }
+
   Detail check_unknown_names() const {
     const std::unique_ptr<Model> model = make_random();
     DirectRunner runner;
@@ -780,10 +824,7 @@ class Suite {
                      model->probe(part.component, {{"no_such_tensor", at::zeros({1})}}, runner);
                    });
     }
-    const bool has_tokenizer =
-        std::any_of(family_.components().begin(), family_.components().end(),
-                    [](const ComponentSpec& spec) { return spec.role == "tokenizer"; });
-    if (has_tokenizer)
+    if (has_tokenizer())
       expect_error(ErrorCode::kUnsupported, "tokenizing without a tokenizer",
                    [&] { model->tokenize("text"); });
     return {};

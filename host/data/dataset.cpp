@@ -12,6 +12,7 @@
 #include "host/data/columns.h"
 #include "host/data/findings.h"
 #include "host/data/near_files.h"
+#include "host/data/parallel.h"
 #include "host/data/picture_check.h"
 #include "host/data/sizes.h"
 
@@ -262,7 +263,7 @@ void add_texts(const std::map<std::string, std::string, std::less<>>& texts, Met
 }  // namespace
 
 Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                      const LatentSpec& spec, report::Problems& problems) {
+                      const LatentSpec& spec, report::Problems& problems, const RowCheck& check) {
   Dataset dataset;
   dataset.options_ = options;
   const bool is_folder = options.dataset_metadata_path.empty();
@@ -293,12 +294,20 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   for (const auto& [line, item] : rows) {
     for (const auto& [column, files] : item.files) paths.insert(files.begin(), files.end());
   }
+  std::vector<std::vector<RowProblem>> found(rows.size());
+  if (check) {
+    for_each_in_parallel(rows.size(), [&](size_t i) {
+      found[i] = check(rows[i].second, dataset.values_of(rows[i].second));
+    });
+  }
   const PictureFiles files = check_pictures(paths, options.decode_all);
   PictureRules rules(dataset.options_, columns, *dataset.sizes_, files, errors, odd);
-  for (auto& [line, item] : rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    auto& [line, item] = rows[i];
     errors.set_row(line);
     odd.set_row(line);
-    if (rules.check(item)) dataset.items_.push_back(std::move(item));
+    for (const RowProblem& problem : found[i]) errors.add(problem.kind, problem.error);
+    if (rules.check(item) && found[i].empty()) dataset.items_.push_back(std::move(item));
   }
   odd.set_row(UINT64_MAX);  // behind those of single rows
   find_duplicates(dataset.items_, dataset.learnt_, files, odd);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -63,6 +64,16 @@ struct Sample {
   at::Tensor mask;  // float32 [1, H, W] in [0, 1]; undefined: the loss counts everywhere
 };
 
+// What is wrong with a row; `kind` as in Findings.
+struct RowProblem {
+  std::string_view kind;
+  Error error;
+};
+
+// What a dataset cannot know of a row; `inputs` are its inputs but for pictures. Called from
+// several threads.
+using RowCheck = std::function<std::vector<RowProblem>(const Item& row, const Inputs& inputs)>;
+
 struct BucketCount {
   int64_t height, width, items;
 };
@@ -73,10 +84,12 @@ class SizeRule;
 class Dataset {
  public:
   // Reads metadata and the headers of all files, on all cores. `inputs`: of the family; `spec`:
-  // what sizes must be multiples of. Problems name rows and say what to do; after max_errors of
-  // them the rest is counted by kind. Items with problems are left out.
+  // what sizes must be multiples of; `check`: called for every row that has its inputs. Problems
+  // name rows and say what to do; after max_errors of them the rest is counted by kind. Items with
+  // problems are left out.
   static Dataset open(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                      const LatentSpec& spec, report::Problems& problems);
+                      const LatentSpec& spec, report::Problems& problems,
+                      const RowCheck& check = {});
 
   const std::vector<Item>& items() const { return items_; }
   const DatasetOptions& options() const { return options_; }
@@ -98,6 +111,7 @@ class Dataset {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
+  Inputs values_of(const Item& item) const;
   Sample load(const Item& item) const;
 
   DatasetOptions options_;

@@ -1,15 +1,14 @@
 #include "host/data/picture_check.h"
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 #include <string_view>
 #include <sys/stat.h>
-#include <thread>
 #include <utility>
 
 #include "host/checkpoint/content_hash.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/data/parallel.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
@@ -21,19 +20,6 @@ using checkpoint::FileReader;
 constexpr uint64_t kHeadBytes = 65'536;
 // The largest picture that can be decoded is smaller, uncompressed at 16 bits.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
-
-// Calls work(i) for all i below `count`, on all cores. `work` does not throw.
-template <typename F>
-void for_each_index(size_t count, const F& work) {
-  std::atomic<size_t> next = 0;
-  const auto run = [&] {
-    for (size_t i = next++; i < count; i = next++) work(i);
-  };
-  const size_t cores = std::max<size_t>(1, std::thread::hardware_concurrency());
-  std::vector<std::jthread> threads;
-  for (size_t i = 1; i < std::min(cores, count); ++i) threads.emplace_back(run);
-  run();
-}
 
 // Fails when the file is too long to be a picture.
 std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t bytes) {
@@ -113,7 +99,7 @@ PictureFiles check_pictures(const std::set<std::string>& paths, bool decode_all)
   for (const std::string& path : paths) {
     entries.push_back(&*files.emplace_hint(files.end(), path, PictureFile{}));
   }
-  for_each_index(entries.size(), [&](size_t i) {
+  for_each_in_parallel(entries.size(), [&](size_t i) {
     entries[i]->second = check_picture(entries[i]->first, decode_all);
   });
   return files;
@@ -131,7 +117,7 @@ std::map<std::string, std::string> find_copies(const std::vector<std::string>& p
     if (same.size() > 1) alike.insert(alike.end(), same.begin(), same.end());
   }
   std::vector<std::string> hashes(alike.size());
-  for_each_index(alike.size(), [&](size_t i) {
+  for_each_in_parallel(alike.size(), [&](size_t i) {
     try {
       hashes[i] = checkpoint::hash_file(*alike[i]);
     } catch (const Error&) {

@@ -52,6 +52,16 @@ InputValue value_of(const InputSpec& input, const nlohmann::json& value) {
 
 }  // namespace
 
+Inputs Dataset::values_of(const Item& item) const {
+  Inputs inputs;
+  for (const InputSpec& input : inputs_) {
+    if (is_picture(input.kind)) continue;
+    const std::string name(input.name);
+    inputs.emplace(name, value_of(input, item.values.at(name)));
+  }
+  return inputs;
+}
+
 Sample Dataset::load(size_t index) const {
   const Item& item = items_.at(index);
   try {
@@ -63,13 +73,10 @@ Sample Dataset::load(size_t index) const {
 
 Sample Dataset::load(const Item& item) const {
   const Size size = {item.height, item.width};
-  Sample sample;
+  Sample sample = {values_of(item), {}};
   for (const InputSpec& input : inputs_) {
     const std::string name(input.name);
-    if (!is_picture(input.kind)) {
-      sample.inputs.emplace(name, value_of(input, item.values.at(name)));
-      continue;
-    }
+    if (!is_picture(input.kind)) continue;
     const std::vector<std::string>& paths = item.files.at(name);
     if (input.kind == InputKind::kImageList) {
       std::vector<at::Tensor> pictures;

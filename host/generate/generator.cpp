@@ -61,15 +61,6 @@ int64_t bytes_of(const Conditioning& cond) {
   return bytes;
 }
 
-// What the family encodes for guidance to move away from: families may treat such a prompt in
-// another way than the one in front of them.
-Inputs negative_inputs(const Inputs& inputs, const std::string& prompt) {
-  Inputs changed = inputs;
-  changed["prompt"] = prompt;
-  changed["is_negative"] = true;
-  return changed;
-}
-
 bool is_guided(const Request& request, size_t step) {
   return request.cfg_scale != 1.0 && is_guided_at(request.sigmas[step], request.cfg_trunc);
 }
@@ -140,6 +131,13 @@ class Pacer {
 };
 
 }  // namespace
+
+Inputs negative_inputs(const Inputs& inputs, const std::string& prompt) {
+  Inputs changed = inputs;
+  changed["prompt"] = prompt;
+  changed["is_negative"] = true;
+  return changed;
+}
 
 Generator::Generator(Engine engine, progress::Progress& progress,
                      std::function<bool()> is_cancelled)

@@ -62,6 +62,10 @@ struct Request {
   std::optional<Tiling> tiling;  // of the VAE
 };
 
+// What the family encodes for guidance to move away from: families may treat such a prompt in
+// another way than the one in front of them.
+Inputs negative_inputs(const Inputs& inputs, const std::string& prompt);
+
 // Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
 // own arithmetic does with another batch. Not thread-safe.
 class Generator {

@@ -271,6 +271,11 @@ at::Tensor read_mask(const std::string& path) {
   return (0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]).unsqueeze(0);
 }
 
+bool is_file(InputKind kind) {
+  return kind != InputKind::kText && kind != InputKind::kInteger && kind != InputKind::kReal &&
+         kind != InputKind::kFlag;
+}
+
 InputValue input_value(const InputSpec& input, const json& value) {
   switch (input.kind) {
     case InputKind::kText:
@@ -603,13 +608,25 @@ std::string_view renorm_name(CfgRenorm renorm) {
       ->first;
 }
 
+Inputs value_inputs(const Settings& s, const ModelFamily& family) {
+  Inputs inputs = {{"prompt", s.prompt}};
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || input.use == InputUse::kTrain || is_file(input.kind))
+      continue;
+    inputs[std::string(input.name)] = input_value(input, *given);
+  }
+  return inputs;
+}
+
 Request make_request(const Settings& s, const ModelFamily& family, const Model& model,
                      uint64_t seed) {
   Request request;
-  request.inputs["prompt"] = s.prompt;
+  request.inputs = value_inputs(s, family);
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
-    if (given == s.family_inputs.end() || input.use == InputUse::kTrain) continue;
+    if (given == s.family_inputs.end() || input.use == InputUse::kTrain || !is_file(input.kind))
+      continue;
     request.inputs[std::string(input.name)] = input_value(input, *given);
   }
   request.negative_prompt = s.negative_prompt;

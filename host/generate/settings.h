@@ -98,6 +98,9 @@ std::vector<float> sigmas_of(const Settings& settings, const ModelFamily& family
 double cfg_scale_of(const Settings& settings, const ModelFamily& family);
 std::string_view renorm_name(CfgRenorm renorm);
 
+// What the text encoder is given beside pictures.
+Inputs value_inputs(const Settings& settings, const ModelFamily& family);
+
 // Reads the input files. `seed` is the first picture's.
 // Throws Error when a file cannot be read or does not fit.
 Request make_request(const Settings& settings, const ModelFamily& family, const Model& model,

@@ -220,6 +220,7 @@ void fill_dataset(Config& c, const ParsedFlags& flags, const ModelFamily& family
   c.dataset_num_workers =
       static_cast<int>(std::clamp<int64_t>(flags.integer("dataset_num_workers"), 0, 1'000'000));
   c.caption_dropout_rate = flags.real("caption_dropout_rate");
+  c.model.cuts_texts = flags.flag("truncate_captions");
 }
 
 bool is_cache(const fs::path& folder) {

@@ -62,31 +62,27 @@ void add_value(ContentHash& hash, const nlohmann::json& value) {
 
 }  // namespace
 
-Inputs text_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
-                   bool empty_caption) {
-  const std::vector<InputSpec> read = read_inputs(dataset, specs);
+Inputs value_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
+                    bool empty_caption) {
   Inputs inputs;
-  if (std::any_of(read.begin(), read.end(), is_picture)) {
-    inputs = dataset.load(index).inputs;
-    inputs.erase(dataset.learnt());
-  } else {
-    for (const InputSpec& input : read)
-      inputs.emplace(input.name,
-                     value_of(input, dataset.items()[index].values.find(input.name)->second));
+  for (const InputSpec& input : read_inputs(dataset, specs)) {
+    if (is_picture(input)) continue;
+    inputs.emplace(input.name,
+                   value_of(input, dataset.items()[index].values.find(input.name)->second));
   }
   if (empty_caption) inputs.insert_or_assign(kPrompt, std::string());
   return inputs;
 }
 
-std::vector<std::string> texts_of(const data::Dataset& dataset, size_t index,
-                                  std::span<const InputSpec> specs, bool empty_caption) {
-  std::vector<std::string> texts;
-  for (const InputSpec& input : read_inputs(dataset, specs)) {
-    const auto value = dataset.items()[index].values.find(input.name);
-    if (input.kind != InputKind::kText || (empty_caption && input.name == kPrompt)) continue;
-    texts.push_back(value->second.get<std::string>());
-  }
-  return texts;
+Inputs text_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
+                   bool empty_caption) {
+  const std::vector<InputSpec> read = read_inputs(dataset, specs);
+  if (std::none_of(read.begin(), read.end(), is_picture))
+    return value_inputs(dataset, index, specs, empty_caption);
+  Inputs inputs = dataset.load(index).inputs;
+  inputs.erase(dataset.learnt());
+  if (empty_caption) inputs.insert_or_assign(kPrompt, std::string());
+  return inputs;
 }
 
 std::string text_content(const data::Dataset& dataset, size_t index,

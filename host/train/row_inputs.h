@@ -17,9 +17,9 @@ namespace atelier::train {
 Inputs text_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
                    bool empty_caption);
 
-// The texts among them.
-std::vector<std::string> texts_of(const data::Dataset& dataset, size_t index,
-                                  std::span<const InputSpec> specs, bool empty_caption);
+// The same but for pictures.
+Inputs value_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
+                    bool empty_caption);
 
 // Equal for rows whose text_inputs() are equal. `files` has the hashes of all files.
 std::string text_content(const data::Dataset& dataset, size_t index,

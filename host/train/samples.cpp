@@ -10,6 +10,7 @@
 
 #include "host/checkpoint/content_hash.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/data/parallel.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
@@ -147,7 +148,8 @@ void Samples::State::find_entries() {
     Entries& wanted = entries(encoding);
     const std::vector<std::string> keys(wanted.keys.begin(), wanted.keys.end());
     std::vector<std::optional<EntryShapes>> found(keys.size());
-    for_each_in_parallel(keys.size(), [&](size_t i) { found[i] = store.find(encoding, keys[i]); });
+    data::for_each_in_parallel(keys.size(),
+                               [&](size_t i) { found[i] = store.find(encoding, keys[i]); });
     for (size_t i = 0; i < keys.size(); ++i) {
       if (!found[i]) {
         wanted.missing.insert(keys[i]);

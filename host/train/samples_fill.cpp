@@ -1,5 +1,6 @@
 // Encodes what a cache lacks.
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <future>
 
@@ -8,6 +9,7 @@
 #include "atelier/error.h"
 #include "atelier/ops/stop.h"
 
+#include "host/data/parallel.h"
 #include "host/data/prefetcher.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
@@ -200,14 +202,15 @@ std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model) {
     return bytes_of(family.example_conditioning(denoiser->detection, tokens, model.dtype()));
   };
   const int64_t one = bytes_of_tokens(1), a_token = bytes_of_tokens(2) - one;
-  int64_t bytes = 0;
-  for (const Job& job : missing_jobs(Encoding::kText)) {
-    int64_t tokens = 0;
-    for (const std::string& text : texts_of(*dataset, job.item, family.inputs(), job.empty_caption))
-      tokens += std::ssize(model.model().tokenize(text));
-    bytes += kHeaderBytes + one + a_token * std::max<int64_t>(tokens - 1, 0);
-  }
-  return bytes;
+  const std::vector<Job> jobs = missing_jobs(Encoding::kText);
+  std::atomic<int64_t> bytes = 0;
+  data::for_each_in_parallel(jobs.size(), [&](size_t i) {
+    const TextLength length = model.model().text_length(
+        value_inputs(*dataset, jobs[i].item, family.inputs(), jobs[i].empty_caption));
+    const int64_t tokens = std::clamp<int64_t>(length.tokens, 1, length.limit);
+    bytes += kHeaderBytes + one + a_token * (tokens - 1);
+  });
+  return bytes.load();
 }
 
 Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {

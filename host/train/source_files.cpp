@@ -1,46 +1,14 @@
 #include "host/train/source_files.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <filesystem>
-#include <mutex>
 #include <sys/stat.h>
-#include <thread>
 
 #include "host/checkpoint/content_hash.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/data/parallel.h"
 
 namespace atelier::train {
-
-void for_each_in_parallel(size_t count, const std::function<void(size_t)>& run) {
-  std::atomic<size_t> next = 0;
-  std::mutex mutex;
-  size_t failed = count;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    for (size_t i = next++; i < count; i = next++) {
-      try {
-        run(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (i < failed) {
-          failed = i;
-          failure = std::current_exception();
-        }
-        next = count;  // those below `i` have begun
-      }
-    }
-  };
-  {
-    const size_t wanted =
-        std::min<size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
-    std::vector<std::jthread> threads;
-    for (size_t i = 1; i < wanted; ++i) threads.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
-}
 
 std::optional<SourceFile> stat_file(const std::string& path) {
   struct stat status {};
@@ -60,7 +28,7 @@ SourceFiles hash_files(const std::vector<std::string>& paths, const SourceFiles&
   for (const std::string& path : paths) files.try_emplace(absolute_path(path));
   std::vector<SourceFiles::value_type*> rows;
   for (auto& row : files) rows.push_back(&row);
-  for_each_in_parallel(rows.size(), [&](size_t i) {
+  data::for_each_in_parallel(rows.size(), [&](size_t i) {
     auto& [path, file] = *rows[i];
     file = stat_file(path).value_or(SourceFile());
     const auto found = known.find(path);
@@ -75,7 +43,7 @@ std::vector<std::string> changed_files(const SourceFiles& recorded) {
   std::vector<const SourceFiles::value_type*> rows;
   for (const auto& row : recorded) rows.push_back(&row);
   std::vector<char> has_changed(rows.size(), 0);
-  for_each_in_parallel(rows.size(), [&](size_t i) {
+  data::for_each_in_parallel(rows.size(), [&](size_t i) {
     const auto& [path, file] = *rows[i];
     const std::optional<SourceFile> now = stat_file(path);
     if (!now || (now->size == file.size && now->mtime_ns == file.mtime_ns)) return;

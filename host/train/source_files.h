@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,9 +17,6 @@ struct SourceFile {
   bool operator==(const SourceFile&) const = default;
 };
 using SourceFiles = std::map<std::string, SourceFile, std::less<>>;  // by absolute path
-
-// Calls `run` for 0 … count - 1 on all cores. Throws what the call of the lowest number threw.
-void for_each_in_parallel(size_t count, const std::function<void(size_t)>& run);
 
 // Size and time of a file, without its hash; nullopt when it is not there.
 std::optional<SourceFile> stat_file(const std::string& path);

@@ -128,6 +128,8 @@ void add_dataset(Table& table, const Config& c, const ModelFamily* family) {
       .text("caption_extension", d.caption_extension, "of captions beside pictures")
       .real("caption_dropout_rate", c.caption_dropout_rate,
             "part of the samples that are learnt with an empty prompt")
+      .flag("truncate_captions", c.model.cuts_texts,
+            "texts of too many tokens are cut, as published pipelines do, and not refused")
       .text("mask_column", d.mask_column, "column with pictures that say where the loss counts")
       .flag("alpha_mask", d.alpha_mask, "the pictures' own transparency says where the loss counts")
       .choice("validate", "headers", {"headers", "full"}, "full: every file is decoded beforehand")

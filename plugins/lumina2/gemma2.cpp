@@ -346,13 +346,6 @@ std::vector<int64_t> prompt_ids(const atelier::text::Tokenizer& tokenizer, std::
   }
   std::vector<int64_t> ids = tokenizer.encode(text);
   ids.insert(ids.begin(), *bos);
-  if (std::ssize(ids) > kMaxPromptTokens) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "prompt: " + std::to_string(ids.size()) +
-                    " tokens with the system prompt, at most " + std::to_string(kMaxPromptTokens) +
-                    " are encoded",
-                "shorten the prompt");
-  }
   return ids;
 }
 

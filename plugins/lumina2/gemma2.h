@@ -66,8 +66,7 @@ class Gemma2 final : public atelier::nn::Module {
 };
 
 // <bos> and the tokens of the whole text that is encoded; an empty text is <bos> alone.
-// Throws Error{kInvalidArgument} when they are more than kMaxPromptTokens, or the tokenizer has no
-// <bos>.
+// Throws Error{kInvalidArgument} when the tokenizer has no <bos>.
 std::vector<int64_t> prompt_ids(const atelier::text::Tokenizer& tokenizer, std::string_view text);
 
 }  // namespace lumina2

@@ -59,7 +59,8 @@ std::string text_of(const atelier::Inputs& inputs) {
 
 }  // namespace
 
-Lumina2::Lumina2(std::span<const atelier::Detection> parts, const atelier::ModelOptions& options) {
+Lumina2::Lumina2(std::span<const atelier::Detection> parts, const atelier::ModelOptions& options)
+    : cuts_texts_(options.cuts_texts) {
   for (const atelier::Detection& part : parts) {
     const bool twice = (part.component == "text_encoder" && text_encoder_) ||
                        (part.component == "vae" && vae_) || (part.component == "dit" && dit_);
@@ -143,10 +144,23 @@ atelier::LatentSpec Lumina2::latent_spec() const {
 
 atelier::Conditioning Lumina2::encode_text(const atelier::Inputs& inputs,
                                            atelier::BlockRunner& runner) {
-  const std::vector<int64_t> ids = prompt_ids(tokenizer(), text_of(inputs));
+  std::vector<int64_t> ids = prompt_ids(tokenizer(), text_of(inputs));
+  if (std::ssize(ids) > kMaxPromptTokens) {
+    if (!cuts_texts_) {
+      invalid("prompt: " + std::to_string(ids.size()) + " tokens with the system prompt, at most " +
+                  std::to_string(kMaxPromptTokens) + " are encoded",
+              "shorten the prompt");
+    }
+    ids.resize(kMaxPromptTokens);
+  }
   Gemma2& encoder = loaded(text_encoder_, "text_encoder");
   return {{kPromptEmbeds,
            encoder.forward(at::tensor(ids, at::kLong), Segments({std::ssize(ids)}), runner)}};
+}
+
+atelier::TextLength Lumina2::text_length(const atelier::Inputs& inputs) const {
+  return {.tokens = std::ssize(prompt_ids(tokenizer(), text_of(inputs))),
+          .limit = kMaxPromptTokens};
 }
 
 at::Tensor Lumina2::encode_media(const at::Tensor& pixels, atelier::BlockRunner& runner) {

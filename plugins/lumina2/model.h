@@ -27,6 +27,7 @@ class Lumina2 final : public atelier::Model {
   // default the published one) and "is_negative": negative and empty prompts have no system prompt.
   atelier::Conditioning encode_text(const atelier::Inputs& inputs,
                                     atelier::BlockRunner& runner) override;
+  atelier::TextLength text_length(const atelier::Inputs& inputs) const override;
   at::Tensor encode_media(const at::Tensor& pixels, atelier::BlockRunner& runner) override;
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
   std::vector<atelier::WeightPtr> level_weights() override;
@@ -49,6 +50,7 @@ class Lumina2 final : public atelier::Model {
   atelier::NamedTensors probe_dit(const atelier::NamedTensors& inputs,
                                   atelier::BlockRunner& runner);
 
+  bool cuts_texts_;
   std::shared_ptr<const atelier::text::Tokenizer> tokenizer_;
   std::unique_ptr<Gemma2> text_encoder_;
   std::unique_ptr<Autoencoder> vae_;

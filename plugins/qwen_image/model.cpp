@@ -27,6 +27,13 @@ constexpr const char* kPromptEmbeds = "prompt_embeds";
   throw Error(ErrorCode::kInvalidArgument, message, hint);
 }
 
+const std::string& prompt_of(const atelier::Inputs& inputs) {
+  const auto found = inputs.find("prompt");
+  const auto* prompt = found == inputs.end() ? nullptr : std::get_if<std::string>(&found->second);
+  if (!prompt) invalid("prompt: missing, or not a text");
+  return *prompt;
+}
+
 void one_frame(int64_t frames) {
   if (frames != 1) {
     throw Error(ErrorCode::kUnsupported,
@@ -38,7 +45,8 @@ void one_frame(int64_t frames) {
 }  // namespace
 
 QwenImage::QwenImage(std::span<const atelier::Detection> parts,
-                     const atelier::ModelOptions& options) {
+                     const atelier::ModelOptions& options)
+    : cuts_texts_(options.cuts_texts) {
   for (const atelier::Detection& part : parts) {
     const bool twice = (part.component == "text_encoder" && text_encoder_) ||
                        (part.component == "vae" && vae_) || (part.component == "dit" && dit_);
@@ -65,12 +73,13 @@ QwenImage::QwenImage(std::span<const atelier::Detection> parts,
   }
   const auto file = options.files.find("tokenizer");
   if (file == options.files.end()) return;
-  tokenizer_ = atelier::text::Tokenizer::load(file->second);
-  if (text_encoder_ && tokenizer_->size() > text_encoder_->config().vocabulary) {
-    invalid("the tokenizer has " + std::to_string(tokenizer_->size()) +
+  const auto tokenizer = atelier::text::Tokenizer::load(file->second);
+  if (text_encoder_ && tokenizer->size() > text_encoder_->config().vocabulary) {
+    invalid("the tokenizer has " + std::to_string(tokenizer->size()) +
                 " tokens, the text encoder " + std::to_string(text_encoder_->config().vocabulary),
             "pass the tokenizer that is published with the text encoder");
   }
+  prompts_.emplace(tokenizer);
 }
 
 QwenImage::~QwenImage() = default;
@@ -84,12 +93,12 @@ Part& QwenImage::loaded(const std::unique_ptr<Part>& part, std::string_view name
   return *part;
 }
 
-const atelier::text::Tokenizer& QwenImage::tokenizer() const {
-  if (!tokenizer_) {
+const PromptTemplate& QwenImage::prompts() const {
+  if (!prompts_) {
     throw Error(ErrorCode::kUnsupported, "the tokenizer is not loaded",
                 "add the published tokenizer folder to --model_paths");
   }
-  return *tokenizer_;
+  return *prompts_;
 }
 
 atelier::nn::Module& QwenImage::component(std::string_view name) {
@@ -121,16 +130,26 @@ atelier::LatentSpec QwenImage::latent_spec() const {
 
 atelier::Conditioning QwenImage::encode_text(const atelier::Inputs& inputs,
                                              atelier::BlockRunner& runner) {
-  const auto found = inputs.find("prompt");
-  const std::string* prompt =
-      found == inputs.end() ? nullptr : std::get_if<std::string>(&found->second);
-  if (!prompt) invalid("prompt: missing, or not a text");
-  const PromptTokens tokens = prompt_tokens(tokenizer(), *prompt);
+  std::vector<int64_t> ids = prompts().tokens(prompt_of(inputs));
+  const int64_t skip = prompts().skip(), longest = skip + kLongestPrompt;
+  if (std::ssize(ids) > longest) {
+    if (!cuts_texts_) {
+      invalid("prompt: " + std::to_string(std::ssize(ids) - skip) + " tokens, at most " +
+                  std::to_string(kLongestPrompt) + " are encoded",
+              "shorten the prompt");
+    }
+    ids.resize(static_cast<size_t>(longest));  // the template's end with it
+  }
   TextEncoder& encoder = loaded(text_encoder_, "text_encoder");
-  const int64_t length = std::ssize(tokens.ids);
-  const at::Tensor hidden =
-      encoder.forward(at::tensor(tokens.ids, at::kLong), Segments({length}), runner);
-  return {{kPromptEmbeds, hidden.narrow(0, tokens.skip, length - tokens.skip).clone()}};
+  const int64_t length = std::ssize(ids);
+  const at::Tensor hidden = encoder.forward(at::tensor(ids, at::kLong), Segments({length}), runner);
+  return {{kPromptEmbeds, hidden.narrow(0, skip, length - skip).clone()}};
+}
+
+atelier::TextLength QwenImage::text_length(const atelier::Inputs& inputs) const {
+  const PromptTemplate& prompts = this->prompts();
+  return {.tokens = std::ssize(prompts.tokens(prompt_of(inputs))) - prompts.skip(),
+          .limit = kLongestPrompt};
 }
 
 at::Tensor QwenImage::encode_media(const at::Tensor& pixels, atelier::BlockRunner& runner) {
@@ -277,7 +296,7 @@ NamedTensors QwenImage::probe(std::string_view component, const NamedTensors& in
 }
 
 std::vector<int64_t> QwenImage::tokenize(std::string_view text) const {
-  return tokenizer().encode(text);
+  return prompts().tokenizer().encode(text);
 }
 
 }  // namespace qwen_image

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "atelier/model.h"
 #include "atelier/model_family.h"
@@ -25,6 +26,7 @@ class QwenImage final : public atelier::Model {
   // Gives "prompt_embeds": [L, text_width], in compute dtype.
   atelier::Conditioning encode_text(const atelier::Inputs& inputs,
                                     atelier::BlockRunner& runner) override;
+  atelier::TextLength text_length(const atelier::Inputs& inputs) const override;
   at::Tensor encode_media(const at::Tensor& pixels, atelier::BlockRunner& runner) override;
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
   std::vector<atelier::WeightPtr> level_weights() override;
@@ -42,11 +44,12 @@ class QwenImage final : public atelier::Model {
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
  private:
-  const atelier::text::Tokenizer& tokenizer() const;
+  const PromptTemplate& prompts() const;
   template <class Part>
   Part& loaded(const std::unique_ptr<Part>& part, std::string_view name) const;
 
-  std::shared_ptr<const atelier::text::Tokenizer> tokenizer_;
+  bool cuts_texts_;
+  std::optional<PromptTemplate> prompts_;
   std::unique_ptr<TextEncoder> text_encoder_;
   std::unique_ptr<Vae> vae_;
   std::unique_ptr<Dit> dit_;

@@ -25,7 +25,6 @@ constexpr std::string_view kBefore =
     "quantity, text, "
     "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n";
 constexpr std::string_view kAfter = "<|im_end|>\n<|im_start|>assistant\n";
-constexpr int64_t kLongestPrompt = 1024;  // tokens behind kBefore, those of kAfter among them
 
 }  // namespace
 
@@ -115,27 +114,23 @@ at::Tensor TextEncoder::forward(const at::Tensor& ids_N, const Segments& rows,
   return norm_.forward(x);
 }
 
-PromptTokens prompt_tokens(const atelier::text::Tokenizer& tokenizer, std::string_view prompt) {
+// The beginning alone has 34 tokens with the published tokenizer.
+PromptTemplate::PromptTemplate(std::shared_ptr<const atelier::text::Tokenizer> tokenizer)
+    : tokenizer_(std::move(tokenizer)),
+      skip_(static_cast<int64_t>(tokenizer_->encode(kBefore).size())) {}
+
+std::vector<int64_t> PromptTemplate::tokens(std::string_view prompt) const {
   for (const std::string_view mark : {"<|im_start|>", "<|im_end|>"}) {
-    if (!tokenizer.id(mark)) {
+    if (!tokenizer_->id(mark)) {
       throw Error(ErrorCode::kInvalidArgument, "the tokenizer has no token " + std::string(mark),
                   "pass the tokenizer folder that is published with the model");
     }
   }
   // The whole text at once: a prompt that begins with a line break shares a token with the
-  // template. The beginning alone has 34 tokens with the published tokenizer.
-  const std::string whole =
-      std::string(kBefore) + (prompt.empty() ? " " : std::string(prompt)) + std::string(kAfter);
-  PromptTokens result{tokenizer.encode(whole),
-                      static_cast<int64_t>(tokenizer.encode(kBefore).size())};
-  const int64_t left = static_cast<int64_t>(result.ids.size()) - result.skip;
-  if (left > kLongestPrompt) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "prompt: " + std::to_string(left) + " tokens, at most " +
-                    std::to_string(kLongestPrompt) + " are encoded",
-                "shorten the prompt");
-  }
-  return result;
+  // template.
+  std::string whole(kBefore);
+  whole.append(prompt.empty() ? " " : prompt).append(kAfter);
+  return tokenizer_->encode(whole);
 }
 
 }  // namespace qwen_image

@@ -37,14 +37,23 @@ class TextEncoder final : public atelier::nn::Module {
   atelier::nn::RMSNorm norm_;
 };
 
-struct PromptTokens {
-  std::vector<int64_t> ids;  // of the template with the prompt in it
-  int64_t skip;  // tokens of the template before the prompt, whose embeddings are dropped
-};
+inline constexpr int64_t kLongestPrompt = 1024;  // tokens behind the template's beginning
 
-// Tokens of `prompt` in the text-to-image template; an empty prompt stands for one space.
-// Throws Error{kInvalidArgument} when more than 1024 tokens are left behind the template's
-// beginning, or the tokenizer lacks the template's marks.
-PromptTokens prompt_tokens(const atelier::text::Tokenizer& tokenizer, std::string_view prompt);
+// The text-to-image template, with prompts in it. Immutable, and safe to use from several threads.
+class PromptTemplate {
+ public:
+  explicit PromptTemplate(std::shared_ptr<const atelier::text::Tokenizer> tokenizer);
+
+  const atelier::text::Tokenizer& tokenizer() const { return *tokenizer_; }
+  // Tokens of the template before the prompt, whose embeddings are dropped.
+  int64_t skip() const { return skip_; }
+  // Of the whole template; an empty prompt stands for one space. Throws Error{kInvalidArgument}
+  // when the tokenizer lacks the template's marks.
+  std::vector<int64_t> tokens(std::string_view prompt) const;
+
+ private:
+  std::shared_ptr<const atelier::text::Tokenizer> tokenizer_;
+  int64_t skip_;
+};
 
 }  // namespace qwen_image

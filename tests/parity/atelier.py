@@ -105,6 +105,25 @@ def tokenize(folder_of_tokenizer, texts, ascii_only=True, plugin="qwen_image"):
         return [json.loads(line) for line in ids if line]
 
 
+def encode_captions(model_paths, captions, *switches, plugin="qwen_image"):
+    """The encodings of captions as `atelier cache` keeps them, [L, D] each, in their order."""
+    with call_folder("cache") as folder:
+        Image.new("RGB", (64, 64)).save(folder / "a.png")
+        rows = [json.dumps({"image": "a.png", "prompt": caption}) for caption in captions]
+        (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+        arguments = [
+            "cache", "--plugin", plugin, "--model_paths",
+            paths_argument(model_paths), "--dataset_base_path", folder, "--dataset_metadata_path",
+            folder / "rows.jsonl", "--output_path", folder, "--dtype", "float32", *switches
+        ]
+        run(arguments, folder)
+        items = json.loads((folder / "cache" / "manifest.json").read_text())["items"]
+        return [
+            load_file(folder / "cache" / "text" / (item["text"] + ".safetensors"))["prompt_embeds"]
+            for item in items
+        ]
+
+
 def schedule(**request):
     """The sigmas, the final 0 among them, of one denoising run."""
     with call_folder("probe_schedule") as folder:

@@ -195,6 +195,20 @@ class Lumina2EncodersTest(unittest.TestCase):
                 got = atelier.tokenize(self.models.model / "tokenizer" / file, texts, plugin=PLUGIN)
                 self.assertEqual(got, expected)
 
+    def test_captions_of_too_many_tokens_are_cut_where_the_pipeline_cuts_them(self):
+        """The system prompt and <bos> are among the 256 tokens that stay."""
+        captions = [PROMPT, PROMPT * 40, "x " * 500, "y" * 3000]
+        got = atelier.encode_captions(self.models.model, captions, "--truncate_captions",
+                                      plugin=PLUGIN)
+        for caption, ours in zip(captions, got):
+            with torch.no_grad():
+                expected, mask, _, _ = self.models.pipeline.encode_prompt(
+                    caption, do_classifier_free_guidance=False, max_sequence_length=256)
+            expected = expected[0][mask[0].bool()]
+            self.assertEqual(ours.shape, expected.shape)
+            compare.assert_close(f"lumina2, cut caption of {len(caption)} letters", ours, expected)
+        self.assertEqual([len(ours) for ours in got[1:]], [256, 256, 256])
+
     def test_every_spelling_of_the_text_encoder_gives_the_same_states(self):
         generator = torch.Generator().manual_seed(5)
         inputs = {

@@ -96,6 +96,18 @@ class PipelineParityTest(unittest.TestCase):
         compare.assert_pictures("text to image, default negative prompt",
                                 self.ours(latents, 48, 64, 3, 3), expected)
 
+    def test_captions_of_too_many_tokens_are_cut_where_the_pipeline_cuts_them(self):
+        """The whole template is cut at its end. The letters below are a token each: of 1019 the
+        template's five last tokens stay, of 1021 three, of 1025 none."""
+        words = "red 一只猫 chalk, "
+        captions = [words, words * 1200, "x" * 1019, "x" * 1021, "x" * 1025, "\n" * 3000]
+        got = atelier.encode_captions(self.models.model, captions, "--truncate_captions")
+        for caption, ours in zip(captions, got):
+            with torch.no_grad():
+                expected, _ = self.pipeline.encode_prompt(caption, max_sequence_length=1024)
+            self.assertEqual(ours.shape, expected[0].shape)
+            compare.assert_close(f"cut caption of {len(caption)} letters", ours, expected[0])
+
     def test_image_to_image_gives_the_same_pictures(self):
         """diffusers samples the image's latents; both sides start here from their mode, and from
         the same noise."""

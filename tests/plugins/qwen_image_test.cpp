@@ -794,8 +794,27 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   CHECK(encode(std::string(1011, 'x')).size(0) == 1024);
   expect_error(ErrorCode::kInvalidArgument, "1025 tokens, at most 1024",
                [&] { encode(std::string(1012, 'x')); });
+  const auto length_of = [&](const std::string& prompt) {
+    const TextLength length = model->text_length({{"prompt", prompt}});
+    CHECK(length.limit == 1024);
+    return length.tokens;
+  };
+  CHECK(length_of("") == 14);
+  CHECK(length_of(std::string(1011, 'x')) == 1024);
+  CHECK(length_of(std::string(4000, 'x')) == 4013);
+  // What is cut has the first of its tokens, and none of the template's end.
+  const auto cutting =
+      tiny_model("text_encoder", false, {.files = {{"tokenizer", folder}}, .cuts_texts = true});
+  const auto cut = [&](const std::string& prompt) {
+    return cutting->encode_text({{"prompt", prompt}}, runner).at("prompt_embeds");
+  };
+  CHECK(at::equal(cut("a cat"), embeds));
+  CHECK(at::equal(cut(std::string(4000, 'x')), cut(std::string(1024, 'x'))));
+  CHECK(relative_error(cut(std::string(4000, 'x')).narrow(0, 0, 1011),
+                       encode(std::string(1011, 'x')).narrow(0, 0, 1011)) < 1e-5);
   expect_error(ErrorCode::kInvalidArgument, "prompt: missing",
                [&] { model->encode_text({}, runner); });
+  expect_error(ErrorCode::kInvalidArgument, "prompt: missing", [&] { model->text_length({}); });
 
   const std::string bare = write_tokenizer("bare", /*marks=*/false);
   const auto other = tiny_model("text_encoder", false, {.files = {{"tokenizer", bare}}});

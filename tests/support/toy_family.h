@@ -25,9 +25,11 @@ struct ToyMistakes {
   bool changes_input = false;     // denoise writes into the latents
   bool ignores_a_field = false;   // a config field is said to be read, and is not
   bool takes_any_field = false;   // a row for fields of any name
+  bool miscounts_texts = false;   // text_length counts fewer tokens than are encoded
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
+constexpr int64_t kToyLongestText = 512;
 constexpr int64_t kToyChannels = 3 * kToyStride * kToyStride;
 
 struct ToyTextEncoder : nn::Module {
@@ -78,7 +80,9 @@ struct ToyDit : nn::Module {
 class ToyModel final : public Model {
  public:
   ToyModel(std::span<const Detection> parts, const ModelOptions& options, ToyMistakes mistakes)
-      : mistakes_(mistakes), has_tokenizer_(options.files.contains("tokenizer")) {
+      : mistakes_(mistakes),
+        has_tokenizer_(options.files.contains("tokenizer")),
+        cuts_texts_(options.cuts_texts) {
     for (const Detection& part : parts) {
       if (part.component == "text_encoder")
         text_encoder_ = std::make_unique<ToyTextEncoder>(part.integer("width"));
@@ -105,10 +109,16 @@ class ToyModel final : public Model {
     return {kToyChannels, kToyStride, 1, kToyStride * kToyCells, kToyStride * kToyCells};
   }
   Conditioning encode_text(const Inputs& inputs, BlockRunner&) override {
-    const auto prompt = inputs.find("prompt");
-    if (prompt == inputs.end()) toy_refuses("input 'prompt': missing");
-    return {{"prompt_embeds", text_encoder_->table.forward(
-                                  at::tensor(tokenize(std::get<std::string>(prompt->second))))}};
+    std::vector<int64_t> ids = ids_of(inputs);
+    if (std::ssize(ids) > kToyLongestText) {
+      if (!cuts_texts_) toy_refuses("prompt: " + std::to_string(ids.size()) + " tokens");
+      ids.resize(kToyLongestText);
+    }
+    return {{"prompt_embeds", text_encoder_->table.forward(at::tensor(ids))}};
+  }
+  TextLength text_length(const Inputs& inputs) const override {
+    const int64_t forgotten = mistakes_.miscounts_texts ? 1 : 0;
+    return {.tokens = std::ssize(ids_of(inputs)) - forgotten, .limit = kToyLongestText};
   }
   at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {
     if (pixels.size(2) % kToyStride != 0 || pixels.size(3) % kToyStride != 0)
@@ -175,8 +185,17 @@ class ToyModel final : public Model {
   }
 
  private:
+  std::vector<int64_t> ids_of(const Inputs& inputs) const {
+    const auto prompt = inputs.find("prompt");
+    if (prompt == inputs.end()) toy_refuses("input 'prompt': missing");
+    const auto style = inputs.find("style");
+    const std::string before =
+        style == inputs.end() ? std::string() : std::get<std::string>(style->second);
+    return tokenize(before + std::get<std::string>(prompt->second));
+  }
+
   ToyMistakes mistakes_;
-  bool has_tokenizer_;
+  bool has_tokenizer_, cuts_texts_;
   std::unique_ptr<ToyTextEncoder> text_encoder_;
   std::unique_ptr<ToyVae> vae_;
   std::unique_ptr<ToyDit> dit_;

@@ -41,8 +41,15 @@ struct LossInputs {
   std::optional<at::Tensor> pinned_CTHW;  // replaces the noisy latents where the mask is 0
 };
 
+// How long a text is to the encoder.
+struct TextLength {
+  int64_t tokens = 0;  // of the whole text, those that the family adds among them
+  int64_t limit = 0;   // that are encoded at most
+};
+
 // Not thread-safe: one thread at a time calls a model. Tensors that it returns own their storage
-// and may outlive it. Grad mode is the caller's. Every block is run through `runner`.
+// and may outlive it. Grad mode is the caller's. Every block is run through `runner`. text_length()
+// alone may be called from several threads at once.
 class ATELIER_API Model {
  public:
   virtual ~Model();
@@ -57,9 +64,15 @@ class ATELIER_API Model {
   virtual LatentSpec latent_spec() const = 0;
 
   // Encodes the prompt of one sample: inputs "prompt" and whatever else the family's text encoder
-  // reads. Phase encode. Throws Error{kInvalidArgument} when an input is missing or the prompt is
-  // too long.
+  // reads. Phase encode. Throws Error{kInvalidArgument} when an input is missing, or when there are
+  // more tokens than text_length() allows; a model that ModelOptions::cuts_texts was given for
+  // drops the tokens that are too many, where the published pipeline does.
   virtual Conditioning encode_text(const Inputs& inputs, BlockRunner& runner) = 0;
+
+  // How many tokens encode_text() makes of `inputs`, of which pictures may be left out, before any
+  // are dropped. Reads no weights. Throws Error{kInvalidArgument} when an input is missing, and
+  // Error{kUnsupported} when the model was made without a tokenizer.
+  virtual TextLength text_length(const Inputs& inputs) const = 0;
 
   // Encodes one picture, float32 [3, T, H, W] in [-1, 1], into clean latents [C, T', H', W'], in
   // the VAE's dtype. Phase encode. Throws Error{kInvalidArgument} when H, W are no multiples of the

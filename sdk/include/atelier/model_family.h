@@ -43,7 +43,9 @@ struct DetectHint {
 struct ModelOptions {
   // Of components without tensors, by name: {"tokenizer": folder or file}. May lack entries: what
   // needs them then throws.
-  std::map<std::string, std::string, std::less<>> files;
+  std::map<std::string, std::string, std::less<>> files = {};
+  // Texts of too many tokens are cut, and not refused: see Model::encode_text.
+  bool cuts_texts = false;
 };
 
 // Stateless, and safe to call from several threads. Spans and string_views that it returns live as

@@ -22,6 +22,19 @@ std::vector<std::string> failed_with(const test::ToyMistakes& mistakes) {
   return failed(conformance::check_family(test::ToyFamily(mistakes)));
 }
 
+// A toy that counts tokens without any file.
+class ToyWithoutTokenizer final : public test::ToyFamily {
+ public:
+  using ToyFamily::ToyFamily;
+  std::span<const ComponentSpec> components() const override {
+    return ToyFamily::components().first(3);
+  }
+  std::unique_ptr<Model> make_model(std::span<const Detection> parts,
+                                    const ModelOptions& options) const override {
+    return ToyFamily::make_model(parts, {{{"tokenizer", ""}}, options.cuts_texts});
+  }
+};
+
 }  // namespace
 
 TEST_CASE("The toy keeps everything", "[conformance]") {
@@ -50,6 +63,14 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.changes_input = true}, "denoise: keeps shape", "changes its input");
   only({.ignores_a_field = true}, "detection: every field", "cells is said to be read");
   only({.takes_any_field = true}, "detection: every field", "invented_field is in no row");
+}
+
+TEST_CASE("Tokens that are counted are those that are encoded", "[conformance]") {
+  CHECK(failed(conformance::check_family(ToyWithoutTokenizer())) == std::vector<std::string>{});
+  const std::vector<std::string> names =
+      failed(conformance::check_family(ToyWithoutTokenizer({.miscounts_texts = true})));
+  REQUIRE(names.size() == 1);
+  CHECK(names.front().starts_with("texts: the tokens that are counted"));
 }
 
 TEST_CASE("Every built family keeps everything", "[conformance]") {

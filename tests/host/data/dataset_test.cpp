@@ -373,6 +373,61 @@ TEST_CASE("A folder with captions is a dataset", "[data]") {
   CHECK_THAT(set.problems().front(), Contains("c.jpg [image]: not a PNG, JPEG or WebP picture"));
 }
 
+TEST_CASE("A key of files that names a text or a number is refused", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\na.png,x\n");
+  for (const char* key : {"prompt", "negative_prompt", "steps"}) {
+    set.options().data_file_keys = {"image", key};
+    REQUIRE(set.problems().size() == 1);
+    CHECK_THAT(set.problems().front(), Contains("--data_file_keys: \"" + std::string(key) + "\"") &&
+                                           Contains("no path of a file; leave it out"));
+  }
+  set.options().data_file_keys = {"image", "edit_image", "other"};
+  set.good();
+}
+
+TEST_CASE("Paths that no file can have are the row's mistake", "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\n" + std::string(5000, 'a') + ".png,x\n" +
+                         std::string(300, 'b') + ".png,y\n");
+  const std::vector<std::string> problems = set.problems();
+  REQUIRE(problems.size() == 2);
+  CHECK_THAT(problems[0], Contains("a.csv:2 [image]: \"aaa") && Contains("is too long for a path"));
+  CHECK(problems[0].size() < 200);
+  CHECK_THAT(problems[1], Contains("a.csv:3 [image]") && Contains("File name too long"));
+  report::Problems found;
+  Dataset::open(set.options(), kInputs, LatentSpec{}, found);
+  test::expect_error(ErrorCode::kInvalidArgument, {"a.csv:3"}, [&] { found.throw_if_any(); });
+}
+
+TEST_CASE("Rows are checked for what only others know, beside what is wrong with their files",
+          "[data]") {
+  TestSet set;
+  set.options().extra_inputs = {"steps"};
+  set.options().max_errors = 4;
+  set.write("a.csv",
+            "image,prompt,steps\na.png,long,1\nnone.png,long,2\nb.png,x,3\na.png,,4\nb.png,long,5\n"
+            "b.png,long,6\n");
+  const RowCheck check = [](const Item& row, const Inputs& inputs) {
+    if (inputs.size() != 2) throw Error(ErrorCode::kInternal, "pictures are not among them");
+    std::vector<RowProblem> problems;
+    if (std::get<std::string>(inputs.at("prompt")) == "long")
+      problems.push_back(
+          {"long texts", Error(ErrorCode::kInvalidArgument,
+                               row.place + " [prompt]: of step " +
+                                   std::to_string(std::get<int64_t>(inputs.at("steps"))))});
+    return problems;
+  };
+  report::Problems problems;
+  const Dataset dataset = Dataset::open(set.options(), kInputs, LatentSpec{}, problems, check);
+  CHECK(dataset.items().size() == 1);
+  test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"a.csv:2 [prompt]: of step 1", "a.csv:3 [prompt]: of step 2", "a.csv:3 [image]",
+       "a.csv:5 [prompt]: nothing is given", "2 more (long texts: 2)"},
+      [&] { problems.throw_if_any(); });
+}
+
 TEST_CASE("Problems beyond max_errors are counted", "[data]") {
   TestSet set;
   std::string rows = "image,prompt\n";

@@ -44,6 +44,9 @@ class FakeModel final : public Model {
     prompts_encoded.push_back(std::get<std::string>(inputs.at("prompt")));
     return {{"letters", at::full({1}, static_cast<double>(prompts_encoded.back().size()))}};
   }
+  TextLength text_length(const Inputs& inputs) const override {
+    return {.tokens = std::ssize(std::get<std::string>(inputs.at("prompt"))), .limit = 100};
+  }
   at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {
     const at::Tensor rgb = at::avg_pool2d(pixels.squeeze(1), {8, 8}) / 2;
     return at::cat({rgb, at::zeros_like(rgb.narrow(0, 0, 1))}).unsqueeze(1);

@@ -21,6 +21,7 @@ class PictureToy final : public ToyFamily {
     static constexpr InputSpec kInputs[] = {
         {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
         {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the picture to learn"},
+        {"style", InputKind::kText, false, InputUse::kTrain, "*", "stands before the prompt"},
         {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
         {"reference", InputKind::kImage, false, InputUse::kTrain, "*", "a picture to follow"}};
     return kInputs;

@@ -484,6 +484,18 @@ class TrainTest(unittest.TestCase):
             self.assertIn(part, self.stderr)
         self.assertFalse((self.dir / "run").exists())
 
+    def test_epochs_of_billions_of_samples_begin_and_go_on(self):
+        """Six rows, so often that an epoch is near the most samples that one can have."""
+        whole = self.train("whole", dataset_repeat=700_000_000, max_train_steps=4)
+        self.train("parts", dataset_repeat=700_000_000, max_train_steps=2)
+        parts = self.train("parts", dataset_repeat=700_000_000, max_train_steps=4,
+                           resume=self.dir / "parts")
+        self.assert_same_state(whole, parts, 4)
+        self.train("more", expect=2, dataset_repeat=1_000_000_000)
+        self.assertIn("--dataset_repeat: 1000000000 times 6 items are too many", self.stderr)
+        self.assertNotIn("load ", self.stderr)
+        self.assertFalse((self.dir / "more").exists())
+
     def test_a_signal_while_pictures_are_made_saves_too(self):
         (self.dir / "prompts.txt").write_text("a picture --w 256 --h 256 --s 400 --d 1\n")
         run = self.dir / "run"

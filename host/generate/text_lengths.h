@@ -1,0 +1,44 @@
+// Texts of more tokens than a family encodes: found before its encoder is loaded.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "atelier/model.h"
+
+#include "host/generate/settings.h"
+#include "host/report/problems.h"
+
+namespace atelier::generate {
+
+// Safe to use from several threads.
+class TextLengths {
+ public:
+  // `cuts`: long texts are counted in place of being refused; `model` was made so, see
+  // ModelOptions::cuts_texts, and outlives this.
+  TextLengths(const Model& model, std::string_view family, bool cuts)
+      : model_(model), family_(family), cuts_(cuts) {}
+
+  // What is wrong with the text of `inputs`, of which pictures may be left out; `place` names it.
+  // What keeps texts from being counted at all is told once.
+  std::optional<Error> check(const Inputs& inputs, const std::string& place);
+
+  // The prompt, and the negative one where guidance uses it.
+  void check(const Settings& settings, const ModelFamily& family, const Place& place,
+             report::Problems& problems);
+
+  // One line about what will be cut; empty: nothing.
+  std::string note() const;
+
+ private:
+  const Model& model_;
+  const std::string family_;
+  const bool cuts_;
+  std::atomic<bool> has_failed_ = false;
+  std::atomic<int64_t> cut_ = 0, longest_ = 0, limit_ = 0;
+};
+
+}  // namespace atelier::generate

@@ -1,0 +1,38 @@
+#include "host/train/row_check.h"
+
+#include "host/train/objective.h"
+#include "host/train/samples.h"
+
+namespace atelier::train {
+
+bool encodes_texts(const Config& config, const ModelFamily& family) {
+  return config.stage != Stage::kTrain || !cached_parts(family, config.trained_names()).text;
+}
+
+data::RowCheck row_check(const Config& config, const ModelFamily& family,
+                         generate::TextLengths& lengths, bool is_learnt) {
+  const bool counts_texts = encodes_texts(config, family);
+  return [&config, &lengths, counts_texts, is_learnt](const data::Item& row, const Inputs& inputs) {
+    std::vector<data::RowProblem> problems;
+    if (is_learnt && config.task == Task::kDirectDistill) {
+      const std::string problem = distillation_problem(row.values);
+      if (!problem.empty())
+        problems.push_back(
+            {"wrong values", Error(ErrorCode::kInvalidArgument, row.place + ": " + problem)});
+    }
+    if (!counts_texts) return problems;
+    const std::string place = row.place + " [prompt]";
+    const auto count = [&](const Inputs& text, const std::string& of) {
+      if (const auto error = lengths.check(text, of)) problems.push_back({"long texts", *error});
+    };
+    count(inputs, place);
+    if (config.caption_dropout_rate > 0) {
+      Inputs without = inputs;
+      without.insert_or_assign("prompt", std::string());
+      count(without, place + ": without its caption (--caption_dropout_rate)");
+    }
+    return problems;
+  };
+}
+
+}  // namespace atelier::train
