@@ -5,10 +5,11 @@ import os
 import pathlib
 import random
 import sys
+import tempfile
 import unicodedata
 import unittest
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import Qwen2Tokenizer
 
 import atelier
@@ -16,6 +17,20 @@ import compare
 import tiny_models
 
 NUM_STRINGS = 2000
+
+# Of Qwen2.5, and of those that tell upper from lower case: between them, all categories that split.
+PATTERNS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+            r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+            r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# Around a code point. The first five show by their splits what it is; the others, by the order of
+# marks and by what is composed, how it is normalised: before and behind the lowest and the highest
+# class of marks, and between a letter and its accent.
+CONTEXTS = ("a{}", "A{}", "1{}", "!{}", " {}", "{}\u0334", "\u0345{}", "e{}\u0301", "\u1100{}",
+            "\uac00{}")
 
 HAND_PICKED = [
     "",
@@ -169,6 +184,34 @@ def strings():
     return result
 
 
+def code_points():
+    """All that Unicode has assigned or may soon, and samples of the rest."""
+    dense = [*range(0xd800), *range(0xe000, 0x20000), *range(0x2a600, 0x2b800),
+             *range(0x2ce00, 0x2ec00), *range(0x2f800, 0x2fa20), *range(0x323a0, 0x33500),
+             *range(0xe0000, 0xe0200)]
+    return sorted({*dense, *range(0x20000, 0x110000, 61)})
+
+
+def tokenizer_of_splits(pattern):
+    """A tokenizer whose ids show where a text was split: the merges join what may begin a word with
+    the first byte of any character, and nothing else."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    spelled = {byte: char for byte, char in zip(
+        sorted(range(256), key=lambda b: (not (33 <= b <= 126 or 161 <= b <= 172 or b >= 174), b)),
+        alphabet)}
+    merges = [(spelled[ord(first)], spelled[lead]) for first in "aA1! e"
+              for lead in [*range(0x80), *range(0xc2, 0xf5)]]
+    vocab = {token: number for number, token in enumerate(
+        dict.fromkeys([*alphabet, *(a + b for a, b in merges)]))}
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    ])
+    return tokenizer
+
+
 class TokenizerParityTest(unittest.TestCase):
     maxDiff = 2000
 
@@ -213,6 +256,25 @@ class TokenizerParityTest(unittest.TestCase):
     def test_tokenizer_json_gives_the_same_ids(self):
         folder = self.models.root / "tokenizer_json"
         self.check("tokenizer.json", folder, self.reference_of(folder), ascii_only=False)
+
+    def test_every_code_point_is_normalised_and_split_alike(self):
+        points = code_points()
+        texts = [
+            "".join(context.format(chr(point)) for point in points[at:at + 256])
+            for context in CONTEXTS for at in range(0, len(points), 256)
+        ]
+        for number, pattern in enumerate(PATTERNS):
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer = tokenizer_of_splits(pattern)
+                tokenizer.save(f"{folder}/tokenizer.json")
+                got = atelier.tokenize(folder, texts)
+            expected = tokenizer.encode_batch(texts, add_special_tokens=False)
+            wrong = [
+                text for text, ours, theirs in zip(texts, got, expected) if ours != theirs.ids
+            ]
+            compare.record(f"tokenizer, texts of all code points with other ids, pattern {number}",
+                           len(wrong))
+            self.assertEqual(wrong, [], f"pattern {number}: {len(wrong)} of {len(texts)} texts")
 
     def test_published_tokenizers_give_the_same_ids(self):
         folders = [

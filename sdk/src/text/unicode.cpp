@@ -1,6 +1,7 @@
 #include "text/unicode.h"
 
 #include <algorithm>
+#include <array>
 #include <utf8proc.h>
 #include <vector>
 
@@ -38,15 +39,96 @@ size_t invalid_length(std::string_view text, size_t at) {
   return length;
 }
 
+struct CodeRange {
+  uint32_t first;
+  uint32_t last;
+};
+
+// What normalisation has known since Unicode 10.0 to 15.0: combining marks, and the one composed
+// character U+11938 with its part. The published ids come from Hugging Face's tokenizers, whose
+// tables of normalisation (the crate unicode-normalization-alignments) are those of Unicode 9.0;
+// utf8proc's are those of 15.0. tests/parity/tokenizer_parity_test.py compares all code points.
+constexpr std::array<CodeRange, 38> kNewerThanUnicode9 = {{
+    {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
+    {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
+    {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x10D24, 0x10D27},
+    {0x10EAB, 0x10EAC}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85},
+    {0x11070, 0x11070}, {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A},
+    {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943},
+    {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99},
+    {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97}, {0x11F41, 0x11F42},
+    {0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE},
+    {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF},
+}};
+
+// Whether normalisation leaves the character as it is and composes nothing across it.
+bool stands_alone(uint32_t c) {
+  // Not a final consonant, but the place before the first; utf8proc 2.8 composes it away.
+  constexpr uint32_t kBeforeFinalConsonants = 0x11A7;
+  if (c == kBeforeFinalConsonants) return true;
+  const auto* range = std::lower_bound(kNewerThanUnicode9.begin(), kNewerThanUnicode9.end(), c,
+                                       [](const CodeRange& r, uint32_t at) { return r.last < at; });
+  return range != kNewerThanUnicode9.end() && range->first <= c;
+}
+
 int combining_class(int32_t code_point) {
   return utf8proc_get_property(code_point)->combining_class;
 }
 
-// Puts the combining marks in canonical order. utf8proc's own sort takes quadratic time.
-void order_marks(std::vector<int32_t>::iterator begin, std::vector<int32_t>::iterator end) {
-  const auto before = [](int32_t a, int32_t b) { return combining_class(a) < combining_class(b); };
-  if (!std::is_sorted(begin, end, before)) std::stable_sort(begin, end, before);
-}
+// Characters that are normalised together.
+class Run {
+ public:
+  // Adds the parts of a character.
+  void add(uint32_t c) {
+    constexpr int kMaxParts = 8;
+    int32_t parts[kMaxParts];
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(static_cast<int32_t>(c), parts, kMaxParts, kOptions,
+                                               &boundary);
+    check(count <= kMaxParts ? count : UTF8PROC_ERROR_OVERFLOW);
+    for (utf8proc_ssize_t i = 0; i < count; ++i) {
+      if (combining_class(parts[i]) == 0) {
+        order_marks();
+        marks_begin_ = chars_.size() + 1;
+      }
+      chars_.push_back(parts[i]);
+    }
+  }
+
+  // Appends what has been added, composed, and begins anew.
+  void finish(std::string& text) {
+    order_marks();
+    const auto length = utf8proc_normalize_utf32(
+        chars_.data(), static_cast<utf8proc_ssize_t>(chars_.size()), kOptions);
+    check(length);
+    for (utf8proc_ssize_t i = 0; i < length; ++i) {
+      formats::append_utf8(text, static_cast<uint32_t>(chars_[i]));
+    }
+    chars_.clear();
+    marks_begin_ = 0;
+  }
+
+ private:
+  static constexpr auto kOptions =
+      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+
+  static void check(utf8proc_ssize_t result) {
+    if (result >= 0) return;
+    throw Error(ErrorCode::kInternal, std::string("utf8proc: ") + utf8proc_errmsg(result));
+  }
+
+  // Puts the last marks in canonical order. utf8proc's own sort takes quadratic time.
+  void order_marks() {
+    const auto begin = chars_.begin() + static_cast<ptrdiff_t>(std::min(marks_begin_, chars_.size()));
+    const auto before = [](int32_t a, int32_t b) {
+      return combining_class(a) < combining_class(b);
+    };
+    if (!std::is_sorted(begin, chars_.end(), before)) std::stable_sort(begin, chars_.end(), before);
+  }
+
+  std::vector<int32_t> chars_;
+  size_t marks_begin_ = 0;
+};
 
 }  // namespace
 
@@ -67,42 +149,20 @@ std::string to_nfc(std::string_view text) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<int8_t>(c) >= 0; })) {
     return std::string(text);
   }
-  constexpr auto kOptions = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-  constexpr int kMaxDecomposition = 8;
-
-  std::vector<int32_t> chars;
-  chars.reserve(text.size());
-  size_t marks_begin = 0;
+  std::string composed;
+  composed.reserve(text.size());
+  Run run;
   for (size_t at = 0; at < text.size();) {
     const formats::Utf8Char c = formats::decode_utf8(text, at);
     at += c.length;
-    int32_t parts[kMaxDecomposition];
-    int boundary = 0;
-    const auto count = utf8proc_decompose_char(static_cast<int32_t>(c.code_point), parts,
-                                               kMaxDecomposition, kOptions, &boundary);
-    if (count < 0 || count > kMaxDecomposition) {
-      throw Error(ErrorCode::kInternal, std::string("utf8proc: ") + utf8proc_errmsg(count));
-    }
-    for (utf8proc_ssize_t i = 0; i < count; ++i) {
-      if (combining_class(parts[i]) == 0) {
-        order_marks(chars.begin() + marks_begin, chars.end());
-        marks_begin = chars.size() + 1;
-      }
-      chars.push_back(parts[i]);
+    if (stands_alone(c.code_point)) {
+      run.finish(composed);
+      formats::append_utf8(composed, c.code_point);
+    } else {
+      run.add(c.code_point);
     }
   }
-  order_marks(chars.begin() + std::min(marks_begin, chars.size()), chars.end());
-
-  const auto length =
-      utf8proc_normalize_utf32(chars.data(), static_cast<utf8proc_ssize_t>(chars.size()), kOptions);
-  if (length < 0) {
-    throw Error(ErrorCode::kInternal, std::string("utf8proc: ") + utf8proc_errmsg(length));
-  }
-  std::string composed;
-  composed.reserve(text.size());
-  for (utf8proc_ssize_t i = 0; i < length; ++i) {
-    formats::append_utf8(composed, static_cast<uint32_t>(chars[i]));
-  }
+  run.finish(composed);
   return composed;
 }
 

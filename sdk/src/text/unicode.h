@@ -10,7 +10,8 @@ namespace atelier::text {
 // Replaces what is not UTF-8 by U+FFFD, one for each longest beginning of a character.
 std::string replace_invalid_utf8(std::string_view text);
 
-// Normalisation form C of valid UTF-8, in O(n log n).
+// Normalisation form C of valid UTF-8 by Unicode 9.0, which is what Hugging Face's tokenizers
+// holds to: what was assigned later stays as it is. O(n log n).
 std::string to_nfc(std::string_view text);
 
 // The property White_Space.
