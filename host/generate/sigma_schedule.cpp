@@ -67,6 +67,13 @@ double shift_factor(const SigmaShift& shift, int64_t tokens) {
   throw Error(ErrorCode::kInternal, "schedule: unknown kind of shift");
 }
 
+SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules) {
+  for (const ScheduleDefaults& schedule : schedules) {
+    if (schedule.shift.kind == SigmaShift::Kind::kByTokens) return schedule.shift;
+  }
+  return {.kind = SigmaShift::Kind::kByTokens};
+}
+
 std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request) {
   if (!request.sigmas.empty()) return checked_sigmas(request.sigmas);
   const int n = request.num_steps;

@@ -24,6 +24,10 @@ struct ScheduleRequest {
 // The factor a of s' = a s / (1 + (a - 1) s), of a picture of that many tokens.
 double shift_factor(const SigmaShift& shift, int64_t tokens);
 
+// The shift that follows the picture's size: that of the family's first schedule which has one;
+// without any, the line of SigmaShift.
+SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules);
+
 // Returns the levels from noise to clean, the last one 0: one more than there are steps. Computed
 // in double precision.
 // Throws Error{kInvalidArgument} when num_steps < 1, when flow_shift, or the schedule's own shift

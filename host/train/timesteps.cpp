@@ -122,8 +122,9 @@ std::vector<float> table_of(const ScheduleDefaults& schedule) {
 
 }  // namespace
 
-Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options)
-    : options_(options), sigmas_(table_of(schedule)) {
+Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options,
+                     const SigmaShift& dynamic_shift)
+    : options_(options), dynamic_shift_(dynamic_shift), sigmas_(table_of(schedule)) {
   check_options(options);
   first_ = static_cast<int64_t>(options.min_timestep_boundary * kLevels);
   last_ = static_cast<int64_t>(options.max_timestep_boundary * kLevels);
@@ -161,7 +162,7 @@ double Timesteps::shift_of(int64_t tokens) const {
       return options_.discrete_flow_shift;
     case TimestepSampling::kUniformDynamicShift:
     case TimestepSampling::kSigmoidDynamicShift:
-      return generate::shift_factor({.kind = SigmaShift::Kind::kByTokens}, tokens);
+      return generate::shift_factor(dynamic_shift_, tokens);
     default:
       return 1.0;
   }

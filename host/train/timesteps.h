@@ -18,7 +18,7 @@ enum class TimestepSampling {
   kSigmoid,
   kShift,
   kMode,
-  kUniformDynamicShift,  // uniform sigma, then shifted by SigmaShift::kByTokens
+  kUniformDynamicShift,  // uniform sigma, then shifted as pictures of that size are
   kSigmoidDynamicShift,  // the same of kSigmoid
 };
 // The weight of a sample's loss by its noise level.
@@ -50,9 +50,11 @@ struct Timestep {
 // The family's table of 1000 levels and the draws from it. Immutable.
 class Timesteps {
  public:
+  // `dynamic_shift`: of the dynamic kinds of sampling, generate::dynamic_shift() of the family.
   // Throws Error{kInvalidArgument} naming the flag of an option that makes no sense, and
   // Error{kUnsupported} when the schedule's shift follows the size of pictures.
-  Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options);
+  Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options,
+            const SigmaShift& dynamic_shift = {.kind = SigmaShift::Kind::kByTokens});
 
   // The table, from pure noise to nearly clean.
   const std::vector<float>& sigmas() const { return sigmas_; }
@@ -76,6 +78,7 @@ class Timesteps {
   Timestep at_sigma(double sigma) const;
 
   TimestepOptions options_;
+  SigmaShift dynamic_shift_;
   std::vector<float> sigmas_;
   int64_t first_, last_;            // the levels between the boundaries, last_ excluded
   double low_, high_;               // sigma is drawn in between

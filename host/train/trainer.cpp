@@ -17,6 +17,7 @@
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/fingerprint.h"
 #include "host/data/prefetcher.h"
+#include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
@@ -92,7 +93,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
       optimizer_(make_optimizer()),
       order_(make_order(parts.samples, parts.config)),
       timesteps_(parts.model.family().training_schedule(parts.model.denoiser()->detection),
-                 parts.config.timesteps),
+                 parts.config.timesteps, generate::dynamic_shift(parts.model.family().schedules())),
       objective_(parts.model, make_runner(), timesteps_, parts.config.seed),
       lr_schedule_(config_.lr_schedule),
       fingerprint_(checkpoint::fingerprint(*parts.model.denoiser())),

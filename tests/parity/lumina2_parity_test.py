@@ -534,23 +534,33 @@ class Lumina2TrainTest(unittest.TestCase):
         u = 1 - np.arange(training.LEVELS) / training.LEVELS
         return self.SHIFT * u / (1 + (self.SHIFT - 1) * u)
 
-    def loss(self, transformer, samples, step):
-        """All rows are one batch; the order of an epoch says which noise each gets."""
+    def draw(self, slot, step):
+        """A sigma of the table, and its weight."""
         sigmas = self.sigmas()
         bell = np.exp(-2 * ((1000 * sigmas - 500) / 1000)**2)
         bell -= bell.min()
         bell *= training.LEVELS / bell.sum()
+        level = training.draw_level(self.SEED, slot, step)
+        return sigmas[level], bell[level]
+
+    def draw_dynamic(self, slot, step):
+        """A sigma that follows the size of the rows, as the published scheduler's settings say."""
+        scheduler = self.models.pipeline.scheduler.config
+        return training.draw_shifted(self.SEED, slot, step, 48 * 64 // 256, scheduler), 1.0
+
+    def loss(self, transformer, samples, step, draw):
+        """All rows are one batch; the order of an epoch says which noise each gets."""
         order = training.permutation(self.SEED, step, len(samples))
         total = 0
         for slot, row in enumerate(order):
             clean, embeds = samples[row]
-            level = training.draw_level(self.SEED, slot, step)
-            sigma = torch.tensor([sigmas[level]], dtype=torch.float32)
+            level, weight = draw(slot, step)
+            sigma = torch.tensor([level], dtype=torch.float32)
             drawn = training.normal_noise(training.stream_seed(self.SEED, training.NOISE), slot,
                                           step, tuple(clean.shape[1:]))[None]
             at = sigma.view(-1, 1, 1, 1, 1)
             v = lumina2_models.velocity(transformer, (1 - at) * clean + at * drawn, sigma, embeds)
-            total = total + bell[level] * (v - (drawn - clean)).square().mean()
+            total = total + weight * (v - (drawn - clean)).square().mean()
         return total / len(samples)
 
     def samples(self):
@@ -563,7 +573,7 @@ class Lumina2TrainTest(unittest.TestCase):
                                embeds[:, :int(mask.sum())]))
         return result
 
-    def check(self, name, transformer, named, flags, steps=2):
+    def check(self, name, transformer, named, flags, steps=2, draw=None):
         """`named`: the program's name of a trained tensor -> the parameters that are its parts."""
         parameters = {id(p): p for parts in named.values() for p in parts}.values()
         optimizer = torch.optim.AdamW(parameters, lr=self.RATE, betas=(0.9, 0.999), eps=1e-3,
@@ -571,7 +581,7 @@ class Lumina2TrainTest(unittest.TestCase):
         samples, losses, first = self.samples(), [], {}
         for step in range(steps):
             optimizer.zero_grad()
-            loss = self.loss(transformer, samples, step)
+            loss = self.loss(transformer, samples, step, draw or self.draw)
             loss.backward()
             losses.append(loss.item())
             if step == 0:
@@ -600,6 +610,21 @@ class Lumina2TrainTest(unittest.TestCase):
 
     def test_steps_of_full_training_are_those_of_diffusers(self):
         transformer = lumina2_models.make_transformer()
+        named, state = self.named(transformer)
+        saved = self.check("full", transformer, named, dict(trainable_models="dit"))
+        # In the spelling that it was read in.
+        compare.assert_all_close("lumina2, training, full, saved file", saved, state, 1e-5)
+
+    def test_dynamic_shifts_are_those_of_the_published_scheduler(self):
+        transformer = lumina2_models.make_transformer()
+        self.check(
+            "dynamic shift", transformer, self.named(transformer)[0],
+            dict(trainable_models="dit",
+                 timestep_sampling="uniform_dynamic_shift",
+                 weighting_scheme="none"), 1, self.draw_dynamic)
+
+    def named(self, transformer):
+        """The parameters that are the parts of each trained tensor, and all of diffusers'."""
         state = dict(transformer.named_parameters())
         named = {}
         # The parts of each tensor of the original spelling, by putting one mark in each parameter.
@@ -609,9 +634,7 @@ class Lumina2TrainTest(unittest.TestCase):
             if name != "norm_final.weight":
                 numbers = torch.unique_consecutive(value.flatten()).int().tolist()
                 named["dit." + name] = [state[keys[number]] for number in numbers]
-        saved = self.check("full", transformer, named, dict(trainable_models="dit"))
-        # In the spelling that it was read in.
-        compare.assert_all_close("lumina2, training, full, saved file", saved, state, 1e-5)
+        return named, state
 
     def test_steps_of_a_lora_are_those_of_peft(self):
         """Every product of every block, as by default; q, k and v share lora_A, as the fused

@@ -369,6 +369,15 @@ class TrainParityTest(unittest.TestCase):
                             weight_of=lambda level: float(theirs[level]),
                             flags=dict(weighting_scheme=scheme))
 
+    def test_dynamic_shifts_are_those_of_the_published_scheduler(self):
+        for sampling in ("uniform", "sigmoid"):
+            self.check_lora(
+                f"training, {sampling}_dynamic_shift",
+                rows(1),
+                draw_sigma=lambda *place: training.draw_shifted(
+                    *place, HEIGHT * WIDTH // 256, tiny_models.SCHEDULER_CONFIG, sampling == "sigmoid"),
+                flags=dict(timestep_sampling=f"{sampling}_dynamic_shift", weighting_scheme="none"))
+
     def test_clipping_schedule_and_rates_are_those_of_torch(self):
         """LoRA+, rsLoRA, a warm-up, and gradients that are clipped in each step."""
         steps, ratio, norm = 5, 4.0, 0.05

@@ -11,6 +11,7 @@ import itertools
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
 import references
 import tiny_models
@@ -90,10 +91,24 @@ def weight_of_level(level):
     return weights()[level]
 
 
+def draw_uniform(seed, slot, step):
+    return (_bits(stream_seed(seed, TIMESTEP), slot, step) >> 11) / 2**53
+
+
 def draw_level(seed, slot, step):
     """The number of a level, uniform in the table."""
-    uniform = (_bits(stream_seed(seed, TIMESTEP), slot, step) >> 11) / 2**53
-    return min(int(uniform * LEVELS), LEVELS - 1)
+    return min(int(draw_uniform(seed, slot, step) * LEVELS), LEVELS - 1)
+
+
+def draw_shifted(seed, slot, step, tokens, scheduler, sigmoid=False):
+    """A sigma that is shifted as `scheduler`, published settings, shifts a picture of so many
+    tokens; before, it is uniform or the sigmoid of a normal value."""
+    sigma = torch.tensor(draw_uniform(seed, slot, step), dtype=torch.float64)
+    if sigmoid:
+        sigma = torch.special.ndtri(sigma).sigmoid()
+    names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+    mu = calculate_shift(tokens, *(scheduler[name] for name in names))
+    return FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).time_shift(mu, 1.0, sigma)
 
 
 def permutation(seed, epoch, count):
@@ -145,14 +160,20 @@ def plan(count, seed, repeat=1, batch_size=1, accumulation=1):
                    for at in range(0, len(places), batch_size)]
 
 
-def batch_loss(transformer, samples, slots, seed, step, weight_of=weight_of_level):
-    """The sum over the samples of weight * mean(error^2), the velocity computed in one call."""
+def batch_loss(transformer, samples, slots, seed, step, weight_of=weight_of_level, draw_sigma=None):
+    """The sum over the samples of weight * mean(error^2), the velocity computed in one call.
+    draw_sigma(seed, slot, step), without weights, stands in for the table."""
     dtype = transformer.dtype
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    levels = [draw_level(seed, slot, step) for slot in slots]
-    # The table and the noise are of single precision, also where the rest is not.
-    sigma = torch.tensor(sigmas()[levels], dtype=torch.float32).to(exact)
-    weight = torch.tensor([weight_of(level) for level in levels], dtype=exact)
+    if draw_sigma is None:
+        levels = [draw_level(seed, slot, step) for slot in slots]
+        drawn = sigmas()[levels]
+        weight = torch.tensor([weight_of(level) for level in levels], dtype=exact)
+    else:
+        drawn = [draw_sigma(seed, slot, step) for slot in slots]
+        weight = torch.ones(len(slots), dtype=exact)
+    # The levels and the noise are of single precision, also where the rest is not.
+    sigma = torch.tensor(drawn, dtype=torch.float32).to(exact)
     clean = torch.stack([sample.latents for sample in samples]).to(exact)
     noise = torch.stack([
         normal_noise(stream_seed(seed, NOISE), slot, step, tuple(clean.shape[1:])) for slot in slots
@@ -179,6 +200,7 @@ def train(transformer,
           max_grad_norm=0.0,
           schedule=None,
           weight_of=weight_of_level,
+          draw_sigma=None,
           **shape):
     """Trains for `steps` optimizer steps; `encode_rows` gives the samples, and is called again for
     each batch, as encoders may be trained too. `shape` is plan()'s.
@@ -196,7 +218,7 @@ def train(transformer,
         for batch in batches:
             samples = encode_rows()
             loss = batch_loss(transformer, [samples[row] for row, _ in batch],
-                              [slot for _, slot in batch], seed, step, weight_of) / count
+                              [slot for _, slot in batch], seed, step, weight_of, draw_sigma) / count
             loss.backward()
             losses[-1] += loss.item()
         if max_grad_norm > 0:

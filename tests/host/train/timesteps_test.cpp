@@ -11,6 +11,7 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/sigma_schedule.h"
 #include "host/random/counter.h"
 
 namespace atelier::train {
@@ -244,6 +245,20 @@ TEST_CASE("Dynamic shifts follow the number of tokens", "[timesteps]") {
     };
     CHECK(distance(sigmoid, of_sigmoid, tokens) < 2.0);
   }
+}
+
+TEST_CASE("Dynamic shifts are on the line of the family", "[timesteps]") {
+  const SigmaShift line = {.kind = SigmaShift::Kind::kByTokens, .max = 0.9, .max_tokens = 8192};
+  const ScheduleDefaults schedules[] = {kStretched, {.shift = line}, {}};
+  const Timesteps timesteps(kPlain, {.sampling = TimestepSampling::kUniformDynamicShift},
+                            generate::dynamic_shift(schedules));
+  for (const auto& [tokens, mu] : {std::pair(256, 0.5), std::pair(8192, 0.9)}) {
+    const auto expected = [shift = std::exp(mu)](double s) { return s / (s + shift * (1.0 - s)); };
+    CHECK(distance(timesteps, expected, tokens) < 2.0);
+  }
+  // A family without one has the usual line.
+  CHECK(generate::shift_factor(generate::dynamic_shift({&kStretched, 1}), 4096) ==
+        Approx(std::exp(1.15)));
 }
 
 TEST_CASE("Draws stay in (0, 1] where the distribution is extreme", "[timesteps]") {
