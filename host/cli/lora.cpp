@@ -130,6 +130,11 @@ void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file) {
                 " whose names say nothing: " + report::list_names(file.unknown(), 3));
 }
 
+void warn_of_format(progress::Progress& progress, lora::Format format) {
+  const std::string_view warning = lora::warning_of(format);
+  if (!warning.empty()) progress.warn("warning: " + std::string(warning));
+}
+
 std::string count_text(size_t count, const char* what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }

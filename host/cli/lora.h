@@ -10,6 +10,7 @@
 #include "host/checkpoint/model_loader.h"
 #include "host/cli/flags.h"
 #include "host/lora/lora_file.h"
+#include "host/lora/lora_writer.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
 
@@ -38,8 +39,10 @@ FlagSpec lora_dtype_flag(std::string preset, std::string help);
 // nullopt for "auto".
 std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags);
 
-// Warns of the file's tensors whose names say nothing: what is made of it lacks them.
+// Warns of the file's tensors whose names say nothing: what is made of it lacks them. Of a format:
+// that few programs read it.
 void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file);
+void warn_of_format(progress::Progress& progress, lora::Format format);
 
 // "720 layers".
 std::string count_text(size_t count, const char* what);

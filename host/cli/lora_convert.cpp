@@ -40,6 +40,7 @@ int run_lora_convert(std::span<const std::string> arguments) {
   lora::convert(file, output, format, lora_dtype(flags), names);
   progress::Progress progress(progress::stderr_options(/*quiet=*/false));
   warn_of_unknown(progress, file);
+  warn_of_format(progress, format);
   std::printf("%s: %s in the spelling %s\n", checkpoint::display_path(output).c_str(),
               count_text(file.layers().size(), "layer").c_str(), flags.text("lora_format").c_str());
   return 0;

@@ -92,6 +92,7 @@ int run_lora_extract(std::span<const std::string> arguments) {
         step.set(static_cast<int64_t>(state.done), static_cast<int64_t>(state.total));
       });
   step.finish();
+  warn_of_format(progress, options.format);
   print(flags.text("output"), report);
   return 0;
 }

@@ -55,12 +55,14 @@ void refuse_flags_of_loras(const ParsedFlags& flags) {
 
 void merge_to_lora(const ParsedFlags& flags, const std::vector<lora::MergeSource>& sources) {
   const std::string output = flags.text("output");
+  const lora::Format format = lora::parse_format(flags.text("lora_format"));
   lora::LayerNames names(nullptr);
   const lora::MergeReport report =
-      lora::merge_loras(sources, output, lora::parse_format(flags.text("lora_format")),
-                        flags.find_integer("rank"), lora_dtype(flags).value_or(at::kFloat), names);
+      lora::merge_loras(sources, output, format, flags.find_integer("rank"),
+                        lora_dtype(flags).value_or(at::kFloat), names);
   progress::Progress progress(progress::stderr_options(/*quiet=*/false));
   for (const lora::MergeSource& source : sources) warn_of_unknown(progress, source.file);
+  warn_of_format(progress, format);
   std::printf("%s: %s of rank %lld%s", display_path(output).c_str(),
               count_text(report.layers, "layer").c_str(), static_cast<long long>(report.most_rank),
               report.relative_error == 0 ? ", nothing is lost\n" : "");

@@ -11,6 +11,7 @@
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/flags.h"
+#include "host/cli/lora.h"
 #include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
@@ -248,6 +249,7 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     plan.selection = train::select_trained(model, config, problems);
     place_trained(plan, problems);
     open_preset(plan, problems);
+    if (!config.lora.base_model.empty()) warn_of_format(progress, config.lora.format);
     if (!config.lora.checkpoint.empty())
       problems.collect(
           [&] { train::check_lora_checkpoint(model, plan.selection, config.lora, problems); });

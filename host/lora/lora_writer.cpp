@@ -123,10 +123,29 @@ void check_form(const LayerWeights& layer, const Spelling& spelling) {
   if (layer.others.empty() || spelling.format == Format::kComfy ||
       spelling.format == Format::kKohya)
     return;
+  const bool is_dora = layer.is_dora_of_rows();
+  if (is_dora && spelling.format == Format::kDiffusers) return;
   throw Error(ErrorCode::kUnsupported,
               describe(layer) + ": the " + std::string(spelling.name) +
                   " spelling has no name for " + quote_and_escape(layer.others.begin()->first),
-              "comfy and kohya have", "LORA_FORMAT");
+              is_dora ? "diffusers, comfy and kohya have" : "comfy and kohya have", "LORA_FORMAT");
+}
+
+// diffusers says once for a whole component whether it is DoRA.
+void check_is_all_dora(std::span<const LayerWeights> layers, const Spelling& spelling) {
+  if (spelling.format != Format::kDiffusers) return;
+  std::set<std::string> with_dora;
+  for (const LayerWeights& layer : layers) {
+    if (layer.is_dora_of_rows()) with_dora.insert(layer.component);
+  }
+  for (const LayerWeights& layer : layers) {
+    if (layer.is_dora_of_rows() || !with_dora.contains(layer.component)) continue;
+    throw Error(ErrorCode::kUnsupported,
+                describe(layer) +
+                    ": is no DoRA as others are, and the diffusers spelling has "
+                    "either all or none of a component",
+                "comfy and kohya can tell them apart", "LORA_FORMAT");
+  }
 }
 
 std::vector<Written> plan(std::span<const LayerWeights> layers, const Spelling& spelling,
@@ -167,6 +186,7 @@ std::vector<Written> plan(std::span<const LayerWeights> layers, const Spelling& 
     }
     planned.push_back(std::move(written));
   }
+  check_is_all_dora(layers, spelling);
   return planned;
 }
 
@@ -188,9 +208,13 @@ std::map<std::string, Entry> entries_of(const std::vector<Written>& plan, const 
   std::map<std::string, Entry> entries;
   for (const Written& written : plan) {
     const LayerWeights& layer = *written.layer;
-    for (const auto& [key, value] : layer.others)
-      entries.emplace(written.name + "." + key, Entry{value.scalar_type(), value.sizes().vec(),
-                                                      [held = value] { return held; }});
+    for (const auto& [key, value] : layer.others) {
+      const bool is_vector = spelling.format == Format::kDiffusers;  // check_form() lets DoRA pass
+      const std::string name = is_vector ? "lora_magnitude_vector" : key;
+      const at::Tensor held = is_vector ? value.flatten() : value;
+      entries.emplace(written.name + "." + name,
+                      Entry{held.scalar_type(), held.sizes().vec(), [held] { return held; }});
+    }
     if (written.rank == 0) continue;
     entries.emplace(written.name + std::string(spelling.down),
                     Entry{dtype, layer.down.sizes().vec(),
@@ -263,6 +287,7 @@ std::string adapter_metadata(const std::vector<Written>& plan,
     config[prefix + "rank_pattern"] = std::move(rank_pattern);
     config[prefix + "alpha_pattern"] = std::move(alpha_pattern);
     config[prefix + "use_rslora"] = layers.front()->use_rslora;
+    config[prefix + "use_dora"] = layers.front()->layer->is_dora_of_rows();
   }
   return config.dump();
 }
@@ -375,6 +400,12 @@ void compare(const std::string& path, const std::vector<Written>& plan, const Sp
 
 }  // namespace
 
+bool LayerWeights::is_dora_of_rows() const {
+  const auto lengths = others.find("dora_scale");
+  return down.defined() && others.size() == 1 && lengths != others.end() &&
+         lengths->second.sizes() == at::IntArrayRef({up.size(0), 1});
+}
+
 Format parse_format(std::string_view name) {
   std::vector<std::string> names;
   for (const Spelling& spelling : kSpellings) {
@@ -386,6 +417,13 @@ Format parse_format(std::string_view name) {
               "LoRA spelling " + quote_and_escape(name) + " is not known; there are " +
                   report::list_names(names),
               nearest.empty() ? "use diffusers" : "did you mean " + nearest + "?", "LORA_FORMAT");
+}
+
+std::string_view warning_of(Format format) {
+  if (format != Format::kDiffsynth) return {};
+  return "--lora_format diffsynth: DiffSynth-Studio reads it for models that it has; most "
+         "pipelines "
+         "of diffusers load such a file and change nothing (docs/lora.md says which)";
 }
 
 void write_lora(const std::string& path, Format format, std::span<const LayerWeights> layers,

@@ -16,7 +16,8 @@
 namespace atelier::lora {
 
 // Names of one layer X with prefix P of the family ("transformer."):
-//   diffusers  P X.lora_A.weight, P X.lora_B.weight; alpha in the metadata lora_adapter_metadata
+//   diffusers  P X.lora_A.weight, P X.lora_B.weight; alpha in the metadata lora_adapter_metadata;
+//              DoRA as P X.lora_magnitude_vector
 //   comfy      diffusion_model.X.lora_A.weight, .lora_B.weight, .alpha
 //   kohya      lora_unet_X_with_underscores.lora_down.weight, .lora_up.weight, .alpha
 //   diffsynth  X.lora_A.default.weight, X.lora_B.default.weight; alpha is the rank (B is scaled)
@@ -26,6 +27,9 @@ enum class Format { kDiffusers, kComfy, kKohya, kDiffsynth };
 
 // Throws Error{kInvalidArgument} naming the formats there are.
 Format parse_format(std::string_view name);
+
+// What to warn of before files of this format are written; empty for none.
+std::string_view warning_of(Format format);
 
 // The addition to one linear layer: alpha / rank * up * down, or alpha / sqrt(rank) with rsLoRA.
 struct LayerWeights {
@@ -37,8 +41,12 @@ struct LayerWeights {
   bool use_rslora = false;
   // Tensors of another form, by what follows the layer's name: {"dora_scale": …} beside the
   // factors; {"hada_w1_a": …} or {"lokr_w1": …, "alpha": …} where `down` and `up` are undefined.
-  // They are written as they are; comfy and kohya have names for them.
+  // They are written as they are; comfy and kohya have names for them, and diffusers for DoRA with
+  // a length for each row.
   NamedTensors others = {};
+
+  // Whether it is two factors, and lengths [out, 1] of the rows that their sum with the weight has.
+  bool is_dora_of_rows() const;
 };
 
 // What a file says of itself beside its tensors; written as ss_*, modelspec.* and, for diffusers

@@ -86,12 +86,31 @@ LayerWeights without_idle_ranks(LayerWeights layer) {
 LayerWeights cut(const Rows& rows) {
   LayerWeights layer = *rows.layer;
   layer.up = layer.up.narrow(0, rows.up_first, rows.length);
+  for (auto& [name, lengths] : layer.others)
+    lengths = lengths.narrow(0, rows.up_first, rows.length);
   return without_idle_ranks(std::move(layer));
 }
 
 bool shares_down(const LayerWeights& a, const LayerWeights& b) {
   return scale_of(a) == scale_of(b) && a.down.scalar_type() == b.down.scalar_type() &&
          at::equal(a.down, b.down);
+}
+
+// The lengths of DoRA of layers beside each other; none where none is DoRA.
+NamedTensors join_lengths(const std::vector<Rows>& parts, int64_t out) {
+  NamedTensors joined;
+  int64_t num_rows = 0;
+  for (const Rows& part : parts) {
+    for (const auto& [name, lengths] : part.layer->others) {
+      at::Tensor& all = joined[name];
+      if (!all.defined()) all = at::empty({out, 1}, lengths.options());
+      all.narrow(0, part.first, part.length).copy_(lengths.narrow(0, part.up_first, part.length));
+      num_rows += part.length;
+    }
+  }
+  if (!joined.empty() && num_rows != out)
+    refuse(*parts.front().layer, "it is one layer with others that are no DoRA");
+  return joined;
 }
 
 // Layers beside each other in one of `out` rows.
@@ -118,7 +137,7 @@ LayerWeights join(const std::vector<Rows>& parts, int64_t out) {
       std::all_of(sources.begin(), sources.end(),
                   [&](const LayerWeights* source) { return scale_of(*source) == scale_of(first); });
   LayerWeights joined = first;
-  joined.others.clear();
+  joined.others = join_lengths(parts, out);
   joined.down = downs.size() == 1 ? downs.front() : at::cat(downs, 0);
   joined.up = at::zeros({out, rank}, first.up.options());
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -172,7 +191,8 @@ LayerWeights spelled(const std::string& name, const Target& target, const std::v
     layer = *first.layer;
   } else {
     for (const Rows& part : rows) {
-      if (!part.layer->down.defined() || !part.layer->others.empty())
+      if (!part.layer->down.defined() ||
+          (!part.layer->others.empty() && !part.layer->is_dora_of_rows()))
         refuse(*part.layer, "in this form it cannot be cut or joined, and " +
                                 quote_and_escape(name) + " is not the same layer");
     }

@@ -16,6 +16,7 @@ namespace atelier::lora {
 // `up`. Several layers that are one there are joined: factors that share `down` keep their rank,
 // others stand beside each other, and rows that nothing is added to are zeros. Additions are the
 // same to the bit, but where layers of different scales are joined: their scale is then in `up`.
+// DoRA with a length for each row is cut likewise, and joined where all rows have one.
 //
 // `layers` are named by their path in the model, or in any published spelling. Throws
 // Error{kUnsupported} for other forms than two factors that would have to be cut or joined, and for

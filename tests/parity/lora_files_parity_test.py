@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import atelier
 import compare
 import lora_parity_test as lora
+import lora_readers
 
 FORMATS = ("diffusers", "comfy", "kohya", "diffsynth")
 
@@ -66,11 +67,57 @@ class LoraFilesTest(lora.LoraParityTest):
                     compare.assert_pictures(f"{name} as {format}, in diffusers",
                                             self.expected_of(f"{name}_{format}"), expected)
 
+    def test_every_spelling_gives_the_same_picture_in_its_own_program(self):
+        self.write_dora()
+        plain = QwenImageTransformer2DModel.from_pretrained(self.transformer).state_dict()
+        for name in ("style", "light", "dora"):
+            expected = self.expected_of(name)
+            for format, read in (("comfy", lora_readers.comfyui), ("kohya", lora_readers.comfyui),
+                                 ("diffsynth", lora_readers.diffsynth_studio)):
+                if (name, format) == ("dora", "diffsynth"):
+                    continue
+                with self.subTest(name=name, format=format):
+                    self.convert(name, f"{name}_{format}", format)
+                    transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
+                    changed = read(self.dir / f"{name}_{format}.safetensors", plain)
+                    transformer.load_state_dict({**plain, **changed})
+                    compare.assert_pictures(f"{name} as {format}, in its program",
+                                            self.picture_of(transformer), expected)
+
+    def write_dora(self):
+        self.write_with_diffusers("dora",
+                                  5,
+                                  r=4,
+                                  lora_alpha=8,
+                                  use_dora=True,
+                                  target_modules=lora.ALL_LINEARS)
+
+    def test_dora_gives_the_same_picture_wherever_it_can_be_written(self):
+        self.write_dora()
+        expected = self.expected_of("dora")
+        original = load_file(self.dir / "dora.safetensors")
+        for format in ("kohya", "comfy"):
+            self.convert("dora", f"dora_{format}", format)
+            self.convert(f"dora_{format}", f"dora_{format}_back", "diffusers")
+            compare.assert_pictures(f"DoRA as {format}, here", self.ours([f"dora_{format}"])[0],
+                                    expected)
+            back = load_file(self.dir / f"dora_{format}_back.safetensors")
+            self.assertEqual(sorted(back), sorted(original))
+            for key, value in original.items():
+                self.assertTrue(torch.equal(back[key], value), key)
+            compare.assert_pictures(f"DoRA back from {format}, in diffusers",
+                                    self.expected_of(f"dora_{format}_back"), expected)
+        with self.assertRaisesRegex(atelier.ProgramFailed, "diffsynth spelling has no name"):
+            self.convert("dora", "dora_diffsynth", "diffsynth")
+
     def test_peft_takes_the_configuration_in_the_metadata(self):
+        self.write_dora()
+        self.convert("dora", "dora_for_comfy", "comfy")
+        self.convert("dora_for_comfy", "dora_for_peft", "diffusers")
         self.convert("style", "style_for_peft", "diffusers")
         self.convert("light", "light_for_kohya", "kohya")  # rsLoRA becomes alpha tensors
         self.convert("light_for_kohya", "light_for_peft", "diffusers")
-        for name in ("style", "light"):
+        for name in ("style", "light", "dora"):
             path = self.dir / f"{name}_for_peft.safetensors"
             config = json.loads(metadata_of(path)["lora_adapter_metadata"])
             config = LoraConfig(**without_prefix(config))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import atelier
 import compare
+import lora_readers
 import lumina2_models
 import references
 import tiny_models
@@ -344,9 +345,14 @@ PEFT_LAYERS = [
 def draw_adapters_(module, seed, std):
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if "lora_" in name:
-                generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            if "lora_" not in name:
+                continue
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+            drawn = torch.randn(parameter.shape, generator=generator)
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.3 * drawn)
+            else:
+                parameter.copy_(drawn * std)
 
 
 class Lumina2LoraTest(unittest.TestCase):
@@ -360,6 +366,7 @@ class Lumina2LoraTest(unittest.TestCase):
         cls.dir = pathlib.Path(cls.holder.name)
         cls.latents = noise(1, HEIGHT, WIDTH, seed=51)
         cls.write_with_diffusers("style")
+        cls.write_with_diffusers("dora", use_dora=True)
         cls.write_with_sd_scripts("fused")
         cls.plain = cls.reference()
 
@@ -371,9 +378,10 @@ class Lumina2LoraTest(unittest.TestCase):
         self.pipeline.unload_lora_weights()
 
     @classmethod
-    def write_with_diffusers(cls, name):
+    def write_with_diffusers(cls, name, **options):
         transformer = lumina2_models.make_transformer()
-        transformer.add_adapter(LoraConfig(r=4, lora_alpha=8, target_modules=PEFT_LAYERS))
+        transformer.add_adapter(
+            LoraConfig(r=4, lora_alpha=8, target_modules=PEFT_LAYERS, **options))
         draw_adapters_(transformer, 1, 0.15)
         metadata = {
             key: list(value) if isinstance(value, set) else value
@@ -469,6 +477,52 @@ class Lumina2LoraTest(unittest.TestCase):
                         self.assertTrue(torch.equal(back[name], value), name)
         compare.assert_pictures("lumina2, LoRA that came back, in diffusers",
                                 self.with_adapter("back"), expected)
+
+    def picture_in_comfyui(self, name):
+        """The picture of a file that its published rules add to the original weights."""
+        transformer = lumina2_models.make_transformer()
+        state = transformer.state_dict()
+        keys = list(state)
+        marks = {k: torch.full_like(v, number) for number, (k, v) in enumerate(state.items())}
+        marks = lumina2_models.original_dit(marks)
+        changed = lora_readers.comfyui(self.dir / f"{name}.safetensors",
+                                       lumina2_models.original_dit(state))
+        for original, value in changed.items():
+            numbers = torch.unique_consecutive(marks[original].flatten()).int().tolist()
+            parts = [keys[number] for number in numbers]
+            state.update(zip(parts, value.split([state[part].shape[0] for part in parts])))
+        transformer.load_state_dict(state)
+        plain, self.pipeline.transformer = self.pipeline.transformer, transformer
+        try:
+            return self.reference()
+        finally:
+            self.pipeline.transformer = plain
+
+    def test_every_spelling_gives_the_same_picture_in_its_own_program(self):
+        for name in ("style", "dora"):
+            expected = self.with_adapter(name)
+            for spelling, read in (("diffusers", self.with_adapter),
+                                   ("comfy", self.picture_in_comfyui),
+                                   ("kohya", self.picture_in_comfyui)):
+                with self.subTest(name=name, spelling=spelling):
+                    self.convert(name, f"{name}_{spelling}", spelling)
+                    compare.assert_pictures(f"lumina2, {name} as {spelling}, in its program",
+                                            read(f"{name}_{spelling}"), expected)
+                    compare.assert_pictures(f"lumina2, {name} as {spelling}, here",
+                                            self.ours(f"{name}_{spelling}"), expected)
+
+    def test_diffusers_reads_its_own_spelling_alone(self):
+        """As docs/lora.md says; where this changes, the page has to."""
+        for spelling in ("kohya", "diffsynth"):
+            self.convert("style", "foreign", spelling)
+            self.pipeline.load_lora_weights(self.dir / "foreign.safetensors", adapter_name="one")
+            self.assertTrue(np.array_equal(self.reference(), self.plain), spelling)
+            self.pipeline.unload_lora_weights()
+        compare.assert_pictures("lumina2, style as diffsynth, here", self.ours("foreign"),
+                                self.with_adapter("style"))
+        self.convert("style", "foreign", "comfy")
+        with self.assertRaises(Exception):
+            self.pipeline.load_lora_weights(self.dir / "foreign.safetensors", adapter_name="one")
 
     def test_a_fused_lora_of_sd_scripts_is_cut_for_diffusers(self):
         for layout in ("diffusers", "original", "bundle"):

@@ -179,6 +179,26 @@ TEST_CASE("Separate layers stand beside each other in a fused one, and come back
   CHECK(error(whole.narrow(0, kWidth, 2 * kKeys), at::cat({addition(k), addition(v)})) < 1e-6);
 }
 
+TEST_CASE("DoRA is cut with its rows, and joined where all rows have it", "[lora]") {
+  Scene scene;
+  at::manual_seed(4);
+  LoadedModel& model = *scene.models.at("original");
+  LayerWeights fused = layer(kBlock + "attention.qkv", kRows, 4, 3);
+  fused.others["dora_scale"] = at::rand({kRows, 1}) + 1;
+  auto cut = lora::respell({fused}, model, Format::kDiffusers);
+  REQUIRE(cut.size() == 3);
+  const at::Tensor keys = by_path(cut).at(kBlock + "attn.to_k").others.at("dora_scale");
+  CHECK(at::equal(keys, fused.others.at("dora_scale").narrow(0, kWidth, kKeys)));
+  const auto back = lora::respell(cut, model, Format::kComfy);
+  REQUIRE(back.size() == 1);
+  CHECK(at::equal(back[0].others.at("dora_scale"), fused.others.at("dora_scale")));
+  CHECK(at::equal(back[0].up, fused.up));
+
+  cut.back().others.clear();
+  test::expect_error(ErrorCode::kUnsupported, {"with others that are no DoRA"},
+                     [&] { lora::respell(cut, model, Format::kComfy); });
+}
+
 TEST_CASE("Forms without two factors keep their layer or are refused", "[lora]") {
   Scene scene;
   LoadedModel& model = *scene.models.at("diffusers");

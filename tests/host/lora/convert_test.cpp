@@ -175,6 +175,26 @@ TEST_CASE("Layers of other forms keep their tensors where the spelling has names
                  [&] { convert_to(folder, path, format, names); });
 }
 
+TEST_CASE("DoRA goes into every spelling that has names for it, and back to the bit", "[lora]") {
+  const Folder folder;
+  const LayerNames names(nullptr);
+  const std::string start = folder / "start.safetensors";
+  checkpoint::write_safetensors(
+      start,
+      {{"transformer.a.lora_A.weight", at::randn({2, 5})},
+       {"transformer.a.lora_B.weight", at::randn({6, 2})},
+       {"transformer.a.lora_magnitude_vector", at::rand({6}) + 1}},
+      {{"lora_adapter_metadata", R"({"transformer.r": 2, "transformer.lora_alpha": 3})"}});
+  std::string path = start;
+  for (const Format format : {Format::kKohya, Format::kComfy, Format::kDiffusers})
+    path = convert_to(folder, path, format, names);
+  check_equal_tensors(start, path);
+  const auto metadata = LoraFile::open(path).tensors().metadata();
+  const auto config = nlohmann::json::parse(metadata.at("lora_adapter_metadata"));
+  CHECK(config.at("transformer.use_dora") == true);
+  CHECK(config.at("transformer.lora_alpha") == 3);
+}
+
 TEST_CASE("A bias of lora_B and a LoKr without a rank keep what they add", "[lora]") {
   const Folder folder;
   // peft divides by the rank it was asked for, which a file in LyCORIS' names does not say.

@@ -230,9 +230,15 @@ TEST_CASE("What cannot be written is refused, and the old file stays", "[lora]")
   refused(ErrorCode::kInvalidArgument, {"\"a.b\" of dit", "\"a_b\" of dit", "lora_unet_a_b"},
           {layer("a.b", 2, 2), layer("a_b", 2, 2)});
   bad = layer("a", 4, 4);
-  bad.others = {{"dora_scale", at::ones({5, 1})}};
+  bad.others = {{"dora_scale", at::ones({1, 6})}};  // a length for each column
   refused(ErrorCode::kUnsupported, {"diffusers spelling has no name for \"dora_scale\""}, {bad},
           Format::kDiffusers);
+  bad.others = {{"dora_scale", at::ones({5, 1})}};
+  refused(ErrorCode::kUnsupported,
+          {"diffsynth spelling has no name for \"dora_scale\"", "diffusers, comfy and kohya have"},
+          {bad}, Format::kDiffsynth);
+  refused(ErrorCode::kUnsupported, {"\"b\" of dit: is no DoRA as others are", "comfy and kohya"},
+          {bad, layer("b", 2, 2)}, Format::kDiffusers);
   expect_error(ErrorCode::kEnvironment, {"nowhere"}, [&] {
     write_lora(folder / "nowhere/x.safetensors", Format::kKohya, two_layers(), kTargets, at::kFloat,
                {});
