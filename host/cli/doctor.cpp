@@ -238,6 +238,8 @@ int run_doctor(std::span<const std::string> arguments) {
   items.push_back(check_codec("PNG", "libpng16.so.16", "png_access_version_number"));
   items.push_back(check_codec("JPEG", "libjpeg.so.62", nullptr));
   items.push_back(check_codec("WebP", "libwebp.so.7", "WebPGetDecoderVersion"));
+  items.push_back(check_codec("GIF", "libgif.so.7", nullptr));
+  items.push_back(check_codec("TIFF", "libtiff.so.6", nullptr));
   items.push_back({"video", State::kAbsent, "", "this build reads and writes stills only"});
   items.push_back(check_models());
 

@@ -17,8 +17,9 @@ constexpr const char* kMaskEnding = "-masklabel.png";
 
 // Also formats that cannot be read here: a picture is told of, not passed over.
 bool is_picture_name(const fs::path& name) {
-  static constexpr std::array kEndings = {".png", ".jpg",  ".jpeg", ".webp", ".bmp", ".gif",
-                                          ".tif", ".tiff", ".avif", ".heic", ".jxl"};
+  static constexpr std::array kEndings = {".png", ".jpg",  ".jpeg", ".webp", ".bmp",
+                                          ".gif", ".tif",  ".tiff", ".ppm",  ".pgm",
+                                          ".pbm", ".avif", ".heic", ".jxl"};
   std::string ending = name.extension().string();
   std::transform(ending.begin(), ending.end(), ending.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

@@ -32,8 +32,8 @@ std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t
   return data;
 }
 
-// Whether the file ends as a whole one does. A whole file may have something behind its end, so
-// that false proves nothing.
+// Whether the file ends as a whole one does. A whole file may have something behind its end, or no
+// mark there, so that false proves nothing.
 bool has_good_end(const FileReader& file, const image::PictureInfo& info,
                   const std::vector<uint8_t>& head) {
   using namespace std::string_view_literals;
@@ -42,6 +42,7 @@ bool has_good_end(const FileReader& file, const image::PictureInfo& info,
     for (int i = 0; i < 4; ++i) length += uint64_t{head[4 + i]} << (8 * i);
     return file.size() >= length;
   }
+  if (info.format != "png" && info.format != "jpeg") return false;
   const std::string_view end = info.format == "png" ? "IEND\xae\x42\x60\x82"sv : "\xff\xd9"sv;
   if (file.size() < end.size()) return false;
   const std::vector<uint8_t> tail = read_bytes(file, file.size() - end.size(), end.size());
@@ -55,8 +56,9 @@ image::PictureInfo check_content(const FileReader& file, bool decode_all) {
   const auto read_rest = [&] {
     if (bytes.size() < file.size()) bytes = read_bytes(file, 0, file.size());
   };
-  // WebP has its EXIF data at the end.
-  if (bytes.size() >= 12 && std::equal(bytes.begin() + 8, bytes.begin() + 12, "WEBP")) read_rest();
+  // WebP has its EXIF data at the end, and GIF further frames.
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (head.substr(0, 12).ends_with("WEBP") || head.starts_with("GIF8")) read_rest();
   image::PictureInfo info;
   try {
     info = image::probe_picture(bytes, name);

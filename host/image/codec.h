@@ -36,6 +36,10 @@ using CheckSize = std::function<void(int64_t width, int64_t height)>;
 Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 Raster read_jpeg(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 Raster read_webp(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
+Raster read_gif(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
+Raster read_tiff(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
+Raster read_bmp(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
+Raster read_ppm(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 
 // The orientation that a TIFF block of EXIF data holds; 1 when it holds none or is damaged.
 int exif_orientation(std::span<const uint8_t> tiff);

@@ -9,6 +9,7 @@
 
 #include "atelier/error.h"
 
+#include "formats/git_lfs.h"
 #include "host/image/codec.h"
 #include "host/report/open_failure.h"
 
@@ -23,11 +24,69 @@ bool has_bytes(std::span<const uint8_t> bytes, size_t at, std::string_view text)
                     [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; });
 }
 
+// "BM" alone begins many a text.
+bool is_bmp(std::span<const uint8_t> bytes) {
+  if (!has_bytes(bytes, 0, "BM") || !has_bytes(bytes, 15, {"\0\0\0", 3})) return false;
+  constexpr std::array<uint8_t, 7> kHeaderSizes = {12, 40, 52, 56, 64, 108, 124};
+  return std::find(kHeaderSizes.begin(), kHeaderSizes.end(), bytes[14]) != kHeaderSizes.end();
+}
+
+bool is_ppm(std::span<const uint8_t> bytes) {
+  constexpr std::string_view kSpace = " \t\n\r#";
+  return bytes.size() > 3 && bytes[0] == 'P' && bytes[1] >= '1' && bytes[1] <= '6' &&
+         kSpace.find(static_cast<char>(bytes[2])) != std::string_view::npos;
+}
+
 ReadFunction reader_of(std::span<const uint8_t> bytes) {
   if (has_bytes(bytes, 0, "\x89PNG\r\n\x1a\n")) return read_png;
   if (has_bytes(bytes, 0, "\xff\xd8\xff")) return read_jpeg;
   if (has_bytes(bytes, 0, "RIFF") && has_bytes(bytes, 8, "WEBP")) return read_webp;
-  return nullptr;
+  if (has_bytes(bytes, 0, "GIF87a") || has_bytes(bytes, 0, "GIF89a")) return read_gif;
+  for (const std::string_view tiff : {std::string_view("II*\0", 4), std::string_view("MM\0*", 4),
+                                      std::string_view("II+\0", 4), std::string_view("MM\0+", 4)}) {
+    if (has_bytes(bytes, 0, tiff)) return read_tiff;
+  }
+  if (is_bmp(bytes)) return read_bmp;
+  return is_ppm(bytes) ? read_ppm : nullptr;
+}
+
+// The name of a kind of picture that is known and not read; empty for others.
+std::string_view name_of_unread(std::span<const uint8_t> bytes) {
+  struct Kind {
+    size_t at;
+    std::string_view text, name;
+  };
+  static constexpr Kind kKinds[] = {{4, "ftypavif", "AVIF"},  {4, "ftypavis", "AVIF"},
+                                    {4, "ftyphei", "HEIC"},   {4, "ftyphev", "HEIC"},
+                                    {4, "ftypmif1", "HEIF"},  {4, "ftypmsf1", "HEIF"},
+                                    {4, "JXL ", "JPEG XL"},   {0, "\xff\x0a", "JPEG XL"},
+                                    {4, "jP  ", "JPEG 2000"}, {0, "8BPS", "Photoshop"}};
+  for (const Kind& kind : kKinds) {
+    if (has_bytes(bytes, kind.at, kind.text)) return kind.name;
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos || text[first] != '<') return {};
+  const bool is_xml = text.substr(first).starts_with("<?xml") ||
+                      text.substr(first).starts_with("<!") ||
+                      text.substr(first).starts_with("<svg");
+  constexpr size_t kHead = 4096;
+  return is_xml && text.substr(0, kHead).find("<svg") != std::string_view::npos ? "SVG" : "";
+}
+
+// Says what bytes without a reader are, as well as can be told.
+Error refusal(std::span<const uint8_t> bytes, const std::string& place) {
+  if (bytes.empty())
+    return {ErrorCode::kUnsupported, place + ": the file is empty", "get it again"};
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (const auto pointer = formats::find_git_lfs_pointer(text, ""))
+    return {ErrorCode::kUnsupported, place + ": " + pointer->what(), pointer->hint};
+  if (const std::string_view name = name_of_unread(bytes); !name.empty())
+    return {ErrorCode::kUnsupported,
+            place + ": a picture of the kind " + std::string(name) + ", which is not read",
+            "convert it to PNG or JPEG"};
+  return {ErrorCode::kUnsupported, place + ": not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM picture",
+          "convert it to one of these"};
 }
 
 // x / 255 of a product of two bytes, rounded.
@@ -40,12 +99,7 @@ Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool p
                    const DecodeOptions& options) {
   const std::string place(name);
   const ReadFunction read = reader_of(bytes);
-  if (!read) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        place + (bytes.empty() ? ": the file is empty" : ": not a PNG, JPEG or WebP picture"),
-        bytes.empty() ? "get it again" : "convert it to one of these");
-  }
+  if (!read) throw refusal(bytes, place);
   try {
     return read(bytes, pixels, [&](int64_t width, int64_t height) {
       if (width * height <= options.max_pixels) return;
@@ -158,7 +212,7 @@ std::vector<uint8_t> read_file(const std::filesystem::path& path) {
 }  // namespace
 
 bool looks_like_picture(std::span<const uint8_t> bytes) {
-  return reader_of(bytes) != nullptr;
+  return reader_of(bytes) != nullptr || !name_of_unread(bytes).empty();
 }
 
 PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/git_lfs.h"
 #include "formats/utf8.h"
 
 namespace atelier::formats {
@@ -13,6 +14,7 @@ constexpr uint64_t kMaxFields = uint64_t{1} << 24;
 }  // namespace
 
 std::vector<CsvRow> parse_csv(std::string_view text) {
+  if (const auto pointer = find_git_lfs_pointer(text, "CSV_")) throw *pointer;
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
     const auto line = static_cast<uint64_t>(

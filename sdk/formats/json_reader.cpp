@@ -7,6 +7,7 @@
 #include <random>
 
 #include "formats/escape.h"
+#include "formats/git_lfs.h"
 
 namespace atelier::formats {
 namespace {
@@ -183,6 +184,7 @@ void read_json(std::string_view text, const JsonRules& rules, JsonHandler& handl
   const auto refuse = [&](const char* kind, const std::string& message, size_t byte) {
     throw ParseError(rules.tag_prefix + kind, message, {}, byte, line_of(text, byte));
   };
+  if (const auto pointer = find_git_lfs_pointer(text, rules.tag_prefix)) throw *pointer;
   if (text.substr(0, 3) == "\xEF\xBB\xBF") {
     refuse("SYNTAX", "is not valid JSON: it starts with a byte order mark", 0);
   }

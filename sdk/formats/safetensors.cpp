@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "formats/escape.h"
+#include "formats/git_lfs.h"
 #include "formats/json_reader.h"
 #include "formats/utf8.h"
 
@@ -428,10 +429,7 @@ std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view e
     return std::nullopt;
   }
   const char* kConvert = "convert it to safetensors, pickles can run code and are never read";
-  if (bytes.starts_with("version https://git-lfs")) {
-    return ParseError("ST_GIT_LFS", "is a git-lfs pointer, not the file itself",
-                      "run `git lfs pull` where it was cloned, or download the file", 0);
-  }
+  if (auto pointer = find_git_lfs_pointer(bytes, "ST_")) return pointer;
   if (bytes.starts_with("PK\x03\x04")) {
     return ParseError("ST_ZIP", "is a zip archive, most likely a PyTorch pickle", kConvert, 0);
   }

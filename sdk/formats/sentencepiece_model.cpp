@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "formats/escape.h"
+#include "formats/git_lfs.h"
 #include "formats/json_reader.h"
 #include "formats/tokenizer_files.h"
 #include "formats/utf8.h"
@@ -242,6 +243,7 @@ std::optional<CharsMap::Match> CharsMap::longest_match(std::string_view text) co
 }
 
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes) {
+  if (const auto pointer = find_git_lfs_pointer(bytes, "SP_")) throw *pointer;
   SentencePieceModel model;
   Message fields(bytes);
   while (fields.next()) {

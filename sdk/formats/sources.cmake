@@ -3,6 +3,7 @@ set(ATELIER_FORMATS_SOURCES
   csv.cpp
   elf_note.cpp
   escape.cpp
+  git_lfs.cpp
   glob.cpp
   json.cpp
   json_reader.cpp

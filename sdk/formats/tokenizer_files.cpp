@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "formats/escape.h"
+#include "formats/git_lfs.h"
 #include "formats/json_tree.h"
 #include "formats/utf8.h"
 
@@ -514,6 +515,7 @@ auto named(const char* name, Read read) {
 }
 
 std::vector<TextMerge> read_merges(std::string_view text, std::vector<uint64_t>& lines) {
+  if (const auto pointer = find_git_lfs_pointer(text, "TOK_")) throw *pointer;
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
     throw ParseError("TOK_UTF8", "is not UTF-8", {}, bad, line_of(text, bad));
   }

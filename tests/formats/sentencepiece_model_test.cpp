@@ -125,7 +125,7 @@ TEST_CASE("What is no protobuf message is refused with its place", "[sentencepie
     CHECK((tag == "SP_WIRE" || tag == "SP_PIECE" || tag == "accepted"));
   }
   CHECK(tag_of("<!DOCTYPE html>") == "SP_WIRE");
-  CHECK(tag_of("version https://git-lfs.github.com/spec/v1\n") == "SP_WIRE");
+  CHECK(tag_of("version https://git-lfs.github.com/spec/v1\n") == "SP_GIT_LFS");
   CHECK(tag_of(good + std::string("\x00\x00", 2)) == "SP_WIRE");  // field 0
   CHECK(tag_of(good + "\x0B\x0C") == "SP_WIRE");                  // a group
   CHECK(tag_of(good + "\x0A\x7F") == "SP_WIRE");                  // longer than the file

@@ -1,8 +1,6 @@
 #include "fuzz/entries.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>
@@ -18,15 +16,10 @@
 #include "formats/shard_index.h"
 #include "formats/tokenizer_files.h"
 #include "formats/utf8.h"
+#include "fuzz/promise.h"
 
 namespace atelier::formats {
 namespace {
-
-void promise(bool is_kept, const char* what) {
-  if (is_kept) return;
-  std::fprintf(stderr, "broken promise: %s\n", what);
-  std::abort();
-}
 
 void check_error(const ParseError& error) {
   promise(!error.tag.empty() && *error.what() != '\0', "an error has a tag and a message");

@@ -15,12 +15,13 @@ void fuzz_sentencepiece(std::string_view bytes);
 void fuzz_elf_note(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
+void fuzz_picture(std::string_view bytes);
 
 struct FuzzTarget {
   const char* name;  // of its corpus folder
   void (*run)(std::string_view bytes);
 };
-inline constexpr std::array<FuzzTarget, 7> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 8> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
@@ -28,6 +29,7 @@ inline constexpr std::array<FuzzTarget, 7> kFuzzTargets = {{
     {"elf_note", fuzz_elf_note},
     {"json", fuzz_json},
     {"csv", fuzz_csv},
+    {"picture", fuzz_picture},
 }};
 
 }  // namespace atelier::formats

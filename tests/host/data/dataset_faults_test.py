@@ -98,8 +98,13 @@ def plant_all(data):
     data.plant("is a web address", image="https://example.org/a.png")
     # Contents.
     data.plant_file("the file is empty", "empty.png", b"")
-    data.plant_file("not a PNG, JPEG or WebP", "text.png", b"<html>not found</html>")
-    data.plant_file("not a PNG, JPEG or WebP", "a.gif", encoded("gif"))
+    data.plant_file("not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM", "text.png", b"<html>not found</html>")
+    data.plant_file("of the kind HEIC, which is not read", "a.heic", b"\0\0\0\x18ftypheic\0\0\0\0")
+    data.plant_file("is a git-lfs pointer", "lfs.png",
+                    b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    for kind in ("gif", "tiff", "bmp", "ppm"):
+        whole = encoded(kind)
+        data.plant_file("damaged or cut short", f"cut.{kind}", whole[:len(whole) * 2 // 3])
     data.plant_file("damaged or cut short", "cut.jpg", jpeg[:len(jpeg) * 2 // 3])
     data.plant_file("damaged or cut short", "head.jpg", jpeg[:100])
     data.plant_file("damaged or cut short", "cut.png", png[:len(png) * 2 // 3])

@@ -370,7 +370,7 @@ TEST_CASE("A folder with captions is a dataset", "[data]") {
   REQUIRE(dataset.items().size() == 2);
   CHECK(dataset.load(1).mask.defined());
   REQUIRE(set.problems().size() == 1);
-  CHECK_THAT(set.problems().front(), Contains("c.jpg [image]: not a PNG, JPEG or WebP picture"));
+  CHECK_THAT(set.problems().front(), Contains("c.jpg [image]: not a PNG, JPEG, WebP, GIF"));
 }
 
 TEST_CASE("A key of files that names a text or a number is refused", "[data]") {
