@@ -14,6 +14,7 @@
 #include "atelier/error.h"
 
 #include "host/checkpoint/file_reader.h"
+#include "host/report/open_failure.h"
 
 namespace atelier::checkpoint {
 
@@ -79,10 +80,13 @@ ReplacedFileOperations::~ReplacedFileOperations() {
 }
 
 void fail_on_file(const std::string& path, const char* step, int why) {
-  throw Error(
-      ErrorCode::kEnvironment, display_path(path) + ": " + step + ": " + std::strerror(why),
-      why == ENOSPC || why == EDQUOT ? "free some space" : "check the folder and its permissions",
-      "FILE_WRITE");
+  const bool is_full = why == ENOSPC || why == EDQUOT;
+  throw Error(report::is_wrong_path(why) ? ErrorCode::kInvalidArgument : ErrorCode::kEnvironment,
+              display_path(path) + ": " + step + ": " + std::strerror(why),
+              is_full              ? "free some space"
+              : report::is_wrong_path(why) ? "check the path"
+                                   : "check the folder and its permissions",
+              "FILE_WRITE");
 }
 
 int write_all(int file, const void* bytes, size_t count) {

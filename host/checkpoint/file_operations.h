@@ -40,7 +40,8 @@ class ReplacedFileOperations {
   ReplacedFileOperations& operator=(const ReplacedFileOperations&) = delete;
 };
 
-// Throws Error{kEnvironment}: "PATH: STEP: what the system said".
+// Throws Error{kEnvironment}: "PATH: STEP: what the system said"; {kInvalidArgument} where
+// report::is_wrong_path.
 [[noreturn]] void fail_on_file(const std::string& path, const char* step, int why);
 
 // Writes all of `count` bytes, in as many calls as it takes. Returns 0, or errno.

@@ -152,8 +152,21 @@ std::optional<CheckpointFiles> from_component_folder(const fs::path& folder) {
   return files;
 }
 
+// Whether the folder is that of a whole model. Throws for a model_index.json that is none.
+bool is_model_folder(const fs::path& folder) {
+  const std::string index = (folder / "model_index.json").string();
+  if (!is_file(index)) return false;
+  try {
+    if (formats::parse_json(read_text_file(index)).is_object()) return true;
+  } catch (const formats::ParseError& error) {
+    throw at_file(index, error, ErrorCode::kDataLoss);
+  }
+  throw Error(ErrorCode::kDataLoss, display_path(index) + ": is no JSON object",
+              "download it again, or pass the component folders", "INDEX_FORM");
+}
+
 void from_folder(const fs::path& folder, FoundFiles& found) {
-  const bool is_model = is_file(folder / "model_index.json");
+  const bool is_model = is_model_folder(folder);
   if (!is_model) {
     if (auto files = from_component_folder(folder)) {
       found.checkpoints.push_back({std::move(*files), false});
@@ -306,7 +319,8 @@ std::vector<PublishedFiles> parse_model_ids(const std::string& text, report::Pro
     const std::string_view id = entry.substr(0, std::min(colon, entry.size()));
     const std::string_view pattern =
         colon == std::string_view::npos ? std::string_view() : entry.substr(colon + 1);
-    static const std::regex id_form("[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?");
+    // A run's configuration has the folder itself in the place of an id that was found nearby.
+    static const std::regex id_form("[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?|/[^:]*");
     const bool leaves = pattern.starts_with("/") || pattern == ".." || pattern.starts_with("../") ||
                         pattern.find("/../") != std::string_view::npos || pattern.ends_with("/..");
     if (colon == std::string_view::npos || !std::regex_match(std::string(id), id_form) || leaves ||
@@ -423,6 +437,7 @@ std::vector<std::string> expand_glob(const std::string& folder, const std::strin
 }
 
 std::vector<std::string> published_folders(const std::string& model_id) {
+  if (model_id.starts_with('/')) return {model_id};
   std::vector<std::string> folders;
   std::string base = environment("ATELIER_MODEL_BASE_PATH");
   if (base.empty()) base = environment("DIFFSYNTH_MODEL_BASE_PATH");

@@ -1,10 +1,7 @@
 #include "host/checkpoint/safetensors_writer.h"
 
-#include <atomic>
 #include <cerrno>
-#include <fcntl.h>
 #include <filesystem>
-#include <unistd.h>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -15,58 +12,11 @@
 #include "host/checkpoint/content_hash.h"
 #include "host/checkpoint/file_operations.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/temporary_file.h"
 
 namespace atelier::checkpoint {
 
 namespace fs = std::filesystem;
-
-namespace {
-
-// A file beside its final place; gone unless it was renamed.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& target)
-      : target_(target), folder_(parent_folder(target)) {
-    static std::atomic<int> counter = 0;
-    path_ = folder_ + "/." + fs::path(target).filename().string().substr(0, 200) + "." +
-            std::to_string(getpid()) + "." + std::to_string(counter++) + ".tmp";
-    descriptor_ = files_.open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ < 0) fail_on_file(target, "cannot be written", errno);
-  }
-  ~TemporaryFile() {
-    if (descriptor_ >= 0) files_.close(descriptor_);
-    if (!path_.empty()) files_.unlink(path_.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  void write(const void* bytes, size_t count) {
-    const int why = write_all(descriptor_, bytes, count);
-    if (why != 0) fail_on_file(target_, "cannot be written", why);
-    hash_.add(bytes, count);
-    bytes_ += count;
-  }
-
-  WrittenFile commit() {
-    if (files_.fsync(descriptor_) != 0) fail_on_file(target_, "cannot be flushed", errno);
-    const int closed = files_.close(std::exchange(descriptor_, -1));
-    if (closed != 0) fail_on_file(target_, "cannot be closed", errno);
-    if (files_.rename(path_.c_str(), target_.c_str()) != 0)
-      fail_on_file(target_, "cannot be renamed into place", errno);
-    path_.clear();
-    flush_folder(folder_, target_);
-    return {bytes_, hash_.hex()};
-  }
-
- private:
-  FileOperations& files_ = file_operations();
-  std::string target_, folder_, path_;
-  int descriptor_ = -1;
-  ContentHash hash_;
-  uint64_t bytes_ = 0;
-};
-
-}  // namespace
 
 WrittenFile write_file(
     const std::string& path,
@@ -79,8 +29,20 @@ WrittenFile write_file(
   }
   if (fs::is_directory(target, failure)) fail_on_file(path, "cannot be written", EISDIR);
   TemporaryFile file(target);
-  fill([&](const void* bytes, size_t count) { file.write(bytes, count); });
-  return file.commit();
+  WrittenFile written;
+  ContentHash hash;
+  fill([&](const void* bytes, size_t count) {
+    file.write(bytes, count);
+    hash.add(bytes, count);
+    written.bytes += count;
+  });
+  file.place();
+  written.hash = hash.hex();
+  return written;
+}
+
+WrittenFile write_file(const std::string& path, std::string_view bytes) {
+  return write_file(path, [&](const auto& write) { write(bytes.data(), bytes.size()); });
 }
 
 WrittenFile write_safetensors(const std::string& path, std::vector<formats::TensorEntry> entries,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,7 @@ struct WrittenFile {
 WrittenFile write_file(
     const std::string& path,
     const std::function<void(const std::function<void(const void*, size_t)>&)>& fill);
+WrittenFile write_file(const std::string& path, std::string_view bytes);
 
 // Writes `entries` (begin and end are ignored); `tensor` gives each one when its turn comes, on any
 // device, in the dtype and shape of its entry, so that one at a time is in memory. Throws

@@ -17,7 +17,9 @@
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/memory_holders.h"
 #include "host/checkpoint/model_loader.h"
+#include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/flags.h"
+#include "host/cli/outputs.h"
 #include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
 #include "host/generate/engine.h"
@@ -267,6 +269,7 @@ class Session {
     request.encoder_state = loras_.encoder_state(settings);
     loras_.use(settings);
     const auto paths = generate::output_paths(settings.output, settings.num_images);
+    tell_replaced(paths);
     const std::string schedule(
         generate::find_schedule(model_.family().schedules(), settings.schedule).name);
     const auto on_picture = [&](size_t index, const at::Tensor& pixels) {
@@ -275,7 +278,7 @@ class Session {
       if (writes_metadata_) {
         text = generate::metadata_of(record_, settings, request, schedule, index);
       }
-      image::write_png(paths[index], picture, text);
+      checkpoint::write_file(paths[index], image::encode_png(picture, text));
       result.output.push_back(paths[index]);
       progress_.note(paths[index] + ": " + std::to_string(picture.width) + "x" +
                      std::to_string(picture.height) + ", seed " +

@@ -3,6 +3,7 @@
 
 #include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
+#include "host/cli/outputs.h"
 #include "host/lora/convert.h"
 
 namespace atelier::cli {
@@ -37,6 +38,8 @@ int run_lora_convert(std::span<const std::string> arguments) {
   const lora::LoraFile file = lora::LoraFile::open(flags.positional()[0]);
   const auto model = open_named_model(flags);
   const lora::LayerNames names(model.get());
+  lora::check_output(file, output);
+  refuse_to_replace("OUT", output);
   lora::convert(file, output, format, lora_dtype(flags), names);
   progress::Progress progress(progress::stderr_options(/*quiet=*/false));
   warn_of_unknown(progress, file);

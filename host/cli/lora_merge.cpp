@@ -5,6 +5,8 @@
 
 #include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
+#include "host/cli/outputs.h"
+#include "host/lora/convert.h"
 #include "host/lora/merge.h"
 #include "host/lora/selection.h"
 #include "host/report/problems.h"
@@ -56,6 +58,8 @@ void refuse_flags_of_loras(const ParsedFlags& flags) {
 void merge_to_lora(const ParsedFlags& flags, const std::vector<lora::MergeSource>& sources) {
   const std::string output = flags.text("output");
   const lora::Format format = lora::parse_format(flags.text("lora_format"));
+  for (const lora::MergeSource& source : sources) lora::check_output(source.file, output);
+  refuse_to_replace("--output", output);
   lora::LayerNames names(nullptr);
   const lora::MergeReport report =
       lora::merge_loras(sources, output, format, flags.find_integer("rank"),

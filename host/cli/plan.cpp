@@ -8,6 +8,7 @@
 
 #include "formats/escape.h"
 #include "host/checkpoint/safetensors_writer.h"
+#include "host/cli/outputs.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -81,10 +82,6 @@ PlanOnly take_own_flags(std::vector<std::string>& arguments) {
   return only;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  checkpoint::write_file(path, [&](const auto& write) { write(text.data(), text.size()); });
-}
-
 }  // namespace
 
 int run_plan(std::span<const std::string> arguments) {
@@ -148,11 +145,14 @@ int print_plan(const std::optional<plan::Planned>& made, const std::string& reas
   const plan::Planned& planned = *made;
   const std::string table = plan::plan_table(planned.result, planned.target);
   std::fputs(table.c_str(), stdout);
+  tell_replaced(std::vector<std::string>{only.json, only.curve});
   if (!only.json.empty())
-    write_text(only.json, plan::plan_json(planned.result, planned.target).dump(2) + "\n");
+    checkpoint::write_file(only.json,
+                           plan::plan_json(planned.result, planned.target).dump(2) + "\n");
   if (only.curve.empty()) return 0;
   const std::vector<memory::CurvePoint> curve = planned.curve();
-  write_text(only.curve, only.curve.ends_with(".csv")
+  checkpoint::write_file(only.curve,
+                         only.curve.ends_with(".csv")
                              ? plan::curve_csv(curve)
                              : plan::curve_svg(curve, "time of the run over the device's memory"));
   return 0;

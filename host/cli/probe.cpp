@@ -18,6 +18,7 @@
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/flags.h"
+#include "host/cli/outputs.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
@@ -186,7 +187,7 @@ void probe_tokenizer(LoadedModel& model, const std::string& input_path,
   } catch (const formats::ParseError& error) {
     throw checkpoint::at_file(input_path, error, ErrorCode::kInvalidArgument);
   }
-  checkpoint::write_file(output_path, [&](const auto& write) { write(out.data(), out.size()); });
+  checkpoint::write_file(output_path, out);
 }
 
 void probe_schedule(LoadedModel& model, const std::string& input_path,
@@ -235,7 +236,7 @@ void probe_schedule(LoadedModel& model, const std::string& input_path,
   nlohmann::json out;
   out["sigmas"] = std::vector<double>(sigmas.begin(), sigmas.end());
   const std::string text = out.dump() + "\n";
-  checkpoint::write_file(output_path, [&](const auto& write) { write(text.data(), text.size()); });
+  checkpoint::write_file(output_path, text);
 }
 
 }  // namespace
@@ -292,6 +293,7 @@ int run_probe(std::span<const std::string> arguments) {
     problems.collect([&] { checkpoint::FileReader reader(flags.text("inputs")); });
   }
   problems.throw_if_any();
+  tell_replaced(std::vector<std::string>{output});
 
   request.components = {component};
   // Sigmas depend on sizes only: no file is needed, whatever was named.

@@ -26,6 +26,7 @@
 #include "host/train/config.h"
 #include "host/train/preview.h"
 #include "host/train/row_check.h"
+#include "host/train/run_checks.h"
 #include "host/train/sample_prompts.h"
 #include "host/train/samples.h"
 #include "host/train/selection.h"
@@ -50,6 +51,7 @@ struct Plan {
   train::Selection selection;
   std::shared_ptr<const data::Dataset> dataset, validation;
   std::vector<generate::Settings> prompts;
+  std::optional<run::Checkpoint> resumed;
   std::optional<train::StartingWeights> starting_weights;
   std::unique_ptr<lora::Registry> preset;
   std::optional<plan::Planned> memory;
@@ -75,18 +77,6 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Conf
     if (is_used) names.emplace_back(component.name);
   }
   return names;
-}
-
-// A run that is there already is not written over.
-void check_output(const Config& config, Problems& problems) {
-  const fs::path checkpoints = fs::path(config.output.output_path) / "checkpoints";
-  std::error_code ignored;
-  if (!config.resume.empty() || config.stage == Stage::kDataProcess ||
-      !fs::is_directory(checkpoints, ignored) || fs::is_empty(checkpoints, ignored))
-    return;
-  problems.add(
-      "--output_path: " + config.output.output_path + " holds the checkpoints of a run",
-      "go on with it by --resume " + config.output.output_path + ", or choose another folder");
 }
 
 void open_preset(Plan& plan, Problems& problems) {
@@ -231,7 +221,7 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   for (const std::string& note : config.notes) progress.note("note: " + note);
   apply_process_flags(config.process.attention, config.process.kernels, config.process.threads,
                       problems);
-  check_output(config, problems);
+  if (only == nullptr) train::check_output_folder(config, problems);
   config.model.components = needed_components(family, config);
   plan::MemoryWishes wishes = {.vram = config.memory.vram,
                                .host_memory = config.memory.host_memory,
@@ -288,8 +278,11 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   if (sizes && plan.dataset != nullptr)
     sizes->check(*plan.dataset, config, plan.selection, problems);
   if (sizes && plan.validation != nullptr) sizes->check(*plan.validation, problems);
-  if (!config.resume.empty()) {
-    problems.collect([&] { run::find_checkpoint(config.resume, [](const std::string&) {}); });
+  if (!config.resume.empty() && problems.empty()) {
+    problems.collect([&] {
+      plan.resumed = run::find_checkpoint(config.resume, [](const std::string&) {});
+      train::check_resume(*plan.resumed, model, plan.selection, config, problems);
+    });
   }
   problems.throw_if_any();
   if (const std::string note = lengths.note(); !note.empty()) progress.note("note: " + note);
@@ -335,10 +328,22 @@ int leave() {
 }
 
 void write_config(const Config& config) {
-  const std::string path = (fs::path(config.output.output_path) / "config.toml").string();
-  checkpoint::write_file(path, [&](const auto& write) {
-    write(config.effective_toml.data(), config.effective_toml.size());
-  });
+  checkpoint::write_file((fs::path(config.output.output_path) / run::kConfigName).string(),
+                         config.effective_toml);
+}
+
+// Whether the checkpoint that is resumed is the end of its run, with its weights beside it.
+bool is_finished(const Plan& plan, const Samples& samples, progress::Progress& progress) {
+  const Config& config = plan.config;
+  if (!plan.resumed) return false;
+  const int64_t step = plan.resumed->step, total = train::count_steps(samples, config);
+  if (step < total) return false;
+  progress.note("the run is finished: step " + std::to_string(step) + " of " +
+                std::to_string(total) + "; to go on, give " +
+                (config.max_train_steps
+                     ? "a larger --max_train_steps than " + std::to_string(*config.max_train_steps)
+                     : "a larger --num_epochs than " + std::to_string(config.num_epochs)));
+  return train::find_weights_to_write(*plan.resumed, plan.selection, config).empty();
 }
 
 std::string describe(const train::Trainer& trainer, const Samples& samples) {
@@ -353,7 +358,7 @@ int train_plan(Plan& plan) {
   LoadedModel& model = *plan.model;
   progress::Progress progress(progress::stderr_options(config.log.quiet));
   run::RunFolder folder(config.output.output_path);
-  write_config(config);
+  if (config.stage != Stage::kDataProcess) write_config(config);
 
   std::optional<report::MemoryTimeline> timeline;
   if (!config.memory.report.empty())
@@ -363,6 +368,7 @@ int train_plan(Plan& plan) {
   };
   phase("encode");
   Samples samples = samples_of(plan, plan.dataset, config.cache_path);
+  if (is_finished(plan, samples, progress)) return 0;
   if (!fill(samples, plan, progress)) return leave();
   std::optional<Samples> validation;
   if (plan.validation != nullptr) {
@@ -377,7 +383,8 @@ int train_plan(Plan& plan) {
       if (plan.selection.trains(part.detection.component))
         trained.push_back(part.detection.component);
     }
-    const std::string pictures = (fs::path(config.output.output_path) / "samples").string();
+    const std::string pictures =
+        (fs::path(config.output.output_path) / run::kPreviewsName).string();
     preview.emplace(model, plan.prompts, pictures, trained, progress);
     preview->encode_ahead();
   }

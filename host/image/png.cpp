@@ -5,11 +5,10 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
-#include <fcntl.h>
 #include <memory>
+#include <new>
 #include <png.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <utility>
 
 #include "atelier/error.h"
 
@@ -24,11 +23,6 @@ constexpr size_t kMessageBytes = 200;
 struct PngInput {
   const uint8_t* bytes;
   size_t left;
-};
-
-struct PngOutput {
-  std::FILE* file;
-  bool failed;
 };
 
 void on_error(png_structp png, png_const_charp message) {
@@ -47,11 +41,13 @@ void read_bytes(png_structp png, png_bytep out, size_t size) {
 }
 
 void write_bytes(png_structp png, png_bytep bytes, size_t size) {
-  auto* output = static_cast<PngOutput*>(png_get_io_ptr(png));
-  if (std::fwrite(bytes, 1, size, output->file) != size) {
-    output->failed = true;
-    png_error(png, std::strerror(errno));
+  bool has_room = true;
+  try {
+    static_cast<std::string*>(png_get_io_ptr(png))->append(reinterpret_cast<char*>(bytes), size);
+  } catch (const std::bad_alloc&) {
+    has_room = false;  // no jump out of a handler
   }
+  if (!has_room) png_error(png, "not enough memory");
 }
 
 void flush_bytes(png_structp) {}
@@ -110,7 +106,7 @@ class PngReader {
 
 class PngWriter {
  public:
-  explicit PngWriter(std::FILE* file) : output_{file, false} {
+  PngWriter() {
     png_ = png_create_write_struct(PNG_LIBPNG_VER_STRING, message_, on_error, on_warning);
     if (png_) info_ = png_create_info_struct(png_);
     if (!info_) throw Error(ErrorCode::kOutOfMemory, "not enough memory to write a PNG");
@@ -133,48 +129,13 @@ class PngWriter {
   }
 
   const char* error() const { return message_; }
+  std::string take() { return std::move(output_); }
 
  private:
-  PngOutput output_;
+  std::string output_;
   png_structp png_ = nullptr;
   png_infop info_ = nullptr;
   char message_[kMessageBytes] = "cannot encode";
-};
-
-// A file beside `path` that disappears unless it is put in its place.
-class FileAside {
- public:
-  explicit FileAside(const std::filesystem::path& path)
-      : path_(path), aside_(path.string() + ".part" + std::to_string(::getpid())) {
-    file_ = std::fopen(aside_.c_str(), "wb");
-    if (!file_) fail(std::strerror(errno));
-  }
-  ~FileAside() {
-    if (file_) std::fclose(file_);
-    if (!is_placed_) ::unlink(aside_.c_str());
-  }
-  FileAside(const FileAside&) = delete;
-  FileAside& operator=(const FileAside&) = delete;
-
-  std::FILE* file() const { return file_; }
-
-  void place() {
-    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) fail(std::strerror(errno));
-    const int closed = std::fclose(file_);
-    file_ = nullptr;
-    if (closed != 0 || ::rename(aside_.c_str(), path_.c_str()) != 0) fail(std::strerror(errno));
-    is_placed_ = true;
-  }
-
-  [[noreturn]] void fail(const char* reason) const {
-    throw Error(ErrorCode::kEnvironment, path_.string() + ": cannot write: " + reason);
-  }
-
- private:
-  std::filesystem::path path_;
-  std::string aside_;
-  std::FILE* file_ = nullptr;
-  bool is_placed_ = false;
 };
 
 std::string utf8_of_latin1(std::string_view text) {
@@ -246,7 +207,7 @@ Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
   return raster;
 }
 
-void write_png(const std::filesystem::path& path, const Picture& picture, const PngText& text) {
+std::string encode_png(const Picture& picture, const PngText& text) {
   std::vector<::png_text> chunks(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const auto& [keyword, value] = text[i];
@@ -258,13 +219,11 @@ void write_png(const std::filesystem::path& path, const Picture& picture, const 
   }
   std::vector<png_bytep> rows(picture.height);
   for (int y = 0; y < picture.height; ++y) rows[y] = const_cast<uint8_t*>(picture.row(y));
-  FileAside aside(path);
-  PngWriter writer(aside.file());
+  PngWriter writer;
   if (!writer.write(picture.width, picture.height, rows.data(), chunks.data(),
-                    static_cast<int>(chunks.size()))) {
-    aside.fail(writer.error());
-  }
-  aside.place();
+                    static_cast<int>(chunks.size())))
+    throw Error(ErrorCode::kInvalidArgument, std::string("cannot encode a PNG: ") + writer.error());
+  return writer.take();
 }
 
 PngText png_text(const std::filesystem::path& path) {

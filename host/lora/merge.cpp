@@ -271,13 +271,17 @@ void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
   checkpoint::write_component(path, part.checkpoint, std::move(entries), metadata, value);
 }
 
-void check_not_of_model(const checkpoint::LoadedPart& part, const std::string& path) {
+// Not a file of the model, nor another one.
+void check_new(const checkpoint::LoadedPart& part, const std::string& path) {
   for (const std::string& input : part.checkpoint.files()) {
     std::error_code failure;
     if (fs::equivalent(input, path, failure) && !failure)
       throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is a file of the model",
                   "name another file to write", "LORA_OUTPUT");
   }
+  if (std::error_code failure; fs::exists(path, failure))
+    throw Error(ErrorCode::kInvalidArgument, display_path(path) + " is there already",
+                "name another file, or remove that one first", "OUTPUT_EXISTS");
 }
 
 }  // namespace
@@ -295,12 +299,18 @@ std::vector<MergedComponent> merge_into_model(
   if (additions.components.empty())
     throw Error(ErrorCode::kInvalidArgument, display_path(output) + ": nothing is added",
                 "give a LoRA with a strength other than 0", "LORA_NONE");
+  const auto path_of = [&](const std::string& component) {
+    return output_path(output, component, additions.components.size() == 1);
+  };
+  for (const checkpoint::LoadedPart& part : model.parts()) {
+    if (additions.components.contains(part.detection.component))
+      check_new(part, path_of(part.detection.component));
+  }
   std::vector<MergedComponent> merged;
   for (const checkpoint::LoadedPart& part : model.parts()) {
     const std::string& component = part.detection.component;
     if (!additions.components.contains(component)) continue;
-    const std::string path = output_path(output, component, additions.components.size() == 1);
-    check_not_of_model(part, path);
+    const std::string path = path_of(component);
     if (part.checkpoint.has_scales())
       throw Error(ErrorCode::kUnsupported,
                   display_path(part.checkpoint.name()) +

@@ -51,7 +51,8 @@ struct MergeProgress {
 // Writes each component that the LoRAs change with their names, shapes and dtypes as published:
 // W + the sum of what is added, in float32, rounded once. Tensors that nothing is added to are
 // copied. `output` is the file; where several components change, "_COMPONENT" is put before its
-// extension. In memory are the LoRAs and one weight. Throws Error{kUnsupported} when a changed
+// extension, and none of them is there yet. In memory are the LoRAs and one weight. Throws
+// Error{kInvalidArgument} when one is, Error{kUnsupported} when a changed
 // tensor is stored in 8 bits, what Targets::match throws, and Error{kEnvironment} when a file
 // cannot be written.
 std::vector<MergedComponent> merge_into_model(

@@ -46,10 +46,6 @@ std::vector<ChartBand> bands_of(const std::vector<Sample>& samples) {
   return bands;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  checkpoint::write_file(path, [&](const auto& write) { write(text.data(), text.size()); });
-}
-
 }  // namespace
 
 MemoryTimeline::MemoryTimeline(std::string path, at::Device device, const memory::Port* port)
@@ -127,7 +123,7 @@ std::vector<std::string> MemoryTimeline::write() {
   is_written_ = true;
   std::vector<std::string> files;
   const auto add = [&](const std::string& path, const std::string& text) {
-    write_text(path, text);
+    checkpoint::write_file(path, text);
     files.push_back(path);
   };
   const bool is_csv = path_.ends_with(".csv"), is_svg = path_.ends_with(".svg");

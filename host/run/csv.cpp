@@ -43,10 +43,6 @@ bool stays(const std::string& row, int64_t last_step) {
   return failure == std::errc() && stop != end && *stop == ',' && step <= last_step;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  checkpoint::write_file(path, [&](const auto& write) { write(text.data(), text.size()); });
-}
-
 // Leaves the rows up to `last_step`; a last row that a kill cut short goes.
 void cut(const std::string& path, int64_t last_step) {
   std::ifstream file(path, std::ios::binary);
@@ -59,7 +55,7 @@ void cut(const std::string& path, int64_t last_step) {
   while (std::getline(file, row) && !file.eof())
     if (stays(row, last_step)) kept += row + "\n";
   if (file.bad()) checkpoint::fail_on_file(path, "cannot be read", EIO);
-  write_text(path, kept);
+  checkpoint::write_file(path, kept);
 }
 
 class CsvWriter final : public MetricsWriter {
@@ -89,7 +85,7 @@ std::unique_ptr<MetricsWriter> open_csv(const std::string& path, int64_t last_st
   if (fs::exists(path, ignored) && fs::file_size(path, ignored) > 0) {
     cut(path, last_step);
   } else {
-    write_text(path, std::string(kHeader) + "\n");
+    checkpoint::write_file(path, std::string(kHeader) + "\n");
   }
   return std::make_unique<CsvWriter>(path);
 }

@@ -16,12 +16,11 @@ namespace atelier::run {
 
 inline constexpr std::string_view kManifestName = "MANIFEST.json";
 
-// Names in "checkpoints". A whole checkpoint has one of the first two names; the second is that of
-// one that gives way to a new checkpoint of the same step, for the moment in which both are there.
+// Names in "checkpoints". The second is that of one that gives way to a new checkpoint of the same
+// step, for the moment in which both are there. What is being written or removed has a name of
+// checkpoint::temporary_path.
 inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kOldPrefix = ".old-step-";
-inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
-inline constexpr std::string_view kDeletedPrefix = ".del-";
 
 // "step-00001200".
 std::string step_name(int64_t step, std::string_view prefix = kStepPrefix);

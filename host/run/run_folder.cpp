@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <unistd.h>
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +18,8 @@
 #include "host/checkpoint/file_operations.h"
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/safetensors_writer.h"
+#include "host/checkpoint/temporary_file.h"
+#include "host/report/problems.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
 
@@ -70,31 +71,22 @@ int take_lock(const std::string& folder) {
   return -1;
 }
 
-// An upper bound of what the files take.
-uint64_t bytes_needed(const CheckpointFiles& files, const nlohmann::json& facts) {
-  constexpr uint64_t kPerFile = 8192, kPerTensor = 256;
-  uint64_t bytes =
-      kPerFile + facts.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).size();
-  for (const auto& [name, tensors] : files.tensors) {
-    bytes += kPerFile;
-    for (const auto& [key, tensor] : tensors) bytes += kPerTensor + key.size() + tensor.nbytes();
+// "older weights take 1.50 GiB (step-2.safetensors), see --weights_total_limit"; empty: there are
+// none.
+std::string deletable(const std::string& what, const std::vector<std::string>& paths,
+                      const char* flag) {
+  uint64_t bytes = 0;
+  std::vector<std::string> names;
+  for (const std::string& path : paths) {
+    std::error_code ignored;
+    for (const auto& entry : fs::recursive_directory_iterator(path, ignored))
+      if (entry.is_regular_file(ignored)) bytes += entry.file_size(ignored);
+    if (fs::is_regular_file(path, ignored)) bytes += fs::file_size(path, ignored);
+    names.push_back(fs::path(path).filename().string());
   }
-  for (const auto& [name, text] : files.texts) bytes += kPerFile + text.size();
-  return bytes;
-}
-
-void check_free_space(const std::string& folder, uint64_t bytes) {
-  struct statvfs space = {};
-  if (file_operations().statvfs(folder.c_str(), &space) != 0)
-    checkpoint::fail_on_file(folder, "its free space cannot be found", errno);
-  if (space.f_blocks == 0) return;  // a file system that does not count
-  const uint64_t needed = bytes + bytes / 10;
-  const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
-  if (free < needed)
-    throw Error(ErrorCode::kEnvironment,
-                display_path(folder) + ": a checkpoint needs " + std::to_string(needed) +
-                    " bytes, and " + std::to_string(free) + " are free",
-                "free some space", "DISK_FULL");
+  if (names.empty()) return {};
+  return what + " take " + report::format_bytes(bytes) + " (" + report::list_names(names, 3) +
+         "), see " + flag;
 }
 
 void check_names(const CheckpointFiles& files) {
@@ -108,17 +100,6 @@ void check_names(const CheckpointFiles& files) {
   for (const auto& [name, text] : files.texts) check(name, files.tensors.contains(name));
 }
 
-// ".tmp-1200-1f0c93ab": a name that nothing has.
-std::string fresh_name(std::string_view prefix, int64_t step) {
-  std::array<char, 16> random;
-  std::snprintf(random.data(), random.size(), "%08x", std::random_device{}());
-  return std::string(prefix) + std::to_string(step) + "-" + random.data();
-}
-
-checkpoint::WrittenFile write_text(const std::string& path, const std::string& text) {
-  return checkpoint::write_file(path, [&](const auto& write) { write(text.data(), text.size()); });
-}
-
 void write_files(const std::string& folder, int64_t step, const CheckpointFiles& files,
                  const nlohmann::json& facts) {
   std::map<std::string, Checkpoint::File> written;
@@ -127,9 +108,10 @@ void write_files(const std::string& folder, int64_t step, const CheckpointFiles&
   };
   for (const auto& [name, tensors] : files.tensors)
     note(name, checkpoint::write_safetensors(path_in(folder, name), tensors));
-  for (const auto& [name, text] : files.texts) note(name, write_text(path_in(folder, name), text));
+  for (const auto& [name, text] : files.texts)
+    note(name, checkpoint::write_file(path_in(folder, name), text));
   // The last one: where it is, the others are.
-  write_text(path_in(folder, kManifestName), manifest_text(step, written, facts));
+  checkpoint::write_file(path_in(folder, kManifestName), manifest_text(step, written, facts));
 }
 
 void warn(const Error& error) {
@@ -161,8 +143,20 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
+uint64_t bytes_needed(const CheckpointFiles& files, const nlohmann::json& facts) {
+  constexpr uint64_t kPerFile = 8192, kPerTensor = 256;
+  uint64_t bytes =
+      kPerFile + facts.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).size();
+  for (const auto& [name, tensors] : files.tensors) {
+    bytes += kPerFile;
+    for (const auto& [key, tensor] : tensors) bytes += kPerTensor + key.size() + tensor.nbytes();
+  }
+  for (const auto& [name, text] : files.texts) bytes += kPerFile + text.size();
+  return bytes;
+}
+
 RunFolder::RunFolder(std::string path)
-    : path_(path.empty() ? "." : std::move(path)), checkpoints_(path_in(path_, "checkpoints")) {
+    : path_(path.empty() ? "." : std::move(path)), checkpoints_(path_in(path_, kCheckpointsName)) {
   make_folders(path_);
   lock_ = take_lock(path_);
   if (lock_ < 0) return;
@@ -179,9 +173,11 @@ RunFolder::~RunFolder() {
 }
 
 void RunFolder::clean() const {
+  for (const std::string& folder : {path_, path_in(path_, kPreviewsName)})
+    checkpoint::remove_abandoned(folder);
   for (const std::string& name : folder_names(checkpoints_)) {
     const std::string folder = path_in(checkpoints_, name);
-    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kDeletedPrefix)) discard(folder);
+    if (checkpoint::is_temporary(name)) discard(folder);
     const std::optional<int64_t> step = step_of(name, kOldPrefix);
     if (!step) continue;
     // A crash between two renames left this one without, or beside, the one that takes its place.
@@ -195,12 +191,51 @@ void RunFolder::clean() const {
   }
 }
 
+void RunFolder::require_space(std::string_view what, uint64_t bytes) const {
+  struct statvfs space = {};
+  if (file_operations().statvfs(path_.c_str(), &space) != 0)
+    checkpoint::fail_on_file(path_, "its free space cannot be found", errno);
+  if (space.f_blocks == 0) return;  // a file system that does not count
+  const uint64_t needed = bytes + bytes / 10;
+  const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
+  if (free >= needed) return;
+  throw Error(ErrorCode::kEnvironment,
+              display_path(path_) + ": " + std::string(what) + " needs " +
+                  report::format_bytes(needed) + " of the disk, and " + report::format_bytes(free) +
+                  " are free",
+              what_to_delete(), "DISK_FULL");
+}
+
+// Of what the run itself wrote. The newest of its weights and checkpoints are not among it.
+std::string RunFolder::what_to_delete() const {
+  std::vector<std::pair<fs::file_time_type, std::string>> weights;
+  for (const std::string& name : folder_names(path_)) {
+    std::error_code ignored;
+    const std::string path = path_in(path_, name);
+    if (name.ends_with(".safetensors"))
+      weights.emplace_back(fs::last_write_time(path, ignored), path);
+  }
+  std::sort(weights.begin(), weights.end());
+  if (!weights.empty()) weights.pop_back();
+  std::vector<std::string> files, states;
+  for (const auto& [time, path] : weights) files.push_back(path);
+  for (const std::string& name : folder_names(checkpoints_))
+    if (step_of(name)) states.push_back(path_in(checkpoints_, name));
+  if (!states.empty()) states.pop_back();
+  std::string hint = "free some space";
+  for (const std::string& what :
+       {deletable("older weights", files, "--weights_total_limit"),
+        deletable("older checkpoints", states, "--checkpoints_total_limit")})
+    if (!what.empty()) hint += "; " + what;
+  return hint;
+}
+
 std::string RunFolder::save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
                             int64_t keep) {
   check_names(files);
   make_folders(checkpoints_);
-  check_free_space(checkpoints_, bytes_needed(files, facts));
-  const std::string aside = path_in(checkpoints_, fresh_name(kTemporaryPrefix, step));
+  require_space("a checkpoint", bytes_needed(files, facts));
+  const std::string aside = checkpoint::temporary_path(path_in(checkpoints_, step_name(step)));
   if (file_operations().mkdir(aside.c_str(), 0777) != 0)
     checkpoint::fail_on_file(aside, "the folder cannot be made", errno);
   try {
@@ -224,7 +259,7 @@ void RunFolder::commit(const std::string& aside, int64_t step) const {
   std::string old = path_in(checkpoints_, step_name(step, kOldPrefix));
   if (exists(final) && exists(old) && is_whole(final)) remove_tree(old);
   // Where there is an old one still, the final one is damaged, and the old one stands for it.
-  if (exists(old)) old = path_in(checkpoints_, fresh_name(kDeletedPrefix, step));
+  if (exists(old)) old = checkpoint::temporary_path(final);
   const bool replaces = exists(final);
   if (replaces) rename_folder(final, old);
   try {
@@ -248,7 +283,7 @@ void RunFolder::remove_beyond(int64_t keep, int64_t newest_step) const {
   for (const int64_t step : steps) {
     const std::string folder = path_in(checkpoints_, step_name(step));
     if (!is_whole(folder) || ++num_whole <= keep) continue;
-    const std::string deleted = path_in(checkpoints_, fresh_name(kDeletedPrefix, step));
+    const std::string deleted = checkpoint::temporary_path(folder);
     rename_folder(folder, deleted);
     checkpoint::flush_folder(checkpoints_, folder);
     discard(deleted);

@@ -8,11 +8,19 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "atelier/conditioning.h"
 
 namespace atelier::run {
+
+// What a run keeps in its folder, beside its weights.
+inline constexpr std::string_view kCheckpointsName = "checkpoints";
+inline constexpr std::string_view kConfigName = "config.toml";
+inline constexpr std::string_view kCsvName = "loss.csv";
+inline constexpr std::string_view kPreviewsName = "samples";
+inline constexpr std::string_view kTensorboardName = "tensorboard_log";
 
 // A committed checkpoint: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
 // file with its size and content hash and ends with a checksum of its own.
@@ -38,17 +46,24 @@ struct CheckpointFiles {
   std::map<std::string, std::string> texts;     // "config.toml"
 };
 
+// What a checkpoint of these takes on the disk at most, in bytes.
+uint64_t bytes_needed(const CheckpointFiles& files, const nlohmann::json& facts);
+
 // Takes the folder's lock. Not thread-safe.
 class RunFolder {
  public:
-  // Makes the folder; removes what an interrupted save left (".tmp-*", ".del-*"). Throws
-  // Error{kEnvironment} naming the folder when another run holds it, or it cannot be written.
+  // Makes the folder; removes what a killed run left unfinished there. Throws Error{kEnvironment}
+  // naming the folder when another run holds it, or it cannot be written.
   explicit RunFolder(std::string path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
   const std::string& path() const { return path_; }
+
+  // Throws Error{kEnvironment} with what could be deleted when fewer than `bytes` are free, and a
+  // tenth more. `what` is about to be written, or must not be crowded out: "a checkpoint".
+  void require_space(std::string_view what, uint64_t bytes) const;
 
   // Writes aside, flushes files and folders, renames: the checkpoint is there whole or not at all,
   // and one of the same step gives way to it. Free space is looked at first. Then the oldest whole
@@ -59,6 +74,7 @@ class RunFolder {
 
  private:
   void clean() const;
+  std::string what_to_delete() const;
   void commit(const std::string& aside, int64_t step) const;
   void remove_beyond(int64_t keep, int64_t newest_step) const;
 

@@ -108,8 +108,9 @@ Manifest Manifest::read(const std::string& folder) {
   const char* const hint = "run --task sft:data_process again, which writes it anew";
   try {
     const Json json = formats::parse_json(text, {.max_depth = 64, .max_values = uint64_t{1} << 28});
-    if (json.value("format", "") != kFormat)
-      throw Error(ErrorCode::kDataLoss, display_path(name) + ": is no manifest of a cache", hint);
+    if (!json.is_object() || json.value("format", "") != kFormat)
+      throw Error(ErrorCode::kInvalidArgument, display_path(name) + ": is no manifest of a cache",
+                  "name another folder with --cache_path or --output_path", kForeignCache);
     if (json.value("version", 0) != kVersion)
       throw Error(ErrorCode::kInvalidArgument,
                   display_path(name) + ": version " + json.at("version").dump() + ", " +
@@ -133,7 +134,7 @@ void Manifest::write(const std::string& folder) const {
                 display_path(folder) + ": the folder cannot be made: " + failure.message(),
                 "check --cache_path", "FILE_WRITE");
   if (fs::exists(name, failure) && checkpoint::read_text_file(name, kMaxBytes) == text) return;
-  checkpoint::write_file(name, [&](const auto& write) { write(text.data(), text.size()); });
+  checkpoint::write_file(name, text);
 }
 
 }  // namespace atelier::train

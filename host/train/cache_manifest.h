@@ -11,6 +11,9 @@
 
 namespace atelier::train {
 
+// Tag of the error for a manifest.json that is something else: it is not written over.
+inline constexpr const char* kForeignCache = "CACHE_FOREIGN";
+
 // An encoder: a component that is used before training.
 struct EncoderRecord {
   std::string fingerprint;
@@ -41,7 +44,7 @@ struct Manifest {
   std::vector<CacheItem> items;
 
   // Throws Error{kNotFound} when there is none, {kDataLoss} when it is damaged and
-  // {kInvalidArgument} for another version.
+  // {kInvalidArgument} for another version, or for a file of another kind (kForeignCache).
   static Manifest read(const std::string& folder);
 
   // Replaces FOLDER/manifest.json, unless that says the same already. Throws Error{kEnvironment}.

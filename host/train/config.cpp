@@ -46,6 +46,7 @@ const FlagSpec& find_flag(const CommandSpec& command, std::string_view name) {
 struct Layers {
   std::vector<GivenValue> values;  // of --config, then of the resumed run
   std::string resume;              // as Config::resume
+  std::string resumed_folder;      // of the run that --resume names; empty: none
   std::vector<std::string> notes;
 };
 
@@ -57,24 +58,31 @@ std::string run_of(const run::Checkpoint& checkpoint) {
   return parent.filename() == "checkpoints" ? parent.parent_path().string() : "";
 }
 
-// Values that the resumed run brings: those of its checkpoint's config.toml, but for what training
-// began with. The run stays in its folder, which may have been moved.
-std::vector<GivenValue> values_of(const run::Checkpoint& checkpoint, const CommandSpec& command,
+// Values of a run's config.toml. The run stays in its folder, which may have been moved, and what
+// lay in the folder with it.
+std::vector<GivenValue> values_of(const std::string& text, const std::string& file,
+                                  const std::string& folder, const CommandSpec& command,
                                   report::Problems& problems) {
-  std::vector<GivenValue> values =
-      parse_config_text(checkpoint.text("config.toml"),
-                        (fs::path(checkpoint.folder) / "config.toml").string(), command, problems);
-  std::erase_if(values, [](const GivenValue& value) {
-    return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
-  });
-  const std::string folder = run_of(checkpoint);
+  std::vector<GivenValue> values = parse_config_text(text, file, command, problems);
+  const GivenValue* const found = find_value(values, "output_path");
+  std::error_code failure;
+  if (found == nullptr || folder.empty() || fs::equivalent(folder, found->text, failure))
+    return values;
+  const std::string old = found->text;
   for (GivenValue& value : values) {
-    std::error_code failure;
-    if (value.name == "output_path" && !folder.empty() &&
-        !fs::equivalent(folder, value.text, failure))
-      value.text = folder;
+    if (value.name == "output_path") value.text = folder;
+    if (is_path(value.name) && value.text.starts_with(old + "/"))
+      value.text.replace(0, old.size(), folder);
   }
   return values;
+}
+
+// What --resume says a run in this folder began and did not get to a checkpoint: its config.toml.
+std::optional<std::string> begun_config(const std::string& folder) {
+  const fs::path file = fs::path(folder) / run::kConfigName;
+  std::error_code failure;
+  if (!fs::is_regular_file(file, failure)) return std::nullopt;
+  return file.string();
 }
 
 class LayerReader {
@@ -110,25 +118,38 @@ class LayerReader {
         [](const run::Checkpoint& checkpoint) { checkpoint.text("config.toml"); });
   }
 
-  std::optional<run::Checkpoint> find(const std::string& resume) {
-    if (resume != "latest") return find_whole(resume);
+  void read_resumed(const std::string& resume) {
+    const bool is_latest = resume == "latest";
+    const std::string path = is_latest ? setting("output_path") : resume;
     try {
-      return find_whole(setting("output_path"));
+      take(find_whole(path));
+      layers_.resume = path;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kNotFound) throw;
-      layers_.notes.push_back("--resume latest: no checkpoint in " +
-                              checkpoint::display_path(setting("output_path")) +
+      const std::optional<std::string> file = begun_config(path);
+      if (error.code() != ErrorCode::kNotFound || (!is_latest && !file)) throw;
+      layers_.notes.push_back("--resume " + resume + ": no checkpoint in " +
+                              checkpoint::display_path(path) +
                               ", training begins from the beginning");
-      return std::nullopt;
+      layers_.resumed_folder = path;
+      if (!is_latest)
+        add_values(values_of(checkpoint::read_text_file(*file), *file, path, command_, problems_));
     }
   }
 
-  void read_resumed(const std::string& resume) {
-    const std::optional<run::Checkpoint> found = find(resume);
-    if (!found) return;
-    layers_.resume = resume == "latest" ? setting("output_path") : resume;
-    for (GivenValue& value : values_of(*found, command_, problems_))
-      layers_.values.push_back(std::move(value));
+  // A resumed run brings its settings, but for what training began with.
+  void take(const run::Checkpoint& checkpoint) {
+    layers_.resumed_folder = run_of(checkpoint);
+    std::vector<GivenValue> values = values_of(
+        checkpoint.text("config.toml"), (fs::path(checkpoint.folder) / run::kConfigName).string(),
+        layers_.resumed_folder, command_, problems_);
+    std::erase_if(values, [](const GivenValue& value) {
+      return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";
+    });
+    add_values(std::move(values));
+  }
+
+  void add_values(std::vector<GivenValue> values) {
+    for (GivenValue& value : values) layers_.values.push_back(std::move(value));
   }
 
   std::span<const std::string> arguments_;
@@ -444,10 +465,10 @@ void check_utf8(const CommandSpec& command, const ParsedFlags& flags, report::Pr
   }
 }
 
-Config config_of(const ParsedFlags& flags, const std::string& resume, std::string_view command,
+Config config_of(const ParsedFlags& flags, const Layers& layers, std::string_view command,
                  const ModelFamily& family, report::Problems& problems) {
   Config c;
-  c.resume = resume;
+  c.resume = layers.resume;
   fill_task(c, flags, command);
   fill_model(c, flags, problems);
   fill_dataset(c, flags, family);
@@ -459,6 +480,9 @@ Config config_of(const ParsedFlags& flags, const std::string& resume, std::strin
   fill_timesteps(c.timesteps, flags);
   fill_memory(c, flags, problems);
   fill_output(c, flags);
+  std::error_code failure;
+  c.output.is_resumed = !layers.resumed_folder.empty() &&
+                        fs::equivalent(layers.resumed_folder, c.output.output_path, failure);
   fill_watching(c, flags);
   fill_cache_path(c, flags, problems);
   c.process = {flags.text("attention"), flags.text("kernels"), flags.integer("threads")};
@@ -487,7 +511,7 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily& f
   const std::vector<GivenValue> below = choose(layers.values, spec);
   const ParsedFlags flags = cli::parse_flags(spec, own, below, problems);
   check_utf8(spec, flags, problems);
-  Config config = config_of(flags, layers.resume, command, family, problems);
+  Config config = config_of(flags, layers, command, family, problems);
   config.notes = layers.notes;
   append(config.notes, note_foreign_flags(flags, problems));
   append(config.notes, note_idle_flags(config, flags));

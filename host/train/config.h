@@ -44,7 +44,9 @@ struct LoraSettings {
 };
 
 struct OutputSettings {
-  std::string output_path = "./models";
+  std::string output_path = "./run";
+  // The folder is that of the run that --resume names, whether or not that has a checkpoint.
+  bool is_resumed = false;
   std::optional<int64_t> save_steps;    // in optimizer steps; absent: after each epoch
   int64_t checkpoints_total_limit = 2;  // resumable states that stay; 0: all
   int64_t weights_total_limit = 0;      // step-N and epoch-N files that stay; 0: all

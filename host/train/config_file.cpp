@@ -2,18 +2,24 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "atelier/error.h"
 
 #include "formats/escape.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/model_paths.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
 namespace atelier::train {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 using cli::FlagKind;
@@ -164,6 +170,92 @@ std::string list_text(const std::vector<std::string>& parts) {
   return "[" + out + "]";
 }
 
+// ---- Paths ----
+
+std::string absolute(const std::string& path) {
+  if (path.empty()) return path;
+  const fs::path whole = fs::absolute(path);
+  // "a/../b" is not b where a is a link.
+  const bool climbs = std::find(whole.begin(), whole.end(), fs::path("..")) != whole.end();
+  return (climbs ? whole : whole.lexically_normal()).string();
+}
+
+// Every part of `text` between `separator`.
+std::string absolute_parts(const std::string& text, char separator) {
+  std::string out;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    if (begin > 0) out += separator;
+    out += absolute(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+json absolute_entries(const json& entries) {
+  if (entries.is_string()) return absolute(entries.get<std::string>());
+  json out = entries;
+  if (entries.is_array())
+    for (json& entry : out) entry = absolute_entries(entry);
+  return out;
+}
+
+// Of --model_paths: JSON, one path, or several between commas.
+std::string absolute_model_paths(const std::string& text) {
+  std::error_code failure;
+  if (fs::exists(text, failure)) return absolute(text);
+  if (!text.starts_with('[') && !text.starts_with('"')) return absolute_parts(text, ',');
+  const json entries = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return entries.is_discarded() ? text : absolute_entries(entries).dump();
+}
+
+// Of --model_hints: a relative glob fits the end of a path.
+std::string floating_hints(const json& hints) {
+  json out = json::object();
+  for (const auto& [glob, hint] : hints.items())
+    out[glob.starts_with('/') || glob.starts_with('*') ? glob : "*" + glob] = hint;
+  return out.dump();
+}
+
+// "org/name:glob". Of an id that is found below the working folder, the folder is named instead.
+std::string absolute_id(const std::string& entry) {
+  const size_t colon = entry.rfind(':');
+  if (colon == std::string::npos) return entry;
+  const std::string folder = checkpoint::published_folders(entry.substr(0, colon)).front();
+  std::error_code failure;
+  const bool is_nearby = fs::path(folder).is_relative() && fs::is_directory(folder, failure);
+  const std::string whole = is_nearby ? absolute(folder) : std::string();
+  const bool is_plain = !whole.empty() && whole.find_first_of(",:") == std::string::npos;
+  return is_plain ? whole + entry.substr(colon) : entry;
+}
+
+// Of --model_id_with_origin_paths.
+std::string absolute_ids(const std::vector<std::string>& entries) {
+  std::string out;
+  for (const std::string& entry : entries) out += (out.empty() ? "" : ",") + absolute_id(entry);
+  return out;
+}
+
+// Of --fp8_models, whose entries are those of --model_paths or published ids.
+std::vector<std::string> absolute_entries(std::vector<std::string> entries,
+                                          const std::string& model_paths) {
+  for (std::string& entry : entries)
+    entry = model_paths.find(entry) != std::string::npos ? absolute(entry) : absolute_id(entry);
+  return entries;
+}
+
+// The text of a flag that is no list, with absolute paths.
+std::string portable_text(const FlagSpec& flag, const cli::ParsedFlags& flags) {
+  const std::string text = flags.text(flag.name);
+  if (is_path(flag.name)) return absolute(text);
+  if (flag.name == "plugin") return text.find('/') == std::string::npos ? text : absolute(text);
+  if (flag.name == "plugin_path") return absolute_parts(text, ':');
+  if (flag.name == "model_paths") return absolute_model_paths(text);
+  if (flag.name == "model_id_with_origin_paths") return absolute_ids(flags.list(flag.name));
+  if (flag.name == "model_hints") return floating_hints(flags.json(flag.name));
+  return text;
+}
+
 std::string value_line(const FlagSpec& flag, const cli::ParsedFlags& flags) {
   switch (flag.kind) {
     case FlagKind::kInteger:
@@ -173,15 +265,33 @@ std::string value_line(const FlagSpec& flag, const cli::ParsedFlags& flags) {
     case FlagKind::kFlag:
       return flags.flag(flag.name) ? "true" : "false";
     case FlagKind::kList:
-      return list_text(flags.list(flag.name));
+      return list_text(flag.name == "fp8_models"
+                           ? absolute_entries(flags.list(flag.name), flags.text("model_paths"))
+                           : flags.list(flag.name));
     case FlagKind::kJson:
     case FlagKind::kText:
       break;
   }
-  return text_text(flags.text(flag.name));
+  return text_text(portable_text(flag, flags));
 }
 
 }  // namespace
+
+bool is_path(std::string_view name) {
+  static const std::set<std::string_view> names = {"tokenizer_path",
+                                                   "dataset_base_path",
+                                                   "dataset_metadata_path",
+                                                   "cache_path",
+                                                   "lora_checkpoint",
+                                                   "preset_lora_path",
+                                                   "resume_from_checkpoint",
+                                                   "output_path",
+                                                   "sample_prompts",
+                                                   "validation_dataset_base_path",
+                                                   "validation_dataset_metadata_path",
+                                                   "report_memory"};
+  return names.contains(name);
+}
 
 std::vector<cli::GivenValue> parse_config_text(const std::string& text, const std::string& file,
                                                const cli::CommandSpec& command,

@@ -23,11 +23,15 @@ std::vector<cli::GivenValue> read_config_file(const std::string& path,
                                               report::Problems& problems);
 
 // Every flag that has a value, under the headings of the help. parse_config_text() gives the same
-// values. Flags that say where to begin are left out: see is_beginning().
+// values, but for paths: they are absolute, so that the text means the same in any folder. Flags
+// that say where to begin are left out: see is_beginning().
 std::string write_config(const cli::CommandSpec& command, const cli::ParsedFlags& flags);
 
 // Flags that say what else to read or what to do instead, and are no part of a configuration:
 // config, resume, dry_run.
 bool is_beginning(std::string_view name);
+
+// Whether the flag's value is the path of one file or folder.
+bool is_path(std::string_view name);
 
 }  // namespace atelier::train

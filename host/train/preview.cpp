@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 
+#include "host/checkpoint/safetensors_writer.h"
 #include "host/generate/engine.h"
 #include "host/image/pixels.h"
 #include "host/image/png.h"
@@ -83,13 +84,14 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
   for (const Settings& settings : state_->prompts) {
     const std::string path =
         (fs::path(state_->folder) / (name + std::to_string(number) + ".png")).string();
-    state_->generator->run(state_->request_of(settings, step),
-                           [&](size_t, const at::Tensor& pixels) {
-                             const image::Picture picture = image::to_picture(pixels.select(1, 0));
-                             image::write_png(path, picture, {{"prompt", settings.prompt}});
-                             state_->progress.note(path);
-                             shown({path, settings.prompt, number, picture.height, picture.width});
-                           });
+    state_->generator->run(
+        state_->request_of(settings, step), [&](size_t, const at::Tensor& pixels) {
+          const image::Picture picture = image::to_picture(pixels.select(1, 0));
+          const std::string png = image::encode_png(picture, {{"prompt", settings.prompt}});
+          checkpoint::write_file(path, png);
+          state_->progress.note(path);
+          shown({png, settings.prompt, number, picture.height, picture.width});
+        });
     ++number;
   }
   for (const ComponentSpec& component : state_->model.family().components()) {

@@ -27,7 +27,7 @@ class Preview {
   // `shown` is called with each file as soon as it is written: which prompt it is of, counted from
   // 0, and its size in pixels.
   struct Shown {
-    std::string path, prompt;
+    std::string png, prompt;  // the bytes of the file
     size_t number = 0;
     int64_t height = 0, width = 0;
   };

@@ -70,12 +70,14 @@ std::string fingerprint_of(const Manifest& manifest) {
   return hash.hex();
 }
 
-// What a cache that is there says of itself; empty when it does not.
+// What a cache that is there says of itself; empty when it does not. Throws for another's file of
+// that name.
 Manifest known_manifest(const std::string& folder, std::string_view family) {
   try {
     Manifest manifest = Manifest::read(folder);
     if (manifest.family == family) return manifest;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.tag() == kForeignCache) throw;
     // It is written anew.
   }
   return {};

@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 #include "atelier/ops/stop.h"
 
+#include "host/checkpoint/temporary_file.h"
 #include "host/data/parallel.h"
 #include "host/data/prefetcher.h"
 #include "host/train/encoders.h"
@@ -176,6 +177,9 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
   if (!state.dataset) return true;  // a cache alone is whole
   Manifest& manifest = state.manifest;
   if (!manifest.cached.text && !manifest.cached.latents) return true;
+  const std::string& folder = state.store.folder();
+  for (const std::string& each : {folder, folder + "/text", folder + "/latents"})
+    checkpoint::remove_abandoned(each);
   const ops::StopScope stops([&] {
     if (stop()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });

@@ -220,7 +220,7 @@ void add_timesteps(Table& table, const TimestepOptions& t) {
 
 void add_output(Table& table, const OutputSettings& o, const LogSettings& l) {
   table.group("Output")
-      .text("output_path", o.output_path, "folder of the run")
+      .text("output_path", o.output_path, "folder of the run, and of no other")
       .integer("save_steps", kNone, "optimizer steps between two saves; without it each epoch")
       .choice("save_dtype", o.save_dtype, {"auto", "float32", "bfloat16", "float16"},
               "of saved weights; auto: float32 for LoRA, else the model's")

@@ -30,6 +30,8 @@ using checkpoint::LoadedPart;
 
 namespace {
 
+constexpr const char* kLoraPart = "lora";  // among weight_files()
+
 // Of --save_dtype; nullopt for "auto".
 std::optional<at::ScalarType> saved_dtype(const std::string& name) {
   if (name == "float32") return at::kFloat;
@@ -222,32 +224,38 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
   const lora::LoraFile file = lora::LoraFile::open(settings.checkpoint);
   const lora::Targets targets(model);
   const lora::Match match = targets.match(file);
-  const std::string name = "--lora_checkpoint: " + checkpoint::display_path(file.path());
+  const std::string name = "--lora_checkpoint: " + checkpoint::display_path(file.path()) + ": ";
   if (!match.unmatched.empty())
-    problems.add(name + ": not in this model: " + report::list_names(match.unmatched, 5),
+    problems.add(name + "not in this model: " + report::list_names(match.unmatched, 5),
                  "use a LoRA of this model");
+  // Layers by what is wrong with them, and what to do: what is wrong with one mostly is with all.
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> refused;
   for (const auto& pair : match.pairs) {
     const lora::LoraLayer& layer = file.layers()[pair.layer];
     const nn::Linear* linear = pair.target->pieces.front().linear;
     const bool is_trained =
         std::any_of(selection.layers.begin(), selection.layers.end(),
                     [&](const Selection::AdaptedLayer& one) { return one.linear == linear; });
-    const std::string at = name + ": layer " + formats::quote_and_escape(layer.name) + ": ";
+    const auto refuse = [&](const std::string& what, const std::string& hint) {
+      refused[{what, hint}].push_back(layer.name);
+    };
     if (!is_trained || pair.target->pieces.size() != 1) {
-      problems.add(at + "it is not among the layers that are trained",
-                   "choose them with --lora_target_modules as the file has them");
+      refuse("not among the layers that are trained",
+             "choose them with --lora_target_modules as the file has them");
     } else if (at::IntArrayRef(layer.shape) != linear->weight->sizes()) {
-      problems.add(at + "it is a part of a layer that is trained",
-                   "write the file in the model's own spelling with lora convert, then begin with "
-                   "that");
+      refuse("a part of a layer that is trained",
+             "write the file in the model's own spelling with lora convert, then begin with that");
     } else if (layer.form != lora::LayerForm::kLora || !layer.magnitude.empty() ||
                !layer.bias.empty()) {
-      problems.add(at + "it is more than two factors", "begin with a plain LoRA");
+      refuse("more than two factors", "begin with a plain LoRA");
     } else if (layer.rank != settings.rank) {
-      problems.add(at + "its rank is " + std::to_string(layer.rank),
-                   "use --lora_rank " + std::to_string(layer.rank));
+      refuse("rank " + std::to_string(layer.rank) + ", and --lora_rank is " +
+                 std::to_string(settings.rank),
+             "use --lora_rank " + std::to_string(layer.rank));
     }
   }
+  for (const auto& [why, layers] : refused)
+    problems.add(name + why.first + ": " + report::list_names(layers, 2), why.second);
 }
 
 int64_t TrainedTensors::count() const {
@@ -309,21 +317,53 @@ void TrainedTensors::load(const NamedTensors& values) {
   publish();
 }
 
-std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step,
-                                              int64_t epoch) const {
-  std::set<std::string> components;
-  for (const auto& trained : selection_.weights) components.insert(trained.component);
-  const bool is_one = components.size() + (adapted_.empty() ? 0 : 1) == 1;
-  std::vector<std::string> files;
-  const auto path_of = [&](const std::string& part) {
-    return files.emplace_back(stem + (is_one ? "" : "." + part) + ".safetensors");
-  };
-  if (!adapted_.empty()) save_lora(path_of("lora"), step, epoch);
-  for (const std::string& component : components) save_whole(component, path_of(component), step);
+std::map<std::string, std::string> weight_files(const Selection& selection,
+                                                const std::string& stem) {
+  std::map<std::string, std::string> files;  // by what is in them
+  if (!selection.layers.empty()) files[kLoraPart] = stem + "." + kLoraPart + ".safetensors";
+  for (const auto& trained : selection.weights)
+    files[trained.component] = stem + "." + trained.component + ".safetensors";
+  if (files.size() == 1) files.begin()->second = stem + ".safetensors";
   return files;
 }
 
-void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t epoch) const {
+std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step,
+                                              int64_t epoch) const {
+  std::vector<std::string> files;
+  for (const auto& [part, path] : weight_files(selection_, stem)) {
+    if (part == kLoraPart) {
+      save_lora(path, step, epoch);
+    } else {
+      save_whole(part, path, step);
+    }
+    files.push_back(path);
+  }
+  return files;
+}
+
+uint64_t TrainedTensors::saved_bytes() const {
+  constexpr uint64_t kPerTensor = 512;
+  const std::optional<at::ScalarType> dtype = saved_dtype(config_.output.save_dtype);
+  uint64_t bytes = 0;
+  for (const auto& [part, path] : weight_files(selection_, "")) {
+    if (part == kLoraPart) {
+      const size_t size = c10::elementSize(dtype.value_or(at::kFloat));
+      for (const lora::LayerWeights& layer : lora_layers())
+        bytes += 3 * kPerTensor + size * (layer.down.numel() + layer.up.numel());
+      continue;
+    }
+    for (const auto& [name, meta] : model_.find_part(part)->checkpoint.index().tensors()) {
+      const size_t size =
+          dtype ? c10::elementSize(*dtype)
+                : std::max(c10::elementSize(meta.dtype), c10::elementSize(model_.dtype()));
+      bytes += kPerTensor + size * c10::multiply_integers(meta.shape);
+    }
+  }
+  return bytes;
+}
+
+// In the names and cuts of the file's spelling.
+std::vector<lora::LayerWeights> TrainedTensors::lora_layers() const {
   std::vector<lora::LayerWeights> layers;
   for (const Adapted& adapted : adapted_) {
     layers.push_back({adapted.layer.component, adapted.layer.path, adapted.a.detach(),
@@ -331,6 +371,10 @@ void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t ep
                       config_.lora.alpha.value_or(static_cast<double>(config_.lora.rank)),
                       config_.lora.use_rslora});
   }
+  return lora::respell(std::move(layers), model_, config_.lora.format);
+}
+
+void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t epoch) const {
   const std::string& component = config_.lora.base_model;
   const LoadedPart& part = *model_.find_part(component);
   LoraTargets targets = plugins::guard(
@@ -345,8 +389,7 @@ void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t ep
   description.more = {{"atelier_version", ATELIER_SDK_VERSION},
                       {"ss_learning_rate", c10::str(config_.learning_rate)},
                       {"ss_seed", std::to_string(config_.seed)}};
-  layers = lora::respell(std::move(layers), model_, config_.lora.format);
-  lora::write_lora(path, config_.lora.format, layers, {{component, targets}},
+  lora::write_lora(path, config_.lora.format, lora_layers(), {{component, targets}},
                    saved_dtype(config_.output.save_dtype).value_or(at::kFloat), description);
 }
 

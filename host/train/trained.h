@@ -11,6 +11,7 @@
 #include "atelier/conditioning.h"
 
 #include "host/checkpoint/model_loader.h"
+#include "host/lora/lora_writer.h"
 #include "host/optim/optimizer.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
@@ -30,6 +31,11 @@ void check_lora_checkpoint(checkpoint::LoadedModel& model, const Selection& sele
 bool trains_on_host(const checkpoint::LoadedModel& model, const Selection& selection,
                     const Config& config);
 
+// What weights of `selection` are saved as: "STEM.safetensors"; of several parts, one file each:
+// "STEM.lora.safetensors", "STEM.text_encoder.safetensors".
+std::map<std::string, std::string> weight_files(const Selection& selection,
+                                                const std::string& stem);
+
 // Makes the selected weights leaves of the autograd graph and puts LoRA factors into the selected
 // layers; taken out again by the destructor. Not thread-safe.
 //
@@ -46,6 +52,7 @@ class TrainedTensors {
   TrainedTensors(const TrainedTensors&) = delete;
   TrainedTensors& operator=(const TrainedTensors&) = delete;
 
+  const Selection& selection() const { return selection_; }
   const std::vector<optim::Group>& groups() const { return groups_; }
   int64_t count() const;  // of numbers
 
@@ -65,10 +72,11 @@ class TrainedTensors {
   NamedTensors values() const;
   void load(const NamedTensors& values);
 
-  // Writes "STEM.safetensors"; of several parts, one file each: "STEM.lora.safetensors",
-  // "STEM.text_encoder.safetensors". A component is written so that it can take the place of the
-  // checkpoint that it came from: see checkpoint::write_component(). Returns the files.
+  // Writes weight_files(). A component is written so that it can take the place of the checkpoint
+  // that it came from: see checkpoint::write_component(). Returns the files.
   std::vector<std::string> save(const std::string& stem, int64_t step, int64_t epoch) const;
+  // About what these files take on the disk, and not less.
+  uint64_t saved_bytes() const;
 
  private:
   struct Adapted {
@@ -91,6 +99,7 @@ class TrainedTensors {
   void find_blocks();
   void add_layers(optim::Group& group_a, optim::Group& group_b);
   void load_lora_checkpoint();
+  std::vector<lora::LayerWeights> lora_layers() const;
   void save_lora(const std::string& path, int64_t step, int64_t epoch) const;
   void save_whole(const std::string& component, const std::string& path, int64_t step) const;
   double lora_scale() const;

@@ -14,7 +14,6 @@
 #include "atelier/ops/stop.h"
 #include "atelier/plugin.h"
 
-#include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/fingerprint.h"
 #include "host/data/prefetcher.h"
 #include "host/generate/sigma_schedule.h"
@@ -79,12 +78,29 @@ std::string order_facts(const Config& config) {
                   config.order.dataset_repeat);
 }
 
-int64_t count_steps(const data::Order& order, const Config& config) {
+int64_t steps_of(const data::Order& order, const Config& config) {
   const int64_t all = order.steps_per_epoch() * config.num_epochs;
   return config.max_train_steps.value_or(all);
 }
 
 }  // namespace
+
+int64_t count_steps(const Samples& samples, const Config& config) {
+  return steps_of(make_order(samples, config), config);
+}
+
+std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selection& selection,
+                                  const Config& config) {
+  const std::string name = checkpoint.facts.value("weights", "");
+  if (name.empty()) return {};
+  const std::string stem = (fs::path(config.output.output_path) / name).string();
+  const auto files = weight_files(selection, stem);
+  const bool are_there = std::all_of(files.begin(), files.end(), [](const auto& file) {
+    std::error_code ignored;
+    return fs::exists(file.second, ignored);
+  });
+  return are_there ? "" : name;
+}
 
 Trainer::Trainer(const RunParts& parts, Selection selection)
     : parts_(parts),
@@ -99,7 +115,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
       fingerprint_(checkpoint::fingerprint(*parts.model.denoiser())),
       layers_seed_(random::stream_seed(config_.seed, random::Stream::kLayers)),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {
-  total_steps_ = count_steps(order_, config_);
+  total_steps_ = steps_of(order_, config_);
   lr_schedule_.total_steps = total_steps_;
   if (trained_.kept_bytes() > 0)
     parts.progress.note("small trained weights stay on the device: " +
@@ -168,17 +184,14 @@ void Trainer::tell(const memory::ActivationPlan& plan) {
 }
 
 void Trainer::resume(const run::Checkpoint& checkpoint) {
-  if (checkpoint.facts.value("model", fingerprint_) != fingerprint_)
-    throw Error(ErrorCode::kInvalidArgument, checkpoint.folder + ": is of a run on other weights",
-                "pass the model files that the run began with");
-  if (ema_ && !checkpoint.files.contains("ema.safetensors"))
-    throw Error(ErrorCode::kInvalidArgument,
-                checkpoint.folder + ": holds no average of the weights", "leave out --ema_decay");
   trained_.load(checkpoint.load("trained.safetensors"));
   optimizer_->load_state(checkpoint.load("optimizer.safetensors"));
   if (ema_) ema_->load_state(checkpoint.load("ema.safetensors"));
-  step_ = checkpoint.step;
-  saved_weights_step_ = saved_state_step_ = step_;
+  step_ = saved_state_step_ = checkpoint.step;
+  epoch_ = checkpoint.facts.value("epoch", int64_t{0});
+  for (const auto& [name, file] : checkpoint.files) state_bytes_ += file.bytes;
+  weights_to_write_ = find_weights_to_write(checkpoint, trained_.selection(), config_);
+  if (weights_to_write_.empty()) saved_weights_step_ = step_;
   skipped_ = checkpoint.facts.value("skipped_steps", int64_t{0});
   skipped_in_row_ = checkpoint.facts.value("skipped_in_row", int64_t{0});
   const auto warn_unless = [&](const char* fact, const std::string& now, const char* what) {
@@ -485,7 +498,11 @@ void Trainer::with_average(F&& call) {
   put_back();
 }
 
-void Trainer::save_weights(const std::string& name, int64_t epoch) {
+// `reserve`: bytes of the disk that stay free.
+void Trainer::save_weights(const std::string& name, int64_t epoch, uint64_t reserve) {
+  parts_.folder.require_space("saving the weights " + name +
+                                  (reserve > 0 ? " and leaving room for the next checkpoint" : ""),
+                              trained_.saved_bytes() + reserve);
   with_average([&] {
     const auto files =
         trained_.save((fs::path(parts_.folder.path()) / name).string(), step_, epoch);
@@ -522,13 +539,15 @@ void Trainer::remove_old_weights() const {
   }
 }
 
-void Trainer::save_state(int64_t epoch) {
+// `name`: of the weights that belong to it.
+void Trainer::save_state(const std::string& name, int64_t epoch) {
   run::CheckpointFiles files;
   files.tensors["trained.safetensors"] = trained_.values();
   files.tensors["optimizer.safetensors"] = optimizer_->state();
   if (ema_) files.tensors["ema.safetensors"] = ema_->state();
   files.texts["config.toml"] = config_.effective_toml;
   const nlohmann::json facts = {{"epoch", epoch},
+                                {"weights", name},
                                 {"order", order_facts(config_)},
                                 {"model", fingerprint_},
                                 {"skipped_steps", skipped_},
@@ -536,12 +555,14 @@ void Trainer::save_state(int64_t epoch) {
                                 {"dataset", parts_.samples.fingerprint()},
                                 {"family", parts_.model.family().name()},
                                 {"version", ATELIER_SDK_VERSION}};
+  state_bytes_ = run::bytes_needed(files, facts);
   parts_.folder.save(step_, files, facts, config_.output.checkpoints_total_limit);
   saved_state_step_ = step_;
 }
 
-// Both are tried, so that one full disk does not lose the other. A save on the way that fails is
-// told, and the next one tries again; the last one of a run (`is_last`) throws.
+// The state comes first, and weights leave room for the next one: from a state, weights can be
+// written again. A save on the way that fails is told, and the next one tries again; the last one
+// of a run (`is_last`) throws.
 void Trainer::save_all(const std::string& name, int64_t epoch, bool is_last) {
   settle();
   if (step_ == 0) return;
@@ -552,11 +573,13 @@ void Trainer::save_all(const std::string& name, int64_t epoch, bool is_last) {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kEnvironment) throw;
       if (!is_last) parts_.progress.warn("not saved: " + std::string(error.what()));
-      failed = error;
+      if (!failed) failed = error;
     }
   };
-  if (saved_weights_step_ != step_) attempt([&] { save_weights(name, epoch); });
-  if (config_.output.save_state && saved_state_step_ != step_) attempt([&] { save_state(epoch); });
+  if (config_.output.save_state && saved_state_step_ != step_)
+    attempt([&] { save_state(name, epoch); });
+  if (saved_weights_step_ != step_)
+    attempt([&] { save_weights(name, epoch, is_last ? 0 : state_bytes_); });
   if (failed && is_last) throw Error(*failed);
 }
 
@@ -607,8 +630,7 @@ void Trainer::show() {
     with_average([&] {
       parts_.preview->run(step_, [&](const Preview::Shown& shown) {
         const run::EncodedPicture picture = {"samples/" + std::to_string(shown.number),
-                                             shown.prompt, checkpoint::read_text_file(shown.path),
-                                             shown.height, shown.width};
+                                             shown.prompt, shown.png, shown.height, shown.width};
         for (const auto& writer : metrics_) writer->write_picture(step_, picture);
       });
     });
@@ -637,10 +659,10 @@ void Trainer::after_step(const data::StepPlan& plan) {
 }
 
 int Trainer::run() {
-  const std::string logs = (fs::path(parts_.folder.path()) / "tensorboard_log").string();
+  const std::string logs = (fs::path(parts_.folder.path()) / run::kTensorboardName).string();
   if (config_.log.tensorboard) metrics_.push_back(run::open_tensorboard(logs));
   if (config_.log.csv) {
-    const std::string path = (fs::path(parts_.folder.path()) / "loss.csv").string();
+    const std::string path = (fs::path(parts_.folder.path()) / run::kCsvName).string();
     metrics_.push_back(run::open_csv(path, step_ == 0 ? -1 : step_));
   }
   trained_.set_training(true);
@@ -648,6 +670,7 @@ int Trainer::run() {
     validate();
     if (config_.samples.at_first) show();
   }
+  if (!weights_to_write_.empty()) save_all(weights_to_write_, epoch_, step_ >= total_steps_);
   progress::Step bar(parts_.progress, "train", total_steps_, progress::Unit::kSteps);
   bar.begin_at(step_);
   begin_ = now();

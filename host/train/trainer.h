@@ -43,6 +43,14 @@ struct RunParts {
   report::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
 };
 
+// Optimizer steps of the whole run.
+int64_t count_steps(const Samples& samples, const Config& config);
+
+// The name of the weights that belong to `checkpoint` and do not lie in the run's folder,
+// "step-500": the run was stopped before they were written. Empty: they are there.
+std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selection& selection,
+                                  const Config& config);
+
 // Not thread-safe.
 //
 // A step is a function of its number, of the trained tensors and of the optimizer's state: all
@@ -54,8 +62,7 @@ class Trainer {
   Trainer(const RunParts& parts, Selection selection);
   ~Trainer();
 
-  // Continues from `checkpoint`. Throws Error{kInvalidArgument} when it is of another model or of
-  // other trained tensors.
+  // Continues from `checkpoint`, which check_resume() has let through.
   void resume(const run::Checkpoint& checkpoint);
 
   int64_t total_steps() const { return total_steps_; }
@@ -107,9 +114,9 @@ class Trainer {
   void show();
   template <typename F>
   void with_average(F&& call);
-  void save_weights(const std::string& name, int64_t epoch);
+  void save_weights(const std::string& name, int64_t epoch, uint64_t reserve);
   void remove_old_weights() const;
-  void save_state(int64_t epoch);
+  void save_state(const std::string& name, int64_t epoch);
   void save_all(const std::string& name, int64_t epoch, bool is_last = false);
   void loop(progress::Step& bar);
   int leave() const;
@@ -137,6 +144,8 @@ class Trainer {
   int64_t step_ = 0;   // finished
   int64_t epoch_ = 0;  // of the last finished one
   int64_t saved_weights_step_ = -1, saved_state_step_ = -1;
+  uint64_t state_bytes_ = 0;        // of the last checkpoint, on the disk
+  std::string weights_to_write_;    // of the step that is resumed; empty: they are there
   std::optional<Outcome> pending_;  // of the last step, not read back yet
   int64_t skipped_ = 0, skipped_in_row_ = 0;
   double loss_sum_ = 0.0;  // since the last line of metrics

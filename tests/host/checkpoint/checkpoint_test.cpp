@@ -277,6 +277,21 @@ TEST_CASE("What is missing or misplaced is named", "[paths]") {
     expect_error(ErrorCode::kNotFound, {"index.json", "model-00002-of-00002", "[SHARD_MISSING]"},
                  [&] { find(folder / "t"); });
   }
+  SECTION("an index that is no object") {
+    write_bytes(folder / "t/model.safetensors.index.json", "[\"a\"]");
+    expect_error(ErrorCode::kDataLoss, {"index.json", "is an array", "[INDEX_FORM]"},
+                 [&] { find(folder / "t"); });
+    write_bytes(folder / "m/model_index.json", "[\"a\"]");
+    write(folder / "m/vae/model.safetensors", {{"x", at::ones({1})}});
+    expect_error(ErrorCode::kDataLoss, {"model_index.json", "is no JSON object", "[INDEX_FORM]"},
+                 [&] { find(folder / "m"); });
+  }
+  SECTION("a path that is too long, which is no fault of the machine") {
+    expect_error(ErrorCode::kInvalidArgument, {"File name too long", "[FILE_OPEN]"},
+                 [&] { find("/" + std::string(5000, 'a')); });
+    expect_error(ErrorCode::kInvalidArgument, {"File name too long", "[FILE_WRITE]"},
+                 [&] { write_file(folder / std::string(5000, 'a'), "text"); });
+  }
   SECTION("a shard without its index") {
     test::fs::remove(folder / "t/model.safetensors.index.json");
     CHECK(find(folder / "t").checkpoints.size() == 1);
@@ -382,6 +397,13 @@ TEST_CASE("Published files are found under the base path and in the caches", "[p
     REQUIRE(found.checkpoints.size() == 1);
     CHECK(found.checkpoints[0].files.files.size() == 2);
     CHECK(found.tokenizers == std::vector<std::string>{folder / "base/org/a/tokenizer"});
+  }
+  SECTION("a folder in the place of an id, as configurations of runs have it") {
+    write(folder / "near/vae/model.safetensors", {{"x", at::ones({1})}});
+    CHECK_THAT(first(find("", folder / "near:vae/*.safetensors")),
+               Catch::Contains("near/vae/model"));
+    expect_error(ErrorCode::kNotFound, {"searched " + (folder / "none")},
+                 [&] { find("", folder / "none:*.safetensors"); });
   }
   SECTION("ids that are none") {
     for (const char* id :

@@ -36,7 +36,7 @@ image::Picture picture(int width, int height, int seed = 1) {
 
 void write_picture(const std::string& path, int width, int height, int seed = 1) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  image::write_png(path, picture(width, height, seed));
+  test::write_bytes(path, image::encode_png(picture(width, height, seed)));
 }
 
 // A folder with pictures and a table.
@@ -195,7 +195,7 @@ TEST_CASE("A mask is cut as its picture is, at any size of the same shape", "[da
   image::Picture mask(32, 24);
   for (int y = 0; y < 24; ++y)
     for (int x = 0; x < 32; ++x) std::fill_n(mask.row(y) + 3 * x, 3, x < 16 ? 255 : 51);
-  image::write_png(set.folder() / "m.png", mask);
+  test::write_bytes(set.folder() / "m.png", image::encode_png(mask));
   write_picture(set.folder() / "wide.png", 64, 24);
   set.write("a.csv", "image,prompt,mask\na.png,x,m.png\nb.png,y,\n");
   set.options().height = set.options().width = 48;

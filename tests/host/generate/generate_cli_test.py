@@ -296,7 +296,7 @@ class GenerateTest(unittest.TestCase):
             self.assertEqual(process.returncode, 130, errors)
         self.assertIn("[CANCELLED]", errors)
         self.assertTrue((self.dir / "out_0.png").exists())
-        self.assertEqual(list(self.dir.glob("*.part*")), [])
+        self.assertEqual(list(self.dir.glob(".atelier-tmp-*")), [])
         for path in self.dir.glob("*.png"):
             self.assertEqual(png_chunks(path)[-1][0], b"IEND")
 

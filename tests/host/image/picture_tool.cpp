@@ -60,7 +60,7 @@ std::string run(const std::vector<std::string>& words) {
   } else if (command == "encode") {
     atelier::image::PngText text;
     for (size_t i = 3; i + 1 < words.size(); i += 2) text.emplace_back(words[i], words[i + 1]);
-    atelier::image::write_png(words.at(2), picture, text);
+    std::ofstream(words.at(2), std::ios::binary) << atelier::image::encode_png(picture, text);
   } else {
     throw std::invalid_argument("unknown command " + command);
   }

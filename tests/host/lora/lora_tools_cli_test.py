@@ -121,6 +121,7 @@ class LoraToolsTest(unittest.TestCase):
         lora.write_tensors(self.dir / "odd.safetensors", {**lora.factors(first, [8, 8]), "odd.thing": ([1], [0.0])})
         for words in (["convert", "odd.safetensors", "x.safetensors", "--lora_format", "comfy"],
                       ["merge", "odd.safetensors", "--output", "x.safetensors"]):
+            (self.dir / "x.safetensors").unlink(missing_ok=True)
             result = self.run_lora(*words)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn('odd.safetensors: left out: 1 tensor whose names say nothing: "odd.thing"', result.stderr)
@@ -148,6 +149,16 @@ class LoraToolsTest(unittest.TestCase):
         self.assertIn("equal: there is nothing to extract", self.refuse(
             "extract", "--plugin", "qwen_image", "--base_model_paths", "models/Qwen-Image/transformer",
             "--tuned_model_paths", "models/Qwen-Image/transformer", "--output", "x.safetensors", "--quiet"))
+
+    def test_weights_that_are_there_are_not_written_over(self):
+        (self.dir / "there.safetensors").write_bytes(b"weights of somebody")
+        models = ["--plugin", "qwen_image", "--base_model_paths", "models/Qwen-Image/transformer",
+                  "--tuned_model_paths", "models/Qwen-Image/transformer"]
+        for words in (["convert", "style.safetensors", "there.safetensors", "--lora_format", "comfy"],
+                      ["merge", "style.safetensors", "light.safetensors", "--output", "there.safetensors"],
+                      ["merge", "style.safetensors", "--output", "there.safetensors", *self.transformer],
+                      ["extract", *models, "--output", "there.safetensors"]):
+            self.assertIn("there.safetensors is there already; name another file", self.refuse(*words))
 
     def test_wrong_use_is_refused_in_one_line(self):
         convert = ["convert", "style.safetensors"]

@@ -15,6 +15,10 @@ from pathlib import Path
 TOOL, ROUNDS = None, 0
 
 
+def is_unfinished(name):
+    return name.startswith(".atelier-tmp-")
+
+
 class Saver:
     """The program, and the steps that it said were saved."""
 
@@ -49,7 +53,7 @@ class Kills(unittest.TestCase):
     def test_no_kill_costs_a_committed_checkpoint(self):
         rng = random.Random(1)
         with tempfile.TemporaryDirectory() as folder:
-            newest, mid_save = 0, 0
+            newest, mid_save, mid_weights = 0, 0, 0
             for _ in range(ROUNDS):
                 saver = Saver(folder)
                 try:
@@ -69,8 +73,28 @@ class Kills(unittest.TestCase):
                 newest = found
                 names = [p.name for p in (Path(folder) / "checkpoints").iterdir()]
                 mid_save += any(not n.startswith("step-") for n in names)
-                self.assertGreaterEqual(sum("step-" in n for n in names), 2)
-            print(f"{ROUNDS} kills, {mid_save} of them within a save; {newest} steps saved")
+                mid_weights += any(is_unfinished(p.name) for p in Path(folder).iterdir())
+                self.assertGreaterEqual(sum(n.startswith(("step-", ".old-step-")) for n in names), 2)
+                subprocess.run([TOOL, "open", folder], check=True)
+                self.assertEqual([], [p for p in Path(folder).rglob("*") if is_unfinished(p.name)])
+            print(f"{ROUNDS} kills, {mid_save} of them within a save and {mid_weights} within weights; "
+                  f"{newest} steps saved")
+
+    def test_a_kill_within_the_first_save_leaves_a_folder_that_can_be_used(self):
+        rng = random.Random(2)
+        for _ in range(ROUNDS):
+            with tempfile.TemporaryDirectory() as folder:
+                process = subprocess.Popen([TOOL, "save", folder], stdout=subprocess.DEVNULL)
+                while not (Path(folder) / "checkpoints").is_dir():
+                    self.assertIsNone(process.poll())
+                time.sleep(rng.uniform(0, 0.02))
+                process.kill()
+                process.wait()
+                subprocess.run([TOOL, "open", folder], check=True)
+                self.assertEqual([], [p for p in Path(folder).rglob("*") if is_unfinished(p.name)])
+                saver = Saver(folder)
+                saver.wait_for_steps(1)
+                saver.kill()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include "host/checkpoint/content_hash.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
+#include "host/run/occupants.h"
 #include "support/files.h"
 
 using namespace atelier;
@@ -120,17 +121,44 @@ TEST_CASE("A second run in the same folder is refused, and the first is named", 
 
 TEST_CASE("What an interrupted save left is removed under the lock only", "[run]") {
   Folder folder;
-  const std::string stale = folder / "out/checkpoints/.tmp-7-00c0ffee";
+  const std::string stale = folder / "out/checkpoints/.atelier-tmp-00c0ffee-step-00000007";
   {
     RunFolder run(folder / "out");
     save(run, 1);
     write_bytes(stale + "/weights.safetensors", "half");
-    write_bytes(folder / "out/checkpoints/.del-1-12345678/nested/x", "rest");
+    write_bytes(folder / "out/checkpoints/.atelier-tmp-12345678-step-00000001/nested/x", "rest");
+    write_bytes(folder / "out/.atelier-tmp-12345678-step-1.safetensors", "half");
+    write_bytes(folder / "out/samples/.atelier-tmp-12345678-step-00000001_0.png", "half");
     CHECK_THROWS_AS(RunFolder(folder / "out"), Error);
     CHECK(exists(stale));
   }
   const RunFolder run(folder / "out");
   CHECK(checkpoints_in(folder / "out") == std::vector<std::string>{"step-00000001"});
+  CHECK(folder_names(folder / "out") ==
+        std::vector<std::string>{".lock", "checkpoints", "samples"});
+  CHECK(folder_names(folder / "out/samples").empty());
+}
+
+TEST_CASE("What a folder holds of a run is told from what belongs to nobody", "[run]") {
+  using Names = std::vector<std::string>;
+  Folder folder;
+  const std::string out = folder / "out";
+  CHECK(find_occupants(out).results.empty());  // there is none
+  for (const char* name : {"notes.txt", ".lock", "cache/text/a.safetensors", "deeper/config.toml",
+                           ".atelier-tmp-12345678-step-1.safetensors",
+                           "checkpoints/.atelier-tmp-00c0ffee-step-00000007/optimizer.safetensors",
+                           "samples/.atelier-tmp-00c0ffee-step-00000001_0.png"})
+    write_bytes(out + "/" + name, "");
+  CHECK(find_occupants(out).results.empty());
+  CHECK(find_occupants(out).records.empty());
+  for (const char* name : {"config.toml", "loss.csv", "tensorboard_log/events", "samples/a.png",
+                           "checkpoints/step-00000001/MANIFEST.json", "step-1.safetensors",
+                           "model_index.json", "model.safetensors.index.json"})
+    write_bytes(out + "/" + name, "");
+  CHECK(find_occupants(out).results == Names{"checkpoints", "model.safetensors.index.json",
+                                             "model_index.json", "step-1.safetensors"});
+  CHECK(find_occupants(out).records ==
+        Names{"config.toml", "loss.csv", "samples", "tensorboard_log"});
 }
 
 TEST_CASE("A damaged checkpoint is passed over, and stays", "[run]") {
@@ -253,13 +281,20 @@ TEST_CASE("Free space is looked at before anything is written", "[run]") {
   files.free_bytes = 1 << 20;
   const checkpoint::ReplacedFileOperations replaced(files);
   const CheckpointFiles large = {{{"w.safetensors", {{"w", at::zeros({1 << 20}, at::kByte)}}}}, {}};
-  expect_error(
-      ErrorCode::kEnvironment,
-      {"out/checkpoints: a checkpoint needs 11", " bytes, and 1048576 are free", "[DISK_FULL]"},
-      [&] { run.save(2, large, {}, 0); });
+  expect_error(ErrorCode::kEnvironment,
+               {"out: a checkpoint needs 1.1", " MiB of the disk, and 1.0",
+                " MiB are free; free some space", "[DISK_FULL]"},
+               [&] { run.save(2, large, {}, 0); });
   CHECK(checkpoints_in(folder / "out") == std::vector<std::string>{"step-00000001"});
   save(run, 2);  // a small one fits
   CHECK(find(folder / "out").step == 2);
+  for (const char* name : {"step-1.safetensors", "step-2.safetensors"})
+    write_bytes(folder / ("out/" + std::string(name)), std::string(5000, 'x'));
+  expect_error(ErrorCode::kEnvironment,
+               {"the weights needs 2.2", "older weights take 4.88",
+                "(\"step-1.safetensors\"), see ", "--weights_total_limit; older checkpoints take ",
+                "(\"step-00000001\"), see ", "--checkpoints_total_limit"},
+               [&] { run.require_space("the weights", 2 << 20); });
 }
 
 namespace {
@@ -290,11 +325,12 @@ TEST_CASE("A file system without locks, folder flushes and space counts still se
   Folder folder;
   PoorFiles files;
   const checkpoint::ReplacedFileOperations replaced(files);
-  write_bytes(folder / "out/checkpoints/.tmp-1-00000000/x", "of somebody who may live");
+  write_bytes(folder / "out/checkpoints/.atelier-tmp-00000000-step-00000001/x",
+              "of somebody who may live");
   RunFolder run(folder / "out");
   save(run, 1);
   check_contents(find(folder / "out"));
-  CHECK(exists(folder / "out/checkpoints/.tmp-1-00000000"));
+  CHECK(exists(folder / "out/checkpoints/.atelier-tmp-00000000-step-00000001"));
 }
 
 namespace {
@@ -322,8 +358,10 @@ const Scene kScenes[] = {
     {"a save was interrupted between its renames",
      [](const std::string& out) {
        prepare_steps(out, 2);
-       test::fs::copy(out + "/checkpoints/step-00000001", out + "/checkpoints/.tmp-2-00000000");
-       test::fs::copy(out + "/checkpoints/step-00000001", out + "/checkpoints/.del-1-00000000");
+       test::fs::copy(out + "/checkpoints/step-00000001",
+                      out + "/checkpoints/.atelier-tmp-00000000-step-00000002");
+       test::fs::copy(out + "/checkpoints/step-00000001",
+                      out + "/checkpoints/.atelier-tmp-00000001-step-00000001");
        move_aside(out, ".old-step-00000002");
      },
      3, 0, 2},

@@ -1,6 +1,8 @@
 // Saves and looks up checkpoints, and writes metrics, for tests of other processes.
 //
-// usage: run_tool save FOLDER      saves steps for ever; one line for each that is committed
+// usage: run_tool save FOLDER      saves steps and weights for ever; one line for each step that is
+//                                  committed
+//        run_tool open FOLDER      takes the folder as a run does, and leaves it
 //        run_tool check FOLDER     prints the step of the newest checkpoint, compared in full
 //        run_tool metrics FOLDER LAST_STEP
 #include <cstdio>
@@ -12,6 +14,7 @@
 
 #include "atelier/error.h"
 
+#include "host/checkpoint/safetensors_writer.h"
 #include "host/run/metrics.h"
 #include "host/run/run_folder.h"
 
@@ -49,6 +52,7 @@ void save(const std::string& folder) {
                                          {"optimizer.safetensors", {{"m", -values_of(step)}}}},
                                         {{"config.toml", std::to_string(step)}}};
     for (int i = 0; i < (step % 3 == 0 ? 2 : 1); ++i) out.save(step, files, {{"step", step}}, 2);
+    checkpoint::write_safetensors(folder + "/step.safetensors", {{"w", values_of(step)}});
     std::printf("%lld\n", static_cast<long long>(step));
     std::fflush(stdout);
   }
@@ -79,6 +83,8 @@ int main(int count, char** values) {
   try {
     if (count == 3 && std::strcmp(values[1], "save") == 0) {
       save(values[2]);
+    } else if (count == 3 && std::strcmp(values[1], "open") == 0) {
+      const run::RunFolder out(values[2]);
     } else if (count == 3 && std::strcmp(values[1], "check") == 0) {
       std::printf("%lld\n", static_cast<long long>(find(values[2]).step));
     } else if (count == 4 && std::strcmp(values[1], "metrics") == 0) {

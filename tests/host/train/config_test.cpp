@@ -391,9 +391,9 @@ TEST_CASE("The effective configuration gives the same configuration again", "[co
   write_bytes(folder / "effective.toml", first.effective_toml);
   const Config second = parse({"--config", folder / "effective.toml"});
   CHECK(second.effective_toml == first.effective_toml);
-  CHECK(all_of(second) == all_of(first));
+  write_bytes(folder / "again.toml", second.effective_toml);
+  CHECK(all_of(parse({"--config", folder / "again.toml"})) == all_of(second));
   CHECK(second.samples.prompts_file == first.samples.prompts_file);
-  CHECK(second.model.model_paths == first.model.model_paths);
   CHECK(second.model.hints.at("*").component == "dit");
   CHECK(second.dataset.data_file_keys.empty());
   CHECK(second.optimizer.eps == 1e-10);
@@ -403,13 +403,43 @@ TEST_CASE("The effective configuration gives the same configuration again", "[co
   CHECK(second.notes.size() == first.notes.size());
 }
 
+TEST_CASE("The effective configuration means the same in any folder", "[config]") {
+  const Folder folder;
+  const test::fs::path before = test::fs::current_path();
+  test::fs::current_path(folder.path());
+  const std::string here = test::fs::current_path().string();
+  write_bytes(here + "/models/near_by/picture/a.safetensors", "");
+  const Config first = parse(
+      kLora + Arguments{"--model_paths", R"(["a", ["./b-1", "/c/b-*"]])", "--fp8_models",
+                        "a,near_by/picture:a.safetensors", "--plugin_path", "plugins:/d",
+                        "--model_id_with_origin_paths",
+                        "near_by/picture:a.safetensors,far/away:*.safetensors", "--model_hints",
+                        R"({"x/y": {"component": "dit"}, "*z": {"component": "vae"}})",
+                        "--output_path", "../runs/one", "--report_memory", "memory.csv"});
+  write_bytes(here + "/effective.toml", first.effective_toml);
+  test::fs::current_path(before);
+  const Config c = parse({"--config", folder / "effective.toml"});
+  CHECK(c.dataset.dataset_base_path == here + "/data");
+  CHECK(c.output.output_path == here + "/../runs/one");  // ".." may lead through a link
+  CHECK(c.memory.report == here + "/memory.csv");
+  CHECK(c.model.model_paths == "[\"" + here + "/a\",[\"" + here + "/b-1\",\"/c/b-*\"]]");
+  const std::string near_by = here + "/models/near_by/picture:a.safetensors";
+  CHECK(c.model.model_id_with_origin_paths == near_by + ",far/away:*.safetensors");
+  CHECK(c.model.fp8_models == std::vector<std::string>{here + "/a", near_by});
+  CHECK(c.model.hints.at("*x/y").component == "dit");
+  CHECK(c.model.hints.at("*z").component == "vae");
+  CHECK_THAT(first.effective_toml,
+             Contains("plugin_path = \"" + here + "/plugins:/d\"") && Contains("plugin = \"toy\""));
+}
+
 TEST_CASE("A resumed run brings its configuration below all others", "[config]") {
   const Folder folder;
   write_bytes(folder / "lora.safetensors", "");
   const Config first =
       parse(kLora + Arguments{"--lora_rank", "4", "--learning_rate", "2e-4", "--num_epochs", "3",
                               "--weight_decay", "0.5", "--output_path", folder / "elsewhere",
-                              "--lora_checkpoint", folder / "lora.safetensors"});
+                              "--cache_path", folder / "elsewhere/encoded", "--lora_checkpoint",
+                              folder / "lora.safetensors"});
   write_run(folder / "out", 10, first.effective_toml);
   write_bytes(folder / "more.toml", "num_epochs = 5\nweight_decay = 0.01\n");
 
@@ -418,18 +448,39 @@ TEST_CASE("A resumed run brings its configuration below all others", "[config]")
   CHECK(c.resume == folder / "out");
   CHECK(c.lora.rank == 4);
   CHECK(c.lora.base_model == "dit");
-  CHECK(c.dataset.dataset_base_path == "data");
+  CHECK(c.dataset.dataset_base_path == test::fs::absolute("data").string());
   CHECK(c.learning_rate == 1e-4);
   CHECK(c.num_epochs == 5);
   CHECK(c.weight_decay == 0.01);  // of --config, though it is the preset
   CHECK(c.lora.checkpoint.empty());
   CHECK(c.output.output_path == folder / "out");  // where the run is now
+  CHECK(c.cache_path == folder / "out/encoded");
+  CHECK(c.output.is_resumed);
+  CHECK_FALSE(parse({"--resume", folder / "out", "--output_path", folder / "b"}).output.is_resumed);
   CHECK(c.notes.empty());
   CHECK(peek_setting(Arguments{"--resume", folder / "out"}, "plugin") == "toy");
 
   expect_wrong({"--resume", folder / "out", "--lora_checkpoint", folder / "lora.safetensors"},
                {"--lora_checkpoint: the run that is resumed brings its own values"});
   expect_wrong({"--resume", folder / "none"}, {"none"}, ErrorCode::kNotFound);
+}
+
+TEST_CASE("A run without a checkpoint begins again with its configuration", "[config]") {
+  const Folder folder;
+  write_bytes(folder / "lora.safetensors", "");
+  const Config first = parse(kLora + Arguments{"--lora_rank", "4", "--output_path", folder / "out",
+                                               "--lora_checkpoint", folder / "lora.safetensors"});
+  write_bytes(folder / "out/config.toml", first.effective_toml);
+  test::fs::rename(folder / "out", folder / "moved");
+  const Config c = parse({"--resume", folder / "moved", "--learning_rate", "1e-3"});
+  CHECK(c.resume.empty());
+  CHECK(c.output.is_resumed);
+  CHECK(c.output.output_path == folder / "moved");
+  CHECK(c.lora.rank == 4);
+  CHECK(c.learning_rate == 1e-3);
+  CHECK(c.lora.checkpoint == folder / "lora.safetensors");  // it begins from the beginning
+  CHECK(count_notes(c, "no checkpoint in " + (folder / "moved") + ", training begins from the") ==
+        1);
 }
 
 TEST_CASE("The latest checkpoint is that of the output folder, if there is one", "[config]") {

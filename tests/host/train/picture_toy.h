@@ -70,7 +70,7 @@ inline void write_toy_picture(const std::string& path, int width, int height, in
   for (size_t i = 0; i < picture.rgb.size(); ++i)
     picture.rgb[i] = static_cast<uint8_t>((i * 31 + static_cast<size_t>(seed) * 97) % 251);
   fs::create_directories(fs::path(path).parent_path());
-  image::write_png(path, picture);
+  test::write_bytes(path, image::encode_png(picture));
 }
 
 inline std::shared_ptr<const data::Dataset> open_toy_dataset(const data::DatasetOptions& options) {

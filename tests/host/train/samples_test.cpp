@@ -341,6 +341,14 @@ TEST_CASE("A stale cache is refused with what differs", "[samples]") {
     expect_error(ErrorCode::kInvalidArgument, {"empty prompt", "--caption_dropout_rate"},
                  [&] { shop.from_cache(/*with_empty_caption=*/true); });
   }
+  SECTION("a manifest of something else, which is not written over") {
+    for (const char* text : {"{\"manifest_version\": 3}", "[1]"}) {
+      test::write_bytes(shop.cache() + "/manifest.json", text);
+      expect_error(ErrorCode::kInvalidArgument, {"is no manifest of a cache", "[CACHE_FOREIGN]"},
+                   [&] { shop.filled(); });
+      CHECK(test::read_bytes(shop.cache() + "/manifest.json") == text);
+    }
+  }
   SECTION("a manifest that is damaged, or of another version") {
     const std::string path = shop.cache() + "/manifest.json", text = test::read_bytes(path);
     test::write_bytes(path, text.substr(0, text.size() / 2));
@@ -421,7 +429,7 @@ TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
     for (int x = 0; x < 10; ++x)
       for (int c = 0; c < 3; ++c) mask.row(y)[3 * x + c] = 255;
   }
-  image::write_png(shop.folder / "data/mask.png", mask);
+  test::write_bytes(shop.folder / "data/mask.png", image::encode_png(mask));
   shop.write_rows("image,prompt,mask\na.png,red,mask.png\na.png,red,\n");
   Samples samples = shop.filled();
   CHECK(samples.counts().pictures == 2);

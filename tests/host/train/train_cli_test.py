@@ -557,6 +557,136 @@ class TrainTest(unittest.TestCase):
         self.train(max_train_steps=1, save_steps=1)
         self.train(expect=2, max_train_steps=1)
         self.assertIn("--resume", self.stderr)
+        self.assertIn('"checkpoints", "step-1.safetensors", "config.toml"', self.stderr)
+        weights = self.train("stateless", max_train_steps=1, save_state="false")
+        before = (weights / "step-1.safetensors").read_bytes()
+        for resume in (None, "latest"):
+            self.train("stateless", expect=2, max_train_steps=1, save_state="false", resume=resume, seed=5)
+            self.assertEqual(len(self.stderr.strip().splitlines()), 1 if resume is None else 2, self.stderr)
+            self.assertIn('"step-1.safetensors"', self.stderr)
+        self.assertEqual((weights / "step-1.safetensors").read_bytes(), before)
+        for name, file in (("foreign", "config.toml"), ("model", "model_index.json"), ("shown", "samples/a.png"),
+                           ("rows", "loss.csv"), ("logged", "tensorboard_log/events")):
+            (self.dir / name / file).parent.mkdir(parents=True)
+            (self.dir / name / file).write_text("of somebody")
+            self.train(name, expect=2, max_train_steps=1)
+            self.assertIn(f'holds files of another run or of a model: "{file.split("/")[0]}"', self.stderr)
+            self.assertEqual((self.dir / name / file).read_text(), "of somebody")
+        (self.dir / "file").write_text("")
+        self.train("file", expect=2, max_train_steps=1)
+        self.assertIn("is no folder", self.stderr)
+        self.train("a" * 5000, expect=2, max_train_steps=1)
+        self.assertIn("File name too long", self.stderr)
+
+    def forget_saves(self, run):
+        """Leaves of a run what a kill within its first save leaves."""
+        shutil.rmtree(run / "checkpoints")
+        for path in run.glob("*.safetensors"):
+            path.unlink()
+        unfinished = run / "checkpoints/.atelier-tmp-0123abcd-step-00000002"
+        unfinished.mkdir(parents=True)
+        (unfinished / "trained.safetensors").write_bytes(b"half")
+        (run / ".atelier-tmp-0123abcd-config.toml").write_bytes(b"half")
+
+    def test_a_run_that_was_killed_in_its_first_save_begins_again(self):
+        flags = dict(max_train_steps=2, save_steps=2)
+        run = self.train(**flags)
+        expected, rows = state_of(run, 2), (run / "loss.csv").read_text().count(",train/loss,")
+        for how in (dict(flags), dict(flags, resume="latest"), dict(flags, resume="latest", seed=3)):
+            self.forget_saves(run)
+            self.train(**how)
+            self.assertEqual(list(run.rglob(".atelier-tmp-*")), [])
+            self.assertEqual(state_of(run, 2) == expected, "seed" not in how)
+            self.assertEqual((run / "loss.csv").read_text().count(",train/loss,"), rows)
+        self.forget_saves(run)
+        result = subprocess.run([str(PROGRAM), "train", "--resume", str(run), "--seed", "42"],
+                                capture_output=True, text=True, timeout=280)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("training begins from the beginning", result.stderr)
+        self.assertEqual(state_of(run, 2), expected)
+        self.forget_saves(run)
+        self.train(expect=2, **flags, learning_rate=2e-3)
+        self.assertIn('"config.toml"', self.stderr)
+
+    def test_what_a_resumed_run_cannot_change_is_told_in_one_line_before_loading(self):
+        run = self.train(max_train_steps=1, save_steps=1)
+        for flag, ours, theirs in (("lora_rank", "8", "4"), ("lora_target_modules", "to_q,to_k", "to_q,to_k,to_v"),
+                                   ("optimizer_type", "Prodigy", "AdamW"), ("ema_decay", "0.9", "0")):
+            result = subprocess.run([str(PROGRAM), "train", "--resume", str(run), "--max_train_steps", "3",
+                                     f"--{flag}", ours], capture_output=True, text=True, timeout=280)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(f'--{flag}: "{ours}", and the run that is resumed has "{theirs}"', result.stderr)
+            self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
+        self.train("rank", expect=2, lora_checkpoint=run / "step-1.safetensors", lora_rank=8)
+        self.assertEqual(len(self.stderr.strip().splitlines()), 1, self.stderr)
+        self.assertIn("rank 4, and --lora_rank is 8", self.stderr)
+
+    def test_a_finished_run_says_so_and_what_goes_on(self):
+        run = self.train(max_train_steps=2, save_steps=2)
+        saved = (run / "step-2.safetensors").read_bytes()
+        self.train(resume=run, max_train_steps=2)
+        self.assertIn("the run is finished: step 2 of 2; to go on, give a larger --max_train_steps than 2",
+                      self.stderr)
+        self.assertNotIn("load dit", self.stderr)
+        # Weights that a kill kept from being written, after their state was.
+        (run / "step-2.safetensors").unlink()
+        self.train(resume=run, max_train_steps=2)
+        self.assertEqual(tensors(run / "step-2.safetensors"), self.tensors_of(saved))
+        epochs = self.train("epochs", max_train_steps=None)
+        result = subprocess.run([str(PROGRAM), "train", "--resume", str(epochs)], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("step 6 of 6; to go on, give a larger --num_epochs than 1", result.stderr)
+
+    def tensors_of(self, data):
+        (self.dir / "copy.safetensors").write_bytes(data)
+        return tensors(self.dir / "copy.safetensors")
+
+    def test_a_run_is_resumed_from_any_folder(self):
+        (self.dir / "models/tiny").mkdir(parents=True)
+        (self.dir / "models/tiny/picture").symlink_to(self.model)
+        (self.dir / "data").symlink_to(self.data)
+        (self.dir / "prompts.txt").write_text("a red picture --w 64 --h 64 --s 2 --d 3\n")
+        ids = ",".join(f"tiny/picture:{part}/*.safetensors" for part in ("transformer", "text_encoder", "vae"))
+        for name, model in (("path", dict(model_paths='["models/tiny/picture"]')),
+                            ("id", dict(model_paths=None, model_id_with_origin_paths=ids,
+                                        tokenizer_path="models/tiny/picture/tokenizer"))):
+            words = self.words(name, data=pathlib.Path("data"), sample_prompts="prompts.txt", cache_path=None,
+                               sample_every_n_steps=4, max_train_steps=2, save_steps=2, **model)
+            result = subprocess.run(words, cwd=self.dir, capture_output=True, text=True, timeout=280)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            moved = self.dir / "elsewhere" / name
+            moved.parent.mkdir(exist_ok=True)
+            (self.dir / name).rename(moved)
+            result = subprocess.run([str(PROGRAM), "train", "--resume", str(moved), "--max_train_steps", "4"],
+                                    cwd="/", capture_output=True, text=True, timeout=280)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertTrue((moved / "step-4.safetensors").is_file())
+            self.assertFalse((self.dir / name).exists())
+            self.assertNotIn("encode texts", result.stderr)  # the cache moved along
+
+    def test_weights_leave_room_for_the_state_on_a_full_disk(self):
+        disk = self.dir / "disk"
+        disk.mkdir()
+        namespace = ["unshare", "-rm", "sh", "-c"]
+        mount = 'mount -t tmpfs -o size=64m tmpfs "$0" && '
+        if subprocess.run([*namespace, mount + "true", disk], capture_output=True).returncode != 0:
+            self.skipTest("a small disk cannot be mounted here")
+        # The whole denoiser: 2.5 MiB of weights, 17 MiB of state.
+        words = self.words(disk / "run", lora_base_model=None, lora_target_modules=None, lora_rank=None,
+                           trainable_models="dit", max_train_steps=9, save_steps=1, num_epochs=2)
+        result = subprocess.run([*namespace, mount + '"$@"; code=$?; find "$0" | sort; exit $code', disk, *words],
+                                capture_output=True, text=True, timeout=280)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        left = [line.removeprefix(f"{disk}/run/") for line in result.stdout.splitlines()]
+        self.assertIn("checkpoints/step-00000008/MANIFEST.json", left)
+        self.assertIn("checkpoints/step-00000009/MANIFEST.json", left)
+        self.assertIn("step-9.safetensors", left)
+        self.assertNotIn("step-7.safetensors", left)
+        self.assertFalse([name for name in left if "atelier-tmp" in name])
+        self.assertIn("not saved: ", result.stderr)
+        self.assertIn("saving the weights step-7 and leaving room for the next checkpoint needs", result.stderr)
+        self.assertIn("see --weights_total_limit", result.stderr)
+        self.assertNotIn("a checkpoint needs", result.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+#include "host/cli/outputs.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <vector>
+
+#include "atelier/error.h"
+
+#include "host/checkpoint/file_reader.h"
+#include "host/report/problems.h"
+
+namespace atelier::cli {
+
+namespace fs = std::filesystem;
+
+void refuse_to_replace(const std::string& flag, const std::string& path) {
+  std::error_code failure;
+  if (!fs::exists(path, failure)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              flag + ": " + checkpoint::display_path(path) + " is there already",
+              "name another file, or remove that one first", "OUTPUT_EXISTS");
+}
+
+void tell_replaced(std::span<const std::string> paths) {
+  std::vector<std::string> there;
+  std::error_code failure;
+  for (const std::string& path : paths)
+    if (fs::exists(path, failure)) there.push_back(path);
+  if (there.empty()) return;
+  std::fprintf(stderr, "note: replaces %s\n", report::list_names(there, 5).c_str());
+}
+
+}  // namespace atelier::cli

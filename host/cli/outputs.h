@@ -1,0 +1,16 @@
+// Files that a command is told to write, and that are there already.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace atelier::cli {
+
+// Weights are not written over: what was learnt may be nowhere else. Throws
+// Error{kInvalidArgument} naming the flag or argument and the file when it is there.
+void refuse_to_replace(const std::string& flag, const std::string& path);
+
+// Pictures, tables and numbers can be made again, and are replaced: a line on stderr says so.
+void tell_replaced(std::span<const std::string> paths);
+
+}  // namespace atelier::cli

@@ -1,0 +1,19 @@
+// Whose a folder is that a run is to be written to.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace atelier::run {
+
+// What a folder holds of a run, or of a model: names, sorted. Caches of encoded samples, what a
+// kill left unfinished, and files of other kinds belong to nobody.
+struct Occupants {
+  std::vector<std::string> results;  // checkpoints, and weights or the list of a model's files
+  std::vector<std::string> records;  // config.toml, metrics, sample pictures
+};
+
+// Empty for a folder that is not there.
+Occupants find_occupants(const std::string& folder);
+
+}  // namespace atelier::run

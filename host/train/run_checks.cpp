@@ -1,0 +1,189 @@
+#include "host/train/run_checks.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "formats/escape.h"
+#include "host/checkpoint/file_operations.h"
+#include "host/checkpoint/file_reader.h"
+#include "host/checkpoint/fingerprint.h"
+#include "host/report/open_failure.h"
+#include "host/run/durable.h"
+#include "host/run/occupants.h"
+#include "host/train/config_file.h"
+
+namespace atelier::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using checkpoint::display_path;
+using report::Problems;
+
+// Whether the folder's config.toml is, to the byte, what this run would write; that is empty where
+// mistakes were found.
+bool began_here(const Config& config) {
+  if (config.effective_toml.empty()) return true;
+  const std::string path = run::path_in(config.output.output_path, run::kConfigName);
+  std::error_code failure;
+  return fs::is_regular_file(path, failure) &&
+         checkpoint::read_text_file(path) == config.effective_toml;
+}
+
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+// Of the tensors that this run trains.
+Shapes trained_shapes(const Selection& selection, const Config& config) {
+  Shapes shapes;
+  for (const auto& trained : selection.weights)
+    shapes[trained.component + "." + trained.path] = trained.weight->sizes().vec();
+  for (const auto& layer : selection.layers) {
+    const std::string name = layer.component + "." + layer.path;
+    shapes[name + ".lora_A"] = {config.lora.rank, layer.linear->in_features()};
+    shapes[name + ".lora_B"] = {layer.linear->out_features(), config.lora.rank};
+  }
+  return shapes;
+}
+
+// The name of a tensor that only one of them has, or has otherwise; empty: they are the same.
+std::string first_difference(const Shapes& ours, const Shapes& theirs) {
+  for (const auto& [name, shape] : ours) {
+    const auto found = theirs.find(name);
+    if (found == theirs.end() || found->second != shape) return name;
+  }
+  for (const auto& [name, shape] : theirs)
+    if (!ours.contains(name)) return name;
+  return {};
+}
+
+class ResumeChecks {
+ public:
+  ResumeChecks(const run::Checkpoint& checkpoint, checkpoint::LoadedModel& model,
+               const Selection& selection, const Config& config, Problems& problems)
+      : checkpoint_(checkpoint),
+        model_(model),
+        selection_(selection),
+        config_(config),
+        problems_(problems),
+        ours_(values_of(config.effective_toml)),
+        theirs_(values_of(checkpoint.text("config.toml"))) {}
+
+  void run() {
+    if (checkpoint_.facts.value("family", "") != model_.family().name()) {
+      refuse("plugin");
+      return;
+    }
+    check_model();
+    check_trained();
+    refuse_if_changed("optimizer_type");
+    if (!selection_.weights.empty()) refuse_if_changed("master_weights");
+    if (config_.ema_decay > 0 && !checkpoint_.files.contains("ema.safetensors"))
+      refuse("ema_decay");
+  }
+
+ private:
+  using Values = std::map<std::string, std::string>;
+
+  Values values_of(const std::string& toml) const {
+    Values values;
+    Problems ignored;  // told where the configuration was read
+    for (cli::GivenValue& value :
+         parse_config_text(toml, "config.toml", train_command(&model_.family()), ignored))
+      values[value.name] = std::move(value.text);
+    return values;
+  }
+
+  static std::string shown(const Values& values, const std::string& flag) {
+    const auto found = values.find(flag);
+    return found == values.end() || found->second.empty()
+               ? "none"
+               : formats::quote_and_escape(found->second);
+  }
+
+  void refuse(const std::string& flag) {
+    problems_.add("--" + flag + ": " + shown(ours_, flag) + ", and the run that is resumed has " +
+                      shown(theirs_, flag),
+                  "leave it out, or begin another run in another --output_path");
+  }
+  bool refuse_if_changed(const std::string& flag) {
+    if (shown(ours_, flag) == shown(theirs_, flag)) return false;
+    refuse(flag);
+    return true;
+  }
+
+  void check_model() {
+    const std::string theirs = checkpoint_.facts.value("model", "");
+    if (theirs.empty() || theirs == checkpoint::fingerprint(*model_.denoiser())) return;
+    problems_.add("--resume: " + display_path(checkpoint_.folder) +
+                      " is of a run on other weights than those of " +
+                      display_path(model_.denoiser()->checkpoint.name()),
+                  "pass the model files that the run began with");
+  }
+
+  void check_trained() {
+    const std::string file = run::path_in(checkpoint_.folder, "trained.safetensors");
+    const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(file, {file});
+    Shapes theirs;
+    bool has_dtype = false;  // whether weights have the dtype that they are trained in now
+    for (const auto& [name, meta] : saved.index().tensors()) {
+      theirs[name] = meta.shape;
+      has_dtype |= meta.dtype == model_.dtype();
+    }
+    if (!selection_.weights.empty() && !has_dtype && refuse_if_changed("dtype")) return;
+    const std::string name = first_difference(trained_shapes(selection_, config_), theirs);
+    if (name.empty()) return;
+    bool is_told = false;
+    for (const char* flag :
+         {"trainable_models", "lora_base_model", "lora_target_modules", "lora_rank"})
+      is_told |= refuse_if_changed(flag);
+    if (is_told) return;
+    problems_.add("--resume: " + display_path(checkpoint_.folder) + " is of a run that trains " +
+                      "other tensors: " + formats::quote_and_escape(name) + " is not in both",
+                  "begin another run in another --output_path");
+  }
+
+  const run::Checkpoint& checkpoint_;
+  checkpoint::LoadedModel& model_;
+  const Selection& selection_;
+  const Config& config_;
+  Problems& problems_;
+  Values ours_, theirs_;
+};
+
+}  // namespace
+
+void check_output_folder(const Config& config, Problems& problems) {
+  const std::string& folder = config.output.output_path;
+  std::error_code failure;
+  const fs::file_status status = fs::status(folder, failure);
+  if (report::is_wrong_path(failure.value()) ||
+      (fs::exists(status) && !fs::is_directory(status))) {
+    problems.add("--output_path: " + display_path(folder) + ": " +
+                     (fs::exists(status) ? "is no folder" : failure.message()),
+                 "name a folder");
+    return;
+  }
+  const bool goes_on = config.output.is_resumed && !config.resume.empty();
+  if (config.stage == Stage::kDataProcess || goes_on) return;
+  const run::Occupants found = run::find_occupants(folder);
+  std::vector<std::string> names = found.results;
+  if (!found.records.empty() && !config.output.is_resumed && !began_here(config))
+    names.insert(names.end(), found.records.begin(), found.records.end());
+  if (names.empty()) return;
+  const bool is_resumable =
+      fs::exists(run::path_in(folder, run::kCheckpointsName), failure) && !config.output.is_resumed;
+  problems.add("--output_path: " + display_path(folder) +
+                   " holds files of another run or of a model: " + report::list_names(names, 5),
+               (is_resumable ? "go on with that run by --resume " + display_path(folder) + ", "
+                             : std::string("move them away, ")) +
+                   "or choose another folder");
+}
+
+void check_resume(const run::Checkpoint& checkpoint, checkpoint::LoadedModel& model,
+                  const Selection& selection, const Config& config, Problems& problems) {
+  ResumeChecks(checkpoint, model, selection, config, problems).run();
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,21 @@
+// Whether a run may have its folder, and whether it can go on from a checkpoint.
+#pragma once
+
+#include "host/checkpoint/model_loader.h"
+#include "host/report/problems.h"
+#include "host/run/run_folder.h"
+#include "host/train/config.h"
+#include "host/train/selection.h"
+
+namespace atelier::train {
+
+// An output folder belongs to one run: one that holds files of another run, or a model, becomes a
+// problem. A run that was started once more before its first save has the folder still.
+void check_output_folder(const Config& config, report::Problems& problems);
+
+// What a resumed run cannot change, and was changed, becomes a problem that names the flag and both
+// values: model, trained tensors, optimizer, average. Reads headers only.
+void check_resume(const run::Checkpoint& checkpoint, checkpoint::LoadedModel& model,
+                  const Selection& selection, const Config& config, report::Problems& problems);
+
+}  // namespace atelier::train
