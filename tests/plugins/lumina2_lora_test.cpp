@@ -242,8 +242,9 @@ TEST_CASE("One file may hold several components, and other files take their plac
                                        prefixes.at(part.component)))
       values[tensor.name] = tensor.value();
     const std::string path = folder / (part.component + ".safetensors");
-    checkpoint::save_component(model->component(part.component), family().weight_map(part), "",
-                               path, {{checkpoint::kConfigKey, configs.at(part.component)}});
+    checkpoint::save_component(model->component(part.component), family().weight_map(part),
+                               prefixes.at(part.component), path,
+                               {{checkpoint::kConfigKey, configs.at(part.component)}});
     const auto lender =
         checkpoint::detect_parts(family(), checkpoint::Checkpoint::open(path, {path}));
     lenders.push_back(lender.at(0));

@@ -342,7 +342,7 @@ TEST_CASE("Wrong latents and conditionings are refused", "[dit]") {
     INFO(error.what());
     CHECK(test::mentions(error, what));
   };
-  refused(at::zeros({1, 16, 1, 4, 5}), good, "even");
+  refused(at::zeros({1, 16, 1, 4, 5}), good, "multiples of 2");
   refused(at::zeros({1, 8, 1, 4, 4}), good, "16");
   refused(at::zeros({1, 16, 2, 4, 4}), good, "2 frames");
   refused(at::zeros({1, 16, 1, 4, 4}), narrow, "prompt_embeds");
