@@ -174,11 +174,12 @@ class Components(unittest.TestCase):
         self.assertIn("axes", refusal)
 
     def test_a_lora_is_extracted_from_a_file_without_a_config(self):
-        extract = ["lora", "extract", "--plugin", "qwen_image", "--base_model_paths",
-                   MODEL / "transformer", "--lora_rank", 2, "--quiet", "--output",
-                   self.root / "extracted.safetensors", "--tuned_model_paths"]
-        run(*extract, self.without_config("dit"))
-        run(*extract, self.trained("dit"))
+        for name, tuned in (("bare", self.without_config("dit")), ("own", self.trained("dit"))):
+            output = self.root / f"extracted_{name}.safetensors"
+            run("lora", "extract", "--plugin", "qwen_image", "--base_model_paths",
+                MODEL / "transformer", "--tuned_model_paths", tuned, "--lora_rank", 2, "--quiet",
+                "--output", output)
+            self.assertTrue(output.exists())
 
     def test_a_damaged_config_is_named_with_its_file(self):
         entries, data = header(self.trained("dit"))
