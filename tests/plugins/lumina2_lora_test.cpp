@@ -235,12 +235,6 @@ TEST_CASE("One file may hold several components, and other files take their plac
     model->component(part.component).visit_weights([](const std::string&, Weight& weight) {
       weight.set(at::randn(weight.sizes()));
     });
-    if (part.component == "text_encoder") part.spelling = "bundle";
-    if (part.component == "vae") part.spelling = "original";
-    for (const auto& tensor :
-         checkpoint::published_tensors(model->component(part.component), family().weight_map(part),
-                                       prefixes.at(part.component)))
-      values[tensor.name] = tensor.value();
     const std::string path = folder / (part.component + ".safetensors");
     checkpoint::save_component(model->component(part.component), family().weight_map(part),
                                prefixes.at(part.component), path,
@@ -248,6 +242,12 @@ TEST_CASE("One file may hold several components, and other files take their plac
     const auto lender =
         checkpoint::detect_parts(family(), checkpoint::Checkpoint::open(path, {path}));
     lenders.push_back(lender.at(0));
+    if (part.component == "text_encoder") part.spelling = "bundle";
+    if (part.component == "vae") part.spelling = "original";
+    for (const auto& tensor :
+         checkpoint::published_tensors(model->component(part.component), family().weight_map(part),
+                                       prefixes.at(part.component)))
+      values[tensor.name] = tensor.value();
     parts.emplace_back(part, std::move(model));
   }
   const auto write = [&](const std::string& name) {
