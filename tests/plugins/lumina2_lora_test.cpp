@@ -236,9 +236,8 @@ TEST_CASE("One file may hold several components, and other files take their plac
       weight.set(at::randn(weight.sizes()));
     });
     const std::string path = folder / (part.component + ".safetensors");
-    checkpoint::save_component(model->component(part.component), family().weight_map(part),
-                               prefixes.at(part.component), path,
-                               {{checkpoint::kConfigKey, configs.at(part.component)}});
+    checkpoint::save_component(model->component(part.component), family().weight_map(part), "",
+                               path, {{checkpoint::kConfigKey, configs.at(part.component)}});
     const auto lender =
         checkpoint::detect_parts(family(), checkpoint::Checkpoint::open(path, {path}));
     lenders.push_back(lender.at(0));
