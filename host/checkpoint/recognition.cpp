@@ -105,11 +105,9 @@ std::optional<LoadedPart> detect_first(const ModelFamily& family, const Checkpoi
     const Checkpoint lent = checkpoint.with_config_of(lender.checkpoint);
     try {
       const std::optional<Detection> found = detect_checkpoint(family, lent, hints);
-      if (found && found->component == lender.detection.component &&
-          differing_numbers(*found, lender.detection).empty())
-        return LoadedPart{*found, lent};
+      if (found && found->component == lender.detection.component) return LoadedPart{*found, lent};
     } catch (const Error&) {
-      // It is another component, or of another architecture.
+      // The config is another component's, or contradicts the tensors.
     }
   }
   std::optional<Detection> found = detect_checkpoint(family, checkpoint, hints);

@@ -34,8 +34,8 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family, const Chec
 // each, with its tensors alone. Tensors that are no component's are the first part's. Empty when
 // it is nothing of the family's. Throws as detect_checkpoint.
 //
-// A checkpoint without a config takes that of the first of `lenders` that it is the same model as:
-// the same component, with the same numbers.
+// A checkpoint without a config takes that of the first of `lenders` that is the same component and
+// whose config does not contradict its tensors.
 std::vector<LoadedPart> detect_parts(const ModelFamily& family, const Checkpoint& checkpoint,
                                      const DetectHints& hints = {},
                                      std::span<const LoadedPart> lenders = {});
