@@ -533,7 +533,8 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     generate::check_against_model(job.settings, family, model->model(),
                                   denoiser ? denoiser->detection.variant : "", job.place, found);
     lengths->check(job.settings, family, job.place, found);
-    if (sizes && found.size() == before) sizes->check(job.settings, job.place, tiling, found);
+    if (sizes && found.size() == before)
+      sizes->check(job.settings, job.place, tiling, /*may_tile=*/true, found);
   };
   if (tiling && model) {
     problems.collect(

@@ -173,7 +173,7 @@ void read_prompts(Plan& plan, generate::TextLengths& lengths, const plan::SizeGu
                                   plan.model->denoiser()->detection.variant, job.place, problems);
     lengths.check(job.settings, family, job.place, problems);
     if (sizes != nullptr && problems.size() == before)
-      sizes->check(job.settings, job.place, std::nullopt, problems);
+      sizes->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems);
     plan.prompts.push_back(job.settings);
   }
 }

@@ -23,8 +23,8 @@ using checkpoint::LoadRequest;
 using generate::Settings;
 using generate::Tiling;
 
-constexpr std::array<int64_t, 3> kSides = {512, 1024, 4096};  // of the pictures that are tried
-constexpr int64_t kTokens = 16;                               // of their texts
+constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the pictures that are tried
+constexpr int64_t kTokens = 16;                                    // of their texts
 // Of a pixel of a finished picture: three numbers, and the bytes that are written.
 constexpr double kPixelBytes = 3.0 * 4.0 + 3.0;
 // What is counted and what is taken differ by less.
@@ -48,8 +48,10 @@ std::string at_most(const std::string& size) {
 std::vector<int64_t> sides_of(const LoadedModel& model) {
   const int64_t multiple = model.model().latent_spec().pixel_multiple;
   std::vector<int64_t> sides;
-  for (const int64_t side : kSides)
-    sides.push_back(std::max(std::ssize(sides) + 1, side / multiple) * multiple);
+  for (const int64_t wanted : kSides) {
+    const int64_t side = std::max<int64_t>(1, wanted / multiple) * multiple;
+    if (sides.empty() || side > sides.back()) sides.push_back(side);
+  }
   return sides;
 }
 
@@ -193,9 +195,10 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
 }
 
 void SizeGuard::check(const Settings& settings, const generate::Place& place,
-                      const std::optional<Tiling>& tiling, report::Problems& problems) const {
-  if (work_.empty()) return;
+                      const std::optional<Tiling>& tiling, bool may_tile,
+                      report::Problems& problems) const {
   const Size size = {settings.height, settings.width};
+  if (work_.empty() || size.pixels() < area_of(kSides.front())) return;
   const Need need = most_of(settings, size, tiling);
   const double pixels = kPixelBytes * size.pixels();
   const bool is_too_much = kCertain * need.bytes > device_.bytes;
@@ -203,7 +206,7 @@ void SizeGuard::check(const Settings& settings, const generate::Place& place,
   const auto bytes_of = [&](const Size& other) { return most_of(settings, other, tiling).bytes; };
   std::string hint;
   if (const double in_tiles = most_of(settings, size, Tiling()).bytes;
-      is_too_much && !tiling && kCertain * in_tiles <= device_.bytes)
+      is_too_much && may_tile && !tiling && kCertain * in_tiles <= device_.bytes)
     hint = "--tiled needs " + shown(in_tiles) + "; or ";
   const std::string fitting = is_too_much ? size_that_fits(size, bytes_of) : "";
   hint += "use a smaller size" + at_most(fitting);

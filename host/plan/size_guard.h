@@ -40,9 +40,10 @@ class SizeGuard {
   SizeGuard(checkpoint::LoadedModel& model, const checkpoint::LoadRequest& request,
             const MemoryWishes& wishes);
 
-  // Adds a problem where pictures of these settings cannot be made.
+  // Adds a problem where pictures of these settings cannot be made. `may_tile`: there is --tiled.
   void check(const generate::Settings& settings, const generate::Place& place,
-             const std::optional<generate::Tiling>& tiling, report::Problems& problems) const;
+             const std::optional<generate::Tiling>& tiling, bool may_tile,
+             report::Problems& problems) const;
 
   // Of rows that are encoded, or looked at without being learnt. `options` names the flags.
   void check(const data::Dataset& dataset, report::Problems& problems) const;

@@ -26,7 +26,7 @@ using memory::PlannedPhase;
 
 constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
 constexpr int kBudgets = 20;             // parts of the activations that are tried
-// Numbers whose float32 gradients exist at one time while AdamW moves 16-bit weights.
+// Numbers that AdamW moves at one time where it works on float32 copies.
 constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
@@ -56,6 +56,16 @@ StateBytes state_bytes(const optim::Options& options, at::ScalarType leaf) {
   const bool has_master =
       leaf != at::kFloat && options.master_weights == optim::MasterWeights::kFp32;
   if (has_master) bytes.state += 4.0;
+  return bytes;
+}
+
+// That AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
+// value without a master, and of 8-bit moments.
+double copied_bytes(const optim::Options& options, at::ScalarType leaf) {
+  double bytes = 0.0;
+  if (leaf != at::kFloat) bytes += 4.0;
+  if (leaf != at::kFloat && options.master_weights != optim::MasterWeights::kFp32) bytes += 4.0;
+  if (options.kind == optim::Kind::kAdamW8bit) bytes += 8.0;
   return bytes;
 }
 
@@ -236,10 +246,13 @@ class TrainingSizes {
     sum.factors = 4.0 * factors;
     sum.gradients = factors * of_lora.gradient + whole * of_weights.gradient;
     sum.state = factors * of_lora.state + whole * of_weights.state;
-    const bool is_plain = config().optimizer.kind == optim::Kind::kAdamW;
-    if (!is_plain || model_.dtype() != at::kFloat)
-      sum.moving =
-          is_plain ? 4.0 * std::min(whole, std::max(largest, kMovedAtOnce)) : 12.0 * largest;
+    const bool is_in_batches = config().optimizer.kind == optim::Kind::kAdamW ||
+                               config().optimizer.kind == optim::Kind::kAdamW8bit;
+    sum.moving = is_in_batches ? std::max(copied_bytes(config().optimizer, at::kFloat) *
+                                              std::min(factors, kMovedAtOnce),
+                                          copied_bytes(config().optimizer, model_.dtype()) *
+                                              std::min(whole, std::max(largest, kMovedAtOnce)))
+                               : 12.0 * largest;
     return sum;
   }
 

@@ -107,8 +107,8 @@ class GenerationPlanTest(PlanTest):
 
     def test_what_cannot_fit_is_refused_with_what_would(self):
         result = self.run_program("plan", "generate", model_paths=json.dumps([str(self.big)]), prompt="a fox",
-                                  height=1328, width=1328, device_profile="h200", vram="3GiB", expect=4)
-        self.assertIn("does not fit into 3.00 GiB", result.stderr)
+                                  height=1328, width=1328, device_profile="h200", vram="4GiB", expect=4)
+        self.assertIn("does not fit into 4.00 GiB", result.stderr)
         self.assertIn("at least", result.stderr)
         self.assertIn("would need", result.stderr)
 

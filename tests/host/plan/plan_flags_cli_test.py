@@ -45,7 +45,7 @@ GENERATE = [
     ({"cfg_scale": 1}, {"denoise.working_bytes": "less"}),
     ({"tiled": True, "tile_size": 64, "tile_stride": 48}, {"decode.working_bytes": "less"}),
     ({"num_images": 2, "batch_size": 2}, {"denoise.working_bytes": "more"}),
-    ({"attention": "math"}, {"denoise.working_bytes": "more"}),
+    ({"attention": "math"}, {}),
     ({"kernels": "composed"}, {}),
 ]
 TRAIN = [
@@ -77,6 +77,8 @@ TRAIN = [
     ({"lora_rank": 64}, {"train.working_bytes": "more"}),
     ({"ema_decay": 0.9}, {"train.host_bytes": "more"}),
     ({**FULL, "dtype": "bfloat16"}, {"dit.device_bytes": "less"}),
+    ({**FULL, "dtype": "bfloat16", "master_weights": "stochastic"}, {"dit.device_bytes": "less"}),
+    ({**FULL, "optimizer_type": "AdamW8bit"}, {"train.working_bytes": "more"}),
     ({"height": 128, "width": 128}, {"train.working_bytes": "more"}),
 ]
 

@@ -49,7 +49,7 @@ class SizesTest(unittest.TestCase):
             "dataset_base_path": data, "dataset_metadata_path": data / "metadata.csv", "lora_base_model": "dit",
             "max_train_steps": 1, "output_path": self.root / "run", **flags})
 
-    def refused(self, words, code, *texts, stdin=None):
+    def refused(self, words, code, *texts, stdin=None, without=None):
         """Runs it, and looks at what it says, how long it takes and how much memory. Returns stdout and stderr."""
         begin = time.monotonic()
         paths = [self.root / name for name in ("stdin", "stdout", "stderr")]
@@ -63,6 +63,7 @@ class SizesTest(unittest.TestCase):
         self.assertEqual(process.returncode, code, said)
         for text in texts:
             self.assertIn(text, said + out)
+        self.assertNotIn(without or "\0", said)
         self.assertLess(usage.ru_maxrss * 1024, MOST_BYTES)
         return out, said
 
@@ -129,7 +130,7 @@ class SizesTest(unittest.TestCase):
         self.refused(self.train(host_memory="600MiB", sample_prompts=self.root / "prompts.txt",
                                 sample_every_n_epochs=1), 4,
                      "prompts.txt:2: height 8192, width 8192: to decode 8192x8192 pixels",
-                     "prompts.txt:3: num_inference_steps: 100000 is above 1000")
+                     "prompts.txt:3: num_inference_steps: 100000 is above 1000", without="--tiled")
         self.refused(self.train("cache", cache_path=self.root / "cache", host_memory="20MiB"), 4, "metadata.csv:4",
                      "to encode 640x512 pixels")
         self.assertFalse((self.root / "run").exists())
