@@ -1,9 +1,8 @@
 // A family in one file: a byte table as text encoder, folded pixels as latents, a small denoiser.
-#include <set>
-
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/named_inputs.h"
 #include "atelier/nn/layers.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
@@ -12,7 +11,6 @@
 namespace {
 using namespace atelier;
 constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
-constexpr int64_t kLongestText = 256;
 constexpr ComponentSpec kComponents[] = {
     {"text_encoder", "text_encoder", {.encode = true}, true, "a vector for each of the 256 bytes"},
     {"dit", "dit", {.denoise = true}, true, "the denoiser"}};
@@ -60,24 +58,13 @@ struct Dit : nn::Module {
   }
 };
 
-void expect_tensors(const NamedTensors& in, const std::set<std::string>& names) {
-  for (const std::string& name : names) {
-    if (!in.contains(name)) throw Error(ErrorCode::kInvalidArgument, name + ": missing");
-  }
-  for (const auto& [name, value] : in) {
-    if (!names.contains(name)) throw Error(ErrorCode::kInvalidArgument, name + ": not known");
-  }
-}
-
 const std::string& prompt_of(const Inputs& inputs) {
   const auto it = inputs.find("prompt");
-  const auto* prompt = it == inputs.end() ? nullptr : std::get_if<std::string>(&it->second);
-  if (!prompt) throw Error(ErrorCode::kInvalidArgument, "input 'prompt': missing");
-  return *prompt;
+  if (it == inputs.end()) throw Error(ErrorCode::kInvalidArgument, "input 'prompt': missing");
+  return std::get<std::string>(it->second);
 }
 
 struct ToyModel final : Model {
-  bool cuts_texts = false;
   std::unique_ptr<TextEncoder> text_encoder;
   std::unique_ptr<Dit> dit;
 
@@ -95,16 +82,12 @@ struct ToyModel final : Model {
             reinterpret_cast<const uint8_t*>(text.data()) + text.size()};
   }
   TextLength text_length(const Inputs& inputs) const override {
-    return {.tokens = std::ssize(prompt_of(inputs)), .limit = kLongestText};
+    return {.tokens = std::ssize(prompt_of(inputs)), .limit = INT64_MAX};  // none is too long
   }
   Conditioning encode_text(const Inputs& inputs, BlockRunner&) override {
-    std::vector<int64_t> ids = tokenize(prompt_of(inputs));
-    if (std::ssize(ids) > kLongestText) {
-      if (!cuts_texts) throw Error(ErrorCode::kInvalidArgument, "prompt: more than 256 bytes");
-      ids.resize(kLongestText);
-    }
     component("text_encoder");
-    return {{"prompt_embeds", text_encoder->bytes.forward(at::tensor(ids))}};
+    return {
+        {"prompt_embeds", text_encoder->bytes.forward(at::tensor(tokenize(prompt_of(inputs))))}};
   }
   at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {  // [3, T, H, W]
     if (pixels.size(2) % kStride != 0 || pixels.size(3) % kStride != 0) {
@@ -120,9 +103,7 @@ struct ToyModel final : Model {
     std::vector<at::Tensor> text;
     std::vector<int64_t> lengths;
     for (const Conditioning* cond : in.cond) {
-      const auto it = cond->find("prompt_embeds");
-      if (it == cond->end()) throw Error(ErrorCode::kInvalidArgument, "prompt_embeds: missing");
-      lengths.push_back(text.emplace_back(it->second).size(0));
+      lengths.push_back(text.emplace_back(named_tensor(*cond, "prompt_embeds", 2)).size(0));
     }
     const at::Tensor cells = in.x_BCTHW.permute({0, 2, 3, 4, 1});
     const at::Tensor x = dit->embed.forward(cells.flatten(1, 3)) +
@@ -136,13 +117,14 @@ struct ToyModel final : Model {
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
     if (&component(name) == text_encoder.get()) {
-      expect_tensors(in, {"ids"});
-      return {{"embeds", text_encoder->bytes.forward(in.at("ids"))}};
+      allow_only(in, {"ids"});
+      return {{"embeds", text_encoder->bytes.forward(named_tensor(in, "ids", 1))}};
     }
-    expect_tensors(in, {"x", "sigma", "prompt_embeds"});
-    const Conditioning cond = {{"prompt_embeds", in.at("prompt_embeds")}};
+    allow_only(in, {"x", "sigma", "prompt_embeds"});
+    const Conditioning cond = {{"prompt_embeds", named_tensor(in, "prompt_embeds", 2)}};
     const Conditioning* one[] = {&cond};
-    return {{"velocity", denoise({in.at("x"), in.at("sigma"), one}, runner)}};
+    const at::Tensor &x = named_tensor(in, "x", 5), &sigma = named_tensor(in, "sigma", 1);
+    return {{"velocity", denoise({x, sigma, one}, runner)}};
   }
 };
 
@@ -163,9 +145,8 @@ struct ToyFamily final : ModelFamily {
     const int64_t layers = in.block_count("blocks.{}.qkv.weight");
     if (layers && in.contains("out.weight")) found = dit_part(in.dim("out.weight", 1), layers);
     if (in.contains("bytes.weight")) found = text_part(in.dim("bytes.weight", 1));
-    if (found && !hint.component.empty() && hint.component != found->component) {
+    if (found && !hint.component.empty() && hint.component != found->component)
       throw Error(ErrorCode::kInvalidArgument, "this is a " + found->component);
-    }
     return found;
   }
   ConfigFields config_fields(const Detection& part) const override {
@@ -183,14 +164,12 @@ struct ToyFamily final : ModelFamily {
   }
   LoraTargets lora_targets(const Detection&) const override { return {"dit", {"*.qkv"}, {}, ""}; }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
-                                    const ModelOptions& options) const override {
+                                    const ModelOptions&) const override {
     auto model = std::make_unique<ToyModel>();
-    model->cuts_texts = options.cuts_texts;
     for (const Detection& part : parts) {
       const int64_t width = part.integer("width");
-      if (width != parts[0].integer("width")) {
+      if (width != parts[0].integer("width"))
         throw Error(ErrorCode::kInvalidArgument, "text encoder and denoiser differ in width");
-      }
       if (part.component == "text_encoder") model->text_encoder.reset(new TextEncoder(width));
       if (part.component == "dit") model->dit.reset(new Dit(width, part.integer("layers")));
     }
