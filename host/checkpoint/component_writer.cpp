@@ -44,8 +44,7 @@ bool stands_alone(const fs::path& file) {
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   fs::directory_iterator it(folder, failure);
   return !failure && std::all_of(begin(it), end(it), [&](const fs::directory_entry& entry) {
-    const fs::path name = entry.path().filename();
-    return name == file.filename() || name == "config.json";
+    return entry.path().filename() == file.filename();
   });
 }
 

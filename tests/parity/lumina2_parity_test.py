@@ -444,6 +444,7 @@ class Lumina2LoraTest(unittest.TestCase):
                                 lora=self.dir / f"{name}.safetensors")
 
     def convert(self, name, to, spelling, layout="diffusers"):
+        (self.dir / f"{to}.safetensors").unlink(missing_ok=True)  # of a conversion before
         with atelier.call_folder("lora_convert") as folder:
             atelier.run([
                 "lora", "convert", self.dir / f"{name}.safetensors", self.dir / f"{to}.safetensors",
