@@ -66,12 +66,14 @@ std::string_view name_of_unread(std::span<const uint8_t> bytes) {
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos || text[first] != '<') return {};
-  const bool is_xml = text.substr(first).starts_with("<?xml") ||
-                      text.substr(first).starts_with("<!") ||
-                      text.substr(first).starts_with("<svg");
+  if (first == std::string_view::npos) return {};
+  // Web pages hold drawings, too.
+  constexpr std::string_view kBegins[] = {"<svg", "<?xml", "<!--", "<!DOCTYPE svg"};
+  const bool is_drawing =
+      std::any_of(std::begin(kBegins), std::end(kBegins),
+                  [&](std::string_view begin) { return text.substr(first).starts_with(begin); });
   constexpr size_t kHead = 4096;
-  return is_xml && text.substr(0, kHead).find("<svg") != std::string_view::npos ? "SVG" : "";
+  return is_drawing && text.substr(0, kHead).find("<svg") != std::string_view::npos ? "SVG" : "";
 }
 
 // Says what bytes without a reader are, as well as can be told.

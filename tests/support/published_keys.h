@@ -2,13 +2,13 @@
 #pragma once
 
 #include <fstream>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include <c10/util/accumulate.h>
 
 #include "atelier/checkpoint.h"
 
@@ -41,7 +41,8 @@ inline Keys read_keys(const std::string& file) {
     for (int64_t i = std::stoll(name.substr(open + 1)); i <= last; ++i)
       keys[name.substr(0, open) + std::to_string(i) + name.substr(close + 1)] = shape;
   }
-  for (const auto& [name, shape] : keys) counted += c10::multiply_integers(shape);
+  for (const auto& [name, shape] : keys)
+    counted += std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
   if (std::ssize(keys) != tensors || counted != parameters)
     throw std::runtime_error(file + " does not hold what its first line says");
   return keys;

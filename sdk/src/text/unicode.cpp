@@ -83,8 +83,8 @@ class Run {
     constexpr int kMaxParts = 8;
     int32_t parts[kMaxParts];
     int boundary = 0;
-    const auto count = utf8proc_decompose_char(static_cast<int32_t>(c), parts, kMaxParts, kOptions,
-                                               &boundary);
+    const auto count =
+        utf8proc_decompose_char(static_cast<int32_t>(c), parts, kMaxParts, kOptions, &boundary);
     check(count <= kMaxParts ? count : UTF8PROC_ERROR_OVERFLOW);
     for (utf8proc_ssize_t i = 0; i < count; ++i) {
       if (combining_class(parts[i]) == 0) {
@@ -119,7 +119,8 @@ class Run {
 
   // Puts the last marks in canonical order. utf8proc's own sort takes quadratic time.
   void order_marks() {
-    const auto begin = chars_.begin() + static_cast<ptrdiff_t>(std::min(marks_begin_, chars_.size()));
+    const auto begin =
+        chars_.begin() + static_cast<ptrdiff_t>(std::min(marks_begin_, chars_.size()));
     const auto before = [](int32_t a, int32_t b) {
       return combining_class(a) < combining_class(b);
     };

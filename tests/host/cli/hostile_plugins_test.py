@@ -75,22 +75,22 @@ class HostilePluginsTest(unittest.TestCase):
     def test_what_a_question_does_ends_nothing_in_silence(self):
         for what, says in ENDS.items():
             with self.subTest(what=what):
-                self.check_told(self.run_with("show", "inputs " + what), says, "show")
+                self.check_told(self.run_with("show", "asked " + what), says, "show")
                 if what == "memory":
                     continue  # a suite may take what real models take
-                checked = self.run_with("check", "inputs " + what)
+                checked = self.run_with("check", "asked " + what)
                 self.assertEqual(checked.returncode, 3, checked.stdout)
                 self.assertIn("FAILED", checked.stdout)
-        self.check_told(self.run_with("show", "inputs loop"), "does not come back", "show")
+        self.check_told(self.run_with("show", "asked loop"), "does not come back", "show")
         for what in ("exit", "throw", "throw std"):
             with self.subTest(generates=what):
-                self.check_told(self.run_with("generate", "inputs " + what),
+                self.check_told(self.run_with("generate", "asked " + what),
                                 "it throws a bad" if what == "throw std" else ENDS[what], "generate")
 
     def test_the_suite_here_ends_in_time(self):
         result = subprocess.run([BIN, *map(str, COMMANDS["in process"]), "--timeout", "1"],
                                 capture_output=True, text=True, timeout=60,
-                                env={**os.environ, "HOSTILE": "inputs loop"})
+                                env={**os.environ, "HOSTILE": "asked loop"})
         self.assertEqual(result.returncode, 3)
         self.assertIn("error: the suite did not end within --timeout", result.stderr)
 

@@ -593,7 +593,7 @@ class PictureTest(unittest.TestCase):
         answer = self.refused("decode", pointer, self.dir / "out.ppm")
         self.assertIn("is a git-lfs pointer, not the file itself; run `git lfs pull`", answer)
         text = self.dir / "text.png"
-        text.write_bytes(b"<html>not found</html>")
+        text.write_bytes(b"<!doctype html><svg/>not found")
         self.assertIn("not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM picture",
                       self.refused("decode", text, self.dir / "out.ppm"))
         empty = self.dir / "empty.png"

@@ -1,6 +1,7 @@
 // Does what HOSTILE says, "where what": in its constructor, when it is opened, or when it is asked
-// for its inputs ("constructor", "open", "inputs"). With a file's name in HOSTILE_AFTER it is good
-// until that is there, and makes it: it is opened twice, for a trial and to stay.
+// for its components or inputs ("constructor", "open", "asked"). With a file's name in
+// HOSTILE_AFTER it is good until that is there, and makes it: it is opened twice, for a trial and
+// to stay.
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -52,9 +53,12 @@ using namespace atelier;
 struct HostileFamily final : ModelFamily {
   std::string_view name() const override { return "fake"; }
   std::string_view help() const override { return "nothing"; }
-  std::span<const ComponentSpec> components() const override { return {}; }
+  std::span<const ComponentSpec> components() const override {
+    act("asked");
+    return {};
+  }
   std::span<const InputSpec> inputs() const override {
-    act("inputs");
+    act("asked");
     return {};
   }
   std::span<const ScheduleDefaults> schedules() const override { return {}; }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "host/checkpoint/fingerprint.h"
+#include "host/data/parallel.h"
 #include "host/train/source_files.h"
 #include "picture_toy.h"
 
@@ -528,12 +529,12 @@ TEST_CASE("The bytes of missing entries are known before they are encoded", "[sa
 
 TEST_CASE("Work on all cores throws the error of the first item", "[samples]") {
   std::vector<std::atomic<int>> calls(1000);
-  for_each_in_parallel(calls.size(), [&](size_t i) { ++calls[i]; });
+  data::for_each_in_parallel(calls.size(), [&](size_t i) { ++calls[i]; });
   CHECK(std::all_of(calls.begin(), calls.end(), [](const auto& count) { return count == 1; }));
   expect_error(ErrorCode::kNotFound, {"item 3"}, [&] {
-    for_each_in_parallel(calls.size(), [](size_t i) {
+    data::for_each_in_parallel(calls.size(), [](size_t i) {
       if (i >= 3) throw Error(ErrorCode::kNotFound, "item " + std::to_string(i));
     });
   });
-  for_each_in_parallel(0, [](size_t) { FAIL("nothing is to be done"); });
+  data::for_each_in_parallel(0, [](size_t) { FAIL("nothing is to be done"); });
 }
