@@ -340,13 +340,6 @@ class LayerMaker {
                         quote_and_escape(first) + " expected",
                     "the two pairs of a LoHa have one shape", "LORA_RANK");
     }
-    // Of the layer's own sides the larger one: LoRAs of one rank for all layers go beyond the
-    // smaller one of a narrow layer.
-    if (rank > std::max(in, out))
-      throw misshaped(file_, layer.down,
-                      "rank " + std::to_string(rank) + " is more than the layer has, of " +
-                          std::to_string(in) + " inputs and " + std::to_string(out) + " outputs",
-                      "the file is damaged, or no LoRA");
     layer.rank = rank;
     layer.shape = {out, in};
     layer.out = out;

@@ -178,8 +178,11 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
     set_shape(target, weight.sizes().vec());
     component.by_name.emplace(path, std::move(target));
   });
-  for (const auto& [name, target] : component.by_name)
+  for (const auto& [name, target] : component.by_name) {
     component.by_flat_name.emplace(flat(name), &target);
+    if (target.pieces.front().linear != nullptr)
+      component.widest = std::max({component.widest, target.in, target.out});
+  }
   return component;
 }
 
@@ -238,6 +241,19 @@ const Target* Targets::find(std::string_view name) const {
   return is_linear ? target : nullptr;
 }
 
+// One rank for all layers goes beyond narrow ones, but not beyond all of them.
+void Targets::check_rank(const std::string& path, const LoraLayer& layer,
+                         const std::string& name) const {
+  for (const Component& component : components_) {
+    if (component.name != name || layer.rank <= component.widest) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                path + ": layer " + quote_and_escape(layer.name) + ": rank " +
+                    std::to_string(layer.rank) + ", and no layer of " + name + " is wider than " +
+                    std::to_string(component.widest),
+                "the file is damaged, or no LoRA", "LORA_RANK");
+  }
+}
+
 Match Targets::match(const LoraFile& file) const {
   const std::string path = checkpoint::display_path(file.path());
   Match match;
@@ -267,6 +283,7 @@ Match Targets::match(const LoraFile& file) const {
         misfits.push_back(std::move(text));
         continue;
       }
+      check_rank(path, layer, target->component);
       check_magnitude(path, layer, *target);
       add(match.pairs, i, target);
     }

@@ -64,8 +64,9 @@ class Targets {
   const Target* find_bias(std::string_view name) const { return find(name, ".bias"); }
 
   // Throws Error{kInvalidArgument} naming the file and what does not fit: when no layer is found,
-  // when shapes differ, when one layer is named twice, and when a bias is added to that is not
-  // there; and Error{kUnsupported} for a DoRA whose lengths run over several layers.
+  // when shapes differ, when a rank is larger than any layer of the component, when one layer is
+  // named twice, and when a bias is added to that is not there; and Error{kUnsupported} for a DoRA
+  // whose lengths run over several layers.
   Match match(const LoraFile& file) const;
 
  private:
@@ -75,10 +76,12 @@ class Targets {
     std::vector<std::string> prefixes;  // that LoRA files put before its names
     NamedTargets by_name;
     std::map<std::string, const Target*, std::less<>> by_flat_name;  // dots are underscores
+    int64_t widest = 0;  // longest side of its linear layers
   };
   static const Target* find_in(const Component& component, std::string_view name,
                                std::string_view ending);
   const Target* find(std::string_view name, std::string_view ending) const;
+  void check_rank(const std::string& path, const LoraLayer& layer, const std::string& name) const;
   static Component table_of(checkpoint::LoadedModel& model, const checkpoint::LoadedPart& part);
 
   std::string family_;

@@ -90,6 +90,11 @@ TEST_CASE("A match lists what is nothing here, and refuses what cannot be right"
   expect_error(ErrorCode::kInvalidArgument,
                {"\"transformer.blocks.0.down.lora_B.weight\": [64, 2], [32, 2] expected"},
                [&] { match({test::random_factors("blocks.0.down", 32, 64, 2)}); });
+  expect_error(ErrorCode::kInvalidArgument,
+               {"lora.safetensors: layer \"transformer.blocks.0.down\": rank 1000, and no layer of "
+                "dit is wider than ",
+                "[LORA_RANK]"},
+               [&] { match({test::random_factors("blocks.0.down", 32, 32, 1000)}); });
   NamedTensors twice;
   for (const std::string prefix : {"transformer.", "diffusion_model."}) {
     twice.emplace(prefix + "blocks.0.down.lora_A.weight", down.down);
