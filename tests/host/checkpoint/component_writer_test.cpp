@@ -99,6 +99,9 @@ TEST_CASE("A saved component carries the config that its source was read with", 
       saving.save(folder / "alone/model.safetensors");
       CHECK(test::read_bytes(folder / "alone/config.json") == beside);
     }
+    test::write_bytes(folder / "theirs/config.json", "of somebody");
+    saving.save(folder / "theirs/model.safetensors");
+    CHECK(test::read_bytes(folder / "theirs/config.json") == "of somebody");
   }
   SECTION("that of the metadata goes before the one beside the file") {
     const std::string own = R"({"axes": [2, 2, 2]})";
