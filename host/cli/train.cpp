@@ -281,7 +281,8 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   if (!config.resume.empty() && problems.empty()) {
     problems.collect([&] {
       plan.resumed = run::find_checkpoint(config.resume, [](const std::string&) {});
-      train::check_resume(*plan.resumed, model, plan.selection, config, problems);
+      if (config.stage != Stage::kDataProcess)
+        train::check_resume(*plan.resumed, model, plan.selection, config, problems);
     });
   }
   problems.throw_if_any();

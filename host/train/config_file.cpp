@@ -229,19 +229,15 @@ std::string absolute_id(const std::string& entry) {
   return is_plain ? whole + entry.substr(colon) : entry;
 }
 
-// Of --model_id_with_origin_paths.
-std::string absolute_ids(const std::vector<std::string>& entries) {
-  std::string out;
-  for (const std::string& entry : entries) out += (out.empty() ? "" : ",") + absolute_id(entry);
-  return out;
-}
-
-// Of --fp8_models, whose entries are those of --model_paths or published ids.
-std::vector<std::string> absolute_entries(std::vector<std::string> entries,
-                                          const std::string& model_paths) {
-  for (std::string& entry : entries)
-    entry = model_paths.find(entry) != std::string::npos ? absolute(entry) : absolute_id(entry);
-  return entries;
+// The parts of a list flag. Entries of --fp8_models are those of --model_paths, or published ids.
+std::vector<std::string> portable_list(const FlagSpec& flag, const cli::ParsedFlags& flags) {
+  std::vector<std::string> parts = flags.list(flag.name);
+  const bool is_fp8 = flag.name == "fp8_models";
+  if (!is_fp8 && flag.name != "model_id_with_origin_paths") return parts;
+  const std::string paths = is_fp8 ? flags.text("model_paths") : "";
+  for (std::string& part : parts)
+    part = paths.find(part) != std::string::npos ? absolute(part) : absolute_id(part);
+  return parts;
 }
 
 // The text of a flag that is no list, with absolute paths.
@@ -251,7 +247,6 @@ std::string portable_text(const FlagSpec& flag, const cli::ParsedFlags& flags) {
   if (flag.name == "plugin") return text.find('/') == std::string::npos ? text : absolute(text);
   if (flag.name == "plugin_path") return absolute_parts(text, ':');
   if (flag.name == "model_paths") return absolute_model_paths(text);
-  if (flag.name == "model_id_with_origin_paths") return absolute_ids(flags.list(flag.name));
   if (flag.name == "model_hints") return floating_hints(flags.json(flag.name));
   return text;
 }
@@ -265,9 +260,7 @@ std::string value_line(const FlagSpec& flag, const cli::ParsedFlags& flags) {
     case FlagKind::kFlag:
       return flags.flag(flag.name) ? "true" : "false";
     case FlagKind::kList:
-      return list_text(flag.name == "fp8_models"
-                           ? absolute_entries(flags.list(flag.name), flags.text("model_paths"))
-                           : flags.list(flag.name));
+      return list_text(portable_list(flag, flags));
     case FlagKind::kJson:
     case FlagKind::kText:
       break;
