@@ -339,7 +339,7 @@ bool is_finished(const Plan& plan, const Samples& samples, progress::Progress& p
   if (!plan.resumed) return false;
   const int64_t step = plan.resumed->step, total = train::count_steps(samples, config);
   if (step < total) return false;
-  progress.note("the run is finished: step " + std::to_string(step) + " of " +
+  progress.warn("the run is finished: step " + std::to_string(step) + " of " +
                 std::to_string(total) + "; to go on, give " +
                 (config.max_train_steps
                      ? "a larger --max_train_steps than " + std::to_string(*config.max_train_steps)

@@ -625,7 +625,7 @@ class TrainTest(unittest.TestCase):
     def test_a_finished_run_says_so_and_what_goes_on(self):
         run = self.train(max_train_steps=2, save_steps=2)
         saved = (run / "step-2.safetensors").read_bytes()
-        self.train(resume=run, max_train_steps=2)
+        self.train(resume=run, max_train_steps=2, quiet=True)
         self.assertIn("the run is finished: step 2 of 2; to go on, give a larger --max_train_steps than 2",
                       self.stderr)
         self.assertNotIn("load dit", self.stderr)
