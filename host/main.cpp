@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <poll.h>
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -18,45 +19,24 @@
 
 #include "formats/escape.h"
 #include "host/checkpoint/mapped_file.h"
+#include "host/cli/commands.h"
 #include "host/cli/error_line.h"
-#include "host/cli/flags.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
+#include "host/train/foreign_line.h"
 
 namespace {
 
 using atelier::Error;
 using atelier::ErrorCode;
 
-struct Command {
-  const char* name;
-  const char* help;
-  int (*run)(std::span<const std::string>);
-  bool opens_cuda;
-};
-
-constexpr Command kCommands[] = {
-    {"generate", "make pictures from prompts", atelier::cli::run_generate, true},
-    {"train", "train a LoRA or a model", atelier::cli::run_train, true},
-    {"cache", "encode the samples of a training run ahead", atelier::cli::run_cache, true},
-    {"plan", "say what a run holds where and how long it takes, without running it",
-     atelier::cli::run_plan, true},
-    {"inspect", "say what a file is and which family takes it", atelier::cli::run_inspect, false},
-    {"lora", "LoRA files: info, convert, merge, extract", atelier::cli::run_lora, false},
-    {"plugins", "list the families found, or show one", atelier::cli::run_plugins, false},
-    {"probe", "run one component on tensors from a file", atelier::cli::run_probe, true},
-    {"check-plugin", "run the conformance suite on a plugin", atelier::cli::run_check_plugin,
-     false},
-    {"doctor", "say what works on this machine, what does not and why", atelier::cli::run_doctor,
-     true},
-};
-
 void print_help() {
   std::puts("atelier COMMAND [flags]\nTrains and runs diffusion transformers.\n");
-  for (const Command& command : kCommands) std::printf("  %-14s %s\n", command.name, command.help);
+  for (const atelier::cli::Command& command : atelier::cli::commands())
+    std::printf("  %-14s %s\n", command.name, command.help);
   std::puts("\natelier COMMAND --help lists its flags; atelier --version says what this is.");
 }
 
@@ -110,6 +90,16 @@ extern "C" void on_interrupt(int) {
   _exit(130);
 }
 
+// Nobody reads stdout any more, as behind `| head`. The program ends without a word then, with the
+// code that shells give a program that SIGPIPE ends; the signal itself would also end a training
+// run whose progress on stderr nobody reads.
+constexpr int kReaderLeft = 128 + SIGPIPE;
+
+bool has_lost_reader() {
+  pollfd out = {STDOUT_FILENO, POLLOUT, 0};
+  return poll(&out, 1, /*timeout=*/0) == 1 && (out.revents & POLLERR) != 0;
+}
+
 int run(std::span<const std::string> arguments) {
   if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h" ||
       arguments.front() == "help") {
@@ -120,8 +110,9 @@ int run(std::span<const std::string> arguments) {
     std::printf("atelier %s\n%s\n", ATELIER_SDK_VERSION, ATELIER_ABI);
     return 0;
   }
+  if (atelier::train::is_foreign_line(arguments)) return atelier::cli::run_foreign_line(arguments);
   std::vector<std::string> names;
-  for (const Command& command : kCommands) {
+  for (const atelier::cli::Command& command : atelier::cli::commands()) {
     if (arguments.front() == command.name) {
       if (command.opens_cuda) atelier::device::open_cuda();
       is_running = true;
@@ -151,13 +142,17 @@ int main(int count, char** values) {
   const std::vector<std::string> arguments(values + std::min(count, 1), values + count);
   try {
     const int code = run(arguments);
-    if (std::fflush(stdout) != 0)
+    const bool is_told = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+    if (!is_told && has_lost_reader()) return kReaderLeft;
+    if (!is_told)
       throw Error(ErrorCode::kEnvironment, std::string("stdout: ") + std::strerror(errno),
                   errno == ENOSPC ? "free some space" : "");
     return code;
   } catch (const Error& error) {
     is_running = false;
     std::fflush(stdout);
+    if (error.code() == ErrorCode::kEnvironment && std::ferror(stdout) != 0 && has_lost_reader())
+      return kReaderLeft;
     std::fputs(atelier::cli::error_line(error).c_str(), stderr);
     const int code = atelier::exit_code(error.code());
     // The one of the throw, where LibTorch took it; this one here would tell nothing.

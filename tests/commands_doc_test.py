@@ -104,13 +104,19 @@ class CommandsPage(unittest.TestCase):
         text = PAGE.read_text(encoding="utf-8")
         sections = dict(re.findall(r"^##+ atelier (.+)\n\n```text\n((?:.*\n)*?)```$", text, re.MULTILINE))
         self.assertLessEqual({"generate", "train", "cache", "inspect", "plugins", "probe", "check-plugin", "doctor",
-                              "lora", "lora info", "lora convert", "lora merge", "lora extract"}, set(sections))
+                              "lora", "lora info", "lora convert", "lora merge", "lora extract", "completion"}, set(sections))
         for name, content in sections.items():
             with self.subTest(name):
                 self.assertTrue(content.startswith(f"atelier {name} "), content[:80])
-                self.assertIn("--help" if name in ("lora", "plan") else "\n  --", content)
+                if name != "completion":
+                    self.assertIn("--help" if name in ("lora", "plan") else "\n  --", content)
         self.assertIn("\nWith `--plugin qwen_image`:\n", text)
         self.assertNotIn(str(ROOT), text)
+
+    def test_help_fits_a_hundred_columns(self):
+        blocks = re.findall(r"^```text\n((?:.*\n)*?)```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+        self.assertGreater(len(blocks), 15)
+        self.assertEqual([], [line for block in blocks for line in block.splitlines() if len(line) > 100])
 
     def test_a_page_that_differs_is_found_and_written_anew(self):
         folder = self.copy()
@@ -154,7 +160,7 @@ class CommandsPage(unittest.TestCase):
     def test_every_flag_of_kohyas_trainers_that_is_answered_is_in_the_table(self):
         page = TRAINING_PAGE.read_text(encoding="utf-8")
         table = page.split("## Coming from kohya's trainers")[1].split("\n## ")[0]
-        names = re.findall(r'^    \{"(\w+)", (?:true|false),', KOHYA_FLAGS.read_text(encoding="utf-8"),
+        names = re.findall(r'^    \{"(\w+)",\s+(?:true|false),', KOHYA_FLAGS.read_text(encoding="utf-8"),
                            re.MULTILINE)
         self.assertGreater(len(names), 50)
         self.assertEqual([], [name for name in names if f"`--{name}`" not in table])

@@ -230,6 +230,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   });
 
   // What is there: headers only.
+  const size_t before_files = problems.size();
   const FoundFiles found =
       find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
   check_fp8_models(request, found, problems);
@@ -238,6 +239,8 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
       problems);
 
   ModelOptions options = {.files = {}, .cuts_texts = request.cuts_texts};
+  // What is missing may be what is wrong.
+  const bool are_files_right = problems.size() == before_files;
   for (const ComponentSpec& spec : family.components()) {
     if (spec.role == kTokenizerRole) {
       std::vector<std::string> places;
@@ -267,7 +270,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
           problems.add("--tokenizer_path " + display_path(request.tokenizer_path) +
                            ": holds no tokenizer.json, tokenizer.model or vocab.json",
                        "pass the tokenizer's folder", ErrorCode::kNotFound);
-        } else if (is_needed(spec)) {
+        } else if (is_needed(spec) && are_files_right) {
           std::string searched;
           for (const std::string& place : places)
             searched += (searched.empty() ? "" : ", ") + display_path(place);
@@ -278,7 +281,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
       }
       continue;
     }
-    if (!is_needed(spec) || model->find_part(spec.name) != nullptr) continue;
+    if (!is_needed(spec) || model->find_part(spec.name) != nullptr || !are_files_right) continue;
     std::string message = "component " + std::string(spec.name) + " is missing";
     if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
     if (!unknown_in_folder.empty())

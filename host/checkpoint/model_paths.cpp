@@ -10,6 +10,7 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
+#include "formats/list.h"
 #include "host/checkpoint/file_reader.h"
 
 namespace atelier::checkpoint {
@@ -307,14 +308,13 @@ struct PublishedFiles {
 
 std::vector<PublishedFiles> parse_model_ids(const std::string& text, report::Problems& problems) {
   std::vector<PublishedFiles> entries;
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find(','), rest.size());
-    std::string_view entry = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
-    while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
-    if (entry.empty()) continue;
+  std::vector<std::string> texts;
+  try {
+    texts = formats::parse_list(text);
+  } catch (const formats::ParseError& error) {
+    problems.add(std::string("--model_id_with_origin_paths: ") + error.what(), error.hint);
+  }
+  for (const std::string_view entry : texts) {
     const size_t colon = entry.rfind(':');
     const std::string_view id = entry.substr(0, std::min(colon, entry.size()));
     const std::string_view pattern =
@@ -503,6 +503,25 @@ void find_at_path(const std::string& path, FoundFiles& found) {
   }
 }
 
+namespace {
+
+// The entries of --model_paths: JSON, one plain path, or several between commas where no file is
+// called so.
+nlohmann::json model_path_entries(const std::string& text) {
+  std::error_code failure;
+  if (fs::exists(text, failure)) return nlohmann::json::array({text});
+  if (!text.starts_with('[') && !text.starts_with('"')) return formats::parse_list(text);
+  try {
+    const nlohmann::json entries = formats::parse_json(text);
+    return entries.is_array() ? entries : nlohmann::json::array({entries});
+  } catch (const formats::ParseError& error) {
+    throw Error(ErrorCode::kInvalidArgument, std::string("--model_paths: ") + error.what(),
+                "pass a JSON list of paths, or one plain path", error.tag);
+  }
+}
+
+}  // namespace
+
 FoundFiles find_model_files(const std::string& model_paths,
                             const std::string& model_id_with_origin_paths,
                             report::Problems& problems) {
@@ -511,22 +530,8 @@ FoundFiles find_model_files(const std::string& model_paths,
     for (size_t i = before; i < found.checkpoints.size(); ++i) found.checkpoints[i].entry = entry;
   };
   if (!model_paths.empty()) {
-    nlohmann::json entries = nlohmann::json::array({model_paths});
-    if (model_paths.front() == '[' || model_paths.front() == '"') {
-      std::error_code failure;
-      if (!fs::exists(model_paths, failure)) {
-        problems.collect([&] {
-          try {
-            entries = formats::parse_json(model_paths);
-          } catch (const formats::ParseError& error) {
-            entries = nlohmann::json::array();
-            throw Error(ErrorCode::kInvalidArgument, std::string("--model_paths: ") + error.what(),
-                        "pass a JSON list of paths, or one plain path", error.tag);
-          }
-        });
-      }
-    }
-    if (!entries.is_array()) entries = nlohmann::json::array({entries});
+    nlohmann::json entries = nlohmann::json::array();
+    problems.collect([&] { entries = model_path_entries(model_paths); });
     for (const auto& entry : entries) {
       const size_t before = found.checkpoints.size();
       problems.collect([&] {

@@ -47,13 +47,12 @@ std::map<std::string, Kind, std::less<>> parse_kinds(const std::string& flag,
     const auto kind = std::ranges::find(names, std::string_view(entry).substr(equals + 1),
                                         &std::pair<std::string_view, Kind>::first);
     if (kind == names.end()) {
-      std::string known;
-      for (size_t i = 0; i < names.size(); ++i)
-        known += (i == 0                  ? ""
-                  : i + 1 == names.size() ? " or "
-                                          : ", ") +
-                 std::string(names[i].first);
-      throw Error(ErrorCode::kInvalidArgument, place + "the kind is not known", "use " + known);
+      std::vector<std::string> known;
+      for (const auto& [name, value] : names) known.emplace_back(name);
+      const std::string nearest = report::nearest_name(entry.substr(equals + 1), known);
+      throw Error(ErrorCode::kInvalidArgument,
+                  place + "the kind is not one of " + report::list_names(known),
+                  nearest.empty() ? "use one of them" : "did you mean " + nearest + "?");
     }
     if (!kinds.emplace(entry.substr(0, equals), kind->second).second)
       throw Error(ErrorCode::kInvalidArgument, place + "the component is named twice",

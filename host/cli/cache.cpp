@@ -7,7 +7,8 @@
 
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_loader.h"
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
+#include "host/cli/family.h"
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
 #include "host/data/order.h"
@@ -37,15 +38,18 @@ struct Request {
 };
 
 // Throws one error with all that is wrong.
-Request check_request(std::span<const std::string> arguments, const ModelFamily& family) {
+Request check_request(std::span<const std::string> arguments) {
   report::Problems problems;
   Request request;
   Config& config = request.config;
-  config = train::parse_config(arguments, family, problems, "cache");
+  const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
+  config = train::parse_config(arguments, plugin ? plugin->family : nullptr, problems, "cache");
   Progress progress(progress::stderr_options(config.log.quiet));
   for (const std::string& note : config.notes) progress.note("note: " + note);
   apply_process_flags(config.process.attention, config.process.kernels, config.process.threads,
                       problems);
+  if (plugin == nullptr) problems.throw_if_any();
+  const ModelFamily& family = *plugin->family;
   for (const ComponentSpec& component : family.components()) {
     if (component.phases.encode) config.model.components.emplace_back(component.name);
   }
@@ -126,28 +130,14 @@ void print_result(const Request& request, const Samples& samples, const Samples:
   std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-const ModelFamily* open_family(std::span<const std::string> arguments) {
-  const auto name = train::peek_setting(arguments, "plugin");
-  if (!name) return nullptr;
-  const std::string path = train::peek_setting(arguments, "plugin_path").value_or("");
-  return plugins::open_plugin(*name, path).family;
-}
-
 }  // namespace
 
 int run_cache(std::span<const std::string> arguments) {
   if (wants_help(arguments)) {
-    const ModelFamily* family = nullptr;
-    report::Problems ignored;  // help is given without the family's names then
-    ignored.collect([&] { family = open_family(arguments); });
-    std::fputs(help_text(train::train_command(family, "cache")).c_str(), stdout);
+    std::fputs(help_text(cache_command(family_for_help(arguments))).c_str(), stdout);
     return 0;
   }
-  const ModelFamily* family = open_family(arguments);
-  if (family == nullptr)
-    throw Error(ErrorCode::kInvalidArgument, "--plugin is missing",
-                "name the model family; atelier plugins lists them");
-  const Request request = check_request(arguments, *family);
+  const Request request = check_request(arguments);
   Samples samples = open_samples(request);
   if (request.config.dry_run) {
     print_report(request, samples);

@@ -13,20 +13,18 @@
 
 #include "atelier/error.h"
 
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
 #include "host/conformance/pictures.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace atelier::cli {
 
-namespace {
-
-CommandSpec check_command() {
+CommandSpec check_plugin_command() {
   CommandSpec command{"check-plugin",
                       "Runs the conformance suite on a plugin, in a process of its own."};
   command.flags = {
-      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      plugin_path_flag(),
       {.name = "json",
        .kind = FlagKind::kFlag,
        .help = "one JSON object a check",
@@ -45,8 +43,12 @@ CommandSpec check_command() {
       command.flags.end(),
       {{.name = "model_paths",
         .help = "its files, as for generate: checks pictures that it draws, too",
+        .value_name = "FILE|FOLDER",
         .group = group},
-       {.name = "tokenizer_path", .help = "folder or file of the tokenizer", .group = group},
+       {.name = "tokenizer_path",
+        .help = "folder or file of the tokenizer",
+        .value_name = "FILE|FOLDER",
+        .group = group},
        {.name = "prompt", .help = "of a few pictures", .preset = "a red circle", .group = group},
        {.name = "other_prompt",
         .help = "of a picture that looks different",
@@ -66,11 +68,13 @@ CommandSpec check_command() {
         .kind = FlagKind::kInteger,
         .help = "of the schedule when absent",
         .group = group}});
-  command.positional = "X.so|NAME";
+  command.positional = "FAMILY|FILE";
   command.min_positional = 1;
   command.max_positional = 1;
   return command;
 }
+
+namespace {
 
 void print(const conformance::Finding& finding, bool as_json) {
   if (as_json) {
@@ -167,7 +171,7 @@ std::optional<int> follow_child(pid_t child, int from, double timeout_s,
 }  // namespace
 
 int run_check_plugin(std::span<const std::string> arguments) {
-  const CommandSpec command = check_command();
+  const CommandSpec command = check_plugin_command();
   if (wants_help(arguments)) {
     std::fputs(help_text(command).c_str(), stdout);
     return 0;

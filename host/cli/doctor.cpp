@@ -14,7 +14,7 @@
 #include <torch/headeronly/version.h>
 
 #include "host/checkpoint/model_paths.h"
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
 #include "host/device/cuda.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
@@ -220,12 +220,15 @@ Item check_models() {
 
 }  // namespace
 
-int run_doctor(std::span<const std::string> arguments) {
+CommandSpec doctor_command() {
   CommandSpec command{"doctor", "Says what works on this machine, what does not and why."};
-  command.flags = {
-      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
-      {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"},
-  };
+  command.flags = {plugin_path_flag(),
+                   {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"}};
+  return command;
+}
+
+int run_doctor(std::span<const std::string> arguments) {
+  const CommandSpec command = doctor_command();
   if (wants_help(arguments)) {
     std::fputs(help_text(command).c_str(), stdout);
     return 0;

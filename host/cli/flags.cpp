@@ -4,12 +4,12 @@
 #include <boost/program_options.hpp>
 #include <charconv>
 #include <cmath>
-#include <sstream>
 
 #include "atelier/error.h"
 
 #include "formats/escape.h"
 #include "formats/json.h"
+#include "formats/list.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -59,6 +59,14 @@ std::string display_flag(const std::string& name) {
   return text.size() == name.size() + 4 ? "--" + name : text;
 }
 
+std::optional<uint64_t> parse_unsigned(const std::string& text) {
+  uint64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, failure] = std::from_chars(text.data(), end, value);
+  if (failure != std::errc() || stop != end) return std::nullopt;
+  return value;
+}
+
 // What is wrong with one value of a flag; empty when nothing is.
 std::string value_problem(const FlagSpec& flag, const std::string& text) {
   switch (flag.kind) {
@@ -76,7 +84,15 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
         return quote(text) + " is no JSON: " + error.what();
       }
     case FlagKind::kList:
-      return "";
+      try {
+        formats::parse_list(text);
+        return "";
+      } catch (const formats::ParseError& error) {
+        return quote(text) + " is no JSON list of texts: " + error.what();
+      }
+    case FlagKind::kSeed:
+      if (text == "-1" || parse_unsigned(text)) return "";
+      return quote(text) + " is no seed: no whole number from 0 to 2^64 - 1, and not -1";
     case FlagKind::kText:
       if (flag.choices.empty() ||
           std::find(flag.choices.begin(), flag.choices.end(), text) != flag.choices.end())
@@ -86,6 +102,18 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
   return "";
 }
 
+// What to do about a value with such a problem.
+std::string value_hint(const FlagSpec& flag, const std::string& text) {
+  const std::string nearest = nearest_choice(text, flag.choices);
+  return nearest.empty() ? flag.help : "did you mean " + nearest + "?";
+}
+
+const OtherFlag* find_other(const CommandSpec& command, std::string_view name) {
+  const auto it = std::find_if(command.others.begin(), command.others.end(),
+                               [&](const OtherFlag& other) { return other.name == name; });
+  return it == command.others.end() ? nullptr : &*it;
+}
+
 const FlagSpec* find_flag(const CommandSpec& command, std::string_view name) {
   for (const FlagSpec& flag : command.flags) {
     if (flag.name == name) return &flag;
@@ -93,28 +121,45 @@ const FlagSpec* find_flag(const CommandSpec& command, std::string_view name) {
   return nullptr;
 }
 
-std::string kind_text(const FlagSpec& flag) {
-  switch (flag.kind) {
-    case FlagKind::kInteger:
-      return " N";
-    case FlagKind::kReal:
-      return " X";
-    case FlagKind::kJson:
-      return " JSON";
-    case FlagKind::kList:
-      return " A,B";
-    case FlagKind::kFlag:
-      return "";
-    case FlagKind::kText:
-      break;
+void add_unknown(const CommandSpec& command, const std::string& name, report::Problems& problems) {
+  if (const OtherFlag* const other = find_other(command, name)) {
+    problems.add("--" + name + " is " +
+                     (other->of.empty() ? "no flag of " + command.name : "a flag of " + other->of),
+                 other->use);
+    return;
   }
-  if (flag.choices.empty()) return " TEXT";
-  std::string out = " ";
-  for (const std::string& choice : flag.choices) out += (out.size() > 1 ? "|" : "") + choice;
-  return out;
+  std::vector<std::string> known;
+  for (const FlagSpec& flag : command.flags) known.push_back(flag.name);
+  const std::string nearest = report::nearest_name(name, known);
+  std::string hint = "atelier " + command.name + " --help lists the flags";
+  if (command.lacks_family) hint += ", with --plugin also those of a family";
+  if (!nearest.empty()) hint = "did you mean --" + nearest + "?";
+  problems.add(display_flag(name) + " is not known to " + command.name, hint);
 }
 
 }  // namespace
+
+std::string known_word(const std::string& text, const std::vector<std::string>& choices) {
+  static const std::map<std::string, std::string, std::less<>> kOtherWords = {
+      {"bf16", "bfloat16"},
+      {"fp16", "float16"},
+      {"half", "float16"},
+      {"fp32", "float32"},
+      {"float", "float32"},
+      {"nextdit_shift", "uniform_dynamic_shift"},  // these three of kohya's trainers
+      {"flux_shift", "sigmoid_dynamic_shift"},
+      {"sigma", "uniform"},
+      {"data_process", "sft:data_process"}};
+  const auto word = kOtherWords.find(text);
+  const bool is_choice = word != kOtherWords.end() &&
+                         std::find(choices.begin(), choices.end(), word->second) != choices.end();
+  return is_choice ? word->second : "";
+}
+
+std::string nearest_choice(const std::string& text, const std::vector<std::string>& choices) {
+  const std::string known = known_word(text, choices);
+  return known.empty() ? report::nearest_name(text, choices) : known;
+}
 
 bool ParsedFlags::is_given(std::string_view name) const {
   return value(name).given;
@@ -163,6 +208,10 @@ nlohmann::json ParsedFlags::json(std::string_view name) const {
   return formats::parse_json(text(name));
 }
 
+std::optional<uint64_t> ParsedFlags::seed(std::string_view name) const {
+  return parse_unsigned(text(name));
+}
+
 bool ParsedFlags::flag(std::string_view name) const {
   const auto found = find_text(name);
   return found && parse_flag(*found).value_or(false);
@@ -173,14 +222,7 @@ std::vector<std::string> ParsedFlags::texts(std::string_view name) const {
 }
 
 std::vector<std::string> ParsedFlags::list(std::string_view name) const {
-  std::vector<std::string> parts;
-  std::stringstream rest(find_text(name).value_or(""));
-  for (std::string part; std::getline(rest, part, ',');) {
-    const size_t first = part.find_first_not_of(" \t\n");
-    if (first == std::string::npos) continue;
-    parts.push_back(part.substr(first, part.find_last_not_of(" \t\n") - first + 1));
-  }
-  return parts;
+  return formats::parse_list(find_text(name).value_or(""));
 }
 
 std::map<std::string, std::string> ParsedFlags::all() const {
@@ -252,13 +294,14 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
     rest.erase(rest.begin());
     const FlagSpec* flag = find_flag(command, name);
     if (flag == nullptr) {
-      const std::string nearest = report::nearest_name(name, known);
-      problems.add(display_flag(name) + " is not known to " + command.name,
-                   nearest.empty() ? "atelier " + command.name + " --help lists the flags"
-                                   : "did you mean --" + nearest + "?");
-      // Its value, if it has one, is no file of ours.
-      if (equals == std::string::npos && !rest.empty() && !rest.front().starts_with("--"))
+      add_unknown(command, name, problems);
+      // Its values, if it has any, are no files of ours.
+      const OtherFlag* const other = find_other(command, name);
+      while (equals == std::string::npos && (other == nullptr || other->has_value) &&
+             !rest.empty() && !rest.front().starts_with("--")) {
         rest.erase(rest.begin());
+        if (other == nullptr) break;
+      }
       return found.emplace_back(), found;
     }
     option.string_key = name;
@@ -271,7 +314,7 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
         rest.erase(rest.begin());
       }
     } else if (rest.empty() || names_flag(rest.front())) {
-      problems.add("--" + name + ": a value is missing", "write --" + name + kind_text(*flag));
+      problems.add("--" + name + ": a value is missing", "write --" + name + value_text(*flag));
       return found.emplace_back(), found;
     } else {
       option.value = {rest.front()};
@@ -288,7 +331,8 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
     ParsedFlags::Value& value = parsed.values_.at(flag.name);
     value.given = true;
     if (const std::string wrong = value_problem(flag, text); !wrong.empty()) {
-      problems.add((place.empty() ? "--" + flag.name : place) + ": " + wrong, flag.help);
+      problems.add((place.empty() ? "--" + flag.name : place) + ": " + wrong,
+                   value_hint(flag, text));
       return;
     }
     value.place = place;
@@ -348,157 +392,6 @@ std::optional<std::string> peek_flag(std::span<const std::string> arguments,
 bool wants_help(std::span<const std::string> arguments) {
   return std::any_of(arguments.begin(), arguments.end(),
                      [](const std::string& text) { return text == "--help" || text == "-h"; });
-}
-
-std::string help_text(const CommandSpec& command) {
-  std::string out = "atelier " + command.name +
-                    (command.positional.empty() ? "" : " " + command.positional) +
-                    (command.flags.empty() ? "" : " [flags]") + "\n" + command.summary + "\n";
-  size_t width = 0;
-  for (const FlagSpec& flag : command.flags)
-    width = std::max(width, flag.name.size() + kind_text(flag).size());
-  width = std::min<size_t>(width, 36);
-  std::string group;
-  for (const FlagSpec& flag : command.flags) {
-    if (flag.group != group) out += "\n" + (group = flag.group) + "\n";
-    std::string line = "  --" + flag.name + kind_text(flag);
-    if (line.size() > width + 4) {
-      line += "\n" + std::string(width + 6, ' ');
-    } else {
-      line.resize(width + 6, ' ');
-    }
-    line += flag.help;
-    if (flag.required) line += " (required)";
-    if (flag.repeated) line += " (may be repeated)";
-    if (flag.preset && !flag.preset->empty()) line += " [" + *flag.preset + "]";
-    out += line + "\n";
-  }
-  return out;
-}
-
-std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUse use,
-                                      std::span<const FlagSpec> taken) {
-  std::vector<FlagSpec> flags;
-  for (const InputSpec& input : inputs) {
-    if (input.use != use && input.use != InputUse::kBoth && use != InputUse::kBoth) continue;
-    const bool is_taken = std::any_of(
-        taken.begin(), taken.end(), [&](const FlagSpec& flag) { return flag.name == input.name; });
-    if (is_taken) continue;
-    FlagSpec flag;
-    flag.name = std::string(input.name);
-    flag.help = std::string(input.help);
-    if (input.variants != "*") flag.help += " (" + std::string(input.variants) + ")";
-    switch (input.kind) {
-      case InputKind::kInteger:
-        flag.kind = FlagKind::kInteger;
-        break;
-      case InputKind::kReal:
-        flag.kind = FlagKind::kReal;
-        break;
-      case InputKind::kFlag:
-        flag.kind = FlagKind::kFlag;
-        break;
-      case InputKind::kImageList:
-        flag.repeated = true;
-        break;
-      default:
-        break;
-    }
-    flags.push_back(std::move(flag));
-  }
-  return flags;
-}
-
-std::vector<FlagSpec> model_flags(std::string dtype) {
-  return {
-      {.name = "plugin", .help = "family name, or path of a plugin", .required = true},
-      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
-      {.name = "model_paths",
-       .help = "files, folders or globs: a path, or JSON '[\"a\", [\"b-1\", \"b-2\"]]'",
-       .preset = ""},
-      {.name = "model_id_with_origin_paths",
-       .kind = FlagKind::kList,
-       .help = "published files: org/name:glob,org/name:glob",
-       .preset = ""},
-      {.name = "tokenizer_path", .help = "folder or file of the tokenizer", .preset = ""},
-      {.name = "model_hints",
-       .kind = FlagKind::kJson,
-       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
-               "\"dit\"}}'",
-       .preset = "{}"},
-      {.name = "dtype",
-       .help = "of every weight",
-       .preset = std::move(dtype),
-       .choices = {"auto", "float32", "bfloat16", "float16"}},
-      {.name = "device",
-       .help = "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "
-               "copies of such a GPU",
-       .preset = "auto"},
-      {.name = "storage",
-       .kind = FlagKind::kList,
-       .help = "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
-               "them; bf16 and plain: in dtype",
-       .preset = ""},
-      {.name = "compute",
-       .kind = FlagKind::kList,
-       .help = "of products by component: dit=w8a8 multiplies weights that are stored as fp8 or "
-               "int8 in 8 bits; bf16 and plain: in dtype",
-       .preset = ""},
-      {.name = "fp8_models",
-       .kind = FlagKind::kList,
-       .help = "entries of model_paths or model_id_with_origin_paths that are stored as fp8",
-       .preset = ""},
-      {.name = "offload",
-       .kind = FlagKind::kList,
-       .help = "where blocks rest that come to the device when they run, by component: "
-               "dit=host,text_encoder=disk",
-       .preset = ""},
-      {.name = "resident_blocks",
-       .kind = FlagKind::kList,
-       .help = "with offload, blocks that stay on the device: 20 of the denoiser, or "
-               "dit=20,text_encoder=4",
-       .preset = ""},
-      {.name = "prefetch",
-       .kind = FlagKind::kInteger,
-       .help = "with offload, blocks that are on their way while one runs",
-       .preset = "2"},
-  };
-}
-
-std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints) {
-  const Error malformed(ErrorCode::kInvalidArgument,
-                        "--model_hints: globs with component and variant are expected",
-                        "write '{\"*glob*\": {\"component\": \"dit\", \"variant\": \"name\"}}'");
-  if (!hints.is_object()) throw malformed;
-  std::map<std::string, DetectHint> out;
-  for (const auto& [glob, said] : hints.items()) {
-    if (!said.is_object()) throw malformed;
-    DetectHint hint;
-    for (const auto& [key, value] : said.items()) {
-      if (!value.is_string() || (key != "component" && key != "variant")) throw malformed;
-      (key == "component" ? hint.component : hint.variant) = value.get<std::string>();
-    }
-    out.emplace(glob, std::move(hint));
-  }
-  return out;
-}
-
-checkpoint::LoadRequest load_request(const ParsedFlags& flags) {
-  checkpoint::LoadRequest request;
-  request.model_paths = flags.text("model_paths");
-  request.model_id_with_origin_paths = flags.text("model_id_with_origin_paths");
-  request.tokenizer_path = flags.text("tokenizer_path");
-  request.dtype = flags.text("dtype");
-  request.device = flags.text("device");
-  request.hints = parse_hints(flags.json("model_hints"));
-  request.storage = checkpoint::parse_storage(flags.list("storage"));
-  request.compute = checkpoint::parse_compute(flags.list("compute"));
-  request.fp8_models = flags.list("fp8_models");
-  request.placement.offload = checkpoint::parse_offload(flags.list("offload"));
-  request.placement.resident_blocks =
-      checkpoint::parse_resident_blocks(flags.list("resident_blocks"));
-  request.placement.prefetch = flags.integer("prefetch");
-  return request;
 }
 
 }  // namespace atelier::cli

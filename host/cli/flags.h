@@ -17,8 +17,8 @@
 
 namespace atelier::cli {
 
-// kList: texts separated by commas.
-enum class FlagKind { kText, kInteger, kReal, kFlag, kJson, kList };
+// kList: what formats::parse_list() reads. kSeed: a whole number from 0 to 2^64 - 1, or -1.
+enum class FlagKind { kText, kInteger, kReal, kFlag, kJson, kList, kSeed };
 
 struct FlagSpec {
   std::string name;  // without dashes: "num_inference_steps"
@@ -29,7 +29,18 @@ struct FlagSpec {
   bool required = false;
   bool repeated = false;                  // may be given several times; see ParsedFlags::texts
   std::vector<std::string> choices = {};  // kText only: the values that are allowed; empty: any
-  std::string group = {};                 // heading in the help; flags of one group stand together
+  // What stands for the value in the help; shells complete paths where it holds FILE or FOLDER, and
+  // families where it holds FAMILY. Empty: the kind's own word.
+  std::string value_name = {};
+  std::string group = {};  // heading in the help; flags of one group stand together
+};
+
+// A flag that other programs have: it is not taken, but answered with what to do here.
+struct OtherFlag {
+  std::string_view name;
+  bool has_value;       // one, or several up to the next flag
+  std::string use;      // "use --cfg_scale"
+  std::string of = {};  // whose it is, where one program is meant: "kohya's trainers"
 };
 
 struct CommandSpec {
@@ -40,6 +51,8 @@ struct CommandSpec {
       {};  // what arguments without a flag are, "FILE|DIR..."; empty: there are none
   int min_positional = 0;
   int max_positional = 1'000'000;
+  std::vector<OtherFlag> others = {};
+  bool lacks_family = false;  // a family would have flags of its own
 };
 
 // A flag's value from elsewhere than the command line: a file, an earlier run.
@@ -64,6 +77,8 @@ class ParsedFlags {
   int64_t integer(std::string_view name) const;
   double real(std::string_view name) const;
   nlohmann::json json(std::string_view name) const;
+  // Of a kSeed; nullopt stands for -1.
+  std::optional<uint64_t> seed(std::string_view name) const;
   // Given as `--name` or `--name=true`.
   bool flag(std::string_view name) const;
 
@@ -75,7 +90,7 @@ class ParsedFlags {
   // Every value of a repeated flag, in order.
   std::vector<std::string> texts(std::string_view name) const;
 
-  // The parts of a kList, without the spaces around them; empty ones are left out.
+  // The texts of a kList.
   std::vector<std::string> list(std::string_view name) const;
 
   const std::vector<std::string>& positional() const { return positional_; }
@@ -99,8 +114,8 @@ class ParsedFlags {
 };
 
 // Reads `--flag value` and `--flag=value`. Values may begin with a dash (`--cfg_scale -1`) unless
-// they name a flag. Throws one Error{kInvalidArgument} that names every mistake: unknown flags with
-// the nearest known one, values that do not parse, required flags that are missing.
+// they name a flag. Throws one Error{kInvalidArgument} that names every mistake: unknown flags and
+// values with the nearest known one, values that do not parse, required flags that are missing.
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments);
 
 // The same with values for flags that the command line leaves out: of those with one name the first
@@ -116,14 +131,28 @@ std::optional<std::string> peek_flag(std::span<const std::string> arguments, std
 // True when `--help` or `-h` is among the arguments.
 bool wants_help(std::span<const std::string> arguments);
 
-// Usage, summary and one line per flag.
+// Usage, summary and the flags, in lines of at most kHelpWidth columns.
+inline constexpr size_t kHelpWidth = 100;
 std::string help_text(const CommandSpec& command);
+
+// What stands behind the flag in the help: " N", " auto|cpu", "" where it takes no value.
+std::string value_text(const FlagSpec& flag);
+
+// What other programs' word for one of `choices` is here: "bfloat16" of "bf16". Empty: it is none.
+std::string known_word(const std::string& text, const std::vector<std::string>& choices);
+
+// What a text that is not among `choices` was probably meant to be. Empty: nothing.
+std::string nearest_choice(const std::string& text, const std::vector<std::string>& choices);
 
 // What a family takes, as flags: one per input of that use whose name is not among `taken`. Images,
 // masks, audio and videos are paths; an image list is a repeated flag. Inputs of kText that the
 // family requires stay optional here, because they may come from a file.
 std::vector<FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUse use,
                                       std::span<const FlagSpec> taken = {});
+
+// --plugin, required, and --plugin_path.
+FlagSpec plugin_flag();
+FlagSpec plugin_path_flag();
 
 // --plugin, --plugin_path, --model_paths, --model_id_with_origin_paths, --tokenizer_path,
 // --model_hints, --dtype, --device, --storage, --fp8_models, --offload, --resident_blocks and
@@ -135,18 +164,5 @@ checkpoint::LoadRequest load_request(const ParsedFlags& flags);
 
 // '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.
 std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints);
-
-// The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as
-// Error.
-int run_inspect(std::span<const std::string> arguments);
-int run_plugins(std::span<const std::string> arguments);
-int run_probe(std::span<const std::string> arguments);
-int run_check_plugin(std::span<const std::string> arguments);
-int run_doctor(std::span<const std::string> arguments);
-int run_generate(std::span<const std::string> arguments);
-int run_lora(std::span<const std::string> arguments);
-int run_plan(std::span<const std::string> arguments);
-int run_train(std::span<const std::string> arguments);
-int run_cache(std::span<const std::string> arguments);
 
 }  // namespace atelier::cli

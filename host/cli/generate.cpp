@@ -18,7 +18,8 @@
 #include "host/checkpoint/memory_holders.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
+#include "host/cli/family.h"
 #include "host/cli/outputs.h"
 #include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
@@ -52,75 +53,6 @@ using generate::Settings;
 using progress::InterruptGuard;
 using progress::Progress;
 
-CommandSpec generate_command(const ModelFamily* family) {
-  CommandSpec command{"generate", "Makes pictures from prompts."};
-  command.flags = model_flags();
-  const auto add = [&](std::vector<FlagSpec> flags) {
-    command.flags.insert(command.flags.end(), flags.begin(), flags.end());
-  };
-  add(memory_flags());
-  add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()));
-  add({
-      {.name = "prompts_file",
-       .help = "one JSON object a line, with these flags' names as keys; - reads them from stdin"},
-      {.name = "truncate_captions",
-       .kind = FlagKind::kFlag,
-       .help = "prompts of too many tokens are cut, as published pipelines do, and not refused",
-       .preset = "false"},
-      {.name = "lora",
-       .help =
-           "a LoRA, PATH or PATH:STRENGTH; a line of a prompts file names its own with \"loras\"",
-       .repeated = true},
-      {.name = "lora_dir",
-       .help = "folder of the LoRAs that lines of a prompts file name: "
-               "\"loras\": [{\"name\": \"style\", \"strength\": 0.7}]",
-       .preset = ""},
-      {.name = "lora_mode",
-       .help = "hot: a LoRA is part of each product, and another one comes at once; merge: it is "
-               "added to the weights in float32, and steps cost what they cost without it",
-       .preset = "hot",
-       .choices = {"hot", "merge"}},
-      {.name = "cfg_batch",
-       .help = "both halves of guidance in one call of the denoiser; off needs less memory",
-       .preset = "on",
-       .choices = {"on", "off"}},
-      {.name = "tiled",
-       .kind = FlagKind::kFlag,
-       .help = "the VAE works in overlapping tiles, with less memory",
-       .preset = "false"},
-      {.name = "tile_size", .kind = FlagKind::kInteger, .help = "pixels", .preset = "256"},
-      {.name = "tile_stride",
-       .kind = FlagKind::kInteger,
-       .help = "pixels from one tile to the next",
-       .preset = "192"},
-      {.name = "attention",
-       .help = "forces one implementation of attention",
-       .preset = "auto",
-       .choices = {"auto", "flash", "efficient", "cudnn", "math"}},
-      {.name = "kernels",
-       .help = "composed: plain LibTorch operators in place of fused ones",
-       .preset = "auto",
-       .choices = {"auto", "composed"}},
-      {.name = "threads",
-       .kind = FlagKind::kInteger,
-       .help = "of the CPU; 0: one for each core",
-       .preset = "0"},
-      {.name = "report_memory",
-       .help = "FILE.csv or FILE.svg, or a name that gives both: what the device and the host hold "
-               "over time",
-       .preset = ""},
-      {.name = "no_metadata",
-       .kind = FlagKind::kFlag,
-       .help = "pictures do not say how they were made",
-       .preset = "false"},
-      {.name = "quiet",
-       .kind = FlagKind::kFlag,
-       .help = "no progress on stderr",
-       .preset = "false"},
-  });
-  return command;
-}
-
 void check_lora_dir(const std::string& folder, report::Problems& problems) {
   std::error_code failure;
   if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
@@ -148,8 +80,7 @@ void print_line(const std::string& line) {
 }
 
 uint64_t first_seed(const Settings& settings) {
-  if (settings.seed >= 0) return static_cast<uint64_t>(settings.seed);
-  return std::random_device()();
+  return settings.seed ? *settings.seed : std::random_device()();
 }
 
 // Whether all weights of a model, and the largest pictures, fit into a GPU at once.
@@ -425,16 +356,16 @@ int run_stdin(JobRunner& runner, const LoadedModel& model, const Settings& base,
     if (!text) break;
     if (text->find_first_not_of(" \t\r") == std::string::npos) continue;
     report::Problems problems;
-    const Job job =
+    const std::optional<Job> job =
         generate::parse_job(*text, {"stdin", line}, base, model.family().inputs(), problems);
-    if (problems.empty()) check(job, problems);
+    if (problems.empty()) check(*job, problems);
     try {
       problems.throw_if_any();
     } catch (const Error& error) {
       runner.refuse(line, error);
       continue;
     }
-    runner.run(job);
+    runner.run(*job);
   }
   if (InterruptGuard::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
   return runner.exit_code();
@@ -455,32 +386,24 @@ plan::GenerationAsked asked_of(const ParsedFlags& flags, const std::vector<Job>&
 
 // `only`: null to run, otherwise the plan is printed and nothing is made.
 int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  const plugins::Plugin* plugin = nullptr;
-  const auto name = peek_flag(arguments, "plugin");
-  if (name) {
-    if (!wants_help(arguments)) {
-      plugin = &plugins::open_plugin(*name, peek_flag(arguments, "plugin_path").value_or(""));
-    } else {
-      report::Problems ignored;  // help is given without the family's flags then
-      ignored.collect([&] {
-        plugin = &plugins::open_plugin(*name, peek_flag(arguments, "plugin_path").value_or(""));
-      });
-    }
-  }
-  const CommandSpec command = generate_command(plugin ? plugin->family : nullptr);
   if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+    std::fputs(help_text(generate_command(family_for_help(arguments))).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
-  const ModelFamily& family = *plugin->family;
-  Progress progress(progress::stderr_options(flags.flag("quiet")));
-
   // Everything that can be wrong is found before any weight is read.
   report::Problems problems;
+  const auto peek = [&](const char* name) { return peek_flag(arguments, name).value_or(""); };
+  const plugins::Plugin* const plugin =
+      choose_family({peek_flag(arguments, "plugin"), peek("plugin_path"), peek("model_paths"),
+                     peek("model_id_with_origin_paths")},
+                    problems);
+  const ModelFamily* const family = plugin ? plugin->family : nullptr;
+  const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
+  const ParsedFlags flags = parse_flags(generate_command(family), arguments, {}, problems);
+  Progress progress(progress::stderr_options(flags.flag("quiet")));
   apply_process_flags(flags.text("attention"), flags.text("kernels"), flags.integer("threads"),
                       problems);
-  Settings base = generate::settings_of(flags, family.inputs(), problems);
+  Settings base = generate::settings_of(flags, inputs, problems);
   base.lora_dir = flags.text("lora_dir");
   check_lora_dir(base.lora_dir, problems);
   try {
@@ -496,7 +419,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   } else if (!reads_stdin) {
     problems.collect([&] {
       jobs = generate::parse_jobs(checkpoint::read_text_file(prompts_file), prompts_file, base,
-                                  family.inputs(), problems);
+                                  inputs, problems);
     });
   }
   std::unique_ptr<LoadedModel> model;
@@ -511,14 +434,14 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     request.prepares_levels = true;
     request.cuts_texts = flags.flag("truncate_captions");
     if (only != nullptr) plan_elsewhere(*only, wishes, request);
-    model = LoadedModel::open(family, request);
+    if (family != nullptr) model = LoadedModel::open(*family, request);
   });
   std::optional<plan::SizeGuard> sizes;
   if (model && has_wishes) sizes.emplace(*model, request, wishes);
   std::optional<generate::Tiling> tiling;
   if (flags.flag("tiled")) tiling = Session::tiling_of(flags);
   std::optional<generate::TextLengths> lengths;
-  if (model) lengths.emplace(model->model(), family.name(), request.cuts_texts);
+  if (model) lengths.emplace(model->model(), family->name(), request.cuts_texts);
   std::optional<Loras> loras;
   const lora::Mode mode =
       flags.text("lora_mode") == "merge" ? lora::Mode::kMerge : lora::Mode::kHot;
@@ -530,9 +453,9 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     if (!model) return;
     loras->check(job.settings, job.place, found);
     const auto* denoiser = model->denoiser();
-    generate::check_against_model(job.settings, family, model->model(),
+    generate::check_against_model(job.settings, *family, model->model(),
                                   denoiser ? denoiser->detection.variant : "", job.place, found);
-    lengths->check(job.settings, family, job.place, found);
+    lengths->check(job.settings, *family, job.place, found);
     if (sizes && found.size() == before)
       sizes->check(job.settings, job.place, tiling, /*may_tile=*/true, found);
   };
@@ -542,7 +465,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   }
   for (const Job& job : jobs) check(job, problems);
   if (reads_stdin && model)  // what lines leave out
-    generate::check_sizes(base, family, model->model().latent_spec(), Place{}, problems);
+    generate::check_sizes(base, *family, model->model().latent_spec(), Place{}, problems);
   problems.throw_if_any();
   if (const std::string note = lengths->note(); !note.empty()) progress.note("note: " + note);
 

@@ -22,8 +22,8 @@
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/model_paths.h"
+#include "host/cli/commands.h"
 #include "host/cli/error_line.h"
-#include "host/cli/flags.h"
 #include "host/image/decode.h"
 #include "host/image/png.h"
 #include "host/plugins/guard.h"
@@ -42,12 +42,14 @@ using Json = InspectedThing;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 30;
 
+}  // namespace
+
 CommandSpec inspect_command() {
   CommandSpec command{"inspect",
                       "Says what files are: tensors, dtypes, sizes, and which family takes them."};
   command.flags = {
-      {.name = "plugin", .help = "ask this family only", .preset = ""},
-      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      {.name = "plugin", .help = "ask this family only", .preset = "", .value_name = "FAMILY|FILE"},
+      plugin_path_flag(),
       {.name = "model_hints",
        .kind = FlagKind::kJson,
        .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
@@ -59,10 +61,12 @@ CommandSpec inspect_command() {
        .help = "one JSON object a line for each thing found",
        .preset = "false"},
   };
-  command.positional = "FILE|DIR...";
+  command.positional = "FILE|FOLDER...";
   command.min_positional = 1;
   return command;
 }
+
+namespace {
 
 struct Context {
   std::vector<const ModelFamily*> families;

@@ -8,6 +8,7 @@
 
 #include "formats/escape.h"
 #include "host/checkpoint/file_reader.h"
+#include "host/cli/commands.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -34,6 +35,11 @@ void print_help() {
 }
 
 }  // namespace
+
+std::vector<CommandSpec> lora_commands() {
+  return {lora_info_command(), lora_convert_command(), lora_merge_command(),
+          lora_extract_command()};
+}
 
 int run_lora(std::span<const std::string> arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {

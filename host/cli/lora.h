@@ -16,6 +16,11 @@
 
 namespace atelier::cli {
 
+CommandSpec lora_info_command();
+CommandSpec lora_convert_command();
+CommandSpec lora_merge_command();
+CommandSpec lora_extract_command();
+
 int run_lora_info(std::span<const std::string> arguments);
 int run_lora_convert(std::span<const std::string> arguments);
 int run_lora_merge(std::span<const std::string> arguments);

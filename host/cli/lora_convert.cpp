@@ -8,9 +8,7 @@
 
 namespace atelier::cli {
 
-namespace {
-
-CommandSpec convert_command() {
+CommandSpec lora_convert_command() {
   CommandSpec command{"lora convert",
                       "Writes a LoRA in the spelling of another program; factors keep their bits.\n"
                       "With a model, names are checked against it, and told where a file has "
@@ -18,16 +16,14 @@ CommandSpec convert_command() {
   command.flags = lora_model_flags();
   command.flags.push_back(lora_format_flag(std::nullopt));
   command.flags.push_back(lora_dtype_flag("auto", "of the factors; auto: as they are"));
-  command.positional = "IN OUT";
+  command.positional = "FILE NEW_FILE";
   command.min_positional = 2;
   command.max_positional = 2;
   return command;
 }
 
-}  // namespace
-
 int run_lora_convert(std::span<const std::string> arguments) {
-  const CommandSpec command = convert_command();
+  const CommandSpec command = lora_convert_command();
   if (wants_help(arguments)) {
     std::fputs(help_text(command).c_str(), stdout);
     return 0;

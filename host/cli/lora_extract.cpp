@@ -17,17 +17,23 @@ namespace {
 using checkpoint::display_path;
 using lora::ExtractReport;
 
-CommandSpec extract_command() {
+}  // namespace
+
+CommandSpec lora_extract_command() {
   CommandSpec command{"lora extract",
                       "Makes a LoRA of what differs between a model and a tuned one, by singular "
                       "values."};
   command.flags = {
-      {.name = "plugin", .help = "family name, or path of a plugin", .required = true},
-      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      plugin_flag(),
+      plugin_path_flag(),
       {.name = "base_model_paths",
        .help = "of the model before: files, folders or globs, as --model_paths elsewhere",
-       .required = true},
-      {.name = "tuned_model_paths", .help = "of the model after", .required = true},
+       .required = true,
+       .value_name = "FILE|FOLDER"},
+      {.name = "tuned_model_paths",
+       .help = "of the model after",
+       .required = true,
+       .value_name = "FILE|FOLDER"},
       {.name = "model_hints",
        .kind = FlagKind::kJson,
        .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
@@ -38,13 +44,15 @@ CommandSpec extract_command() {
        .kind = FlagKind::kList,
        .help = "ends of layers' names, or globs: to_q,to_k; without it every linear layer",
        .preset = ""},
-      {.name = "output", .help = "the file to write", .required = true},
+      {.name = "output", .help = "the file to write", .required = true, .value_name = "FILE"},
       lora_format_flag("diffusers"),
       lora_dtype_flag("float32", "of the LoRA; auto is float32"),
       {.name = "quiet", .kind = FlagKind::kFlag, .help = "no progress", .preset = "false"},
   };
   return command;
 }
+
+namespace {
 
 void print(const std::string& output, const ExtractReport& report) {
   std::printf("%s: %s, relative error %.3g\n", display_path(output).c_str(),
@@ -63,7 +71,7 @@ void print(const std::string& output, const ExtractReport& report) {
 }  // namespace
 
 int run_lora_extract(std::span<const std::string> arguments) {
-  const CommandSpec command = extract_command();
+  const CommandSpec command = lora_extract_command();
   if (wants_help(arguments)) {
     std::fputs(help_text(command).c_str(), stdout);
     return 0;

@@ -18,7 +18,9 @@ namespace {
 using checkpoint::display_path;
 using Json = nlohmann::ordered_json;
 
-CommandSpec info_command() {
+}  // namespace
+
+CommandSpec lora_info_command() {
   CommandSpec command{"lora info", "Says what LoRA files add to, and by how much."};
   command.flags = {
       {.name = "json",
@@ -26,10 +28,12 @@ CommandSpec info_command() {
        .help = "one JSON object a line for each file",
        .preset = "false"},
   };
-  command.positional = "FILE|DIR...";
+  command.positional = "FILE|FOLDER...";
   command.min_positional = 1;
   return command;
 }
+
+namespace {
 
 // "blocks.12.attn.to_out.0" and "blocks_12_attn": the first number, that of the block, is `{}`.
 std::string layer_kind(const std::string& name) {
@@ -141,7 +145,7 @@ void print(const Json& info) {
 }  // namespace
 
 int run_lora_info(std::span<const std::string> arguments) {
-  const CommandSpec command = info_command();
+  const CommandSpec command = lora_info_command();
   if (wants_help(arguments)) {
     std::fputs(help_text(command).c_str(), stdout);
     return 0;

@@ -17,11 +17,13 @@ namespace {
 
 using checkpoint::display_path;
 
-CommandSpec merge_command() {
+}  // namespace
+
+CommandSpec lora_merge_command() {
   CommandSpec command{
       "lora merge", "Adds LoRAs up: into one LoRA, or with --plugin and a model into its weights."};
   command.flags = {
-      {.name = "output", .help = "the file to write", .required = true},
+      {.name = "output", .help = "the file to write", .required = true, .value_name = "FILE"},
       {.name = "rank",
        .kind = FlagKind::kInteger,
        .help = "of the LoRA at most; without it ranks add up, and nothing is lost"},
@@ -34,6 +36,8 @@ CommandSpec merge_command() {
   command.min_positional = 1;
   return command;
 }
+
+namespace {
 
 std::vector<lora::MergeSource> open_sources(const std::vector<std::string>& words) {
   std::vector<lora::MergeSource> sources;
@@ -101,7 +105,7 @@ void merge_to_model(const ParsedFlags& flags, const std::vector<lora::MergeSourc
 }  // namespace
 
 int run_lora_merge(std::span<const std::string> arguments) {
-  const CommandSpec command = merge_command();
+  const CommandSpec command = lora_merge_command();
   if (wants_help(arguments)) {
     std::fputs(help_text(command).c_str(), stdout);
     return 0;

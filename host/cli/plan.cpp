@@ -8,6 +8,7 @@
 
 #include "formats/escape.h"
 #include "host/checkpoint/safetensors_writer.h"
+#include "host/cli/commands.h"
 #include "host/cli/outputs.h"
 #include "host/report/problems.h"
 
@@ -27,7 +28,7 @@ constexpr PlanCommand kCommands[] = {
 void print_help() {
   std::puts(
       "atelier plan COMMAND [flags]\nSays what a run of that command would hold where, how long it "
-      "would take and why, without running it.\n");
+      "would take and why,\nwithout running it.\n");
   for (const PlanCommand& command : kCommands)
     std::printf("  %-14s %s\n", command.name, command.help);
   std::puts("\natelier plan COMMAND --help lists the flags beside those of atelier COMMAND.");
@@ -40,11 +41,13 @@ CommandSpec own_flags(const PlanCommand& command) {
   spec.flags = {
       {.name = "device_profile",
        .help = "plan for another device: h200, 4090, or a JSON file with its numbers",
-       .preset = ""},
-      {.name = "json", .help = "file for the plan as JSON", .preset = ""},
+       .preset = "",
+       .value_name = "h200|4090|FILE"},
+      {.name = "json", .help = "file for the plan as JSON", .preset = "", .value_name = "FILE"},
       {.name = "curve",
-       .help = "file for the time of the run over the memory of the device: FILE.csv or FILE.svg",
-       .preset = ""},
+       .help = "file for the time of the run over the memory of the device, .csv or .svg",
+       .preset = "",
+       .value_name = "FILE"},
   };
   return spec;
 }
@@ -84,6 +87,17 @@ PlanOnly take_own_flags(std::vector<std::string>& arguments) {
 
 }  // namespace
 
+std::vector<CommandSpec> plan_commands(const ModelFamily* family) {
+  std::vector<CommandSpec> specs;
+  for (const PlanCommand& command : kCommands) {
+    specs.push_back(own_flags(command));
+    const CommandSpec run =
+        command.run == plan_train ? train_command(family) : generate_command(family);
+    specs.back().flags.insert(specs.back().flags.end(), run.flags.begin(), run.flags.end());
+  }
+  return specs;
+}
+
 int run_plan(std::span<const std::string> arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
     print_help();
@@ -101,10 +115,11 @@ int run_plan(std::span<const std::string> arguments) {
     const PlanOnly only = take_own_flags(rest);
     return command.run(rest, only);
   }
+  const std::string nearest = report::nearest_name(arguments[0], names);
   throw Error(ErrorCode::kInvalidArgument,
               "plan " + formats::quote_and_escape(arguments[0]) + " is not known; there are " +
                   report::list_names(names),
-              "atelier plan train …");
+              nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
 }
 
 std::vector<FlagSpec> memory_flags() {

@@ -6,26 +6,26 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
 #include "host/generate/settings.h"
 #include "host/plugins/own_process.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace atelier::cli {
 
-namespace {
-
 CommandSpec plugins_command() {
   CommandSpec command{"plugins",
                       "Lists the families found; \"show NAME\" says what one of them takes."};
   command.flags = {
-      {.name = "plugin_path", .help = "folders with plugins, separated by colons", .preset = ""},
+      plugin_path_flag(),
       {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"},
   };
-  command.positional = "[show NAME|FILE]";
+  command.positional = "[show FAMILY|FILE]";
   command.max_positional = 2;
   return command;
 }
+
+namespace {
 
 constexpr auto kShowTime = std::chrono::seconds(12);  // more than opening may take
 

@@ -17,7 +17,7 @@
 #include "host/checkpoint/file_reader.h"
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
 #include "host/cli/outputs.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
@@ -32,6 +32,8 @@ namespace {
 using checkpoint::LoadedModel;
 using checkpoint::LoadProgress;
 
+}  // namespace
+
 CommandSpec probe_command() {
   CommandSpec command{"probe",
                       "Runs one component on the tensors of a file and writes what it gives."};
@@ -40,8 +42,12 @@ CommandSpec probe_command() {
       {.name = "component", .help = "a component of the family, or schedule", .required = true},
       {.name = "inputs",
        .help = "safetensors; tokenizer: JSON lines; schedule: JSON",
-       .required = true},
-      {.name = "output", .help = "written in the same format", .required = true},
+       .required = true,
+       .value_name = "FILE"},
+      {.name = "output",
+       .help = "written in the same format",
+       .required = true,
+       .value_name = "FILE"},
       {.name = "gradients",
        .kind = FlagKind::kFlag,
        .help = "also the gradients of half the sum of all squared outputs: grad.<input>",
@@ -53,6 +59,8 @@ CommandSpec probe_command() {
   command.flags.insert(command.flags.end(), own.begin(), own.end());
   return command;
 }
+
+namespace {
 
 // Floating tensors of two axes and more take part in products and get the model's dtype; vectors
 // (noise levels) stay as they are.

@@ -10,7 +10,8 @@
 
 #include "host/checkpoint/model_loader.h"
 #include "host/checkpoint/safetensors_writer.h"
-#include "host/cli/flags.h"
+#include "host/cli/commands.h"
+#include "host/cli/family.h"
 #include "host/cli/lora.h"
 #include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
@@ -24,6 +25,7 @@
 #include "host/run/run_folder.h"
 #include "host/run/stop.h"
 #include "host/train/config.h"
+#include "host/train/foreign_line.h"
 #include "host/train/preview.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
@@ -153,11 +155,10 @@ void open_starting_weights(Plan& plan, Problems& problems) {
   });
 }
 
-void read_prompts(Plan& plan, generate::TextLengths& lengths, const plan::SizeGuard* sizes,
-                  Problems& problems) {
+void read_prompts(Plan& plan, const ModelFamily& family, generate::TextLengths* lengths,
+                  const plan::SizeGuard* sizes, Problems& problems) {
   const std::string& file = plan.config.samples.prompts_file;
   if (file.empty()) return;
-  const ModelFamily& family = plan.model->family();
   generate::Settings base;
   problems.collect([&] {
     if (const auto size = train::size_of_samples(plan.config, plan.dataset.get())) {
@@ -168,10 +169,11 @@ void read_prompts(Plan& plan, generate::TextLengths& lengths, const plan::SizeGu
   for (const generate::Job& job :
        train::read_sample_prompts(file, base, family.inputs(), problems)) {
     const size_t before = problems.size();
-    generate::check_settings(job.settings, family, job.place, problems);
+    generate::check_settings(job.settings, &family, job.place, problems);
+    if (plan.model == nullptr) continue;
     generate::check_against_model(job.settings, family, plan.model->model(),
                                   plan.model->denoiser()->detection.variant, job.place, problems);
-    lengths.check(job.settings, family, job.place, problems);
+    lengths->check(job.settings, family, job.place, problems);
     if (sizes != nullptr && problems.size() == before)
       sizes->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems);
     plan.prompts.push_back(job.settings);
@@ -211,17 +213,19 @@ void follow_plan(Plan& plan, progress::Progress& progress) {
 }
 
 // Checks the whole request; throws one error with all that is wrong.
-Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family,
-               const PlanOnly* only) {
+Plan make_plan(std::span<const std::string> arguments, const PlanOnly* only) {
   Problems problems;
   Plan plan;
-  plan.config = train::parse_config(arguments, family, problems);
+  const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
+  plan.config = train::parse_config(arguments, plugin ? plugin->family : nullptr, problems);
   Config& config = plan.config;
   progress::Progress progress(progress::stderr_options(config.log.quiet));
   for (const std::string& note : config.notes) progress.note("note: " + note);
   apply_process_flags(config.process.attention, config.process.kernels, config.process.threads,
                       problems);
   if (only == nullptr) train::check_output_folder(config, problems);
+  if (plugin == nullptr) problems.throw_if_any();
+  const ModelFamily& family = *plugin->family;
   config.model.components = needed_components(family, config);
   plan::MemoryWishes wishes = {.vram = config.memory.vram,
                                .host_memory = config.memory.host_memory,
@@ -231,11 +235,14 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
   problems.collect([&] { plan::check_wishes(wishes); });
   const bool has_wishes = problems.size() == before_wishes;
   problems.collect([&] { plan.model = LoadedModel::open(family, config.model); });
-  if (plan.model == nullptr) problems.throw_if_any();
-  LoadedModel& model = *plan.model;
-  if (only == nullptr || only->device_profile.empty()) note_places(plan, progress);
+  // Without its files the rest is checked all the same.
+  std::unique_ptr<LoadedModel> without_files;
+  if (plan.model == nullptr) without_files = LoadedModel::open_empty(family);
+  LoadedModel& model = plan.model ? *plan.model : *without_files;
+  if (plan.model != nullptr && (only == nullptr || only->device_profile.empty()))
+    note_places(plan, progress);
 
-  if (config.stage != Stage::kDataProcess) {
+  if (plan.model != nullptr && config.stage != Stage::kDataProcess) {
     plan.selection = train::select_trained(model, config, problems);
     place_trained(plan, problems);
     open_preset(plan, problems);
@@ -252,9 +259,10 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
                                      config.timesteps);
     });
   }
-  generate::TextLengths lengths(model.model(), family.name(), config.model.cuts_texts);
+  std::optional<generate::TextLengths> lengths;
+  if (plan.model != nullptr) lengths.emplace(model.model(), family.name(), config.model.cuts_texts);
   const auto check = [&](bool is_learnt) {
-    return train::row_check(config, family, lengths, is_learnt);
+    return lengths ? train::row_check(config, family, *lengths, is_learnt) : data::RowCheck();
   };
   if (!config.dataset.dataset_base_path.empty())
     plan.dataset =
@@ -273,8 +281,8 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     problems.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
                  "give the dataset");
   std::optional<plan::SizeGuard> sizes;
-  if (has_wishes) sizes.emplace(model, config.model, wishes);
-  read_prompts(plan, lengths, sizes ? &*sizes : nullptr, problems);
+  if (has_wishes && plan.model != nullptr) sizes.emplace(model, config.model, wishes);
+  read_prompts(plan, family, lengths ? &*lengths : nullptr, sizes ? &*sizes : nullptr, problems);
   if (sizes && plan.dataset != nullptr)
     sizes->check(*plan.dataset, config, plan.selection, problems);
   if (sizes && plan.validation != nullptr) sizes->check(*plan.validation, problems);
@@ -286,7 +294,7 @@ Plan make_plan(std::span<const std::string> arguments, const ModelFamily& family
     });
   }
   problems.throw_if_any();
-  if (const std::string note = lengths.note(); !note.empty()) progress.note("note: " + note);
+  if (const std::string note = lengths->note(); !note.empty()) progress.note("note: " + note);
   plan_memory(plan, wishes);
   if (only == nullptr) follow_plan(plan, progress);
   return plan;
@@ -419,25 +427,12 @@ int train_plan(Plan& plan) {
 
 // `only`: null to train, otherwise the plan is printed and nothing is trained.
 int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  const bool only_help = wants_help(arguments);
-  const ModelFamily* family = nullptr;
-  const auto open = [&] {
-    const auto name = train::peek_setting(arguments, "plugin");
-    if (!name) return;
-    family = plugins::open_plugin(*name, train::peek_setting(arguments, "plugin_path").value_or(""))
-                 .family;
-  };
-  if (only_help) {
-    Problems ignored;  // help is given without the family's names then
-    ignored.collect(open);
-    std::fputs(help_text(train::train_command(family)).c_str(), stdout);
+  if (train::is_foreign_line(arguments)) return run_foreign_line(arguments);
+  if (wants_help(arguments)) {
+    std::fputs(help_text(train_command(family_for_help(arguments))).c_str(), stdout);
     return 0;
   }
-  open();
-  if (family == nullptr)
-    throw Error(ErrorCode::kInvalidArgument, "--plugin is missing",
-                "name the model family; atelier plugins lists them");
-  Plan plan = make_plan(arguments, *family, only);
+  Plan plan = make_plan(arguments, only);
   if (only != nullptr) return print_plan(plan.memory, plan.unplanned, *only);
   const run::StopSignals signals;
   try {

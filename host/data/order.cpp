@@ -19,7 +19,7 @@ namespace {
 void require_at_least_one(int64_t value, const char* flag) {
   if (value >= 1) return;
   throw Error(ErrorCode::kInvalidArgument,
-              "--" + std::string(flag) + ": " + std::to_string(value) + " is below 1");
+              "--" + std::string(flag) + ": " + std::to_string(value) + " is less than 1");
 }
 
 int64_t divide_up(int64_t value, int64_t by) {

@@ -1,5 +1,6 @@
 #include "host/generate/jobs.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,21 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
+// The first line that is not blank, without spaces in front; empty when all are.
+std::string_view first_line(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  return text.substr(0, text.find_first_of("\r\n"));
+}
+
+// Whether any line begins as a JSON object.
+bool has_objects(std::string_view text) {
+  while (!text.empty()) {
+    if (first_line(text).starts_with('{')) return true;
+    text.remove_prefix(std::min(text.find('\n', text.find_first_not_of(" \t\r\n")), text.size()));
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string JobResult::to_json() const {
@@ -27,27 +43,34 @@ std::string JobResult::to_json() const {
   return line_json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Job parse_job(std::string_view text, const Place& place, const Settings& base,
-              std::span<const InputSpec> inputs, report::Problems& problems) {
-  Job job = {place, base};
+std::optional<Job> parse_job(std::string_view text, const Place& place, const Settings& base,
+                             std::span<const InputSpec> inputs, report::Problems& problems) {
   try {
     const nlohmann::json line = formats::parse_json(text);
-    job.settings = settings_of(line, base, inputs, place, problems);
+    Job job = {place, settings_of(line, base, inputs, place, problems)};
     if (!line.is_object() || !line.contains("output")) {
       job.settings.output = with_number(base.output, place.line);
     }
+    return job;
   } catch (const formats::ParseError& error) {
     problems.add(Error(ErrorCode::kInvalidArgument,
                        place.file + ":" + std::to_string(place.line) + ": " + error.what(),
                        error.hint, error.tag));
+    return std::nullopt;
   }
-  return job;
 }
 
 std::vector<Job> parse_jobs(std::string_view text, const std::string& name, const Settings& base,
                             std::span<const InputSpec> inputs, report::Problems& problems) {
   std::vector<Job> jobs;
   std::map<std::string, uint64_t> writers;  // line of the job that writes a file
+  if (const std::string_view first = first_line(text); !first.empty() && !has_objects(text)) {
+    const nlohmann::json example = {{"prompt", first.substr(0, 80)}};
+    problems.add(name + ": holds no JSON lines, it begins with " + formats::quote_and_escape(first),
+                 "write one JSON object a line: " +
+                     example.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    return jobs;
+  }
   uint64_t line = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -56,9 +79,10 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
     const Place place = {name, ++line};
     if (is_blank(content)) continue;
     const size_t before = problems.size();
-    Job job = parse_job(content, place, base, inputs, problems);
-    if (problems.size() == before && job.settings.num_images <= kMaxImages) {
-      for (const std::string& path : output_paths(job.settings.output, job.settings.num_images)) {
+    std::optional<Job> job = parse_job(content, place, base, inputs, problems);
+    if (!job) continue;
+    if (problems.size() == before && job->settings.num_images <= kMaxImages) {
+      for (const std::string& path : output_paths(job->settings.output, job->settings.num_images)) {
         const auto [writer, is_new] = writers.emplace(path, line);
         if (is_new) continue;
         problems.add(place.of("output") + ": line " + std::to_string(writer->second) + " writes " +
@@ -67,9 +91,9 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
         break;
       }
     }
-    jobs.push_back(std::move(job));
+    jobs.push_back(std::move(*job));
   }
-  if (jobs.empty())
+  if (is_blank(first_line(text)))
     problems.add(name + ": no jobs", "write one JSON object a line: {\"prompt\": \"…\"}");
   return jobs;
 }

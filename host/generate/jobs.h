@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,12 +33,12 @@ struct JobResult {
 };
 
 // Reads one line, without its end; `settings` of a job without "output" name their file after the
-// line. Mistakes become problems.
-Job parse_job(std::string_view text, const Place& place, const Settings& base,
-              std::span<const InputSpec> inputs, report::Problems& problems);
+// line. Mistakes become problems; nullopt: it is no JSON.
+std::optional<Job> parse_job(std::string_view text, const Place& place, const Settings& base,
+                             std::span<const InputSpec> inputs, report::Problems& problems);
 
 // Reads a whole prompts file; `name` stands for it in messages. Blank lines are skipped. Two jobs
-// that write one file are a problem, as is a file without jobs.
+// that write one file are a problem, as is a file without jobs; a file without any JSON is one.
 std::vector<Job> parse_jobs(std::string_view text, const std::string& name, const Settings& base,
                             std::span<const InputSpec> inputs, report::Problems& problems);
 

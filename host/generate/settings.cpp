@@ -13,6 +13,8 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "formats/json.h"
+#include "formats/list.h"
 #include "formats/utf8.h"
 #include "host/checkpoint/checkpoint.h"
 #include "host/generate/sigma_schedule.h"
@@ -51,6 +53,15 @@ int64_t integer_of(const json& value) {
   return value.get<int64_t>();
 }
 
+// nullopt is -1.
+std::optional<uint64_t> seed_of(const json& value) {
+  if (value.is_number_unsigned()) return value.get<uint64_t>();
+  const int64_t number = value.is_number_integer() ? value.get<int64_t>() : -2;
+  if (number < -1) wrong_type(value, "seed: a whole number from 0 to 2^64 - 1, or -1");
+  if (number == -1) return std::nullopt;
+  return static_cast<uint64_t>(number);
+}
+
 double real_of(const json& value) {
   if (!value.is_number()) wrong_type(value, "number");
   return value.get<double>();
@@ -64,15 +75,18 @@ std::vector<double> reals_of(const json& value) {
     return reals;
   }
   const std::string text = text_of(value);
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
+  try {
+    if (text.starts_with('[')) return reals_of(formats::parse_json(text));
+  } catch (const formats::ParseError&) {
+    wrong_type(value, "list of numbers, such as 1,0.75,0.5");
+  }
+  for (const std::string& part : formats::parse_list(text)) {
     double real = 0;
-    const auto [stop, failure] = std::from_chars(text.data() + begin, text.data() + end, real);
-    if (failure != std::errc() || stop != text.data() + end) {
+    const char* const end = part.data() + part.size();
+    const auto [stop, failure] = std::from_chars(part.data(), end, real);
+    if (failure != std::errc() || stop != end)
       wrong_type(value, "list of numbers, such as 1,0.75,0.5");
-    }
     reals.push_back(real);
-    begin = end + 1;
   }
   return reals;
 }
@@ -93,10 +107,10 @@ const std::vector<Field>& fields() {
       {{.name = "width", .kind = FlagKind::kInteger, .help = "pixels", .preset = "1024"},
        [](Settings& s, const json& v) { s.width = integer_of(v); }},
       {{.name = "seed",
-        .kind = FlagKind::kInteger,
+        .kind = FlagKind::kSeed,
         .help = "of the first picture, the next ones count up; -1 draws one",
         .preset = "-1"},
-       [](Settings& s, const json& v) { s.seed = integer_of(v); }},
+       [](Settings& s, const json& v) { s.seed = seed_of(v); }},
       {{.name = "num_inference_steps",
         .kind = FlagKind::kInteger,
         .help = "steps from noise to picture; by default what the schedule says"},
@@ -140,19 +154,22 @@ const std::vector<Field>& fields() {
       {{.name = "sigmas", .help = "the noise levels themselves, falling from 1: 1,0.75,0.5"},
        [](Settings& s, const json& v) { s.sigmas = reals_of(v); }},
       {{.name = "input_image",
-        .help = "picture to start from, scaled and cropped to --height and --width"},
+        .help = "picture to start from, scaled and cropped to --height and --width",
+        .value_name = "FILE"},
        [](Settings& s, const json& v) { s.input_image = text_of(v); }},
       {{.name = "denoising_strength",
         .kind = FlagKind::kReal,
         .help = "part of the steps that change the input image, in (0, 1] [0.6]"},
        [](Settings& s, const json& v) { s.denoising_strength = real_of(v); }},
       {{.name = "latents",
-        .help = "safetensors with the initial noise: tensor latents [pictures, C, T, H, W]"},
+        .help = "safetensors with the initial noise: tensor latents [pictures, C, T, H, W]",
+        .value_name = "FILE"},
        [](Settings& s, const json& v) { s.latents = text_of(v); }},
       {{.name = "output",
         .help = "PNG to write, over what is there; several pictures: out_0.png, … or a pattern "
                 "out_%03d.png",
-        .preset = "out.png"},
+        .preset = "out.png",
+        .value_name = "FILE"},
        [](Settings& s, const json& v) { s.output = text_of(v); }},
   };
   return table;
@@ -373,7 +390,8 @@ Settings settings_of(const cli::ParsedFlags& flags, std::span<const InputSpec> i
                      report::Problems& problems) {
   json given = json::object();
   for (const cli::FlagSpec& flag : settings_flags(inputs)) {
-    if (!flags.is_given(flag.name)) continue;
+    // A wrong value is a problem already.
+    if (!flags.is_given(flag.name) || !flags.find_text(flag.name)) continue;
     switch (flag.kind) {
       case FlagKind::kInteger:
         given[flag.name] = flags.integer(flag.name);
@@ -383,6 +401,9 @@ Settings settings_of(const cli::ParsedFlags& flags, std::span<const InputSpec> i
         break;
       case FlagKind::kFlag:
         given[flag.name] = flags.flag(flag.name);
+        break;
+      case FlagKind::kSeed:
+        if (const auto seed = flags.seed(flag.name)) given[flag.name] = *seed;
         break;
       default:
         if (flag.repeated) {
@@ -438,10 +459,12 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
   return settings;
 }
 
-void check_settings(const Settings& s, const ModelFamily& family, const Place& place,
+void check_settings(const Settings& s, const ModelFamily* family, const Place& place,
                     report::Problems& problems) {
-  if (s.prompt.empty()) {
-    const auto found = find_input(family.inputs(), "prompt");
+  const std::span<const InputSpec> inputs =
+      family ? family->inputs() : std::span<const InputSpec>();
+  if (s.prompt.empty() && family != nullptr) {
+    const auto found = find_input(inputs, "prompt");
     if (!found || found->required) {
       problems.add(place.of("prompt") + " is missing", found ? std::string(found->help) : "");
     }
@@ -452,7 +475,6 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
       problems.add(place.of(name) + ": byte " + std::to_string(at) + " is no UTF-8");
     }
   }
-  check_range(s.seed >= -1, place.of("seed"), std::to_string(s.seed), "below -1", problems);
   check_range(s.num_images >= 1, place.of("num_images"), std::to_string(s.num_images), "below 1",
               problems);
   check_range(s.num_images <= kMaxImages, place.of("num_images"), std::to_string(s.num_images),
@@ -471,7 +493,8 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
                                       : error.at(place.file + ":" + std::to_string(place.line)));
     }
   };
-  collect([&] { schedule = &find_schedule(family.schedules(), s.schedule); });
+  if (family != nullptr)
+    collect([&] { schedule = &find_schedule(family->schedules(), s.schedule); });
   // Numbers are checked even where the schedule's name is wrong.
   const ScheduleDefaults any;
   if (!schedule) schedule = &any;
@@ -499,7 +522,7 @@ void check_settings(const Settings& s, const ModelFamily& family, const Place& p
       problems.add(error.at(place.of("input_image")));
     }
   }
-  for (const InputSpec& input : family.inputs()) {
+  for (const InputSpec& input : inputs) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || input.use == InputUse::kTrain) continue;
     std::vector<std::string> paths;

@@ -22,8 +22,8 @@ namespace atelier::generate {
 // Pictures of one prompt.
 struct Settings {
   std::string prompt, negative_prompt;
-  int64_t height = 1024, width = 1024;         // pixels
-  int64_t seed = -1;                           // -1: drawn at random; picture i has seed + i
+  int64_t height = 1024, width = 1024;  // pixels
+  std::optional<uint64_t> seed;         // drawn at random when absent; picture i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent
   std::optional<double> cfg_scale;             // of the schedule when absent
   std::optional<double> cfg_trunc;             // the same
@@ -69,8 +69,9 @@ Settings settings_of(const nlohmann::json& line, const Settings& base,
                      std::span<const InputSpec> inputs, const Place& place,
                      report::Problems& problems);
 
-// Everything that can be known without the model: prompts, numbers, names, input files.
-void check_settings(const Settings& settings, const ModelFamily& family, const Place& place,
+// Everything that can be known without the model: prompts, numbers, names, input files. `family` is
+// null where it is not known.
+void check_settings(const Settings& settings, const ModelFamily* family, const Place& place,
                     report::Problems& problems);
 
 // The output's name and folder.

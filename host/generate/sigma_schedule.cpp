@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/report/problems.h"
 
 namespace atelier::generate {
 namespace {
@@ -115,14 +116,16 @@ const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedule
                                       std::string_view name) {
   if (schedules.empty()) throw Error(ErrorCode::kInternal, "the family declares no schedule");
   if (name.empty()) return schedules.front();
-  std::string known;
+  std::vector<std::string> known;
   for (const ScheduleDefaults& schedule : schedules) {
     if (schedule.name == name) return schedule;
-    known += (known.empty() ? "" : ", ") + std::string(schedule.name);
+    known.emplace_back(schedule.name);
   }
+  const std::string nearest = report::nearest_name(name, known);
   throw Error(ErrorCode::kNotFound,
-              "--schedule: there is no schedule " + formats::quote_and_escape(name),
-              "choose one of " + known);
+              "--schedule: there is no schedule " + formats::quote_and_escape(name) +
+                  ", there are " + report::list_names(known),
+              nearest.empty() ? "choose one of them" : "did you mean " + nearest + "?");
 }
 
 }  // namespace atelier::generate

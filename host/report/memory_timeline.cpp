@@ -122,6 +122,9 @@ std::vector<std::string> MemoryTimeline::write() {
   const std::vector<Sample> all = samples();
   is_written_ = true;
   std::vector<std::string> files;
+  std::error_code failure;  // of the folder; the file's is told
+  if (const fs::path folder = fs::path(path_).parent_path(); !folder.empty())
+    fs::create_directories(folder, failure);
   const auto add = [&](const std::string& path, const std::string& text) {
     checkpoint::write_file(path, text);
     files.push_back(path);
@@ -132,7 +135,7 @@ std::vector<std::string> MemoryTimeline::write() {
   return files;
 }
 
-void check_report_path(const std::string& path, Problems& problems) {
+void check_report_path(const std::string& path, Problems& problems, const std::string& made_later) {
   if (path.empty()) return;
   const std::string place = "--report_memory " + formats::quote_and_escape(path) + ": ";
   const std::string end = fs::path(path).extension().string();
@@ -141,6 +144,8 @@ void check_report_path(const std::string& path, Problems& problems) {
                  "end it in .csv or .svg, or in neither for both");
   const fs::path folder = fs::path(path).parent_path();
   std::error_code failure;
+  const std::string below = folder.lexically_relative(made_later).string();
+  if (!made_later.empty() && !below.empty() && !below.starts_with("..")) return;
   if (!folder.empty() && !fs::is_directory(folder, failure))
     problems.add(place + "its folder is not there", "make it first", ErrorCode::kNotFound);
 }

@@ -61,8 +61,10 @@ class MemoryTimeline {
   bool is_stopped_ = false, is_written_ = false;
 };
 
-// FILE.csv, FILE.svg, or a name without either, of which both are made. Its folder is there.
-void check_report_path(const std::string& path, Problems& problems);
+// FILE.csv, FILE.svg, or a name without either, of which both are made. Its folder is there, or is
+// `made_later`, or in it.
+void check_report_path(const std::string& path, Problems& problems,
+                       const std::string& made_later = {});
 
 std::string timeline_csv(const std::vector<MemoryTimeline::Sample>& samples);
 std::string timeline_svg(const std::vector<MemoryTimeline::Sample>& samples);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <span>
 
 #include "formats/escape.h"
 
@@ -10,20 +11,22 @@ namespace atelier::report {
 
 namespace {
 
-// Insertions, deletions and replacements between `a` and `b`.
+constexpr size_t kMostTold = 200;
+
+// Insertions, deletions, replacements and exchanges of neighbours between `a` and `b`.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
+  std::vector<std::vector<size_t>> table(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  std::iota(table[0].begin(), table[0].end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
+    table[i][0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
+      table[i][j] = std::min({table[i - 1][j] + 1, table[i][j - 1] + 1,
+                              table[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        table[i][j] = std::min(table[i][j], table[i - 2][j - 2] + 1);
     }
   }
-  return row.back();
+  return table.back().back();
 }
 
 std::string lower_with_underscores(std::string_view name) {
@@ -48,14 +51,18 @@ class Mistakes : public Error {
 }  // namespace
 
 void Problems::add(std::string problem, std::string hint, ErrorCode code) {
-  errors_.emplace_back(code, std::move(problem), std::move(hint));
+  add(Error(code, std::move(problem), std::move(hint)));
 }
 
 void Problems::add(const Error& error) {
   if (const auto* several = dynamic_cast<const Mistakes*>(&error)) {
-    errors_.insert(errors_.end(), several->errors().begin(), several->errors().end());
+    for (const Error& one : several->errors()) add(one);
   } else {
-    errors_.push_back(error);
+    // What two checks find is told once. Equal ones stand near each other.
+    const auto begin = errors_.end() - static_cast<ptrdiff_t>(std::min(errors_.size(), kMostTold));
+    if (std::none_of(begin, errors_.end(),
+                     [&](const Error& other) { return other.message() == error.message(); }))
+      errors_.push_back(error);
   }
 }
 
@@ -63,10 +70,12 @@ void Problems::throw_if_any() const {
   if (errors_.empty()) return;
   if (errors_.size() == 1) throw errors_.front();
   std::string message = std::to_string(errors_.size()) + " mistakes:";
-  for (const Error& error : errors_) {
+  for (const Error& error : std::span(errors_).first(std::min(errors_.size(), kMostTold))) {
     message += "\n  " + error.message();
     if (!error.hint().empty()) message += "; " + error.hint();
   }
+  if (errors_.size() > kMostTold)
+    message += "\n  and " + std::to_string(errors_.size() - kMostTold) + " more";
   throw Mistakes(errors_.front().code(), message, errors_.front().tag(), errors_);
 }
 
@@ -82,7 +91,7 @@ std::string list_names(const std::vector<std::string>& names, size_t limit) {
 }
 
 std::string nearest_name(std::string_view given, const std::vector<std::string>& known) {
-  if (given.size() > 256) return {};
+  if (given.empty() || given.size() > 256) return {};
   const std::string wanted = lower_with_underscores(given);
   std::string best;
   size_t best_distance = std::max<size_t>(1, wanted.size() / 3) + 1;

@@ -15,6 +15,7 @@
 #include "host/train/config_checks.h"
 #include "host/train/config_file.h"
 #include "host/train/foreign_flags.h"
+#include "host/train/foreign_line.h"
 
 namespace atelier::train {
 namespace {
@@ -197,7 +198,7 @@ void fill_task(Config& c, const ParsedFlags& flags, std::string_view command) {
     c.stage = Stage::kTrain;
   }
   c.dry_run = command == "cache" && flags.flag("dry_run");
-  c.seed = static_cast<uint64_t>(flags.integer("seed"));
+  c.seed = flags.seed("seed").value_or(0);  // -1 is refused by check_config()
   c.num_epochs = flags.integer("num_epochs");
   c.max_train_steps = flags.find_integer("max_train_steps");
   c.order.batch_size = flags.integer("batch_size");
@@ -216,7 +217,7 @@ bool is_distill_column(std::string_view name) {
          name == "cfg_scale";
 }
 
-void fill_dataset(Config& c, const ParsedFlags& flags, const ModelFamily& family) {
+void fill_dataset(Config& c, const ParsedFlags& flags, const ModelFamily* family) {
   data::DatasetOptions& d = c.dataset;
   d.dataset_base_path = flags.text("dataset_base_path");
   d.dataset_metadata_path = flags.text("dataset_metadata_path");
@@ -395,7 +396,7 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
               .allow_storage = flags.list("allow_storage"),
               .says_prefetch = flags.is_given("prefetch"),
               .report = flags.text("report_memory")};
-  report::check_report_path(c.memory.report, problems);
+  report::check_report_path(c.memory.report, problems, flags.text("output_path"));
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;
   c.offloads_activations = flags.flag("use_gradient_checkpointing_offload");
@@ -466,7 +467,7 @@ void check_utf8(const CommandSpec& command, const ParsedFlags& flags, report::Pr
 }
 
 Config config_of(const ParsedFlags& flags, const Layers& layers, std::string_view command,
-                 const ModelFamily& family, report::Problems& problems) {
+                 const ModelFamily* family, report::Problems& problems) {
   Config c;
   c.resume = layers.resume;
   fill_task(c, flags, command);
@@ -501,19 +502,18 @@ std::vector<std::string> Config::trained_names() const {
   return names;
 }
 
-Config parse_config(std::span<const std::string> arguments, const ModelFamily& family,
+Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,
                     report::Problems& problems, std::string_view command) {
-  const CommandSpec spec = train_command(&family, std::string(command));
+  const CommandSpec spec = train_command(family, std::string(command));
   const size_t before = problems.size();
-  const std::vector<std::string> own =
-      take_kohya_flags(take_launcher_words(arguments, problems), problems);
-  const Layers layers = LayerReader(own, spec, problems, problems).read();
+  const Layers layers = LayerReader(arguments, spec, problems, problems).read();
   const std::vector<GivenValue> below = choose(layers.values, spec);
-  const ParsedFlags flags = cli::parse_flags(spec, own, below, problems);
+  const ParsedFlags flags = cli::parse_flags(spec, arguments, below, problems);
   check_utf8(spec, flags, problems);
   Config config = config_of(flags, layers, command, family, problems);
   config.notes = layers.notes;
   append(config.notes, note_foreign_flags(flags, problems));
+  append(config.notes, note_foreign_variables());
   append(config.notes, note_idle_flags(config, flags));
   check_config(config, flags, family, problems);
   if (problems.size() == before) config.effective_toml = write_config(spec, flags);

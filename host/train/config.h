@@ -142,8 +142,9 @@ struct Config {
   std::vector<std::string> notes;
 };
 
-// Optional texts that the family is trained with, as flags: what rows have that give none.
-std::vector<cli::FlagSpec> text_flags(const ModelFamily& family);
+// Optional texts that the family is trained with, as flags: what rows have that give none. Empty
+// for null.
+std::vector<cli::FlagSpec> text_flags(const ModelFamily* family);
 
 // Every flag of `atelier train`, in groups; with a family, its names stand in the help and its
 // text_flags() among the others. The name "cache" adds --dry_run.
@@ -152,8 +153,9 @@ cli::CommandSpec train_command(const ModelFamily* family, std::string name = "tr
 // Flags, --config and, below both, the configuration in the run of --resume. Everything that can be
 // known without model and dataset is checked; mistakes become problems that name the flag, or the
 // file and line. Flags of DiffSynth-Studio that mean nothing here are answered with what to use.
-// `command` is a name of train_command(); with "cache" the stage is kDataProcess.
-Config parse_config(std::span<const std::string> arguments, const ModelFamily& family,
+// `command` is a name of train_command(); with "cache" the stage is kDataProcess. `family` is null
+// where it is not known, which is a problem already: the rest is checked.
+Config parse_config(std::span<const std::string> arguments, const ModelFamily* family,
                     report::Problems& problems, std::string_view command = "train");
 
 // --plugin of the command line, of --config or of the resumed run: needed before the flags are

@@ -21,7 +21,7 @@ std::string quote(std::string_view text) {
 // One look at a configuration.
 class Checks {
  public:
-  Checks(const Config& config, const cli::ParsedFlags& flags, const ModelFamily& family,
+  Checks(const Config& config, const cli::ParsedFlags& flags, const ModelFamily* family,
          report::Problems& problems)
       : config_(config), flags_(flags), family_(family), problems_(problems) {}
 
@@ -98,18 +98,19 @@ class Checks {
 
   std::vector<std::string> trainable_components() const {
     std::vector<std::string> names;
-    for (const ComponentSpec& component : family_.components()) {
+    for (const ComponentSpec& component : family_->components()) {
       if (component.role != "tokenizer") names.emplace_back(component.name);
     }
     return names;
   }
 
   void check_component(std::string_view flag, const std::string& name) {
+    if (family_ == nullptr) return;
     const std::vector<std::string> known = trainable_components();
     if (std::find(known.begin(), known.end(), name) != known.end()) return;
     const std::string nearest = report::nearest_name(name, known);
     add(flag,
-        quote(name) + " is no component of " + std::string(family_.name()) + " that can be " +
+        quote(name) + " is no component of " + std::string(family_->name()) + " that can be " +
             "trained: they are " + report::list_names(known),
         nearest.empty() ? "" : "did you mean " + nearest + "?");
   }
@@ -134,7 +135,8 @@ class Checks {
   }
 
   std::string denoiser() const {
-    for (const ComponentSpec& component : family_.components()) {
+    if (family_ == nullptr) return "dit";
+    for (const ComponentSpec& component : family_->components()) {
       if (component.role == "dit") return std::string(component.name);
     }
     return "NAME";
@@ -194,24 +196,31 @@ class Checks {
                     config_.stage == Stage::kTrain
                         ? "give the folder of the dataset, or --cache_path"
                         : "give the folder of the dataset");
+    if (family_ == nullptr) return check_paths();
     std::vector<std::string> known;
-    for (const InputSpec& input : family_.inputs()) {
+    for (const InputSpec& input : family_->inputs()) {
       if (input.use != InputUse::kGenerate) known.emplace_back(input.name);
     }
     for (const std::string& name : dataset.extra_inputs) {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       const std::string nearest = report::nearest_name(name, known);
       add("extra_inputs",
-          quote(name) + " is no input of " + std::string(family_.name()) + ": they are " +
+          quote(name) + " is no input of " + std::string(family_->name()) + ": they are " +
               report::list_names(known),
           nearest.empty() ? "" : "did you mean " + nearest + "?");
     }
-    if (flags_.find_integer("num_frames").value_or(1) != 1)
-      add("num_frames", "training on videos is not supported", "leave it out");
+  }
+
+  // Of the dataset, which is opened with a family only.
+  void check_paths() {
+    for (const char* flag : {"dataset_base_path", "dataset_metadata_path"})
+      check_exists(flag, text(flag));
   }
 
   void check_sizes() {
     const data::DatasetOptions& d = config_.dataset;
+    if (flags_.find_integer("num_frames").value_or(1) != 1)
+      add("num_frames", "training on videos is not supported", "leave it out");
     if (d.height.has_value() != d.width.has_value())
       add(d.height ? "height" : "width",
           std::string("is given without --") + (d.height ? "width" : "height"),
@@ -263,13 +272,13 @@ class Checks {
 
   const Config& config_;
   const cli::ParsedFlags& flags_;
-  const ModelFamily& family_;
+  const ModelFamily* family_;  // null: not known
   report::Problems& problems_;
 };
 
 }  // namespace
 
-void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily& family,
+void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily* family,
                   report::Problems& problems) {
   Checks(config, flags, family, problems).run();
 }

@@ -10,7 +10,7 @@
 namespace atelier::train {
 
 // `flags` are those that `config` was made from: they say where each value stands.
-void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily& family,
+void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily* family,
                   report::Problems& problems);
 
 // A line for each given flag that other flags make meaningless.

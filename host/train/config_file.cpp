@@ -70,17 +70,17 @@ json to_json(const toml::node& node) {
   return out;
 }
 
-// Texts, joined with commas.
+// Texts, as formats::parse_list() reads them: joined with commas, or JSON where one holds a comma.
 std::string join(const toml::array& array) {
   std::string out;
+  bool is_plain = true;
   for (const toml::node& node : array) {
     const auto part = node.value_exact<std::string>();
     if (!part) throw Error(ErrorCode::kInvalidArgument, "is a list with " + kind_of(node));
-    if (part->find(',') != std::string::npos)
-      throw Error(ErrorCode::kInvalidArgument, quote(*part) + " holds a comma");
+    is_plain &= part->find_first_of(",[ ") == std::string::npos;
     out += (out.empty() ? "" : ",") + *part;
   }
-  return out;
+  return is_plain ? out : to_json(array).dump();
 }
 
 // A text flag that may also be JSON on the command line.
@@ -91,6 +91,7 @@ bool may_be_json(const FlagSpec& flag) {
 std::string wanted(const FlagSpec& flag) {
   switch (flag.kind) {
     case FlagKind::kInteger:
+    case FlagKind::kSeed:
       return "a whole number";
     case FlagKind::kReal:
       return "a number";
@@ -114,7 +115,10 @@ std::string value_text(const FlagSpec& flag, const toml::node& node) {
   if ((node.is_array() || node.is_table()) && may_be_json(flag)) return to_json(node).dump();
   if (node.is_boolean() && flag.kind == FlagKind::kFlag)
     return *node.value_exact<bool>() ? "true" : "false";
-  const bool is_number = flag.kind == FlagKind::kInteger || flag.kind == FlagKind::kReal;
+  // TOML has no whole numbers from 2^63.
+  if (node.is_string() && flag.kind == FlagKind::kSeed) return *node.value_exact<std::string>();
+  const bool is_number = flag.kind == FlagKind::kInteger || flag.kind == FlagKind::kReal ||
+                         flag.kind == FlagKind::kSeed;
   if (node.is_integer() && is_number) return std::to_string(*node.value_exact<int64_t>());
   if (node.is_floating_point() && flag.kind == FlagKind::kReal)
     return shortest(*node.value_exact<double>());
@@ -255,6 +259,10 @@ std::string value_line(const FlagSpec& flag, const cli::ParsedFlags& flags) {
   switch (flag.kind) {
     case FlagKind::kInteger:
       return std::to_string(flags.integer(flag.name));
+    case FlagKind::kSeed: {
+      const std::string text = flags.text(flag.name);
+      return flags.find_integer(flag.name) ? text : text_text(text);
+    }
     case FlagKind::kReal:
       return real_text(flags.real(flag.name));
     case FlagKind::kFlag:

@@ -1,67 +1,71 @@
 #include "host/train/foreign_flags.h"
 
 #include <algorithm>
-#include <cctype>
 #include <iterator>
-#include <string_view>
-
-#include "formats/escape.h"
 
 namespace atelier::train {
 namespace {
 
-struct LauncherFlag {
-  std::string_view name;
-  bool has_value;
-  std::string_view use;
+using enum Fate;
+
+constexpr std::string_view kOneProcess = "one process trains on one device";
+constexpr std::string_view kPlanned =
+    "--vram says what the run may take, and where weights and the optimizer rest is planned";
+
+constexpr ForeignFlag kLauncherFlags[] = {
+    {"config_file", true, kIdle, kPlanned},
+    {"mixed_precision", true, kRead, "--dtype says what weights are kept and computed in"},
+    {"num_processes", true, kRead, kOneProcess},
+    {"nproc_per_node", true, kRead, kOneProcess},
+    {"nproc-per-node", true, kRead, kOneProcess},
+    {"num_gpus", true, kRead, kOneProcess},
+    {"num_machines", true, kRead, kOneProcess},
+    {"nnodes", true, kRead, kOneProcess},
+    {"multi_gpu", false, kLost, kOneProcess},
+    {"machine_rank", true, kIdle, kOneProcess},
+    {"node_rank", true, kIdle, kOneProcess},
+    {"main_process_ip", true, kIdle, kOneProcess},
+    {"main_process_port", true, kIdle, kOneProcess},
+    {"master_addr", true, kIdle, kOneProcess},
+    {"master_port", true, kIdle, kOneProcess},
+    {"rdzv_backend", true, kIdle, kOneProcess},
+    {"rdzv_endpoint", true, kIdle, kOneProcess},
+    {"standalone", false, kIdle, kOneProcess},
+    {"gpu_ids", true, kRead, "--device cuda:N chooses a GPU"},
+    {"use_deepspeed", false, kIdle, kPlanned},
+    {"deepspeed_config_file", true, kIdle, kPlanned},
+    {"zero_stage", true, kIdle, kPlanned},
+    {"use_fsdp", false, kIdle, kPlanned},
+    {"dynamo_backend", true, kIdle, "operators are fused as they are built"},
+    {"dynamo_mode", true, kIdle, "operators are fused as they are built"},
+    {"num_cpu_threads_per_process", true, kIdle, "--threads is one for each core"},
 };
 
-constexpr std::string_view kOneProcess = "one process trains on one device: leave it out";
-
-constexpr LauncherFlag kLauncherFlags[] = {
-    {"config_file", true,
-     "one process trains on one device: leave it out; --config reads a TOML file of these flags"},
-    {"mixed_precision", true, "--dtype says what weights are kept and computed in"},
-    {"num_processes", true, kOneProcess},
-    {"num_machines", true, kOneProcess},
-    {"machine_rank", true, kOneProcess},
-    {"main_process_ip", true, kOneProcess},
-    {"main_process_port", true, kOneProcess},
-    {"multi_gpu", false, kOneProcess},
-    {"gpu_ids", true, "--device cuda:N chooses a GPU"},
-    {"use_deepspeed", false, kOneProcess},
-    {"deepspeed_config_file", true, kOneProcess},
-    {"zero_stage", true, kOneProcess},
-    {"use_fsdp", false, kOneProcess},
-    {"dynamo_backend", true, "leave it out"},
-    {"num_cpu_threads_per_process", true, "--threads N sets the threads of the CPU"},
-    {"nproc_per_node", true, kOneProcess},
+constexpr ForeignFlag kTrainerFlags[] = {
+    {"lr", true, kRenamed, "learning_rate"},
+    {"rank", true, kRenamed, "lora_rank"},
+    {"steps", true, kRenamed, "max_train_steps"},
+    {"num_train_epochs", true, kRenamed, "num_epochs"},
+    {"checkpointing_steps", true, kRenamed, "save_steps"},
+    {"instance_data_dir", true, kRenamed, "dataset_base_path"},
+    {"use_bf16", false, kFixed, "--dtype bfloat16"},
+    {"bf16", false, kFixed, "--dtype bfloat16"},
+    {"use_activation_checkpointing", false, kFixed, "--use_gradient_checkpointing"},
+    {"enable_fp8_training", false, kFixed, "--storage dit=fp8"},
+    {"align_to_opensource_format", false, kIdle, "--lora_format chooses the spelling of files"},
+    {"dataset_input_configs", true, kIdle, "--data_file_keys names the columns with paths"},
+    {"guidance_scale", true, kLost, "guidance is a matter of sampling"},
+    {"report_to", true, kIdle, "--enable_tensorboard_log is on"},
 };
 
-const LauncherFlag* find_launcher_flag(std::string_view argument) {
-  if (!argument.starts_with("--")) return nullptr;
-  argument.remove_prefix(2);
-  const std::string_view name = argument.substr(0, argument.find('='));
-  const auto* it = std::find_if(std::begin(kLauncherFlags), std::end(kLauncherFlags),
-                                [&](const LauncherFlag& flag) { return flag.name == name; });
-  return it == std::end(kLauncherFlags) ? nullptr : it;
-}
-
-bool is_launcher_word(std::string_view argument) {
-  for (const std::string_view word :
-       {"accelerate", "launch", "torchrun", "deepspeed", "python", "python3"}) {
-    if (argument == word) return true;
-  }
-  return argument.ends_with(".py");
-}
-
-struct ForeignFlag {
+struct OwnFlag {
   std::string_view name;
   bool is_refused;  // ignoring it would change what comes out
   std::string_view what, use;
 };
 
-constexpr ForeignFlag kForeignFlags[] = {
+// Flags of DiffSynth-Studio that train_command() has for their sake alone.
+constexpr OwnFlag kOwnFlags[] = {
     {"find_unused_parameters", false, "parameters without a gradient are never in the way", ""},
     {"remove_prefix_in_ckpt", false, "names in saved files never have such a prefix", ""},
     {"template_model_id_or_path", false, "no family has templates", ""},
@@ -80,6 +84,23 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"framewise_decoding", true, "training on videos is not supported", ""},
 };
 
+// What to do about one: "use --lora_rank".
+std::string hint_of(const ForeignFlag& flag) {
+  const std::string text(flag.text);
+  switch (flag.fate) {
+    case kRenamed:
+      return "use --" + text;
+    case kFixed:
+      return "use " + text;
+    case kIdle:
+    case kLost:
+      return text + ": leave it out";
+    case kRead:
+      break;
+  }
+  return text;
+}
+
 // Given, and not to say no.
 bool is_wanted(const cli::ParsedFlags& flags, std::string_view name) {
   if (!flags.is_given(name)) return false;
@@ -92,32 +113,39 @@ bool is_wanted(const cli::ParsedFlags& flags, std::string_view name) {
 
 }  // namespace
 
-std::vector<std::string> take_launcher_words(std::span<const std::string> arguments,
-                                             report::Problems& problems) {
-  std::vector<std::string> rest;
-  bool is_before_flags = true;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& argument = arguments[i];
-    if (const LauncherFlag* flag = find_launcher_flag(argument)) {
-      problems.add("--" + std::string(flag->name) + " is a flag of a launcher, not of train",
-                   std::string(flag->use));
-      if (flag->has_value && argument.find('=') == std::string::npos && i + 1 < arguments.size())
-        ++i;
-    } else if (is_before_flags && is_launcher_word(argument)) {
-      problems.add(formats::quote_and_escape(argument) + " is no part of the command",
-                   "write atelier train --plugin NAME and the flags that stand behind train.py");
-    } else {
-      is_before_flags = false;
-      rest.push_back(argument);
-    }
-  }
-  return rest;
+std::span<const ForeignFlag> launcher_flags() {
+  return kLauncherFlags;
+}
+
+std::span<const ForeignFlag> trainer_flags() {
+  return kTrainerFlags;
+}
+
+const ForeignFlag* find_foreign_flag(std::span<const ForeignFlag> flags, std::string_view name) {
+  const auto it = std::ranges::find(flags, name, &ForeignFlag::name);
+  return it == flags.end() ? nullptr : &*it;
+}
+
+std::vector<cli::OtherFlag> other_train_flags() {
+  std::vector<cli::OtherFlag> others;
+  const auto add = [&](std::span<const ForeignFlag> flags, const char* of) {
+    for (const ForeignFlag& flag : flags)
+      others.push_back({flag.name, flag.has_value, hint_of(flag), of});
+  };
+  add(kohya_flags(), "kohya's trainers");
+  add(launcher_flags(), "a launcher, not of train");
+  add(trainer_flags(), "other trainers");
+  return others;
+}
+
+bool is_idle_flag(std::string_view name) {
+  return std::ranges::find(kOwnFlags, name, &OwnFlag::name) != std::end(kOwnFlags);
 }
 
 std::vector<std::string> note_foreign_flags(const cli::ParsedFlags& flags,
                                             report::Problems& problems) {
   std::vector<std::string> notes;
-  for (const ForeignFlag& flag : kForeignFlags) {
+  for (const OwnFlag& flag : kOwnFlags) {
     if (!is_wanted(flags, flag.name)) continue;
     const std::string place = flags.place(flag.name);
     const std::string use = flag.use.empty() ? "" : "use " + std::string(flag.use);

@@ -40,8 +40,8 @@ struct Preview::State {
   }
 
   Request request_of(const Settings& settings, int64_t step) const {
-    const uint64_t seed = settings.seed < 0 ? 0 : static_cast<uint64_t>(settings.seed);
-    Request request = generate::make_request(settings, model.family(), model.model(), seed);
+    Request request =
+        generate::make_request(settings, model.family(), model.model(), settings.seed.value_or(0));
     // What a trained text encoder gave is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
       if (component.role == "text_encoder" && is_trained(component.name))

@@ -86,7 +86,8 @@ json value_of(const Switch& known, std::string_view text) {
     case Value::kText:
       return std::string(text);
     case Value::kInteger:
-      return number_of<int64_t>(text, "whole number");
+      if (text.starts_with('-')) return number_of<int64_t>(text, "whole number");
+      return number_of<uint64_t>(text, "whole number");
     case Value::kReal:
       return number_of<double>(text, "number");
   }

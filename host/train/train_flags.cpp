@@ -2,6 +2,7 @@
 #include <charconv>
 
 #include "host/train/config.h"
+#include "host/train/foreign_flags.h"
 
 namespace atelier::train {
 namespace {
@@ -26,6 +27,11 @@ class Table {
   }
   Table& text(std::string name, std::optional<std::string> preset, std::string help) {
     return add({.name = name, .help = help, .preset = preset});
+  }
+  // `value_name` as in FlagSpec: "FILE", "FOLDER".
+  Table& path(std::string name, std::optional<std::string> preset, std::string value_name,
+              std::string help) {
+    return add({.name = name, .help = help, .preset = preset, .value_name = value_name});
   }
   Table& list(std::string name, std::optional<std::string> preset, std::string help) {
     return add({.name = name, .kind = FlagKind::kList, .help = help, .preset = preset});
@@ -94,11 +100,14 @@ void add_run(Table& table, const Config& c) {
               {"sft", "sft:data_process", "sft:train", "direct_distill",
                "direct_distill:data_process", "direct_distill:train"},
               "what is learnt; :data_process only fills the cache, :train only trains from it")
-      .text("config", kNone, "TOML file with these names; the command line wins")
-      .text("resume", kNone,
+      .path("config", kNone, "FILE", "TOML file with these names; the command line wins")
+      .path("resume", kNone, "FOLDER|latest",
             "goes on from a run's folder or from one checkpoint; latest: of output_path, or from "
             "the beginning when there is none")
-      .integer("seed", static_cast<int64_t>(c.seed), "of order, noise, timesteps and dropout")
+      .add({.name = "seed",
+            .kind = FlagKind::kSeed,
+            .help = "of order, noise, timesteps and dropout",
+            .preset = std::to_string(c.seed)})
       .integer("num_epochs", c.num_epochs, "epochs")
       .integer("max_train_steps", kNone,
                "optimizer steps after which the run ends, in place of num_epochs")
@@ -115,9 +124,9 @@ void add_model(Table& table, std::vector<FlagSpec> model_flags) {
 void add_dataset(Table& table, const Config& c, const ModelFamily* family) {
   const data::DatasetOptions& d = c.dataset;
   table.group("Dataset")
-      .text("dataset_base_path", "",
+      .path("dataset_base_path", "", "FOLDER",
             "folder that the metadata's paths are relative to; with :train also a cache")
-      .text("dataset_metadata_path", "",
+      .path("dataset_metadata_path", "", "FILE",
             "csv, json or jsonl; without it captions stand in text files beside the pictures")
       .integer("dataset_repeat", c.order.dataset_repeat, "how often an epoch has each row")
       .integer("dataset_num_workers", c.dataset_num_workers,
@@ -133,7 +142,7 @@ void add_dataset(Table& table, const Config& c, const ModelFamily* family) {
       .text("mask_column", d.mask_column, "column with pictures that say where the loss counts")
       .flag("alpha_mask", d.alpha_mask, "the pictures' own transparency says where the loss counts")
       .choice("validate", "headers", {"headers", "full"}, "full: every file is decoded beforehand")
-      .text("cache_path", "", "folder of encoded samples; OUTPUT_PATH/cache when empty");
+      .path("cache_path", "", "FOLDER", "folder of encoded samples; OUTPUT_PATH/cache when empty");
 }
 
 void add_size(Table& table, const data::DatasetOptions& d) {
@@ -164,12 +173,13 @@ void add_training(Table& table, const Config& c, const ModelFamily* family) {
       .flag("use_rslora", c.lora.use_rslora, "the factor is alpha / sqrt(rank)")
       .real("loraplus_lr_ratio", c.lora.loraplus_lr_ratio,
             "learning rate of B over that of A (LoRA+)")
-      .text("lora_checkpoint", "", "LoRA file whose values training begins with")
-      .text("preset_lora_path", "", "LoRA that is part of the frozen model (differential LoRA)")
+      .path("lora_checkpoint", "", "FILE", "LoRA file whose values training begins with")
+      .path("preset_lora_path", "", "FILE",
+            "LoRA that is part of the frozen model (differential LoRA)")
       .text("preset_lora_model", "", "component of preset_lora_path" + components_of(family))
       .choice("lora_format", "diffusers", {"diffusers", "comfy", "kohya", "diffsynth"},
               "spelling of saved LoRA files")
-      .text("resume_from_checkpoint", "",
+      .path("resume_from_checkpoint", "", "FILE",
             "file of weights that the one trained component begins with");
 }
 
@@ -190,8 +200,10 @@ void add_optimizer(Table& table, const Config& c) {
       .integer("max_skipped_steps", c.max_skipped_steps,
                "steps in a row without finite gradients after which the run gives up")
       .real("ema_decay", c.ema_decay, "of a running average of the weights on the CPU; 0: none")
-      .text("lr_scheduler", c.lr_schedule.kind,
-            "constant, constant_with_warmup, linear, cosine, cosine_with_restarts or polynomial")
+      .choice("lr_scheduler", c.lr_schedule.kind,
+              {"constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts",
+               "polynomial"},
+              "how the learning rate changes over the run")
       .integer("lr_warmup_steps", c.lr_schedule.warmup_steps,
                "optimizer steps in which the rate rises from 0")
       .real("lr_scheduler_num_cycles", c.lr_schedule.num_cycles, "of cosine_with_restarts")
@@ -220,7 +232,7 @@ void add_timesteps(Table& table, const TimestepOptions& t) {
 
 void add_output(Table& table, const OutputSettings& o, const LogSettings& l) {
   table.group("Output")
-      .text("output_path", o.output_path, "folder of the run, and of no other")
+      .path("output_path", o.output_path, "FOLDER", "folder of the run, and of no other")
       .integer("save_steps", kNone, "optimizer steps between two saves; without it each epoch")
       .choice("save_dtype", o.save_dtype, {"auto", "float32", "bfloat16", "float16"},
               "of saved weights; auto: float32 for LoRA, else the model's")
@@ -237,13 +249,13 @@ void add_output(Table& table, const OutputSettings& o, const LogSettings& l) {
 
 void add_watching(Table& table, const Config& c) {
   table.group("Samples and validation")
-      .text("sample_prompts", "", "file with a prompt a line: pictures made while training")
+      .path("sample_prompts", "", "FILE", "file with a prompt a line: pictures made while training")
       .integer("sample_every_n_steps", kNone, "optimizer steps between two sets of pictures")
       .integer("sample_every_n_epochs", kNone, "epochs between two sets of pictures")
       .flag("sample_at_first", c.samples.at_first, "a set before the first step")
-      .text("validation_dataset_base_path", "",
+      .path("validation_dataset_base_path", "", "FOLDER",
             "as dataset_base_path, of samples that are not learnt")
-      .text("validation_dataset_metadata_path", "", "as dataset_metadata_path")
+      .path("validation_dataset_metadata_path", "", "FILE", "as dataset_metadata_path")
       .integer("validation_steps", c.validation.steps, "optimizer steps between two validations")
       .integer("validation_timesteps", c.validation.timesteps, "noise levels of the fixed grid");
 }
@@ -265,9 +277,9 @@ void add_memory(Table& table, const Config& c) {
             "what it may take of the host for that; auto: what is free")
       .list("allow_storage", "",
             "8-bit storages that a plan may choose where that is faster: fp8, int8")
-      .text("report_memory", "",
-            "FILE.csv or FILE.svg, or a name that gives both: what the device and the host hold "
-            "over time, block by block in the first 8 steps")
+      .path("report_memory", "", "FILE",
+            "ends in .csv or .svg, or in neither for both: what the device and the host hold over "
+            "time, block by block in the first 8 steps")
       .text("offload_models", "", "no effect: what a stage does not need is not loaded anyway");
   const std::string offload =
       "blocks rest in host memory and come to the device when they run; trained weights stay on it";
@@ -314,9 +326,10 @@ void add_foreign(Table& table) {
 
 }  // namespace
 
-std::vector<FlagSpec> text_flags(const ModelFamily& family) {
+std::vector<FlagSpec> text_flags(const ModelFamily* family) {
   std::vector<FlagSpec> flags;
-  for (const InputSpec& input : family.inputs()) {
+  if (family == nullptr) return flags;
+  for (const InputSpec& input : family->inputs()) {
     if (input.use == InputUse::kGenerate || input.kind != InputKind::kText || input.required)
       continue;
     flags.push_back({.name = std::string(input.name),
@@ -336,9 +349,7 @@ cli::CommandSpec train_command(const ModelFamily* family, std::string name) {
   if (is_cache) table.flag("dry_run", false, "checks everything and encodes nothing");
   add_model(table, cli::model_flags());
   add_dataset(table, config, family);
-  if (family != nullptr) {
-    for (FlagSpec& flag : text_flags(*family)) table.add(std::move(flag));
-  }
+  for (FlagSpec& flag : text_flags(family)) table.add(std::move(flag));
   add_size(table, config.dataset);
   add_training(table, config, family);
   add_optimizer(table, config);
@@ -348,6 +359,8 @@ cli::CommandSpec train_command(const ModelFamily* family, std::string name) {
   add_memory(table, config);
   add_process(table, config.process);
   add_foreign(table);
+  command.others = other_train_flags();
+  command.lacks_family = family == nullptr;
   return command;
 }
 

@@ -586,6 +586,7 @@ void Trainer::save_all(const std::string& name, int64_t epoch, bool is_last) {
 void Trainer::validate() {
   if (parts_.validation == nullptr) return;
   settle();
+  if (parts_.timeline != nullptr) parts_.timeline->begin("validate");
   const at::NoGradGuard no_grad;
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
@@ -626,6 +627,7 @@ void Trainer::validate() {
 void Trainer::show() {
   if (parts_.preview == nullptr) return;
   settle();
+  if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
   try {
     with_average([&] {
       parts_.preview->run(step_, [&](const Preview::Shown& shown) {

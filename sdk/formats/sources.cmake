@@ -7,6 +7,7 @@ set(ATELIER_FORMATS_SOURCES
   glob.cpp
   json.cpp
   json_reader.cpp
+  list.cpp
   safetensors.cpp
   sentencepiece_model.cpp
   shard_index.cpp

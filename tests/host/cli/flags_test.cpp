@@ -1,5 +1,8 @@
 #include "host/cli/flags.h"
 
+#include <algorithm>
+#include <sstream>
+
 #include "host/cli/error_line.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
@@ -103,6 +106,48 @@ TEST_CASE("A list is cut at its commas", "[flags]") {
   CHECK(parse({"--prompt=x", "--layers="}).list("layers").empty());
 }
 
+TEST_CASE("A list may be JSON, whose texts may hold commas", "[flags]") {
+  using List = std::vector<std::string>;
+  CHECK(parse({"--prompt=x", "--layers", R"(["a","b"])"}).list("layers") == List{"a", "b"});
+  CHECK(parse({"--prompt=x", R"(--layers=["a, b", ["c"]])"}).list("layers") == List{"a, b", "c"});
+  expect_error(ErrorCode::kInvalidArgument, {"--layers: ", "is no JSON list of texts"}, [] {
+    parse({"--prompt=x", "--layers", "[a, b]"});
+  });
+}
+
+TEST_CASE("A seed has 64 bits, and -1 stands for none", "[flags]") {
+  CommandSpec spec = command();
+  spec.flags.push_back({.name = "noise", .kind = FlagKind::kSeed, .help = "seed", .preset = "-1"});
+  const auto seed = [&](const std::string& text) {
+    return parse({"--prompt=x", "--noise", text}, spec).seed("noise");
+  };
+  CHECK(seed("18446744073709551615") == UINT64_MAX);
+  CHECK(seed("9223372036854775808") == uint64_t{1} << 63);
+  CHECK(!seed("-1"));
+  CHECK(!parse({"--prompt=x"}, spec).seed("noise"));
+  for (const char* text : {"18446744073709551616", "-2", "1.5", "", "0x10"})
+    expect_error(ErrorCode::kInvalidArgument, {"--noise: ", "is no seed"}, [&] { seed(text); });
+}
+
+TEST_CASE("Flags and words of other programs are answered with those of this one", "[flags]") {
+  CommandSpec spec = command();
+  spec.others = {{"guidance_scale", true, "use --cfg_scale"},
+                 {"compile", false, "leave it out", "a compiler"}};
+  expect_error(ErrorCode::kInvalidArgument,
+               {"4 mistakes", "--guidance_scale is no flag of paint; use --cfg_scale",
+                "--compile is a flag of a compiler; leave it out",
+                "--dtype: \"fp32\" is not one of \"auto\", \"float32\"; did you mean float32?",
+                "--sead is not known to paint; did you mean --seed?"},
+               [&] {
+                 parse({"--prompt=x", "--guidance_scale", "3", "4", "--compile", "--dtype", "fp32",
+                        "--sead", "1"},
+                       spec);
+               });
+  CHECK(nearest_choice("bf16", {"auto", "bfloat16"}) == "bfloat16");
+  CHECK(nearest_choice("bf16", {"fp8", "int8"}).empty());
+  CHECK(nearest_choice("cosin", {"linear", "cosine"}) == "cosine");
+}
+
 TEST_CASE("Every mistake is named, with the flag that was meant", "[flags]") {
   expect_error(ErrorCode::kInvalidArgument,
                {"6 mistakes", "--promt is not known to paint; did you mean --prompt?",
@@ -188,6 +233,29 @@ TEST_CASE("Help lists every flag with its preset", "[flags]") {
     CHECK_THAT(help, Catch::Contains(part));
 }
 
+TEST_CASE("Help has no line of more than a hundred columns", "[flags]") {
+  CommandSpec spec = command();
+  std::string words;
+  for (int i = 0; i < 40; ++i) words += "words é ";
+  spec.summary = words + "\n" + words;
+  spec.flags.push_back({.name = "long", .help = words, .value_name = "FILE"});
+  FlagSpec many = {.name = "sampling", .help = "how"};
+  for (int i = 0; i < 20; ++i) many.choices.push_back("choice_" + std::to_string(i));
+  spec.flags.push_back(many);
+  std::stringstream help(help_text(spec));
+  size_t count = 0;
+  for (std::string line; std::getline(help, line); ++count) {
+    const auto columns = std::count_if(line.begin(), line.end(), [](char c) {
+      return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+    });
+    CHECK(columns <= 100);
+    CHECK(!line.ends_with(' '));
+  }
+  CHECK(count > 25);
+  CHECK_THAT(help_text(spec), Catch::Contains("--long FILE"));
+  CHECK_THAT(help_text(spec), Catch::Contains("choice_19\n"));
+}
+
 TEST_CASE("Hints are globs with a component and a variant", "[flags]") {
   const auto hints =
       parse_hints(nlohmann::json::parse(R"({"*high*": {"component": "dit", "variant": "v"}})"));
@@ -226,10 +294,19 @@ TEST_CASE("Several problems become one error, one problem stays itself", "[error
   CHECK(report::nearest_name("--hight", {"height", "width"}) == "height");
   CHECK(report::nearest_name("num-images", {"num_images", "image"}) == "num_images");
   CHECK(report::nearest_name("zzz", {"height", "width"}).empty());
+  CHECK(report::nearest_name("trian", {"plan", "train"}) == "train");
+  CHECK(report::nearest_name("", {"a"}).empty());
   CHECK(report::format_bytes(1) == "1 byte");
   CHECK(report::format_bytes(1536) == "1.50 KiB");
   CHECK(report::format_bytes(uint64_t{41} << 30) == "41.0 GiB");
   CHECK(report::list_names({"a", "b", "c"}, 2) == "\"a\", \"b\" and 1 more");
+
+  one.add("a: wrong", "mend it");
+  CHECK(one.size() == 2);  // it is told once
+  report::Problems many;
+  for (int i = 0; i < 250; ++i) many.add(std::to_string(i) + ": wrong");
+  expect_error(ErrorCode::kInvalidArgument, {"250 mistakes:", "\n  199: wrong\n  and 50 more"},
+               [&] { many.throw_if_any(); });
 
   report::Problems more;
   more.add("c: late");

@@ -40,7 +40,7 @@ std::string check(const Settings& settings, const Place& place = {}) {
   const FakeFamily family;
   const FakeModel model;
   report::Problems problems;
-  check_settings(settings, family, place, problems);
+  check_settings(settings, &family, place, problems);
   check_output(settings, place, problems);
   check_against_model(settings, family, model, "plain", place, problems);
   return message_of(problems);
@@ -111,7 +111,7 @@ TEST_CASE("Every wrong line is named, with the nearest name", "[jobs]") {
                                   "{\"prompt\": \"a\"\n"
                                   "[1]\n"
                                   "{\"prompt\": \"a\", \"prompt\": \"b\"}\n"
-                                  "{\"seed\": 18446744073709551615, \"sigmas\": \"1,x\"}\n"
+                                  "{\"seed\": -2, \"sigmas\": \"1,x\"}\n"
                                   "{\"mask\": \"train only\"}\n")
                                   .message;
   using Catch::Contains;
@@ -136,6 +136,39 @@ TEST_CASE("Two jobs cannot write one file, and no jobs are a mistake", "[jobs]")
       parse("{\"output\": \"a_1.png\"}\n{\"output\": \"a.png\", \"num_images\": 2}\n").message,
       Catch::Contains("jobs.jsonl:2: output: line 1 writes \"a_1.png\" too"));
   REQUIRE_THAT(parse("\n \n").message, Catch::Contains("jobs.jsonl: no jobs"));
+}
+
+TEST_CASE("A file of plain prompts is one mistake, with an example", "[jobs]") {
+  std::string text;
+  for (int i = 0; i < 5000; ++i) text += "a \"red\" circle\n\n";
+  const auto [jobs, message] = parse("\n" + text);
+  REQUIRE(jobs.empty());
+  REQUIRE_THAT(message, Catch::Contains("jobs.jsonl: holds no JSON lines, it begins with "
+                                        R"("a \"red\" circle")"));
+  REQUIRE_THAT(message, Catch::Contains(R"({"prompt":"a \"red\" circle"})"));
+  REQUIRE_THAT(message, !Catch::Contains("mistakes"));
+  // A line that is no JSON among others is told once, and no job.
+  const auto [some, told] = parse("{\"prompt\": \"a\"}\na red circle\n");
+  REQUIRE(some.size() == 1);
+  REQUIRE_THAT(told, Catch::StartsWith("jobs.jsonl:2: is not valid JSON"));
+}
+
+TEST_CASE("Every seed of 64 bits is taken", "[jobs]") {
+  const auto [jobs, message] = parse(
+      "{\"prompt\": \"a\", \"seed\": 18446744073709551615, \"output\": \"a.png\"}\n"
+      "{\"prompt\": \"a\", \"seed\": 9223372036854775808, \"num_images\": 2}\n"
+      "{\"prompt\": \"a\", \"seed\": -1}\n");
+  REQUIRE(message.empty());
+  REQUIRE(jobs[0].settings.seed == UINT64_MAX);
+  REQUIRE(jobs[1].settings.seed == uint64_t{1} << 63);
+  REQUIRE(!jobs[2].settings.seed);
+  Settings settings = good_settings();
+  settings.num_images = 2;
+  const Request request = make_request(settings, FakeFamily(), FakeModel(), uint64_t{1} << 63);
+  REQUIRE(request.seeds == std::vector<uint64_t>{uint64_t{1} << 63, (uint64_t{1} << 63) + 1});
+  for (const char* seed : {"-2", "1.5", "\"7\"", "18446744073709551616"})
+    REQUIRE_THAT(parse("{\"prompt\": \"a\", \"seed\": " + std::string(seed) + "}").message,
+                 Catch::Contains("is no seed: a whole number from 0 to 2^64 - 1, or -1"));
 }
 
 TEST_CASE("Several pictures get numbers, and patterns are filled in", "[jobs]") {
@@ -173,7 +206,6 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
   bad.num_inference_steps = 0;
   bad.num_images = 0;
   bad.batch_size = 0;
-  bad.seed = -2;
   bad.denoising_strength = 1.5;
   bad.output = "no/such/folder/out.jpg";
   bad.family_inputs.clear();
@@ -186,7 +218,6 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
   REQUIRE_THAT(message, Contains("--num_inference_steps: 0 is below 1"));
   REQUIRE_THAT(message, Contains("--num_images: 0 is below 1"));
   REQUIRE_THAT(message, Contains("--batch_size: 0 is below 1"));
-  REQUIRE_THAT(message, Contains("--seed: -2 is below -1"));
   REQUIRE_THAT(message, Contains("--denoising_strength: 1.5"));
   REQUIRE_THAT(message, Contains("there is no input image to start from"));
   REQUIRE_THAT(message, Contains("does not end in .png"));
@@ -199,7 +230,8 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
 TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {
   Settings settings = good_settings();
   settings.schedule = "quick";
-  REQUIRE_THAT(check(settings), Catch::Contains("\"quick\"") && Catch::Contains("plain, fast"));
+  REQUIRE_THAT(check(settings),
+               Catch::Contains("\"quick\"") && Catch::Contains("\"plain\", \"fast\""));
   settings = good_settings();
   settings.input_image = "absent.png";
   settings.latents = "absent.safetensors";

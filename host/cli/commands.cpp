@@ -1,0 +1,51 @@
+#include "host/cli/commands.h"
+
+#include "host/train/config.h"
+
+namespace atelier::cli {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"generate", "make pictures from prompts", run_generate, true},
+    {"train", "train a LoRA or a model", run_train, true},
+    {"cache", "encode the samples of a training run ahead", run_cache, true},
+    {"plan", "say what a run holds where and how long it takes, without running it", run_plan,
+     true},
+    {"inspect", "say what a file is and which family takes it", run_inspect, false},
+    {"lora", "LoRA files: info, convert, merge, extract", run_lora, false},
+    {"plugins", "list the families found, or show one", run_plugins, false},
+    {"probe", "run one component on tensors from a file", run_probe, true},
+    {"check-plugin", "run the conformance suite on a plugin", run_check_plugin, false},
+    {"doctor", "say what works on this machine, what does not and why", run_doctor, true},
+    {"completion", "print what makes a shell complete these commands", run_completion, false},
+};
+
+}  // namespace
+
+std::span<const Command> commands() {
+  return kCommands;
+}
+
+CommandSpec train_command(const ModelFamily* family) {
+  return train::train_command(family);
+}
+
+CommandSpec cache_command(const ModelFamily* family) {
+  return train::train_command(family, "cache");
+}
+
+std::vector<CommandSpec> command_specs(const ModelFamily* family) {
+  std::vector<CommandSpec> specs = {generate_command(family), train_command(family),
+                                    cache_command(family)};
+  const auto add = [&](std::vector<CommandSpec> more) {
+    for (CommandSpec& spec : more) specs.push_back(std::move(spec));
+  };
+  add(plan_commands(family));
+  add({inspect_command()});
+  add(lora_commands());
+  add({plugins_command(), probe_command(), check_plugin_command(), doctor_command(),
+       completion_command()});
+  return specs;
+}
+
+}  // namespace atelier::cli

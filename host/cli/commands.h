@@ -1,0 +1,58 @@
+// Every command of the program: what it is called, what it takes, what runs it.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+#include "host/cli/flags.h"
+
+namespace atelier::cli {
+
+struct Command {
+  const char* name;
+  const char* help;
+  int (*run)(std::span<const std::string>);
+  bool opens_cuda;
+};
+
+std::span<const Command> commands();
+
+// What they take; with a family, its names and inputs too. Of groups, the commands below them:
+// "lora info".
+std::vector<CommandSpec> command_specs(const ModelFamily* family);
+
+// What one of them takes.
+CommandSpec cache_command(const ModelFamily* family);
+CommandSpec check_plugin_command();
+CommandSpec completion_command();
+CommandSpec doctor_command();
+CommandSpec generate_command(const ModelFamily* family);
+CommandSpec inspect_command();
+std::vector<CommandSpec> lora_commands();
+std::vector<CommandSpec> plan_commands(const ModelFamily* family);
+CommandSpec plugins_command();
+CommandSpec probe_command();
+CommandSpec train_command(const ModelFamily* family);
+
+// The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as
+// Error.
+int run_inspect(std::span<const std::string> arguments);
+int run_plugins(std::span<const std::string> arguments);
+int run_probe(std::span<const std::string> arguments);
+int run_check_plugin(std::span<const std::string> arguments);
+int run_doctor(std::span<const std::string> arguments);
+int run_generate(std::span<const std::string> arguments);
+int run_lora(std::span<const std::string> arguments);
+int run_plan(std::span<const std::string> arguments);
+int run_train(std::span<const std::string> arguments);
+int run_cache(std::span<const std::string> arguments);
+int run_completion(std::span<const std::string> arguments);
+
+// A command line of DiffSynth-Studio or kohya's trainers: prints the one to run instead on stdout,
+// and on stderr what became of each word that is not there any more.
+int run_foreign_line(std::span<const std::string> words);
+
+}  // namespace atelier::cli

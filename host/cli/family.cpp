@@ -1,0 +1,102 @@
+#include "host/cli/family.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "host/checkpoint/checkpoint.h"
+#include "host/checkpoint/model_loader.h"
+#include "host/checkpoint/model_paths.h"
+#include "host/train/config.h"
+
+namespace atelier::cli {
+namespace {
+
+// How many of the checkpoints a family takes.
+size_t count_taken(const ModelFamily& family, const checkpoint::FoundFiles& found) {
+  size_t count = 0;
+  for (const checkpoint::FoundCheckpoint& item : found.checkpoints) {
+    report::Problems ignored;  // it is asked of all families, and told when it is used
+    ignored.collect([&] {
+      if (!detect_parts(family, checkpoint::Checkpoint::open(item.files), {}).empty()) ++count;
+    });
+  }
+  return count;
+}
+
+// The families that take the most of the files, at least one.
+std::vector<const plugins::Plugin*> families_of_files(const FamilyWish& wish,
+                                                      report::Problems& problems) {
+  const checkpoint::FoundFiles found =
+      checkpoint::find_model_files(wish.model_paths, wish.model_id_with_origin_paths, problems);
+  std::vector<const plugins::Plugin*> best;
+  if (found.checkpoints.empty()) return best;
+  size_t most = 1;
+  for (const plugins::PluginFile& file : plugins::list_plugins(wish.plugin_path)) {
+    if (!file.problem.empty()) continue;
+    report::Problems ignored;
+    ignored.collect([&] {
+      const plugins::Plugin& plugin = plugins::open_plugin(file.path, wish.plugin_path);
+      const size_t count = count_taken(*plugin.family, found);
+      if (count < most) return;
+      if (count > most) best.clear();
+      most = count;
+      best.push_back(&plugin);
+    });
+  }
+  return best;
+}
+
+}  // namespace
+
+const plugins::Plugin* choose_family(const FamilyWish& wish, report::Problems& problems) {
+  if (wish.plugin) {
+    try {
+      return &plugins::open_plugin(*wish.plugin, wish.plugin_path);
+    } catch (const Error& error) {
+      problems.add(error);
+    }
+  }
+  const auto fitting = families_of_files(wish, problems);
+  if (!wish.plugin) {
+    std::string names;
+    for (const plugins::Plugin* plugin : fitting)
+      names += (names.empty() ? "" : " and ") + plugin->file.family;
+    problems.add("--plugin is missing", names.empty()
+                                            ? "name the model family; atelier plugins lists them"
+                                            : "the files are of " + names + "; add --plugin " +
+                                                  fitting.front()->file.family);
+  }
+  return fitting.size() == 1 ? fitting.front() : nullptr;
+}
+
+const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,
+                                           report::Problems& problems) {
+  FamilyWish wish;
+  // What cannot be read is told when the whole configuration is.
+  report::Problems unread;
+  const auto setting = [&](const char* name) {
+    std::optional<std::string> text;
+    unread.collect([&] { text = train::peek_setting(arguments, name); });
+    return text;
+  };
+  wish.plugin = setting("plugin");
+  wish.plugin_path = setting("plugin_path").value_or("");
+  wish.model_paths = setting("model_paths").value_or("");
+  wish.model_id_with_origin_paths = setting("model_id_with_origin_paths").value_or("");
+  if (!wish.plugin && !unread.empty()) unread.throw_if_any();
+  return choose_family(wish, problems);
+}
+
+const ModelFamily* family_for_help(std::span<const std::string> arguments) {
+  const ModelFamily* family = nullptr;
+  report::Problems ignored;
+  ignored.collect([&] {
+    if (const auto name = train::peek_setting(arguments, "plugin"))
+      family =
+          plugins::open_plugin(*name, train::peek_setting(arguments, "plugin_path").value_or(""))
+              .family;
+  });
+  return family;
+}
+
+}  // namespace atelier::cli

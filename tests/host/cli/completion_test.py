@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Completes command lines in a real bash, and reads the scripts with zsh and fish where they are."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+BIN = os.environ["ATELIER_BIN"]
+
+# What bash does at Tab, with the words as its line editor cuts them.
+DRIVER = r"""
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+_atelier
+((${#COMPREPLY[@]})) && printf '%s\n' "${COMPREPLY[@]}"
+true
+"""
+
+
+class Completion(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory(prefix="atelier_completion_")
+        cls.addClassCleanup(holder.cleanup)
+        cls.dir = pathlib.Path(holder.name)
+        for shell in ("bash", "zsh", "fish"):
+            result = subprocess.run([BIN, "completion", shell], capture_output=True, text=True, timeout=120)
+            assert result.returncode == 0 and result.stderr == "", result.stderr
+            (cls.dir / shell).write_text(result.stdout)
+        (cls.dir / "files").mkdir()
+        for name in ("model one.safetensors", "moss.png"):
+            (cls.dir / "files" / name).touch()
+        (cls.dir / "files" / "models").mkdir()
+
+    def offers(self, *words):
+        result = subprocess.run(["bash", "--norc", "-c", DRIVER, "bash", self.dir / "bash", "atelier", *words],
+                                capture_output=True, text=True, cwd=self.dir / "files", timeout=60)
+        self.assertEqual("", result.stderr)
+        return result.stdout.splitlines()
+
+    def test_commands_and_those_below_them(self):
+        self.assertLessEqual({"generate", "train", "lora", "completion", "--help"}, set(self.offers("")))
+        self.assertEqual(["train"], self.offers("tr"))
+        self.assertEqual(["convert"], self.offers("lora", "c"))
+        self.assertEqual({"generate", "train", "--help"}, set(self.offers("plan", "")))
+        self.assertEqual([], self.offers("nothing", "--x"))
+
+    def test_flags_of_each_command(self):
+        offered = self.offers("train", "--lora_")
+        self.assertLessEqual({"--lora_rank", "--lora_format", "--lora_base_model"}, set(offered))
+        self.assertNotIn("--prompt", self.offers("train", "--"))
+        self.assertIn("--prompt", self.offers("generate", "--"))
+        self.assertIn("--device_profile", self.offers("plan", "train", "--"))
+        self.assertIn("--lora_rank", self.offers("plan", "train", "--"))
+        self.assertIn("--system_prompt", self.offers("generate", "--"), "flags of families are offered")
+        self.assertIn("--help", self.offers("doctor", "--"))
+        self.assertEqual(["--output"], self.offers("lora", "merge", "--plugin", "x", "--out"))
+
+    def test_every_flag_of_the_help_is_offered(self):
+        for command in (["generate"], ["train"], ["cache"], ["probe"], ["lora", "extract"], ["inspect"]):
+            shown = subprocess.run([BIN, *command, "--help"], capture_output=True, text=True).stdout
+            flags = {line.split()[0] for line in shown.splitlines() if line.startswith("  --")}
+            self.assertLessEqual(flags, set(self.offers(*command, "--")), command)
+
+    def test_values(self):
+        self.assertEqual(["auto", "float32", "bfloat16", "float16"], self.offers("train", "--dtype", ""))
+        self.assertEqual(["bfloat16"], self.offers("train", "--dtype", "b"))
+        self.assertEqual(["bfloat16"], self.offers("train", "--dtype", "=", "b"))
+        self.assertEqual(4, len(self.offers("train", "--dtype", "=")))
+        self.assertEqual(["cosine", "cosine_with_restarts"], self.offers("train", "--lr_scheduler", "cos"))
+        self.assertLessEqual({"lumina2", "qwen_image"}, set(self.offers("generate", "--plugin", "")))
+        self.assertEqual(["qwen_image"], self.offers("plugins", "show", "q"))
+        self.assertEqual(["zsh"], self.offers("completion", "z"))
+        self.assertEqual([], self.offers("train", "--height", ""))
+        self.assertIn("--width", self.offers("generate", "--tiled", "--w"))
+
+    def test_paths(self):
+        self.assertEqual({"model one.safetensors", "models", "moss.png"},
+                         set(self.offers("generate", "--model_paths", "mo")))
+        self.assertEqual(["models"], self.offers("train", "--output_path", "m"))
+        self.assertEqual(["moss.png"], self.offers("inspect", "mos"))
+        self.assertEqual(["moss.png"], self.offers("generate", "--input_image", "=", "mos"))
+
+    def test_other_shells_read_their_scripts(self):
+        for shell, check in (("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])):
+            script = self.dir / shell
+            self.assertIn("lora_rank", script.read_text())
+            self.assertIn("qwen_image", script.read_text())
+            if shutil.which(shell):
+                result = subprocess.run([*check, script], capture_output=True, text=True, timeout=60)
+                self.assertEqual((0, ""), (result.returncode, result.stderr), shell)
+        if shutil.which("fish"):
+            for line, offered in (("tr", "train"), ("lora c", "convert"), ("train --dtype b", "bfloat16"),
+                                  ("generate --plugin q", "qwen_image")):
+                result = subprocess.run(["fish", "-c", f"source {self.dir / 'fish'}; complete -C 'atelier {line}'"],
+                                        capture_output=True, text=True, timeout=60)
+                self.assertIn(offered, result.stdout.split(), line)
+
+    def test_wrong_shells_are_told(self):
+        for words, said in ((["powershell"], "only for"), (["bahs"], "did you mean bash?"), ([], "is missing"),
+                            (["bash", "zsh"], "one too many")):
+            result = subprocess.run([BIN, "completion", *words], capture_output=True, text=True, timeout=60)
+            self.assertEqual(2, result.returncode)
+            self.assertIn(said, result.stderr)
+            self.assertEqual("", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""Pastes whole command lines of DiffSynth-Studio and kohya's trainers behind `atelier`."""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import tempfile
+import unittest
+
+BIN = os.environ["ATELIER_BIN"]
+QWEN = ("Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,"
+        "Qwen/Qwen-Image:text_encoder/model*.safetensors,"
+        "Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors")
+TARGETS = "to_q,to_k,to_v,add_q_proj,img_mlp.net.2,txt_mod.1"
+
+# As DiffSynth-Studio's page on training has it.
+FULL = rf"""
+accelerate launch --config_file examples/qwen_image/model_training/full/accelerate_config_zero2offload.yaml \
+  examples/qwen_image/model_training/train.py \
+  --dataset_base_path data/example_image_dataset \
+  --dataset_metadata_path data/example_image_dataset/metadata.csv \
+  --max_pixels 1048576 \
+  --dataset_repeat 50 \
+  --model_id_with_origin_paths "{QWEN}" \
+  --learning_rate 1e-5 \
+  --num_epochs 2 \
+  --remove_prefix_in_ckpt "pipe.dit." \
+  --output_path "./models/train/Qwen-Image_full" \
+  --trainable_models "dit" \
+  --use_gradient_checkpointing \
+  --find_unused_parameters
+"""
+
+LORA = rf"""
+accelerate launch examples/qwen_image/model_training/train.py --dataset_base_path data --max_pixels 1048576 \
+  --dataset_metadata_path data/metadata.csv --dataset_repeat 50 --model_id_with_origin_paths "{QWEN}" \
+  --learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit." --output_path ./models/train/lora \
+  --lora_base_model dit --lora_target_modules "{TARGETS}" --lora_rank 32 --use_gradient_checkpointing \
+  --dataset_num_workers 8 --find_unused_parameters
+"""
+
+KOHYA = r"""
+accelerate launch --num_cpu_threads_per_process 1 --mixed_precision bf16 lumina_train_network.py \
+  --pretrained_model_name_or_path="lumina-2.safetensors" --gemma2="gemma-2.safetensors" --ae="ae.safetensors" \
+  --dataset_config="DATASET" --output_dir="./output" --output_name="my_lora" --save_model_as=safetensors \
+  --network_module=networks.lora_lumina --network_dim=8 --network_alpha=8 --learning_rate=1e-4 \
+  --optimizer_type="AdamW" --lr_scheduler="constant" --timestep_sampling="nextdit_shift" \
+  --discrete_flow_shift=6.0 --model_prediction_type="raw" \
+  --system_prompt="You are an assistant designed to generate high-quality images based on user prompts." \
+  --max_train_epochs=10 --save_every_n_epochs=1 --mixed_precision="bf16" --gradient_checkpointing \
+  --cache_latents --cache_text_encoder_outputs
+"""
+
+DATASET = """
+[general]
+enable_bucket = true
+caption_extension = ".txt"
+
+[[datasets]]
+resolution = [1024, 768]
+batch_size = 2
+
+  [[datasets.subsets]]
+  image_dir = "pictures of mine"
+  num_repeats = 10
+"""
+
+
+class ForeignLine(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="atelier_line_")
+        self.addCleanup(holder.cleanup)
+        self.dir = pathlib.Path(holder.name)
+
+    def paste(self, line, code=0, before=(), **environment):
+        """Runs `atelier LINE` as a shell would; the flags of the answer, by name."""
+        words = shlex.split(line.replace("\\\n", " "))
+        self.result = subprocess.run([BIN, *before, *words], capture_output=True, text=True, cwd=self.dir, timeout=120,
+                                     env={**os.environ, **environment})
+        self.assertEqual(code, self.result.returncode, self.result.stderr)
+        answer = shlex.split(self.result.stdout.replace("\\\n", " "))
+        begin = answer.index("atelier")
+        self.variables, words = answer[:begin], answer[begin:]
+        self.assertEqual(["atelier", "train"], words[:2])
+        flags, name = {}, None
+        for word in words[2:]:
+            if word.startswith("--"):
+                name = word
+                self.assertNotIn(name, flags, "each flag stands there once")
+                flags[name] = True
+            else:
+                flags[name] = word
+        return flags
+
+    def told(self, *parts):
+        for part in parts:
+            self.assertEqual(1, self.result.stderr.count(part), f"{part!r} in\n{self.result.stderr}")
+
+    def test_full_training_of_the_page(self):
+        flags = self.paste(FULL)
+        self.assertEqual(flags, {
+            "--plugin": "qwen_image", "--dataset_base_path": "data/example_image_dataset",
+            "--dataset_metadata_path": "data/example_image_dataset/metadata.csv", "--max_pixels": "1048576",
+            "--dataset_repeat": "50", "--model_id_with_origin_paths": QWEN, "--learning_rate": "1e-5",
+            "--num_epochs": "2", "--output_path": "./models/train/Qwen-Image_full", "--trainable_models": "dit",
+            "--use_gradient_checkpointing": True})
+        self.told("--config_file", "--remove_prefix_in_ckpt", "--find_unused_parameters")
+        self.assertNotIn("error", self.result.stderr)
+
+    def test_every_way_to_start_a_script(self):
+        flags = self.paste(LORA)
+        rest = LORA.split("examples/", 1)[1]
+        for start in ("python", "python3 -u", "torchrun --standalone --nproc_per_node=1",
+                      "python -m torch.distributed.run --nproc_per_node 1", "deepspeed --num_gpus 1", "env A=1 python",
+                      "accelerate launch --num_processes 1 --num_machines=1 --mixed_precision no"):
+            with self.subTest(start):
+                self.assertEqual(flags, self.paste(f"{start} examples/{rest}"))
+        self.assertEqual(flags, self.paste("examples/" + rest))
+        self.assertEqual(flags, self.paste(LORA, before=["train"]))
+
+    def test_the_two_stages_and_the_others(self):
+        stages = LORA.replace("--dataset_repeat 50", "--dataset_repeat 1 --task sft:data_process")
+        self.assertEqual("sft:data_process", self.paste(stages)["--task"])
+        self.assertEqual("sft:data_process", self.paste(stages.replace("sft:data", "data"))["--task"])
+        self.told("--task data_process is --task sft:data_process here")
+        self.assertEqual("sft:train", self.paste(stages.replace("data_process", "train"))["--task"])
+        more = (f' --fp8_models "{QWEN}" --use_gradient_checkpointing_offload --enable_model_cpu_offload'
+                ' --preset_lora_path old/epoch-4.safetensors --preset_lora_model dit --height 512 --width 512'
+                ' --initialize_model_on_cpu --enable_csv_log --enable_wandb_log --extra_inputs ""')
+        flags = self.paste(LORA.strip() + more)
+        self.assertEqual((QWEN, "old/epoch-4.safetensors", "512"),
+                         tuple(flags[f"--{name}"] for name in ("fp8_models", "preset_lora_path", "height")))
+        self.told("--initialize_model_on_cpu", "--enable_wandb_log")
+        # A list of shards, as the page writes it over many lines.
+        paths = '[\n ["t-1.safetensors",\n "t-2.safetensors"],\n "vae.safetensors"\n]'
+        flags = self.paste(f"python examples/qwen_image/model_training/train.py --model_paths '{paths}' "
+                           "--dataset_base_path data")
+        self.assertEqual([["t-1.safetensors", "t-2.safetensors"], "vae.safetensors"],
+                         json.loads(flags["--model_paths"]))
+
+    def test_what_would_be_another_run_is_refused_and_the_rest_is_there(self):
+        flags = self.paste(LORA.replace("launch", "launch --num_processes 8 --multi_gpu").strip() +
+                           ' --quant_options "a:bitsandbytes_nf4" --zero_cond_t --customized_optimizer x.Lion', code=2)
+        self.assertEqual("32", flags["--lora_rank"])
+        self.told("--num_processes 8 is left out", "--multi_gpu", "--gradient_accumulation_steps", "--quant_options",
+                  "--zero_cond_t", "--customized_optimizer", "5 mistakes")
+        self.paste(LORA.replace("--lora_rank 32", "--lora_rnk 32 --learning_rate much"), code=2)
+        self.told("--lora_rnk is not known to train; did you mean --lora_rank?", '"much" is no number')
+        self.paste("accelerate launch --config_file x.yaml", code=2)
+        self.told("names no script")
+
+    def test_the_family_that_is_missing_is_told(self):
+        flags = self.paste(LORA.replace("qwen_image", "mine"), code=2)
+        self.assertNotIn("--plugin", flags)
+        self.told("--plugin is missing")
+        self.assertEqual("lumina2", self.paste(LORA.replace("qwen_image", "mine").strip() +
+                                               " --plugin lumina2")["--plugin"])
+        self.paste(LORA.strip() + " --plugin lumina3", code=2)
+        self.told("did you mean lumina2?")
+
+    def test_a_lora_of_kohyas_trainers(self):
+        (self.dir / "data set.toml").write_text(DATASET)
+        flags = self.paste(KOHYA.replace("DATASET", "data set.toml"))
+        self.assertEqual(["lumina-2.safetensors", "gemma-2.safetensors", "ae.safetensors"],
+                         json.loads(flags.pop("--model_paths")))
+        self.assertEqual(flags, {
+            "--plugin": "lumina2", "--dtype": "bfloat16", "--enable_bucket": True, "--caption_extension": ".txt",
+            "--batch_size": "2", "--dataset_base_path": "pictures of mine", "--dataset_repeat": "10",
+            "--max_pixels": str(1024 * 768), "--output_path": "./output", "--lora_base_model": "dit",
+            "--lora_rank": "8", "--lora_alpha": "8", "--learning_rate": "1e-4", "--optimizer_type": "AdamW",
+            "--lr_scheduler": "constant", "--timestep_sampling": "uniform_dynamic_shift", "--num_epochs": "10",
+            "--system_prompt":
+                "You are an assistant designed to generate high-quality images based on user prompts.",
+            "--use_gradient_checkpointing": True, "--lora_format": "kohya", "--weighting_scheme": "none"})
+        self.told("--network_dim=8 is --lora_rank 8 here", "--cache_latents is left out", "--output_name",
+                  "--tokenizer_path", "--discrete_flow_shift", "presets of kohya's trainers",
+                  "--num_cpu_threads_per_process 1 is left out", "--save_every_n_epochs=1 is left out")
+
+    def test_presets_of_kohyas_trainers_are_written_down(self):
+        flags = self.paste("python lumina_train_network.py --pretrained_model_name_or_path m.safetensors "
+                           "--network_module networks.lora_lumina --train_data_dir data --resolution 512 "
+                           "--min_timestep 200 --max_timestep 900 --optimizer_type adamw8bit "
+                           '--optimizer_args "weight_decay=0.1" "betas=0.9,0.95" --save_precision fp16 '
+                           "--weighting_scheme uniform --unet_lr 5e-5 --sdpa --seed 7")
+        self.assertLessEqual({
+            "--lora_rank": "4", "--lora_alpha": "1", "--timestep_sampling": "shift", "--discrete_flow_shift": "6",
+            "--weighting_scheme": "none", "--caption_extension": ".caption", "--max_train_steps": "1600",
+            "--dtype": "float32", "--height": "512", "--width": "512", "--max_timestep_boundary": "0.8",
+            "--min_timestep_boundary": "0.1", "--optimizer_type": "AdamW8bit", "--weight_decay": "0.1",
+            "--adam_beta1": "0.9", "--adam_beta2": "0.95", "--save_dtype": "float16", "--learning_rate": "5e-5",
+            "--seed": "7", "--dataset_base_path": "data"}.items(), flags.items())
+        self.told("--sdpa")
+
+    def test_what_kohyas_trainers_alone_do_is_refused(self):
+        dataset = DATASET.replace("num_repeats = 10", "num_repeats = 10\n  flip_aug = true\n  keep_tokens = 0")
+        (self.dir / "d.toml").write_text(dataset + "\n[[datasets.subsets]]\nimage_dir = 'more'\n")
+        self.paste(KOHYA.replace("DATASET", "d.toml").strip() + " --noise_offset 0.1 --loss_type huber "
+                   "--network_args attn_dim=4 mlp_dim=4 --shuffle_caption", code=2)
+        self.told("2 [[subsets]]", "--noise_offset 0.1 is left out", "--loss_type huber", "--shuffle_caption",
+                  "--network_args attn_dim=4 mlp_dim=4")
+        (self.dir / "d.toml").write_text(dataset)
+        self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
+        self.told("d.toml: flip_aug is left out")
+        self.assertNotIn("keep_tokens", self.result.stderr)
+        self.paste(KOHYA.replace("DATASET", "absent.toml"), code=2)
+        self.told("absent.toml", "add --dataset_base_path FOLDER")
+        (self.dir / "d.toml").write_text("[general\n")
+        self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
+        self.told("d.toml:1:")
+
+    def test_variables_in_front_are_kept_mapped_or_told(self):
+        flags = self.paste("CUDA_VISIBLE_DEVICES=0 SDSCRIPTS_SELECTIVE_TORCH_COMPILE=1 DIFFSYNTH_SKIP_DOWNLOAD=True "
+                           "SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET=0.5 DIFFSYNTH_MODEL_BASE_PATH='/m n' " +
+                           LORA.strip())
+        self.assertEqual(["CUDA_VISIBLE_DEVICES=0", "DIFFSYNTH_MODEL_BASE_PATH=/m n"], self.variables)
+        self.assertEqual("0.5", flags["--activation_memory_budget"])
+        self.told("SDSCRIPTS_SELECTIVE_TORCH_COMPILE=1 is left out", "DIFFSYNTH_SKIP_DOWNLOAD=True is left out",
+                  "SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET=0.5 is --activation_memory_budget 0.5 here")
+
+    def test_variables_of_the_environment_are_told_by_train(self):
+        result = subprocess.run([BIN, "train", "--plugin", "qwen_image", "--lora_base_model", "dit"],
+                                capture_output=True, text=True, timeout=120, env={
+                                    **os.environ, "SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET": "0.5",
+                                    "DIFFSYNTH_MODEL_BASE_PATH": str(self.dir)})
+        self.assertEqual(2, result.returncode)
+        self.assertIn("SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET has no effect: use "
+                      "--activation_memory_budget", result.stderr)
+        self.assertNotIn("DIFFSYNTH_MODEL_BASE_PATH", result.stderr)
+
+    def test_the_answer_runs(self):
+        self.paste(LORA)
+        answer = self.result.stdout
+        script = f'atelier() {{ {shlex.quote(BIN)} "$@"; }}; {answer.strip()} --dataset_base_path_x'
+        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=self.dir, timeout=120)
+        self.assertEqual(2, result.returncode)
+        self.assertIn("model files are not there", result.stderr)
+        self.assertIn("--dataset_base_path_x is not known", result.stderr)
+        self.assertEqual(1, result.stderr.count("is not known"))
+
+
+if __name__ == "__main__":
+    unittest.main()
