@@ -208,6 +208,7 @@ class ProgramTest(unittest.TestCase):
         sigmas = json.loads(given.read_text())["sigmas"]
         self.assertEqual((len(sigmas), sigmas[0], sigmas[-1]), (5, 1.0, 0.0))
         asked.write_text('{"heigth": 3}')
+        given.unlink()  # that it is replaced would be told first
         self.refused(2, "probe", "--plugin", "qwen_image", "--component", "schedule", "--inputs", asked, "--output",
                      given, says=["did you mean height?"])
 

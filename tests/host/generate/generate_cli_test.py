@@ -314,7 +314,7 @@ class GenerateTest(unittest.TestCase):
                                 "--prompt is missing",
                                 "--num_inference_steps: 0 is below 1",
                                 '"quick"',
-                                "default, lightning, distill",
+                                'there are "default", "lightning", "distill"',
                                 "--input_image: absent.png",
                                 'there is no folder "no/such"',
                                 "--tile_stride: 300 is no multiple of 8",
