@@ -46,8 +46,9 @@ class LoraFilesTest(lora.LoraParityTest):
 
     def convert(self, name, to, format, *flags):
         """NAME.safetensors as TO.safetensors; names that need it are told by the model."""
-        self.atelier_lora("convert", self.dir / f"{name}.safetensors",
-                          self.dir / f"{to}.safetensors", "--lora_format", format,
+        output = self.dir / f"{to}.safetensors"
+        output.unlink(missing_ok=True)  # of another test
+        self.atelier_lora("convert", self.dir / f"{name}.safetensors", output, "--lora_format", format,
                           *self.model_flags(), *flags)
 
     def expected_of(self, name):

@@ -638,7 +638,9 @@ TEST_CASE("Adapters of the noise level's layers are in what is prepared", "[dit]
   const auto plain = denoise_levels(*model, sigmas, 2, false);
   const auto prepared = denoise_levels(*model, sigmas, 2, true);
   for (size_t i = 0; i < sigmas.size(); ++i) {
-    CHECK(at::equal(plain[i], prepared[i]));
+    // Not to the bit: on some processors MKL adds up the rows of so narrow a product (the adapter's
+    // rank is 2) in another order for each place that they have in it.
+    CHECK(relative_error(plain[i], prepared[i]) < 1e-6);
     CHECK(relative_error(plain[i], before[i]) > 1e-3);
   }
 }

@@ -35,7 +35,7 @@ def entries(cache):
     """Inode and bytes of every entry: a file that is written anew has another inode."""
     return {
         path.relative_to(cache): (path.stat().st_ino, path.read_bytes())
-        for path in cache.glob("*/*.safetensors")
+        for path in cache.glob("*/*.safetensors") if not path.name.startswith(".")
     }
 
 
@@ -197,6 +197,7 @@ class CacheTest(unittest.TestCase):
         self.fill()
         now = entries(self.cache)
         self.assertEqual({path: now[path] for path in before}, before)
+        self.assertEqual(list(self.cache.glob("**/.atelier-tmp-*")), [])
 
     def test_a_damaged_entry_is_made_anew(self):
         self.fill()
