@@ -83,9 +83,9 @@ void fail_on_file(const std::string& path, const char* step, int why) {
   const bool is_full = why == ENOSPC || why == EDQUOT;
   throw Error(report::is_wrong_path(why) ? ErrorCode::kInvalidArgument : ErrorCode::kEnvironment,
               display_path(path) + ": " + step + ": " + std::strerror(why),
-              is_full              ? "free some space"
+              is_full                      ? "free some space"
               : report::is_wrong_path(why) ? "check the path"
-                                   : "check the folder and its permissions",
+                                           : "check the folder and its permissions",
               "FILE_WRITE");
 }
 

@@ -158,8 +158,7 @@ void check_output_folder(const Config& config, Problems& problems) {
   const std::string& folder = config.output.output_path;
   std::error_code failure;
   const fs::file_status status = fs::status(folder, failure);
-  if (report::is_wrong_path(failure.value()) ||
-      (fs::exists(status) && !fs::is_directory(status))) {
+  if (report::is_wrong_path(failure.value()) || (fs::exists(status) && !fs::is_directory(status))) {
     problems.add("--output_path: " + display_path(folder) + ": " +
                      (fs::exists(status) ? "is no folder" : failure.message()),
                  "name a folder");
