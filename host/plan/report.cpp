@@ -237,7 +237,8 @@ std::string curve_svg(const std::vector<CurvePoint>& curve, const std::string& t
     line.points.emplace_back(bytes, point.plan.seconds);
   }
   if (curve.empty()) low = 0;
-  report::Chart chart = {.title = title};
+  report::Chart chart;
+  chart.title = title;
   chart.x = {"GiB of the device", low, std::max(high, low + 1),
              [](double bytes) { return print("%.3g", bytes / kGiB); }};
   chart.y = {"", 0.0, std::max(slowest, 1e-12), time_text};
