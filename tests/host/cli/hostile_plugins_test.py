@@ -40,12 +40,12 @@ class HostilePluginsTest(unittest.TestCase):
 
     def check_told(self, result, says, command):
         self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
-        lines = result.stderr.splitlines()
+        self.assertTrue(result.stderr.startswith("error: "), result.stderr)
+        # Mistakes of generate and train that have nothing to do with the plugin are told beside it.
+        lines = [line for line in result.stderr.splitlines() if "hostile_plugin.so" in line]
         self.assertEqual(len(lines), 1, result.stderr)
-        self.assertTrue(lines[0].startswith("error: "), result.stderr)
         self.assertIn(says, lines[0])
-        self.assertIn("hostile_plugin.so", lines[0])
-        self.assertNotIn("report it", lines[0])
+        self.assertNotIn("report it", result.stderr)
         self.assertEqual("1 failed" in result.stdout, command == "check", result.stdout)
 
     def test_what_being_opened_does_is_one_line(self):
