@@ -33,14 +33,16 @@ enum class Kernel {
   kEfficient,    // CUDA, keys repeated
   kMath,
   kDry,    // allocates what the flash kernels do, and computes nothing
-  kTiled,  // with a soft cap or a window, grouped keys native
+  kTiled,  // what the others have not, grouped keys native
 };
 
+// What one call of attention() knows beside its differentiable tensors, of which the bias is one.
 struct AttentionCall : torch::CustomClassHolder {
   Kernel kernel;
   AttentionOptions options;
-  Segments rows;
-  explicit AttentionCall(Segments segments) : rows(std::move(segments)) {}
+  Segments q_rows, k_rows;
+  AttentionCall(Segments queries, Segments keys, AttentionOptions options)
+      : options(std::move(options)), q_rows(std::move(queries)), k_rows(std::move(keys)) {}
   std::optional<double> scale() const {
     return options.scale == 0 ? std::nullopt : std::optional(options.scale);
   }
@@ -53,9 +55,13 @@ using AttentionCallPtr = c10::intrusive_ptr<AttentionCall>;
               "let --attention auto choose");
 }
 
-Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& rows,
-              AttentionOptions options) {
-  if (options.softcap > 0 || options.window > 0) return Kernel::kTiled;
+bool needs_tiles(const AttentionOptions& options) {
+  return options.softcap > 0 || options.window > 0 || options.offset_bias.defined() ||
+         options.query_sees.defined();
+}
+
+Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCall& call) {
+  if (needs_tiles(call.options)) return Kernel::kTiled;
   const AttentionBackend forced = forced_backend;
   if (forced == AttentionBackend::kMath) return Kernel::kMath;
   if (q.is_meta()) return Kernel::kDry;
@@ -81,36 +87,63 @@ Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const Segments&
   }
   if (q.scalar_type() == at::kDouble) return Kernel::kMath;
   if (!half) return Kernel::kEfficient;
-  if (rows.is_uniform() && rows.count() > 0 && rows.total() > 0) {
-    auto dense = [&](const Tensor& t) {
+  if (call.q_rows.is_uniform() && call.k_rows.is_uniform() && q.numel() > 0 && k.numel() > 0) {
+    auto dense = [](const Tensor& t, const Segments& rows) {
       return t.view({rows.count(), rows.length(0), t.size(1), t.size(2)}).transpose(1, 2);
     };
-    const auto choice = at::_fused_sdp_choice(dense(q), dense(k), dense(v), {}, 0.0, options.causal,
-                                              {}, q.size(1) != k.size(1));
+    const auto choice =
+        at::_fused_sdp_choice(dense(q, call.q_rows), dense(k, call.k_rows), dense(v, call.k_rows),
+                              {}, 0.0, call.options.causal, {}, q.size(1) != k.size(1));
     if (choice == static_cast<int64_t>(at::SDPBackend::cudnn_attention)) return Kernel::kCudnn;
   }
   return flash ? Kernel::kVarlenFlash : Kernel::kEfficient;
 }
 
 // Samples that one kernel call takes: `count` of them, each `length` rows, from row `first`.
-struct Piece {
+struct Rows {
   int64_t first, count, length;
-  // [count, H, length, d] of packed rows [N, H, d].
+  int64_t total() const { return count * length; }
+  // [count, length, ...] of packed rows [N, ...].
   Tensor of(const Tensor& rows) const {
-    return rows.narrow(0, first, count * length)
-        .view({count, length, rows.size(1), rows.size(2)})
-        .transpose(1, 2);
+    return rows.narrow(0, first, total()).unflatten(0, {count, length});
   }
+  // [count, H, length, d] of packed rows [N, H, d].
+  Tensor heads_of(const Tensor& rows) const { return of(rows).transpose(1, 2); }
+};
+struct Piece {
+  Rows queries, keys;
 };
 
-std::vector<Piece> pieces_of(const Segments& rows) {
-  if (rows.total() == 0) return {};
-  if (rows.is_uniform()) return {{0, rows.count(), rows.length(0)}};
+// All samples that have both queries and keys.
+std::vector<Piece> pieces_of(const Segments& q_rows, const Segments& k_rows) {
+  if (q_rows.total() == 0 || k_rows.total() == 0) return {};
+  const int64_t count = q_rows.count();
+  if (q_rows.is_uniform() && k_rows.is_uniform())
+    return {{{0, count, q_rows.length(0)}, {0, count, k_rows.length(0)}}};
   std::vector<Piece> pieces;
-  for (int64_t s = 0; s < rows.count(); ++s) {
-    if (rows.length(s) > 0) pieces.push_back({rows.offset(s), 1, rows.length(s)});
+  for (int64_t s = 0; s < count; ++s) {
+    if (q_rows.length(s) > 0 && k_rows.length(s) > 0)
+      pieces.push_back(
+          {{q_rows.offset(s), 1, q_rows.length(s)}, {k_rows.offset(s), 1, k_rows.length(s)}});
   }
   return pieces;
+}
+
+// The columns of an offset bias that samples of a piece use.
+Tensor columns_of(const Tensor& bias, const AttentionCall& call, const Piece& piece) {
+  const int64_t count = piece.queries.length + piece.keys.length - 1;
+  return bias.narrow(1, call.q_rows.longest() - piece.queries.length, count);
+}
+
+// The options of a piece: bias [H, L + S - 1], groups [B, L] and [B, S].
+AttentionOptions options_of(const AttentionCall& call, const Tensor& bias, const Piece& piece) {
+  AttentionOptions options = call.options;
+  if (bias.defined()) options.offset_bias = columns_of(bias, call, piece);
+  if (options.query_sees.defined()) {
+    options.query_sees = piece.queries.of(options.query_sees);
+    options.key_groups = piece.keys.of(options.key_groups);
+  }
+  return options;
 }
 
 // [B, K, L, d] with each key head `times` times.
@@ -139,10 +172,9 @@ Tensor math(const AttentionCall& call, const Tensor& q, const Tensor& k, const T
 // Of one forward pass.
 double flops_of(const AttentionCall& call, const Tensor& q) {
   double pairs = 0;
-  for (int64_t s = 0; s < call.rows.count(); ++s) {
-    const auto length = static_cast<double>(call.rows.length(s));
-    pairs += length * length;
-  }
+  for (int64_t s = 0; s < call.q_rows.count(); ++s)
+    pairs +=
+        static_cast<double>(call.q_rows.length(s)) * static_cast<double>(call.k_rows.length(s));
   return (call.options.causal ? 2.0 : 4.0) * pairs * static_cast<double>(q.size(1) * q.size(2));
 }
 
@@ -162,9 +194,9 @@ Tensor empty_heads(const Tensor& like) {  // [B, H, L, d], packed as [B, L, H, d
       .transpose(1, 2);
 }
 
-// {output [B, H, L, d], what the kernel's backward wants beside it}
-std::vector<Tensor> dense_forward(const AttentionCall& call, const Tensor& q, const Tensor& k,
-                                  const Tensor& v) {
+// {output [B, H, L, d], what the kernel's backward wants beside it}. `options`: of the piece.
+std::vector<Tensor> dense_forward(const AttentionCall& call, const AttentionOptions& options,
+                                  const Tensor& q, const Tensor& k, const Tensor& v) {
   const bool causal = call.options.causal;
   switch (call.kernel) {
     case Kernel::kCpuFlash: {
@@ -184,7 +216,7 @@ std::vector<Tensor> dense_forward(const AttentionCall& call, const Tensor& q, co
       return {out, lse, seed, offset};
     }
     case Kernel::kTiled: {
-      auto [out, lse] = tiled_attention(q, k, v, call.options);
+      auto [out, lse] = tiled_attention(q, k, v, options);
       return {out, lse};
     }
     case Kernel::kDry: {
@@ -211,9 +243,11 @@ size_t extras_of(Kernel kernel) {
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor> dense_backward(const AttentionCall& call, const Tensor& grad,
-                                                  const Tensor& q, const Tensor& k, const Tensor& v,
-                                                  const Tensor& out, const Tensor* extras) {
+// Gradients of q, k and v. `extras`: what dense_forward() gave beside the output. Where
+// `*grad_bias` is defined, that of the piece's bias is added to it.
+std::tuple<Tensor, Tensor, Tensor> dense_backward(
+    const AttentionCall& call, const AttentionOptions& options, const Tensor& grad, const Tensor& q,
+    const Tensor& k, const Tensor& v, const Tensor& out, const Tensor* extras, Tensor* grad_bias) {
   const bool causal = call.options.causal;
   switch (call.kernel) {
     case Kernel::kCpuFlash:
@@ -231,7 +265,7 @@ std::tuple<Tensor, Tensor, Tensor> dense_backward(const AttentionCall& call, con
       return {grad_q, sum_heads(grad_k, times), sum_heads(grad_v, times)};
     }
     case Kernel::kTiled:
-      return tiled_attention_backward(grad, q, k, v, out, extras[0], call.options);
+      return tiled_attention_backward(grad, q, k, v, out, extras[0], options, grad_bias);
     case Kernel::kDry: {
       const Tensor buffer = dry_buffer(q, k, 2);
       return {empty_heads(q), empty_heads(k), empty_heads(v)};
@@ -251,31 +285,34 @@ Tensor device_offsets(const Segments& rows, const Tensor& like) {
   return rows.tensor().to(at::kInt).to(like.device());
 }
 
-// {output [N, H * d], what the kernel's backward wants beside it...}
+// {output [Nq, H * d], what the kernel's backward wants beside it...}. `bias` may be undefined.
 std::vector<Tensor> attend(const AttentionCall& call, const Tensor& q, const Tensor& k,
-                           const Tensor& v) {
+                           const Tensor& v, const Tensor& bias) {
   check_stop();
   return RecomputeScope::run("attention", [&](bool) -> std::vector<Tensor> {
     const int64_t n = q.size(0), width = q.size(1) * q.size(2);
     if (DryRun* dry = DryRun::of(q)) dry->add_attention(flops_of(call, q));
-    if (n == 0) return {at::empty({0, width}, q.options())};
+    if (n == 0 || k.size(0) == 0) return {at::zeros({n, width}, q.options())};
     if (call.kernel == Kernel::kVarlenFlash) {
-      const Tensor offsets = device_offsets(call.rows, q);
       auto [out, lse, rng_state, unused, mask] = at::_flash_attention_forward(
-          q, k, v, offsets, offsets, call.rows.longest(), call.rows.longest(), 0.0,
-          call.options.causal, /*return_debug_mask=*/false, call.scale());
+          q, k, v, device_offsets(call.q_rows, q), device_offsets(call.k_rows, q),
+          call.q_rows.longest(), call.k_rows.longest(), 0.0, call.options.causal,
+          /*return_debug_mask=*/false, call.scale());
       return {out.reshape({n, width}).tensor_data(), lse, rng_state, unused};
     }
-    const std::vector<Piece> pieces = pieces_of(call.rows);
-    const bool whole = pieces.size() == 1 && pieces[0].count * pieces[0].length == n;
-    std::vector<Tensor> result{whole ? Tensor() : at::empty({n, width}, q.options())};
-    for (const Piece& piece : pieces) {
-      std::vector<Tensor> part = dense_forward(call, piece.of(q), piece.of(k), piece.of(v));
-      const Tensor out = part[0].transpose(1, 2).reshape({piece.count * piece.length, width});
+    const std::vector<Piece> pieces = pieces_of(call.q_rows, call.k_rows);
+    const bool whole = pieces.size() == 1 && pieces[0].queries.total() == n;
+    std::vector<Tensor> result{whole ? Tensor() : at::zeros({n, width}, q.options())};
+    for (const auto& piece : pieces) {
+      const auto& [queries, keys] = piece;
+      std::vector<Tensor> part =
+          dense_forward(call, options_of(call, bias, piece), queries.heads_of(q), keys.heads_of(k),
+                        keys.heads_of(v));
+      const Tensor out = part[0].transpose(1, 2).reshape({queries.total(), width});
       if (whole) {
         result[0] = out.tensor_data();
       } else {
-        result[0].narrow(0, piece.first, piece.count * piece.length).copy_(out);
+        result[0].narrow(0, queries.first, queries.total()).copy_(out);
       }
       for (size_t i = 1; i < part.size(); ++i) result.push_back(part[i].tensor_data());
     }
@@ -283,11 +320,68 @@ std::vector<Tensor> attend(const AttentionCall& call, const Tensor& q, const Ten
   });
 }
 
+// Puts the gradient of a piece, [B, H, L, d], to its rows of `whole`, that of `of`, which is made
+// where it is not there yet.
+void put_rows(Tensor& whole, const Rows& rows, const Tensor& part, const Tensor& of) {
+  const Tensor packed = part.transpose(1, 2).flatten(0, 1);
+  if (rows.total() == of.size(0)) {
+    whole = packed;
+    return;
+  }
+  if (!whole.defined()) whole = at::zeros(of.sizes(), of.options());
+  whole.narrow(0, rows.first, rows.total()).copy_(packed);
+}
+
+// Throws where the arguments of attention() do not fit together.
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCall& call) {
+  const Segments &q_rows = call.q_rows, &k_rows = call.k_rows;
+  const bool fits = q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() &&
+                    q.size(0) == q_rows.total() && k.size(0) == k_rows.total() &&
+                    q_rows.count() == k_rows.count() && q.size(2) == k.size(2) && k.size(1) > 0 &&
+                    q.size(1) % k.size(1) == 0;
+  if (!fits) {
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("attention: q ", q.sizes(), ", k ", k.sizes(), " and v ", v.sizes(),
+                         " do not fit ", q_rows.count(), " and ", k_rows.count(), " segments of ",
+                         q_rows.total(), " and ", k_rows.total(), " rows"));
+  }
+  const AttentionOptions& options = call.options;
+  if (options.softcap < 0 || options.window < 0 || (options.window > 0 && !options.causal)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("attention: soft cap ", options.softcap, " and window ", options.window,
+                         options.causal ? "" : " without causal"),
+                "both are 0 or more, and a window is causal");
+  }
+  if (options.causal && !at::equal(q_rows.tensor(), k_rows.tensor()))
+    throw Error(ErrorCode::kInvalidArgument, "attention: causal between rows of two kinds",
+                "causal needs as many keys as queries in each sample");
+}
+
+void check_masks(const Tensor& q, const Tensor& k, const AttentionCall& call) {
+  const Tensor &bias = call.options.offset_bias, &sees = call.options.query_sees,
+               &groups = call.options.key_groups;
+  const std::array<int64_t, 2> wanted = {
+      q.size(1), std::max<int64_t>(0, call.q_rows.longest() + call.k_rows.longest() - 1)};
+  if (bias.defined() && (bias.sizes() != wanted || !at::isFloatingType(bias.scalar_type())))
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("attention: offset_bias is ", toString(bias.scalar_type()), bias.sizes(),
+                         ", expected ", at::IntArrayRef(wanted), ", heads by offsets"));
+  const auto is_of = [](const Tensor& sets, const Tensor& rows) {
+    return sets.defined() && sets.sizes() == at::IntArrayRef(rows.size(0)) &&
+           sets.scalar_type() == at::kLong;
+  };
+  if ((sees.defined() || groups.defined()) && !(is_of(sees, q) && is_of(groups, k)))
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str("attention: query_sees and key_groups are not int64 [", q.size(0),
+                         "] and [", k.size(0), "]"),
+                "give both, one set a row");
+}
+
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const AttentionCallPtr& call) {
-    std::vector<Tensor> result = attend(*call, q, k, v);
-    variable_list saved{q, k, v};
+                        const std::optional<Tensor>& bias, const AttentionCallPtr& call) {
+    std::vector<Tensor> result = attend(*call, q, k, v, bias.value_or(Tensor()));
+    variable_list saved{q, k, v, bias.value_or(Tensor())};
     saved.insert(saved.end(), result.begin(), result.end());
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -296,42 +390,39 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return variable_list(4);
+    variable_list result(5);
+    if (!grads[0].defined()) return result;
     check_stop();
     const auto call =
         c10::static_intrusive_pointer_cast<AttentionCall>(ctx->saved_data["call"].toCapsule());
     const variable_list saved = ctx->get_saved_variables();
-    const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    const Tensor out = saved[3].view({q.size(0), q.size(1), v.size(2)});
+    const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &bias = saved[3];
+    const Tensor out = saved[4].view({q.size(0), q.size(1), v.size(2)});
     const Tensor grad = grads[0].contiguous().view(out.sizes());
-    const Tensor* extras = saved.data() + 4;
+    const Tensor* extras = saved.data() + 5;
     if (DryRun* dry = DryRun::of(q)) dry->add_attention(2.5 * flops_of(*call, q));
-    if (q.size(0) == 0) return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v), Tensor()};
-    if (call->kernel == Kernel::kVarlenFlash) {
-      const Tensor offsets = device_offsets(call->rows, q);
-      const int64_t longest = call->rows.longest();
+    if (call->kernel == Kernel::kVarlenFlash && q.size(0) > 0 && k.size(0) > 0) {
       auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
-          grad, q, k, v, out, extras[0], offsets, offsets, longest, longest, 0.0,
+          grad, q, k, v, out, extras[0], device_offsets(call->q_rows, q),
+          device_offsets(call->k_rows, q), call->q_rows.longest(), call->k_rows.longest(), 0.0,
           call->options.causal, extras[1], extras[2], call->scale());
-      return {grad_q, grad_k, grad_v, Tensor()};
+      return {grad_q, grad_k, grad_v, Tensor(), Tensor()};
     }
-    const std::vector<Piece> pieces = pieces_of(call->rows);
-    variable_list result(4);
-    for (const Piece& piece : pieces) {
+    if (bias.defined() && ctx->needs_input_grad(3)) result[3] = at::zeros_like(bias, wide(q));
+    for (const Piece& piece : pieces_of(call->q_rows, call->k_rows)) {
+      const auto& [queries, keys] = piece;
+      Tensor grad_bias = result[3].defined() ? columns_of(result[3], *call, piece) : Tensor();
       auto [grad_q, grad_k, grad_v] = dense_backward(
-          *call, piece.of(grad), piece.of(q), piece.of(k), piece.of(v), piece.of(out), extras);
+          *call, options_of(*call, bias, piece), queries.heads_of(grad), queries.heads_of(q),
+          keys.heads_of(k), keys.heads_of(v), queries.heads_of(out), extras, &grad_bias);
       extras += extras_of(call->kernel);
-      const Tensor* parts[] = {&grad_q, &grad_k, &grad_v};
-      for (int i = 0; i < 3; ++i) {
-        const Tensor rows = parts[i]->transpose(1, 2).flatten(0, 1);
-        if (rows.size(0) == saved[i].size(0)) {
-          result[i] = rows;
-          continue;
-        }
-        if (!result[i].defined()) result[i] = at::empty(saved[i].sizes(), saved[i].options());
-        result[i].narrow(0, piece.first, rows.size(0)).copy_(rows);
-      }
+      put_rows(result[0], queries, grad_q, q);
+      put_rows(result[1], keys, grad_k, k);
+      put_rows(result[2], keys, grad_v, v);
     }
+    for (int i = 0; i < 3; ++i)
+      if (!result[i].defined()) result[i] = at::zeros_like(saved[i]);
+    if (result[3].defined()) result[3] = result[3].to(bias.scalar_type());
     return result;
   }
 };
@@ -347,28 +438,22 @@ AttentionBackend attention_backend() {
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& rows,
                  AttentionOptions options) {
-  const bool fits = q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() &&
-                    q.size(0) == rows.total() && k.size(0) == rows.total() &&
-                    q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0;
-  if (!fits) {
-    throw Error(ErrorCode::kInvalidArgument,
-                c10::str("attention: q ", q.sizes(), ", k ", k.sizes(), " and v ", v.sizes(),
-                         " do not fit segments of ", rows.total(), " rows"));
-  }
-  if (options.softcap < 0 || options.window < 0 || (options.window > 0 && !options.causal)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                c10::str("attention: soft cap ", options.softcap, " and window ", options.window,
-                         options.causal ? "" : " without causal"),
-                "both are 0 or more, and a window is causal");
-  }
+  return attention(q, k, v, rows, rows, std::move(options));
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_rows,
+                 const Segments& k_rows, AttentionOptions options) {
+  auto call = c10::make_intrusive<AttentionCall>(q_rows, k_rows, std::move(options));
+  check(q, k, v, *call);
+  check_masks(q, k, *call);
   // The kernels read whole head vectors.
   auto dense = [](const Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); };
   const Tensor dense_q = dense(q), dense_k = dense(k), dense_v = dense(v);
-  auto call = c10::make_intrusive<AttentionCall>(rows);
-  call->options = options;
-  call->kernel = choose(dense_q, dense_k, dense_v, rows, options);
-  if (!needs_graph({q, k, v})) return attend(*call, dense_q, dense_k, dense_v)[0];
-  return AttentionFunction::apply(dense_q, dense_k, dense_v, call);
+  call->kernel = choose(dense_q, dense_k, dense_v, *call);
+  const Tensor bias = std::exchange(call->options.offset_bias, Tensor());
+  if (!needs_graph({q, k, v, bias})) return attend(*call, dense_q, dense_k, dense_v, bias)[0];
+  return AttentionFunction::apply(dense_q, dense_k, dense_v,
+                                  bias.defined() ? std::optional(bias) : std::nullopt, call);
 }
 
 }  // namespace atelier::ops

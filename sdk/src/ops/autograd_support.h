@@ -18,6 +18,11 @@ inline bool needs_graph(at::ArrayRef<at::Tensor> tensors) {
   return false;
 }
 
+// The type that sums over elements of `t` are made in.
+inline at::ScalarType wide(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 // A tensor of `sizes` whose values nobody may read: NaN, and the bytes of one element.
 inline at::Tensor stand_in(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::full({}, NAN, options).expand(sizes).tensor_data();
