@@ -54,6 +54,61 @@ TEST_CASE("A convolution equals LibTorch's, with gradients", "[ops][conv]") {
   }
 }
 
+TEST_CASE("A convolution over time equals LibTorch's, with gradients", "[ops][conv]") {
+  at::manual_seed(3);
+  const Conv3dOptions causal{.padding = {0, 1, 1}}, halving{.stride = {2, 1, 1}},
+      all{.stride = {1, 2, 2}, .padding = {1, 0, 1}};
+  for (auto [kernel, options] : {std::pair(std::array<int64_t, 3>{3, 3, 3}, causal),
+                                 std::pair(std::array<int64_t, 3>{3, 1, 1}, halving),
+                                 std::pair(std::array<int64_t, 3>{2, 3, 2}, all)}) {
+    for (const bool train : {false, true}) {
+      for (auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast3d}) {
+        for (auto [dtype, bound] : {std::pair(at::kDouble, 1e-13), std::pair(at::kFloat, 1e-5),
+                                    std::pair(at::kBFloat16, 0.02)}) {
+          INFO(at::IntArrayRef(kernel) << " trained " << train << " " << toString(dtype));
+          const Tensor w =
+              at::randn({5, 3, kernel[0], kernel[1], kernel[2]}, at::kDouble).to(dtype);
+          const Tensor b = at::randn({5}, at::kDouble).to(dtype);
+          const WeightPtr weight = test::make_weight(w), bias = test::make_weight(b);
+          const Tensor x = test::trained(at::randn({2, 3, 5, 9, 8}, at::kDouble).to(dtype));
+          Tensors inputs = {x},
+                  wide = {test::trained(x.to(at::kDouble)), test::trained(w.to(at::kDouble)),
+                          test::trained(b.to(at::kDouble))};
+          if (train) {
+            weight->set_trainable(true);
+            bias->set_trainable(true);
+            inputs.insert(inputs.end(), {weight->leaf(), bias->leaf()});
+          }
+          const auto run = [&] { return conv3d(x.contiguous(format), weight, bias, options); };
+          const Tensor y = run();
+          const Tensor want =
+              at::conv3d(wide[0], wide[1], wide[2], options.stride, options.padding);
+          CHECK(error(y, want) < bound);
+          CHECK(y.is_contiguous(at::MemoryFormat::ChannelsLast3d));
+          if (!train) wide.resize(1);
+          CHECK(error(test::gradients({y}, inputs), test::gradients({want}, wide)) < bound);
+          at::NoGradGuard no_grad;
+          CHECK(at::equal(run(), y));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("One weight serves pictures and videos", "[ops][conv]") {
+  at::manual_seed(4);
+  const Tensor w = at::randn({3, 2, 3, 3, 3}), x = at::randn({1, 2, 1, 6, 6});
+  const WeightPtr weight = test::make_weight(w);
+  const Conv3dOptions options{.padding = {0, 1, 1}};
+  const Tensor frames = at::constant_pad_nd(x, {0, 0, 0, 0, 2, 0});
+  for (int i = 0; i < 2; ++i) {
+    const Tensor picture = conv2d(x.squeeze(2), weight, nullptr, {1, 1});
+    const Tensor video = conv3d(frames, weight, nullptr, options);
+    CHECK(error(video, at::conv3d(frames, w, {}, options.stride, options.padding)) < 1e-6);
+    CHECK(error(picture, video.squeeze(2)) < 1e-6);
+  }
+}
+
 TEST_CASE("The temporal slice of a frozen weight is made once for each version", "[ops][conv]") {
   at::manual_seed(1);
   const Tensor x = at::randn({1, 2, 4, 4}), first = at::randn({3, 2, 3, 1, 1});
@@ -100,6 +155,16 @@ TEST_CASE("A convolution names shapes that do not fit", "[ops][conv]") {
   const Error e = test::error_of([&] { conv2d(at::zeros({1, 2, 8, 8}), weight, nullptr, {}); });
   CHECK(e.code() == ErrorCode::kInvalidArgument);
   CHECK(test::mentions(e, "[4, 3, 3, 3]"));
+  const WeightPtr temporal = test::make_weight(at::randn({4, 3, 3, 3, 3}));
+  const auto refused = [](const Tensor& x, const WeightPtr& w, Conv3dOptions options) {
+    const Error e = test::error_of([&] { conv3d(x, w, nullptr, options); });
+    CHECK(e.code() == ErrorCode::kInvalidArgument);
+    CHECK(test::mentions(e, "conv3d: x of shape"));
+  };
+  refused(at::zeros({1, 3, 8, 8}), temporal, {});
+  refused(at::zeros({1, 3, 3, 8, 8}), weight, {});
+  refused(at::zeros({1, 2, 3, 8, 8}), temporal, {});
+  refused(at::zeros({1, 3, 2, 8, 8}), temporal, {.stride = {2, 1, 1}});  // fewer frames than 3
 }
 
 }  // namespace atelier::ops

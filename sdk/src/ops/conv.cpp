@@ -20,76 +20,87 @@ using torch::autograd::variable_list;
 
 struct ConvCall : torch::CustomClassHolder {
   WeightPtr weight, bias;
-  ConvOptions options;
+  std::vector<int64_t> stride, padding;  // one for each axis
   int64_t weight_edge = -1,
           bias_edge = -1;      // places in {x, weight's leaf, bias's leaf}; -1: absent
   int64_t weight_version = 0;  // of the leaf's values
   std::vector<int64_t> x_sizes;
   at::TensorOptions x_options;
+
+  size_t axes() const { return stride.size(); }
+  const char* name() const { return axes() == 2 ? "conv2d" : "conv3d"; }
+  // The kernel's extent along each axis: the last sizes of the weight.
+  at::IntArrayRef kernel() const { return weight->sizes().slice(weight->sizes().size() - axes()); }
+  // Of a weight with a temporal axis that the convolution lacks, the last slice is used.
+  bool takes_slice() const { return weight->sizes().size() > axes() + 2; }
+  at::MemoryFormat channels_last() const {
+    return axes() == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  }
 };
 using ConvCallPtr = c10::intrusive_ptr<ConvCall>;
 
-// The weight as [out, in, kh, kw]. On the CPU it is channels-last, which saves the convolution a
-// reordering at each call.
-Tensor draw_kernel(const Weight& weight) {
-  if (Tensor kept = weight.derived(); kept.defined()) return kept;
+// The weight as [out, in, kh, kw] or [out, in, kt, kh, kw]. On the CPU it is channels-last, which
+// saves the convolution a reordering at each call.
+Tensor draw_kernel(const ConvCall& call) {
+  const Weight& weight = *call.weight;
+  const auto dims = static_cast<int64_t>(call.axes()) + 2;
+  if (Tensor kept = weight.derived(); kept.defined() && kept.dim() == dims) return kept;
   const Tensor drawn = weight.draw();
   // A tensor that its store does not hold itself was lent for one product: nothing of it is held.
   const bool lent = drawn.storage().use_count() == 1;
-  const Tensor kernel = drawn.dim() == 5 ? drawn.select(2, drawn.size(2) - 1) : drawn;
+  const Tensor kernel = call.takes_slice() ? drawn.select(2, drawn.size(2) - 1) : drawn;
   const DryRun* dry = DryRun::of(drawn);
   const bool is_cpu = drawn.is_cpu() || (dry != nullptr && dry->like() == at::kCPU);
-  const Tensor made = kernel.detach().contiguous(is_cpu ? at::MemoryFormat::ChannelsLast
-                                                        : at::MemoryFormat::Contiguous);
+  const Tensor made =
+      kernel.detach().contiguous(is_cpu ? call.channels_last() : at::MemoryFormat::Contiguous);
   if (!lent && !weight.is_trainable() && !made.is_alias_of(drawn)) weight.keep_derived(made);
   return made;
 }
 
-std::array<int64_t, 4> output_sizes(const ConvCall& call, const Tensor& x) {
-  const auto kernel = call.weight->sizes();
-  auto length = [&](int64_t in, int64_t k) {
-    return (in + 2 * call.options.padding - k) / call.options.stride + 1;
-  };
-  return {x.size(0), kernel[0], length(x.size(2), kernel.end()[-2]),
-          length(x.size(3), kernel.end()[-1])};
+std::vector<int64_t> output_sizes(const ConvCall& call, at::IntArrayRef x) {
+  std::vector<int64_t> sizes = {x[0], call.weight->sizes()[0]};
+  for (size_t i = 0; i < call.axes(); ++i)
+    sizes.push_back((x[i + 2] + 2 * call.padding[i] - call.kernel()[i]) / call.stride[i] + 1);
+  return sizes;
 }
 
 // Of one pass: forward, or backward to the input or to the weight.
 double flops_of(const ConvCall& call, const Tensor& output) {
-  const auto kernel = call.weight->sizes();
   return 2.0 * static_cast<double>(output.numel()) *
-         static_cast<double>(kernel[1] * kernel.end()[-2] * kernel.end()[-1]);
+         static_cast<double>(call.weight->sizes()[1] * c10::multiply_integers(call.kernel()));
 }
 
 Tensor convolve(const ConvCall& call, const Tensor& x) {
   check_stop();
-  return RecomputeScope::run("conv2d", [&](bool need_values) -> std::vector<Tensor> {
-    const int64_t stride = call.options.stride, padding = call.options.padding;
-    if (!need_values) return {stand_in(output_sizes(call, x), x.options())};
-    const Tensor kernel = draw_kernel(*call.weight);
+  return RecomputeScope::run(call.name(), [&](bool need_values) -> std::vector<Tensor> {
+    const auto sizes = output_sizes(call, x.sizes());
+    if (!need_values) return {stand_in(sizes, x.options())};
+    const Tensor kernel = draw_kernel(call);
     if (x.is_meta()) {  // LibTorch has no convolution of meta tensors
-      const Tensor output =
-          at::empty(output_sizes(call, x), x.options().memory_format(x.suggest_memory_format()));
+      const Tensor output = at::empty(sizes, x.options().memory_format(x.suggest_memory_format()));
       if (DryRun* dry = DryRun::of(x)) dry->add_product(flops_of(call, output));
       return {output};
     }
     const Tensor bias = call.bias ? call.bias->draw() : Tensor();
-    const Tensor input = x.is_cpu() ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
-    return {at::convolution(input, kernel, bias, {stride, stride}, {padding, padding}, {1, 1},
-                            /*transposed=*/false, {0, 0}, /*groups=*/1)};
+    const std::vector<int64_t> ones(call.axes(), 1), zeros(call.axes(), 0);
+    const auto formatted = [&](const Tensor& t) {
+      return x.is_cpu() ? t.contiguous(call.channels_last()) : t;
+    };
+    return {formatted(at::convolution(formatted(x), kernel, bias, call.stride, call.padding, ones,
+                                      /*transposed=*/false, zeros, /*groups=*/1))};
   })[0];
 }
 
-// {x's, the kernel's [out, in, kh, kw]}; undefined where they are not needed.
+// {x's, the drawn kernel's}; undefined where they are not needed.
 std::pair<Tensor, Tensor> gradients(const ConvCall& call, const Tensor& grad, const Tensor& x,
                                     bool needs_x, bool needs_kernel) {
   check_stop();
-  const int64_t stride = call.options.stride, padding = call.options.padding;
-  const Tensor kernel = draw_kernel(*call.weight);
+  const Tensor kernel = draw_kernel(call);
   if (!grad.is_meta()) {
+    const std::vector<int64_t> ones(call.axes(), 1), zeros(call.axes(), 0);
     auto [grad_x, grad_kernel, grad_bias] = at::convolution_backward(
-        grad, x, kernel, at::OptionalIntArrayRef(), {stride, stride}, {padding, padding}, {1, 1},
-        /*transposed=*/false, {0, 0}, /*groups=*/1, {needs_x, needs_kernel, false});
+        grad, x, kernel, at::OptionalIntArrayRef(), call.stride, call.padding, ones,
+        /*transposed=*/false, zeros, /*groups=*/1, {needs_x, needs_kernel, false});
     return {grad_x, grad_kernel};
   }
   if (DryRun* dry = DryRun::of(grad))
@@ -118,17 +129,19 @@ struct ConvFunction : torch::autograd::Function<ConvFunction> {
     if (needed(0) && call->weight_edge >= 0 &&
         call->weight->leaf()._version() != call->weight_version) {
       throw Error(ErrorCode::kInternal,
-                  "conv2d: weight '" + call->weight->name() +
-                      "' was changed between the forward and the backward pass");
+                  c10::str(call->name(), ": weight '", call->weight->name(),
+                           "' was changed between the forward and the backward pass"));
     }
     const Tensor& grad = grads[0];
-    if (needed(call->bias_edge)) result[call->bias_edge] = grad.sum({0, 2, 3});
+    constexpr int64_t kAllButChannels[] = {0, 2, 3, 4};
+    if (needed(call->bias_edge))
+      result[call->bias_edge] = grad.sum(at::IntArrayRef(kAllButChannels, 1 + call->axes()));
     if (!needed(0) && !needed(call->weight_edge)) return result;
     const Tensor x = saved[0].defined() ? saved[0] : at::empty(call->x_sizes, call->x_options);
     auto [grad_x, grad_kernel] = gradients(*call, grad, x, needed(0), needed(call->weight_edge));
     result[0] = grad_x;
     if (needed(call->weight_edge)) {
-      if (call->weight->sizes().size() == 5) {
+      if (call->takes_slice()) {
         Tensor whole = at::zeros(call->weight->sizes(), grad_kernel.options());
         whole.select(2, whole.size(2) - 1).copy_(grad_kernel);
         grad_kernel = whole;
@@ -139,20 +152,28 @@ struct ConvFunction : torch::autograd::Function<ConvFunction> {
   }
 };
 
-}  // namespace
+// x and the weight have as many axes as they should and the same channels, and the kernel has room.
+bool fits(const ConvCall& call, const Tensor& x) {
+  const at::IntArrayRef weight = call.weight->sizes();
+  const size_t dims = call.axes() + 2;
+  if (x.sizes().size() != dims || (weight.size() != dims && weight.size() != 5)) return false;
+  for (size_t i = 0; i < call.axes(); ++i)
+    if (x.sizes()[i + 2] + 2 * call.padding[i] < call.kernel()[i]) return false;
+  return x.size(1) == weight[1];
+}
 
-Tensor conv2d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
-              ConvOptions options) {
-  const auto sizes = weight->sizes();
-  if (x.dim() != 4 || (sizes.size() != 4 && sizes.size() != 5) || x.size(1) != sizes[1]) {
-    throw Error(ErrorCode::kInvalidArgument,
-                c10::str("conv2d: x of shape ", x.sizes(), " does not fit weight '", weight->name(),
-                         "' of shape ", sizes));
-  }
+Tensor convolution(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+                   at::IntArrayRef stride, at::IntArrayRef padding) {
   auto call = c10::make_intrusive<ConvCall>();
   call->weight = weight;
   call->bias = bias;
-  call->options = options;
+  call->stride = stride.vec();
+  call->padding = padding.vec();
+  if (!fits(*call, x)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                c10::str(call->name(), ": x of shape ", x.sizes(), " does not fit weight '",
+                         weight->name(), "' of shape ", weight->sizes()));
+  }
   variable_list inputs{x};
   if (weight->leaf().defined()) {
     call->weight_edge = inputs.size();
@@ -165,6 +186,19 @@ Tensor conv2d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
   }
   if (!needs_graph(inputs)) return convolve(*call, x);
   return ConvFunction::apply(at::TensorList(inputs), call);
+}
+
+}  // namespace
+
+Tensor conv2d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+              ConvOptions options) {
+  return convolution(x, weight, bias, {options.stride, options.stride},
+                     {options.padding, options.padding});
+}
+
+Tensor conv3d(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+              Conv3dOptions options) {
+  return convolution(x, weight, bias, options.stride, options.padding);
 }
 
 }  // namespace atelier::ops

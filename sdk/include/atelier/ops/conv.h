@@ -1,5 +1,7 @@
-// Convolution on a weight handle.
+// Convolutions on weight handles.
 #pragma once
+
+#include <array>
 
 #include "atelier/weight.h"
 
@@ -16,7 +18,22 @@ struct ConvOptions {
 // the CPU its channels-last copy, is made once and kept beside the handle's version.
 //
 // Returns [B, out, H', W'], channels-last on the CPU.
+// Throws Error{kInvalidArgument} when x and weight do not fit, or x is smaller than the kernel.
 ATELIER_API at::Tensor conv2d(const at::Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
                               ConvOptions options);
+
+struct Conv3dOptions {
+  std::array<int64_t, 3> stride = {1, 1, 1};   // on T, H and W
+  std::array<int64_t, 3> padding = {0, 0, 0};  // zeros on each side of T, H and W
+};
+
+// 3-D convolution. x: [B, in, T, H, W]; weight [out, in, kt, kh, kw]; bias [out] may be null. A
+// causal one is given its kt - 1 earlier frames, or zeros, in x. Memory formats and copies are as
+// with conv2d.
+//
+// Returns [B, out, T', H', W'], channels-last on the CPU.
+// Throws Error{kInvalidArgument} when x and weight do not fit, or x is smaller than the kernel.
+ATELIER_API at::Tensor conv3d(const at::Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+                              Conv3dOptions options = {});
 
 }  // namespace atelier::ops

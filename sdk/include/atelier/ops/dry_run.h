@@ -23,7 +23,7 @@ class ATELIER_API DryRun {
   at::DeviceType like() const { return like_; }
 
   // Multiplications and additions since construction, two for each pair.
-  double product_flops() const { return product_flops_; }      // of linear() and conv2d()
+  double product_flops() const { return product_flops_; }      // of linear() and convolutions
   double attention_flops() const { return attention_flops_; }  // of attention()
 
   // For operators. Null when there is none on this thread, or `x` is no meta tensor.
