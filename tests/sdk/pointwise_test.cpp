@@ -75,6 +75,14 @@ std::vector<Case> cases_of(const Segments& rows, int64_t width) {
                      return Tensors{std::get<1>(
                          gate_residual_norm_modulate(in[0], in[1], in[2], in[3], in[4], rows))};
                    }});
+  cases.push_back({"layer_norm",
+                   {noise({n, width}) + 0.5, noise({width}), noise({width})},
+                   [](const Tensors& in) { return Tensors{layer_norm(in[0], in[1], in[2])}; }});
+  cases.push_back({"layer_norm of a transposed tensor",
+                   {noise({width, n, 2}), noise({width}), noise({width})},
+                   [](const Tensors& in) {
+                     return Tensors{layer_norm(in[0].permute({2, 1, 0}), in[1], in[2], 1e-6)};
+                   }});
   cases.push_back({"rms_norm", {noise({n, width}), noise({width})}, [](const Tensors& in) {
                      return Tensors{rms_norm(in[0], in[1])};
                    }});
@@ -209,6 +217,52 @@ TEST_CASE("Fused kernels are at least as exact as the composed form in 16 bits",
   }
 }
 
+TEST_CASE("Modulations and affine weights of float32 beside 16 bits are not rounded",
+          "[ops][pointwise]") {
+  at::manual_seed(7);
+  for (const auto& rows : {Segments({40}), Segments({12, 12}), Segments({3, 0, 70, 1})}) {
+    for (const Case& c : cases_of(rows, 48)) {
+      const bool is_affine = c.name.starts_with("layer_norm");
+      if (!is_affine && (c.inputs[0].dim() != 2 || c.name.find("modulate") == std::string::npos) &&
+          c.name != "gate_residual" && c.name != "rms_gate_residual")
+        continue;
+      for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+        INFO(c.name << " on " << c.inputs[0].sizes() << " " << toString(dtype));
+        // Samples' rows, which are few, stay float32; so do the weights of a layer norm.
+        const auto is_wide = [&](const Tensor& t) {
+          return is_affine ? t.dim() == 1 : t.dim() == 2 && t.size(0) == rows.count();
+        };
+        Tensors mixed, exact;
+        for (const Tensor& t : c.inputs) {
+          mixed.push_back(test::trained(t.to(is_wide(t) ? at::kFloat : dtype)));
+          exact.push_back(test::trained(mixed.back().to(at::kDouble)));
+        }
+        set_kernels(Kernels::kComposed);
+        const Tensors want = c.run(exact), want_gradients = test::gradients(want, exact);
+        for (const Kernels choice : {Kernels::kFused, Kernels::kComposed}) {
+          set_kernels(choice);
+          const Tensors values = c.run(mixed), gradients = test::gradients(values, mixed);
+          const double floor = dtype == at::kHalf ? 1e-3 : 8e-3;
+          CHECK(error(values, want) < floor);
+          for (const Tensor& value : values) CHECK(value.scalar_type() == dtype);
+          for (size_t i = 0; i < mixed.size(); ++i) {
+            CHECK(gradients[i].scalar_type() == mixed[i].scalar_type());
+            CHECK(error(gradients[i], want_gradients[i]) < 3 * floor);
+          }
+        }
+        set_kernels(Kernels::kAuto);
+      }
+    }
+  }
+  // A step of a scale that 16 bits do not show.
+  const Tensor x = at::randn({4, 8}).to(at::kBFloat16), zero = at::zeros({1, 8});
+  const Tensor fine = at::full({1, 8}, 1.0 / 1024), rounded = (1 + fine).to(at::kBFloat16) - 1;
+  REQUIRE(rounded.abs().max().item<double>() == 0);
+  const Tensor normal = at::layer_norm(x.to(at::kFloat), {8}, {}, {}, 1e-6);
+  CHECK(at::equal(norm_modulate(x, zero, fine, Segments({4})),
+                  (normal * (1 + fine)).to(at::kBFloat16)));
+}
+
 TEST_CASE("Without gradients the same values come and no graph", "[ops][pointwise]") {
   for (const Case& c : all_cases()) {
     INFO(c.name << " on " << c.inputs[0].sizes());
@@ -316,7 +370,16 @@ TEST_CASE("Pointwise operators name what does not fit", "[ops][pointwise]") {
   CHECK(code([&] { norm_modulate(x, m, at::zeros({3, 8}), rows); }) == ErrorCode::kInvalidArgument);
   CHECK(code([&] { norm_modulate(at::zeros({4, 8}), m, m, rows); }) == ErrorCode::kInvalidArgument);
   CHECK(code([&] { gate_residual(x, x, m.to(at::kHalf), rows); }) == ErrorCode::kInvalidArgument);
+  CHECK(code([&] { norm_modulate(x, m, m.to(at::kDouble), rows); }) == ErrorCode::kInvalidArgument);
+  const Tensor narrow = x.to(at::kBFloat16);
+  CHECK(code([&] { norm_modulate(narrow, m, m.to(at::kBFloat16), rows); }) ==
+        ErrorCode::kInvalidArgument);
+  CHECK(code([&] { gate_residual(x, x, m.to(at::kDouble), rows); }) == ErrorCode::kInvalidArgument);
   CHECK(code([&] { rms_norm(x, at::zeros({7})); }) == ErrorCode::kInvalidArgument);
+  CHECK(code([&] { layer_norm(x, at::zeros({8}), at::zeros({7})); }) ==
+        ErrorCode::kInvalidArgument);
+  CHECK(code([&] { layer_norm(x, at::zeros({8}), at::zeros({8}, at::kHalf)); }) ==
+        ErrorCode::kInvalidArgument);
   CHECK(code([&] { swiglu(x, m); }) == ErrorCode::kInvalidArgument);
   CHECK(test::mentions(test::error_of([&] { swiglu(x, m); }), "Float[5, 8], Float[2, 8]"));
   set_kernels(Kernels::kFused);

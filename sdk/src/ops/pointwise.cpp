@@ -81,8 +81,9 @@ bool is_packed(const Tensor& x, const Segments& rows) {
 }
 
 bool modulates(const Tensor& t, const Tensor& x, const Segments& rows) {
+  const bool is_wider = t.scalar_type() == at::kFloat && x.element_size() == 2;
   return t.dim() == 2 && t.size(0) == rows.count() && t.size(1) == x.size(1) &&
-         t.scalar_type() == x.scalar_type();
+         (t.scalar_type() == x.scalar_type() || is_wider);
 }
 
 bool is_width_of(const Tensor& t, const Tensor& x) {
@@ -203,6 +204,26 @@ struct GateResidualNormModulate : torch::autograd::Function<GateResidualNormModu
       result[1] = given[0];
       result[2] = given[1];
     }
+    return result;
+  }
+};
+
+struct LayerNorm : torch::autograd::Function<LayerNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, double eps) {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["eps"] = eps;
+    ctx->set_materialize_grads(false);
+    return kernels_for(x).layer_norm(x.contiguous(), weight.contiguous(), bias.contiguous(), eps);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(4);
+    if (!grads[0].defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    auto given = kernels_for(saved[0]).layer_norm_backward(
+        grads[0].contiguous(), saved[0].contiguous(), saved[1].contiguous(),
+        ctx->saved_data["eps"].toDouble(), ctx->needs_input_grad(1) || ctx->needs_input_grad(2));
+    std::move(given.begin(), given.end(), result.begin());
     return result;
   }
 };
@@ -423,8 +444,8 @@ void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* k
 
 Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
-  check(is_packed(x, rows) && modulates(shift, x, rows) && modulates(scale, x, rows),
-        "norm_modulate", {x, shift, scale});
+  check(is_packed(x, rows) && modulates(scale, x, rows) && is_alike(shift, scale), "norm_modulate",
+        {x, shift, scale});
   if (!is_fused(x)) return composed::norm_modulate(x, shift, scale, rows, eps);
   if (needs_graph({x, shift, scale})) return NormModulate::apply(x, shift, scale, rows, eps);
   return kernels_for(x).norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows,
@@ -444,7 +465,7 @@ std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Te
                                                        const Tensor& scale, const Segments& rows,
                                                        double eps) {
   check(is_packed(x, rows) && is_alike(x, y) && modulates(gate, x, rows) &&
-            modulates(shift, x, rows) && modulates(scale, x, rows),
+            modulates(scale, x, rows) && is_alike(shift, scale),
         "gate_residual_norm_modulate", {x, y, gate, shift, scale});
   if (!is_fused(x)) {
     const Tensor sum = composed::gate_residual(x, y, gate, rows);
@@ -458,6 +479,14 @@ std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Te
       kernels_for(x).gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
                                                  dense_rows(shift), dense_rows(scale), rows, eps);
   return {both[0], both[1]};
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  check(x.dim() >= 1 && is_width_of(weight, x) && is_alike(weight, bias), "layer_norm",
+        {x, weight, bias});
+  if (!is_fused(x)) return composed::layer_norm(x, weight, bias, eps);
+  if (needs_graph({x, weight, bias})) return LayerNorm::apply(x, weight, bias, eps);
+  return kernels_for(x).layer_norm(x.contiguous(), weight.contiguous(), bias.contiguous(), eps);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -530,9 +559,8 @@ Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const
             cos.sizes() == at::IntArrayRef{x.size(0), x.size(2) / 2} && weight_fits,
         "norm_rope", {x, cos, sin});
   if (!is_fused(x)) return composed::norm_rope(x, weight, cos, sin, layout, eps);
-  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor scale = weight.defined() ? weight.to(x.scalar_type()).contiguous() : Tensor();
-  const Tensor wide_cos = cos.to(wide).contiguous(), wide_sin = sin.to(wide).contiguous();
+  const Tensor wide_cos = cos.to(wide(x)).contiguous(), wide_sin = sin.to(wide(x)).contiguous();
   if (needs_graph({x, scale})) {
     return NormRope::apply(x, scale.defined() ? std::optional<Tensor>(scale) : std::nullopt,
                            wide_cos, wide_sin, layout, eps);

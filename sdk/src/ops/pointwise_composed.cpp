@@ -4,15 +4,12 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/autograd_support.h"
+
 namespace atelier::ops::composed {
 namespace {
 
 using at::Tensor;
-
-// Reductions run in this type.
-at::ScalarType wide(const Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 // f(x, rows of each of `ts`), where ts are [S, D] and every row of x meets the row of its sample.
 template <typename F, typename... Ts>
@@ -28,21 +25,32 @@ Tensor per_sample(const Segments& rows, F f, const Tensor& x, const Ts&... ts) {
   return f(x, at::repeat_interleave(ts, lengths, 0, rows.total())...);
 }
 
+// The layer norm over the last axis.
+Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  // LibTorch has none of meta tensors: this allocates as much.
+  return x.is_meta() ? x * 1 : at::layer_norm(x, {x.size(-1)}, weight, bias, eps);
+}
+
 }  // namespace
 
 Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
-  // LibTorch has no layer norm of meta tensors: this allocates as much.
-  const Tensor normal = x.is_meta() ? x * 1 : at::layer_norm(x, {x.size(1)}, {}, {}, eps);
-  return per_sample(
+  const Tensor normal = normalised(x.to(scale.scalar_type()), {}, {}, eps);
+  const Tensor modulated = per_sample(
       rows, [](const Tensor& n, const Tensor& a, const Tensor& b) { return n * (1 + b) + a; },
       normal, shift, scale);
+  return modulated.to(x.scalar_type());
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  const auto type = wide(x);
+  return normalised(x.to(type), weight.to(type), bias.to(type), eps).to(x.scalar_type());
 }
 
 Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
-  return x +
-         per_sample(
-             rows, [](const Tensor& v, const Tensor& g) { return v * g; }, y.contiguous(), gate);
+  const Tensor gated = per_sample(
+      rows, [](const Tensor& v, const Tensor& g) { return v * g; }, y.contiguous(), gate);
+  return (x + gated).to(x.scalar_type());
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -55,8 +63,9 @@ Tensor rms_norm_modulate(const Tensor& x, const Tensor& weight, const Tensor& sc
                          const Segments& rows, double eps) {
   const Tensor normal = rms_norm(x, weight, eps);
   if (!scale.defined()) return normal;
-  return per_sample(
+  const Tensor scaled = per_sample(
       rows, [](const Tensor& n, const Tensor& s) { return n * (1 + s); }, normal, scale);
+  return scaled.to(x.scalar_type());
 }
 
 Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& gate,

@@ -12,6 +12,8 @@ at::Tensor norm_modulate(const at::Tensor& x, const at::Tensor& shift, const at:
                          const Segments& rows, double eps);
 at::Tensor gate_residual(const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate,
                          const Segments& rows);
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps);
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rms_norm_modulate(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale,
                              const Segments& rows, double eps);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "ops/autograd_support.h"
 #include "ops/cpu/row_kernels.h"
 #include "ops/pointwise_kernels.h"
 
@@ -77,8 +78,8 @@ class SampleSums {
  public:
   SampleSums(bool wanted, const Tensor& like, const std::vector<Chunk>& chunks, int64_t width) {
     if (!wanted) return;
-    const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    parts_ = at::zeros({static_cast<int64_t>(chunks.size()), width}, like.options().dtype(type));
+    parts_ =
+        at::zeros({static_cast<int64_t>(chunks.size()), width}, like.options().dtype(wide(like)));
   }
 
   void* of_chunk(int64_t c) {
@@ -120,48 +121,91 @@ int64_t row_count(const Tensor& t) {
   return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1);
 }
 
-Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
-                     const Segments& rows, double eps) {
+// Rows of modulations as the loops take them, in the type of sums.
+Tensor wide_rows(const Tensor& t) {
+  return t.to(wide(t));
+}
+
+// Sums in the dtype of what they are the gradient of.
+Tensor as_gradient(const Tensor& sums, const Tensor& of) {
+  return sums.defined() ? sums.to(of.scalar_type()) : sums;
+}
+
+const char* row_of(const Tensor& rows, int64_t sample) {
+  return at_element(rows, sample * rows.stride(0));
+}
+
+// (x - mean) / deviation * factor + shift; shift and factor: [S, D] in the type of sums.
+Tensor norm_scale(const Tensor& x, const Tensor& shift, const Tensor& factor, const Segments& rows,
+                  double eps) {
   Tensor out = at::empty_like(x);
-  const int64_t width = x.size(1);
+  const int64_t width = x.size(-1);
   const RowKernels& loops = loops_for(x);
   for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
-    loops.norm_modulate(at_element(x, c.first * width),
-                        at_element(shift, c.sample * shift.stride(0)),
-                        at_element(scale, c.sample * scale.stride(0)),
-                        at_element(out, c.first * width), c.count, width, eps);
+    loops.norm_scale(at_element(x, c.first * width), row_of(shift, c.sample),
+                     row_of(factor, c.sample), at_element(out, c.first * width), c.count, width,
+                     eps);
   });
   return out;
+}
+
+// {x, shift, factor}: the last two [S, D] in the type of sums, undefined unless `wanted`. `added`
+// may be undefined.
+std::array<Tensor, 3> norm_scale_backward(const Tensor& grad, const Tensor& x, const Tensor& factor,
+                                          const Tensor& added, const Segments& rows, double eps,
+                                          bool wanted) {
+  Tensor grad_x = at::empty_like(x);
+  const int64_t width = x.size(-1);
+  const RowKernels& loops = loops_for(x);
+  const auto chunks = chunks_of(rows, width);
+  SampleSums sums(wanted, x, chunks, 2 * width);
+  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
+    const int64_t first = c.first * width;
+    loops.norm_scale_backward(at_element(grad, first), at_element(x, first),
+                              row_of(factor, c.sample), at_element_or_null(added, first),
+                              at_element(grad_x, first), sums.of_chunk(i), c.count, width, eps);
+  });
+  return {grad_x, sums.wide_total(chunks, rows.count(), 0, width),
+          sums.wide_total(chunks, rows.count(), width, width)};
+}
+
+Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
+                     const Segments& rows, double eps) {
+  return norm_scale(x, wide_rows(shift), wide_rows(scale) + 1, rows, eps);
 }
 
 std::array<Tensor, 3> norm_modulate_backward(const Tensor& grad, const Tensor& x,
                                              const Tensor& scale, const Tensor& added,
                                              const Segments& rows, double eps, bool modulation) {
-  Tensor grad_x = at::empty_like(x);
-  const int64_t width = x.size(1);
-  const RowKernels& loops = loops_for(x);
-  const auto chunks = chunks_of(rows, width);
-  SampleSums sums(modulation, x, chunks, 2 * width);
-  for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
-    const int64_t first = c.first * width;
-    loops.norm_modulate_backward(at_element(grad, first), at_element(x, first),
-                                 at_element(scale, c.sample * scale.stride(0)),
-                                 at_element_or_null(added, first), at_element(grad_x, first),
-                                 sums.of_chunk(i), c.count, width, eps);
-  });
-  return {grad_x, sums.total(chunks, rows.count(), 0, width, x),
-          sums.total(chunks, rows.count(), width, width, x)};
+  const auto [grad_x, of_shift, of_scale] =
+      norm_scale_backward(grad, x, wide_rows(scale) + 1, added, rows, eps, modulation);
+  return {grad_x, as_gradient(of_shift, scale), as_gradient(of_scale, scale)};
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  const auto row = [&](const Tensor& t) { return t.to(wide(x)).unsqueeze(0); };
+  return norm_scale(x, row(bias), row(weight), one_sample(row_count(x)), eps);
+}
+
+std::array<Tensor, 3> layer_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                          double eps, bool weight_grad) {
+  const Tensor factor = weight.to(wide(x)).unsqueeze(0);
+  const auto [grad_x, of_bias, of_weight] =
+      norm_scale_backward(grad, x, factor, Tensor(), one_sample(row_count(x)), eps, weight_grad);
+  if (!weight_grad) return {grad_x, Tensor(), Tensor()};
+  return {grad_x, as_gradient(of_weight.squeeze(0), weight),
+          as_gradient(of_bias.squeeze(0), weight)};
 }
 
 Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
   Tensor out = at::empty_like(x);
   const int64_t width = x.size(1);
   const RowKernels& loops = loops_for(x);
+  const Tensor gates = wide_rows(gate);
   for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
     const int64_t first = c.first * width;
-    loops.gate_residual(at_element(x, first), at_element(y, first),
-                        at_element(gate, c.sample * gate.stride(0)), at_element(out, first),
-                        c.count, width);
+    loops.gate_residual(at_element(x, first), at_element(y, first), row_of(gates, c.sample),
+                        at_element(out, first), c.count, width);
   });
   return out;
 }
@@ -172,15 +216,16 @@ std::array<Tensor, 2> gate_residual_backward(const Tensor& grad, const Tensor& y
   Tensor grad_y = at::empty_like(grad);
   const int64_t width = grad.size(1);
   const RowKernels& loops = loops_for(grad);
+  const Tensor gates = wide_rows(gate);
   const auto chunks = chunks_of(rows, width);
   SampleSums sums(gate_grad, grad, chunks, width);
   for_each_chunk(chunks, [&](const Chunk& c, int64_t i) {
     const int64_t first = c.first * width;
     loops.gate_residual_backward(at_element(grad, first), at_element_or_null(y, first),
-                                 at_element(gate, c.sample * gate.stride(0)),
-                                 at_element(grad_y, first), sums.of_chunk(i), c.count, width);
+                                 row_of(gates, c.sample), at_element(grad_y, first),
+                                 sums.of_chunk(i), c.count, width);
   });
-  return {grad_y, sums.total(chunks, rows.count(), 0, width, grad)};
+  return {grad_y, as_gradient(sums.wide_total(chunks, rows.count(), 0, width), gate)};
 }
 
 std::array<Tensor, 2> gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
@@ -190,13 +235,13 @@ std::array<Tensor, 2> gate_residual_norm_modulate(const Tensor& x, const Tensor&
   Tensor sum = at::empty_like(x), out = at::empty_like(x);
   const int64_t width = x.size(1);
   const RowKernels& loops = loops_for(x);
+  const Tensor gates = wide_rows(gate), shifts = wide_rows(shift), factors = wide_rows(scale) + 1;
   for_each_chunk(chunks_of(rows, width), [&](const Chunk& c, int64_t) {
     const int64_t first = c.first * width;
-    loops.gate_residual_norm_modulate(
-        at_element(x, first), at_element(y, first), at_element(gate, c.sample * gate.stride(0)),
-        at_element(shift, c.sample * shift.stride(0)),
-        at_element(scale, c.sample * scale.stride(0)), at_element(sum, first),
-        at_element(out, first), c.count, width, eps);
+    loops.gate_residual_norm_scale(at_element(x, first), at_element(y, first),
+                                   row_of(gates, c.sample), row_of(shifts, c.sample),
+                                   row_of(factors, c.sample), at_element(sum, first),
+                                   at_element(out, first), c.count, width, eps);
   });
   return {sum, out};
 }
@@ -236,9 +281,6 @@ struct RmsFactor {
     rows = by_sample.defined() ? (this->weight * by_sample).contiguous()
                                : this->weight.expand({samples, weight.size(0)}).contiguous();
   }
-  static at::ScalarType wide(const Tensor& t) {
-    return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  }
   static RmsFactor of_scale(const Tensor& weight, const Tensor& scale, const Segments& rows) {
     return {weight, scale.defined() ? scale.to(wide(scale)) + 1 : Tensor(), rows.count()};
   }
@@ -246,7 +288,7 @@ struct RmsFactor {
     return {weight, gate.defined() ? at::tanh(gate.to(wide(gate))) : Tensor(), rows.count()};
   }
 
-  const void* row(int64_t sample) const { return at_element(rows, sample * rows.size(1)); }
+  const void* row(int64_t sample) const { return row_of(rows, sample); }
   // From the sums over the rows of each sample, [S, D].
   Tensor weight_gradient(const Tensor& sums) const {
     return (by_sample.defined() ? sums * by_sample : sums).sum(0);
@@ -302,9 +344,8 @@ std::array<Tensor, 3> rms_norm_modulate_backward(const Tensor& grad, const Tenso
   const RmsFactor factor = RmsFactor::of_scale(weight, scale, rows);
   const auto [grad_x, sums] =
       rms_scale_backward(grad, x, factor, rows, eps, weight_grad || scale_grad);
-  const auto type = x.scalar_type();
-  return {grad_x, weight_grad ? factor.weight_gradient(sums).to(type) : Tensor(),
-          scale_grad ? factor.sample_gradient(sums).to(type) : Tensor()};
+  return {grad_x, weight_grad ? as_gradient(factor.weight_gradient(sums), weight) : Tensor(),
+          scale_grad ? as_gradient(factor.sample_gradient(sums), scale) : Tensor()};
 }
 
 Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& gate,
@@ -319,9 +360,8 @@ std::array<Tensor, 3> rms_gate_residual_backward(const Tensor& grad, const Tenso
   const RmsFactor factor = RmsFactor::of_gate(weight, gate, rows);
   const auto [grad_y, sums] =
       rms_scale_backward(grad, y, factor, rows, eps, weight_grad || gate_grad);
-  const auto type = y.scalar_type();
-  return {grad_y, weight_grad ? factor.weight_gradient(sums).to(type) : Tensor(),
-          gate_grad ? factor.gate_gradient(sums).to(type) : Tensor()};
+  return {grad_y, weight_grad ? as_gradient(factor.weight_gradient(sums), weight) : Tensor(),
+          gate_grad ? as_gradient(factor.gate_gradient(sums), gate) : Tensor()};
 }
 
 std::array<Tensor, 2> rms_gate_residual_norm_modulate(const Tensor& x, const Tensor& y,
@@ -375,13 +415,12 @@ std::array<Tensor, 6> rms_gate_residual_norm_modulate_backward(
   });
   const Tensor gate_sums = of_gate.wide_total(chunks, rows.count(), 0, width);
   const Tensor scale_sums = of_scale.wide_total(chunks, rows.count(), 0, width);
-  const auto type = x.scalar_type();
   return {grad_x,
           grad_y,
-          wanted[0] ? gated.weight_gradient(gate_sums).to(type) : Tensor(),
-          wanted[1] ? gated.gate_gradient(gate_sums).to(type) : Tensor(),
-          wanted[2] ? scaled.weight_gradient(scale_sums).to(type) : Tensor(),
-          wanted[3] ? scaled.sample_gradient(scale_sums).to(type) : Tensor()};
+          wanted[0] ? as_gradient(gated.weight_gradient(gate_sums), weight) : Tensor(),
+          wanted[1] ? as_gradient(gated.gate_gradient(gate_sums), gate) : Tensor(),
+          wanted[2] ? as_gradient(scaled.weight_gradient(scale_sums), next_weight) : Tensor(),
+          wanted[3] ? as_gradient(scaled.sample_gradient(scale_sums), scale) : Tensor()};
 }
 
 Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
@@ -502,6 +541,8 @@ const PointwiseKernels pointwise_kernels = {norm_modulate,
                                             gate_residual,
                                             gate_residual_backward,
                                             gate_residual_norm_modulate,
+                                            layer_norm,
+                                            layer_norm_backward,
                                             rms_norm,
                                             rms_norm_backward,
                                             rms_norm_modulate,

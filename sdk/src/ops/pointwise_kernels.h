@@ -9,7 +9,8 @@ namespace atelier::ops {
 
 // Every entry is set. Arguments have been checked. Tensors are contiguous, but of modulations, of
 // norm_rope's x and of swiglu's inputs only the last axis need be dense. `modulation`, `gate_grad`
-// and `weight_grad` say whether those gradients are wanted; they are undefined otherwise.
+// and `weight_grad` say whether those gradients are wanted; they are undefined otherwise, and have
+// the dtypes of what they belong to.
 struct PointwiseKernels {
   using Tensor = at::Tensor;
 
@@ -33,6 +34,12 @@ struct PointwiseKernels {
                                                        const Tensor& gate, const Tensor& shift,
                                                        const Tensor& scale, const Segments& rows,
                                                        double eps);
+
+  // x: [..., D]; weight and bias of any dtype
+  Tensor (*layer_norm)(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
+  // {x, weight, bias}
+  std::array<Tensor, 3> (*layer_norm_backward)(const Tensor& grad, const Tensor& x,
+                                               const Tensor& weight, double eps, bool weight_grad);
 
   // x: [..., D]
   Tensor (*rms_norm)(const Tensor& x, const Tensor& weight, double eps);

@@ -12,7 +12,7 @@ Tensor packed(const Tensor& like) {
   return at::empty(like.sizes(), like.options());
 }
 
-// Gradients of modulations and of weights: undefined unless wanted.
+// Gradients of modulations and of weights, in their dtype: undefined unless wanted.
 Tensor sums(bool wanted, at::IntArrayRef sizes, const Tensor& like) {
   return wanted ? at::empty(sizes, like.options()) : Tensor();
 }
@@ -21,26 +21,36 @@ Tensor norm_modulate(const Tensor& x, const Tensor&, const Tensor&, const Segmen
   return packed(x);
 }
 
-std::array<Tensor, 3> norm_modulate_backward(const Tensor&, const Tensor& x, const Tensor&,
+std::array<Tensor, 3> norm_modulate_backward(const Tensor&, const Tensor& x, const Tensor& scale,
                                              const Tensor&, const Segments& rows, double,
                                              bool modulation) {
   const std::array<int64_t, 2> sizes = {rows.count(), x.size(1)};
-  return {packed(x), sums(modulation, sizes, x), sums(modulation, sizes, x)};
+  return {packed(x), sums(modulation, sizes, scale), sums(modulation, sizes, scale)};
 }
 
 Tensor gate_residual(const Tensor& x, const Tensor&, const Tensor&, const Segments&) {
   return packed(x);
 }
 
-std::array<Tensor, 2> gate_residual_backward(const Tensor& grad, const Tensor&, const Tensor&,
+std::array<Tensor, 2> gate_residual_backward(const Tensor& grad, const Tensor&, const Tensor& gate,
                                              const Segments& rows, bool gate_grad) {
-  return {packed(grad), sums(gate_grad, {rows.count(), grad.size(1)}, grad)};
+  return {packed(grad), sums(gate_grad, {rows.count(), grad.size(1)}, gate)};
 }
 
 std::array<Tensor, 2> gate_residual_norm_modulate(const Tensor& x, const Tensor&, const Tensor&,
                                                   const Tensor&, const Tensor&, const Segments&,
                                                   double) {
   return {packed(x), packed(x)};
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor&, const Tensor&, double) {
+  return packed(x);
+}
+
+std::array<Tensor, 3> layer_norm_backward(const Tensor&, const Tensor& x, const Tensor& weight,
+                                          double, bool weight_grad) {
+  return {packed(x), sums(weight_grad, weight.sizes(), weight),
+          sums(weight_grad, weight.sizes(), weight)};
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor&, double) {
@@ -60,7 +70,7 @@ std::array<Tensor, 3> rms_norm_modulate_backward(const Tensor&, const Tensor& x,
                                                  const Tensor& scale, const Segments&, double,
                                                  bool weight_grad, bool scale_grad) {
   return {packed(x), sums(weight_grad, {x.size(1)}, x),
-          sums(scale_grad, scale_grad ? scale.sizes() : at::IntArrayRef(), x)};
+          scale_grad ? at::empty(scale.sizes(), scale.options()) : Tensor()};
 }
 
 Tensor rms_gate_residual(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
@@ -72,7 +82,7 @@ std::array<Tensor, 3> rms_gate_residual_backward(const Tensor&, const Tensor& y,
                                                  const Tensor& gate, const Segments&, double,
                                                  bool weight_grad, bool gate_grad) {
   return {packed(y), sums(weight_grad, {y.size(1)}, y),
-          sums(gate_grad, gate_grad ? gate.sizes() : at::IntArrayRef(), y)};
+          gate_grad ? at::empty(gate.sizes(), gate.options()) : Tensor()};
 }
 
 std::array<Tensor, 2> rms_gate_residual_norm_modulate(const Tensor& x, const Tensor&, const Tensor&,
@@ -87,8 +97,8 @@ std::array<Tensor, 6> rms_gate_residual_norm_modulate_backward(const Tensor&, co
                                                                const Tensor&, const Tensor& scale,
                                                                const Segments&, double,
                                                                std::array<bool, 4> wanted) {
-  const auto like = [&](bool is_wanted, const Tensor& t) {
-    return sums(is_wanted, is_wanted ? t.sizes() : at::IntArrayRef(), x);
+  const auto like = [](bool is_wanted, const Tensor& t) {
+    return is_wanted ? at::empty(t.sizes(), t.options()) : Tensor();
   };
   return {packed(x),
           packed(y),
@@ -141,6 +151,8 @@ const PointwiseKernels pointwise_kernels = {
     .gate_residual = gate_residual,
     .gate_residual_backward = gate_residual_backward,
     .gate_residual_norm_modulate = gate_residual_norm_modulate,
+    .layer_norm = layer_norm,
+    .layer_norm_backward = layer_norm_backward,
     .rms_norm = rms_norm,
     .rms_norm_backward = rms_norm_backward,
     .rms_norm_modulate = rms_norm_modulate,

@@ -3,7 +3,7 @@
 //
 // Shape letters: N packed rows, S samples (rows packed by Segments), D width, H heads, d head
 // width. Reductions are in float32 (float64 for float64 inputs), results in the dtype of x.
-// Modulation tensors have x's dtype.
+// Modulation tensors (shift, scale, gate) have x's dtype, or are float32 beside an x of 16 bits.
 #pragma once
 
 #include <string_view>
@@ -20,7 +20,8 @@ ATELIER_API void set_kernels(Kernels kernels);
 ATELIER_API Kernels kernels();
 
 // LayerNorm without affine, then modulated: (x - mean) / sqrt(var + eps) * (1 + scale) + shift.
-// x: [N, D]; shift, scale: [S, D], one row per sample, may be strided views. Returns [N, D].
+// x: [N, D]; shift, scale: [S, D] of one dtype, one row per sample, may be strided views. Returns
+// [N, D].
 ATELIER_API at::Tensor norm_modulate(const at::Tensor& x, const at::Tensor& shift,
                                      const at::Tensor& scale, const Segments& rows,
                                      double eps = 1e-6);
@@ -34,6 +35,11 @@ ATELIER_API at::Tensor gate_residual(const at::Tensor& x, const at::Tensor& y,
 ATELIER_API std::tuple<at::Tensor, at::Tensor> gate_residual_norm_modulate(
     const at::Tensor& x, const at::Tensor& y, const at::Tensor& gate, const at::Tensor& shift,
     const at::Tensor& scale, const Segments& rows, double eps = 1e-6);
+
+// (x - mean) / sqrt(var + eps) * weight + bias over the last axis. x: [..., D]; weight, bias: [D]
+// of one dtype, which are not rounded to x's. Returns the shape of x.
+ATELIER_API at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight,
+                                  const at::Tensor& bias, double eps = 1e-5);
 
 // x / sqrt(mean(x²) + eps), cast to the dtype of x, times weight. x: [..., D]; weight: [D]. Returns
 // the shape of x.

@@ -11,26 +11,27 @@ namespace atelier::ops::cpu {
 struct RowKernels {
   int64_t element_bytes, sum_bytes;
 
-  // One row each of shift and scale.
-  void (*norm_modulate)(const void* x, const void* shift, const void* scale, void* out, int64_t n,
-                        int64_t width, double eps);
-  // `added` may be null. sums: [shift | scale].
-  void (*norm_modulate_backward)(const void* grad, const void* x, const void* scale,
-                                 const void* added, void* grad_x, void* sums, int64_t n,
-                                 int64_t width, double eps);
+  // (x - mean) / deviation * factor + shift. Here and below shift, factor and gate: accumulation
+  // type, one row each.
+  void (*norm_scale)(const void* x, const void* shift, const void* factor, void* out, int64_t n,
+                     int64_t width, double eps);
+  // `added` may be null. sums: [shift | factor].
+  void (*norm_scale_backward)(const void* grad, const void* x, const void* factor,
+                              const void* added, void* grad_x, void* sums, int64_t n, int64_t width,
+                              double eps);
   void (*gate_residual)(const void* x, const void* y, const void* gate, void* out, int64_t n,
                         int64_t width);
   // y may be null when sums is.
   void (*gate_residual_backward)(const void* grad, const void* y, const void* gate, void* grad_y,
                                  void* sums, int64_t n, int64_t width);
-  void (*gate_residual_norm_modulate)(const void* x, const void* y, const void* gate,
-                                      const void* shift, const void* scale, void* sum, void* out,
-                                      int64_t n, int64_t width, double eps);
+  void (*gate_residual_norm_scale)(const void* x, const void* y, const void* gate,
+                                   const void* shift, const void* factor, void* sum, void* out,
+                                   int64_t n, int64_t width, double eps);
   void (*rms_norm)(const void* x, const void* weight, void* out, int64_t n, int64_t width,
                    double eps);
   void (*rms_norm_backward)(const void* grad, const void* x, const void* weight, void* grad_x,
                             void* sums, int64_t n, int64_t width, double eps);
-  // [added +] x / rms(x) * factor. `added` may be null; factor: accumulation type, one row.
+  // [added +] x / rms(x) * factor. `added` may be null.
   void (*rms_scale)(const void* x, const void* added, const void* factor, void* out, int64_t n,
                     int64_t width, double eps);
   // sums: of factor. `added` is added to the gradient of x and may be null.
