@@ -45,8 +45,8 @@ std::optional<RowCodes> WeightStore::draw_codes() const {
 
 GradientSink::~GradientSink() = default;
 
-Weight::Weight(std::string name, std::vector<int64_t> shape)
-    : name_(std::move(name)), shape_(std::move(shape)) {}
+Weight::Weight(std::string name, std::vector<int64_t> shape, WeightOptions options)
+    : name_(std::move(name)), shape_(std::move(shape)), options_(options) {}
 Weight::~Weight() = default;
 
 int64_t Weight::numel() const {

@@ -121,6 +121,28 @@ TEST_CASE("A dry run of a convolution has its shapes and counts it", "[dry_run]"
   CHECK(dry.product_flops() == 2.0 * 16 * 16 * 16 * 8 * 9);
 }
 
+TEST_CASE("A dry run of a convolution over time holds the bytes of a real one", "[dry_run]") {
+  const auto measure = [](at::Device device, const auto& make_counter) {
+    const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
+    nn::Conv3d conv(nullptr, "conv", 8, 16, {3, 3, 3}, {.stride = {1, 2, 2}});
+    for (const WeightPtr& weight : {conv.weight, conv.bias}) {
+      weight->set(at::zeros(weight->sizes(), options));
+      weight->set_trainable(true);
+    }
+    const at::Tensor x = at::zeros({1, 8, 9, 33, 33}, options).requires_grad_();
+    const auto counter = make_counter();
+    const at::Tensor y = conv.forward(x);
+    CHECK(y.sizes() == at::IntArrayRef({1, 16, 7, 16, 16}));
+    const int64_t saved = counter->now();
+    torch::autograd::grad({y}, {x, conv.weight->leaf(), conv.bias->leaf()}, {at::zeros_like(y)});
+    return saved;
+  };
+  const int64_t real = measure(at::kCPU, [] { return std::make_unique<LiveBytes>(at::kCPU); });
+  const ops::DryRun dry(at::kCPU);
+  CHECK(measure(at::kMeta, [] { return std::make_unique<MetaBytes>(); }) == real);
+  CHECK(dry.product_flops() == 3 * 2.0 * (16 * 7 * 16 * 16) * (8 * 27));
+}
+
 TEST_CASE("Meta tensors are counted while somebody counts, and freed ones are not there",
           "[dry_run]") {
   const at::TensorOptions options = at::TensorOptions(at::kMeta).dtype(at::kFloat);

@@ -58,6 +58,34 @@ TEST_CASE("Recomputed gradients equal kept ones to the bit, for every plan", "[r
   }
 }
 
+TEST_CASE("Cross attention, its bias and convolutions over time are recomputed to the bit",
+          "[recompute]") {
+  at::manual_seed(5);
+  const Segments q_rows({7, 5}), k_rows({3, 6});
+  const ops::AttentionOptions regions{.query_sees = at::randint(1, 4, {12}, at::kLong),
+                                      .key_groups = at::randint(1, 4, {9}, at::kLong)};
+  nn::Conv3d conv(nullptr, "conv", 4, 4, {3, 3, 3}, {.padding = {0, 1, 1}});
+  conv.weight->set(at::randn(conv.weight->sizes()));
+  conv.bias->set(at::randn({4}));
+  FunctionBlock block([&](const Tensors& in) -> Tensors {
+    const Tensor q = ops::layer_norm(in[0], in[3], in[3]).view({12, 2, 4});
+    const Tensor k = in[1].view({9, 2, 4});
+    ops::AttentionOptions biased;
+    biased.offset_bias = in[2];
+    Tensor x = ops::attention(q, k, k, q_rows, k_rows, biased);
+    x = x + ops::attention(q, k, k, q_rows, k_rows, regions);
+    x = x + ops::attention(q, k, k, q_rows, k_rows, {});
+    return {conv.forward(x.view({1, 4, 3, 4, 2})).square()};
+  });
+  const Tensors inputs = {test::trained(at::randn({12, 8})), test::trained(at::randn({9, 8})),
+                          test::trained(at::randn({2, 12})), test::trained(at::randn({8}))};
+  const Tensors want = test::gradients(direct.run(block, inputs), inputs);
+  for (unsigned mask = 0; mask < 1u << 4; ++mask) {
+    RecomputeRunner runner = runner_with(plan_of(mask));
+    CHECK(test::same_bits(test::gradients(runner.run(block, inputs), inputs), want));
+  }
+}
+
 TEST_CASE("Lent weights are given back by every operator, both times", "[recompute]") {
   Net net(Train::kAdapters, 0.1, 2, /*leased=*/true);
   // The norm of q and k is plain work on a drawn weight; it holds that weight in the plain run.

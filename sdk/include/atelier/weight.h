@@ -48,11 +48,18 @@ class ATELIER_API GradientSink {
   virtual void add(const at::Tensor& gradient) = 0;
 };
 
+struct WeightOptions {
+  // The weight is loaded, drawn and trained in float32, whatever its component computes in, and
+  // never stored in 8 bits. For the few whose rounding shows: modulation tables, norms, embeddings
+  // of the noise level.
+  bool keeps_float32 = false;
+};
+
 // One named weight of a module. Its shape is declared at construction; its values come later, from
 // the host. Not thread-safe while it is being changed.
 class ATELIER_API Weight {
  public:
-  Weight(std::string name, std::vector<int64_t> shape);
+  Weight(std::string name, std::vector<int64_t> shape, WeightOptions options = {});
   ~Weight();
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
@@ -60,6 +67,11 @@ class ATELIER_API Weight {
   const std::string& name() const { return name_; }  // within its module: "weight"
   at::IntArrayRef sizes() const { return shape_; }
   int64_t numel() const;
+  bool keeps_float32() const { return options_.keeps_float32; }
+  // In what it is drawn where its component computes in `dtype`.
+  at::ScalarType drawn_dtype(at::ScalarType dtype) const {
+    return options_.keeps_float32 ? at::kFloat : dtype;
+  }
   bool is_loaded() const { return store_ != nullptr; }
 
   // Puts `value` behind the handle; it stays on its device, in its dtype.
@@ -105,6 +117,7 @@ class ATELIER_API Weight {
  private:
   std::string name_;
   std::vector<int64_t> shape_;
+  WeightOptions options_;
   std::shared_ptr<const WeightStore> store_;
   at::Tensor leaf_;
   std::shared_ptr<GradientSink> sink_;

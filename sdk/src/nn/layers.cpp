@@ -4,10 +4,11 @@
 
 namespace atelier::nn {
 
-Linear::Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias)
+Linear::Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias,
+               WeightOptions options)
     : Module(parent, std::move(name)),
-      weight(declare("weight", {out, in})),
-      bias(bias ? declare("bias", {out}) : nullptr) {}
+      weight(declare("weight", {out, in}, options)),
+      bias(bias ? declare("bias", {out}, options) : nullptr) {}
 Linear::~Linear() = default;
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -30,6 +31,18 @@ at::Tensor RMSNorm::forward(const at::Tensor& x) const {
   return ops::rms_norm(x, weight->draw(), eps);
 }
 
+LayerNorm::LayerNorm(Module* parent, std::string name, int64_t width, double eps,
+                     WeightOptions options)
+    : Module(parent, std::move(name)),
+      weight(declare("weight", {width}, options)),
+      bias(declare("bias", {width}, options)),
+      eps(eps) {}
+LayerNorm::~LayerNorm() = default;
+
+at::Tensor LayerNorm::forward(const at::Tensor& x) const {
+  return ops::layer_norm(x, weight->draw(), bias->draw(), eps);
+}
+
 Conv2d::Conv2d(Module* parent, std::string name, int64_t in, int64_t out, int64_t kernel,
                ops::ConvOptions options)
     : Module(parent, std::move(name)),
@@ -40,6 +53,18 @@ Conv2d::~Conv2d() = default;
 
 at::Tensor Conv2d::forward(const at::Tensor& x) const {
   return ops::conv2d(x, weight, bias, options);
+}
+
+Conv3d::Conv3d(Module* parent, std::string name, int64_t in, int64_t out,
+               std::array<int64_t, 3> kernel, ops::Conv3dOptions options)
+    : Module(parent, std::move(name)),
+      weight(declare("weight", {out, in, kernel[0], kernel[1], kernel[2]})),
+      bias(declare("bias", {out})),
+      options(options) {}
+Conv3d::~Conv3d() = default;
+
+at::Tensor Conv3d::forward(const at::Tensor& x) const {
+  return ops::conv3d(x, weight, bias, options);
 }
 
 }  // namespace atelier::nn

@@ -44,8 +44,9 @@ WeightPtr Module::find_weight(std::string_view path) {
   return nullptr;
 }
 
-WeightPtr Module::declare(std::string name, std::vector<int64_t> shape) {
-  return weights_.emplace_back(std::make_shared<Weight>(std::move(name), std::move(shape)));
+WeightPtr Module::declare(std::string name, std::vector<int64_t> shape, WeightOptions options) {
+  return weights_.emplace_back(
+      std::make_shared<Weight>(std::move(name), std::move(shape), options));
 }
 
 }  // namespace atelier::nn

@@ -13,10 +13,12 @@ namespace atelier::nn {
 // [out].
 class ATELIER_API Linear : public Module {
  public:
-  Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias = true);
+  // `options` are those of both weights.
+  Linear(Module* parent, std::string name, int64_t in, int64_t out, bool bias = true,
+         WeightOptions options = {});
   ~Linear() override;
 
-  // x: [..., in], compute dtype. Returns [..., out].
+  // x: [..., in], in the dtype of the weights. Returns [..., out].
   at::Tensor forward(const at::Tensor& x) const;
 
   int64_t in_features() const { return weight->sizes()[1]; }
@@ -51,6 +53,22 @@ class ATELIER_API RMSNorm : public Module {
   double eps;
 };
 
+// (x - mean) / sqrt(variance + eps) * weight + bias over the last axis, in float32. Weights:
+// "weight" [width] and "bias" [width].
+class ATELIER_API LayerNorm : public Module {
+ public:
+  // `options` are those of both weights, which may be float32 beside an x of 16 bits.
+  LayerNorm(Module* parent, std::string name, int64_t width, double eps = 1e-5,
+            WeightOptions options = {});
+  ~LayerNorm() override;
+
+  // x: [..., width]. Returns the same shape and dtype.
+  at::Tensor forward(const at::Tensor& x) const;
+
+  WeightPtr weight, bias;
+  double eps;
+};
+
 // Weights: "weight" [out, in, kh, kw] and "bias" [out].
 class ATELIER_API Conv2d : public Module {
  public:
@@ -63,6 +81,21 @@ class ATELIER_API Conv2d : public Module {
 
   WeightPtr weight, bias;
   ops::ConvOptions options;
+};
+
+// Weights: "weight" [out, in, kt, kh, kw] and "bias" [out].
+class ATELIER_API Conv3d : public Module {
+ public:
+  // `kernel`: kt, kh, kw.
+  Conv3d(Module* parent, std::string name, int64_t in, int64_t out, std::array<int64_t, 3> kernel,
+         ops::Conv3dOptions options = {});
+  ~Conv3d() override;
+
+  // x: [B, in, T, H, W]. Returns [B, out, T', H', W'].
+  at::Tensor forward(const at::Tensor& x) const;
+
+  WeightPtr weight, bias;
+  ops::Conv3dOptions options;
 };
 
 }  // namespace atelier::nn

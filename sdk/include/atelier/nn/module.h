@@ -45,7 +45,7 @@ class ATELIER_API Module {
   WeightPtr find_weight(std::string_view path);
 
  protected:
-  WeightPtr declare(std::string name, std::vector<int64_t> shape);
+  WeightPtr declare(std::string name, std::vector<int64_t> shape, WeightOptions options = {});
 
  private:
   std::string name_;
