@@ -27,12 +27,13 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/safetensors_writer.h"
-#include "host/cli/flags.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
+#include "host/files/safetensors_writer.h"
+#include "host/flags/flags.h"
 #include "host/lora/registry.h"
+#include "host/model/model_flags.h"
+#include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace {
@@ -49,21 +50,22 @@ int64_t peak_rss_bytes() {
   return usage.ru_maxrss * int64_t{1024};
 }
 
-cli::CommandSpec command() {
-  cli::CommandSpec spec{.name = "bench",
-                        .summary = "Times one part of a model",
-                        .flags = cli::model_flags("float32"),
-                        .positional = "dit|vae|load",
-                        .min_positional = 1,
-                        .max_positional = 1};
+flags::CommandSpec command() {
+  flags::CommandSpec spec{.name = "bench",
+                          .summary = "Times one part of a model",
+                          .flags = model::model_flags("float32"),
+                          .positional = "dit|vae|load",
+                          .min_positional = 1,
+                          .max_positional = 1};
   spec.flags.push_back({.name = "inputs", .help = "safetensors file with the tensors of the run"});
   spec.flags.push_back(
-      {.name = "runs", .kind = cli::FlagKind::kInteger, .help = "measured runs", .preset = "5"});
+      {.name = "runs", .kind = flags::FlagKind::kInteger, .help = "measured runs", .preset = "5"});
   spec.flags.push_back(
-      {.name = "warmup", .kind = cli::FlagKind::kInteger, .help = "runs before", .preset = "1"});
-  spec.flags.push_back({.name = "threads", .kind = cli::FlagKind::kInteger, .help = "CPU threads"});
+      {.name = "warmup", .kind = flags::FlagKind::kInteger, .help = "runs before", .preset = "1"});
   spec.flags.push_back(
-      {.name = "pipe", .kind = cli::FlagKind::kFlag, .help = "one run per line on stdin"});
+      {.name = "threads", .kind = flags::FlagKind::kInteger, .help = "CPU threads"});
+  spec.flags.push_back(
+      {.name = "pipe", .kind = flags::FlagKind::kFlag, .help = "one run per line on stdin"});
   spec.flags.push_back({.name = "lora_mode",
                         .help = "of the LoRAs that lines on stdin name",
                         .preset = "hot",
@@ -74,9 +76,9 @@ cli::CommandSpec command() {
 // What is repeated, and what it needs.
 class Workload {
  public:
-  Workload(std::string what, checkpoint::LoadedModel& loaded, const std::string& inputs_path)
+  Workload(std::string what, model::LoadedModel& loaded, const std::string& inputs_path)
       : what_(std::move(what)), loaded_(loaded) {
-    const auto file = checkpoint::Checkpoint::open(inputs_path, {inputs_path});
+    const auto file = files::Checkpoint::open(inputs_path, {inputs_path});
     for (const auto& [name, meta] : file.index().tensors()) {
       at::Tensor tensor = file.read(name).to(loaded.device());
       if (name != "sigma") tensor = tensor.to(loaded.dtype());
@@ -126,7 +128,7 @@ class Workload {
   }
 
   std::string what_;
-  checkpoint::LoadedModel& loaded_;
+  model::LoadedModel& loaded_;
   DirectRunner runner_;
   at::Tensor latents_, sigma_;
   Conditioning cond_, uncond_;
@@ -145,7 +147,7 @@ nlohmann::json report(const std::string& what, const std::string& dtype,
 }
 
 // Answers the lines on stdin.
-void run_pipe(Workload& workload, checkpoint::LoadedModel& loaded, const cli::ParsedFlags& flags) {
+void run_pipe(Workload& workload, model::LoadedModel& loaded, const flags::ParsedFlags& flags) {
   const bool merges = flags.text("lora_mode") == "merge";
   lora::Registry registry(loaded, {.mode = merges ? lora::Mode::kMerge : lora::Mode::kHot});
   for (std::string line; std::getline(std::cin, line);) {
@@ -166,14 +168,14 @@ void run_pipe(Workload& workload, checkpoint::LoadedModel& loaded, const cli::Pa
     const at::Tensor output = workload.run();
     const double elapsed_ms = 1e3 * seconds_since(begin);
     if (order.contains("output"))
-      checkpoint::write_safetensors(order["output"].get<std::string>(), {{"output", output}});
+      files::write_safetensors(order["output"].get<std::string>(), {{"output", output}});
     std::cout << report(flags.positional()[0], flags.text("dtype"), {elapsed_ms}).dump()
               << std::endl;
   }
 }
 
 int run(std::span<const std::string> arguments) {
-  const auto flags = cli::parse_flags(command(), arguments);
+  const auto flags = flags::parse_flags(command(), arguments);
   const std::string what = flags.positional()[0];
   if (what != "dit" && what != "vae" && what != "load")
     throw Error(ErrorCode::kInvalidArgument, "'" + what + "' cannot be timed",
@@ -181,14 +183,14 @@ int run(std::span<const std::string> arguments) {
   if (auto threads = flags.find_integer("threads")) at::set_num_threads(static_cast<int>(*threads));
   const auto& plugin =
       plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
-  auto request = cli::load_request(flags);
+  auto request = model::load_request(flags);
   if (what != "load") request.components = {what};
 
   const auto begin = std::chrono::steady_clock::now();
   if (what == "load") {
     for (const auto& component : plugin.family->components())
       if (component.role == "dit") request.components = {std::string(component.name)};
-    const auto loaded = checkpoint::LoadedModel::open(*plugin.family, request);
+    const auto loaded = model::LoadedModel::open(*plugin.family, request);
     uint64_t bytes = 0;
     for (const auto& part : loaded->parts()) {
       loaded->load_component(part.detection.component);
@@ -200,7 +202,7 @@ int run(std::span<const std::string> arguments) {
     return 0;
   }
 
-  const auto loaded = checkpoint::LoadedModel::open(*plugin.family, request);
+  const auto loaded = model::LoadedModel::open(*plugin.family, request);
   Workload workload(what, *loaded, flags.text("inputs"));
   for (int64_t i = 0; i < flags.integer("warmup"); ++i) workload.run();
   const auto timed = [&] {

@@ -18,11 +18,11 @@
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/mapped_file.h"
 #include "host/cli/commands.h"
 #include "host/cli/error_line.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
+#include "host/files/mapped_file.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
@@ -132,7 +132,7 @@ int run(std::span<const std::string> arguments) {
 
 int main(int count, char** values) {
   atelier::device::keep_freed_memory();
-  atelier::checkpoint::report_lost_pages();
+  atelier::files::report_lost_pages();
   std::set_terminate(on_terminate);
   std::atexit(on_exit_call);
   signal(SIGINT, on_interrupt);

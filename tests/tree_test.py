@@ -19,6 +19,12 @@ MAY_INCLUDE = {
     "host": ("host/", "memory/", "atelier/", "formats/"),
     "plugins": ("atelier/",),
 }
+# The map of the house: a folder of host/ uses its own headers and those of folders before it. host/README.md says
+# what each one holds.
+HOST_ORDER = """
+    progress random report device media files flags plugins weights model
+    lora data optim run generate train plan conformance cli main.cpp
+""".split()
 # Where a family may be named, beside its own folder.
 FAMILIES_ALLOWED = ("tests/", "docs/", "examples/", "bench/", "plugins/CMakeLists.txt", "tools/demo", "README.md")
 
@@ -84,6 +90,25 @@ class Tree(unittest.TestCase):
                 elif not any((folder / target).is_file() for folder in own_folders(path)):
                     problems.append(f"{where}: {layer(path)} may use {MAY_INCLUDE[layer(path)]}")
         self.check(problems)
+
+    def test_no_include_runs_against_the_order_of_the_host(self):
+        on_disk = {p.relative_to(ROOT / "host").parts[0] for p in files("host") if p.suffix in CODE}
+        self.assertEqual(sorted(on_disk), sorted(HOST_ORDER))
+        rank = {folder: place for place, folder in enumerate(HOST_ORDER)}
+        problems = []
+        for path in files("host"):
+            if path.suffix not in CODE:
+                continue
+            own = path.relative_to(ROOT / "host").parts[0]
+            for line, _, target in includes(path):
+                folder = target.split("/")[1] if target.startswith("host/") else own
+                if rank[folder] > rank[own]:
+                    problems.append(f"{name(path)}:{line}: {own} comes before {folder}: includes {target}")
+        self.check(problems)
+
+    def test_the_map_of_the_host_is_written_down(self):
+        rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "host/README.md").read_text(encoding="utf-8"), re.MULTILINE)
+        self.assertEqual(HOST_ORDER[:-1], rows)
 
     def test_formats_and_kernels_do_not_see_libtorch(self):
         self.check([f"{name(path)}:{line}: includes {target}"
@@ -165,7 +190,7 @@ class Tree(unittest.TestCase):
 
     def test_links_between_documents_lead_somewhere(self):
         problems = []
-        for path in [ROOT / "README.md", *files("docs", "plugins", "examples", "bench", "tests")]:
+        for path in [ROOT / "README.md", *files("docs", "plugins", "examples", "bench", "tests", "host", "memory", "sdk")]:
             if path.suffix != ".md":
                 continue
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

@@ -5,13 +5,13 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/model_loader.h"
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
 #include "host/data/order.h"
+#include "host/files/file_reader.h"
+#include "host/model/model_loader.h"
 #include "host/plan/size_guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
@@ -24,7 +24,7 @@
 namespace atelier::cli {
 namespace {
 
-using checkpoint::LoadedModel;
+using model::LoadedModel;
 using progress::Progress;
 using report::format_bytes;
 using train::Config;
@@ -113,8 +113,8 @@ void print_report(const Request& request, const Samples& samples) {
               number(counts.missing_pictures));
   const auto bytes = static_cast<uint64_t>(missing.pictures + missing.texts.value_or(0));
   std::printf("%-12s %s, about %s%s to write\n", "cache",
-              checkpoint::display_path(request.config.cache_path).c_str(),
-              format_bytes(bytes).c_str(), missing.texts ? "" : " and the texts");
+              files::display_path(request.config.cache_path).c_str(), format_bytes(bytes).c_str(),
+              missing.texts ? "" : " and the texts");
 }
 
 void print_result(const Request& request, const Samples& samples, const Samples::Counts& before) {
@@ -133,8 +133,8 @@ void print_result(const Request& request, const Samples& samples, const Samples:
 }  // namespace
 
 int run_cache(std::span<const std::string> arguments) {
-  if (wants_help(arguments)) {
-    std::fputs(help_text(cache_command(family_for_help(arguments))).c_str(), stdout);
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(cache_command(family_for_help(arguments))).c_str(), stdout);
     return 0;
   }
   const Request request = check_request(arguments);

@@ -15,26 +15,27 @@
 
 #include "host/cli/commands.h"
 #include "host/conformance/pictures.h"
+#include "host/model/model_flags.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace atelier::cli {
 
-CommandSpec check_plugin_command() {
-  CommandSpec command{"check-plugin",
-                      "Runs the conformance suite on a plugin, in a process of its own."};
+flags::CommandSpec check_plugin_command() {
+  flags::CommandSpec command{"check-plugin",
+                             "Runs the conformance suite on a plugin, in a process of its own."};
   command.flags = {
-      plugin_path_flag(),
+      model::plugin_path_flag(),
       {.name = "json",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "one JSON object a check",
        .preset = "false"},
       {.name = "timeout",
-       .kind = FlagKind::kReal,
+       .kind = flags::FlagKind::kReal,
        .help = "seconds for the whole suite",
        .preset = "900"},
       {.name = "in_process",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "run the suite in this process, for debuggers",
        .preset = "false"},
   };
@@ -55,17 +56,17 @@ CommandSpec check_plugin_command() {
         .preset = "a blue square",
         .group = group},
        {.name = "height",
-        .kind = FlagKind::kInteger,
+        .kind = flags::FlagKind::kInteger,
         .help = "pixels",
         .preset = "1024",
         .group = group},
        {.name = "width",
-        .kind = FlagKind::kInteger,
+        .kind = flags::FlagKind::kInteger,
         .help = "pixels",
         .preset = "1024",
         .group = group},
        {.name = "num_inference_steps",
-        .kind = FlagKind::kInteger,
+        .kind = flags::FlagKind::kInteger,
         .help = "of the schedule when absent",
         .group = group}});
   command.positional = "FAMILY|FILE";
@@ -93,7 +94,7 @@ void print(const conformance::Finding& finding, bool as_json) {
 constexpr const char* kDone = "{\"done\":true}";
 
 // The suite itself, here.
-int run_suite(const std::string& name, const ParsedFlags& flags) {
+int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
   const plugins::Plugin& plugin = plugins::open_plugin(name, flags.text("plugin_path"));
   bool passed = true;
   const auto add = [&](const conformance::Finding& finding) {
@@ -103,10 +104,10 @@ int run_suite(const std::string& name, const ParsedFlags& flags) {
   conformance::check_door(plugin, add);
   conformance::check_family(*plugin.family, add);
   if (const auto paths = flags.find_text("model_paths")) {
-    checkpoint::LoadRequest request;
+    model::LoadRequest request;
     request.model_paths = *paths;
     request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
-    const auto model = checkpoint::LoadedModel::open(*plugin.family, request);
+    const auto model = model::LoadedModel::open(*plugin.family, request);
     conformance::PictureOptions options = {.prompt = flags.text("prompt"),
                                            .other_prompt = flags.text("other_prompt"),
                                            .height = flags.integer("height"),
@@ -127,7 +128,7 @@ void on_deadline(int) {
 
 // The suite here, and no longer than a little over --timeout: who runs it in a process of its own
 // stops it before.
-int run_in_process(const std::string& name, const ParsedFlags& flags) {
+int run_in_process(const std::string& name, const flags::ParsedFlags& flags) {
   signal(SIGALRM, on_deadline);
   alarm(static_cast<unsigned>(std::clamp(flags.real("timeout"), 0.0, 1e9)) + 2);
   const int code = run_suite(name, flags);
@@ -171,12 +172,12 @@ std::optional<int> follow_child(pid_t child, int from, double timeout_s,
 }  // namespace
 
 int run_check_plugin(std::span<const std::string> arguments) {
-  const CommandSpec command = check_plugin_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = check_plugin_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::string& name = flags.positional().front();
   if (flags.flag("in_process")) return run_in_process(name, flags);
 

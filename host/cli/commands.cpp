@@ -26,19 +26,19 @@ std::span<const Command> commands() {
   return kCommands;
 }
 
-CommandSpec train_command(const ModelFamily* family) {
+flags::CommandSpec train_command(const ModelFamily* family) {
   return train::train_command(family);
 }
 
-CommandSpec cache_command(const ModelFamily* family) {
+flags::CommandSpec cache_command(const ModelFamily* family) {
   return train::train_command(family, "cache");
 }
 
-std::vector<CommandSpec> command_specs(const ModelFamily* family) {
-  std::vector<CommandSpec> specs = {generate_command(family), train_command(family),
-                                    cache_command(family)};
-  const auto add = [&](std::vector<CommandSpec> more) {
-    for (CommandSpec& spec : more) specs.push_back(std::move(spec));
+std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
+  std::vector<flags::CommandSpec> specs = {generate_command(family), train_command(family),
+                                           cache_command(family)};
+  const auto add = [&](std::vector<flags::CommandSpec> more) {
+    for (flags::CommandSpec& spec : more) specs.push_back(std::move(spec));
   };
   add(plan_commands(family));
   add({inspect_command()});

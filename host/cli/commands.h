@@ -7,7 +7,7 @@
 
 #include "atelier/model_family.h"
 
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 
 namespace atelier::cli {
 
@@ -22,20 +22,20 @@ std::span<const Command> commands();
 
 // What they take; with a family, its names and inputs too. Of groups, the commands below them:
 // "lora info".
-std::vector<CommandSpec> command_specs(const ModelFamily* family);
+std::vector<flags::CommandSpec> command_specs(const ModelFamily* family);
 
 // What one of them takes.
-CommandSpec cache_command(const ModelFamily* family);
-CommandSpec check_plugin_command();
-CommandSpec completion_command();
-CommandSpec doctor_command();
-CommandSpec generate_command(const ModelFamily* family);
-CommandSpec inspect_command();
-std::vector<CommandSpec> lora_commands();
-std::vector<CommandSpec> plan_commands(const ModelFamily* family);
-CommandSpec plugins_command();
-CommandSpec probe_command();
-CommandSpec train_command(const ModelFamily* family);
+flags::CommandSpec cache_command(const ModelFamily* family);
+flags::CommandSpec check_plugin_command();
+flags::CommandSpec completion_command();
+flags::CommandSpec doctor_command();
+flags::CommandSpec generate_command(const ModelFamily* family);
+flags::CommandSpec inspect_command();
+std::vector<flags::CommandSpec> lora_commands();
+std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family);
+flags::CommandSpec plugins_command();
+flags::CommandSpec probe_command();
+flags::CommandSpec train_command(const ModelFamily* family);
 
 // The commands. Each gets what follows its name and returns the exit code; mistakes are thrown as
 // Error.

@@ -23,7 +23,7 @@ struct Offer {
 // One command, "train" or "lora info".
 struct Completed {
   std::string name, summary;
-  std::vector<FlagSpec> flags;  // with those of every family
+  std::vector<flags::FlagSpec> flags;  // with those of every family
   Offer positional;
   bool has_positional = false;
 };
@@ -50,15 +50,15 @@ Offer offer_of(const std::string& text, const std::vector<std::string>& families
   return offer;
 }
 
-Offer offer_of(const FlagSpec& flag, const std::vector<std::string>& families) {
-  if (flag.kind == FlagKind::kFlag) return {{"true", "false"}};
+Offer offer_of(const flags::FlagSpec& flag, const std::vector<std::string>& families) {
+  if (flag.kind == flags::FlagKind::kFlag) return {{"true", "false"}};
   if (!flag.choices.empty()) return {flag.choices};
   return offer_of(flag.value_name, families);
 }
 
 Tables make_tables() {
   Tables tables;
-  std::vector<CommandSpec> specs = command_specs(nullptr);
+  std::vector<flags::CommandSpec> specs = command_specs(nullptr);
   for (const plugins::PluginFile& file : plugins::list_plugins("")) {
     const bool is_known = std::find(tables.families.begin(), tables.families.end(), file.family) !=
                           tables.families.end();
@@ -67,18 +67,19 @@ Tables make_tables() {
     ignored.collect([&] {
       const auto own = command_specs(plugins::open_plugin(file.path, "").family);
       for (size_t i = 0; i < specs.size(); ++i) {
-        for (const FlagSpec& flag : own[i].flags) {
+        for (const flags::FlagSpec& flag : own[i].flags) {
           const bool is_there =
               std::any_of(specs[i].flags.begin(), specs[i].flags.end(),
-                          [&](const FlagSpec& other) { return other.name == flag.name; });
+                          [&](const flags::FlagSpec& other) { return other.name == flag.name; });
           if (!is_there) specs[i].flags.push_back(flag);
         }
       }
       tables.families.push_back(file.family);
     });
   }
-  for (CommandSpec& spec : specs) {
-    spec.flags.push_back({.name = "help", .kind = FlagKind::kFlag, .help = "lists the flags"});
+  for (flags::CommandSpec& spec : specs) {
+    spec.flags.push_back(
+        {.name = "help", .kind = flags::FlagKind::kFlag, .help = "lists the flags"});
     tables.commands.push_back({spec.name, spec.summary.substr(0, spec.summary.find('\n')),
                                std::move(spec.flags), offer_of(spec.positional, tables.families),
                                !spec.positional.empty()});
@@ -139,9 +140,9 @@ std::string bash_offer(const Offer& offer) {
 std::string bash_command(const Completed& command, const std::vector<std::string>& families) {
   std::vector<std::string> names;
   std::map<std::string, std::vector<std::string>> by_offer;
-  for (const FlagSpec& flag : command.flags) {
+  for (const flags::FlagSpec& flag : command.flags) {
     names.push_back("--" + flag.name);
-    if (flag.kind != FlagKind::kFlag)
+    if (flag.kind != flags::FlagKind::kFlag)
       by_offer[bash_offer(offer_of(flag, families))].push_back("--" + flag.name);
   }
   std::string out = "    '" + command.name + "')\n      flags=\"" + join(names) + "\"\n";
@@ -220,8 +221,8 @@ std::string zsh_action(const Offer& offer) {
 
 std::string zsh_command(const Completed& command, const std::vector<std::string>& families) {
   std::string out = "    '" + command.name + "')\n      _arguments";
-  for (const FlagSpec& flag : command.flags) {
-    const bool is_bare = flag.kind == FlagKind::kFlag;
+  for (const flags::FlagSpec& flag : command.flags) {
+    const bool is_bare = flag.kind == flags::FlagKind::kFlag;
     std::string spec = (flag.repeated ? "*--" : "--") + flag.name + (is_bare ? "" : "=") + "[" +
                        zsh_text(flag.help) + "]";
     if (!is_bare) spec += ":value:" + zsh_action(offer_of(flag, families));
@@ -277,9 +278,9 @@ std::string fish_command(const Completed& command, const std::vector<std::string
   std::string out;
   if (command.has_positional)
     out += at + (command.positional.files ? " -F" : "") + fish_offer(command.positional) + "\n";
-  for (const FlagSpec& flag : command.flags) {
+  for (const flags::FlagSpec& flag : command.flags) {
     out += at + " -l " + flag.name;
-    if (flag.kind != FlagKind::kFlag) {
+    if (flag.kind != flags::FlagKind::kFlag) {
       const Offer offer = offer_of(flag, families);
       out += (offer.files ? " -r -F" : " -x") + fish_offer(offer);
     }
@@ -315,11 +316,12 @@ complete -c atelier -f
 
 }  // namespace
 
-CommandSpec completion_command() {
-  CommandSpec command{"completion",
-                      "Prints a script that makes a shell complete commands, flags, values, paths "
-                      "and families.\nbash: source <(atelier completion bash); docs/building.md "
-                      "says where shells look for it."};
+flags::CommandSpec completion_command() {
+  flags::CommandSpec command{
+      "completion",
+      "Prints a script that makes a shell complete commands, flags, values, paths "
+      "and families.\nbash: source <(atelier completion bash); docs/building.md "
+      "says where shells look for it."};
   command.positional = "bash|zsh|fish";
   command.min_positional = 1;
   command.max_positional = 1;
@@ -327,12 +329,12 @@ CommandSpec completion_command() {
 }
 
 int run_completion(std::span<const std::string> arguments) {
-  const CommandSpec command = completion_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = completion_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const std::string shell = parse_flags(command, arguments).positional().front();
+  const std::string shell = flags::parse_flags(command, arguments).positional().front();
   const std::map<std::string, std::string (*)(const Tables&)> scripts = {
       {"bash", bash_script}, {"fish", fish_script}, {"zsh", zsh_script}};
   const auto script = scripts.find(shell);

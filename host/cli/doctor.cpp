@@ -13,9 +13,10 @@
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
-#include "host/checkpoint/model_paths.h"
 #include "host/cli/commands.h"
 #include "host/device/cuda.h"
+#include "host/files/model_paths.h"
+#include "host/model/model_flags.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 
@@ -203,7 +204,7 @@ Item check_codec(const std::string& name, const char* library, const char* versi
 }
 
 Item check_models() {
-  const std::vector<std::string> folders = checkpoint::published_folders("org/name");
+  const std::vector<std::string> folders = files::published_folders("org/name");
   const std::string base = fs::path(folders.front()).parent_path().parent_path().string();
   std::error_code failure;
   Item item{"model folder", State::kWorks, base, ""};
@@ -220,20 +221,21 @@ Item check_models() {
 
 }  // namespace
 
-CommandSpec doctor_command() {
-  CommandSpec command{"doctor", "Says what works on this machine, what does not and why."};
-  command.flags = {plugin_path_flag(),
-                   {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"}};
+flags::CommandSpec doctor_command() {
+  flags::CommandSpec command{"doctor", "Says what works on this machine, what does not and why."};
+  command.flags = {
+      model::plugin_path_flag(),
+      {.name = "json", .kind = flags::FlagKind::kFlag, .help = "as JSON", .preset = "false"}};
   return command;
 }
 
 int run_doctor(std::span<const std::string> arguments) {
-  const CommandSpec command = doctor_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = doctor_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   std::vector<Item> items = {check_libtorch(), check_cpu(), check_memory()};
   for (Item& item : check_gpus()) items.push_back(std::move(item));
   items.push_back(check_nccl());

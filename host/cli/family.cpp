@@ -3,21 +3,21 @@
 #include <algorithm>
 #include <vector>
 
-#include "host/checkpoint/checkpoint.h"
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/model_paths.h"
+#include "host/files/checkpoint.h"
+#include "host/files/model_paths.h"
+#include "host/model/model_loader.h"
 #include "host/train/config.h"
 
 namespace atelier::cli {
 namespace {
 
 // How many of the checkpoints a family takes.
-size_t count_taken(const ModelFamily& family, const checkpoint::FoundFiles& found) {
+size_t count_taken(const ModelFamily& family, const files::FoundFiles& found) {
   size_t count = 0;
-  for (const checkpoint::FoundCheckpoint& item : found.checkpoints) {
+  for (const files::FoundCheckpoint& item : found.checkpoints) {
     report::Problems ignored;  // it is asked of all families, and told when it is used
     ignored.collect([&] {
-      if (!detect_parts(family, checkpoint::Checkpoint::open(item.files), {}).empty()) ++count;
+      if (!model::detect_parts(family, files::Checkpoint::open(item.files), {}).empty()) ++count;
     });
   }
   return count;
@@ -26,8 +26,8 @@ size_t count_taken(const ModelFamily& family, const checkpoint::FoundFiles& foun
 // The families that take the most of the files, at least one.
 std::vector<const plugins::Plugin*> families_of_files(const FamilyWish& wish,
                                                       report::Problems& problems) {
-  const checkpoint::FoundFiles found =
-      checkpoint::find_model_files(wish.model_paths, wish.model_id_with_origin_paths, problems);
+  const files::FoundFiles found =
+      files::find_model_files(wish.model_paths, wish.model_id_with_origin_paths, problems);
   std::vector<const plugins::Plugin*> best;
   if (found.checkpoints.empty()) return best;
   size_t most = 1;

@@ -10,7 +10,7 @@
 namespace atelier::cli {
 
 int run_foreign_line(std::span<const std::string> words) {
-  const std::string plugin_path = peek_flag(words, "plugin_path").value_or("");
+  const std::string plugin_path = flags::peek_flag(words, "plugin_path").value_or("");
   std::vector<std::string> families;
   for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
     if (file.problem.empty()) families.push_back(file.family);

@@ -14,49 +14,50 @@
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/memory_holders.h"
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/outputs.h"
 #include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
 #include "host/generate/engine.h"
 #include "host/generate/jobs.h"
 #include "host/generate/metadata.h"
 #include "host/generate/settings.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
-#include "host/image/pixels.h"
-#include "host/image/png.h"
 #include "host/lora/registry.h"
+#include "host/media/pixels.h"
+#include "host/media/png.h"
+#include "host/model/memory_holders.h"
+#include "host/model/model_flags.h"
+#include "host/model/model_loader.h"
 #include "host/plan/size_guard.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/interrupt.h"
 #include "host/progress/progress.h"
-#include "host/report/memory_timeline.h"
 #include "host/report/problems.h"
+#include "host/run/memory_timeline.h"
 
 namespace atelier::cli {
 namespace {
 
-using checkpoint::LoadedModel;
 using generate::Generator;
 using generate::Job;
 using generate::JobResult;
 using generate::Place;
 using generate::Request;
 using generate::Settings;
+using model::LoadedModel;
 using progress::InterruptGuard;
 using progress::Progress;
 
 void check_lora_dir(const std::string& folder, report::Problems& problems) {
   std::error_code failure;
   if (folder.empty() || std::filesystem::is_directory(folder, failure)) return;
-  problems.add("--lora_dir: " + checkpoint::display_path(folder) + " is no folder",
+  problems.add("--lora_dir: " + files::display_path(folder) + " is no folder",
                "give the folder of the LoRA files", ErrorCode::kNotFound);
 }
 
@@ -106,12 +107,12 @@ generate::ModelRecord record_of(const LoadedModel& model, const plugins::Plugin&
     for (const std::string& file : part.checkpoint.files()) {
       record.files[part.detection.component].push_back(generate::short_path(file));
     }
-    const checkpoint::Storage storage = model.storage(part.detection.component);
-    if (storage != checkpoint::Storage::kPlain)
-      record.storage[part.detection.component] = checkpoint::storage_name(storage);
-    const checkpoint::Compute compute = model.compute(part.detection.component);
-    if (compute == checkpoint::Compute::kW8A8)
-      record.compute[part.detection.component] = checkpoint::compute_name(compute);
+    const weights::Storage storage = model.storage(part.detection.component);
+    if (storage != weights::Storage::kPlain)
+      record.storage[part.detection.component] = weights::storage_name(storage);
+    const weights::Compute compute = model.compute(part.detection.component);
+    if (compute == weights::Compute::kW8A8)
+      record.compute[part.detection.component] = weights::compute_name(compute);
   }
   return record;
 }
@@ -173,8 +174,9 @@ class Loras {
 // A model that is ready to run jobs.
 class Session {
  public:
-  Session(LoadedModel& model, Loras& loras, const plugins::Plugin& plugin, const ParsedFlags& flags,
-          bool batches_cfg, bool keeps_all, Progress& progress, report::MemoryTimeline* timeline)
+  Session(LoadedModel& model, Loras& loras, const plugins::Plugin& plugin,
+          const flags::ParsedFlags& flags, bool batches_cfg, bool keeps_all, Progress& progress,
+          run::MemoryTimeline* timeline)
       : model_(model),
         loras_(loras),
         progress_(progress),
@@ -186,7 +188,7 @@ class Session {
     if (flags.flag("tiled")) tiling_ = tiling_of(flags);
   }
 
-  static generate::Tiling tiling_of(const ParsedFlags& flags) {
+  static generate::Tiling tiling_of(const flags::ParsedFlags& flags) {
     return {flags.integer("tile_size"), flags.integer("tile_stride")};
   }
 
@@ -204,12 +206,12 @@ class Session {
     const std::string schedule(
         generate::find_schedule(model_.family().schedules(), settings.schedule).name);
     const auto on_picture = [&](size_t index, const at::Tensor& pixels) {
-      const image::Picture picture = image::to_picture(pixels.select(1, 0));
-      image::PngText text;
+      const media::Picture picture = media::to_picture(pixels.select(1, 0));
+      media::PngText text;
       if (writes_metadata_) {
         text = generate::metadata_of(record_, settings, request, schedule, index);
       }
-      checkpoint::write_file(paths[index], image::encode_png(picture, text));
+      files::write_file(paths[index], media::encode_png(picture, text));
       result.output.push_back(paths[index]);
       progress_.note(paths[index] + ": " + std::to_string(picture.width) + "x" +
                      std::to_string(picture.height) + ", seed " +
@@ -259,27 +261,27 @@ class Session {
   Error does_not_fit(const Error& failure, const Request& request) {
     const memory::DeviceMeter meter(model_.device(), model_.port());
     const memory::DeviceBytes device = meter.bytes();
-    std::vector<checkpoint::Holder> holders = checkpoint::weight_holders(model_);
+    std::vector<model::Holder> holders = model::weight_holders(model_);
     holders.push_back({"encoded prompts", generator_.cached_bytes()});
     const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
     holders.push_back({phase_ + ", while it went on", std::max<int64_t>(0, taken - device.live)});
-    for (const std::string& line : checkpoint::holder_lines(holders, device)) progress_.warn(line);
+    for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);
     if (phase_ == "load") return failure;
     std::vector<std::string> flags;
     if (phase_ == "denoise" && request.batch_size > 1) flags.push_back("--batch_size 1");
     if (phase_ == "decode" || (phase_ == "encode" && request.input_pixels.defined()))
       flags.push_back(request.tiling ? "a smaller --tile_size" : "--tiled");
-    const auto for_weights = checkpoint::flags_for_weights(model_);
+    const auto for_weights = model::flags_for_weights(model_);
     flags.insert(flags.end(), for_weights.begin(), for_weights.end());
     flags.push_back("a smaller --height and --width");
-    return {failure.code(), failure.message(), checkpoint::hint_of(flags), failure.tag()};
+    return {failure.code(), failure.message(), model::hint_of(flags), failure.tag()};
   }
 
   void load(std::string_view component) {
     if (model_.is_loaded(component)) return;
     begin_phase("load");
     progress::Step step(progress_, "load " + std::string(component), 0, progress::Unit::kBytes);
-    model_.load_component(component, [&](const checkpoint::LoadProgress& state) {
+    model_.load_component(component, [&](const model::LoadProgress& state) {
       step.set(state.bytes_done, state.bytes_total);
     });
     step.finish();
@@ -288,8 +290,8 @@ class Session {
   LoadedModel& model_;
   Loras& loras_;
   Progress& progress_;
-  report::MemoryTimeline* timeline_;  // null: none
-  std::optional<report::SamplingRunner> sampling_;
+  run::MemoryTimeline* timeline_;  // null: none
+  std::optional<run::SamplingRunner> sampling_;
   std::string phase_ = "load";  // what the generator does
   generate::ModelRecord record_;
   bool writes_metadata_, batches_cfg_;
@@ -372,7 +374,7 @@ int run_stdin(JobRunner& runner, const LoadedModel& model, const Settings& base,
 }
 
 // What the planner is told of the jobs.
-plan::GenerationAsked asked_of(const ParsedFlags& flags, const std::vector<Job>& jobs,
+plan::GenerationAsked asked_of(const flags::ParsedFlags& flags, const std::vector<Job>& jobs,
                                const Settings& base, bool reads_stdin) {
   plan::GenerationAsked asked;
   asked.jobs = jobs;
@@ -386,20 +388,23 @@ plan::GenerationAsked asked_of(const ParsedFlags& flags, const std::vector<Job>&
 
 // `only`: null to run, otherwise the plan is printed and nothing is made.
 int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  if (wants_help(arguments)) {
-    std::fputs(help_text(generate_command(family_for_help(arguments))).c_str(), stdout);
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(generate_command(family_for_help(arguments))).c_str(), stdout);
     return 0;
   }
   // Everything that can be wrong is found before any weight is read.
   report::Problems problems;
-  const auto peek = [&](const char* name) { return peek_flag(arguments, name).value_or(""); };
+  const auto peek = [&](const char* name) {
+    return flags::peek_flag(arguments, name).value_or("");
+  };
   const plugins::Plugin* const plugin =
-      choose_family({peek_flag(arguments, "plugin"), peek("plugin_path"), peek("model_paths"),
-                     peek("model_id_with_origin_paths")},
+      choose_family({flags::peek_flag(arguments, "plugin"), peek("plugin_path"),
+                     peek("model_paths"), peek("model_id_with_origin_paths")},
                     problems);
   const ModelFamily* const family = plugin ? plugin->family : nullptr;
   const auto inputs = family ? family->inputs() : std::span<const InputSpec>();
-  const ParsedFlags flags = parse_flags(generate_command(family), arguments, {}, problems);
+  const flags::ParsedFlags flags =
+      flags::parse_flags(generate_command(family), arguments, {}, problems);
   Progress progress(progress::stderr_options(flags.flag("quiet")));
   apply_process_flags(flags.text("attention"), flags.text("kernels"), flags.integer("threads"),
                       problems);
@@ -418,19 +423,19 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
     jobs.push_back({Place{}, base});
   } else if (!reads_stdin) {
     problems.collect([&] {
-      jobs = generate::parse_jobs(checkpoint::read_text_file(prompts_file), prompts_file, base,
-                                  inputs, problems);
+      jobs = generate::parse_jobs(files::read_text_file(prompts_file), prompts_file, base, inputs,
+                                  problems);
     });
   }
   std::unique_ptr<LoadedModel> model;
-  checkpoint::LoadRequest request;
+  model::LoadRequest request;
   plan::MemoryWishes wishes = memory_wishes(flags);
   const size_t before_wishes = problems.size();
   problems.collect([&] { plan::check_wishes(wishes); });
   const bool has_wishes = problems.size() == before_wishes;
-  report::check_report_path(flags.text("report_memory"), problems);
+  run::check_report_path(flags.text("report_memory"), problems);
   problems.collect([&] {
-    request = load_request(flags);
+    request = model::load_request(flags);
     request.prepares_levels = true;
     request.cuts_texts = flags.flag("truncate_captions");
     if (only != nullptr) plan_elsewhere(*only, wishes, request);
@@ -485,7 +490,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   const InterruptGuard interrupts;
   const bool keeps_all = !prompts_file.empty() &&
                          (planned ? plan::everything_stays(*planned) : everything_fits(*model));
-  std::optional<report::MemoryTimeline> timeline;
+  std::optional<run::MemoryTimeline> timeline;
   if (const std::string file = flags.text("report_memory"); !file.empty())
     timeline.emplace(file, model->device(), model->port());
   Session session(*model, *loras, *plugin, flags, batches_cfg, keeps_all, progress,

@@ -4,6 +4,7 @@
 #include "host/cli/commands.h"
 #include "host/cli/plan.h"
 #include "host/generate/settings.h"
+#include "host/model/model_flags.h"
 
 namespace atelier::cli {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 const std::string kFused = "operators are fused as they are built: leave it out";
 
 // What diffusers, DiffSynth-Studio, kohya's and other programs call settings of a picture.
-const OtherFlag kOthers[] = {
+const flags::OtherFlag kOthers[] = {
     {"guidance_scale", true, "use --cfg_scale"},
     {"true_cfg_scale", true, "use --cfg_scale"},
     {"cfg", true, "use --cfg_scale"},
@@ -53,10 +54,10 @@ const OtherFlag kOthers[] = {
 
 }  // namespace
 
-CommandSpec generate_command(const ModelFamily* family) {
-  CommandSpec command{"generate", "Makes pictures from prompts."};
-  command.flags = model_flags();
-  const auto add = [&](std::vector<FlagSpec> flags) {
+flags::CommandSpec generate_command(const ModelFamily* family) {
+  flags::CommandSpec command{"generate", "Makes pictures from prompts."};
+  command.flags = model::model_flags();
+  const auto add = [&](std::vector<flags::FlagSpec> flags) {
     command.flags.insert(command.flags.end(), flags.begin(), flags.end());
   };
   add(memory_flags());
@@ -66,7 +67,7 @@ CommandSpec generate_command(const ModelFamily* family) {
        .help = "one JSON object a line, with these flags' names as keys; - reads them from stdin",
        .value_name = "FILE"},
       {.name = "truncate_captions",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "prompts of too many tokens are cut, as published pipelines do, and not refused",
        .preset = "false"},
       {.name = "lora",
@@ -89,12 +90,12 @@ CommandSpec generate_command(const ModelFamily* family) {
        .preset = "on",
        .choices = {"on", "off"}},
       {.name = "tiled",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "the VAE works in overlapping tiles, with less memory",
        .preset = "false"},
-      {.name = "tile_size", .kind = FlagKind::kInteger, .help = "pixels", .preset = "256"},
+      {.name = "tile_size", .kind = flags::FlagKind::kInteger, .help = "pixels", .preset = "256"},
       {.name = "tile_stride",
-       .kind = FlagKind::kInteger,
+       .kind = flags::FlagKind::kInteger,
        .help = "pixels from one tile to the next",
        .preset = "192"},
       {.name = "attention",
@@ -106,7 +107,7 @@ CommandSpec generate_command(const ModelFamily* family) {
        .preset = "auto",
        .choices = {"auto", "composed"}},
       {.name = "threads",
-       .kind = FlagKind::kInteger,
+       .kind = flags::FlagKind::kInteger,
        .help = "of the CPU; 0: one for each core",
        .preset = "0"},
       {.name = "report_memory",
@@ -115,11 +116,11 @@ CommandSpec generate_command(const ModelFamily* family) {
        .preset = "",
        .value_name = "FILE"},
       {.name = "no_metadata",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "pictures do not say how they were made",
        .preset = "false"},
       {.name = "quiet",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "no progress on stderr",
        .preset = "false"},
   });

@@ -19,13 +19,14 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/model_paths.h"
 #include "host/cli/commands.h"
 #include "host/cli/error_line.h"
-#include "host/image/decode.h"
-#include "host/image/png.h"
+#include "host/files/file_reader.h"
+#include "host/files/model_paths.h"
+#include "host/media/decode.h"
+#include "host/media/png.h"
+#include "host/model/model_flags.h"
+#include "host/model/model_loader.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
@@ -36,28 +37,31 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using checkpoint::Checkpoint;
-using checkpoint::display_path;
+using files::Checkpoint;
+using files::display_path;
 using Json = InspectedThing;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 30;
 
 }  // namespace
 
-CommandSpec inspect_command() {
-  CommandSpec command{"inspect",
-                      "Says what files are: tensors, dtypes, sizes, and which family takes them."};
+flags::CommandSpec inspect_command() {
+  flags::CommandSpec command{
+      "inspect", "Says what files are: tensors, dtypes, sizes, and which family takes them."};
   command.flags = {
       {.name = "plugin", .help = "ask this family only", .preset = "", .value_name = "FAMILY|FILE"},
-      plugin_path_flag(),
+      model::plugin_path_flag(),
       {.name = "model_hints",
-       .kind = FlagKind::kJson,
+       .kind = flags::FlagKind::kJson,
        .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
                "\"dit\"}}'",
        .preset = "{}"},
-      {.name = "tensors", .kind = FlagKind::kFlag, .help = "list every tensor", .preset = "false"},
+      {.name = "tensors",
+       .kind = flags::FlagKind::kFlag,
+       .help = "list every tensor",
+       .preset = "false"},
       {.name = "json",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "one JSON object a line for each thing found",
        .preset = "false"},
   };
@@ -72,7 +76,7 @@ struct Context {
   std::vector<const ModelFamily*> families;
   std::map<std::string, DetectHint> hints;
   // What was found so far and has a config, for files without one.
-  std::vector<checkpoint::LoadedPart> lenders;
+  std::vector<model::LoadedPart> lenders;
   bool lists_tensors = false;
 };
 
@@ -98,7 +102,7 @@ Json config_json(const ConfigValue& value) {
 }
 
 std::string dtype_text(at::ScalarType type) {
-  return std::string(formats::dtype_name(checkpoint::file_dtype(type)));
+  return std::string(formats::dtype_name(files::file_dtype(type)));
 }
 
 Json tensor_summary(const TensorIndex& index, bool lists_tensors) {
@@ -133,8 +137,7 @@ const ComponentSpec* spec_of(const ModelFamily& family, std::string_view compone
 }
 
 // What a family makes of one component of a checkpoint.
-Json describe_part(const ModelFamily& family, const checkpoint::LoadedPart& part,
-                   std::string& refusal) {
+Json describe_part(const ModelFamily& family, const model::LoadedPart& part, std::string& refusal) {
   const Detection* const detection = &part.detection;
   const Checkpoint& file = part.checkpoint;
   Json out;
@@ -162,8 +165,8 @@ Json describe_part(const ModelFamily& family, const checkpoint::LoadedPart& part
     const std::vector<Detection> parts = {*detection};
     plugins::guard(family.name(), [&] {
       const std::unique_ptr<Model> model = family.make_model(parts, ModelOptions{});
-      checkpoint::bind_weights(family.weight_map(*detection), detection->prefix, file.index(),
-                               model->component(detection->component))
+      weights::bind_weights(family.weight_map(*detection), detection->prefix, file.index(),
+                            model->component(detection->component))
           .throw_unless_complete(file.name(), detection->component);
     });
   } catch (const Error& error) {
@@ -177,7 +180,7 @@ Json describe_part(const ModelFamily& family, const checkpoint::LoadedPart& part
 Json ask_family(const ModelFamily& family, const Checkpoint& file, Context& context,
                 std::string& refusal) {
   Json out;
-  for (const auto& part : checkpoint::detect_parts(family, file, context.hints, context.lenders)) {
+  for (const auto& part : model::detect_parts(family, file, context.hints, context.lenders)) {
     if (part.checkpoint.config()) context.lenders.push_back(part);
     Json described = describe_part(family, part, refusal);
     if (out.is_null()) {
@@ -259,15 +262,15 @@ Json lora_summary(const TensorIndex& index, Context& context) {
   return out;
 }
 
-Json inspect_checkpoint(const checkpoint::CheckpointFiles& files, Context& context) {
+Json inspect_checkpoint(const files::CheckpointFiles& files, Context& context) {
   const Checkpoint file = Checkpoint::open(files);
   Json out;
   out["path"] = files.name;
-  out["kind"] = checkpoint::is_lora(file.index()) ? "lora" : "checkpoint";
+  out["kind"] = model::is_lora(file.index()) ? "lora" : "checkpoint";
   out["files"] = file.files();
   out["tensors"] = tensor_summary(file.index(), context.lists_tensors);
   for (const auto& [key, value] : file.metadata()) {
-    if (key != checkpoint::kConfigKey) out["metadata"][key] = value;
+    if (key != files::kConfigKey) out["metadata"][key] = value;
   }
   if (out["kind"] == "lora") {
     out["lora"] = lora_summary(file.index(), context);
@@ -305,7 +308,7 @@ Json inspect_tokenizer(const std::string& path) {
 }
 
 Json inspect_picture(const std::string& path) {
-  const image::PictureInfo info = image::probe_picture(path);
+  const media::PictureInfo info = media::probe_picture(path);
   Json out;
   out["path"] = path;
   out["kind"] = "image";
@@ -316,7 +319,7 @@ Json inspect_picture(const std::string& path) {
   out["bits"] = info.bits;
   if (info.is_animated) out["animated"] = true;
   if (info.format == "png") {
-    for (const auto& [key, value] : image::png_text(path)) out["text"][key] = value;
+    for (const auto& [key, value] : media::png_text(path)) out["text"][key] = value;
   }
   return out;
 }
@@ -351,7 +354,7 @@ std::vector<std::string> columns_of(
 
 Json inspect_csv(const std::string& path) {
   const std::vector<formats::CsvRow> rows =
-      formats::parse_csv(checkpoint::read_text_file(path, kMaxTextBytes));
+      formats::parse_csv(files::read_text_file(path, kMaxTextBytes));
   if (rows.empty())
     throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": is empty",
                 "a header line is expected", "DATASET_FORM");
@@ -369,7 +372,7 @@ Json inspect_csv(const std::string& path) {
 }
 
 Json inspect_jsonl(const std::string& path) {
-  const auto lines = formats::parse_jsonl(checkpoint::read_text_file(path, kMaxTextBytes));
+  const auto lines = formats::parse_jsonl(files::read_text_file(path, kMaxTextBytes));
   std::vector<std::pair<uint64_t, const nlohmann::json*>> rows;
   for (const formats::JsonLine& line : lines) rows.emplace_back(line.line, &line.value);
   return table_summary(path, "jsonl", columns_of(path, rows, ""), rows.size());
@@ -379,10 +382,10 @@ Json inspect_json(const std::string& path, Context& context) {
   const std::string name = fs::path(path).filename().string();
   if (name == "tokenizer.json" || name == "vocab.json")
     return inspect_tokenizer(name == "vocab.json" ? fs::path(path).parent_path().string() : path);
-  const nlohmann::json json = formats::parse_json(checkpoint::read_text_file(path, kMaxTextBytes));
+  const nlohmann::json json = formats::parse_json(files::read_text_file(path, kMaxTextBytes));
   if (json.is_object() && json.contains("weight_map")) {
-    checkpoint::FoundFiles found;
-    checkpoint::find_at_path(path, found);
+    files::FoundFiles found;
+    files::find_at_path(path, found);
     return inspect_checkpoint(found.checkpoints.front().files, context);
   }
   if (json.is_array()) {
@@ -397,8 +400,8 @@ Json inspect_json(const std::string& path, Context& context) {
 }
 
 // One file, with the config.json beside it.
-checkpoint::CheckpointFiles file_alone(const std::string& path) {
-  return {path, {path}, {}, checkpoint::config_beside(path)};
+files::CheckpointFiles file_alone(const std::string& path) {
+  return {path, {path}, {}, files::config_beside(path)};
 }
 
 // A safetensors file begins with the length of its header: zeros are among its first eight bytes.
@@ -410,11 +413,11 @@ bool is_text(const std::string& first) {
 }
 
 Json inspect_file(const std::string& path, Context& context) {
-  const checkpoint::FileReader reader(path);
+  const files::FileReader reader(path);
   std::string first(std::min<uint64_t>(64, reader.size()), '\0');
   reader.read(first.data(), 0, first.size());
   const auto* bytes = reinterpret_cast<const uint8_t*>(first.data());
-  if (image::looks_like_picture({bytes, first.size()})) return inspect_picture(path);
+  if (media::looks_like_picture({bytes, first.size()})) return inspect_picture(path);
   const std::string extension = fs::path(path).extension().string();
   try {
     if (extension == ".json") return inspect_json(path, context);
@@ -423,7 +426,7 @@ Json inspect_file(const std::string& path, Context& context) {
     if (extension == ".csv") return inspect_csv(path);
     if (extension == ".toml") return inspect_settings(path);
   } catch (const formats::ParseError& error) {
-    throw checkpoint::at_file(path, error, ErrorCode::kDataLoss);
+    throw files::at_file(path, error, ErrorCode::kDataLoss);
   }
   for (const char* video : {".mp4", ".mkv", ".mov", ".webm", ".avi"}) {
     if (extension == video)
@@ -465,13 +468,13 @@ void inspect_folder(const std::string& path, Context& context,
       refuse(error);
     }
   }
-  checkpoint::FoundFiles found;
+  files::FoundFiles found;
   try {
-    checkpoint::find_at_path(path, found);
+    files::find_at_path(path, found);
   } catch (const Error& error) {
     if (error.tag() == "FOLDER_AMBIGUOUS") {  // not one model, but files of which each is something
       found.checkpoints.clear();
-      for (const std::string& file : checkpoint::expand_glob(path, "*.safetensors"))
+      for (const std::string& file : files::expand_glob(path, "*.safetensors"))
         found.checkpoints.push_back({file_alone(file)});
     } else if (!has_metadata) {
       refuse(error);
@@ -496,15 +499,15 @@ void inspect_folder(const std::string& path, Context& context,
 }  // namespace
 
 int run_inspect(std::span<const std::string> arguments) {
-  const CommandSpec command = inspect_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = inspect_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   Context context;
   context.lists_tensors = flags.flag("tensors");
-  context.hints = parse_hints(flags.json("model_hints"));
+  context.hints = model::parse_hints(flags.json("model_hints"));
   const std::string plugin_path = flags.text("plugin_path");
   if (const std::string name = flags.text("plugin"); !name.empty()) {
     context.families.push_back(plugins::open_plugin(name, plugin_path).family);

@@ -2,13 +2,13 @@
 #include <cstdio>
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/inspect.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
 
-using checkpoint::display_path;
+using files::display_path;
 using Json = InspectedThing;
 
 namespace {

@@ -7,9 +7,9 @@
 #include "atelier/error.h"
 
 #include "formats/csv.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/error_line.h"
 #include "host/cli/inspect.h"
+#include "host/files/file_reader.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 #include "host/run/manifest.h"
@@ -48,9 +48,9 @@ constexpr std::string_view kTold[] = {
     "plugin",           "task",          "lora_base_model", "lora_rank",
     "trainable_models", "learning_rate", "optimizer",       "dataset_base_path"};
 
-const ModelFamily* family_of(const std::vector<GivenValue>& values) {
+const ModelFamily* family_of(const std::vector<flags::GivenValue>& values) {
   std::map<std::string, std::string> named;
-  for (const GivenValue& value : values) named[value.name] = value.text;
+  for (const flags::GivenValue& value : values) named[value.name] = value.text;
   if (!named.contains("plugin")) return nullptr;
   return plugins::open_plugin(named["plugin"], named["plugin_path"]).family;
 }
@@ -143,7 +143,7 @@ Json inspect_cache(const std::string& path) {
 
 Json inspect_settings(const std::string& path) {
   report::Problems unknown;  // without the family, its own flags are among them
-  std::vector<GivenValue> values =
+  std::vector<flags::GivenValue> values =
       train::read_config_file(path, train::train_command(nullptr), unknown);
   Json out = {{"path", path}, {"kind", "settings"}};
   report::Problems problems;
@@ -154,7 +154,7 @@ Json inspect_settings(const std::string& path) {
   out["count"] = values.size();
   out["settings"] = Json::object();
   for (const std::string_view name : kTold) {
-    const auto value = std::ranges::find(values, name, &GivenValue::name);
+    const auto value = std::ranges::find(values, name, &flags::GivenValue::name);
     if (value != values.end() && !value->text.empty())
       out["settings"][std::string(name)] = value->text;
   }
@@ -172,13 +172,13 @@ bool is_metrics(const std::vector<std::string>& columns) {
 
 Json inspect_metrics(const std::string& path) {
   const std::vector<formats::CsvRow> rows =
-      formats::parse_csv(checkpoint::read_text_file(path, kMaxTableBytes));
+      formats::parse_csv(files::read_text_file(path, kMaxTableBytes));
   Json out = {{"path", path}, {"kind", "metrics"}, {"last", Json::object()}};
   for (size_t i = 1; i < rows.size(); ++i) {
     const std::vector<std::string>& fields = rows[i].fields;
     if (fields.size() != 3)
       throw Error(ErrorCode::kInvalidArgument,
-                  checkpoint::display_path(path) + ":" + std::to_string(rows[i].line) + ": has " +
+                  files::display_path(path) + ":" + std::to_string(rows[i].line) + ": has " +
                       std::to_string(fields.size()) + " fields and not step, key and value",
                   "cut the file off there", "DATASET_FORM");
     if (i == 1) out["first_step"] = fields[0];

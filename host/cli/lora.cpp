@@ -7,8 +7,9 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/commands.h"
+#include "host/files/file_reader.h"
+#include "host/model/model_flags.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -36,7 +37,7 @@ void print_help() {
 
 }  // namespace
 
-std::vector<CommandSpec> lora_commands() {
+std::vector<flags::CommandSpec> lora_commands() {
   return {lora_info_command(), lora_convert_command(), lora_merge_command(),
           lora_extract_command()};
 }
@@ -58,12 +59,12 @@ int run_lora(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier lora info FILE" : "did you mean " + nearest + "?");
 }
 
-std::vector<FlagSpec> lora_model_flags() {
-  std::vector<FlagSpec> flags;
+std::vector<flags::FlagSpec> lora_model_flags() {
+  std::vector<flags::FlagSpec> flags;
   const std::set<std::string_view> unused = {"tokenizer_path", "dtype",           "device",
                                              "storage",        "compute",         "fp8_models",
                                              "offload",        "resident_blocks", "prefetch"};
-  for (FlagSpec& flag : model_flags()) {
+  for (flags::FlagSpec& flag : model::model_flags()) {
     if (unused.contains(flag.name)) continue;
     flag.required = false;
     flags.push_back(std::move(flag));
@@ -71,11 +72,11 @@ std::vector<FlagSpec> lora_model_flags() {
   return flags;
 }
 
-bool names_a_model(const ParsedFlags& flags) {
+bool names_a_model(const flags::ParsedFlags& flags) {
   return !flags.text("model_paths").empty() || !flags.text("model_id_with_origin_paths").empty();
 }
 
-std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& flags) {
+std::unique_ptr<model::LoadedModel> open_named_model(const flags::ParsedFlags& flags) {
   const std::optional<std::string> plugin = flags.find_text("plugin");
   if (!plugin && !names_a_model(flags)) return nullptr;
   if (!plugin || !names_a_model(flags))
@@ -88,25 +89,25 @@ std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& fla
                       flags.text("model_id_with_origin_paths"), flags.json("model_hints"));
 }
 
-std::unique_ptr<checkpoint::LoadedModel> open_headers(const ModelFamily& family,
-                                                      const std::string& model_paths,
-                                                      const std::string& model_ids,
-                                                      const nlohmann::json& hints,
-                                                      std::vector<checkpoint::LoadedPart> lenders) {
-  checkpoint::LoadRequest request;
+std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
+                                                 const std::string& model_paths,
+                                                 const std::string& model_ids,
+                                                 const nlohmann::json& hints,
+                                                 std::vector<model::LoadedPart> lenders) {
+  model::LoadRequest request;
   request.lenders = std::move(lenders);
   request.model_paths = model_paths;
   request.model_id_with_origin_paths = model_ids;
-  request.hints = parse_hints(hints);
+  request.hints = model::parse_hints(hints);
   request.dtype = "float32";
   request.device = "cpu";
   for (const ComponentSpec& spec : family.components()) {
     if (spec.role == "dit") request.components.emplace_back(spec.name);
   }
-  return checkpoint::LoadedModel::open(family, request);
+  return model::LoadedModel::open(family, request);
 }
 
-FlagSpec lora_format_flag(const std::optional<std::string>& preset) {
+flags::FlagSpec lora_format_flag(const std::optional<std::string>& preset) {
   return {.name = "lora_format",
           .help = "whose names the file gets: diffusers, comfy, kohya or diffsynth",
           .preset = preset,
@@ -114,14 +115,14 @@ FlagSpec lora_format_flag(const std::optional<std::string>& preset) {
           .choices = {"diffusers", "comfy", "kohya", "diffsynth"}};
 }
 
-FlagSpec lora_dtype_flag(std::string preset, std::string help) {
+flags::FlagSpec lora_dtype_flag(std::string preset, std::string help) {
   return {.name = "dtype",
           .help = std::move(help),
           .preset = std::move(preset),
           .choices = {"auto", "float32", "bfloat16", "float16"}};
 }
 
-std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags) {
+std::optional<at::ScalarType> lora_dtype(const flags::ParsedFlags& flags) {
   const std::string name = flags.text("dtype");
   if (name == "float32") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
@@ -131,7 +132,7 @@ std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags) {
 
 void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file) {
   if (file.unknown().empty()) return;
-  progress.warn(checkpoint::display_path(file.path()) +
+  progress.warn(files::display_path(file.path()) +
                 ": left out: " + count_text(file.unknown().size(), "tensor") +
                 " whose names say nothing: " + report::list_names(file.unknown(), 3));
 }

@@ -7,19 +7,19 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
 
 namespace atelier::cli {
 
-CommandSpec lora_info_command();
-CommandSpec lora_convert_command();
-CommandSpec lora_merge_command();
-CommandSpec lora_extract_command();
+flags::CommandSpec lora_info_command();
+flags::CommandSpec lora_convert_command();
+flags::CommandSpec lora_merge_command();
+flags::CommandSpec lora_extract_command();
 
 int run_lora_info(std::span<const std::string> arguments);
 int run_lora_convert(std::span<const std::string> arguments);
@@ -27,22 +27,24 @@ int run_lora_merge(std::span<const std::string> arguments);
 int run_lora_extract(std::span<const std::string> arguments);
 
 // --plugin, --plugin_path, --model_hints and where models are found; none of them required.
-std::vector<FlagSpec> lora_model_flags();
-bool names_a_model(const ParsedFlags& flags);
+std::vector<flags::FlagSpec> lora_model_flags();
+bool names_a_model(const flags::ParsedFlags& flags);
 // What open_headers gives for the model that the flags name; null when they name none. Throws what
 // open_plugin and LoadedModel::open throw, and Error{kInvalidArgument} for half of the flags.
-std::unique_ptr<checkpoint::LoadedModel> open_named_model(const ParsedFlags& flags);
+std::unique_ptr<model::LoadedModel> open_named_model(const flags::ParsedFlags& flags);
 // A model without any weights: the family's denoiser and whatever else is found. `lenders`: see
 // LoadRequest.
-std::unique_ptr<checkpoint::LoadedModel> open_headers(
-    const ModelFamily& family, const std::string& model_paths, const std::string& model_ids,
-    const nlohmann::json& hints, std::vector<checkpoint::LoadedPart> lenders = {});
+std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
+                                                 const std::string& model_paths,
+                                                 const std::string& model_ids,
+                                                 const nlohmann::json& hints,
+                                                 std::vector<model::LoadedPart> lenders = {});
 
 // --lora_format and --dtype of a LoRA that is written.
-FlagSpec lora_format_flag(const std::optional<std::string>& preset);
-FlagSpec lora_dtype_flag(std::string preset, std::string help);
+flags::FlagSpec lora_format_flag(const std::optional<std::string>& preset);
+flags::FlagSpec lora_dtype_flag(std::string preset, std::string help);
 // nullopt for "auto".
-std::optional<at::ScalarType> lora_dtype(const ParsedFlags& flags);
+std::optional<at::ScalarType> lora_dtype(const flags::ParsedFlags& flags);
 
 // Warns of the file's tensors whose names say nothing: what is made of it lacks them. Of a format:
 // that few programs read it.

@@ -1,18 +1,19 @@
 // atelier lora convert: one LoRA from a spelling to another.
 #include <cstdio>
 
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
 #include "host/cli/outputs.h"
+#include "host/files/file_reader.h"
 #include "host/lora/convert.h"
 
 namespace atelier::cli {
 
-CommandSpec lora_convert_command() {
-  CommandSpec command{"lora convert",
-                      "Writes a LoRA in the spelling of another program; factors keep their bits.\n"
-                      "With a model, names are checked against it, and told where a file has "
-                      "underscores for dots."};
+flags::CommandSpec lora_convert_command() {
+  flags::CommandSpec command{
+      "lora convert",
+      "Writes a LoRA in the spelling of another program; factors keep their bits.\n"
+      "With a model, names are checked against it, and told where a file has "
+      "underscores for dots."};
   command.flags = lora_model_flags();
   command.flags.push_back(lora_format_flag(std::nullopt));
   command.flags.push_back(lora_dtype_flag("auto", "of the factors; auto: as they are"));
@@ -23,12 +24,12 @@ CommandSpec lora_convert_command() {
 }
 
 int run_lora_convert(std::span<const std::string> arguments) {
-  const CommandSpec command = lora_convert_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = lora_convert_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::string& output = flags.positional()[1];
   const lora::Format format = lora::parse_format(flags.text("lora_format"));
   const lora::LoraFile file = lora::LoraFile::open(flags.positional()[0]);
@@ -40,7 +41,7 @@ int run_lora_convert(std::span<const std::string> arguments) {
   progress::Progress progress(progress::stderr_options(/*quiet=*/false));
   warn_of_unknown(progress, file);
   warn_of_format(progress, format);
-  std::printf("%s: %s in the spelling %s\n", checkpoint::display_path(output).c_str(),
+  std::printf("%s: %s in the spelling %s\n", files::display_path(output).c_str(),
               count_text(file.layers().size(), "layer").c_str(), flags.text("lora_format").c_str());
   return 0;
 }

@@ -4,28 +4,30 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
 #include "host/cli/outputs.h"
+#include "host/files/file_reader.h"
 #include "host/lora/extract.h"
+#include "host/model/model_flags.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 using lora::ExtractReport;
 
 }  // namespace
 
-CommandSpec lora_extract_command() {
-  CommandSpec command{"lora extract",
-                      "Makes a LoRA of what differs between a model and a tuned one, by singular "
-                      "values."};
+flags::CommandSpec lora_extract_command() {
+  flags::CommandSpec command{
+      "lora extract",
+      "Makes a LoRA of what differs between a model and a tuned one, by singular "
+      "values."};
   command.flags = {
-      plugin_flag(),
-      plugin_path_flag(),
+      model::plugin_flag(),
+      model::plugin_path_flag(),
       {.name = "base_model_paths",
        .help = "of the model before: files, folders or globs, as --model_paths elsewhere",
        .required = true,
@@ -35,19 +37,22 @@ CommandSpec lora_extract_command() {
        .required = true,
        .value_name = "FILE|FOLDER"},
       {.name = "model_hints",
-       .kind = FlagKind::kJson,
+       .kind = flags::FlagKind::kJson,
        .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
                "\"dit\"}}'",
        .preset = "{}"},
-      {.name = "lora_rank", .kind = FlagKind::kInteger, .help = "of every layer", .preset = "32"},
+      {.name = "lora_rank",
+       .kind = flags::FlagKind::kInteger,
+       .help = "of every layer",
+       .preset = "32"},
       {.name = "lora_target_modules",
-       .kind = FlagKind::kList,
+       .kind = flags::FlagKind::kList,
        .help = "ends of layers' names, or globs: to_q,to_k; without it every linear layer",
        .preset = ""},
       {.name = "output", .help = "the file to write", .required = true, .value_name = "FILE"},
       lora_format_flag("diffusers"),
       lora_dtype_flag("float32", "of the LoRA; auto is float32"),
-      {.name = "quiet", .kind = FlagKind::kFlag, .help = "no progress", .preset = "false"},
+      {.name = "quiet", .kind = flags::FlagKind::kFlag, .help = "no progress", .preset = "false"},
   };
   return command;
 }
@@ -71,22 +76,22 @@ void print(const std::string& output, const ExtractReport& report) {
 }  // namespace
 
 int run_lora_extract(std::span<const std::string> arguments) {
-  const CommandSpec command = lora_extract_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = lora_extract_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const ModelFamily& family =
       *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;
-  std::unique_ptr<checkpoint::LoadedModel> base, tuned;
+  std::unique_ptr<model::LoadedModel> base, tuned;
   report::Problems problems;
   problems.collect([&] {
     base = open_headers(family, flags.text("base_model_paths"), "", flags.json("model_hints"));
   });
   problems.collect([&] {
     tuned = open_headers(family, flags.text("tuned_model_paths"), "", flags.json("model_hints"),
-                         base ? base->parts() : std::vector<checkpoint::LoadedPart>());
+                         base ? base->parts() : std::vector<model::LoadedPart>());
   });
   problems.throw_if_any();
 

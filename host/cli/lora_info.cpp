@@ -6,8 +6,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
+#include "host/files/file_reader.h"
 #include "host/lora/lora_file.h"
 #include "host/report/problems.h"
 
@@ -15,16 +15,16 @@ namespace atelier::cli {
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 using Json = nlohmann::ordered_json;
 
 }  // namespace
 
-CommandSpec lora_info_command() {
-  CommandSpec command{"lora info", "Says what LoRA files add to, and by how much."};
+flags::CommandSpec lora_info_command() {
+  flags::CommandSpec command{"lora info", "Says what LoRA files add to, and by how much."};
   command.flags = {
       {.name = "json",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "one JSON object a line for each file",
        .preset = "false"},
   };
@@ -82,7 +82,7 @@ Json describe(const std::string& path) {
   for (const auto& [tensor, meta] : file.tensors().index().tensors()) {
     const lora::TensorRole role = lora::parse_tensor_name(tensor).role;
     if (role != lora::TensorRole::kAlpha && role != lora::TensorRole::kUnknown)
-      ++dtypes[std::string(formats::dtype_name(checkpoint::file_dtype(meta.dtype)))];
+      ++dtypes[std::string(formats::dtype_name(files::file_dtype(meta.dtype)))];
   }
   Json out;
   out["path"] = path;
@@ -145,12 +145,12 @@ void print(const Json& info) {
 }  // namespace
 
 int run_lora_info(std::span<const std::string> arguments) {
-  const CommandSpec command = lora_info_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = lora_info_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   report::Problems problems;
   for (const std::string& path : flags.positional()) {
     problems.collect([&] {

@@ -3,9 +3,9 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
 #include "host/cli/lora.h"
 #include "host/cli/outputs.h"
+#include "host/files/file_reader.h"
 #include "host/lora/convert.h"
 #include "host/lora/merge.h"
 #include "host/lora/selection.h"
@@ -15,23 +15,23 @@ namespace atelier::cli {
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 
 }  // namespace
 
-CommandSpec lora_merge_command() {
-  CommandSpec command{
+flags::CommandSpec lora_merge_command() {
+  flags::CommandSpec command{
       "lora merge", "Adds LoRAs up: into one LoRA, or with --plugin and a model into its weights."};
   command.flags = {
       {.name = "output", .help = "the file to write", .required = true, .value_name = "FILE"},
       {.name = "rank",
-       .kind = FlagKind::kInteger,
+       .kind = flags::FlagKind::kInteger,
        .help = "of the LoRA at most; without it ranks add up, and nothing is lost"},
       lora_format_flag("diffusers"),
       lora_dtype_flag("float32", "of the LoRA; auto is float32"),
-      {.name = "quiet", .kind = FlagKind::kFlag, .help = "no progress", .preset = "false"},
+      {.name = "quiet", .kind = flags::FlagKind::kFlag, .help = "no progress", .preset = "false"},
   };
-  for (FlagSpec& flag : lora_model_flags()) command.flags.push_back(std::move(flag));
+  for (flags::FlagSpec& flag : lora_model_flags()) command.flags.push_back(std::move(flag));
   command.positional = "FILE[:STRENGTH]...";
   command.min_positional = 1;
   return command;
@@ -49,7 +49,7 @@ std::vector<lora::MergeSource> open_sources(const std::vector<std::string>& word
   return sources;
 }
 
-void refuse_flags_of_loras(const ParsedFlags& flags) {
+void refuse_flags_of_loras(const flags::ParsedFlags& flags) {
   report::Problems problems;
   for (const char* name : {"rank", "lora_format", "dtype"}) {
     if (flags.is_given(name))
@@ -59,7 +59,7 @@ void refuse_flags_of_loras(const ParsedFlags& flags) {
   problems.throw_if_any();
 }
 
-void merge_to_lora(const ParsedFlags& flags, const std::vector<lora::MergeSource>& sources) {
+void merge_to_lora(const flags::ParsedFlags& flags, const std::vector<lora::MergeSource>& sources) {
   const std::string output = flags.text("output");
   const lora::Format format = lora::parse_format(flags.text("lora_format"));
   for (const lora::MergeSource& source : sources) lora::check_output(source.file, output);
@@ -77,8 +77,8 @@ void merge_to_lora(const ParsedFlags& flags, const std::vector<lora::MergeSource
   if (report.relative_error != 0) std::printf(", relative error %.3g\n", report.relative_error);
 }
 
-void merge_to_model(const ParsedFlags& flags, const std::vector<lora::MergeSource>& sources,
-                    checkpoint::LoadedModel& model) {
+void merge_to_model(const flags::ParsedFlags& flags, const std::vector<lora::MergeSource>& sources,
+                    model::LoadedModel& model) {
   progress::Progress progress(progress::stderr_options(flags.flag("quiet")));
   std::optional<progress::Step> step;
   std::string component;
@@ -105,12 +105,12 @@ void merge_to_model(const ParsedFlags& flags, const std::vector<lora::MergeSourc
 }  // namespace
 
 int run_lora_merge(std::span<const std::string> arguments) {
-  const CommandSpec command = lora_merge_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = lora_merge_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::vector<lora::MergeSource> sources = open_sources(flags.positional());
   const auto model = open_named_model(flags);
   if (model == nullptr) {

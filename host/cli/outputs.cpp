@@ -6,7 +6,7 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -17,7 +17,7 @@ void refuse_to_replace(const std::string& flag, const std::string& path) {
   std::error_code failure;
   if (!fs::exists(path, failure)) return;
   throw Error(ErrorCode::kInvalidArgument,
-              flag + ": " + checkpoint::display_path(path) + " is there already",
+              flag + ": " + files::display_path(path) + " is there already",
               "name another file, or remove that one first", "OUTPUT_EXISTS");
 }
 

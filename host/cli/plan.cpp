@@ -7,9 +7,9 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/commands.h"
 #include "host/cli/outputs.h"
+#include "host/files/safetensors_writer.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
@@ -34,10 +34,10 @@ void print_help() {
   std::puts("\natelier plan COMMAND --help lists the flags beside those of atelier COMMAND.");
 }
 
-CommandSpec own_flags(const PlanCommand& command) {
-  CommandSpec spec{std::string("plan ") + command.name,
-                   "Takes the flags of atelier " + std::string(command.name) +
-                       " and prints a plan in place of the run. Beside them:"};
+flags::CommandSpec own_flags(const PlanCommand& command) {
+  flags::CommandSpec spec{std::string("plan ") + command.name,
+                          "Takes the flags of atelier " + std::string(command.name) +
+                              " and prints a plan in place of the run. Beside them:"};
   spec.flags = {
       {.name = "device_profile",
        .help = "plan for another device: h200, 4090, or a JSON file with its numbers",
@@ -87,11 +87,11 @@ PlanOnly take_own_flags(std::vector<std::string>& arguments) {
 
 }  // namespace
 
-std::vector<CommandSpec> plan_commands(const ModelFamily* family) {
-  std::vector<CommandSpec> specs;
+std::vector<flags::CommandSpec> plan_commands(const ModelFamily* family) {
+  std::vector<flags::CommandSpec> specs;
   for (const PlanCommand& command : kCommands) {
     specs.push_back(own_flags(command));
-    const CommandSpec run =
+    const flags::CommandSpec run =
         command.run == plan_train ? train_command(family) : generate_command(family);
     specs.back().flags.insert(specs.back().flags.end(), run.flags.begin(), run.flags.end());
   }
@@ -108,8 +108,8 @@ int run_plan(std::span<const std::string> arguments) {
     names.emplace_back(command.name);
     if (arguments[0] != command.name) continue;
     std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
-    if (wants_help(rest)) {
-      std::fputs(help_text(own_flags(command)).c_str(), stdout);
+    if (flags::wants_help(rest)) {
+      std::fputs(flags::help_text(own_flags(command)).c_str(), stdout);
       return 0;
     }
     const PlanOnly only = take_own_flags(rest);
@@ -122,7 +122,7 @@ int run_plan(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
 }
 
-std::vector<FlagSpec> memory_flags() {
+std::vector<flags::FlagSpec> memory_flags() {
   return {
       {.name = "vram",
        .help =
@@ -133,20 +133,19 @@ std::vector<FlagSpec> memory_flags() {
        .help = "what it may take of the host for that; auto: what is free",
        .preset = "auto"},
       {.name = "allow_storage",
-       .kind = FlagKind::kList,
+       .kind = flags::FlagKind::kList,
        .help = "8-bit storages that a plan may choose where that is faster: fp8, int8",
        .preset = ""},
   };
 }
 
-plan::MemoryWishes memory_wishes(const ParsedFlags& flags) {
+plan::MemoryWishes memory_wishes(const flags::ParsedFlags& flags) {
   return {.vram = flags.text("vram"),
           .host_memory = flags.text("host_memory"),
           .allow_storage = flags.list("allow_storage")};
 }
 
-void plan_elsewhere(const PlanOnly& only, plan::MemoryWishes& wishes,
-                    checkpoint::LoadRequest& request) {
+void plan_elsewhere(const PlanOnly& only, plan::MemoryWishes& wishes, model::LoadRequest& request) {
   wishes.device_profile = only.device_profile;
   if (!only.device_profile.empty() && request.dtype == "auto") request.dtype = "bfloat16";
 }
@@ -162,14 +161,13 @@ int print_plan(const std::optional<plan::Planned>& made, const std::string& reas
   std::fputs(table.c_str(), stdout);
   tell_replaced(std::vector<std::string>{only.json, only.curve});
   if (!only.json.empty())
-    checkpoint::write_file(only.json,
-                           plan::plan_json(planned.result, planned.target).dump(2) + "\n");
+    files::write_file(only.json, plan::plan_json(planned.result, planned.target).dump(2) + "\n");
   if (only.curve.empty()) return 0;
   const std::vector<memory::CurvePoint> curve = planned.curve();
-  checkpoint::write_file(only.curve,
-                         only.curve.ends_with(".csv")
-                             ? plan::curve_csv(curve)
-                             : plan::curve_svg(curve, "time of the run over the device's memory"));
+  files::write_file(only.curve,
+                    only.curve.ends_with(".csv")
+                        ? plan::curve_csv(curve)
+                        : plan::curve_svg(curve, "time of the run over the device's memory"));
   return 0;
 }
 
@@ -178,7 +176,7 @@ void note_plan(const plan::Planned& planned, progress::Progress& progress) {
     progress.note(line);
 }
 
-void note_measured(const plan::Planned& planned, checkpoint::LoadedModel& model,
+void note_measured(const plan::Planned& planned, model::LoadedModel& model,
                    progress::Progress& progress) {
   const std::string line = plan::measured_line(planned.result.plan, model);
   if (!line.empty()) progress.note(line);

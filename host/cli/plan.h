@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/plan/plan_run.h"
 #include "host/progress/progress.h"
 
 namespace atelier::cli {
 
 // --vram, --host_memory and --allow_storage.
-std::vector<FlagSpec> memory_flags();
+std::vector<flags::FlagSpec> memory_flags();
 // Of a command with memory_flags().
-plan::MemoryWishes memory_wishes(const ParsedFlags& flags);
+plan::MemoryWishes memory_wishes(const flags::ParsedFlags& flags);
 
 // A command that is only planned.
 struct PlanOnly {
@@ -24,8 +24,7 @@ struct PlanOnly {
 };
 
 // What a model is opened with, and what was said of memory, where the device need not be there.
-void plan_elsewhere(const PlanOnly& only, plan::MemoryWishes& wishes,
-                    checkpoint::LoadRequest& request);
+void plan_elsewhere(const PlanOnly& only, plan::MemoryWishes& wishes, model::LoadRequest& request);
 
 // The table on stdout, and the files. Returns the exit code. Throws Error{kUnsupported} when there
 // is no plan, for the `reason`, or for want of a limit.
@@ -34,7 +33,7 @@ int print_plan(const std::optional<plan::Planned>& planned, const std::string& r
 // For a command that goes on with the plan.
 void note_plan(const plan::Planned& planned, progress::Progress& progress);
 // When it is done: what was predicted and what was measured, where that can be.
-void note_measured(const plan::Planned& planned, checkpoint::LoadedModel& model,
+void note_measured(const plan::Planned& planned, model::LoadedModel& model,
                    progress::Progress& progress);
 
 // The commands as `atelier plan` calls them: they check everything, print the plan and end.

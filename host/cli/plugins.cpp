@@ -8,17 +8,18 @@
 #include "formats/escape.h"
 #include "host/cli/commands.h"
 #include "host/generate/settings.h"
+#include "host/model/model_flags.h"
 #include "host/plugins/own_process.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace atelier::cli {
 
-CommandSpec plugins_command() {
-  CommandSpec command{"plugins",
-                      "Lists the families found; \"show NAME\" says what one of them takes."};
+flags::CommandSpec plugins_command() {
+  flags::CommandSpec command{
+      "plugins", "Lists the families found; \"show NAME\" says what one of them takes."};
   command.flags = {
-      plugin_path_flag(),
-      {.name = "json", .kind = FlagKind::kFlag, .help = "as JSON", .preset = "false"},
+      model::plugin_path_flag(),
+      {.name = "json", .kind = flags::FlagKind::kFlag, .help = "as JSON", .preset = "false"},
   };
   command.positional = "[show FAMILY|FILE]";
   command.max_positional = 2;
@@ -141,12 +142,12 @@ void print_family(const nlohmann::ordered_json& family) {
 }  // namespace
 
 int run_plugins(std::span<const std::string> arguments) {
-  const CommandSpec command = plugins_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = plugins_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::vector<std::string>& words = flags.positional();
   const std::string path = flags.text("plugin_path");
   if (!words.empty()) {

@@ -14,12 +14,13 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/commands.h"
 #include "host/cli/outputs.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/model/model_flags.h"
+#include "host/model/model_loader.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
@@ -29,16 +30,16 @@ namespace atelier::cli {
 
 namespace {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadProgress;
+using model::LoadedModel;
+using model::LoadProgress;
 
 }  // namespace
 
-CommandSpec probe_command() {
-  CommandSpec command{"probe",
-                      "Runs one component on the tensors of a file and writes what it gives."};
-  command.flags = model_flags("float32");
-  const std::vector<FlagSpec> own = {
+flags::CommandSpec probe_command() {
+  flags::CommandSpec command{
+      "probe", "Runs one component on the tensors of a file and writes what it gives."};
+  command.flags = model::model_flags("float32");
+  const std::vector<flags::FlagSpec> own = {
       {.name = "component", .help = "a component of the family, or schedule", .required = true},
       {.name = "inputs",
        .help = "safetensors; tokenizer: JSON lines; schedule: JSON",
@@ -49,7 +50,7 @@ CommandSpec probe_command() {
        .required = true,
        .value_name = "FILE"},
       {.name = "gradients",
-       .kind = FlagKind::kFlag,
+       .kind = flags::FlagKind::kFlag,
        .help = "also the gradients of half the sum of all squared outputs: grad.<input>",
        .preset = "false"},
       {.name = "trainable",
@@ -77,14 +78,14 @@ void report_load(const LoadProgress& progress) {
 }
 
 // The published tensors that `glob` names, with or without the file's prefix, as trained weights.
-std::vector<checkpoint::PublishedTensor> train(LoadedModel& model, const std::string& component,
-                                               const std::string& glob) {
-  const checkpoint::LoadedPart& part = *model.find_part(component);
+std::vector<weights::PublishedTensor> train(LoadedModel& model, const std::string& component,
+                                            const std::string& glob) {
+  const model::LoadedPart& part = *model.find_part(component);
   const std::string& prefix = part.detection.prefix;
-  std::vector<checkpoint::PublishedTensor> tensors = checkpoint::published_tensors(
+  std::vector<weights::PublishedTensor> tensors = weights::published_tensors(
       model.model().component(component), model.family().weight_map(part.detection), prefix,
       &part.checkpoint.index());
-  std::erase_if(tensors, [&](const checkpoint::PublishedTensor& tensor) {
+  std::erase_if(tensors, [&](const weights::PublishedTensor& tensor) {
     return !formats::glob_match(glob, tensor.name) &&
            !formats::glob_match(glob, tensor.name.substr(prefix.size()));
   });
@@ -93,14 +94,14 @@ std::vector<checkpoint::PublishedTensor> train(LoadedModel& model, const std::st
                 "--trainable " + formats::quote_and_escape(glob) + ": no tensor of " + component +
                     " matches",
                 "atelier inspect lists the names");
-  for (const checkpoint::PublishedTensor& tensor : tensors) {
+  for (const weights::PublishedTensor& tensor : tensors) {
     for (const auto& source : tensor.sources) source.weight->set_trainable(true);
   }
   return tensors;
 }
 
 // Joins the gradients of a published tensor's weights the way its values are joined.
-at::Tensor published_gradient(const checkpoint::PublishedTensor& tensor,
+at::Tensor published_gradient(const weights::PublishedTensor& tensor,
                               const std::map<Weight*, at::Tensor>& gradients) {
   std::vector<at::Tensor> parts;
   for (const auto& source : tensor.sources) {
@@ -127,7 +128,7 @@ NamedTensors run_component(LoadedModel& model, const std::string& component,
     return plugins::guard(where, [&] { return model.model().probe(component, given, runner); });
   }
 
-  std::vector<checkpoint::PublishedTensor> trained;
+  std::vector<weights::PublishedTensor> trained;
   if (!trainable.empty()) trained = train(model, component, trainable);
   NamedTensors given;
   std::vector<std::string> names;
@@ -178,34 +179,34 @@ NamedTensors run_component(LoadedModel& model, const std::string& component,
 
 void probe_tokenizer(LoadedModel& model, const std::string& input_path,
                      const std::string& output_path) {
-  const std::string text = checkpoint::read_text_file(input_path, uint64_t{1} << 30);
+  const std::string text = files::read_text_file(input_path, uint64_t{1} << 30);
   std::string out;
   try {
     for (const formats::JsonLine& line : formats::parse_jsonl(text)) {
       if (!line.value.is_string())
-        throw Error(ErrorCode::kInvalidArgument,
-                    checkpoint::display_path(input_path) + ":" + std::to_string(line.line) +
-                        ": is no string",
-                    "one JSON string a line is expected");
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            files::display_path(input_path) + ":" + std::to_string(line.line) + ": is no string",
+            "one JSON string a line is expected");
       const std::vector<int64_t> ids = plugins::guard(
           std::string(model.family().name()) + ".tokenize",
           [&] { return model.model().tokenize(line.value.get_ref<const std::string&>()); });
       out += nlohmann::json(ids).dump() + "\n";
     }
   } catch (const formats::ParseError& error) {
-    throw checkpoint::at_file(input_path, error, ErrorCode::kInvalidArgument);
+    throw files::at_file(input_path, error, ErrorCode::kInvalidArgument);
   }
-  checkpoint::write_file(output_path, out);
+  files::write_file(output_path, out);
 }
 
 void probe_schedule(LoadedModel& model, const std::string& input_path,
                     const std::string& output_path) {
-  const std::string place = checkpoint::display_path(input_path);
+  const std::string place = files::display_path(input_path);
   nlohmann::json request;
   try {
-    request = formats::parse_json(checkpoint::read_text_file(input_path, 1'000'000));
+    request = formats::parse_json(files::read_text_file(input_path, 1'000'000));
   } catch (const formats::ParseError& error) {
-    throw checkpoint::at_file(input_path, error, ErrorCode::kInvalidArgument);
+    throw files::at_file(input_path, error, ErrorCode::kInvalidArgument);
   }
   if (!request.is_object()) throw Error(ErrorCode::kInvalidArgument, place + ": is no JSON object");
   report::Problems problems;
@@ -244,24 +245,24 @@ void probe_schedule(LoadedModel& model, const std::string& input_path,
   nlohmann::json out;
   out["sigmas"] = std::vector<double>(sigmas.begin(), sigmas.end());
   const std::string text = out.dump() + "\n";
-  checkpoint::write_file(output_path, text);
+  files::write_file(output_path, text);
 }
 
 }  // namespace
 
 int run_probe(std::span<const std::string> arguments) {
-  const CommandSpec command = probe_command();
-  if (wants_help(arguments)) {
-    std::fputs(help_text(command).c_str(), stdout);
+  const flags::CommandSpec command = probe_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
     return 0;
   }
-  const ParsedFlags flags = parse_flags(command, arguments);
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const ModelFamily& family =
       *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;
   const std::string component = flags.text("component");
   const std::string output = flags.text("output");
 
-  checkpoint::LoadRequest request = load_request(flags);
+  model::LoadRequest request = model::load_request(flags);
   const ComponentSpec* spec = nullptr;
   for (const ComponentSpec& candidate : family.components()) {
     if (candidate.name == component) spec = &candidate;
@@ -286,19 +287,18 @@ int run_probe(std::span<const std::string> arguments) {
   const std::filesystem::path folder = std::filesystem::path(output).parent_path();
   std::error_code failure;
   if (!folder.empty() && !std::filesystem::is_directory(folder, failure))
-    problems.add("--output " + checkpoint::display_path(output) + ": its folder does not exist",
+    problems.add("--output " + files::display_path(output) + ": its folder does not exist",
                  "make it first", ErrorCode::kEnvironment);
 
   // Inputs are read before anything is loaded.
   NamedTensors inputs;
   if (spec != nullptr && !is_tokenizer) {
     problems.collect([&] {
-      const auto file =
-          checkpoint::Checkpoint::open({flags.text("inputs"), {flags.text("inputs")}});
+      const auto file = files::Checkpoint::open({flags.text("inputs"), {flags.text("inputs")}});
       for (const auto& [name, meta] : file.index().tensors()) inputs.emplace(name, file.read(name));
     });
   } else {
-    problems.collect([&] { checkpoint::FileReader reader(flags.text("inputs")); });
+    problems.collect([&] { files::FileReader reader(flags.text("inputs")); });
   }
   problems.throw_if_any();
   tell_replaced(std::vector<std::string>{output});
@@ -316,7 +316,7 @@ int run_probe(std::span<const std::string> arguments) {
     model->load_component(component, report_load);
     const NamedTensors result =
         run_component(*model, component, inputs, flags.flag("gradients"), flags.text("trainable"));
-    checkpoint::write_safetensors(output, result);
+    files::write_safetensors(output, result);
   }
   return 0;
 }

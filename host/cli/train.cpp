@@ -8,20 +8,20 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/safetensors_writer.h"
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/lora.h"
 #include "host/cli/plan.h"
 #include "host/cli/process_flags.h"
 #include "host/data/dataset.h"
+#include "host/files/safetensors_writer.h"
 #include "host/lora/registry.h"
+#include "host/model/model_loader.h"
 #include "host/plan/size_guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
-#include "host/report/memory_timeline.h"
 #include "host/report/problems.h"
+#include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
 #include "host/run/stop.h"
 #include "host/train/config.h"
@@ -39,7 +39,7 @@ namespace atelier::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::LoadedModel;
+using model::LoadedModel;
 using report::Problems;
 using train::CachedParts;
 using train::Config;
@@ -303,7 +303,7 @@ Plan make_plan(std::span<const std::string> arguments, const PlanOnly* only) {
 void load(LoadedModel& model, const std::string& component, progress::Progress& progress) {
   if (model.is_loaded(component)) return;
   progress::Step step(progress, "load " + component, 0, progress::Unit::kBytes);
-  model.load_component(component, [&](const checkpoint::LoadProgress& state) {
+  model.load_component(component, [&](const model::LoadProgress& state) {
     step.set(state.bytes_done, state.bytes_total);
     if (run::StopSignals::requested()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
@@ -337,8 +337,8 @@ int leave() {
 }
 
 void write_config(const Config& config) {
-  checkpoint::write_file((fs::path(config.output.output_path) / run::kConfigName).string(),
-                         config.effective_toml);
+  files::write_file((fs::path(config.output.output_path) / run::kConfigName).string(),
+                    config.effective_toml);
 }
 
 // Whether the checkpoint that is resumed is the end of its run, with its weights beside it.
@@ -369,7 +369,7 @@ int train_plan(Plan& plan) {
   run::RunFolder folder(config.output.output_path);
   if (config.stage != Stage::kDataProcess) write_config(config);
 
-  std::optional<report::MemoryTimeline> timeline;
+  std::optional<run::MemoryTimeline> timeline;
   if (!config.memory.report.empty())
     timeline.emplace(config.memory.report, model.device(), model.port());
   const auto phase = [&](const char* name) {
@@ -428,8 +428,8 @@ int train_plan(Plan& plan) {
 // `only`: null to train, otherwise the plan is printed and nothing is trained.
 int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
   if (train::is_foreign_line(arguments)) return run_foreign_line(arguments);
-  if (wants_help(arguments)) {
-    std::fputs(help_text(train_command(family_for_help(arguments))).c_str(), stdout);
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(train_command(family_for_help(arguments))).c_str(), stdout);
     return 0;
   }
   Plan plan = make_plan(arguments, only);

@@ -4,7 +4,7 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/config_check.h"
+#include "host/model/config_check.h"
 
 namespace atelier::conformance {
 
@@ -74,8 +74,8 @@ class Probe {
 
   Outcome outcome(TensorIndex::Config config) const {
     try {
-      const auto part = checkpoint::detect_with_config(
-          family_, TensorIndex(tensors_, std::move(config)), DetectHint{});
+      const auto part = model::detect_with_config(family_, TensorIndex(tensors_, std::move(config)),
+                                                  DetectHint{});
       if (part) return {part->config, {}};
       return {{}, "not recognised"};
     } catch (const Error& error) {

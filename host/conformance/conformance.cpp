@@ -19,11 +19,11 @@
 #include "atelier/nn/layers.h"
 
 #include "formats/glob.h"
-#include "host/checkpoint/checkpoint.h"
-#include "host/checkpoint/component_writer.h"
-#include "host/checkpoint/weight_binding.h"
 #include "host/conformance/config_probe.h"
+#include "host/files/checkpoint.h"
 #include "host/plugins/guard.h"
+#include "host/weights/component_writer.h"
+#include "host/weights/weight_binding.h"
 #include "memory/recompute.h"
 
 namespace atelier::conformance {
@@ -367,7 +367,7 @@ class Suite {
     return std::to_string(parts_.size()) + " parts, " + std::to_string(weights) + " weights";
   }
 
-  static TensorIndex index_of(const std::vector<checkpoint::PublishedTensor>& tensors,
+  static TensorIndex index_of(const std::vector<weights::PublishedTensor>& tensors,
                               TensorIndex::Config config = {}) {
     TensorIndex::Tensors metas;
     for (const auto& tensor : tensors)
@@ -381,8 +381,8 @@ class Suite {
     for (const Detection& part : parts_) {
       const WeightMap rules = family_.weight_map(part);
       nn::Module& module = model->component(part.component);
-      const auto tensors = checkpoint::published_tensors(module, rules, part.prefix);
-      const auto binding = checkpoint::bind_weights(rules, part.prefix, index_of(tensors), module);
+      const auto tensors = weights::published_tensors(module, rules, part.prefix);
+      const auto binding = weights::bind_weights(rules, part.prefix, index_of(tensors), module);
       binding.throw_unless_complete("the table of " + part.component, part.component);
       expect(binding.unused.empty(), part.component, ": '",
              binding.unused.empty() ? "" : binding.unused.front(),
@@ -402,17 +402,17 @@ class Suite {
       const WeightMap rules = family_.weight_map(part);
       nn::Module& module = model->component(part.component);
       nn::Module& loaded = other->component(part.component);
-      checkpoint::save_component(module, rules, part.prefix, file_of(part, ""), {});
-      const auto file = checkpoint::Checkpoint::open({part.component, {file_of(part, "")}});
-      const auto binding = checkpoint::bind_weights(rules, part.prefix, file.index(), loaded);
+      weights::save_component(module, rules, part.prefix, file_of(part, ""), {});
+      const auto file = files::Checkpoint::open({part.component, {file_of(part, "")}});
+      const auto binding = weights::bind_weights(rules, part.prefix, file.index(), loaded);
       binding.throw_unless_complete(part.component, part.component);
-      checkpoint::load_weights(binding, file, at::kFloat, at::kCPU);
+      weights::load_weights(binding, file, at::kFloat, at::kCPU);
       module.visit_weights([&](const std::string& path, Weight& weight) {
         const WeightPtr twin = loaded.find_weight(path);
         expect(twin != nullptr && at::equal(weight.draw(), twin->draw()), part.component, ": '",
                path, "' is not what was saved");
       });
-      checkpoint::save_component(loaded, rules, part.prefix, file_of(part, ".again"), {});
+      weights::save_component(loaded, rules, part.prefix, file_of(part, ".again"), {});
       expect(read_file(file_of(part, "")) == read_file(file_of(part, ".again")), part.component,
              ": the file saved after loading differs");
     }
@@ -425,8 +425,8 @@ class Suite {
       const WeightMap rules = family_.weight_map(part);
       nn::Module& module = model->component(part.component);
       for (const std::string& prefix : {part.prefix, std::string("model.diffusion_model.")}) {
-        const TensorIndex index = index_of(checkpoint::published_tensors(module, rules, prefix),
-                                           told_config(family_, part));
+        const TensorIndex index =
+            index_of(weights::published_tensors(module, rules, prefix), told_config(family_, part));
         const std::optional<Detection> found = family_.detect(index, DetectHint{});
         if (!found && prefix != part.prefix) continue;  // other prefixes are the family's choice
         expect(found.has_value(), part.component, ": not recognised");
@@ -443,8 +443,8 @@ class Suite {
         // What was detected makes the same modules.
         const std::vector<Detection> alone = {*found};
         const std::unique_ptr<Model> again = make(alone);
-        checkpoint::bind_weights(family_.weight_map(*found), found->prefix, index,
-                                 again->component(part.component))
+        weights::bind_weights(family_.weight_map(*found), found->prefix, index,
+                              again->component(part.component))
             .throw_unless_complete(part.component + " as detected", part.component);
         expect(family_.detect(index, DetectHint{part.component, ""}).has_value(), part.component,
                ": not recognised when its component is named");
@@ -461,8 +461,8 @@ class Suite {
     const std::unique_ptr<Model> model = make_random();
     for (const Detection& part : parts_) {
       const TensorIndex index =
-          index_of(checkpoint::published_tensors(model->component(part.component),
-                                                 family_.weight_map(part), part.prefix),
+          index_of(weights::published_tensors(model->component(part.component),
+                                              family_.weight_map(part), part.prefix),
                    told_config(family_, part));
       for (const Detection& other : parts_) {
         if (other.component == part.component) continue;
@@ -484,7 +484,7 @@ class Suite {
     const std::unique_ptr<Model> model = make_random();
     size_t rows = 0;
     for (const Detection& part : parts_) {
-      const TensorIndex index = index_of(checkpoint::published_tensors(
+      const TensorIndex index = index_of(weights::published_tensors(
           model->component(part.component), family_.weight_map(part), part.prefix));
       const std::vector<std::string> faults = config_faults(family_, part, index.tensors());
       expect(faults.empty(), faults.empty() ? "" : faults.front(), ", ", faults.size(), " in all");

@@ -42,7 +42,7 @@ std::string print(double value) {
 
 class Pictures {
  public:
-  Pictures(checkpoint::LoadedModel& model, const PictureOptions& options)
+  Pictures(model::LoadedModel& model, const PictureOptions& options)
       : model_(model),
         options_(options),
         progress_({.quiet = true}),
@@ -61,7 +61,7 @@ class Pictures {
 
   Finding check_repeats() {
     const Tensor& before = first();
-    for (const checkpoint::LoadedPart& part : model_.parts())
+    for (const model::LoadedPart& part : model_.parts())
       model_.unload_component(part.detection.component);
     const bool is_equal = at::equal(before, draw(options_.prompt, 1));
     return {"", is_equal, is_equal ? "" : "prompt and seed give another picture the second time"};
@@ -126,7 +126,7 @@ class Pictures {
   }
   Tensor draw(const std::string& prompt, uint64_t seed) { return run(request_of(prompt, seed)); }
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   const PictureOptions& options_;
   progress::Progress progress_;
   generate::Generator generator_;
@@ -135,7 +135,7 @@ class Pictures {
 
 }  // namespace
 
-void check_pictures(checkpoint::LoadedModel& model, const PictureOptions& options,
+void check_pictures(model::LoadedModel& model, const PictureOptions& options,
                     const std::function<void(const Finding&)>& report) {
   Pictures pictures(model, options);
   const auto check = [&](const std::string& name, Finding (Pictures::*run)()) {

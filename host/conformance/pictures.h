@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/conformance/conformance.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::conformance {
 
@@ -17,7 +17,7 @@ struct PictureOptions {
 };
 
 // Draws a few pictures and runs every check on them, in order. What a check throws is its finding.
-void check_pictures(checkpoint::LoadedModel& model, const PictureOptions& options,
+void check_pictures(model::LoadedModel& model, const PictureOptions& options,
                     const std::function<void(const Finding&)>& report);
 
 }  // namespace atelier::conformance

@@ -5,8 +5,8 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
 #include "host/data/metadata.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::data {
 namespace {
@@ -44,14 +44,14 @@ std::set<std::string> files_below(const fs::path& folder) {
   if (failure) {
     throw Error(failure == std::errc::no_such_file_or_directory ? ErrorCode::kNotFound
                                                                 : ErrorCode::kEnvironment,
-                checkpoint::display_path(folder.string()) + ": " + failure.message(),
-                "check the folder", "FILE_OPEN");
+                files::display_path(folder.string()) + ": " + failure.message(), "check the folder",
+                "FILE_OPEN");
   }
   return files;
 }
 
 std::string read_caption(const std::string& path) {
-  const std::string bytes = checkpoint::read_text_file(path, kMaxRowBytes);
+  const std::string bytes = files::read_text_file(path, kMaxRowBytes);
   const std::string_view text = checked_utf8(bytes, path);
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return {};
@@ -67,13 +67,13 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
   for (const char* name : {"metadata.csv", "metadata.jsonl", "metadata.json"}) {
     if (files.contains(name) && other_way.empty())
       other_way = ", or pass --dataset_metadata_path " +
-                  checkpoint::display_path((fs::path(folder) / name).string());
+                  files::display_path((fs::path(folder) / name).string());
   }
   Metadata metadata = {folder, {"image", "prompt"}, {}};
   for (const std::string& file : files) {
     if (!is_picture_name(file) || file.ends_with(kMaskEnding)) continue;
     const std::string stem = fs::path(file).replace_extension().string();
-    Record record = {0, checkpoint::display_path((fs::path(folder) / file).string())};
+    Record record = {0, files::display_path((fs::path(folder) / file).string())};
     record.values["image"] = file;
     const std::string caption = (fs::path(folder) / (stem + caption_extension)).string();
     if (files.contains(stem + caption_extension)) {
@@ -85,7 +85,7 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
       }
     } else {
       problems.add("missing captions",
-                   record.place + " [prompt]: no caption in " + checkpoint::display_path(caption),
+                   record.place + " [prompt]: no caption in " + files::display_path(caption),
                    "write the file, empty for no caption" + other_way);
       continue;
     }
@@ -96,7 +96,7 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
     metadata.records.push_back(std::move(record));
   }
   if (metadata.records.empty() && problems.count() == 0) {
-    problems.add("empty folders", checkpoint::display_path(folder) + ": no pictures below it",
+    problems.add("empty folders", files::display_path(folder) + ": no pictures below it",
                  "put pictures and captions there" + other_way);
   }
   return metadata;

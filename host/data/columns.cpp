@@ -8,7 +8,7 @@
 
 #include "formats/escape.h"
 #include "formats/json.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
@@ -104,7 +104,7 @@ std::vector<std::string> read_list(const json& value) {
 
 // "metadata.csv [image]: ", as messages begin.
 std::string place_of(const Metadata& metadata, const std::string& column) {
-  return checkpoint::display_path(metadata.file) + " [" + shown_column(column) + "]: ";
+  return files::display_path(metadata.file) + " [" + shown_column(column) + "]: ";
 }
 
 void check_path(const std::string& path) {

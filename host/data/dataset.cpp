@@ -7,14 +7,14 @@
 #include <utility>
 
 #include "formats/escape.h"
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/data/columns.h"
 #include "host/data/findings.h"
 #include "host/data/near_files.h"
 #include "host/data/parallel.h"
 #include "host/data/picture_check.h"
 #include "host/data/sizes.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::data {
 namespace {
@@ -40,7 +40,7 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& probl
     problems.add("folders",
                  base.empty()
                      ? "--dataset_base_path: is missing"
-                     : "--dataset_base_path: " + checkpoint::display_path(base) + " is no folder",
+                     : "--dataset_base_path: " + files::display_path(base) + " is no folder",
                  "name the folder that relative paths of the dataset start from",
                  base.empty() ? ErrorCode::kInvalidArgument : ErrorCode::kNotFound);
     return std::nullopt;
@@ -56,7 +56,7 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& probl
         !is_folder && error.code() == ErrorCode::kNotFound && fs::exists(inside, failure);
     const char* flag = is_folder ? "--dataset_base_path: " : "--dataset_metadata_path: ";
     problems.add("files", Error(error.code(), flag + error.message(),
-                                is_inside ? "did you mean " + checkpoint::display_path(inside) + "?"
+                                is_inside ? "did you mean " + files::display_path(inside) + "?"
                                           : error.hint(),
                                 error.tag()));
     return std::nullopt;
@@ -104,7 +104,7 @@ class PictureRules {
                  error.hint(), error.tag());
   }
 
-  const image::PictureInfo& info_of(const std::string& path) const {
+  const media::PictureInfo& info_of(const std::string& path) const {
     return files_.find(path)->second.info;
   }
 
@@ -126,7 +126,7 @@ class PictureRules {
   }
 
   bool check_size(Item& item, const std::string& column, const std::string& path) {
-    const image::PictureInfo& info = info_of(path);
+    const media::PictureInfo& info = info_of(path);
     const Size size = sizes_.of(info.height, info.width);
     if (!sizes_.is_valid()) return false;
     const std::string place = item.place + " [" + column + "]: ";
@@ -153,8 +153,8 @@ class PictureRules {
   }
 
   bool check_mask(const Item& item, const std::string& path) {
-    const image::PictureInfo& mask = info_of(path);
-    const image::PictureInfo& picture = info_of(item.files.at(columns_.learnt()).front());
+    const media::PictureInfo& mask = info_of(path);
+    const media::PictureInfo& picture = info_of(item.files.at(columns_.learnt()).front());
     const double ratio = (static_cast<double>(mask.width) * picture.height) /
                          (static_cast<double>(mask.height) * picture.width);
     if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
@@ -207,7 +207,7 @@ void find_oddities(const std::vector<Item>& items, const std::string& learnt,
   int64_t profiles = 0, transparent = 0;
   const Item* first_profile = nullptr;
   for (const Item& item : items) {
-    const image::PictureInfo& info = files.find(item.files.at(learnt).front())->second.info;
+    const media::PictureInfo& info = files.find(item.files.at(learnt).front())->second.info;
     if (info.has_alpha) ++transparent;
     if (info.has_color_profile && profiles++ == 0) first_profile = &item;
   }
@@ -226,7 +226,7 @@ void find_oddities(const std::vector<Item>& items, const std::string& learnt,
 
 std::string make_fingerprint(const std::vector<Item>& items, const DatasetOptions& options,
                              const PictureFiles& files) {
-  checkpoint::ContentHash hash;
+  files::ContentHash hash;
   hash.add(static_cast<int64_t>(items.size())).add(options.mask_column);
   hash.add(int64_t{options.alpha_mask});
   for (const Item& item : items) {
@@ -273,8 +273,8 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   Findings errors(options.max_errors), odd(options.max_errors);
   std::optional<Metadata> metadata = read_rows(options, errors);
   if (metadata) add_texts(options.texts_of_all, *metadata);
-  const std::string place = checkpoint::display_path(is_folder ? options.dataset_base_path
-                                                               : options.dataset_metadata_path);
+  const std::string place =
+      files::display_path(is_folder ? options.dataset_base_path : options.dataset_metadata_path);
   const Columns columns(dataset.options_, inputs, metadata.value_or(Metadata{}), errors, odd);
   dataset.inputs_ = columns.inputs();
   dataset.learnt_ = columns.learnt();

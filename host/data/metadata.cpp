@@ -11,7 +11,7 @@
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "formats/utf8.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
@@ -140,7 +140,7 @@ std::vector<std::string> read_header(const formats::CsvRow& row, const std::stri
 }
 
 void read_csv(std::string_view text, Metadata& metadata, Findings& problems) {
-  const std::string file = checkpoint::display_path(metadata.file);
+  const std::string file = files::display_path(metadata.file);
   const std::vector<formats::CsvRow> rows = formats::parse_csv(text);
   if (rows.empty()) return;
   const std::string header = file + ":" + std::to_string(rows.front().line);
@@ -179,12 +179,12 @@ void add_object(Collector& collector, Record record, json value, Findings& probl
 }
 
 void read_json(std::string_view text, Metadata& metadata, Findings& problems) {
-  const std::string file = checkpoint::display_path(metadata.file);
+  const std::string file = files::display_path(metadata.file);
   json list;
   try {
     list = formats::parse_json(text, {.max_values = kMaxValues});
   } catch (const formats::ParseError& error) {
-    const Error placed = checkpoint::at_file(metadata.file, error, ErrorCode::kInvalidArgument);
+    const Error placed = files::at_file(metadata.file, error, ErrorCode::kInvalidArgument);
     const bool looks_like_lines = trimmed(text).starts_with('{');
     throw Error(placed.code(), placed.message(),
                 looks_like_lines ? "a file with one object a line ends in .jsonl" : placed.hint(),
@@ -203,12 +203,12 @@ void read_json(std::string_view text, Metadata& metadata, Findings& problems) {
 }
 
 void read_json_lines(std::string_view text, Metadata& metadata, Findings& problems) {
-  const std::string file = checkpoint::display_path(metadata.file);
+  const std::string file = files::display_path(metadata.file);
   std::vector<formats::ParseError> errors;
   std::vector<formats::JsonLine> lines = formats::parse_jsonl(text, {}, &errors);
   for (const formats::ParseError& error : errors) {
     problems.set_row(error.line.value_or(0));
-    problems.add(kSyntax, checkpoint::at_file(metadata.file, error, ErrorCode::kInvalidArgument));
+    problems.add(kSyntax, files::at_file(metadata.file, error, ErrorCode::kInvalidArgument));
   }
   Collector collector(metadata, problems);
   for (formats::JsonLine& line : lines) {
@@ -237,7 +237,7 @@ std::string shown_column(const std::string& name) {
 }
 
 std::string_view checked_utf8(std::string_view text, const std::string& path) {
-  const std::string file = checkpoint::display_path(path);
+  const std::string file = files::display_path(path);
   if (looks_like_utf16(text)) throw wrong_encoding(file, "is UTF-16, not UTF-8", "UTF-16");
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (const size_t bad = formats::find_invalid_utf8(text); bad != std::string_view::npos) {
@@ -263,7 +263,7 @@ std::string_view checked_utf8(std::string_view text, const std::string& path) {
 }
 
 Metadata read_metadata(const std::string& path, Findings& problems) {
-  const std::string bytes = checkpoint::read_text_file(path, kMaxBytes);
+  const std::string bytes = files::read_text_file(path, kMaxBytes);
   Metadata metadata = {path, {}, {}};
   try {
     const std::string_view text = checked_utf8(bytes, path);
@@ -279,7 +279,7 @@ Metadata read_metadata(const std::string& path, Findings& problems) {
         break;
     }
   } catch (const formats::ParseError& error) {
-    problems.add(kSyntax, checkpoint::at_file(path, error, ErrorCode::kInvalidArgument));
+    problems.add(kSyntax, files::at_file(path, error, ErrorCode::kInvalidArgument));
     return metadata;
   } catch (const Error& error) {
     problems.add(kSyntax, error);
@@ -288,7 +288,7 @@ Metadata read_metadata(const std::string& path, Findings& problems) {
   }
   problems.set_row(0);
   if (metadata.records.empty() && problems.count() == 0) {
-    problems.add(kSyntax, checkpoint::display_path(path) + ": holds no rows",
+    problems.add(kSyntax, files::display_path(path) + ": holds no rows",
                  "write one row for each picture");
   }
   return metadata;

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utf8proc.h>
 
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::data {
 namespace {
@@ -52,7 +52,7 @@ std::string NearFiles::hint(const std::string& path) {
   std::error_code failure;
   if (path.find('\\') != std::string::npos) return "write paths with / instead of \\";
   if (!fs::is_directory(folder, failure))
-    return "there is no folder " + checkpoint::display_path(folder.string());
+    return "there is no folder " + files::display_path(folder.string());
   const Names& names = names_in(folder.string());
   const auto near = names.find(fold(file.filename().string()));
   if (near == names.end()) return "check the path and --dataset_base_path";
@@ -60,7 +60,7 @@ std::string NearFiles::hint(const std::string& path) {
   if (compose(near->second) == compose(file.filename().string()))
     return "a file of this name is there in another Unicode form (NFC, NFD); write it as the disk "
            "does";
-  return "did you mean " + checkpoint::display_path(near->second) + "?";
+  return "did you mean " + files::display_path(near->second) + "?";
 }
 
 }  // namespace atelier::data

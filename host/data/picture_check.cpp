@@ -6,15 +6,15 @@
 #include <sys/stat.h>
 #include <utility>
 
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/data/parallel.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
 namespace {
 
-using checkpoint::FileReader;
+using files::FileReader;
 
 // What is read of a file for its header; more when the header turns out to be longer.
 constexpr uint64_t kHeadBytes = 65'536;
@@ -24,7 +24,7 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
 // Fails when the file is too long to be a picture.
 std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t bytes) {
   if (file.size() > kMaxBytes)
-    throw Error(ErrorCode::kInvalidArgument, checkpoint::display_path(file.path()) + ": " +
+    throw Error(ErrorCode::kInvalidArgument, files::display_path(file.path()) + ": " +
                                                  report::format_bytes(file.size()) +
                                                  " are too many for a picture");
   std::vector<uint8_t> data(bytes);
@@ -34,7 +34,7 @@ std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t
 
 // Whether the file ends as a whole one does. A whole file may have something behind its end, or no
 // mark there, so that false proves nothing.
-bool has_good_end(const FileReader& file, const image::PictureInfo& info,
+bool has_good_end(const FileReader& file, const media::PictureInfo& info,
                   const std::vector<uint8_t>& head) {
   using namespace std::string_view_literals;
   if (info.format == "webp") {  // the container says how long it is
@@ -50,8 +50,8 @@ bool has_good_end(const FileReader& file, const image::PictureInfo& info,
                     [](uint8_t a, char b) { return a == static_cast<uint8_t>(b); });
 }
 
-image::PictureInfo check_content(const FileReader& file, bool decode_all) {
-  const std::string name = checkpoint::display_path(file.path());
+media::PictureInfo check_content(const FileReader& file, bool decode_all) {
+  const std::string name = files::display_path(file.path());
   std::vector<uint8_t> bytes = read_bytes(file, 0, std::min(file.size(), kHeadBytes));
   const auto read_rest = [&] {
     if (bytes.size() < file.size()) bytes = read_bytes(file, 0, file.size());
@@ -59,17 +59,17 @@ image::PictureInfo check_content(const FileReader& file, bool decode_all) {
   // WebP has its EXIF data at the end, and GIF further frames.
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (head.substr(0, 12).ends_with("WEBP") || head.starts_with("GIF8")) read_rest();
-  image::PictureInfo info;
+  media::PictureInfo info;
   try {
-    info = image::probe_picture(bytes, name);
+    info = media::probe_picture(bytes, name);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDataLoss || bytes.size() == file.size()) throw;
     read_rest();
-    info = image::probe_picture(bytes, name);
+    info = media::probe_picture(bytes, name);
   }
   if (decode_all || !has_good_end(file, info, bytes)) {
     read_rest();
-    image::decode_picture(bytes, name);
+    media::decode_picture(bytes, name);
   }
   return info;
 }
@@ -87,7 +87,7 @@ PictureFile check_picture(const std::string& path, bool decode_all) {
     picture.error = error;
   } catch (const std::bad_alloc&) {
     picture.error = Error(ErrorCode::kOutOfMemory,
-                          checkpoint::display_path(path) + ": not enough memory to read it");
+                          files::display_path(path) + ": not enough memory to read it");
   }
   return picture;
 }
@@ -121,7 +121,7 @@ std::map<std::string, std::string> find_copies(const std::vector<std::string>& p
   std::vector<std::string> hashes(alike.size());
   for_each_in_parallel(alike.size(), [&](size_t i) {
     try {
-      hashes[i] = checkpoint::hash_file(*alike[i]);
+      hashes[i] = files::hash_file(*alike[i]);
     } catch (const Error&) {
       hashes[i] = *alike[i];  // gone meanwhile: like no other
     }

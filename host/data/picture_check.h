@@ -10,12 +10,12 @@
 
 #include "atelier/error.h"
 
-#include "host/image/decode.h"
+#include "host/media/decode.h"
 
 namespace atelier::data {
 
 struct PictureFile {
-  image::PictureInfo info;
+  media::PictureInfo info;
   int64_t bytes = 0;
   int64_t modified_ns = 0;     // since 1970
   std::optional<Error> error;  // what is wrong with the file; the rest is then not filled in

@@ -4,29 +4,29 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
 #include "host/data/columns.h"
 #include "host/data/dataset.h"
 #include "host/data/picture_check.h"
 #include "host/data/sizes.h"
-#include "host/image/decode.h"
-#include "host/image/pixels.h"
-#include "host/image/resize.h"
+#include "host/files/file_reader.h"
+#include "host/media/decode.h"
+#include "host/media/pixels.h"
+#include "host/media/resize.h"
 
 namespace atelier::data {
 namespace {
 
-image::Picture read(const std::string& path) {
-  return image::decode_picture(read_picture_file(path), checkpoint::display_path(path));
+media::Picture read(const std::string& path) {
+  return media::decode_picture(read_picture_file(path), files::display_path(path));
 }
 
-image::Picture cut(const image::Picture& picture, Size size) {
-  return image::crop_and_resize(picture, static_cast<int>(size.width),
+media::Picture cut(const media::Picture& picture, Size size) {
+  return media::crop_and_resize(picture, static_cast<int>(size.width),
                                 static_cast<int>(size.height));
 }
 
 // Returns float32 [1, H, W] in [0, 1]: the brightness of each pixel, as Pillow's mode L.
-at::Tensor to_mask(const image::Picture& picture) {
+at::Tensor to_mask(const media::Picture& picture) {
   at::Tensor mask = at::empty({1, picture.height, picture.width}, at::kFloat);
   float* out = mask.mutable_data_ptr<float>();
   for (size_t i = 0; i < picture.rgb.size(); i += 3) {
@@ -81,20 +81,20 @@ Sample Dataset::load(const Item& item) const {
     if (input.kind == InputKind::kImageList) {
       std::vector<at::Tensor> pictures;
       for (const std::string& path : paths) {
-        const image::Picture picture = read(path);
+        const media::Picture picture = read(path);
         pictures.push_back(
-            image::to_pixels(cut(picture, sizes_->of(picture.height, picture.width))));
+            media::to_pixels(cut(picture, sizes_->of(picture.height, picture.width))));
       }
       sample.inputs.emplace(name, std::move(pictures));
     } else if (input.kind == InputKind::kMask) {
       sample.inputs.emplace(name, to_mask(cut(read(paths.front()), size)));
     } else if (name == learnt_ && options_.alpha_mask) {
-      auto [picture, alpha] = image::decode_with_alpha(read_picture_file(paths.front()),
-                                                       checkpoint::display_path(paths.front()));
-      sample.inputs.emplace(name, image::to_pixels(cut(picture, size)));
+      auto [picture, alpha] = media::decode_with_alpha(read_picture_file(paths.front()),
+                                                       files::display_path(paths.front()));
+      sample.inputs.emplace(name, media::to_pixels(cut(picture, size)));
       if (!alpha.rgb.empty()) sample.mask = to_mask(cut(alpha, size));
     } else {
-      sample.inputs.emplace(name, image::to_pixels(cut(read(paths.front()), size)));
+      sample.inputs.emplace(name, media::to_pixels(cut(read(paths.front()), size)));
     }
   }
   const auto mask = item.files.find(options_.mask_column);

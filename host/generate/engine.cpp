@@ -2,7 +2,7 @@
 
 namespace atelier::generate {
 
-Engine make_engine(checkpoint::LoadedModel& model) {
+Engine make_engine(model::LoadedModel& model) {
   Engine engine = {.model = model.model(), .family = std::string(model.family().name())};
   for (const ComponentSpec& component : model.family().components()) {
     if (component.role == "tokenizer" || model.find_part(component.name))

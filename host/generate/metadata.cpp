@@ -45,7 +45,7 @@ std::string short_path(const std::string& path) {
   return folder.empty() ? full.filename().string() : (folder / full.filename()).string();
 }
 
-image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
+media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
                            const Request& request, std::string_view schedule, size_t index) {
   json record = {
       {"version", model.version},

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "host/generate/settings.h"
-#include "host/image/png.h"
+#include "host/media/png.h"
 
 namespace atelier::generate {
 
@@ -26,7 +26,7 @@ struct ModelRecord {
 
 // Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON
 // object with every setting. `request` is the one that was run, `index` the picture's place in it.
-image::PngText metadata_of(const ModelRecord& model, const Settings& settings,
+media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
                            const Request& request, std::string_view schedule, size_t index);
 
 // The last two parts of a path: "transformer/model.safetensors". Whole paths tell more than a

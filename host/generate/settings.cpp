@@ -16,16 +16,17 @@
 #include "formats/json.h"
 #include "formats/list.h"
 #include "formats/utf8.h"
-#include "host/checkpoint/checkpoint.h"
+#include "host/files/checkpoint.h"
 #include "host/generate/sigma_schedule.h"
-#include "host/image/decode.h"
-#include "host/image/pixels.h"
-#include "host/image/resize.h"
+#include "host/media/decode.h"
+#include "host/media/pixels.h"
+#include "host/media/resize.h"
+#include "host/model/model_flags.h"
 
 namespace atelier::generate {
 namespace {
 
-using cli::FlagKind;
+using flags::FlagKind;
 using nlohmann::json;
 
 constexpr int64_t kMaxSteps = 1000;         // as many as models learn levels
@@ -92,7 +93,7 @@ std::vector<double> reals_of(const json& value) {
 }
 
 struct Field {
-  cli::FlagSpec flag;
+  flags::FlagSpec flag;
   void (*set)(Settings&, const json&);
 };
 
@@ -280,7 +281,7 @@ void check_guidance(const Settings& s, CfgRenorm preset, const Place& place,
 }
 
 at::Tensor read_pixels(const std::string& path) {
-  return image::to_pixels(image::read_picture(path));
+  return media::to_pixels(media::read_picture(path));
 }
 
 at::Tensor read_mask(const std::string& path) {
@@ -337,8 +338,8 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
       "use " + nearest_sizes(size, multiple));
 }
 
-checkpoint::Checkpoint open_latents(const std::string& path) {
-  checkpoint::Checkpoint file = checkpoint::Checkpoint::open(path, std::vector<std::string>{path});
+files::Checkpoint open_latents(const std::string& path) {
+  files::Checkpoint file = files::Checkpoint::open(path, std::vector<std::string>{path});
   if (!file.index().contains("latents")) {
     throw Error(ErrorCode::kNotFound, path + ": tensor \"latents\" is missing");
   }
@@ -374,22 +375,22 @@ std::string size_place(const Settings& s, const Place& place) {
          std::to_string(s.width);
 }
 
-std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
-  std::vector<cli::FlagSpec> flags;
+std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
+  std::vector<flags::FlagSpec> flags;
   for (const Field& field : fields()) {
     flags.push_back(field.flag);
     const InputSpec* input = find_input(inputs, field.flag.name);
     if (input && !input->help.empty()) flags.back().help = input->help;
   }
-  const auto own = cli::flags_of_inputs(inputs, InputUse::kGenerate, flags);
+  const auto own = model::flags_of_inputs(inputs, InputUse::kGenerate, flags);
   flags.insert(flags.end(), own.begin(), own.end());
   return flags;
 }
 
-Settings settings_of(const cli::ParsedFlags& flags, std::span<const InputSpec> inputs,
+Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec> inputs,
                      report::Problems& problems) {
   json given = json::object();
-  for (const cli::FlagSpec& flag : settings_flags(inputs)) {
+  for (const flags::FlagSpec& flag : settings_flags(inputs)) {
     // A wrong value is a problem already.
     if (!flags.is_given(flag.name) || !flags.find_text(flag.name)) continue;
     switch (flag.kind) {
@@ -437,7 +438,7 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
     const InputSpec* input = field ? nullptr : find_input(inputs, name);
     if (!field && !input) {
       std::vector<std::string> known = {kLorasKey};
-      for (const cli::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
+      for (const flags::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
       const std::string nearest = report::nearest_name(name, known);
       problems.add(
           place.file + ":" + std::to_string(place.line) + ": " + shown(name) + " is not known",
@@ -517,7 +518,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Place& p
   }
   if (!s.input_image.empty()) {
     try {
-      image::probe_picture(s.input_image);
+      media::probe_picture(s.input_image);
     } catch (const Error& error) {
       problems.add(error.at(place.of("input_image")));
     }
@@ -531,7 +532,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Place& p
     if (input.kind == InputKind::kImageList) paths = given->get<std::vector<std::string>>();
     for (const std::string& path : paths) {
       try {
-        image::probe_picture(path);
+        media::probe_picture(path);
       } catch (const Error& error) {
         problems.add(error.at(place.of(input.name)));
       }
@@ -574,7 +575,7 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
   }
   if (s.latents.empty()) return;
   try {
-    const checkpoint::Checkpoint file = open_latents(s.latents);
+    const files::Checkpoint file = open_latents(s.latents);
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
     const std::vector<int64_t> wanted = latents_shape(s, spec);
     if (shape != wanted && problems.size() == before) {
@@ -666,10 +667,10 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   request.batch_size = s.batch_size;
   if (!s.latents.empty()) request.latents = open_latents(s.latents).read("latents", at::kFloat);
   if (!s.input_image.empty()) {
-    const image::Picture picture = image::read_picture(s.input_image);
+    const media::Picture picture = media::read_picture(s.input_image);
     request.input_pixels =
-        image::to_pixels(
-            image::crop_and_resize(picture, static_cast<int>(s.width), static_cast<int>(s.height)))
+        media::to_pixels(
+            media::crop_and_resize(picture, static_cast<int>(s.width), static_cast<int>(s.height)))
             .unsqueeze(1);
   }
   return request;

@@ -12,7 +12,7 @@
 
 #include "atelier/model_family.h"
 
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/generate/generator.h"
 #include "host/lora/selection.h"
 #include "host/report/problems.h"
@@ -58,10 +58,10 @@ struct Place {
 std::string size_place(const Settings& settings, const Place& place);
 
 // One flag, and one key of a line, per setting; then those of the family.
-std::vector<cli::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
+std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
 
 // Of a command that has settings_flags().
-Settings settings_of(const cli::ParsedFlags& flags, std::span<const InputSpec> inputs,
+Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec> inputs,
                      report::Problems& problems);
 
 // `base` with the values of one line. Unknown keys and values of the wrong type become problems.

@@ -10,7 +10,7 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/lora/respell.h"
 
 namespace atelier::lora {
@@ -170,7 +170,7 @@ void check_output(const LoraFile& file, const std::string& output) {
     std::error_code failure;
     if (fs::equivalent(input, output, failure) && !failure)
       throw Error(ErrorCode::kInvalidArgument,
-                  checkpoint::display_path(output) + ": is the file that is read",
+                  files::display_path(output) + ": is the file that is read",
                   "name another file to write", "LORA_OUTPUT");
   }
 }

@@ -14,22 +14,22 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/weight_binding.h"
+#include "host/files/file_reader.h"
 #include "host/lora/layer_names.h"
 #include "host/lora/low_rank.h"
 #include "host/lora/respell.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
+#include "host/weights/weight_binding.h"
 
 namespace atelier::lora {
 
 namespace {
 
-using checkpoint::display_path;
-using checkpoint::LoadedModel;
-using checkpoint::LoadedPart;
+using files::display_path;
 using formats::quote_and_escape;
+using model::LoadedModel;
+using model::LoadedPart;
 
 constexpr std::string_view kWeight = ".weight";
 
@@ -62,15 +62,15 @@ class WeightReader {
  public:
   WeightReader(LoadedModel& model, const LoadedPart& part)
       : part_(part), root_(model.model().component(part.detection.component)) {
-    const checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
-      return checkpoint::bind_weights(model.family().weight_map(part.detection),
-                                      part.detection.prefix, part.checkpoint.index(), root_);
+    const weights::WeightBinding binding = plugins::guard(model.family().name(), [&] {
+      return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                                   part.checkpoint.index(), root_);
     });
-    for (const checkpoint::BoundWeight& bound : binding.weights) bound_.emplace(bound.path, bound);
+    for (const weights::BoundWeight& bound : binding.weights) bound_.emplace(bound.path, bound);
   }
 
   const std::string& file() const { return part_.checkpoint.name(); }
-  const std::map<std::string, checkpoint::BoundWeight>& weights() const { return bound_; }
+  const std::map<std::string, weights::BoundWeight>& weights() const { return bound_; }
 
   std::set<std::string> linear_layers() const {
     std::set<std::string> paths;
@@ -81,9 +81,9 @@ class WeightReader {
   }
 
   at::Tensor read(const std::string& path) const {
-    checkpoint::WeightBinding one;
+    weights::WeightBinding one;
     one.weights.push_back(bound_.at(path));
-    checkpoint::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
+    weights::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
     const at::Tensor value = one.weights[0].weight->draw();
     one.weights[0].weight->set_store(nullptr);
     return value.to(at::kFloat);
@@ -92,7 +92,7 @@ class WeightReader {
  private:
   const LoadedPart& part_;
   nn::Module& root_;
-  std::map<std::string, checkpoint::BoundWeight> bound_;
+  std::map<std::string, weights::BoundWeight> bound_;
 };
 
 struct Pair {
@@ -122,8 +122,7 @@ void check_same(const Pair& pair) {
 }
 
 void check_same_numbers(const LoadedPart& base, const LoadedPart& tuned) {
-  const std::vector<std::string> differ =
-      checkpoint::differing_numbers(base.detection, tuned.detection);
+  const std::vector<std::string> differ = model::differing_numbers(base.detection, tuned.detection);
   if (differ.empty()) return;
   throw Error(ErrorCode::kInvalidArgument,
               display_path(tuned.checkpoint.name()) + ": its config differs from that of " +

@@ -8,8 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::lora {
 
@@ -43,7 +43,7 @@ struct ExtractProgress {
 // Writes the best LoRA of options.rank for tuned - base, of every component that both have. One
 // weight of each is in memory. Throws Error{kInvalidArgument} when the models differ in names or
 // shapes, when nothing that is targeted differs and for rank 0, and what write_lora throws.
-ExtractReport extract(checkpoint::LoadedModel& base, checkpoint::LoadedModel& tuned,
+ExtractReport extract(model::LoadedModel& base, model::LoadedModel& tuned,
                       const std::string& output, const ExtractOptions& options,
                       const std::function<void(const ExtractProgress&)>& progress = {});
 

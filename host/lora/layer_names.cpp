@@ -4,7 +4,7 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/lora/targets.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
@@ -46,14 +46,14 @@ std::string without_parameter(const std::string& name) {
 
 }  // namespace
 
-LayerNames::LayerNames(checkpoint::LoadedModel* model) : model_(model) {
+LayerNames::LayerNames(model::LoadedModel* model) : model_(model) {
   if (model == nullptr) {
     targets_[denoiser_] = {denoiser_, {}, {}, "transformer."};
     for (const char* name : kOthers) targets_[name] = {name, {}, {}, std::string(name) + "."};
     return;
   }
-  const checkpoint::LoadedPart* denoiser = model->denoiser();
-  for (const checkpoint::LoadedPart& part : model->parts()) {
+  const model::LoadedPart* denoiser = model->denoiser();
+  for (const model::LoadedPart& part : model->parts()) {
     const std::string& component = part.detection.component;
     targets_[component] = {component, {}, {}, component + "."};
     if (&part == denoiser) {
@@ -133,7 +133,7 @@ void LayerNames::check(const LoraFile& file, bool wants_dots) const {
     if (find(layer.name).is_flat) flat_names.push_back(layer.name);
   }
   if (flat_names.empty()) return;
-  const std::string path = checkpoint::display_path(file.path());
+  const std::string path = files::display_path(file.path());
   if (model_ != nullptr)
     throw Error(ErrorCode::kInvalidArgument,
                 path + ": " + std::to_string(flat_names.size()) + " of its names are no layer of " +

@@ -9,8 +9,8 @@
 
 #include "atelier/model_family.h"
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/lora_file.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::lora {
 
@@ -20,7 +20,7 @@ namespace atelier::lora {
 class LayerNames {
  public:
   // `model` may be null. Its weights need not be loaded.
-  explicit LayerNames(checkpoint::LoadedModel* model);
+  explicit LayerNames(model::LoadedModel* model);
 
   // Remembers the dotted names of a file.
   void learn(const LoraFile& file);
@@ -40,12 +40,12 @@ class LayerNames {
   const std::map<std::string, LoraTargets>& targets() const { return targets_; }
   // Empty without a model.
   std::string family() const;
-  checkpoint::LoadedModel* model() const { return model_; }
+  model::LoadedModel* model() const { return model_; }
 
  private:
   Layer from_flat(const std::string& component, std::string_view flat) const;
 
-  checkpoint::LoadedModel* model_;
+  model::LoadedModel* model_;
   std::string denoiser_ = "dit";
   std::map<std::string, LoraTargets> targets_;
   // By component, paths by themselves with underscores for dots.

@@ -12,7 +12,7 @@
 
 #include "formats/escape.h"
 #include "formats/json.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::lora {
@@ -21,8 +21,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using checkpoint::Checkpoint;
-using checkpoint::display_path;
+using files::Checkpoint;
+using files::display_path;
 using formats::quote_and_escape;
 using nlohmann::json;
 
@@ -189,7 +189,7 @@ AdapterConfig adapter_config(const Checkpoint& file) {
   const fs::path beside = path.parent_path() / "adapter_config.json";
   std::error_code failure;
   if (path.filename() == "adapter_model.safetensors" && fs::is_regular_file(beside, failure)) {
-    return AdapterConfig(parse_config(checkpoint::read_text_file(beside.string(), 16'000'000),
+    return AdapterConfig(parse_config(files::read_text_file(beside.string(), 16'000'000),
                                       display_path(beside.string())));
   }
   return {};

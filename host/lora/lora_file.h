@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "host/checkpoint/checkpoint.h"
+#include "host/files/checkpoint.h"
 #include "host/lora/difference.h"
 
 namespace atelier::lora {
@@ -95,7 +95,7 @@ class LoraFile {
   const std::vector<LoraLayer>& layers() const { return layers_; }  // in the order of their names
   // Tensors whose names say nothing: they belong to no layer.
   const std::vector<std::string>& unknown() const { return unknown_; }
-  const checkpoint::Checkpoint& tensors() const { return file_; }
+  const files::Checkpoint& tensors() const { return file_; }
 
   // The two factors of one layer that is_product(), in `dtype`, on the CPU: [rank, in] and
   // [out, rank]. LoHa's addition is such a product too, of rank * rank, made in float32. Throws
@@ -109,14 +109,14 @@ class LoraFile {
   Difference read_bias(const LoraLayer& layer) const;
 
  private:
-  explicit LoraFile(checkpoint::Checkpoint file) : file_(std::move(file)) {}
+  explicit LoraFile(files::Checkpoint file) : file_(std::move(file)) {}
   at::Tensor read(const std::string& name, int64_t rows, int64_t columns,
                   at::ScalarType dtype) const;
   at::Tensor checked(const std::string& name, at::Tensor value) const;
   at::Tensor read_as_is(const std::string& name) const;
   Difference::Matrix read_matrix(const LoraLayer::Matrix& names) const;
 
-  checkpoint::Checkpoint file_;
+  files::Checkpoint file_;
   std::vector<LoraLayer> layers_;
   std::vector<std::string> unknown_;
 };

@@ -13,8 +13,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
 #include "host/lora/lora_file.h"
 #include "host/report/problems.h"
 
@@ -22,7 +22,7 @@ namespace atelier::lora {
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 using formats::quote_and_escape;
 using nlohmann::json;
 
@@ -353,8 +353,8 @@ void write_entries(const std::string& path, const std::map<std::string, Entry>& 
                    const std::map<std::string, std::string>& metadata) {
   std::vector<formats::TensorEntry> header;
   for (const auto& [name, entry] : entries)
-    header.push_back({name, checkpoint::file_dtype(entry.dtype), entry.shape, 0, 0});
-  checkpoint::write_safetensors(path, std::move(header), metadata, [&](const std::string& name) {
+    header.push_back({name, files::file_dtype(entry.dtype), entry.shape, 0, 0});
+  files::write_safetensors(path, std::move(header), metadata, [&](const std::string& name) {
     const Entry& entry = entries.at(name);
     at::Tensor value = entry.value();
     if (c10::isFloatingType(entry.dtype) && !at::isfinite(value).all().item<bool>())

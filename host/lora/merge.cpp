@@ -11,14 +11,14 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/component_writer.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/weight_binding.h"
+#include "host/files/file_reader.h"
 #include "host/lora/added_weight.h"
 #include "host/lora/convert.h"
 #include "host/lora/low_rank.h"
 #include "host/lora/targets.h"
 #include "host/plugins/guard.h"
+#include "host/weights/component_writer.h"
+#include "host/weights/weight_binding.h"
 
 namespace atelier::lora {
 
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 using formats::quote_and_escape;
 
 // ---- Into one LoRA ----
@@ -179,19 +179,19 @@ struct Additions {
 
 // A part of a component's tensor and the weight that it is a part of.
 struct TensorPiece {
-  const checkpoint::BoundWeight* bound;
-  const checkpoint::WeightPiece* piece;
+  const weights::BoundWeight* bound;
+  const weights::WeightPiece* piece;
 };
 
 // The tensors of one checkpoint with what is added to them.
 class MergedTensors {
  public:
-  MergedTensors(const checkpoint::LoadedPart& part, checkpoint::WeightBinding binding,
+  MergedTensors(const model::LoadedPart& part, weights::WeightBinding binding,
                 const Additions& additions)
       : part_(part), binding_(std::move(binding)), additions_(additions) {
-    for (const checkpoint::BoundWeight& bound : binding_.weights) {
+    for (const weights::BoundWeight& bound : binding_.weights) {
       if (!additions.by_weight.contains(bound.weight)) continue;
-      for (const checkpoint::WeightPiece& piece : bound.pieces)
+      for (const weights::WeightPiece& piece : bound.pieces)
         changed_[piece.tensor].push_back({&bound, &piece});
     }
     for (const auto& [tensor, pieces] : changed_) check_dtype(tensor);
@@ -229,22 +229,22 @@ class MergedTensors {
 
   // The weight with everything added, float32. The last one is kept: the tensors that a weight is
   // joined of mostly follow each other.
-  at::Tensor merged(const checkpoint::BoundWeight& bound) {
+  at::Tensor merged(const weights::BoundWeight& bound) {
     if (last_ == &bound) return sum_;
-    checkpoint::WeightBinding one;
+    weights::WeightBinding one;
     one.weights.push_back(bound);
-    checkpoint::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
+    weights::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
     sum_ = AddedWeight(bound.weight->store(), additions_.by_weight.at(bound.weight)).draw();
     bound.weight->set_store(nullptr);
     last_ = &bound;
     return sum_;
   }
 
-  const checkpoint::LoadedPart& part_;
-  checkpoint::WeightBinding binding_;
+  const model::LoadedPart& part_;
+  weights::WeightBinding binding_;
   const Additions& additions_;
   std::map<std::string, std::vector<TensorPiece>> changed_;
-  const checkpoint::BoundWeight* last_ = nullptr;
+  const weights::BoundWeight* last_ = nullptr;
   at::Tensor sum_;
 };
 
@@ -255,12 +255,12 @@ std::string output_path(const std::string& output, const std::string& component,
       .string();
 }
 
-void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
-                  const std::string& path, const std::map<std::string, std::string>& metadata,
+void write_merged(MergedTensors& tensors, const model::LoadedPart& part, const std::string& path,
+                  const std::map<std::string, std::string>& metadata,
                   const std::function<void(const MergeProgress&)>& progress) {
   std::vector<formats::TensorEntry> entries;
   for (const auto& [name, meta] : part.checkpoint.index().tensors())
-    entries.push_back({name, checkpoint::file_dtype(meta.dtype), meta.shape, 0, 0});
+    entries.push_back({name, files::file_dtype(meta.dtype), meta.shape, 0, 0});
   MergeProgress state{part.detection.component, 0, entries.size()};
   const auto value = [&](const std::string& name) {
     at::Tensor value = tensors.value(name);
@@ -268,11 +268,11 @@ void write_merged(MergedTensors& tensors, const checkpoint::LoadedPart& part,
     if (progress) progress(state);
     return value;
   };
-  checkpoint::write_component(path, part.checkpoint, std::move(entries), metadata, value);
+  weights::write_component(path, part.checkpoint, std::move(entries), metadata, value);
 }
 
 // Not a file of the model, nor another one.
-void check_new(const checkpoint::LoadedPart& part, const std::string& path) {
+void check_new(const model::LoadedPart& part, const std::string& path) {
   for (const std::string& input : part.checkpoint.files()) {
     std::error_code failure;
     if (fs::equivalent(input, path, failure) && !failure)
@@ -287,7 +287,7 @@ void check_new(const checkpoint::LoadedPart& part, const std::string& path) {
 }  // namespace
 
 std::vector<MergedComponent> merge_into_model(
-    std::span<const MergeSource> sources, checkpoint::LoadedModel& model, const std::string& output,
+    std::span<const MergeSource> sources, model::LoadedModel& model, const std::string& output,
     const std::function<void(const MergeProgress&)>& progress) {
   const at::NoGradGuard no_grad;
   const Targets targets(model);
@@ -302,12 +302,12 @@ std::vector<MergedComponent> merge_into_model(
   const auto path_of = [&](const std::string& component) {
     return output_path(output, component, additions.components.size() == 1);
   };
-  for (const checkpoint::LoadedPart& part : model.parts()) {
+  for (const model::LoadedPart& part : model.parts()) {
     if (additions.components.contains(part.detection.component))
       check_new(part, path_of(part.detection.component));
   }
   std::vector<MergedComponent> merged;
-  for (const checkpoint::LoadedPart& part : model.parts()) {
+  for (const model::LoadedPart& part : model.parts()) {
     const std::string& component = part.detection.component;
     if (!additions.components.contains(component)) continue;
     const std::string path = path_of(component);
@@ -316,10 +316,9 @@ std::vector<MergedComponent> merge_into_model(
                   display_path(part.checkpoint.name()) +
                       ": is stored in 8 bits with scales, which would round most of the LoRA away",
                   "merge into the checkpoint of 16 bits", "LORA_DTYPE");
-    checkpoint::WeightBinding binding = plugins::guard(model.family().name(), [&] {
-      return checkpoint::bind_weights(model.family().weight_map(part.detection),
-                                      part.detection.prefix, part.checkpoint.index(),
-                                      model.model().component(component));
+    weights::WeightBinding binding = plugins::guard(model.family().name(), [&] {
+      return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                                   part.checkpoint.index(), model.model().component(component));
     });
     MergedTensors tensors(part, std::move(binding), additions);
     std::map<std::string, std::string> metadata = part.checkpoint.metadata();

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/layer_names.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::lora {
 
@@ -56,7 +56,7 @@ struct MergeProgress {
 // tensor is stored in 8 bits, what Targets::match throws, and Error{kEnvironment} when a file
 // cannot be written.
 std::vector<MergedComponent> merge_into_model(
-    std::span<const MergeSource> sources, checkpoint::LoadedModel& model, const std::string& output,
+    std::span<const MergeSource> sources, model::LoadedModel& model, const std::string& output,
     const std::function<void(const MergeProgress&)>& progress = {});
 
 }  // namespace atelier::lora

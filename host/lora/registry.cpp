@@ -55,7 +55,7 @@ at::Tensor widened(const at::Tensor& part, int axis, int64_t start, int64_t tota
 
 }  // namespace
 
-Registry::Registry(checkpoint::LoadedModel& model, Options options)
+Registry::Registry(model::LoadedModel& model, Options options)
     : model_(model),
       options_(options),
       targets_(model),

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/added_weight.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/selection.h"
 #include "host/lora/targets.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::lora {
 
@@ -39,8 +39,8 @@ class Registry {
   };
 
   // `model` outlives the registry.
-  explicit Registry(checkpoint::LoadedModel& model) : Registry(model, Options()) {}
-  Registry(checkpoint::LoadedModel& model, Options options);
+  explicit Registry(model::LoadedModel& model) : Registry(model, Options()) {}
+  Registry(model::LoadedModel& model, Options options);
   ~Registry();
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
@@ -104,7 +104,7 @@ class Registry {
   void drop_idle();
   std::vector<Use>::iterator find(std::string_view name);
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   Options options_;
   Targets targets_;
   std::map<std::string, LoadedPtr> files_;  // by path
@@ -113,7 +113,7 @@ class Registry {
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`
   std::set<Weight*> added_;                                 // that are added to
   uint64_t clock_ = 0;
-  std::shared_ptr<const checkpoint::LoadedModel::Listener> listener_;
+  std::shared_ptr<const model::LoadedModel::Listener> listener_;
 };
 
 }  // namespace atelier::lora

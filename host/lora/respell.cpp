@@ -20,9 +20,9 @@ namespace atelier::lora {
 
 namespace {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadedPart;
 using formats::quote_and_escape;
+using model::LoadedModel;
+using model::LoadedPart;
 
 // Rows of a model's layer, and where they are in the factors that are added to them.
 struct Addition {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::lora {
 
@@ -21,7 +21,7 @@ namespace atelier::lora {
 // `layers` are named by their path in the model, or in any published spelling. Throws
 // Error{kUnsupported} for other forms than two factors that would have to be cut or joined, and for
 // layers that are joined along their columns.
-std::vector<LayerWeights> respell(std::vector<LayerWeights> layers, checkpoint::LoadedModel& model,
+std::vector<LayerWeights> respell(std::vector<LayerWeights> layers, model::LoadedModel& model,
                                   Format format);
 
 }  // namespace atelier::lora

@@ -9,7 +9,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
 namespace atelier::lora {
@@ -155,7 +155,7 @@ std::string find_in_folder(const std::string& folder, const std::string& name) {
   const std::string nearest = report::nearest_name(name, names);
   throw Error(ErrorCode::kNotFound,
               "LoRA " + quote_and_escape(name) + ": there is no such file in " +
-                  checkpoint::display_path(folder),
+                  files::display_path(folder),
               !nearest.empty() ? "did you mean " + quote_and_escape(nearest) + "?"
               : names.empty()  ? "the folder holds no .safetensors file"
                                : "there are " + report::list_names(names, 5),

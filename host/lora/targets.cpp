@@ -6,16 +6,16 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/weight_binding.h"
+#include "host/files/file_reader.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
+#include "host/weights/weight_binding.h"
 
 namespace atelier::lora {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadedPart;
 using formats::quote_and_escape;
+using model::LoadedModel;
+using model::LoadedPart;
 
 namespace {
 
@@ -120,13 +120,13 @@ NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
     const WeightMap rules = model.family().weight_map(detection);
     // Where no checkpoint has this spelling, the table says what one would hold.
     const TensorIndex index =
-        is_own ? part.checkpoint.index() : checkpoint::published_index(root, rules);
-    const auto binding = checkpoint::bind_weights(rules, detection.prefix, index, root);
+        is_own ? part.checkpoint.index() : weights::published_index(root, rules);
+    const auto binding = weights::bind_weights(rules, detection.prefix, index, root);
     NamedTargets targets;
-    for (const checkpoint::BoundWeight& bound : binding.weights) {
+    for (const weights::BoundWeight& bound : binding.weights) {
       const std::optional<std::string> path = layer_of(bound.path);
       if (!path) continue;
-      for (const checkpoint::WeightPiece& piece : bound.pieces) {
+      for (const weights::WeightPiece& piece : bound.pieces) {
         const std::string name = piece.tensor.substr(detection.prefix.size());
         if (!layer_of(name)) continue;
         Target& target = targets[name];
@@ -255,7 +255,7 @@ void Targets::check_rank(const std::string& path, const LoraLayer& layer,
 }
 
 Match Targets::match(const LoraFile& file) const {
-  const std::string path = checkpoint::display_path(file.path());
+  const std::string path = files::display_path(file.path());
   Match match;
   std::map<const Target*, size_t> named;  // layer of the file that a target was named by
   std::vector<std::string> misfits;

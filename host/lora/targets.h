@@ -8,8 +8,8 @@
 
 #include "atelier/nn/layers.h"
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/lora_file.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::lora {
 
@@ -34,7 +34,7 @@ struct Target {
 // without prefix: "blocks.0.up.weight". `spelling`: of ModelFamily::spellings(). Weights need not
 // be loaded.
 using NamedTargets = std::map<std::string, Target, std::less<>>;
-NamedTargets spelled_targets(checkpoint::LoadedModel& model, const checkpoint::LoadedPart& part,
+NamedTargets spelled_targets(model::LoadedModel& model, const model::LoadedPart& part,
                              const std::string& spelling);
 
 // What a file's layers are in a model.
@@ -53,7 +53,7 @@ struct Match {
 class Targets {
  public:
   // `model` outlives the targets. Its weights need not be loaded.
-  explicit Targets(checkpoint::LoadedModel& model);
+  explicit Targets(model::LoadedModel& model);
 
   // The linear layer that a file calls `name`; null when there is none. Understood are the prefixes
   // "transformer.", "diffusion_model.", "base_model.model." and their like, names whose dots became
@@ -82,7 +82,7 @@ class Targets {
                                std::string_view ending);
   const Target* find(std::string_view name, std::string_view ending) const;
   void check_rank(const std::string& path, const LoraLayer& layer, const std::string& name) const;
-  static Component table_of(checkpoint::LoadedModel& model, const checkpoint::LoadedPart& part);
+  static Component table_of(model::LoadedModel& model, const model::LoadedPart& part);
 
   std::string family_;
   std::vector<Component> components_;  // the denoiser first

@@ -67,7 +67,7 @@ void DryPass::repeat(double times) {
   for (auto& [block, of_block] : blocks) of_block.repeat(times);
 }
 
-DryModel::DryModel(checkpoint::LoadedModel& model, at::DeviceType like)
+DryModel::DryModel(model::LoadedModel& model, at::DeviceType like)
     : model_(model), like_(like), run_(like) {
   place_weights();
 }
@@ -77,7 +77,7 @@ DryModel::~DryModel() {
 }
 
 void DryModel::place_weights() {
-  for (const checkpoint::LoadedPart& part : model_.parts()) {
+  for (const model::LoadedPart& part : model_.parts()) {
     const std::string& name = part.detection.component;
     const std::set<const Weight*> stored = model_.storage_plan(name).weights;
     model_.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
@@ -91,7 +91,7 @@ void DryModel::place_weights() {
 void DryModel::take_back() {
   model_.model().forget_levels();
   for (nn::Linear* linear : adapted_) linear->adapters.clear();
-  for (const checkpoint::LoadedPart& part : model_.parts()) {
+  for (const model::LoadedPart& part : model_.parts()) {
     model_.model()
         .component(part.detection.component)
         .visit_weights([](const std::string&, Weight& weight) {
@@ -104,7 +104,7 @@ void DryModel::take_back() {
 void DryModel::train(const train::Selection& selection, int64_t rank) {
   const int64_t before = bytes_.now();
   std::set<const Weight*> tables;  // whose gradients LibTorch does not make of meta tensors
-  for (const checkpoint::LoadedPart& part : model_.parts()) {
+  for (const model::LoadedPart& part : model_.parts()) {
     model_.model().component(part.detection.component).visit([&](nn::Module& module) {
       if (const auto* table = dynamic_cast<const nn::Embedding*>(&module))
         tables.insert(table->weight.get());

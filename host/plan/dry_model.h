@@ -11,7 +11,7 @@
 #include "atelier/block.h"
 #include "atelier/ops/dry_run.h"
 
-#include "host/checkpoint/model_loader.h"
+#include "host/model/model_loader.h"
 #include "host/train/selection.h"
 #include "memory/device_profile.h"
 #include "memory/meta_bytes.h"
@@ -43,7 +43,7 @@ struct DryPass {
 class DryModel {
  public:
   // `like` is the kind of device that the run will be on.
-  DryModel(checkpoint::LoadedModel& model, at::DeviceType like);
+  DryModel(model::LoadedModel& model, at::DeviceType like);
   ~DryModel();
   DryModel(const DryModel&) = delete;
   DryModel& operator=(const DryModel&) = delete;
@@ -82,7 +82,7 @@ class DryModel {
   void place_weights();
   void take_back();
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   at::DeviceType like_;
   ops::DryRun run_;
   memory::MetaBytes bytes_;

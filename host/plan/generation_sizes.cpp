@@ -13,10 +13,10 @@ namespace atelier::plan {
 namespace {
 
 using at::Tensor;
-using checkpoint::LoadedModel;
 using generate::Request;
 using memory::Manner;
 using memory::PlannedPhase;
+using model::LoadedModel;
 
 struct Prompts {
   Conditioning with, without;

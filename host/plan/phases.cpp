@@ -4,7 +4,7 @@
 
 namespace atelier::plan {
 
-using checkpoint::LoadedModel;
+using model::LoadedModel;
 
 namespace {
 

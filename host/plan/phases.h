@@ -13,16 +13,15 @@
 namespace atelier::plan {
 
 // The components of a model that are of a kind, without the tokenizer.
-std::vector<std::string> components_where(const checkpoint::LoadedModel& model,
+std::vector<std::string> components_where(const model::LoadedModel& model,
                                           const std::function<bool(const ComponentSpec&)>& is_one);
-std::vector<std::string> text_encoders(const checkpoint::LoadedModel& model);
-std::vector<std::string> picture_encoders(const checkpoint::LoadedModel& model);
-std::vector<std::string> denoisers(const checkpoint::LoadedModel& model);
-std::vector<std::string> decoders(const checkpoint::LoadedModel& model);
+std::vector<std::string> text_encoders(const model::LoadedModel& model);
+std::vector<std::string> picture_encoders(const model::LoadedModel& model);
+std::vector<std::string> denoisers(const model::LoadedModel& model);
+std::vector<std::string> decoders(const model::LoadedModel& model);
 
 // What the denoiser is given for a text of that many tokens, without values.
-Conditioning example_text(const DryModel& dry, const checkpoint::LoadedModel& model,
-                          int64_t tokens);
+Conditioning example_text(const DryModel& dry, const model::LoadedModel& model, int64_t tokens);
 
 // Of one run of a block: reading its weights, and on a GPU launching its kernels.
 double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,

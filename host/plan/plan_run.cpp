@@ -14,10 +14,10 @@
 namespace atelier::plan {
 namespace {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadRequest;
 using generate::Job;
 using generate::Settings;
+using model::LoadedModel;
+using model::LoadRequest;
 
 std::string shown(int64_t bytes) {
   return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
@@ -89,7 +89,7 @@ std::optional<Planned> plan_unless_impossible(const MemoryWishes& wishes, std::s
 // Components whose own weights are not trained.
 std::vector<std::string> untrained(const LoadedModel& model, const train::Selection& selection) {
   std::vector<std::string> names;
-  for (const checkpoint::LoadedPart& part : model.parts()) {
+  for (const model::LoadedPart& part : model.parts()) {
     const std::string& name = part.detection.component;
     if (std::none_of(selection.weights.begin(), selection.weights.end(),
                      [&](const auto& trained) { return trained.component == name; }))

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/data/dataset.h"
 #include "host/generate/jobs.h"
+#include "host/model/model_loader.h"
 #include "host/plan/planning.h"
 #include "host/plan/report.h"
 #include "host/train/config.h"
@@ -42,11 +42,10 @@ struct TrainingAsked {
 // or the device set it and the model cannot run without values, which `reason` then says. Throws
 // Error{kOutOfMemory} when nothing fits. `model` was opened with `request`; nothing of it is
 // loaded.
-std::optional<Planned> plan_generation(checkpoint::LoadedModel& model,
-                                       const checkpoint::LoadRequest& request,
+std::optional<Planned> plan_generation(model::LoadedModel& model, const model::LoadRequest& request,
                                        const MemoryWishes& wishes, const GenerationAsked& asked,
                                        std::string& reason);
-std::optional<Planned> plan_training(checkpoint::LoadedModel& model, const MemoryWishes& wishes,
+std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryWishes& wishes,
                                      const TrainingAsked& asked, std::string& reason);
 
 // Of a plan for training: what it says of activations and of the optimizer, where the user did not.
@@ -57,6 +56,6 @@ bool everything_stays(const Planned& planned);
 bool cfg_batch_of(const Planned& planned);
 
 // "memory: predicted 1.52 GiB, measured 1.50 GiB"; empty where nothing can be measured.
-std::string measured_line(const memory::MemoryPlan& plan, checkpoint::LoadedModel& model);
+std::string measured_line(const memory::MemoryPlan& plan, model::LoadedModel& model);
 
 }  // namespace atelier::plan

@@ -5,19 +5,19 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_reader.h"
 #include "host/device/stand_in.h"
+#include "host/files/file_reader.h"
 #include "host/report/problems.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::plan {
 namespace {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadRequest;
-using checkpoint::Storage;
 using memory::MemoryPlan;
 using memory::Place;
+using model::LoadedModel;
+using model::LoadRequest;
+using weights::Storage;
 
 constexpr int64_t kMostPrefetch = 3;
 constexpr std::string_view kOff = "off";
@@ -52,7 +52,7 @@ std::vector<Storage> parse_allowed(const std::vector<std::string>& names) {
 
 memory::DeviceProfile profile_named(const std::string& name) {
   if (const auto known = memory::known_profile(name)) return *known;
-  return memory::parse_profile(checkpoint::read_text_file(name), name);
+  return memory::parse_profile(files::read_text_file(name), name);
 }
 
 // Of a limit of the device.
@@ -190,7 +190,7 @@ PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
 }
 
 void apply_plan(const MemoryPlan& plan, LoadRequest& request) {
-  checkpoint::Placement& placement = request.placement;
+  model::Placement& placement = request.placement;
   placement.resident_blocks.clear();
   placement.offload.clear();
   placement.offload_others = false;
@@ -212,7 +212,7 @@ std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequ
   std::vector<std::string> names;
   for (const std::string& name : components) {
     if (model.storage(name) == Storage::kPlain &&
-        !checkpoint::storable_weights(model.model(), name).empty())
+        !weights::storable_weights(model.model(), name).empty())
       names.push_back(name);
   }
   const auto alternative = [&](const std::vector<std::string>& stored) {

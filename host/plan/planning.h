@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
+#include "host/model/model_loader.h"
 #include "host/plan/run_sizes.h"
 #include "memory/planner.h"
 
@@ -41,8 +41,8 @@ struct PlanTarget {
 };
 
 // `request` says the device, and what was said of placement. Throws as check_wishes().
-PlanTarget plan_target(const MemoryWishes& wishes, const checkpoint::LoadRequest& request,
-                       const checkpoint::LoadedModel& model);
+PlanTarget plan_target(const MemoryWishes& wishes, const model::LoadRequest& request,
+                       const model::LoadedModel& model);
 
 // What a plan may take of the limits: its prediction is not exact.
 memory::PlanLimits within(memory::PlanLimits limits);
@@ -69,13 +69,13 @@ PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
                              const std::vector<Alternative>& alternatives);
 
 // Puts the plan's storages and places into a request.
-void apply_plan(const memory::MemoryPlan& plan, checkpoint::LoadRequest& request);
+void apply_plan(const memory::MemoryPlan& plan, model::LoadRequest& request);
 
 // Those of `components` whose weights could rest in 8 bits and do not: --storage flags, and the
 // run's model opened with them, as alternatives.
-using SizeModel = std::function<SizedRun(checkpoint::LoadedModel& model)>;
-std::vector<Alternative> storage_alternatives(checkpoint::LoadedModel& model,
-                                              const checkpoint::LoadRequest& request,
+using SizeModel = std::function<SizedRun(model::LoadedModel& model)>;
+std::vector<Alternative> storage_alternatives(model::LoadedModel& model,
+                                              const model::LoadRequest& request,
                                               const std::vector<std::string>& components,
                                               const SizeModel& size);
 

@@ -8,10 +8,10 @@
 namespace atelier::plan {
 namespace {
 
-using checkpoint::LoadedModel;
-using checkpoint::Storage;
 using memory::PlannedComponent;
 using memory::StoredComponent;
+using model::LoadedModel;
+using weights::Storage;
 
 constexpr int64_t kAlignment = 256;  // of a tensor in a slab
 constexpr int64_t kScaleBytes = 4;   // of one row
@@ -21,7 +21,7 @@ int64_t rounded(int64_t bytes) {
 }
 
 // Most bytes of the checkpoint are 8-bit floats.
-bool is_published_in_8_bits(const checkpoint::LoadedPart& part) {
+bool is_published_in_8_bits(const model::LoadedPart& part) {
   int64_t narrow = 0, all = 0;
   for (const auto& [name, meta] : part.checkpoint.index().tensors()) {
     const int64_t count = c10::multiply_integers(meta.shape);
@@ -37,16 +37,16 @@ int64_t bytes_of(const Weight& weight, bool is_stored, at::ScalarType dtype) {
   return rounded(weight.numel() * static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
-StoredComponent size_component(LoadedModel& model, const checkpoint::LoadedPart& part,
-                               Storage storage, const std::set<const Weight*>& level_weights) {
+StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part, Storage storage,
+                               const std::set<const Weight*>& level_weights) {
   const std::string& name = part.detection.component;
   const bool is_8_bit = storage == Storage::kFp8 || storage == Storage::kInt8 ||
                         (storage == Storage::kPublished && is_published_in_8_bits(part));
   std::set<const Weight*> stored;
-  if (is_8_bit) stored = checkpoint::storable_weights(model.model(), name);
+  if (is_8_bit) stored = weights::storable_weights(model.model(), name);
 
   StoredComponent sized;
-  sized.storage = checkpoint::storage_name(storage);
+  sized.storage = weights::storage_name(storage);
   std::set<const Weight*> in_blocks;
   for (Block* block : model.model().blocks(name)) {
     int64_t bytes = 0, once = 0;
@@ -73,7 +73,7 @@ std::string_view role_of(const LoadedModel& model, const std::string& component)
 }
 
 void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
-  const checkpoint::Placement& placement = basis.placement;
+  const model::Placement& placement = basis.placement;
   const auto place = placement.offload.find(component.name);
   const bool is_sent_away = place != placement.offload.end();
   if (is_sent_away) {
@@ -102,9 +102,9 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
       level_weights.insert(weight.get());
   }
   std::vector<PlannedComponent> components;
-  for (const checkpoint::LoadedPart& part : model.parts()) {
+  for (const model::LoadedPart& part : model.parts()) {
     PlannedComponent component{.name = part.detection.component};
-    const bool can_be_stored = !checkpoint::storable_weights(model.model(), component.name).empty();
+    const bool can_be_stored = !weights::storable_weights(model.model(), component.name).empty();
     const Storage asked = can_be_stored ? model.storage(component.name) : Storage::kPlain;
     std::vector<Storage> storages = {asked};
     const bool is_open =

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/generate/generator.h"
+#include "host/model/model_loader.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
 #include "memory/activation_budget.h"
@@ -20,14 +20,14 @@ namespace atelier::plan {
 // What is given before anything is planned.
 struct PlanBasis {
   memory::DeviceProfile profile;
-  at::DeviceType like = at::kCPU;        // kind of the device that the run is on
-  checkpoint::Placement placement = {};  // what the user said of it
+  at::DeviceType like = at::kCPU;   // kind of the device that the run is on
+  model::Placement placement = {};  // what the user said of it
   // What is sent away stays away, all but the blocks that the user keeps: the limit is not his.
   bool keeps_places = false;
   // Storages that may be chosen beside plain, for components that are not in `stored`: those are as
   // the user said.
-  std::vector<checkpoint::Storage> allowed_storages = {};
-  checkpoint::StorageByComponent stored = {};
+  std::vector<weights::Storage> allowed_storages = {};
+  weights::StorageByComponent stored = {};
 };
 
 struct GenerationBasis {
@@ -67,14 +67,14 @@ struct SizedRun {
 };
 
 // Throws what the model throws when it cannot run without values.
-SizedRun size_generation(checkpoint::LoadedModel& model, const GenerationBasis& generation,
+SizedRun size_generation(model::LoadedModel& model, const GenerationBasis& generation,
                          const PlanBasis& basis);
-SizedRun size_training(checkpoint::LoadedModel& model, const TrainingBasis& training,
+SizedRun size_training(model::LoadedModel& model, const TrainingBasis& training,
                        const PlanBasis& basis);
 
 // The components of a model, in each storage that may be chosen. `prepares_levels`: what only noise
 // levels reach is drawn once.
-std::vector<memory::PlannedComponent> size_components(checkpoint::LoadedModel& model,
+std::vector<memory::PlannedComponent> size_components(model::LoadedModel& model,
                                                       const PlanBasis& basis, bool prepares_levels);
 
 }  // namespace atelier::plan

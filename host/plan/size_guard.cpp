@@ -18,10 +18,10 @@
 namespace atelier::plan {
 namespace {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadRequest;
 using generate::Settings;
 using generate::Tiling;
+using model::LoadedModel;
+using model::LoadRequest;
 
 constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the pictures that are tried
 constexpr int64_t kTokens = 16;                                    // of their texts

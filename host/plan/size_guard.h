@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/data/dataset.h"
 #include "host/generate/settings.h"
 #include "host/generate/tiling.h"
+#include "host/model/model_loader.h"
 #include "host/plan/planning.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
@@ -37,7 +37,7 @@ class SizeGuard {
  public:
   // Runs the model without values; of nothing in it a weight is loaded. A model that cannot be run
   // so has no guard. `request` and `wishes` as for plan_target().
-  SizeGuard(checkpoint::LoadedModel& model, const checkpoint::LoadRequest& request,
+  SizeGuard(model::LoadedModel& model, const model::LoadRequest& request,
             const MemoryWishes& wishes);
 
   // Adds a problem where pictures of these settings cannot be made. `may_tile`: there is --tiled.
@@ -65,7 +65,7 @@ class SizeGuard {
     double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
   };
 
-  void find_limits(const checkpoint::LoadRequest& request, const MemoryWishes& wishes);
+  void find_limits(const model::LoadRequest& request, const MemoryWishes& wishes);
   void measure();
   Need most_of(const generate::Settings& settings, const Size& size,
                const std::optional<generate::Tiling>& tiling) const;
@@ -76,7 +76,7 @@ class SizeGuard {
   void refuse_largest(const data::Dataset& dataset, const std::string& work, const F& need,
                       report::Problems& problems) const;
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   PlanBasis basis_;
   Limit device_, host_;
   bool is_host_ = false;  // the device's memory is the host's

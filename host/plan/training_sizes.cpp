@@ -19,10 +19,10 @@ namespace atelier::plan {
 namespace {
 
 using at::Tensor;
-using checkpoint::LoadedModel;
 using memory::ActivationBudget;
 using memory::Manner;
 using memory::PlannedPhase;
+using model::LoadedModel;
 
 constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
 constexpr int kBudgets = 20;             // parts of the activations that are tried
@@ -433,7 +433,7 @@ class TrainingSizes {
       forward += pass.forward[i] + beside;
       backward += pass.backward[i] + beside + (plan.runs[i].is_whole ? 0.0 : again + beside);
     }
-    for (const checkpoint::LoadedPart& part : model_.parts()) {
+    for (const model::LoadedPart& part : model_.parts()) {
       const std::string& name = part.detection.component;
       const std::vector<Block*> blocks = dry_.model().blocks(name);
       if (std::none_of(blocks.begin(), blocks.end(),

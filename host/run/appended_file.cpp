@@ -7,17 +7,17 @@
 #include <unistd.h>
 #include <utility>
 
-#include "host/checkpoint/file_operations.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_operations.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::run {
 
-using checkpoint::file_operations;
+using files::file_operations;
 
 AppendedFile::AppendedFile(std::string path, bool is_new) : path_(std::move(path)) {
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (is_new ? O_EXCL : 0);
   file_ = file_operations().open(path_.c_str(), flags, 0666);
-  if (file_ < 0) checkpoint::fail_on_file(path_, "cannot be written", errno);
+  if (file_ < 0) files::fail_on_file(path_, "cannot be written", errno);
   size_ = lseek(file_, 0, SEEK_END);
 }
 
@@ -26,7 +26,7 @@ AppendedFile::~AppendedFile() {
 }
 
 void AppendedFile::append(std::string_view bytes) {
-  const int why = checkpoint::write_all(file_, bytes.data(), bytes.size());
+  const int why = files::write_all(file_, bytes.data(), bytes.size());
   if (why == 0) {
     size_ += static_cast<int64_t>(bytes.size());
     return;
@@ -35,7 +35,7 @@ void AppendedFile::append(std::string_view bytes) {
   static_cast<void>(file_operations().truncate(file_, size_));
   if (std::exchange(has_warned_, true)) return;
   std::fprintf(stderr, "warning: %s: cannot be written: %s; the run goes on without these rows\n",
-               checkpoint::display_path(path_).c_str(), std::strerror(why));
+               files::display_path(path_).c_str(), std::strerror(why));
 }
 
 }  // namespace atelier::run

@@ -7,9 +7,9 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/file_operations.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/file_operations.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
 #include "host/run/appended_file.h"
 #include "host/run/durable.h"
 #include "host/run/metrics.h"
@@ -49,13 +49,13 @@ void cut(const std::string& path, int64_t last_step) {
   std::string row;
   if (!std::getline(file, row) || row != kHeader)
     throw Error(ErrorCode::kInvalidArgument,
-                checkpoint::display_path(path) + ": its first row is not " + std::string(kHeader),
+                files::display_path(path) + ": its first row is not " + std::string(kHeader),
                 "move it away", "CSV_HEADER");
   std::string kept = row + "\n";
   while (std::getline(file, row) && !file.eof())
     if (stays(row, last_step)) kept += row + "\n";
-  if (file.bad()) checkpoint::fail_on_file(path, "cannot be read", EIO);
-  checkpoint::write_file(path, kept);
+  if (file.bad()) files::fail_on_file(path, "cannot be read", EIO);
+  files::write_file(path, kept);
 }
 
 class CsvWriter final : public MetricsWriter {
@@ -80,12 +80,12 @@ MetricsWriter::~MetricsWriter() = default;
 void MetricsWriter::write_picture(int64_t /*step*/, const EncodedPicture& /*picture*/) {}
 
 std::unique_ptr<MetricsWriter> open_csv(const std::string& path, int64_t last_step) {
-  make_folders(checkpoint::parent_folder(path));
+  make_folders(files::parent_folder(path));
   std::error_code ignored;
   if (fs::exists(path, ignored) && fs::file_size(path, ignored) > 0) {
     cut(path, last_step);
   } else {
-    checkpoint::write_file(path, std::string(kHeader) + "\n");
+    files::write_file(path, std::string(kHeader) + "\n");
   }
   return std::make_unique<CsvWriter>(path);
 }

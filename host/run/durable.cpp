@@ -4,26 +4,26 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "host/checkpoint/file_operations.h"
+#include "host/files/file_operations.h"
 
 namespace atelier::run {
 
 namespace fs = std::filesystem;
 
-using checkpoint::fail_on_file;
-using checkpoint::file_operations;
+using files::fail_on_file;
+using files::file_operations;
 
 void make_folders(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return;
-  const std::string parent = checkpoint::parent_folder(path);
+  const std::string parent = files::parent_folder(path);
   if (parent != path) make_folders(parent);
   if (file_operations().mkdir(path.c_str(), 0777) != 0) {
     const int why = errno;
     if (why == EEXIST && fs::is_directory(path, ignored)) return;
     fail_on_file(path, "the folder cannot be made", why);
   }
-  checkpoint::flush_folder(parent, path);
+  files::flush_folder(parent, path);
 }
 
 void rename_folder(const std::string& from, const std::string& to) {

@@ -5,9 +5,9 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/checkpoint.h"
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/checkpoint.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
 #include "host/run/run_folder.h"
@@ -16,7 +16,7 @@ namespace atelier::run {
 
 namespace fs = std::filesystem;
 
-using checkpoint::display_path;
+using files::display_path;
 
 namespace {
 
@@ -27,7 +27,7 @@ std::string path_to_read(const Checkpoint& checkpoint, const std::string& file, 
     throw Error(ErrorCode::kNotFound, display_path(checkpoint.folder) + ": there is no " +
                                           formats::quote_and_escape(file) + " in this checkpoint");
   std::string path = checked_path(checkpoint, file);
-  if (with_hash && checkpoint::hash_file(path) != found->second.hash)
+  if (with_hash && files::hash_file(path) != found->second.hash)
     throw damaged(path, "its contents are not those that were written");
   return path;
 }
@@ -75,14 +75,14 @@ Checkpoint newest_whole(const std::string& folder, const std::vector<std::string
 
 NamedTensors Checkpoint::load(const std::string& file, bool check) const {
   const std::string path = path_to_read(*this, file, check);
-  const checkpoint::Checkpoint opened = checkpoint::Checkpoint::open(path, {path});
+  const files::Checkpoint opened = files::Checkpoint::open(path, {path});
   NamedTensors tensors;
   for (const auto& [name, meta] : opened.index().tensors()) tensors[name] = opened.read(name);
   return tensors;
 }
 
 std::string Checkpoint::text(const std::string& file) const {
-  return checkpoint::read_text_file(path_to_read(*this, file, /*with_hash=*/true));
+  return files::read_text_file(path_to_read(*this, file, /*with_hash=*/true));
 }
 
 Checkpoint find_checkpoint(const std::string& path,

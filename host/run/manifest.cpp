@@ -11,8 +11,8 @@
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
 #include "host/run/durable.h"
 
 namespace atelier::run {
@@ -27,7 +27,7 @@ constexpr std::string_view kAfterChecksum = "\"\n}\n";
 constexpr size_t kChecksumLength = 32;
 
 std::string checksum(std::string_view bytes) {
-  return checkpoint::ContentHash().add(bytes.data(), bytes.size()).hex();
+  return files::ContentHash().add(bytes.data(), bytes.size()).hex();
 }
 
 // "2026-11-21T14:51:11Z".
@@ -42,7 +42,7 @@ std::string time_now() {
 
 std::string read_text(const std::string& path) {
   try {
-    return checkpoint::read_text_file(path);
+    return files::read_text_file(path);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) throw damaged(path, "is not there");
     throw;
@@ -124,9 +124,8 @@ Checkpoint open_checkpoint(const std::string& folder) {
     const nlohmann::json manifest = parse_checked(path, read_text(path));
     if (manifest.at("version") != kVersion)
       throw Error(ErrorCode::kUnsupported,
-                  checkpoint::display_path(path) + ": its version is " +
-                      manifest.at("version").dump() + ", and this program reads version " +
-                      std::to_string(kVersion),
+                  files::display_path(path) + ": its version is " + manifest.at("version").dump() +
+                      ", and this program reads version " + std::to_string(kVersion),
                   "use the program that wrote it", "CHECKPOINT_VERSION");
     read_manifest(manifest, checkpoint);
   } catch (const nlohmann::json::exception& error) {
@@ -149,7 +148,7 @@ std::string checked_path(const Checkpoint& checkpoint, const std::string& file) 
 }
 
 Error damaged(const std::string& path, const std::string& what) {
-  return Error(ErrorCode::kDataLoss, checkpoint::display_path(path) + ": " + what,
+  return Error(ErrorCode::kDataLoss, files::display_path(path) + ": " + what,
                "use another checkpoint", "CHECKPOINT_DAMAGED");
 }
 

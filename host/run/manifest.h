@@ -18,7 +18,7 @@ inline constexpr std::string_view kManifestName = "MANIFEST.json";
 
 // Names in "checkpoints". The second is that of one that gives way to a new checkpoint of the same
 // step, for the moment in which both are there. What is being written or removed has a name of
-// checkpoint::temporary_path.
+// files::temporary_path.
 inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kOldPrefix = ".old-step-";
 

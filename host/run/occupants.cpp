@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "host/checkpoint/temporary_file.h"
+#include "host/files/temporary_file.h"
 #include "host/run/durable.h"
 #include "host/run/run_folder.h"
 
@@ -18,7 +18,7 @@ bool is_result(const std::string& name) {
 // Whether a run's own folder of this name holds anything but leftovers.
 bool is_filled(const std::string& folder) {
   const std::vector<std::string> names = folder_names(folder);
-  return !std::all_of(names.begin(), names.end(), checkpoint::is_temporary);
+  return !std::all_of(names.begin(), names.end(), files::is_temporary);
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ bool is_filled(const std::string& folder) {
 Occupants find_occupants(const std::string& folder) {
   Occupants found;
   for (const std::string& name : folder_names(folder)) {
-    if (checkpoint::is_temporary(name)) continue;
+    if (files::is_temporary(name)) continue;
     if (is_result(name)) found.results.push_back(name);
     if (name == kCheckpointsName && is_filled(path_in(folder, name))) found.results.push_back(name);
     if (name == kConfigName || name == kCsvName) found.records.push_back(name);

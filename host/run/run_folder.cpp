@@ -15,10 +15,10 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_operations.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/safetensors_writer.h"
-#include "host/checkpoint/temporary_file.h"
+#include "host/files/file_operations.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
+#include "host/files/temporary_file.h"
 #include "host/report/problems.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
@@ -27,8 +27,8 @@ namespace atelier::run {
 
 namespace fs = std::filesystem;
 
-using checkpoint::display_path;
-using checkpoint::file_operations;
+using files::display_path;
+using files::file_operations;
 
 namespace {
 
@@ -46,14 +46,14 @@ void write_holder(int lock) {
   const std::string holder = "process " + std::to_string(getpid()) + " on " + host.data() + "\n";
   // Only for the message to others: the lock holds without it.
   if (file_operations().truncate(lock, 0) == 0)
-    checkpoint::write_all(lock, holder.data(), holder.size());
+    files::write_all(lock, holder.data(), holder.size());
 }
 
 // Returns the descriptor of the lock; -1 where the file system has no locks.
 int take_lock(const std::string& folder) {
   const std::string path = path_in(folder, ".lock");
   const int lock = file_operations().open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock < 0) checkpoint::fail_on_file(path, "cannot be written", errno);
+  if (lock < 0) files::fail_on_file(path, "cannot be written", errno);
   if (file_operations().flock(lock) == 0) {
     write_holder(lock);
     return lock;
@@ -65,7 +65,7 @@ int take_lock(const std::string& folder) {
                 display_path(folder) + ": another run writes here: " + read_holder(path),
                 "wait for its end, or take another output folder", "RUN_LOCKED");
   if (why != ENOLCK && why != ENOTSUP && why != ENOSYS && why != EINVAL)
-    checkpoint::fail_on_file(path, "cannot be locked", why);
+    files::fail_on_file(path, "cannot be locked", why);
   std::fprintf(stderr, "warning: %s: this file system has no locks; let one run only write here\n",
                display_path(folder).c_str());
   return -1;
@@ -103,15 +103,15 @@ void check_names(const CheckpointFiles& files) {
 void write_files(const std::string& folder, int64_t step, const CheckpointFiles& files,
                  const nlohmann::json& facts) {
   std::map<std::string, Checkpoint::File> written;
-  const auto note = [&](const std::string& name, const checkpoint::WrittenFile& file) {
+  const auto note = [&](const std::string& name, const files::WrittenFile& file) {
     written[name] = {file.bytes, file.hash};
   };
   for (const auto& [name, tensors] : files.tensors)
-    note(name, checkpoint::write_safetensors(path_in(folder, name), tensors));
+    note(name, files::write_safetensors(path_in(folder, name), tensors));
   for (const auto& [name, text] : files.texts)
-    note(name, checkpoint::write_file(path_in(folder, name), text));
+    note(name, files::write_file(path_in(folder, name), text));
   // The last one: where it is, the others are.
-  checkpoint::write_file(path_in(folder, kManifestName), manifest_text(step, written, facts));
+  files::write_file(path_in(folder, kManifestName), manifest_text(step, written, facts));
 }
 
 void warn(const Error& error) {
@@ -174,17 +174,17 @@ RunFolder::~RunFolder() {
 
 void RunFolder::clean() const {
   for (const std::string& folder : {path_, path_in(path_, kPreviewsName)})
-    checkpoint::remove_abandoned(folder);
+    files::remove_abandoned(folder);
   for (const std::string& name : folder_names(checkpoints_)) {
     const std::string folder = path_in(checkpoints_, name);
-    if (checkpoint::is_temporary(name)) discard(folder);
+    if (files::is_temporary(name)) discard(folder);
     const std::optional<int64_t> step = step_of(name, kOldPrefix);
     if (!step) continue;
     // A crash between two renames left this one without, or beside, the one that takes its place.
     const std::string final = path_in(checkpoints_, step_name(*step));
     if (!exists(final)) {
       rename_folder(folder, final);
-      checkpoint::flush_folder(checkpoints_, final);
+      files::flush_folder(checkpoints_, final);
     } else if (is_whole(final)) {
       discard(folder);
     }
@@ -194,7 +194,7 @@ void RunFolder::clean() const {
 void RunFolder::require_space(std::string_view what, uint64_t bytes) const {
   struct statvfs space = {};
   if (file_operations().statvfs(path_.c_str(), &space) != 0)
-    checkpoint::fail_on_file(path_, "its free space cannot be found", errno);
+    files::fail_on_file(path_, "its free space cannot be found", errno);
   if (space.f_blocks == 0) return;  // a file system that does not count
   const uint64_t needed = bytes + bytes / 10;
   const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
@@ -235,9 +235,9 @@ std::string RunFolder::save(int64_t step, const CheckpointFiles& files, const nl
   check_names(files);
   make_folders(checkpoints_);
   require_space("a checkpoint", bytes_needed(files, facts));
-  const std::string aside = checkpoint::temporary_path(path_in(checkpoints_, step_name(step)));
+  const std::string aside = files::temporary_path(path_in(checkpoints_, step_name(step)));
   if (file_operations().mkdir(aside.c_str(), 0777) != 0)
-    checkpoint::fail_on_file(aside, "the folder cannot be made", errno);
+    files::fail_on_file(aside, "the folder cannot be made", errno);
   try {
     write_files(aside, step, files, facts);
     commit(aside, step);
@@ -259,12 +259,12 @@ void RunFolder::commit(const std::string& aside, int64_t step) const {
   std::string old = path_in(checkpoints_, step_name(step, kOldPrefix));
   if (exists(final) && exists(old) && is_whole(final)) remove_tree(old);
   // Where there is an old one still, the final one is damaged, and the old one stands for it.
-  if (exists(old)) old = checkpoint::temporary_path(final);
+  if (exists(old)) old = files::temporary_path(final);
   const bool replaces = exists(final);
   if (replaces) rename_folder(final, old);
   try {
     rename_folder(aside, final);
-    checkpoint::flush_folder(checkpoints_, final);
+    files::flush_folder(checkpoints_, final);
   } catch (const Error&) {
     file_operations().rename(final.c_str(), aside.c_str());
     if (replaces) file_operations().rename(old.c_str(), final.c_str());
@@ -283,9 +283,9 @@ void RunFolder::remove_beyond(int64_t keep, int64_t newest_step) const {
   for (const int64_t step : steps) {
     const std::string folder = path_in(checkpoints_, step_name(step));
     if (!is_whole(folder) || ++num_whole <= keep) continue;
-    const std::string deleted = checkpoint::temporary_path(folder);
+    const std::string deleted = files::temporary_path(folder);
     rename_folder(folder, deleted);
-    checkpoint::flush_folder(checkpoints_, folder);
+    files::flush_folder(checkpoints_, folder);
     discard(deleted);
   }
 }

@@ -27,7 +27,7 @@ inline constexpr std::string_view kTensorboardName = "tensorboard_log";
 struct Checkpoint {
   struct File {
     uint64_t bytes = 0;
-    std::string hash;  // as checkpoint::hash_file
+    std::string hash;  // as files::hash_file
   };
 
   std::string folder;

@@ -5,8 +5,8 @@
 #include "atelier/error.h"
 
 #include "formats/json.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
 
 namespace atelier::train {
 
@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 using Json = nlohmann::json;
 
 constexpr int kVersion = 1;
@@ -104,7 +104,7 @@ Manifest Manifest::read(const std::string& folder) {
     throw Error(ErrorCode::kNotFound, display_path(name) + ": there is no cache",
                 "run --task sft:data_process first, with the same --output_path or --cache_path",
                 "CACHE_ABSENT");
-  const std::string text = checkpoint::read_text_file(name, kMaxBytes);
+  const std::string text = files::read_text_file(name, kMaxBytes);
   const char* const hint = "run --task sft:data_process again, which writes it anew";
   try {
     const Json json = formats::parse_json(text, {.max_depth = 64, .max_values = uint64_t{1} << 28});
@@ -118,7 +118,7 @@ Manifest Manifest::read(const std::string& folder) {
                   hint, "CACHE_STALE");
     return manifest_of(json);
   } catch (const formats::ParseError& error) {
-    const Error at = checkpoint::at_file(name, error, ErrorCode::kDataLoss);
+    const Error at = files::at_file(name, error, ErrorCode::kDataLoss);
     throw Error(at.code(), at.message(), hint, at.tag());
   } catch (const Json::exception& error) {
     throw Error(ErrorCode::kDataLoss, display_path(name) + ": is damaged: " + error.what(), hint);
@@ -133,8 +133,8 @@ void Manifest::write(const std::string& folder) const {
     throw Error(ErrorCode::kEnvironment,
                 display_path(folder) + ": the folder cannot be made: " + failure.message(),
                 "check --cache_path", "FILE_WRITE");
-  if (fs::exists(name, failure) && checkpoint::read_text_file(name, kMaxBytes) == text) return;
-  checkpoint::write_file(name, text);
+  if (fs::exists(name, failure) && files::read_text_file(name, kMaxBytes) == text) return;
+  files::write_file(name, text);
 }
 
 }  // namespace atelier::train

@@ -9,8 +9,9 @@
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/report/memory_timeline.h"
+#include "host/files/file_reader.h"
+#include "host/model/model_flags.h"
+#include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
 #include "host/train/config_checks.h"
 #include "host/train/config_file.h"
@@ -22,10 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using cli::CommandSpec;
-using cli::FlagSpec;
-using cli::GivenValue;
-using cli::ParsedFlags;
+using flags::CommandSpec;
+using flags::FlagSpec;
+using flags::GivenValue;
+using flags::ParsedFlags;
 
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -94,7 +95,7 @@ class LayerReader {
       : arguments_(arguments), command_(command), unread_(unread), problems_(problems) {}
 
   Layers read() {
-    const std::string file = cli::peek_flag(arguments_, "config").value_or("");
+    const std::string file = flags::peek_flag(arguments_, "config").value_or("");
     if (!file.empty())
       unread_.collect([&] { layers_.values = read_config_file(file, command_, problems_); });
     if (const GivenValue* nested = find_value(layers_.values, "config"))
@@ -107,7 +108,7 @@ class LayerReader {
  private:
   // Of the command line, --config, or the preset.
   std::string setting(std::string_view name) const {
-    if (const auto text = cli::peek_flag(arguments_, name)) return *text;
+    if (const auto text = flags::peek_flag(arguments_, name)) return *text;
     if (const GivenValue* value = find_value(layers_.values, name)) return value->text;
     return find_flag(command_, name).preset.value_or("");
   }
@@ -129,11 +130,10 @@ class LayerReader {
       const std::optional<std::string> file = begun_config(path);
       if (error.code() != ErrorCode::kNotFound || (!is_latest && !file)) throw;
       layers_.notes.push_back("--resume " + resume + ": no checkpoint in " +
-                              checkpoint::display_path(path) +
-                              ", training begins from the beginning");
+                              files::display_path(path) + ", training begins from the beginning");
       layers_.resumed_folder = path;
       if (!is_latest)
-        add_values(values_of(checkpoint::read_text_file(*file), *file, path, command_, problems_));
+        add_values(values_of(files::read_text_file(*file), *file, path, command_, problems_));
     }
   }
 
@@ -208,7 +208,7 @@ void fill_task(Config& c, const ParsedFlags& flags, std::string_view command) {
 }
 
 void fill_model(Config& c, const ParsedFlags& flags, report::Problems& problems) {
-  problems.collect([&] { c.model = cli::load_request(flags); });
+  problems.collect([&] { c.model = model::load_request(flags); });
 }
 
 // Columns that direct distillation reads itself: they are no inputs of a family.
@@ -224,7 +224,7 @@ void fill_dataset(Config& c, const ParsedFlags& flags, const ModelFamily* family
   d.data_file_keys = flags.list("data_file_keys");
   d.extra_inputs = flags.list("extra_inputs");
   if (c.task == Task::kDirectDistill) std::erase_if(d.extra_inputs, is_distill_column);
-  for (const cli::FlagSpec& flag : text_flags(family)) {
+  for (const flags::FlagSpec& flag : text_flags(family)) {
     if (const auto text = flags.find_text(flag.name)) d.texts_of_all.emplace(flag.name, *text);
   }
   d.caption_extension = flags.text("caption_extension");
@@ -262,8 +262,8 @@ void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& prob
       c.cache_path = is_cache(base) ? base : (fs::path(base) / "cache").string();
     base.clear();
   } else if (!is_cache(c.cache_path)) {
-    problems.add(flags.place("dataset_base_path") + ": " + checkpoint::display_path(base) +
-                     " is no cache, and there is none in " + checkpoint::display_path(c.cache_path),
+    problems.add(flags.place("dataset_base_path") + ": " + files::display_path(base) +
+                     " is no cache, and there is none in " + files::display_path(c.cache_path),
                  "run --task sft:data_process first", ErrorCode::kNotFound);
   }
 }
@@ -396,7 +396,7 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
               .allow_storage = flags.list("allow_storage"),
               .says_prefetch = flags.is_given("prefetch"),
               .report = flags.text("report_memory")};
-  report::check_report_path(c.memory.report, problems, flags.text("output_path"));
+  run::check_report_path(c.memory.report, problems, flags.text("output_path"));
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;
   c.offloads_activations = flags.flag("use_gradient_checkpointing_offload");
@@ -508,7 +508,7 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily* f
   const size_t before = problems.size();
   const Layers layers = LayerReader(arguments, spec, problems, problems).read();
   const std::vector<GivenValue> below = choose(layers.values, spec);
-  const ParsedFlags flags = cli::parse_flags(spec, arguments, below, problems);
+  const ParsedFlags flags = flags::parse_flags(spec, arguments, below, problems);
   check_utf8(spec, flags, problems);
   Config config = config_of(flags, layers, command, family, problems);
   config.notes = layers.notes;
@@ -522,7 +522,7 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily* f
 
 std::optional<std::string> peek_setting(std::span<const std::string> arguments,
                                         std::string_view name) {
-  if (auto text = cli::peek_flag(arguments, name)) return text;
+  if (auto text = flags::peek_flag(arguments, name)) return text;
   const CommandSpec command = train_command(nullptr, "cache");
   report::Problems unread, later;  // mistakes in values are told by parse_config()
   const Layers layers = LayerReader(arguments, command, unread, later).read();

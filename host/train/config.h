@@ -11,11 +11,11 @@
 
 #include "atelier/model_family.h"
 
-#include "host/checkpoint/model_loader.h"
-#include "host/cli/flags.h"
 #include "host/data/dataset.h"
 #include "host/data/order.h"
+#include "host/flags/flags.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/model_loader.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
 #include "host/report/problems.h"
@@ -96,7 +96,7 @@ struct MemorySettings {
 struct Config {
   Task task = Task::kSft;
   Stage stage = Stage::kBoth;
-  checkpoint::LoadRequest model;
+  model::LoadRequest model;
   std::string resume_from_checkpoint;  // weights of one trained component
   std::string resume;  // folder of a run or of a checkpoint; empty: from the beginning
   // Its dataset_base_path is empty when samples come from the cache alone (sft:train).
@@ -144,11 +144,11 @@ struct Config {
 
 // Optional texts that the family is trained with, as flags: what rows have that give none. Empty
 // for null.
-std::vector<cli::FlagSpec> text_flags(const ModelFamily* family);
+std::vector<flags::FlagSpec> text_flags(const ModelFamily* family);
 
 // Every flag of `atelier train`, in groups; with a family, its names stand in the help and its
 // text_flags() among the others. The name "cache" adds --dry_run.
-cli::CommandSpec train_command(const ModelFamily* family, std::string name = "train");
+flags::CommandSpec train_command(const ModelFamily* family, std::string name = "train");
 
 // Flags, --config and, below both, the configuration in the run of --resume. Everything that can be
 // known without model and dataset is checked; mistakes become problems that name the flag, or the

@@ -7,7 +7,7 @@
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::train {
 namespace {
@@ -21,7 +21,7 @@ std::string quote(std::string_view text) {
 // One look at a configuration.
 class Checks {
  public:
-  Checks(const Config& config, const cli::ParsedFlags& flags, const ModelFamily* family,
+  Checks(const Config& config, const flags::ParsedFlags& flags, const ModelFamily* family,
          report::Problems& problems)
       : config_(config), flags_(flags), family_(family), problems_(problems) {}
 
@@ -161,7 +161,7 @@ class Checks {
   void check_exists(std::string_view flag, const std::string& path) {
     std::error_code failure;
     if (path.empty() || std::filesystem::exists(path, failure)) return;
-    add(flag, checkpoint::display_path(path) + " is not there", "", ErrorCode::kNotFound);
+    add(flag, files::display_path(path) + " is not there", "", ErrorCode::kNotFound);
   }
 
   void check_first_values() {
@@ -271,19 +271,19 @@ class Checks {
   }
 
   const Config& config_;
-  const cli::ParsedFlags& flags_;
+  const flags::ParsedFlags& flags_;
   const ModelFamily* family_;  // null: not known
   report::Problems& problems_;
 };
 
 }  // namespace
 
-void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily* family,
+void check_config(const Config& config, const flags::ParsedFlags& flags, const ModelFamily* family,
                   report::Problems& problems) {
   Checks(config, flags, family, problems).run();
 }
 
-std::vector<std::string> note_idle_flags(const Config& config, const cli::ParsedFlags& flags) {
+std::vector<std::string> note_idle_flags(const Config& config, const flags::ParsedFlags& flags) {
   using enum TimestepSampling;
   std::vector<std::string> notes;
   const auto idle = [&](bool has_effect, std::string_view flag, const std::string& without) {

@@ -3,18 +3,18 @@
 
 #include "atelier/model_family.h"
 
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
 
 namespace atelier::train {
 
 // `flags` are those that `config` was made from: they say where each value stands.
-void check_config(const Config& config, const cli::ParsedFlags& flags, const ModelFamily* family,
+void check_config(const Config& config, const flags::ParsedFlags& flags, const ModelFamily* family,
                   report::Problems& problems);
 
 // A line for each given flag that other flags make meaningless.
-std::vector<std::string> note_idle_flags(const Config& config, const cli::ParsedFlags& flags);
+std::vector<std::string> note_idle_flags(const Config& config, const flags::ParsedFlags& flags);
 
 // The component of a dotted name: "dit" of "dit.blocks.0".
 std::string component_of(std::string_view path);

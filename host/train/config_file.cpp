@@ -10,8 +10,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/model_paths.h"
+#include "host/files/file_reader.h"
+#include "host/files/model_paths.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using cli::FlagKind;
-using cli::FlagSpec;
+using flags::FlagKind;
+using flags::FlagSpec;
 using nlohmann::json;
 
 std::string quote(std::string_view text) {
@@ -125,7 +125,7 @@ std::string value_text(const FlagSpec& flag, const toml::node& node) {
   throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag));
 }
 
-const FlagSpec* find_flag(const cli::CommandSpec& command, std::string_view name) {
+const FlagSpec* find_flag(const flags::CommandSpec& command, std::string_view name) {
   const auto it = std::find_if(command.flags.begin(), command.flags.end(),
                                [&](const FlagSpec& flag) { return flag.name == name; });
   return it == command.flags.end() ? nullptr : &*it;
@@ -143,7 +143,7 @@ toml::table parse_toml(const std::string& text, const std::string& shown) {
 }
 
 void add_unknown(const std::string& place, const std::string& name, bool is_table,
-                 const cli::CommandSpec& command, report::Problems& problems) {
+                 const flags::CommandSpec& command, report::Problems& problems) {
   std::vector<std::string> known;
   for (const FlagSpec& flag : command.flags) known.push_back(flag.name);
   const std::string nearest = report::nearest_name(name, known);
@@ -225,7 +225,7 @@ std::string floating_hints(const json& hints) {
 std::string absolute_id(const std::string& entry) {
   const size_t colon = entry.rfind(':');
   if (colon == std::string::npos) return entry;
-  const std::string folder = checkpoint::published_folders(entry.substr(0, colon)).front();
+  const std::string folder = files::published_folders(entry.substr(0, colon)).front();
   std::error_code failure;
   const bool is_nearby = fs::path(folder).is_relative() && fs::is_directory(folder, failure);
   const std::string whole = is_nearby ? absolute(folder) : std::string();
@@ -234,7 +234,7 @@ std::string absolute_id(const std::string& entry) {
 }
 
 // The parts of a list flag. Entries of --fp8_models are those of --model_paths, or published ids.
-std::vector<std::string> portable_list(const FlagSpec& flag, const cli::ParsedFlags& flags) {
+std::vector<std::string> portable_list(const FlagSpec& flag, const flags::ParsedFlags& flags) {
   std::vector<std::string> parts = flags.list(flag.name);
   const bool is_fp8 = flag.name == "fp8_models";
   if (!is_fp8 && flag.name != "model_id_with_origin_paths") return parts;
@@ -245,7 +245,7 @@ std::vector<std::string> portable_list(const FlagSpec& flag, const cli::ParsedFl
 }
 
 // The text of a flag that is no list, with absolute paths.
-std::string portable_text(const FlagSpec& flag, const cli::ParsedFlags& flags) {
+std::string portable_text(const FlagSpec& flag, const flags::ParsedFlags& flags) {
   const std::string text = flags.text(flag.name);
   if (is_path(flag.name)) return absolute(text);
   if (flag.name == "plugin") return text.find('/') == std::string::npos ? text : absolute(text);
@@ -255,7 +255,7 @@ std::string portable_text(const FlagSpec& flag, const cli::ParsedFlags& flags) {
   return text;
 }
 
-std::string value_line(const FlagSpec& flag, const cli::ParsedFlags& flags) {
+std::string value_line(const FlagSpec& flag, const flags::ParsedFlags& flags) {
   switch (flag.kind) {
     case FlagKind::kInteger:
       return std::to_string(flags.integer(flag.name));
@@ -294,15 +294,15 @@ bool is_path(std::string_view name) {
   return names.contains(name);
 }
 
-std::vector<cli::GivenValue> parse_config_text(const std::string& text, const std::string& file,
-                                               const cli::CommandSpec& command,
-                                               report::Problems& problems) {
-  const std::string shown = checkpoint::display_path(file);
+std::vector<flags::GivenValue> parse_config_text(const std::string& text, const std::string& file,
+                                                 const flags::CommandSpec& command,
+                                                 report::Problems& problems) {
+  const std::string shown = files::display_path(file);
   const toml::table table = parse_toml(text, shown);
   std::vector<std::pair<uint32_t, const toml::key*>> lines;
   for (const auto& [key, node] : table) lines.emplace_back(key.source().begin.line, &key);
   std::sort(lines.begin(), lines.end());
-  std::vector<cli::GivenValue> values;
+  std::vector<flags::GivenValue> values;
   for (const auto& [number, key] : lines) {
     const toml::node& node = *table.get(*key);
     const std::string name(key->str());
@@ -322,19 +322,19 @@ std::vector<cli::GivenValue> parse_config_text(const std::string& text, const st
   return values;
 }
 
-std::vector<cli::GivenValue> read_config_file(const std::string& path,
-                                              const cli::CommandSpec& command,
-                                              report::Problems& problems) {
+std::vector<flags::GivenValue> read_config_file(const std::string& path,
+                                                const flags::CommandSpec& command,
+                                                report::Problems& problems) {
   std::string text;
   try {
-    text = checkpoint::read_text_file(path);
+    text = files::read_text_file(path);
   } catch (const Error& error) {
     throw error.at("--config");
   }
   return parse_config_text(text, path, command, problems);
 }
 
-std::string write_config(const cli::CommandSpec& command, const cli::ParsedFlags& flags) {
+std::string write_config(const flags::CommandSpec& command, const flags::ParsedFlags& flags) {
   std::string out, group;
   for (const FlagSpec& flag : command.flags) {
     const std::optional<std::string> text = flags.find_text(flag.name);

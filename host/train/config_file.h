@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/report/problems.h"
 
 namespace atelier::train {
@@ -13,19 +13,19 @@ namespace atelier::train {
 // for flags of parts separated by commas, and lists and tables for flags of JSON. `file` names the
 // text in messages. An unknown key or a value of the wrong type becomes a problem with its line;
 // what is no TOML is thrown as Error{kInvalidArgument}.
-std::vector<cli::GivenValue> parse_config_text(const std::string& text, const std::string& file,
-                                               const cli::CommandSpec& command,
-                                               report::Problems& problems);
+std::vector<flags::GivenValue> parse_config_text(const std::string& text, const std::string& file,
+                                                 const flags::CommandSpec& command,
+                                                 report::Problems& problems);
 
 // The same of a file. Throws Error{kNotFound} or {kEnvironment} when it cannot be read, too.
-std::vector<cli::GivenValue> read_config_file(const std::string& path,
-                                              const cli::CommandSpec& command,
-                                              report::Problems& problems);
+std::vector<flags::GivenValue> read_config_file(const std::string& path,
+                                                const flags::CommandSpec& command,
+                                                report::Problems& problems);
 
 // Every flag that has a value, under the headings of the help. parse_config_text() gives the same
 // values, but for paths: they are absolute, so that the text means the same in any folder. Flags
 // that say where to begin are left out: see is_beginning().
-std::string write_config(const cli::CommandSpec& command, const cli::ParsedFlags& flags);
+std::string write_config(const flags::CommandSpec& command, const flags::ParsedFlags& flags);
 
 // Flags that say what else to read or what to do instead, and are no part of a configuration:
 // config, resume, dry_run.

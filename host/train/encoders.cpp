@@ -5,13 +5,13 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/fingerprint.h"
+#include "host/model/fingerprint.h"
 #include "host/plugins/guard.h"
 
 namespace atelier::train {
 namespace {
 
-using checkpoint::LoadedModel;
+using model::LoadedModel;
 
 constexpr std::string_view kTokenizerRole = "tokenizer";
 
@@ -43,14 +43,14 @@ EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
     if (!takes_part(component, encoding)) continue;
     const std::string name(component.name);
     if (const auto file = model.files().find(name); file != model.files().end()) {
-      records[name] = {checkpoint::tokenizer_fingerprint(file->second), ""};
-    } else if (const checkpoint::LoadedPart* part = model.find_part(name)) {
+      records[name] = {model::tokenizer_fingerprint(file->second), ""};
+    } else if (const model::LoadedPart* part = model.find_part(name)) {
       std::string dtype = dtype_name(model.dtype());
-      const checkpoint::Storage storage = model.storage(name);
-      if (storage == checkpoint::Storage::kFp8 || storage == checkpoint::Storage::kInt8)
-        dtype += " of " + std::string(checkpoint::storage_name(storage));
-      if (model.compute(name) == checkpoint::Compute::kW8A8) dtype += " as w8a8";
-      records[name] = {checkpoint::fingerprint(*part), dtype};
+      const weights::Storage storage = model.storage(name);
+      if (storage == weights::Storage::kFp8 || storage == weights::Storage::kInt8)
+        dtype += " of " + std::string(weights::storage_name(storage));
+      if (model.compute(name) == weights::Compute::kW8A8) dtype += " as w8a8";
+      records[name] = {model::fingerprint(*part), dtype};
     }
   }
   return records;
@@ -82,7 +82,7 @@ Encoders::Encoders(LoadedModel& model, Encoding encoding, progress::Progress& pr
       if (!model.find_part(name) || model.is_loaded(name)) continue;
       progress::Step step(progress, "load " + name, 0, progress::Unit::kBytes);
       loaded_.push_back(name);
-      model.load_component(name, [&](const checkpoint::LoadProgress& state) {
+      model.load_component(name, [&](const model::LoadProgress& state) {
         step.set(state.bytes_done, state.bytes_total);
       });
       step.finish();

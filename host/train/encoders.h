@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
+#include "host/model/model_loader.h"
 #include "host/progress/progress.h"
 #include "host/train/cache_manifest.h"
 #include "host/train/encoding_store.h"
@@ -15,17 +15,17 @@ namespace atelier::train {
 bool takes_part(const ComponentSpec& component, Encoding encoding);
 
 // Those that `model` has.
-EncoderRecords encoder_records(const checkpoint::LoadedModel& model, Encoding encoding);
+EncoderRecords encoder_records(const model::LoadedModel& model, Encoding encoding);
 
 // The same; a required one that the model was made without is taken to be that of `recorded`.
 // Throws Error{kNotFound} when it is not there either.
-EncoderRecords encoder_records(const checkpoint::LoadedModel& model, Encoding encoding,
+EncoderRecords encoder_records(const model::LoadedModel& model, Encoding encoding,
                                const EncoderRecords& recorded);
 
 // Encoders that are loaded while this lives; those that were there before stay. Not thread-safe.
 class Encoders {
  public:
-  Encoders(checkpoint::LoadedModel& model, Encoding encoding, progress::Progress& progress);
+  Encoders(model::LoadedModel& model, Encoding encoding, progress::Progress& progress);
   ~Encoders();
   Encoders(const Encoders&) = delete;
   Encoders& operator=(const Encoders&) = delete;
@@ -38,7 +38,7 @@ class Encoders {
  private:
   void unload();
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   std::vector<std::string> loaded_;
 };
 

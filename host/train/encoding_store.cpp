@@ -7,10 +7,10 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/checkpoint.h"
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/checkpoint.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
+#include "host/files/safetensors_writer.h"
 
 namespace atelier::train {
 
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using checkpoint::FileReader;
+using files::FileReader;
 
 constexpr const char* kKindField = "atelier.kind";
 constexpr const char* kHashField = "atelier.content";  // of the tensors, see content_of()
@@ -29,7 +29,7 @@ std::string_view name_of(Encoding encoding) {
 }
 
 std::string content_of(const NamedTensors& tensors) {
-  checkpoint::ContentHash hash;
+  files::ContentHash hash;
   for (const auto& [name, tensor] : tensors) {
     hash.add(name).add(static_cast<int64_t>(tensor.scalar_type())).add(tensor.dim());
     for (const int64_t size : tensor.sizes()) hash.add(size);
@@ -40,14 +40,14 @@ std::string content_of(const NamedTensors& tensors) {
 
 // Throws Error for what is no entry of this encoding.
 formats::SafetensorsHeader entry_header(const FileReader& file, Encoding encoding) {
-  formats::SafetensorsHeader header = checkpoint::read_header(file);
+  formats::SafetensorsHeader header = files::read_header(file);
   const auto said = header.metadata.find(kKindField);
   const bool has_latents =
       std::any_of(header.tensors.begin(), header.tensors.end(),
                   [](const formats::TensorEntry& entry) { return entry.name == kLatents; });
   if (said == header.metadata.end() || said->second != name_of(encoding) ||
       !header.metadata.contains(kHashField) || has_latents != (encoding == Encoding::kLatents))
-    throw Error(ErrorCode::kDataLoss, checkpoint::display_path(file.path()) +
+    throw Error(ErrorCode::kDataLoss, files::display_path(file.path()) +
                                           ": is no cached entry of " +
                                           std::string(name_of(encoding)));
   return header;
@@ -81,13 +81,13 @@ NamedTensors EncodingStore::read(Encoding encoding, std::string_view key) const 
     const formats::SafetensorsHeader header = entry_header(file, encoding);
     NamedTensors tensors;
     for (const formats::TensorEntry& entry : header.tensors) {
-      at::Tensor value = at::empty(entry.shape, checkpoint::scalar_type(entry.dtype));
+      at::Tensor value = at::empty(entry.shape, files::scalar_type(entry.dtype));
       file.read(value.mutable_data_ptr(), header.data_begin + entry.begin, value.nbytes());
       tensors.emplace(entry.name, std::move(value));
     }
     if (content_of(tensors) != header.metadata.at(kHashField))
       throw Error(ErrorCode::kDataLoss,
-                  checkpoint::display_path(name) + ": its values are not those that were written");
+                  files::display_path(name) + ": its values are not those that were written");
     return tensors;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kEnvironment) throw;
@@ -104,13 +104,13 @@ void EncodingStore::write(Encoding encoding, std::string_view key,
   fs::create_directories(fs::path(name).parent_path(), failure);
   if (failure)
     throw Error(ErrorCode::kEnvironment,
-                checkpoint::display_path(fs::path(name).parent_path().string()) +
+                files::display_path(fs::path(name).parent_path().string()) +
                     ": the folder cannot be made: " + failure.message(),
                 "check --cache_path", "FILE_WRITE");
   NamedTensors values;
   for (const auto& [tensor_name, tensor] : tensors)
     values.emplace(tensor_name, tensor.detach().to(at::kCPU).contiguous());
-  checkpoint::write_safetensors(
+  files::write_safetensors(
       name, values,
       {{kKindField, std::string(name_of(encoding))}, {kHashField, content_of(values)}});
 }

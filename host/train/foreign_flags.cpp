@@ -102,7 +102,7 @@ std::string hint_of(const ForeignFlag& flag) {
 }
 
 // Given, and not to say no.
-bool is_wanted(const cli::ParsedFlags& flags, std::string_view name) {
+bool is_wanted(const flags::ParsedFlags& flags, std::string_view name) {
   if (!flags.is_given(name)) return false;
   const std::string text = flags.find_text(name).value_or("");
   for (const std::string_view no : {"", "false", "False", "0", "off", "no"}) {
@@ -126,8 +126,8 @@ const ForeignFlag* find_foreign_flag(std::span<const ForeignFlag> flags, std::st
   return it == flags.end() ? nullptr : &*it;
 }
 
-std::vector<cli::OtherFlag> other_train_flags() {
-  std::vector<cli::OtherFlag> others;
+std::vector<flags::OtherFlag> other_train_flags() {
+  std::vector<flags::OtherFlag> others;
   const auto add = [&](std::span<const ForeignFlag> flags, const char* of) {
     for (const ForeignFlag& flag : flags)
       others.push_back({flag.name, flag.has_value, hint_of(flag), of});
@@ -142,7 +142,7 @@ bool is_idle_flag(std::string_view name) {
   return std::ranges::find(kOwnFlags, name, &OwnFlag::name) != std::end(kOwnFlags);
 }
 
-std::vector<std::string> note_foreign_flags(const cli::ParsedFlags& flags,
+std::vector<std::string> note_foreign_flags(const flags::ParsedFlags& flags,
                                             report::Problems& problems) {
   std::vector<std::string> notes;
   for (const OwnFlag& flag : kOwnFlags) {

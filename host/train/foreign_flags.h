@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/report/problems.h"
 
 namespace atelier::train {
@@ -34,11 +34,11 @@ std::span<const ForeignFlag> trainer_flags();   // of others, and of DiffSynth-S
 const ForeignFlag* find_foreign_flag(std::span<const ForeignFlag> flags, std::string_view name);
 
 // All of them, as atelier train answers them one by one.
-std::vector<cli::OtherFlag> other_train_flags();
+std::vector<flags::OtherFlag> other_train_flags();
 
 // A line for each given flag that has no effect, and a problem for each whose effect would be
 // missed: those of DiffSynth-Studio that are flags here, too.
-std::vector<std::string> note_foreign_flags(const cli::ParsedFlags& flags,
+std::vector<std::string> note_foreign_flags(const flags::ParsedFlags& flags,
                                             report::Problems& problems);
 
 // Names of these flags.

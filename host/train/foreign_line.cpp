@@ -12,7 +12,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "host/cli/flags.h"
+#include "host/flags/flags.h"
 #include "host/train/config.h"
 #include "host/train/foreign_flags.h"
 #include "host/train/kohya_dataset.h"
@@ -20,9 +20,9 @@
 namespace atelier::train {
 namespace {
 
-using cli::CommandSpec;
-using cli::FlagKind;
-using cli::FlagSpec;
+using flags::CommandSpec;
+using flags::FlagKind;
+using flags::FlagSpec;
 
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -228,7 +228,7 @@ class Rewriter {
       note(flag.shown + " is --dtype bfloat16 here: gradients of float16 vanish");
       return;
     }
-    const std::string word = cli::known_word(value, spec.choices);
+    const std::string word = flags::known_word(value, spec.choices);
     rename(flag.shown, name, word.empty() ? value : word);
   }
 
@@ -291,7 +291,8 @@ class Rewriter {
   // A flag of atelier train, with the words of other programs for its choices.
   void take_own(const Given& flag) {
     if (is_idle_flag(flag.name)) {
-      cli::GivenValue value = {flag.name, flag.values.empty() ? "true" : flag.value(), flag.shown};
+      flags::GivenValue value = {flag.name, flag.values.empty() ? "true" : flag.value(),
+                                 flag.shown};
       own_idle_.push_back(std::move(value));
       return;
     }
@@ -302,7 +303,7 @@ class Rewriter {
     std::string value = flag.value();
     if (is_kohya_ && flag.name == "weighting_scheme" && value == "uniform")
       return rename(flag.shown, flag.name, "none");
-    std::string word = cli::known_word(value, spec.choices);
+    std::string word = flags::known_word(value, spec.choices);
     for (const std::string& choice : spec.choices) {
       if (word.empty() && choice != value && lower(choice) == lower(value)) word = choice;
     }
@@ -438,7 +439,7 @@ class Rewriter {
     words.insert(words.end(), unknown_.begin(), unknown_.end());
     CommandSpec spec = spec_;
     for (FlagSpec& flag : spec.flags) flag.required = false;
-    const cli::ParsedFlags parsed = cli::parse_flags(spec, words, own_idle_, problems_);
+    const flags::ParsedFlags parsed = flags::parse_flags(spec, words, own_idle_, problems_);
     for (std::string& line : note_foreign_flags(parsed, problems_)) note(line);
     if (family_ == nullptr && find("plugin") == nullptr)
       problems_.add("--plugin is missing", "add the model family; atelier plugins lists them");
@@ -472,7 +473,7 @@ class Rewriter {
   bool is_kohya_ = false;
   std::vector<std::string> notes_, variables_, unknown_, model_files_;
   FlagValues flags_;
-  std::vector<cli::GivenValue> own_idle_;  // flags that mean nothing here
+  std::vector<flags::GivenValue> own_idle_;  // flags that mean nothing here
   std::optional<Given> resolution_;
 };
 
@@ -491,7 +492,7 @@ bool is_foreign_line(std::span<const std::string> words) {
 
 std::string family_of_line(std::span<const std::string> words,
                            const std::vector<std::string>& families) {
-  if (const auto said = cli::peek_flag(words, "plugin")) return *said;
+  if (const auto said = flags::peek_flag(words, "plugin")) return *said;
   const auto script = std::find_if(words.begin(), words.end(), is_script);
   if (script == words.end()) return {};
   for (const std::string& family : families) {

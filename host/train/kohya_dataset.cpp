@@ -10,7 +10,7 @@
 
 #include "formats/escape.h"
 #include "formats/list.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/train/foreign_flags.h"
 
 #define TOML_HEADER_ONLY 1
@@ -165,10 +165,10 @@ class Reader {
 }  // namespace
 
 FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems) {
-  const std::string place = "--dataset_config: " + checkpoint::display_path(path);
+  const std::string place = "--dataset_config: " + files::display_path(path);
   std::string text;
   try {
-    text = checkpoint::read_text_file(path);
+    text = files::read_text_file(path);
   } catch (const Error& error) {
     problems.add("--dataset_config: " + error.message(),
                  "run this where the file is, or add --dataset_base_path FOLDER", error.code());

@@ -39,8 +39,8 @@ std::vector<const Conditioning*> pointers(const auto& samples) {
 
 }  // namespace
 
-Objective::Objective(checkpoint::LoadedModel& model, BlockRunner& runner,
-                     const Timesteps& timesteps, uint64_t seed)
+Objective::Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
+                     uint64_t seed)
     : model_(model),
       runner_(runner),
       timesteps_(timesteps),

@@ -12,7 +12,7 @@
 #include "atelier/block.h"
 #include "atelier/model.h"
 
-#include "host/checkpoint/model_loader.h"
+#include "host/model/model_loader.h"
 #include "host/train/samples.h"
 #include "host/train/timesteps.h"
 
@@ -30,7 +30,7 @@ struct PlacedSample {
 // Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
 class Objective {
  public:
-  Objective(checkpoint::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
+  Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
             uint64_t seed);
 
   // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
@@ -65,7 +65,7 @@ class Objective {
   int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   BlockRunner& runner_;
   const Timesteps& timesteps_;
   ScheduleDefaults schedule_;

@@ -5,10 +5,10 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/safetensors_writer.h"
 #include "host/generate/engine.h"
-#include "host/image/pixels.h"
-#include "host/image/png.h"
+#include "host/media/pixels.h"
+#include "host/media/png.h"
 #include "host/run/stop.h"
 
 namespace atelier::train {
@@ -19,7 +19,7 @@ using generate::Request;
 using generate::Settings;
 
 struct Preview::State {
-  checkpoint::LoadedModel& model;
+  model::LoadedModel& model;
   std::vector<Settings> prompts;
   std::string folder;
   std::vector<std::string> trained;
@@ -51,7 +51,7 @@ struct Preview::State {
   }
 };
 
-Preview::Preview(checkpoint::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
+Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
                  std::vector<std::string> trained, progress::Progress& progress)
     : state_(new State{model, std::move(prompts), std::move(folder), std::move(trained), progress,
                        nullptr, std::string(model.denoiser()->detection.component)}) {
@@ -86,9 +86,9 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
         (fs::path(state_->folder) / (name + std::to_string(number) + ".png")).string();
     state_->generator->run(
         state_->request_of(settings, step), [&](size_t, const at::Tensor& pixels) {
-          const image::Picture picture = image::to_picture(pixels.select(1, 0));
-          const std::string png = image::encode_png(picture, {{"prompt", settings.prompt}});
-          checkpoint::write_file(path, png);
+          const media::Picture picture = media::to_picture(pixels.select(1, 0));
+          const std::string png = media::encode_png(picture, {{"prompt", settings.prompt}});
+          files::write_file(path, png);
           state_->progress.note(path);
           shown({png, settings.prompt, number, picture.height, picture.width});
         });

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/model_loader.h"
 #include "host/generate/settings.h"
+#include "host/model/model_loader.h"
 #include "host/progress/progress.h"
 
 namespace atelier::train {
@@ -18,8 +18,8 @@ class Preview {
  public:
   // Pictures go to FOLDER/step-00000100_0.png. `trains` says which components stay loaded and may
   // not be reloaded. `model` outlives the preview.
-  Preview(checkpoint::LoadedModel& model, std::vector<generate::Settings> prompts,
-          std::string folder, std::vector<std::string> trained, progress::Progress& progress);
+  Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
+          std::vector<std::string> trained, progress::Progress& progress);
   ~Preview();
 
   // Encodes the prompts before training, while text encoders are not in the way of the denoiser.

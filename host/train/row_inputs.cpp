@@ -4,12 +4,12 @@
 
 #include <ATen/ATen.h>
 
-#include "host/checkpoint/content_hash.h"
+#include "host/files/content_hash.h"
 
 namespace atelier::train {
 namespace {
 
-using checkpoint::ContentHash;
+using files::ContentHash;
 
 constexpr const char* kPrompt = "prompt";
 

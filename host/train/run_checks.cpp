@@ -5,9 +5,9 @@
 #include <map>
 
 #include "formats/escape.h"
-#include "host/checkpoint/file_operations.h"
-#include "host/checkpoint/file_reader.h"
-#include "host/checkpoint/fingerprint.h"
+#include "host/files/file_operations.h"
+#include "host/files/file_reader.h"
+#include "host/model/fingerprint.h"
 #include "host/report/open_failure.h"
 #include "host/run/durable.h"
 #include "host/run/occupants.h"
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using checkpoint::display_path;
+using files::display_path;
 using report::Problems;
 
 // Whether the folder's config.toml is, to the byte, what this run would write; that is empty where
@@ -28,8 +28,7 @@ bool began_here(const Config& config) {
   if (config.effective_toml.empty()) return true;
   const std::string path = run::path_in(config.output.output_path, run::kConfigName);
   std::error_code failure;
-  return fs::is_regular_file(path, failure) &&
-         checkpoint::read_text_file(path) == config.effective_toml;
+  return fs::is_regular_file(path, failure) && files::read_text_file(path) == config.effective_toml;
 }
 
 using Shapes = std::map<std::string, std::vector<int64_t>>;
@@ -60,7 +59,7 @@ std::string first_difference(const Shapes& ours, const Shapes& theirs) {
 
 class ResumeChecks {
  public:
-  ResumeChecks(const run::Checkpoint& checkpoint, checkpoint::LoadedModel& model,
+  ResumeChecks(const run::Checkpoint& checkpoint, model::LoadedModel& model,
                const Selection& selection, const Config& config, Problems& problems)
       : checkpoint_(checkpoint),
         model_(model),
@@ -89,7 +88,7 @@ class ResumeChecks {
   Values values_of(const std::string& toml) const {
     Values values;
     Problems ignored;  // told where the configuration was read
-    for (cli::GivenValue& value :
+    for (flags::GivenValue& value :
          parse_config_text(toml, "config.toml", train_command(&model_.family()), ignored))
       values[value.name] = std::move(value.text);
     return values;
@@ -115,7 +114,7 @@ class ResumeChecks {
 
   void check_model() {
     const std::string theirs = checkpoint_.facts.value("model", "");
-    if (theirs.empty() || theirs == checkpoint::fingerprint(*model_.denoiser())) return;
+    if (theirs.empty() || theirs == model::fingerprint(*model_.denoiser())) return;
     problems_.add("--resume: " + display_path(checkpoint_.folder) +
                       " is of a run on other weights than those of " +
                       display_path(model_.denoiser()->checkpoint.name()),
@@ -124,7 +123,7 @@ class ResumeChecks {
 
   void check_trained() {
     const std::string file = run::path_in(checkpoint_.folder, "trained.safetensors");
-    const checkpoint::Checkpoint saved = checkpoint::Checkpoint::open(file, {file});
+    const files::Checkpoint saved = files::Checkpoint::open(file, {file});
     Shapes theirs;
     bool has_dtype = false;  // whether weights have the dtype that they are trained in now
     for (const auto& [name, meta] : saved.index().tensors()) {
@@ -145,7 +144,7 @@ class ResumeChecks {
   }
 
   const run::Checkpoint& checkpoint_;
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   const Selection& selection_;
   const Config& config_;
   Problems& problems_;
@@ -180,7 +179,7 @@ void check_output_folder(const Config& config, Problems& problems) {
                    "or choose another folder");
 }
 
-void check_resume(const run::Checkpoint& checkpoint, checkpoint::LoadedModel& model,
+void check_resume(const run::Checkpoint& checkpoint, model::LoadedModel& model,
                   const Selection& selection, const Config& config, Problems& problems) {
   ResumeChecks(checkpoint, model, selection, config, problems).run();
 }

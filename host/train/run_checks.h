@@ -1,7 +1,7 @@
 // Whether a run may have its folder, and whether it can go on from a checkpoint.
 #pragma once
 
-#include "host/checkpoint/model_loader.h"
+#include "host/model/model_loader.h"
 #include "host/report/problems.h"
 #include "host/run/run_folder.h"
 #include "host/train/config.h"
@@ -15,7 +15,7 @@ void check_output_folder(const Config& config, report::Problems& problems);
 
 // What a resumed run cannot change, and was changed, becomes a problem that names the flag and both
 // values: model, trained tensors, optimizer, average. Reads headers only.
-void check_resume(const run::Checkpoint& checkpoint, checkpoint::LoadedModel& model,
+void check_resume(const run::Checkpoint& checkpoint, model::LoadedModel& model,
                   const Selection& selection, const Config& config, report::Problems& problems);
 
 }  // namespace atelier::train

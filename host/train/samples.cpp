@@ -8,17 +8,17 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/data/parallel.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
 
 namespace atelier::train {
 
-using checkpoint::ContentHash;
-using checkpoint::LoadedModel;
+using files::ContentHash;
+using model::LoadedModel;
 using nlohmann::json;
 
 namespace {
@@ -106,8 +106,7 @@ void compare_files(const Manifest& manifest, std::vector<std::string>& differenc
   for (const CacheItem& item : manifest.items) {
     for (const std::string& file : item.files) {
       if (names.contains(file) && told.insert(file).second)
-        differences.push_back(checkpoint::display_path(file) + " of " + item.place +
-                              " has changed");
+        differences.push_back(files::display_path(file) + " of " + item.place + " has changed");
     }
   }
 }
@@ -115,7 +114,7 @@ void compare_files(const Manifest& manifest, std::vector<std::string>& differenc
 void throw_if_stale(const std::string& folder, const std::vector<std::string>& differences) {
   constexpr size_t kMaxTold = 5;
   if (differences.empty()) return;
-  std::string message = checkpoint::display_path(Manifest::path(folder)) + ": the cache is stale: ";
+  std::string message = files::display_path(Manifest::path(folder)) + ": the cache is stale: ";
   for (size_t i = 0; i < std::min(kMaxTold, differences.size()); ++i)
     message += (i > 0 ? "; " : "") + differences[i];
   if (differences.size() > kMaxTold)
@@ -221,7 +220,7 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
   state->with_empty_caption = with_empty_caption;
   const auto refuse = [&](const std::string& message, const std::string& hint) {
     throw Error(ErrorCode::kInvalidArgument,
-                checkpoint::display_path(Manifest::path(path)) + ": " + message, hint);
+                files::display_path(Manifest::path(path)) + ": " + message, hint);
   };
   if (!manifest.is_complete) refuse("the encoding was interrupted", kRunAgain);
   if (!manifest.cached.text || !manifest.cached.latents)
@@ -253,7 +252,7 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
     const Encoding encoding = &broken == &state->texts ? Encoding::kText : Encoding::kLatents;
     const size_t count = state->texts.missing.size() + state->pictures.missing.size();
     throw Error(ErrorCode::kDataLoss,
-                checkpoint::display_path(state->store.path(encoding, *broken.missing.begin())) +
+                files::display_path(state->store.path(encoding, *broken.missing.begin())) +
                     ": is missing or damaged, one of " + std::to_string(count),
                 kRunAgain, "CACHE_ENTRY");
   }

@@ -15,8 +15,8 @@
 #include "atelier/conditioning.h"
 #include "atelier/input.h"
 
-#include "host/checkpoint/model_loader.h"
 #include "host/data/dataset.h"
+#include "host/model/model_loader.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 
@@ -55,15 +55,15 @@ class Samples {
   // taken to be those that the cache in `folder` was made by; throws Error{kNotFound} when there is
   // none. `with_empty_caption` also needs the encoding of an empty prompt (caption dropout).
   static Samples of_dataset(std::shared_ptr<const data::Dataset> dataset,
-                            const checkpoint::LoadedModel& model, CachedParts cached,
-                            std::string folder, bool with_empty_caption);
+                            const model::LoadedModel& model, CachedParts cached, std::string folder,
+                            bool with_empty_caption);
 
   // Of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when there is no
   // manifest, and Error{kInvalidArgument} when the cache is stale: made by other encoders, for
   // another family, or from files that have changed since; it names the first of them and says to
   // run sft:data_process again. Encoders that `model` was made without are not compared, nor files
   // that are gone. Throws Error{kDataLoss} when entries are missing or their headers are damaged.
-  static Samples of_cache(std::string folder, const checkpoint::LoadedModel& model,
+  static Samples of_cache(std::string folder, const model::LoadedModel& model,
                           bool with_empty_caption);
 
   size_t size() const;
@@ -86,13 +86,13 @@ class Samples {
     std::optional<int64_t> texts;  // nullopt when the model lacks denoiser or tokenizer to tell
     int64_t pictures = 0;
   };
-  Bytes missing_bytes(checkpoint::LoadedModel& model) const;
+  Bytes missing_bytes(model::LoadedModel& model) const;
 
   // Encodes what is missing, components loaded and unloaded as they are needed; the manifest comes
   // last. `stop` is asked at the edges of all work: true ends early, and what is done stays.
   // Returns whether everything is there. Throws Error naming the row when latents or encodings are
   // not finite.
-  bool fill(checkpoint::LoadedModel& model, int workers, progress::Progress& progress,
+  bool fill(model::LoadedModel& model, int workers, progress::Progress& progress,
             const std::function<bool()>& stop);
 
   // One sample, on the CPU. `empty_caption`: as if its prompt were empty. Throws Error{kDataLoss}

@@ -9,16 +9,16 @@
 #include "atelier/error.h"
 #include "atelier/ops/stop.h"
 
-#include "host/checkpoint/temporary_file.h"
 #include "host/data/parallel.h"
 #include "host/data/prefetcher.h"
+#include "host/files/temporary_file.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
 
 namespace atelier::train {
 
-using checkpoint::LoadedModel;
+using model::LoadedModel;
 using progress::Progress;
 
 namespace {
@@ -179,7 +179,7 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
   if (!manifest.cached.text && !manifest.cached.latents) return true;
   const std::string& folder = state.store.folder();
   for (const std::string& each : {folder, folder + "/text", folder + "/latents"})
-    checkpoint::remove_abandoned(each);
+    files::remove_abandoned(each);
   const ops::StopScope stops([&] {
     if (stop()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
@@ -200,7 +200,7 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
 }
 
 std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model) {
-  const checkpoint::LoadedPart* denoiser = model.denoiser();
+  const model::LoadedPart* denoiser = model.denoiser();
   if (!denoiser || model.files().empty()) return std::nullopt;
   const auto bytes_of_tokens = [&](int64_t tokens) {
     return bytes_of(family.example_conditioning(denoiser->detection, tokens, model.dtype()));

@@ -35,9 +35,9 @@ struct Samples::State {
   std::vector<Job> missing_jobs(Encoding encoding);
 
   // Of fill(). Return whether they were not stopped.
-  bool encode_texts(checkpoint::LoadedModel& model, int workers, progress::Progress& progress,
+  bool encode_texts(model::LoadedModel& model, int workers, progress::Progress& progress,
                     const std::function<bool()>& stop);
-  bool encode_pictures(checkpoint::LoadedModel& model, int workers, progress::Progress& progress,
+  bool encode_pictures(model::LoadedModel& model, int workers, progress::Progress& progress,
                        const std::function<bool()>& stop);
   template <typename T>
   bool encode_all(Encoding encoding, const std::vector<Job>& jobs, data::Prefetcher<T>& rows,
@@ -47,7 +47,7 @@ struct Samples::State {
   void note_written(Encoding encoding, const std::string& key, const EntryShapes& shapes);
 
   // Of missing_bytes().
-  std::optional<int64_t> missing_text_bytes(checkpoint::LoadedModel& model);
+  std::optional<int64_t> missing_text_bytes(model::LoadedModel& model);
 
   std::shared_ptr<const data::Dataset> dataset;  // null: of a cache alone
   EncodingStore store;

@@ -5,13 +5,13 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
-#include "host/checkpoint/weight_binding.h"
 #include "host/plugins/guard.h"
+#include "host/weights/weight_binding.h"
 
 namespace atelier::train {
 
-using checkpoint::LoadedModel;
 using formats::quote_and_escape;
+using model::LoadedModel;
 using report::Problems;
 
 namespace {
@@ -43,12 +43,11 @@ std::string did_you_mean(const std::string& name, const std::vector<std::string>
                          : "did you mean " + nearest + "?";
 }
 
-checkpoint::WeightBinding bind(LoadedModel& model, const std::string& component) {
+weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
   const auto& part = *model.find_part(component);
   return plugins::guard(model.family().name(), [&] {
-    return checkpoint::bind_weights(model.family().weight_map(part.detection),
-                                    part.detection.prefix, part.checkpoint.index(),
-                                    model.model().component(component));
+    return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                                 part.checkpoint.index(), model.model().component(component));
   });
 }
 
@@ -61,9 +60,9 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
     add_not_given(model, "--trainable_models", component, problems);
     return;
   }
-  if (const auto storage = model.storage(component); storage != checkpoint::Storage::kPlain) {
+  if (const auto storage = model.storage(component); storage != weights::Storage::kPlain) {
     problems.add("--trainable_models: " + quote_and_escape(name) + ": " + component +
-                     " is stored as " + std::string(checkpoint::storage_name(storage)) +
+                     " is stored as " + std::string(weights::storage_name(storage)) +
                      ", and weights that are trained cannot be",
                  "leave it out of --storage and --fp8_models, or train a LoRA");
     return;
@@ -74,10 +73,10 @@ void select_weights(LoadedModel& model, const std::string& name, Selection& sele
   const auto is_below = [&](std::string_view path) {
     return below.empty() || path == below || path.starts_with(below + ".");
   };
-  for (const checkpoint::BoundWeight& bound : bind(model, component).weights) {
+  for (const weights::BoundWeight& bound : bind(model, component).weights) {
     bool is_meant = is_below(bound.path);
     paths.push_back(bound.path);
-    for (const checkpoint::WeightPiece& piece : bound.pieces) {
+    for (const weights::WeightPiece& piece : bound.pieces) {
       const size_t prefix = model.find_part(component)->detection.prefix.size();
       paths.push_back(piece.tensor.substr(prefix));
       is_meant |= is_below(paths.back());

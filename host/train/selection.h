@@ -6,7 +6,7 @@
 
 #include "atelier/nn/layers.h"
 
-#include "host/checkpoint/model_loader.h"
+#include "host/model/model_loader.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
 
@@ -32,7 +32,7 @@ struct Selection {
 
 // Reads config.trainable_models and config.lora against the modules of `model`; weights need not be
 // loaded. Names that mean nothing become problems, with the nearest one.
-Selection select_trained(checkpoint::LoadedModel& model, const Config& config,
+Selection select_trained(model::LoadedModel& model, const Config& config,
                          report::Problems& problems);
 
 }  // namespace atelier::train

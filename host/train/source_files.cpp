@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <sys/stat.h>
 
-#include "host/checkpoint/content_hash.h"
-#include "host/checkpoint/file_reader.h"
 #include "host/data/parallel.h"
+#include "host/files/content_hash.h"
+#include "host/files/file_reader.h"
 
 namespace atelier::train {
 
@@ -34,7 +34,7 @@ SourceFiles hash_files(const std::vector<std::string>& paths, const SourceFiles&
     const auto found = known.find(path);
     const bool is_known = found != known.end() && found->second.size == file.size &&
                           found->second.mtime_ns == file.mtime_ns;
-    file.hash = is_known ? found->second.hash : checkpoint::hash_file(path);
+    file.hash = is_known ? found->second.hash : files::hash_file(path);
   });
   return files;
 }
@@ -47,7 +47,7 @@ std::vector<std::string> changed_files(const SourceFiles& recorded) {
     const auto& [path, file] = *rows[i];
     const std::optional<SourceFile> now = stat_file(path);
     if (!now || (now->size == file.size && now->mtime_ns == file.mtime_ns)) return;
-    has_changed[i] = now->size != file.size || checkpoint::hash_file(path) != file.hash;
+    has_changed[i] = now->size != file.size || files::hash_file(path) != file.hash;
   });
   std::vector<std::string> changed;
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -2,24 +2,23 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/model_paths.h"
+#include "host/files/model_paths.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
 namespace atelier::train {
 
-using checkpoint::Checkpoint;
-using checkpoint::LoadedPart;
+using files::Checkpoint;
+using model::LoadedPart;
 
-StartingWeights::StartingWeights(checkpoint::LoadedModel& model, const std::string& path)
-    : model_(model),
-      checkpoint_(Checkpoint::open({path, {path}, {}, checkpoint::config_beside(path)})) {
+StartingWeights::StartingWeights(model::LoadedModel& model, const std::string& path)
+    : model_(model), checkpoint_(Checkpoint::open({path, {path}, {}, files::config_beside(path)})) {
   const ModelFamily& family = model.family();
-  if (checkpoint::is_lora(checkpoint_.index()))
+  if (model::is_lora(checkpoint_.index()))
     throw Error(ErrorCode::kInvalidArgument, path + ": is a LoRA",
                 "pass it with --lora_checkpoint");
   const std::vector<LoadedPart> parts =
-      checkpoint::detect_parts(family, checkpoint_, /*hints=*/{}, model.parts());
+      model::detect_parts(family, checkpoint_, /*hints=*/{}, model.parts());
   if (parts.size() != 1 || model.find_part(parts.front().detection.component) == nullptr)
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -28,13 +27,13 @@ StartingWeights::StartingWeights(checkpoint::LoadedModel& model, const std::stri
   const Detection& detection = parts.front().detection;
   component_ = detection.component;
   binding_ = plugins::guard(family.name(), [&] {
-    return checkpoint::bind_weights(family.weight_map(detection), detection.prefix,
-                                    checkpoint_.index(), model.model().component(component_));
+    return weights::bind_weights(family.weight_map(detection), detection.prefix,
+                                 checkpoint_.index(), model.model().component(component_));
   });
   binding_.throw_unless_complete(path, component_);
   const LoadedPart& replaced = *model.find_part(component_);
   const std::vector<std::string> differing =
-      checkpoint::differing_numbers(detection, replaced.detection);
+      model::differing_numbers(detection, replaced.detection);
   if (!differing.empty())
     throw Error(ErrorCode::kInvalidArgument,
                 path + ": its config differs from that of " + replaced.checkpoint.name() + " in " +

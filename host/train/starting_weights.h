@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "host/checkpoint/checkpoint.h"
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/weight_binding.h"
+#include "host/files/checkpoint.h"
+#include "host/model/model_loader.h"
+#include "host/weights/weight_binding.h"
 
 namespace atelier::train {
 
@@ -14,7 +14,7 @@ class StartingWeights {
  public:
   // Reads the header and binds it to the component's weights. Throws Error naming the file and what
   // does not fit; a LoRA is refused with the flag to use.
-  StartingWeights(checkpoint::LoadedModel& model, const std::string& path);
+  StartingWeights(model::LoadedModel& model, const std::string& path);
 
   const std::string& component() const { return component_; }
 
@@ -22,10 +22,10 @@ class StartingWeights {
   void load() const;
 
  private:
-  checkpoint::LoadedModel& model_;
-  checkpoint::Checkpoint checkpoint_;
+  model::LoadedModel& model_;
+  files::Checkpoint checkpoint_;
   std::string component_;
-  checkpoint::WeightBinding binding_;
+  weights::WeightBinding binding_;
 };
 
 }  // namespace atelier::train

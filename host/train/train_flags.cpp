@@ -1,14 +1,15 @@
 // The flags of atelier train and atelier cache.
 #include <charconv>
 
+#include "host/model/model_flags.h"
 #include "host/train/config.h"
 #include "host/train/foreign_flags.h"
 
 namespace atelier::train {
 namespace {
 
-using cli::FlagKind;
-using cli::FlagSpec;
+using flags::FlagKind;
+using flags::FlagSpec;
 
 std::string shortest(double value) {
   char buffer[32];
@@ -338,16 +339,16 @@ std::vector<FlagSpec> text_flags(const ModelFamily* family) {
   return flags;
 }
 
-cli::CommandSpec train_command(const ModelFamily* family, std::string name) {
+flags::CommandSpec train_command(const ModelFamily* family, std::string name) {
   const bool is_cache = name == "cache";
-  cli::CommandSpec command{std::move(name), is_cache
-                                                ? "Checks a dataset and encodes it for training."
-                                                : "Trains LoRAs and whole components."};
+  flags::CommandSpec command{std::move(name), is_cache
+                                                  ? "Checks a dataset and encodes it for training."
+                                                  : "Trains LoRAs and whole components."};
   const Config config;
   Table table(command.flags);
   add_run(table, config);
   if (is_cache) table.flag("dry_run", false, "checks everything and encodes nothing");
-  add_model(table, cli::model_flags());
+  add_model(table, model::model_flags());
   add_dataset(table, config, family);
   for (FlagSpec& flag : text_flags(family)) table.add(std::move(flag));
   add_size(table, config.dataset);

@@ -12,8 +12,7 @@
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
-#include "host/checkpoint/component_writer.h"
-#include "host/checkpoint/file_reader.h"
+#include "host/files/file_reader.h"
 #include "host/generate/metadata.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/lora_writer.h"
@@ -22,11 +21,12 @@
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
+#include "host/weights/component_writer.h"
 
 namespace atelier::train {
 
-using checkpoint::LoadedModel;
-using checkpoint::LoadedPart;
+using model::LoadedModel;
+using model::LoadedPart;
 
 namespace {
 
@@ -224,7 +224,7 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
   const lora::LoraFile file = lora::LoraFile::open(settings.checkpoint);
   const lora::Targets targets(model);
   const lora::Match match = targets.match(file);
-  const std::string name = "--lora_checkpoint: " + checkpoint::display_path(file.path()) + ": ";
+  const std::string name = "--lora_checkpoint: " + files::display_path(file.path()) + ": ";
   if (!match.unmatched.empty())
     problems.add(name + "not in this model: " + report::list_names(match.unmatched, 5),
                  "use a LoRA of this model");
@@ -398,7 +398,7 @@ void TrainedTensors::save_whole(const std::string& component, const std::string&
   const LoadedPart& part = *model_.find_part(component);
   const WeightMap rules = plugins::guard(
       model_.family().name(), [&] { return model_.family().weight_map(part.detection); });
-  checkpoint::save_component(
+  weights::save_component(
       model_.model().component(component), rules, part.detection.prefix, path,
       {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},
       &part.checkpoint, saved_dtype(config_.output.save_dtype));

@@ -10,8 +10,8 @@
 
 #include "atelier/conditioning.h"
 
-#include "host/checkpoint/model_loader.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/model_loader.h"
 #include "host/optim/optimizer.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
@@ -23,12 +23,12 @@ namespace atelier::train {
 
 // Whether the LoRA file that training begins with is one of the selected layers; reads headers
 // only. Mistakes become problems. Throws what LoraFile::open and Targets::match throw.
-void check_lora_checkpoint(checkpoint::LoadedModel& model, const Selection& selection,
+void check_lora_checkpoint(model::LoadedModel& model, const Selection& selection,
                            const LoraSettings& settings, report::Problems& problems);
 
 // Whether trained tensors are moved on the host: because the user wants it, or because the weights
 // that are trained rest there.
-bool trains_on_host(const checkpoint::LoadedModel& model, const Selection& selection,
+bool trains_on_host(const model::LoadedModel& model, const Selection& selection,
                     const Config& config);
 
 // What weights of `selection` are saved as: "STEM.safetensors"; of several parts, one file each:
@@ -47,7 +47,7 @@ class TrainedTensors {
   // Every component of `selection` is loaded. LoRA factors are float32: A uniform in
   // +-1/sqrt(in), B zero, or those of config.lora.checkpoint, see check_lora_checkpoint(). `model`
   // outlives this.
-  TrainedTensors(checkpoint::LoadedModel& model, Selection selection, const Config& config);
+  TrainedTensors(model::LoadedModel& model, Selection selection, const Config& config);
   ~TrainedTensors();
   TrainedTensors(const TrainedTensors&) = delete;
   TrainedTensors& operator=(const TrainedTensors&) = delete;
@@ -73,7 +73,7 @@ class TrainedTensors {
   void load(const NamedTensors& values);
 
   // Writes weight_files(). A component is written so that it can take the place of the checkpoint
-  // that it came from: see checkpoint::write_component(). Returns the files.
+  // that it came from: see weights::write_component(). Returns the files.
   std::vector<std::string> save(const std::string& stem, int64_t step, int64_t epoch) const;
   // About what these files take on the disk, and not less.
   uint64_t saved_bytes() const;
@@ -104,7 +104,7 @@ class TrainedTensors {
   void save_whole(const std::string& component, const std::string& path, int64_t step) const;
   double lora_scale() const;
 
-  checkpoint::LoadedModel& model_;
+  model::LoadedModel& model_;
   Selection selection_;
   Config config_;
   std::vector<Adapted> adapted_;

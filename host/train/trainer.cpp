@@ -14,9 +14,9 @@
 #include "atelier/ops/stop.h"
 #include "atelier/plugin.h"
 
-#include "host/checkpoint/fingerprint.h"
 #include "host/data/prefetcher.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/model/fingerprint.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
@@ -112,7 +112,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
                  parts.config.timesteps, generate::dynamic_shift(parts.model.family().schedules())),
       objective_(parts.model, make_runner(), timesteps_, parts.config.seed),
       lr_schedule_(config_.lr_schedule),
-      fingerprint_(checkpoint::fingerprint(*parts.model.denoiser())),
+      fingerprint_(model::fingerprint(*parts.model.denoiser())),
       layers_seed_(random::stream_seed(config_.seed, random::Stream::kLayers)),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {
   total_steps_ = steps_of(order_, config_);
@@ -267,8 +267,8 @@ bool Trainer::give_up_step() {
   return has_moved || is_moving_;
 }
 
-std::vector<checkpoint::Holder> Trainer::memory_holders(const memory::DeviceBytes& device) {
-  std::vector<checkpoint::Holder> holders = checkpoint::weight_holders(parts_.model);
+std::vector<model::Holder> Trainer::memory_holders(const memory::DeviceBytes& device) {
+  std::vector<model::Holder> holders = model::weight_holders(parts_.model);
   const bool is_on_host = trained_.host_gradients() != nullptr;
   const auto add = [&](const std::string& name, int64_t bytes, bool rests_on_host) {
     holders.push_back({name, rests_on_host ? 0 : bytes, rests_on_host ? bytes : 0});
@@ -287,8 +287,8 @@ std::vector<checkpoint::Holder> Trainer::memory_holders(const memory::DeviceByte
   add("gradients", gradients, is_on_host);
   const int64_t offloaded = offloader_ ? offloader_->stats().host_bytes : 0;
   const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
-  checkpoint::Holder activations = {"activations and what else the step makes",
-                                    std::max<int64_t>(0, taken - device.live), offloaded};
+  model::Holder activations = {"activations and what else the step makes",
+                               std::max<int64_t>(0, taken - device.live), offloaded};
   if (activations_ && activations_->planned_bytes() > 0)
     activations.detail =
         report::format_bytes(static_cast<uint64_t>(activations_->planned_bytes())) +
@@ -300,7 +300,7 @@ std::vector<checkpoint::Holder> Trainer::memory_holders(const memory::DeviceByte
 void Trainer::report_holders() {
   const memory::DeviceMeter meter(parts_.model.device(), parts_.model.port());
   const memory::DeviceBytes device = meter.bytes();
-  for (const std::string& line : checkpoint::holder_lines(memory_holders(device), device))
+  for (const std::string& line : model::holder_lines(memory_holders(device), device))
     parts_.progress.warn(line);
 }
 
@@ -308,14 +308,14 @@ Error Trainer::does_not_fit(const Error& failure) {
   std::vector<std::string> flags;
   if (config_.order.batch_size > 1)
     flags.push_back("--batch_size 1 with more --gradient_accumulation_steps");
-  const auto for_weights = checkpoint::flags_for_weights(parts_.model);
+  const auto for_weights = model::flags_for_weights(parts_.model);
   const bool trains_whole = config_.lora.base_model.empty();  // that is not stored in 8 bits
   std::copy_if(
       for_weights.begin(), for_weights.end(), std::back_inserter(flags),
       [&](const std::string& flag) { return !trains_whole || !flag.starts_with("--storage "); });
   if (trained_.host_gradients() == nullptr && trains_whole) flags.push_back("--optimize_on_cpu");
   flags.push_back("a smaller --max_pixels");
-  return {ErrorCode::kOutOfMemory, failure.message(), checkpoint::hint_of(flags)};
+  return {ErrorCode::kOutOfMemory, failure.message(), model::hint_of(flags)};
 }
 
 // After `failure` of a step: what it leaves is dropped, and less is kept from now on. Throws when
@@ -342,7 +342,7 @@ void Trainer::make_room(const Error& failure) {
 
 Trainer::Outcome Trainer::train_step(const StepData& data) {
   step_begin_ = now();
-  report::MemoryTimeline* const timeline = parts_.timeline;
+  run::MemoryTimeline* const timeline = parts_.timeline;
   const auto phase = [&](const char* name) {
     if (timeline != nullptr && step_ < first_step_ + kTimelineSteps)
       timeline->begin(name, step_ + 1);

@@ -10,13 +10,13 @@
 
 #include "atelier/block.h"
 
-#include "host/checkpoint/memory_holders.h"
-#include "host/checkpoint/model_loader.h"
 #include "host/data/order.h"
+#include "host/model/memory_holders.h"
+#include "host/model/model_loader.h"
 #include "host/optim/ema.h"
 #include "host/optim/optimizer.h"
 #include "host/progress/progress.h"
-#include "host/report/memory_timeline.h"
+#include "host/run/memory_timeline.h"
 #include "host/run/metrics.h"
 #include "host/run/run_folder.h"
 #include "host/train/config.h"
@@ -33,14 +33,14 @@ namespace atelier::train {
 
 // What a run works on; everything outlives the trainer.
 struct RunParts {
-  checkpoint::LoadedModel& model;
+  model::LoadedModel& model;
   const Config& config;
   const Samples& samples;
   const Samples* validation;  // null: none
   Preview* preview;           // null: no pictures during training
   run::RunFolder& folder;
   progress::Progress& progress;
-  report::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
+  run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
 };
 
 // Optimizer steps of the whole run.
@@ -99,7 +99,7 @@ class Trainer {
   Outcome fit_step(const StepData& data);
   void make_room(const Error& failure);
   Error does_not_fit(const Error& failure);
-  std::vector<checkpoint::Holder> memory_holders(const memory::DeviceBytes& device);
+  std::vector<model::Holder> memory_holders(const memory::DeviceBytes& device);
   void report_holders();
   bool give_up_step();
   Outcome train_step(const StepData& data);
@@ -130,7 +130,7 @@ class Trainer {
   data::Order order_;
   std::unique_ptr<memory::Port> port_;  // for activations, where the model has none
   std::shared_ptr<memory::Offloader> offloader_;
-  std::optional<report::SamplingRunner> sampling_;
+  std::optional<run::SamplingRunner> sampling_;
   std::optional<memory::RecomputeRunner> recompute_;
   std::optional<memory::ActivationRunner> activations_;
   std::optional<ExpectingRunner> expecting_;

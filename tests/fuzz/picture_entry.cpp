@@ -8,19 +8,19 @@
 #include "formats/utf8.h"
 #include "fuzz/entries.h"
 #include "fuzz/promise.h"
-#include "host/image/decode.h"
+#include "host/media/decode.h"
 
 namespace atelier::formats {
 
 void fuzz_picture(std::string_view bytes) {
   const std::span<const uint8_t> data(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-  const image::DecodeOptions options = {.max_pixels = 1 << 16};
+  const media::DecodeOptions options = {.max_pixels = 1 << 16};
   try {
-    const image::PictureInfo info = image::probe_picture(data, "x", options);
+    const media::PictureInfo info = media::probe_picture(data, "x", options);
     promise(info.width > 0 && info.height > 0, "sides are above 0");
-    promise(image::looks_like_picture(data.first(std::min<size_t>(data.size(), 64))),
+    promise(media::looks_like_picture(data.first(std::min<size_t>(data.size(), 64))),
             "64 bytes tell a picture");
-    const auto [picture, alpha] = image::decode_with_alpha(data, "x", options);
+    const auto [picture, alpha] = media::decode_with_alpha(data, "x", options);
     promise(picture.width == info.width && picture.height == info.height,
             "the header tells the size");
     promise(int64_t{picture.width} * picture.height <= options.max_pixels, "the limit holds");

@@ -1,10 +1,11 @@
 // What the published families make of config.json: files as they were published, and changed ones.
 #include "atelier/error.h"
 
-#include "host/checkpoint/config_check.h"
-#include "host/checkpoint/weight_binding.h"
 #include "host/conformance/config_probe.h"
+#include "host/files/config_json.h"
+#include "host/model/config_check.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/weights/weight_binding.h"
 #include "support/files.h"
 #include "support/published_keys.h"
 
@@ -21,8 +22,7 @@ const ModelFamily& family(const std::string& name) {
 }
 
 Config read_config(const std::string& name) {
-  return checkpoint::parse_config(
-      test::read_bytes(std::string(CONFIGS_DIR) + "/" + name + ".json"));
+  return files::parse_config(test::read_bytes(std::string(CONFIGS_DIR) + "/" + name + ".json"));
 }
 
 // A published checkpoint, to be detected with various configs.
@@ -30,7 +30,7 @@ struct Published {
   std::string family_name, keys;
 
   Detection detected(Config config) const {
-    const auto part = checkpoint::detect_with_config(
+    const auto part = model::detect_with_config(
         family(family_name), test::index_of(test::read_keys(keys + ".txt"), "", std::move(config)),
         {});
     REQUIRE(part);
@@ -90,12 +90,12 @@ TEST_CASE("Widths other than the published ones need a config, numbers of layers
     for (const Detection& part : family(name).tiny_parts()) {
       INFO(name << ' ' << part.component);
       const auto model = family(name).make_model({&part, 1}, {});
-      const TensorIndex index = checkpoint::published_index(model->component(part.component),
-                                                            family(name).weight_map(part));
+      const TensorIndex index =
+          weights::published_index(model->component(part.component), family(name).weight_map(part));
       expect_error(ErrorCode::kInvalidArgument,
                    {"has no config", fields.at(part.component), "config.json"},
-                   [&] { checkpoint::detect_with_config(family(name), index, {}); });
-      const auto found = checkpoint::detect_with_config(
+                   [&] { model::detect_with_config(family(name), index, {}); });
+      const auto found = model::detect_with_config(
           family(name), TensorIndex(index.tensors(), conformance::told_config(family(name), part)),
           {});
       REQUIRE(found);

@@ -4,17 +4,17 @@
 
 #include "atelier/plugin.h"
 
-#include "host/checkpoint/component_writer.h"
-#include "host/checkpoint/safetensors_writer.h"
-#include "host/checkpoint/weight_binding.h"
+#include "host/files/safetensors_writer.h"
 #include "host/lora/respell.h"
 #include "host/lora/targets.h"
+#include "host/weights/component_writer.h"
+#include "host/weights/weight_binding.h"
 #include "support/files.h"
 
 using namespace atelier;
-using checkpoint::LoadedModel;
 using lora::Format;
 using lora::LayerWeights;
+using model::LoadedModel;
 
 namespace {
 
@@ -53,8 +53,8 @@ struct Scene {
       for (const std::string& spelling : family().spellings(part)) {
         part.spelling = spelling;
         const std::string path = folder / (spelling + ".safetensors");
-        checkpoint::save_component(dit, family().weight_map(part), "", path,
-                                   {{checkpoint::kConfigKey, R"({"hidden_size": 96})"}});
+        weights::save_component(dit, family().weight_map(part), "", path,
+                                {{files::kConfigKey, R"({"hidden_size": 96})"}});
         models[spelling] = LoadedModel::open(
             family(), {.model_paths = path, .device = "cpu", .components = {"dit"}});
       }
@@ -227,7 +227,7 @@ TEST_CASE("One file may hold several components, and other files take their plac
   const std::map<std::string, std::string> configs = {{"dit", R"({"hidden_size": 96})"},
                                                       {"vae", R"({"latent_channels": 16})"},
                                                       {"text_encoder", R"({"hidden_size": 48})"}};
-  std::vector<checkpoint::LoadedPart> lenders;
+  std::vector<model::LoadedPart> lenders;
   std::vector<formats::TensorEntry> entries;
   std::map<std::string, at::Tensor> values;
   for (Detection part : family().tiny_parts()) {
@@ -236,16 +236,15 @@ TEST_CASE("One file may hold several components, and other files take their plac
       weight.set(at::randn(weight.sizes()));
     });
     const std::string path = folder / (part.component + ".safetensors");
-    checkpoint::save_component(model->component(part.component), family().weight_map(part), "",
-                               path, {{checkpoint::kConfigKey, configs.at(part.component)}});
-    const auto lender =
-        checkpoint::detect_parts(family(), checkpoint::Checkpoint::open(path, {path}));
+    weights::save_component(model->component(part.component), family().weight_map(part), "", path,
+                            {{files::kConfigKey, configs.at(part.component)}});
+    const auto lender = model::detect_parts(family(), files::Checkpoint::open(path, {path}));
     lenders.push_back(lender.at(0));
     if (part.component == "text_encoder") part.spelling = "bundle";
     if (part.component == "vae") part.spelling = "original";
     for (const auto& tensor :
-         checkpoint::published_tensors(model->component(part.component), family().weight_map(part),
-                                       prefixes.at(part.component)))
+         weights::published_tensors(model->component(part.component), family().weight_map(part),
+                                    prefixes.at(part.component)))
       values[tensor.name] = tensor.value();
     parts.emplace_back(part, std::move(model));
   }
@@ -253,9 +252,9 @@ TEST_CASE("One file may hold several components, and other files take their plac
     entries.clear();
     for (const auto& [tensor, value] : values)
       entries.push_back(
-          {tensor, checkpoint::file_dtype(value.scalar_type()), value.sizes().vec(), 0, 0});
-    checkpoint::write_safetensors(folder / name, entries, {},
-                                  [&](const std::string& tensor) { return values.at(tensor); });
+          {tensor, files::file_dtype(value.scalar_type()), value.sizes().vec(), 0, 0});
+    files::write_safetensors(folder / name, entries, {},
+                             [&](const std::string& tensor) { return values.at(tensor); });
     return folder / name;
   };
   const std::string bundle = write("bundle.safetensors");

@@ -8,8 +8,8 @@
 #include "atelier/plugin.h"
 #include "atelier/segments.h"
 
-#include "host/checkpoint/config_check.h"
-#include "host/checkpoint/weight_binding.h"
+#include "host/model/config_check.h"
+#include "host/weights/weight_binding.h"
 #include "memory/recompute.h"
 #include "support/published_keys.h"
 #include "support/tensors.h"
@@ -34,7 +34,7 @@ const ModelFamily& family() {
 using test::index_of, test::Keys, test::read_keys;
 
 Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
-  const auto part = checkpoint::detect_with_config(family(), index, hint);
+  const auto part = model::detect_with_config(family(), index, hint);
   REQUIRE(part);
   return *part;
 }
@@ -84,7 +84,7 @@ TEST_CASE("The tables fill every weight of the published DiT, and cut q, k and v
     const Detection part = detected(index);
     const auto model = family().make_model({&part, 1}, {});
     nn::Module& dit = model->component("dit");
-    const auto binding = checkpoint::bind_weights(family().weight_map(part), "", index, dit);
+    const auto binding = weights::bind_weights(family().weight_map(part), "", index, dit);
     CHECK_NOTHROW(binding.throw_unless_complete(file, "dit"));
     const bool is_original = part.spelling == "original";
     CHECK(binding.unused == (is_original ? std::vector<std::string>{"norm_final.weight"}
@@ -107,7 +107,7 @@ TEST_CASE("The tables fill every weight of the published DiT, and cut q, k and v
     for (const std::string& spelling : family().spellings(part)) {
       other.spelling = spelling;
       Keys names;
-      const TensorIndex other_index = checkpoint::published_index(dit, family().weight_map(other));
+      const TensorIndex other_index = weights::published_index(dit, family().weight_map(other));
       for (const auto& [name, meta] : other_index.tensors()) names[name] = meta.shape;
       Keys published =
           read_keys(spelling == "original" ? "lumina2_original.txt" : "lumina2_transformer.txt");

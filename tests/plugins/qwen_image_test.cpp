@@ -16,11 +16,11 @@
 #include "atelier/nn/layers.h"
 #include "atelier/plugin.h"
 
-#include "host/checkpoint/config_check.h"
-#include "host/checkpoint/storage.h"
-#include "host/checkpoint/weight_binding.h"
 #include "host/conformance/config_probe.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/model/config_check.h"
+#include "host/weights/storage.h"
+#include "host/weights/weight_binding.h"
 #include "support/published_keys.h"
 
 using namespace atelier;
@@ -59,7 +59,7 @@ void expect_error(ErrorCode code, const std::string& part, Action action) {
 using test::index_of, test::Keys, test::read_keys;
 
 Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
-  const auto part = checkpoint::detect_with_config(family(), index, hint);
+  const auto part = model::detect_with_config(family(), index, hint);
   REQUIRE(part);
   return *part;
 }
@@ -75,8 +75,7 @@ Reals reals(const Detection& part, const std::string& key) {
 size_t check_coverage(const TensorIndex& index, const Detection& part) {
   const auto model = family().make_model({&part, 1}, {});
   nn::Module& module = model->component(part.component);
-  const auto binding =
-      checkpoint::bind_weights(family().weight_map(part), part.prefix, index, module);
+  const auto binding = weights::bind_weights(family().weight_map(part), part.prefix, index, module);
   CHECK_NOTHROW(binding.throw_unless_complete("keys", part.component));
   CHECK(binding.is_complete());
   size_t weights = 0;
@@ -615,8 +614,8 @@ TEST_CASE("Weights of the noise level are drawn when levels are prepared, and no
 
 TEST_CASE("What only the noise level reaches is not multiplied in 8 bits", "[dit][levels]") {
   const auto model = tiny_model("dit");
-  const auto all = checkpoint::storable_weights(*model, "dit");
-  const auto some = checkpoint::w8a8_weights(*model, "dit");
+  const auto all = weights::storable_weights(*model, "dit");
+  const auto some = weights::w8a8_weights(*model, "dit");
   CHECK(some.size() == all.size() - 2 * model->blocks("dit").size());
   for (const WeightPtr& weight : model->level_weights()) CHECK_FALSE(some.contains(weight.get()));
 }

@@ -4,9 +4,9 @@
 
 #include <ATen/ATen.h>
 
-#include "host/image/pixels.h"
-#include "host/image/png.h"
-#include "host/image/resize.h"
+#include "host/media/pixels.h"
+#include "host/media/png.h"
+#include "host/media/resize.h"
 #include "support/files.h"
 
 namespace atelier::data {
@@ -24,8 +24,8 @@ const std::vector<InputSpec> kInputs = {
     {.name = "steps", .kind = InputKind::kInteger},
 };
 
-image::Picture picture(int width, int height, int seed = 1) {
-  image::Picture result(width, height);
+media::Picture picture(int width, int height, int seed = 1) {
+  media::Picture result(width, height);
   uint32_t state = static_cast<uint32_t>(seed) * 2654435761U;
   for (uint8_t& value : result.rgb) {
     state = state * 1664525U + 1013904223U;
@@ -36,7 +36,7 @@ image::Picture picture(int width, int height, int seed = 1) {
 
 void write_picture(const std::string& path, int width, int height, int seed = 1) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  test::write_bytes(path, image::encode_png(picture(width, height, seed)));
+  test::write_bytes(path, media::encode_png(picture(width, height, seed)));
 }
 
 // A folder with pictures and a table.
@@ -142,7 +142,7 @@ TEST_CASE("Rows of nested, absolute and relative paths become items", "[data]") 
   const Sample sample = dataset.load(1);
   CHECK(std::get<std::string>(sample.inputs.at("prompt")) == "two");
   CHECK(at::equal(std::get<at::Tensor>(sample.inputs.at("image")),
-                  image::to_pixels(picture(48, 64, 2))));
+                  media::to_pixels(picture(48, 64, 2))));
   CHECK(!sample.mask.defined());
   CHECK_FALSE(sample.inputs.contains("source"));
 }
@@ -192,10 +192,10 @@ TEST_CASE("A text of all rows stands where a row has none", "[data]") {
 
 TEST_CASE("A mask is cut as its picture is, at any size of the same shape", "[data]") {
   TestSet set;
-  image::Picture mask(32, 24);
+  media::Picture mask(32, 24);
   for (int y = 0; y < 24; ++y)
     for (int x = 0; x < 32; ++x) std::fill_n(mask.row(y) + 3 * x, 3, x < 16 ? 255 : 51);
-  test::write_bytes(set.folder() / "m.png", image::encode_png(mask));
+  test::write_bytes(set.folder() / "m.png", media::encode_png(mask));
   write_picture(set.folder() / "wide.png", 64, 24);
   set.write("a.csv", "image,prompt,mask\na.png,x,m.png\nb.png,y,\n");
   set.options().height = set.options().width = 48;

@@ -31,7 +31,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   request.width = 96;
   request.seeds = {7, 8};
   request.tiling = Tiling{};
-  const image::PngText text = metadata_of(model, settings, request, "fast", 1);
+  const media::PngText text = metadata_of(model, settings, request, "fast", 1);
   REQUIRE(text.size() == 2);
   REQUIRE(text[0].first == "parameters");
   REQUIRE(

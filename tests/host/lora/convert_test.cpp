@@ -21,7 +21,7 @@ std::string write(const Folder& folder, double alpha, const std::string& prefix 
     if (alpha != 0) tensors.emplace(prefix + of.layer + ".alpha", at::tensor(alpha, at::kFloat));
   }
   const std::string path = folder / "in.safetensors";
-  checkpoint::write_safetensors(
+  files::write_safetensors(
       path, tensors,
       {{"ss_output_name", "mine"}, {"sshs_model_hash", "old"}, {"targets", "qkv,down"}});
   return path;
@@ -49,7 +49,7 @@ void check_equal_tensors(const std::string& first, const std::string& second) {
 
 struct Toy {
   Folder folder;
-  std::unique_ptr<checkpoint::LoadedModel> model;
+  std::unique_ptr<model::LoadedModel> model;
   Toy() {
     test::write_toy_model(folder.path());
     model = test::open_toy(folder.path());
@@ -152,7 +152,7 @@ TEST_CASE("Layers of other forms keep their tensors where the spelling has names
   NamedTensors spelled;
   for (const auto& [name, value] : forms) spelled.emplace("diffusion_model." + name, value);
   const std::string path = folder / "forms.safetensors";
-  checkpoint::write_safetensors(path, spelled);
+  files::write_safetensors(path, spelled);
   const LoraFile file = LoraFile::open(path);
   for (const Format format : {Format::kComfy, Format::kKohya}) {
     const LoraFile out = LoraFile::open(convert_to(folder, path, format, names));
@@ -179,7 +179,7 @@ TEST_CASE("DoRA goes into every spelling that has names for it, and back to the 
   const Folder folder;
   const LayerNames names(nullptr);
   const std::string start = folder / "start.safetensors";
-  checkpoint::write_safetensors(
+  files::write_safetensors(
       start,
       {{"transformer.a.lora_A.weight", at::randn({2, 5})},
        {"transformer.a.lora_B.weight", at::randn({6, 2})},
@@ -199,12 +199,12 @@ TEST_CASE("A bias of lora_B and a LoKr without a rank keep what they add", "[lor
   const Folder folder;
   // peft divides by the rank it was asked for, which a file in LyCORIS' names does not say.
   test::write_bytes(folder / "adapter_config.json", R"({"r": 8, "alpha": 2, "lora_alpha": 6})");
-  checkpoint::write_safetensors(folder / "adapter_model.safetensors",
-                                {{"base_model.model.a.lokr_w1", at::randn({2, 2})},
-                                 {"base_model.model.a.lokr_w2", at::randn({3, 4})},
-                                 {"base_model.model.b.lora_A.weight", at::randn({4, 8})},
-                                 {"base_model.model.b.lora_B.weight", at::randn({6, 4})},
-                                 {"base_model.model.b.lora_B.bias", at::randn({6})}});
+  files::write_safetensors(folder / "adapter_model.safetensors",
+                           {{"base_model.model.a.lokr_w1", at::randn({2, 2})},
+                            {"base_model.model.a.lokr_w2", at::randn({3, 4})},
+                            {"base_model.model.b.lora_A.weight", at::randn({4, 8})},
+                            {"base_model.model.b.lora_B.weight", at::randn({6, 4})},
+                            {"base_model.model.b.lora_B.bias", at::randn({6})}});
   const LoraFile file = LoraFile::open(folder.path());
   REQUIRE(file.layers().at(0).scale == 0.25);
   const Folder out_folder;
@@ -227,7 +227,7 @@ TEST_CASE("Text encoders keep apart in every spelling of their names", "[lora]")
     tensors.emplace(layer + ".lora_up.weight", at::randn({4, 2}));
   }
   const std::string path = folder / "te.safetensors";
-  checkpoint::write_safetensors(path, tensors);
+  files::write_safetensors(path, tensors);
   const LoraFile file = LoraFile::open(path);
   CHECK(names.find("text_encoder.x.y").component == "text_encoder");
   CHECK(names.find("lora_te1_x_y").component == "text_encoder");
@@ -245,7 +245,7 @@ TEST_CASE("8-bit factors are written as bfloat16, which holds them", "[lora]") {
   const at::Tensor down = at::randn({2, 4}).to(at::kFloat8_e4m3fn);
   const at::Tensor diff = at::randn({4, 4}).to(at::kFloat8_e4m3fn);
   const std::string path = folder / "f8.safetensors";
-  checkpoint::write_safetensors(
+  files::write_safetensors(
       path, {{"diffusion_model.a.lora_A.weight", down},
              {"diffusion_model.a.lora_B.weight", at::randn({4, 2}).to(at::kFloat8_e4m3fn)},
              {"diffusion_model.b.diff", diff}});

@@ -16,11 +16,11 @@ namespace {
 // The model of `folder` with other published weights.
 template <class Change>
 void write_changed(const Folder& folder, const Folder& changed, Change change) {
-  const auto file = checkpoint::Checkpoint::open("dit", {folder / "dit.safetensors"});
+  const auto file = files::Checkpoint::open("dit", {folder / "dit.safetensors"});
   NamedTensors tensors;
   for (const auto& [name, meta] : file.index().tensors()) tensors.emplace(name, file.read(name));
   change(tensors);
-  checkpoint::write_safetensors(changed / "dit.safetensors", tensors);
+  files::write_safetensors(changed / "dit.safetensors", tensors);
   test::fs::copy_file(folder / "vae.safetensors", changed / "vae.safetensors");
 }
 
@@ -111,8 +111,8 @@ TEST_CASE("Models that do not fit, or do not differ, are refused", "[lora]") {
   made->component("dit").visit_weights(
       [&](const std::string&, Weight& weight) { weight.set(at::zeros(weight.sizes())); });
   const Folder other;
-  checkpoint::save_component(made->component("dit"), test::toy_family().weight_map(small), "",
-                             other / "dit.safetensors", {});
+  weights::save_component(made->component("dit"), test::toy_family().weight_map(small), "",
+                          other / "dit.safetensors", {});
   test::fs::copy_file(folder / "vae.safetensors", other / "vae.safetensors");
   const auto smaller = test::open_toy(other.path());
   expect_error(ErrorCode::kInvalidArgument, {"dit.safetensors: is no tuned", "is missing"},

@@ -15,7 +15,7 @@ at::Tensor number(double value) {
 std::string write(const Folder& folder, const NamedTensors& tensors,
                   const std::map<std::string, std::string>& metadata = {}) {
   const std::string path = folder / "lora.safetensors";
-  checkpoint::write_safetensors(path, tensors, metadata);
+  files::write_safetensors(path, tensors, metadata);
   return path;
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("A LoKr's scale is alpha over its rank, and 1 for two whole matrices",
   const NamedTensors whole = {{"a.b.lokr_w1", at::ones({2, 3})}, {"a.b.lokr_w2", at::ones({5, 7})}};
   const auto layer = [&](NamedTensors tensors, double alpha, const std::string& config = "") {
     if (alpha != 0) tensors.emplace("a.b.alpha", number(alpha));
-    checkpoint::write_safetensors(folder / "adapter_model.safetensors", tensors);
+    files::write_safetensors(folder / "adapter_model.safetensors", tensors);
     test::write_bytes(folder / "adapter_config.json", config.empty() ? "{}" : config);
     const LoraFile file = LoraFile::open(folder.path());
     REQUIRE(file.layers().size() == 1);
@@ -159,13 +159,13 @@ TEST_CASE("Differences, biases and lengths are read beside each other", "[lora]"
 
 TEST_CASE("A folder stands for the LoRA that peft or diffusers saved there", "[lora]") {
   const Folder folder;
-  checkpoint::write_safetensors(folder / "adapter_model.safetensors",
-                                layer_and({}, "base_model.model.a.b"));
+  files::write_safetensors(folder / "adapter_model.safetensors",
+                           layer_and({}, "base_model.model.a.b"));
   test::write_bytes(folder / "adapter_config.json", R"({"r": 4, "lora_alpha": 12})");
   CHECK(LoraFile::open(folder.path()).layers().at(0).scale == 3.0);
   test::fs::rename(folder / "adapter_model.safetensors", folder / "other.safetensors");
   CHECK(LoraFile::open(folder.path()).layers().at(0).scale == 1.0);
-  checkpoint::write_safetensors(folder / "second.safetensors", layer_and());
+  files::write_safetensors(folder / "second.safetensors", layer_and());
   expect_error(ErrorCode::kNotFound, {"2 .safetensors files"},
                [&] { LoraFile::open(folder.path()); });
 }

@@ -113,10 +113,9 @@ TEST_CASE("What cannot be merged into a LoRA is refused", "[lora]") {
           {"wide.safetensors: layer \"transformer.embed\": is [32, 40], and [32, 48] in",
            "a.safetensors"},
           {of[0], {wide, 1.0}});
-  checkpoint::write_safetensors(folder / "dora.safetensors",
-                                {{"a.b.lora_A.weight", at::randn({2, 5})},
-                                 {"a.b.lora_B.weight", at::randn({6, 2})},
-                                 {"a.b.dora_scale", at::rand({6, 1})}});
+  files::write_safetensors(folder / "dora.safetensors", {{"a.b.lora_A.weight", at::randn({2, 5})},
+                                                         {"a.b.lora_B.weight", at::randn({6, 2})},
+                                                         {"a.b.dora_scale", at::rand({6, 1})}});
   refused(ErrorCode::kUnsupported, {"\"a.b.dora_scale\"", "is no product of two factors"},
           {of[0], {LoraFile::open(folder / "dora.safetensors"), 1.0}});
   expect_error(ErrorCode::kInvalidArgument, {"is the file that is read"},
@@ -148,8 +147,8 @@ TEST_CASE("A model with LoRAs merged in is the model with LoRAs", "[lora]") {
   registry.load({"b", folder / "b.safetensors", -0.5});
   CHECK(test::error({got}, {test::toy_velocity(*model)}) < 1e-5);
   // What nothing is added to keeps its bits.
-  const auto before = checkpoint::Checkpoint::open("", {folder / "dit.safetensors"});
-  const auto after = checkpoint::Checkpoint::open("", {out / "dit.safetensors"});
+  const auto before = files::Checkpoint::open("", {folder / "dit.safetensors"});
+  const auto after = files::Checkpoint::open("", {out / "dit.safetensors"});
   for (const std::string name : {"blocks.1.qkv.weight", "blocks.1.gate.weight", "time.weight",
                                  "blocks.0.down.bias", "unembed.bias"})
     CHECK(at::equal(before.read(name), after.read(name)));
@@ -160,14 +159,14 @@ TEST_CASE("A merge into bfloat16 rounds once", "[lora]") {
   const Folder folder, out;
   test::write_toy_model(folder.path());
   const std::string path = folder / "dit.safetensors";
-  const auto file = checkpoint::Checkpoint::open("dit", {path});
+  const auto file = files::Checkpoint::open("dit", {path});
   NamedTensors tensors;
   for (const auto& [name, meta] : file.index().tensors())
     tensors.emplace(name, file.read(name).to(name == "time.bias" ? at::kFloat : at::kBFloat16));
-  checkpoint::write_safetensors(path, tensors, {{"note", "kept"}});
+  files::write_safetensors(path, tensors, {{"note", "kept"}});
   const std::vector<MergeSource> of = sources(folder, 0.8, -0.5);
   merge_into_model(of, *test::open_toy(folder.path()), out / "merged.safetensors");
-  const auto merged = checkpoint::Checkpoint::open("", {out / "merged.safetensors"});
+  const auto merged = files::Checkpoint::open("", {out / "merged.safetensors"});
   CHECK(merged.metadata().at("note") == "kept");
   CHECK(merged.index().find("time.bias")->dtype == at::kFloat);
   const at::Tensor expected = tensors.at("blocks.0.qkv.weight").to(at::kDouble) +
@@ -187,12 +186,12 @@ TEST_CASE("LoRAs of any form, and of several components, go into a model", "[lor
   at::manual_seed(3);
   const at::Tensor diff = at::randn({32, 32}) * 0.1, bias = at::randn({32}) * 0.1;
   const at::Tensor down = at::randn({2, 3}), up = at::randn({3, 2});
-  checkpoint::write_safetensors(folder / "forms.safetensors",
-                                {{"transformer.blocks.0.down.diff", diff},
-                                 {"transformer.blocks.0.down.diff_b", bias},
-                                 {"vae.scale.lora_A.weight", down},
-                                 {"vae.scale.lora_B.weight", up},
-                                 {"transformer.blocks.7.down.diff", diff}});
+  files::write_safetensors(folder / "forms.safetensors",
+                           {{"transformer.blocks.0.down.diff", diff},
+                            {"transformer.blocks.0.down.diff_b", bias},
+                            {"vae.scale.lora_A.weight", down},
+                            {"vae.scale.lora_B.weight", up},
+                            {"transformer.blocks.7.down.diff", diff}});
   const auto model = test::open_toy(folder.path());
   const auto merged = merge_into_model(
       std::vector<MergeSource>{{LoraFile::open(folder / "forms.safetensors"), 2.0}}, *model,
@@ -202,9 +201,9 @@ TEST_CASE("LoRAs of any form, and of several components, go into a model", "[lor
   const auto check = [&](const std::string& component, const std::string& tensor,
                          const at::Tensor& added) {
     const auto before =
-        checkpoint::Checkpoint::open("", {folder / (component + ".safetensors")}).read(tensor);
+        files::Checkpoint::open("", {folder / (component + ".safetensors")}).read(tensor);
     const auto after =
-        checkpoint::Checkpoint::open("", {out / ("m_" + component + ".safetensors")}).read(tensor);
+        files::Checkpoint::open("", {out / ("m_" + component + ".safetensors")}).read(tensor);
     CHECK(at::allclose(after, before + added, 1e-6, 1e-6));
   };
   check("dit", "blocks.0.down.weight", diff * 2);
@@ -223,12 +222,12 @@ TEST_CASE("A merge into a model is refused where it would lose or overwrite", "[
   expect_error(ErrorCode::kInvalidArgument, {"nothing is added"}, [&] {
     merge_into_model(std::vector<MergeSource>{{of[0].file, 0.0}}, *model, out / "m.safetensors");
   });
-  const auto file = checkpoint::Checkpoint::open("dit", {path});
+  const auto file = files::Checkpoint::open("dit", {path});
   NamedTensors tensors;
   for (const auto& [name, meta] : file.index().tensors())
     tensors.emplace(name,
                     file.read(name).to(name == "embed.weight" ? at::kFloat8_e4m3fn : at::kFloat));
-  checkpoint::write_safetensors(path, tensors);
+  files::write_safetensors(path, tensors);
   expect_error(ErrorCode::kUnsupported, {"\"embed.weight\"", "Float8_e4m3fn", "16 bits"}, [&] {
     merge_into_model(of, *test::open_toy(folder.path()), out / "m.safetensors");
   });

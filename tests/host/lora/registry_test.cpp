@@ -15,7 +15,7 @@ using test::Folder;
 // A model, its velocity without LoRAs, and two LoRAs.
 struct Scene {
   Folder folder;
-  std::unique_ptr<checkpoint::LoadedModel> model;
+  std::unique_ptr<model::LoadedModel> model;
   at::Tensor plain;
   std::vector<test::Factors> style = test::toy_factors(4, 1);
   std::vector<test::Factors> light = {style[1], style[3]};  // of fewer layers, other values
@@ -102,7 +102,7 @@ TEST_CASE("All spellings of one LoRA give the same bits", "[lora]") {
           tensors.emplace(spelling.prefix + layer + ".alpha", at::tensor(4.0, at::kFloat));
       }
       const std::string path = scene.folder / "spelled.safetensors";
-      checkpoint::write_safetensors(path, tensors);
+      files::write_safetensors(path, tensors);
       const std::vector<Use> set = {{"spelled", path}};
       registry.use(set);
       CHECK(registry.check(path).empty());
@@ -130,7 +130,7 @@ TEST_CASE("A LoHa gives what merged weights give", "[lora]") {
         {layer, at::mm(first.up, first.down) * at::mm(second.up, second.down), at::eye(out)});
   }
   const std::string path = scene.folder / "loha.safetensors";
-  checkpoint::write_safetensors(path, tensors);
+  files::write_safetensors(path, tensors);
   registry.load({"loha", path, 0.5});
   const at::Tensor merged = test::merged_velocity(scene.folder.path(), deltas, {1, 1, 1});
   REQUIRE(test::error(merged, scene.plain) > 0.05);
@@ -211,7 +211,7 @@ TEST_CASE("Every kind gives what changed weights give, hot and merged", "[lora]"
     Registry registry(*scene.model, {.mode = mode});
     for (const Kind& kind : kinds) {
       INFO(kind.name << (mode == Mode::kHot ? ", hot" : ", merged"));
-      checkpoint::write_safetensors(path, kind.file);
+      files::write_safetensors(path, kind.file);
       registry.load({"kind", path});
       CHECK(registry.check(path).empty());
       const at::Tensor wanted = test::changed_velocity(scene.folder.path(), kind.change);
@@ -426,8 +426,8 @@ TEST_CASE("A fingerprint tells what a set does to a component", "[lora]") {
   const std::string before = of({style}, "dit");
   test::write_lora(scene.style_path, test::toy_factors(3, 9));
   CHECK(of({style}, "dit") != before);
-  checkpoint::write_safetensors(scene.style_path, {{"vae.scale.lora_A.weight", at::ones({1, 3})},
-                                                   {"vae.scale.lora_B.weight", at::ones({3, 1})}});
+  files::write_safetensors(scene.style_path, {{"vae.scale.lora_A.weight", at::ones({1, 3})},
+                                              {"vae.scale.lora_B.weight", at::ones({3, 1})}});
   CHECK(of({style}, "dit").empty());
   CHECK_FALSE(of({style}, "vae").empty());
 }
@@ -469,20 +469,20 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
     test::write_lora(scene.folder / ("lora" + std::to_string(i) + ".safetensors"),
                      test::toy_factors(2 + static_cast<int64_t>(i), 20 + i));
   const auto pair = test::random_factors("blocks.0.qkv", 32, 96, 2);
-  checkpoint::write_safetensors(scene.folder / "lora3.safetensors",
-                                {{"blocks.0.qkv.lora_A.weight", pair.down},
-                                 {"blocks.0.qkv.lora_B.weight", pair.up},
-                                 {"blocks.0.qkv.dora_scale", at::rand({96}) + 0.5},
-                                 {"embed.diff", at::randn({32, 48}) * 0.3},
-                                 {"embed.diff_b", at::randn({32}) * 0.3}});
-  checkpoint::write_safetensors(scene.folder / "lora4.safetensors",
-                                {{"blocks.0.qkv.lokr_w1", at::randn({8, 4}) * 0.3},
-                                 {"blocks.0.qkv.lokr_w2", at::randn({12, 8}) * 0.3},
-                                 {"blocks.1.down.hada_w1_a", at::randn({32, 2})},
-                                 {"blocks.1.down.hada_w1_b", at::randn({2, 32})},
-                                 {"blocks.1.down.hada_w2_a", at::randn({32, 2})},
-                                 {"blocks.1.down.hada_w2_b", at::randn({2, 32})},
-                                 {"blocks.1.down.diff_b", at::randn({32}) * 0.3}});
+  files::write_safetensors(scene.folder / "lora3.safetensors",
+                           {{"blocks.0.qkv.lora_A.weight", pair.down},
+                            {"blocks.0.qkv.lora_B.weight", pair.up},
+                            {"blocks.0.qkv.dora_scale", at::rand({96}) + 0.5},
+                            {"embed.diff", at::randn({32, 48}) * 0.3},
+                            {"embed.diff_b", at::randn({32}) * 0.3}});
+  files::write_safetensors(scene.folder / "lora4.safetensors",
+                           {{"blocks.0.qkv.lokr_w1", at::randn({8, 4}) * 0.3},
+                            {"blocks.0.qkv.lokr_w2", at::randn({12, 8}) * 0.3},
+                            {"blocks.1.down.hada_w1_a", at::randn({32, 2})},
+                            {"blocks.1.down.hada_w1_b", at::randn({2, 32})},
+                            {"blocks.1.down.hada_w2_a", at::randn({32, 2})},
+                            {"blocks.1.down.hada_w2_b", at::randn({2, 32})},
+                            {"blocks.1.down.diff_b", at::randn({32}) * 0.3}});
   const Mode mode = GENERATE(Mode::kHot, Mode::kMerge);
   Registry registry(*scene.model, {.mode = mode, .idle_bytes = 0});
   const auto use_of = [&](size_t i, double strength) {

@@ -100,7 +100,7 @@ TEST_CASE("A match lists what is nothing here, and refuses what cannot be right"
     twice.emplace(prefix + "blocks.0.down.lora_A.weight", down.down);
     twice.emplace(prefix + "blocks.0.down.lora_B.weight", down.up);
   }
-  checkpoint::write_safetensors(path, twice);
+  files::write_safetensors(path, twice);
   expect_error(ErrorCode::kInvalidArgument, {"are one layer of dit"},
                [&] { targets.match(LoraFile::open(path)); });
 }
@@ -138,7 +138,7 @@ TEST_CASE("A match refuses additions that have no place", "[lora]") {
   const Targets targets(*model);
   const std::string path = folder / "lora.safetensors";
   const auto match = [&](const NamedTensors& tensors) {
-    checkpoint::write_safetensors(path, tensors);
+    files::write_safetensors(path, tensors);
     return targets.match(LoraFile::open(path));
   };
   const Match both = match({{"blocks.0.down.diff", at::ones({32, 32})},

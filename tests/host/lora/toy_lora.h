@@ -8,9 +8,9 @@
 
 #include "atelier/block.h"
 
-#include "host/checkpoint/component_writer.h"
-#include "host/checkpoint/model_loader.h"
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/safetensors_writer.h"
+#include "host/model/model_loader.h"
+#include "host/weights/component_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/toy_family.h"
 #pragma push_macro("CHECK")  // the next header takes it away again
@@ -34,15 +34,15 @@ inline void write_toy_model(const std::string& folder) {
       weight.set(at::randn(weight.sizes()) * 0.2);
     });
     fs::create_directories(folder);
-    checkpoint::save_component(model->component(part.component), toy_family().weight_map(part), "",
-                               folder + "/" + part.component + ".safetensors", {});
+    weights::save_component(model->component(part.component), toy_family().weight_map(part), "",
+                            folder + "/" + part.component + ".safetensors", {});
   }
 }
 
-inline std::unique_ptr<checkpoint::LoadedModel> open_toy(const std::string& folder,
-                                                         const std::string& dtype = "float32",
-                                                         checkpoint::Placement placement = {}) {
-  return checkpoint::LoadedModel::open(
+inline std::unique_ptr<model::LoadedModel> open_toy(const std::string& folder,
+                                                    const std::string& dtype = "float32",
+                                                    model::Placement placement = {}) {
+  return model::LoadedModel::open(
       toy_family(),
       {.model_paths =
            nlohmann::json({folder + "/dit.safetensors", folder + "/vae.safetensors"}).dump(),
@@ -79,11 +79,11 @@ inline void write_lora(const std::string& path, const std::vector<Factors>& fact
     tensors.emplace(prefix + of.layer + ".lora_B.weight", of.up);
     if (alpha != 0) tensors.emplace(prefix + of.layer + ".alpha", at::tensor(alpha, at::kFloat));
   }
-  checkpoint::write_safetensors(path, tensors);
+  files::write_safetensors(path, tensors);
 }
 
 // What the denoiser says on fixed latents; loads its weights.
-inline at::Tensor toy_velocity(checkpoint::LoadedModel& model) {
+inline at::Tensor toy_velocity(model::LoadedModel& model) {
   const at::NoGradGuard no_grad;
   model.load_component("dit");
   at::Generator generator = at::detail::createCPUGenerator(3);
@@ -99,11 +99,11 @@ inline at::Tensor toy_velocity(checkpoint::LoadedModel& model) {
 template <class Change>
 at::Tensor changed_velocity(const std::string& folder, Change change) {
   const Folder changed;
-  const auto file = checkpoint::Checkpoint::open("dit", {folder + "/dit.safetensors"});
+  const auto file = files::Checkpoint::open("dit", {folder + "/dit.safetensors"});
   NamedTensors tensors;
   for (const auto& [name, meta] : file.index().tensors()) tensors.emplace(name, file.read(name));
   change(tensors);
-  checkpoint::write_safetensors(changed / "dit.safetensors", tensors);
+  files::write_safetensors(changed / "dit.safetensors", tensors);
   fs::copy_file(folder + "/vae.safetensors", changed / "vae.safetensors");
   return toy_velocity(*open_toy(changed.path()));
 }

@@ -12,8 +12,8 @@
 
 #include <ATen/Functions.h>
 
-#include "host/checkpoint/checkpoint.h"
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/checkpoint.h"
+#include "host/files/safetensors_writer.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
 
@@ -49,7 +49,7 @@ optim::Options options_of(const json& config) {
 
 // Tensors of the file whose names begin with `prefix`, without it.
 NamedTensors read(const std::string& path, const std::string& prefix) {
-  const auto file = atelier::checkpoint::Checkpoint::open(path, {path});
+  const auto file = atelier::files::Checkpoint::open(path, {path});
   NamedTensors tensors;
   for (const auto& [name, shape] : file.index().tensors()) {
     if (name.starts_with(prefix)) tensors[name.substr(prefix.size())] = file.read(name);
@@ -89,7 +89,7 @@ void run_steps(const json& config, const std::string& in, const std::string& out
   }
   for (const auto& [name, value] : parameters) results["param/" + name] = value;
   for (const auto& [name, value] : optimizer->state()) results["state/" + name] = value;
-  atelier::checkpoint::write_safetensors(out, results);
+  atelier::files::write_safetensors(out, results);
   for (const auto& [name, value] : optimizer->metrics()) {
     std::cout << name << " " << std::setprecision(17) << value << "\n";
   }

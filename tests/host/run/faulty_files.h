@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "host/checkpoint/file_operations.h"
+#include "host/files/file_operations.h"
 
 namespace atelier::test {
 
@@ -38,7 +38,7 @@ enum class Loss {
   kSome,  // the later ones of the entries; files end somewhere, or in zeros
 };
 
-class FaultyFiles final : public checkpoint::FileOperations {
+class FaultyFiles final : public files::FileOperations {
  public:
   // at: the number of the call, from 0; -1: none. `graveyard` keeps what is unlinked.
   FaultyFiles(std::string graveyard, Fault fault, int at, int why = EIO)
@@ -192,7 +192,7 @@ class FaultyFiles final : public checkpoint::FileOperations {
   void keep_entries(const std::string& folder) {
     std::vector<Entry> rest;
     for (const Entry& entry : entries_) {
-      if (checkpoint::parent_folder(entry.path) != folder) {
+      if (files::parent_folder(entry.path) != folder) {
         rest.push_back(entry);
         continue;
       }

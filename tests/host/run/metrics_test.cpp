@@ -13,7 +13,7 @@ using test::read_bytes;
 namespace {
 
 // A disk that is full until `is_full` is taken back, and takes half a write before it says so.
-class FullDisk final : public checkpoint::FileOperations {
+class FullDisk final : public files::FileOperations {
  public:
   bool is_full = false;
 
@@ -45,7 +45,7 @@ TEST_CASE("A full disk costs rows, is told once, and leaves no broken row", "[me
   Folder folder;
   const std::string path = folder / "logs/metrics.csv";
   FullDisk disk;
-  const checkpoint::ReplacedFileOperations replaced(disk);
+  const files::ReplacedFileOperations replaced(disk);
   const auto csv = open_csv(path, 0);
   const std::string told = stderr_of(folder / "stderr", [&] {
     csv->write(1, {{"loss", 0.25}});

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "faulty_files.h"
-#include "host/checkpoint/content_hash.h"
+#include "host/files/content_hash.h"
 #include "host/run/durable.h"
 #include "host/run/manifest.h"
 #include "host/run/occupants.h"
@@ -84,7 +84,7 @@ TEST_CASE("A checkpoint gives back what was saved", "[run]") {
   const auto manifest = nlohmann::json::parse(read_bytes(where + "/MANIFEST.json"));
   CHECK(manifest.at("version") == 1);
   CHECK(manifest.at("files").at(1).at("xxh3_128") ==
-        checkpoint::hash_file(where + "/weights.safetensors"));
+        files::hash_file(where + "/weights.safetensors"));
 }
 
 TEST_CASE("Old checkpoints go, and the two newest whole ones never", "[run]") {
@@ -240,7 +240,7 @@ TEST_CASE("Manifests of other versions and with other paths are refused", "[run]
     std::string text = manifest_text(5, {{"name.txt", {3, std::string(32, '0')}}}, {});
     text.replace(text.find(from), from.size(), to);
     const size_t begin = text.find(",\n  \"checksum\"");
-    checkpoint::ContentHash hash;
+    files::ContentHash hash;
     hash.add(text.data(), begin);
     text.replace(begin + 17, 32, hash.hex());
     write_bytes(folder / "step-00000005/MANIFEST.json", text);
@@ -279,7 +279,7 @@ TEST_CASE("Free space is looked at before anything is written", "[run]") {
   save(run, 1);
   test::FaultyFiles files(folder / "graves", test::Fault::kOnce, -1);
   files.free_bytes = 1 << 20;
-  const checkpoint::ReplacedFileOperations replaced(files);
+  const files::ReplacedFileOperations replaced(files);
   const CheckpointFiles large = {{{"w.safetensors", {{"w", at::zeros({1 << 20}, at::kByte)}}}}, {}};
   expect_error(ErrorCode::kEnvironment,
                {"out: a checkpoint needs 1.1", " MiB of the disk, and 1.0",
@@ -300,7 +300,7 @@ TEST_CASE("Free space is looked at before anything is written", "[run]") {
 namespace {
 
 // File systems that lack something.
-class PoorFiles final : public checkpoint::FileOperations {
+class PoorFiles final : public files::FileOperations {
  public:
   int flock(int) override {
     errno = ENOLCK;
@@ -324,7 +324,7 @@ class PoorFiles final : public checkpoint::FileOperations {
 TEST_CASE("A file system without locks, folder flushes and space counts still serves", "[run]") {
   Folder folder;
   PoorFiles files;
-  const checkpoint::ReplacedFileOperations replaced(files);
+  const files::ReplacedFileOperations replaced(files);
   write_bytes(folder / "out/checkpoints/.atelier-tmp-00000000-step-00000001/x",
               "of somebody who may live");
   RunFolder run(folder / "out");
@@ -395,7 +395,7 @@ bool is_stand_in(const std::string& folder) {
 // The folder works, and nothing is left over but what stands for a damaged one.
 void check_usable(const std::string& out) {
   test::FaultyFiles quick(out + "/graves", test::Fault::kOnce, -1);
-  const checkpoint::ReplacedFileOperations replaced(quick);
+  const files::ReplacedFileOperations replaced(quick);
   RunFolder run(out);
   for (const std::string& name : checkpoints_in(out))
     if (const auto step = step_of(name, kOldPrefix))
@@ -422,7 +422,7 @@ bool try_fault(const Scene& scene, const std::string& prepared, test::Fault faul
   test::FaultyFiles files(folder / "graves", fault, at, why);
   bool is_saved = false, is_refused = false;
   {
-    const checkpoint::ReplacedFileOperations replaced(files);
+    const files::ReplacedFileOperations replaced(files);
     try {
       RunFolder run(out);
       save(run, scene.step, scene.version, scene.keep);
@@ -495,7 +495,7 @@ TEST_CASE("Lost power in many ways costs no checkpoint", "[.][slow]") {
 TEST_CASE("Short and interrupted writes change nothing", "[run][faults]") {
   Folder folder;
   test::FaultyFiles files(folder / "graves", test::Fault::kInterrupted, -1);
-  const checkpoint::ReplacedFileOperations replaced(files);
+  const files::ReplacedFileOperations replaced(files);
   RunFolder run(folder / "out");
   save(run, 1);
   CHECK(files.count() > 90);

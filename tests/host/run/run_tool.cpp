@@ -14,7 +14,7 @@
 
 #include "atelier/error.h"
 
-#include "host/checkpoint/safetensors_writer.h"
+#include "host/files/safetensors_writer.h"
 #include "host/run/metrics.h"
 #include "host/run/run_folder.h"
 
@@ -52,7 +52,7 @@ void save(const std::string& folder) {
                                          {"optimizer.safetensors", {{"m", -values_of(step)}}}},
                                         {{"config.toml", std::to_string(step)}}};
     for (int i = 0; i < (step % 3 == 0 ? 2 : 1); ++i) out.save(step, files, {{"step", step}}, 2);
-    checkpoint::write_safetensors(folder + "/step.safetensors", {{"w", values_of(step)}});
+    files::write_safetensors(folder + "/step.safetensors", {{"w", values_of(step)}});
     std::printf("%lld\n", static_cast<long long>(step));
     std::fflush(stdout);
   }

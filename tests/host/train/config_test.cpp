@@ -708,7 +708,7 @@ TEST_CASE("The second stage finds a cache where the first one was told to write"
 
 TEST_CASE("The document of training has every flag once, under its heading", "[config]") {
   const std::string text = test::read_bytes(ATELIER_SOURCE_DIR "/docs/training.md");
-  const cli::CommandSpec command = train_command(nullptr, "cache");
+  const flags::CommandSpec command = train_command(nullptr, "cache");
   std::map<std::string, int> rows;
   std::string group;
   std::istringstream lines(text);
@@ -720,13 +720,13 @@ TEST_CASE("The document of training has every flag once, under its heading", "[c
     INFO(name);
     ++rows[name];
     const auto flag = std::find_if(command.flags.begin(), command.flags.end(),
-                                   [&](const cli::FlagSpec& f) { return f.name == name; });
+                                   [&](const flags::FlagSpec& f) { return f.name == name; });
     REQUIRE(flag != command.flags.end());
     CHECK(flag->group == group);
     if (flag->preset && !flag->preset->empty())
       CHECK_THAT(line, Contains("| " + *flag->preset + " |"));
   }
-  for (const cli::FlagSpec& flag : command.flags) {
+  for (const flags::FlagSpec& flag : command.flags) {
     INFO(flag.name);
     CHECK(rows[flag.name] == 1);
   }

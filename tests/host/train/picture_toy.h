@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "host/checkpoint/component_writer.h"
-#include "host/checkpoint/model_loader.h"
 #include "host/data/dataset.h"
-#include "host/image/png.h"
+#include "host/media/png.h"
+#include "host/model/model_loader.h"
+#include "host/weights/component_writer.h"
 #include "support/files.h"
 #include "support/toy_family.h"
 
@@ -44,8 +44,8 @@ inline void write_toy_component(const std::string& path, const std::string& comp
     model->component(component).visit_weights([&](const std::string&, Weight& weight) {
       weight.set(value ? at::full(weight.sizes(), *value) : at::randn(weight.sizes()));
     });
-    checkpoint::save_component(model->component(component), picture_toy().weight_map(part), "",
-                               path, {});
+    weights::save_component(model->component(component), picture_toy().weight_map(part), "", path,
+                            {});
   }
 }
 
@@ -56,28 +56,28 @@ inline void write_toy_model(const std::string& folder) {
   write_bytes(folder + "/tokenizer/tokenizer.json", "{}");
 }
 
-inline std::unique_ptr<checkpoint::LoadedModel> open_toy_model(
-    const std::string& paths, std::vector<std::string> components = {},
-    const std::string& dtype = "auto") {
-  return checkpoint::LoadedModel::open(
+inline std::unique_ptr<model::LoadedModel> open_toy_model(const std::string& paths,
+                                                          std::vector<std::string> components = {},
+                                                          const std::string& dtype = "auto") {
+  return model::LoadedModel::open(
       picture_toy(),
       {.model_paths = paths, .dtype = dtype, .device = "cpu", .components = std::move(components)});
 }
 
 // A picture whose bytes depend on `seed`.
 inline void write_toy_picture(const std::string& path, int width, int height, int seed) {
-  image::Picture picture(width, height);
+  media::Picture picture(width, height);
   for (size_t i = 0; i < picture.rgb.size(); ++i)
     picture.rgb[i] = static_cast<uint8_t>((i * 31 + static_cast<size_t>(seed) * 97) % 251);
   fs::create_directories(fs::path(path).parent_path());
-  test::write_bytes(path, image::encode_png(picture));
+  test::write_bytes(path, media::encode_png(picture));
 }
 
 inline std::shared_ptr<const data::Dataset> open_toy_dataset(const data::DatasetOptions& options) {
   report::Problems problems;
   auto dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
       options, picture_toy().inputs(),
-      checkpoint::LoadedModel::open_empty(picture_toy())->model().latent_spec(), problems));
+      model::LoadedModel::open_empty(picture_toy())->model().latent_spec(), problems));
   problems.throw_if_any();
   return dataset;
 }

@@ -49,7 +49,7 @@ class Rows {
 
  private:
   Folder folder_;
-  std::unique_ptr<checkpoint::LoadedModel> model_;
+  std::unique_ptr<model::LoadedModel> model_;
   Config config_;
   std::string table_ = "image,style,prompt\n";
 };

@@ -3,14 +3,14 @@
 #include <atomic>
 #include <sys/stat.h>
 
-#include "host/checkpoint/fingerprint.h"
 #include "host/data/parallel.h"
+#include "host/model/fingerprint.h"
 #include "host/train/source_files.h"
 #include "picture_toy.h"
 
 using namespace atelier;
 using namespace atelier::train;
-using checkpoint::LoadedModel;
+using model::LoadedModel;
 using test::expect_error;
 using test::Folder;
 using test::fs::exists;
@@ -425,12 +425,12 @@ TEST_CASE("The number of workers does not change a byte", "[samples]") {
 
 TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
   Workshop shop;
-  image::Picture mask(16, 16);  // white: the left half, and half of the cell right of it
+  media::Picture mask(16, 16);  // white: the left half, and half of the cell right of it
   for (int y = 0; y < 16; ++y) {
     for (int x = 0; x < 10; ++x)
       for (int c = 0; c < 3; ++c) mask.row(y)[3 * x + c] = 255;
   }
-  test::write_bytes(shop.folder / "data/mask.png", image::encode_png(mask));
+  test::write_bytes(shop.folder / "data/mask.png", media::encode_png(mask));
   shop.write_rows("image,prompt,mask\na.png,red,mask.png\na.png,red,\n");
   Samples samples = shop.filled();
   CHECK(samples.counts().pictures == 2);

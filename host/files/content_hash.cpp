@@ -1,0 +1,59 @@
+#include "host/files/content_hash.h"
+
+#define XXH_INLINE_ALL
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <vector>
+#include <xxhash.h>
+
+#include "host/files/file_reader.h"
+
+namespace atelier::files {
+
+struct ContentHash::State {
+  XXH3_state_t state;
+};
+
+ContentHash::ContentHash() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->state);
+}
+ContentHash::~ContentHash() = default;
+
+ContentHash& ContentHash::add(const void* data, size_t size) {
+  XXH3_128bits_update(&state_->state, data, size);
+  return *this;
+}
+
+ContentHash& ContentHash::add(std::string_view text) {
+  add(static_cast<int64_t>(text.size()));
+  return add(text.data(), text.size());
+}
+
+ContentHash& ContentHash::add(int64_t number) {
+  return add(&number, sizeof(number));
+}
+
+std::string ContentHash::hex() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state_->state);
+  std::array<char, 33> text;
+  std::snprintf(text.data(), text.size(), "%016llx%016llx",
+                static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return text.data();
+}
+
+std::string hash_file(const std::string& path) {
+  const FileReader file(path);
+  ContentHash hash;
+  std::vector<char> buffer(1 << 20);
+  for (uint64_t at = 0; at < file.size();) {
+    const uint64_t bytes = std::min<uint64_t>(buffer.size(), file.size() - at);
+    file.read(buffer.data(), at, bytes);
+    hash.add(buffer.data(), bytes);
+    at += bytes;
+  }
+  return hash.hex();
+}
+
+}  // namespace atelier::files

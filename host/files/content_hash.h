@@ -1,0 +1,36 @@
+// Tells contents apart: XXH3 with 128 bits. Against accidents, not against malice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace atelier::files {
+
+// Takes bytes piece by piece. Not thread-safe.
+class ContentHash {
+ public:
+  ContentHash();
+  ~ContentHash();
+  ContentHash(const ContentHash&) = delete;
+  ContentHash& operator=(const ContentHash&) = delete;
+
+  ContentHash& add(const void* data, size_t size);
+  // A text and its length: "a", "bc" differs from "ab", "c".
+  ContentHash& add(std::string_view text);
+  ContentHash& add(int64_t number);
+
+  // 32 hexadecimal digits of what was added so far.
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Of a whole file. Throws Error{kNotFound} or {kEnvironment} naming it.
+std::string hash_file(const std::string& path);
+
+}  // namespace atelier::files

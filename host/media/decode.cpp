@@ -1,0 +1,250 @@
+#include "host/media/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "atelier/error.h"
+
+#include "formats/git_lfs.h"
+#include "host/media/codec.h"
+#include "host/report/open_failure.h"
+
+namespace atelier::media {
+namespace {
+
+using ReadFunction = Raster (*)(std::span<const uint8_t>, bool, const CheckSize&);
+
+bool has_bytes(std::span<const uint8_t> bytes, size_t at, std::string_view text) {
+  return bytes.size() >= at + text.size() &&
+         std::equal(text.begin(), text.end(), bytes.begin() + static_cast<ptrdiff_t>(at),
+                    [](char a, uint8_t b) { return static_cast<uint8_t>(a) == b; });
+}
+
+// "BM" alone begins many a text.
+bool is_bmp(std::span<const uint8_t> bytes) {
+  if (!has_bytes(bytes, 0, "BM") || !has_bytes(bytes, 15, {"\0\0\0", 3})) return false;
+  constexpr std::array<uint8_t, 7> kHeaderSizes = {12, 40, 52, 56, 64, 108, 124};
+  return std::find(kHeaderSizes.begin(), kHeaderSizes.end(), bytes[14]) != kHeaderSizes.end();
+}
+
+bool is_ppm(std::span<const uint8_t> bytes) {
+  constexpr std::string_view kSpace = " \t\n\r#";
+  return bytes.size() > 3 && bytes[0] == 'P' && bytes[1] >= '1' && bytes[1] <= '6' &&
+         kSpace.find(static_cast<char>(bytes[2])) != std::string_view::npos;
+}
+
+ReadFunction reader_of(std::span<const uint8_t> bytes) {
+  if (has_bytes(bytes, 0, "\x89PNG\r\n\x1a\n")) return read_png;
+  if (has_bytes(bytes, 0, "\xff\xd8\xff")) return read_jpeg;
+  if (has_bytes(bytes, 0, "RIFF") && has_bytes(bytes, 8, "WEBP")) return read_webp;
+  if (has_bytes(bytes, 0, "GIF87a") || has_bytes(bytes, 0, "GIF89a")) return read_gif;
+  for (const std::string_view tiff : {std::string_view("II*\0", 4), std::string_view("MM\0*", 4),
+                                      std::string_view("II+\0", 4), std::string_view("MM\0+", 4)}) {
+    if (has_bytes(bytes, 0, tiff)) return read_tiff;
+  }
+  if (is_bmp(bytes)) return read_bmp;
+  return is_ppm(bytes) ? read_ppm : nullptr;
+}
+
+// The name of a kind of picture that is known and not read; empty for others.
+std::string_view name_of_unread(std::span<const uint8_t> bytes) {
+  struct Kind {
+    size_t at;
+    std::string_view text, name;
+  };
+  static constexpr Kind kKinds[] = {{4, "ftypavif", "AVIF"},  {4, "ftypavis", "AVIF"},
+                                    {4, "ftyphei", "HEIC"},   {4, "ftyphev", "HEIC"},
+                                    {4, "ftypmif1", "HEIF"},  {4, "ftypmsf1", "HEIF"},
+                                    {4, "JXL ", "JPEG XL"},   {0, "\xff\x0a", "JPEG XL"},
+                                    {4, "jP  ", "JPEG 2000"}, {0, "8BPS", "Photoshop"}};
+  for (const Kind& kind : kKinds) {
+    if (has_bytes(bytes, kind.at, kind.text)) return kind.name;
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return {};
+  // Web pages hold drawings, too.
+  constexpr std::string_view kBegins[] = {"<svg", "<?xml", "<!--", "<!DOCTYPE svg"};
+  const bool is_drawing =
+      std::any_of(std::begin(kBegins), std::end(kBegins),
+                  [&](std::string_view begin) { return text.substr(first).starts_with(begin); });
+  constexpr size_t kHead = 4096;
+  return is_drawing && text.substr(0, kHead).find("<svg") != std::string_view::npos ? "SVG" : "";
+}
+
+// Says what bytes without a reader are, as well as can be told.
+Error refusal(std::span<const uint8_t> bytes, const std::string& place) {
+  if (bytes.empty())
+    return {ErrorCode::kUnsupported, place + ": the file is empty", "get it again"};
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (const auto pointer = formats::find_git_lfs_pointer(text, ""))
+    return {ErrorCode::kUnsupported, place + ": " + pointer->what(), pointer->hint};
+  if (const std::string_view name = name_of_unread(bytes); !name.empty())
+    return {ErrorCode::kUnsupported,
+            place + ": a picture of the kind " + std::string(name) + ", which is not read",
+            "convert it to PNG or JPEG"};
+  return {ErrorCode::kUnsupported, place + ": not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM picture",
+          "convert it to one of these"};
+}
+
+// x / 255 of a product of two bytes, rounded.
+uint8_t divide_by_255(unsigned product) {
+  const unsigned t = product + 128;
+  return static_cast<uint8_t>(((t >> 8) + t) >> 8);
+}
+
+Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool pixels,
+                   const DecodeOptions& options) {
+  const std::string place(name);
+  const ReadFunction read = reader_of(bytes);
+  if (!read) throw refusal(bytes, place);
+  try {
+    return read(bytes, pixels, [&](int64_t width, int64_t height) {
+      if (width * height <= options.max_pixels) return;
+      throw Error(ErrorCode::kInvalidArgument,
+                  place + ": " + std::to_string(width) + "x" + std::to_string(height) +
+                      " pixels are more than the limit of " + std::to_string(options.max_pixels),
+                  "make the picture smaller");
+    });
+  } catch (const DecodeError& error) {
+    throw Error(ErrorCode::kDataLoss, place + ": " + error.what(),
+                "the picture is damaged or cut short; get it again");
+  }
+}
+
+Picture to_rgb(const Raster& raster) {
+  Picture picture(raster.info.width, raster.info.height);
+  const size_t count = picture.rgb.size() / 3;
+  const uint8_t* in = raster.data.data();
+  uint8_t* out = picture.rgb.data();
+  switch (raster.layout) {
+    case Layout::kRgb:
+      std::copy_n(in, 3 * count, out);
+      break;
+    case Layout::kRgba:
+      for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
+        const unsigned alpha = in[3];
+        for (int c = 0; c < 3; ++c) out[c] = divide_by_255(in[c] * alpha + 255 * (255 - alpha));
+      }
+      break;
+    case Layout::kInvertedCmyk:
+      // Inverted values are light: the product of ink's light and black's light.
+      for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
+        const int light = in[3];
+        for (int c = 0; c < 3; ++c) {
+          out[c] = static_cast<uint8_t>(
+              std::max(0, light - divide_by_255(static_cast<unsigned>(255 - in[c]) * light)));
+        }
+      }
+      break;
+  }
+  return picture;
+}
+
+// The transparency of an RGBA raster as a gray picture.
+Picture to_alpha(const Raster& raster) {
+  Picture picture(raster.info.width, raster.info.height);
+  for (size_t i = 0; i < picture.rgb.size(); ++i) picture.rgb[i] = raster.data[i / 3 * 4 + 3];
+  return picture;
+}
+
+// Where the pixel (x, y) of the upright picture stands in the stored one of this size.
+std::array<int, 2> stored_place(int orientation, int x, int y, int width, int height) {
+  switch (orientation) {
+    case 2:
+      return {width - 1 - x, y};
+    case 3:
+      return {width - 1 - x, height - 1 - y};
+    case 4:
+      return {x, height - 1 - y};
+    case 5:
+      return {y, x};
+    case 6:
+      return {y, height - 1 - x};
+    case 7:
+      return {width - 1 - y, height - 1 - x};
+    case 8:
+      return {width - 1 - y, x};
+    default:
+      return {x, y};
+  }
+}
+
+Picture upright(Picture stored, int orientation) {
+  if (orientation == 1) return stored;
+  const bool turns = orientation >= 5;
+  Picture picture(turns ? stored.height : stored.width, turns ? stored.width : stored.height);
+  for (int y = 0; y < picture.height; ++y) {
+    uint8_t* out = picture.row(y);
+    for (int x = 0; x < picture.width; ++x, out += 3) {
+      const auto [from_x, from_y] = stored_place(orientation, x, y, stored.width, stored.height);
+      std::copy_n(stored.row(from_y) + 3 * from_x, 3, out);
+    }
+  }
+  return picture;
+}
+
+std::vector<uint8_t> read_file(const std::filesystem::path& path) {
+  std::error_code code;
+  if (std::filesystem::is_directory(path, code)) {
+    throw Error(ErrorCode::kInvalidArgument, path.string() + ": a folder, not a picture");
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    const int why = errno;
+    throw Error(report::open_failure(why), path.string() + ": " + std::strerror(why));
+  }
+  // A gigabyte holds the largest picture that the pixel limit allows, uncompressed at 16 bits.
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  const uint64_t size = std::filesystem::file_size(path, code);
+  if (!code && size > kMaxBytes) {
+    throw Error(ErrorCode::kInvalidArgument,
+                path.string() + ": " + std::to_string(size) + " bytes are too many for a picture");
+  }
+  std::vector<uint8_t> bytes(code ? 0 : size);
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<size_t>(file.gcount()));
+  return bytes;
+}
+
+}  // namespace
+
+bool looks_like_picture(std::span<const uint8_t> bytes) {
+  return reader_of(bytes) != nullptr || !name_of_unread(bytes).empty();
+}
+
+PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
+                          const DecodeOptions& options) {
+  PictureInfo info = read_raster(bytes, name, /*pixels=*/false, options).info;
+  if (info.orientation >= 5) std::swap(info.width, info.height);
+  return info;
+}
+
+PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions& options) {
+  return probe_picture(read_file(path), path.string(), options);
+}
+
+Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
+                       const DecodeOptions& options) {
+  const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
+  return upright(to_rgb(raster), raster.info.orientation);
+}
+
+PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
+                                   const DecodeOptions& options) {
+  const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
+  PictureWithAlpha result = {upright(to_rgb(raster), raster.info.orientation), {}};
+  if (raster.layout == Layout::kRgba)
+    result.alpha = upright(to_alpha(raster), raster.info.orientation);
+  return result;
+}
+
+Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options) {
+  return decode_picture(read_file(path), path.string(), options);
+}
+
+}  // namespace atelier::media

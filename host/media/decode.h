@@ -1,0 +1,60 @@
+// Reads PNG, JPEG, WebP, GIF, TIFF, BMP and PPM.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "host/media/picture.h"
+
+namespace atelier::media {
+
+struct DecodeOptions {
+  // Width times height; more is refused before anything is allocated for the pixels.
+  int64_t max_pixels = 178'956'970;
+};
+
+// What the header of a picture says.
+struct PictureInfo {
+  std::string format;  // "png", "jpeg", "webp", "gif", "tiff", "bmp" or "ppm"
+  int width = 0;       // as shown, after orientation
+  int height = 0;
+  int channels = 3;  // in the file: 1 gray, 2 gray and alpha, 3, 4
+  int bits = 8;      // of one channel
+  bool has_alpha = false;
+  bool is_animated = false;        // or of several pages
+  bool has_color_profile = false;  // an embedded ICC profile; it is not applied
+  int orientation = 1;             // EXIF, 1 to 8
+};
+
+// Says whether `bytes` begin like a picture, also of a kind that cannot be read here; 64 bytes are
+// enough.
+bool looks_like_picture(std::span<const uint8_t> bytes);
+
+// Reads no pixels. `name` stands for the picture in messages.
+// Throws Error: kNotFound and kEnvironment for the file, kUnsupported, named, for another format
+// and for what stands in a picture's place, kDataLoss for damage, kInvalidArgument for more than
+// max_pixels.
+PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions& options = {});
+PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
+                          const DecodeOptions& options = {});
+
+// Returns the picture as shown: upright by its EXIF orientation, gray and palettes expanded, 16
+// bits rounded to 8, CMYK converted, transparent pixels laid over white, the first frame of an
+// animation, the first page of several. Throws as probe_picture; a picture that ends early is an
+// error.
+Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options = {});
+Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
+                       const DecodeOptions& options = {});
+
+struct PictureWithAlpha {
+  Picture picture;  // as decode_picture returns it
+  Picture alpha;    // gray, of the same size: white is opaque; empty when the file has none
+};
+PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
+                                   const DecodeOptions& options = {});
+
+}  // namespace atelier::media

@@ -1,0 +1,17 @@
+// Pictures to tensors and back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "host/media/picture.h"
+
+namespace atelier::media {
+
+// Returns float32 [3, H, W] in [-1, 1] on the CPU.
+at::Tensor to_pixels(const Picture& picture);
+
+// pixels: float32 [3, H, W]; values outside [-1, 1] are clamped, and the rest rounds half to even.
+// Throws Error{kNumerics} when a value is not a number.
+Picture to_picture(const at::Tensor& pixels);
+
+}  // namespace atelier::media

@@ -1,0 +1,110 @@
+#include "host/model/memory_holders.h"
+
+#include <algorithm>
+
+#include "host/report/problems.h"
+
+namespace atelier::model {
+namespace {
+
+std::string shown(int64_t bytes) {
+  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+}
+
+// What a component's weights take as they are stored.
+class WeightBytes {
+ public:
+  WeightBytes(LoadedModel& model, std::string_view component)
+      : model_(model), stored_(model.storage_plan(component)) {}
+
+  // Of those of `module` that are always on the device.
+  int64_t resident(nn::Module& module) const {
+    int64_t bytes = 0;
+    module.visit_weights([&](const std::string&, Weight& weight) {
+      if (weight.is_loaded() && !model_.is_streamed(weight)) bytes += of(weight);
+    });
+    return bytes;
+  }
+
+ private:
+  int64_t of(const Weight& weight) const {
+    if (!stored_.weights.contains(&weight))
+      return weight.numel() * static_cast<int64_t>(c10::elementSize(model_.dtype()));
+    return weight.numel() + weight.sizes()[0] * static_cast<int64_t>(sizeof(float));
+  }
+
+  LoadedModel& model_;
+  weights::StoragePlan stored_;
+};
+
+}  // namespace
+
+std::vector<Holder> weight_holders(LoadedModel& model) {
+  std::vector<Holder> holders;
+  for (const LoadedPart& part : model.parts()) {
+    const std::string& name = part.detection.component;
+    if (!model.is_loaded(name)) continue;
+    const WeightBytes bytes(model, name);
+    Holder holder = {"weights of " + name, bytes.resident(model.model().component(name))};
+    if (const memory::Residency* residency = model.residency(name)) {
+      const memory::Residency::Stats stats = residency->stats();
+      int64_t slots = stats.device_bytes;
+      for (Block* block : model.model().blocks(name)) slots -= bytes.resident(*block);
+      holder.device_bytes += slots;
+      holder.host_bytes = stats.host_bytes;
+      holder.detail = shown(slots) + " of that in slots for blocks that come and go";
+    }
+    holders.push_back(std::move(holder));
+  }
+  return holders;
+}
+
+std::vector<std::string> holder_lines(const std::vector<Holder>& holders,
+                                      const memory::DeviceBytes& device) {
+  std::vector<std::string> lines;
+  int64_t known = 0;
+  for (const Holder& holder : holders) {
+    known += holder.device_bytes;
+    if (holder.device_bytes == 0 && holder.host_bytes == 0) continue;
+    std::string line = "memory: " + holder.name + ": " + shown(holder.device_bytes);
+    if (holder.host_bytes > 0) line += ", " + shown(holder.host_bytes) + " on the host";
+    if (!holder.detail.empty()) line += " (" + holder.detail + ")";
+    lines.push_back(std::move(line));
+  }
+  std::string line = "memory: the device: at most " + shown(device.peak) + " at once";
+  if (device.capacity > 0) line += ", of " + shown(device.capacity);
+  const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
+  if (taken > known) line += "; " + shown(taken - known) + " were none of these";
+  lines.push_back(std::move(line));
+  return lines;
+}
+
+std::vector<std::string> flags_for_weights(LoadedModel& model) {
+  if (model.device().is_cpu() && !model.is_stand_in()) return {};
+  std::string largest;
+  int64_t most = 0;
+  for (const LoadedPart& part : model.parts()) {
+    const std::string& name = part.detection.component;
+    if (!model.is_loaded(name) || model.model().blocks(name).empty()) continue;
+    const int64_t bytes = WeightBytes(model, name).resident(model.model().component(name));
+    if (bytes <= most) continue;
+    largest = name;
+    most = bytes;
+  }
+  if (largest.empty()) return {};
+  std::vector<std::string> flags;
+  if (!model.is_streamed(largest)) flags.push_back("--offload " + largest + "=host");
+  if (model.storage(largest) == weights::Storage::kPlain &&
+      !weights::storable_weights(model.model(), largest).empty())
+    flags.push_back("--storage " + largest + "=fp8");
+  return flags;
+}
+
+std::string hint_of(const std::vector<std::string>& flags) {
+  std::string hint = "use ";
+  for (size_t i = 0; i < flags.size(); ++i)
+    hint += (i == 0 ? "" : i + 1 == flags.size() ? " or " : ", ") + flags[i];
+  return hint;
+}
+
+}  // namespace atelier::model

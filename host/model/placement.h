@@ -1,0 +1,62 @@
+// Where the blocks of components rest while they do not run: on the device, on the host, or in
+// their files.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/block.h"
+
+#include "host/report/problems.h"
+#include "host/weights/storage.h"
+#include "host/weights/weight_binding.h"
+#include "memory/residency.h"
+
+namespace atelier::model {
+
+using PlaceByComponent = std::map<std::string, memory::Place, std::less<>>;
+
+struct Placement {
+  // Of the blocks that do not stay on the device; components that are not named stay there whole.
+  PlaceByComponent offload = {};
+  // They rest on the host, too, unless that is the device.
+  bool offload_others = false;
+  // Blocks that stay on the device all the same, by component; "" stands for the denoiser.
+  std::map<std::string, int64_t, std::less<>> resident_blocks = {};
+  int64_t prefetch = 2;  // see memory::ResidencyPlan
+};
+
+// "dit=host", "text_encoder=disk". Throws Error{kInvalidArgument}.
+PlaceByComponent parse_offload(const std::vector<std::string>& entries);
+
+// "20", "dit=20,text_encoder=4". Throws Error{kInvalidArgument}.
+std::map<std::string, int64_t, std::less<>> parse_resident_blocks(
+    const std::vector<std::string>& entries);
+
+// Of a family, and of a model of it.
+struct PlacedComponents {
+  std::vector<std::string> known;  // to the family
+  std::string denoiser;
+  std::map<std::string, int64_t> blocks;  // how many each has, of those that are there
+};
+
+// A plan for each offloaded component that is there. What is wrong becomes problems.
+std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
+    const Placement& placement, const PlacedComponents& components, report::Problems& problems);
+
+// The weights of a block and of all below it.
+std::set<const Weight*> weights_of(Block& block);
+
+// Makes blocks that cannot rest in their files rest on the host, and returns how many those are:
+// blocks with a weight that is converted, quantised, or put together from several tensors.
+int64_t keep_on_host_what_no_file_has(memory::ResidencyPlan& plan,
+                                      const std::vector<Block*>& blocks,
+                                      const weights::WeightBinding& binding,
+                                      const files::Checkpoint& checkpoint, at::ScalarType dtype,
+                                      const weights::StoragePlan& storage);
+
+}  // namespace atelier::model

@@ -1,0 +1,193 @@
+#include "host/model/recognition.h"
+
+#include <algorithm>
+#include <set>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "host/files/file_reader.h"
+#include "host/model/config_check.h"
+#include "host/plugins/guard.h"
+#include "host/weights/weight_binding.h"
+
+namespace atelier::model {
+
+namespace {
+
+// What a checkpoint that no component takes comes nearest to: the component whose table knows most
+// of its names.
+std::string nearest_component(const ModelFamily& family, const TensorIndex& index) {
+  std::string best;
+  int64_t best_count = 0;
+  for (const Detection& tiny : family.tiny_parts()) {
+    const WeightMap rules = family.weight_map(tiny);
+    for (const std::string& prefix :
+         {tiny.prefix, std::string(), std::string("model.diffusion_model."), std::string("model."),
+          std::string("transformer.")}) {
+      const int64_t count = weights::count_known_tensors(rules, prefix, index);
+      if (count > best_count) {
+        best_count = count;
+        best = tiny.component;
+      }
+    }
+  }
+  const auto total = static_cast<int64_t>(index.tensors().size());
+  if (best_count * 2 < total) return {};
+  return "nearest is " + best + ": " + std::to_string(best_count) + " of its " +
+         std::to_string(total) + " names are known there";
+}
+
+Error unknown_checkpoint(const ModelFamily& family, const files::Checkpoint& checkpoint) {
+  const TensorIndex& index = checkpoint.index();
+  std::vector<std::string> names;
+  for (const auto& [name, meta] : index.tensors()) {
+    names.push_back(name);
+    if (names.size() == 2) break;
+  }
+  std::string message = files::display_path(checkpoint.name()) + ": is no component of " +
+                        std::string(family.name()) + " (" + std::to_string(index.tensors().size()) +
+                        " tensors";
+  if (!names.empty()) message += ", the first " + report::list_names(names);
+  message += ")";
+  const std::string nearest = nearest_component(family, index);
+  if (!nearest.empty()) message += "; " + nearest;
+  return Error(ErrorCode::kUnsupported, message, "atelier inspect says which family takes it",
+               "CHECKPOINT_UNKNOWN");
+}
+
+}  // namespace
+
+bool is_lora(const TensorIndex& index) {
+  static constexpr std::string_view kMarks[] = {
+      ".lora_A.",   ".lora_B.",   ".lora_down.", ".lora_up.",  ".lora.down.",
+      ".lora.up.",  "lora_unet_", ".lokr_w",     ".hada_w",    "_lora.down.",
+      ".lora_mid.", ".lora_A",    ".lora_B",     ".dora_scale"};
+  for (const auto& [name, meta] : index.tensors()) {
+    for (const std::string_view mark : kMarks) {
+      if (name.find(mark) != std::string::npos) return true;
+    }
+  }
+  return false;
+}
+
+std::optional<Detection> detect_checkpoint(const ModelFamily& family,
+                                           const files::Checkpoint& checkpoint,
+                                           const DetectHints& hints) {
+  if (is_lora(checkpoint.index()))
+    throw Error(ErrorCode::kUnsupported,
+                files::display_path(checkpoint.name()) + ": is a LoRA, not a model",
+                "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
+  DetectHint hint;
+  for (const auto& [pattern, said] : hints) {
+    const bool matches_file =
+        std::any_of(checkpoint.files().begin(), checkpoint.files().end(),
+                    [&](const std::string& file) { return formats::glob_match(pattern, file); });
+    if (matches_file || formats::glob_match(pattern, checkpoint.name())) hint = said;
+  }
+  try {
+    return plugins::guard(std::string(family.name()) + ".detect",
+                          [&] { return detect_with_config(family, checkpoint.index(), hint); });
+  } catch (const Error& error) {
+    throw error.at(files::display_path(checkpoint.name()));
+  }
+}
+
+namespace {
+
+// The first component of a checkpoint, with the config that it was recognised by. `checkpoint` of
+// the result has all tensors.
+std::optional<LoadedPart> detect_first(const ModelFamily& family,
+                                       const files::Checkpoint& checkpoint,
+                                       const DetectHints& hints,
+                                       std::span<const LoadedPart> lenders) {
+  if (checkpoint.config()) lenders = {};
+  for (const LoadedPart& lender : lenders) {
+    const files::Checkpoint lent = checkpoint.with_config_of(lender.checkpoint);
+    try {
+      const std::optional<Detection> found = detect_checkpoint(family, lent, hints);
+      if (found && found->component == lender.detection.component) return LoadedPart{*found, lent};
+    } catch (const Error&) {
+      // The config is another component's, or contradicts the tensors.
+    }
+  }
+  std::optional<Detection> found = detect_checkpoint(family, checkpoint, hints);
+  if (!found) return std::nullopt;
+  return LoadedPart{std::move(*found), checkpoint};
+}
+
+}  // namespace
+
+std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Checkpoint& checkpoint,
+                                     const DetectHints& hints,
+                                     std::span<const LoadedPart> lenders) {
+  std::vector<LoadedPart> parts;
+  DetectHints hints_left = hints;
+  files::Checkpoint rest = checkpoint;
+  while (!rest.index().tensors().empty()) {
+    std::optional<LoadedPart> found = detect_first(family, rest, hints_left, lenders);
+    if (!found) break;
+    const std::string prefix = found->detection.prefix;
+    found->checkpoint =
+        found->checkpoint.only([&](std::string_view tensor) { return tensor.starts_with(prefix); });
+    rest = rest.only([&](std::string_view tensor) { return !tensor.starts_with(prefix); });
+    parts.push_back(std::move(*found));
+    // They are about one component.
+    for (auto& [pattern, hint] : hints_left) hint.component.clear();
+  }
+  if (!parts.empty() && !rest.index().tensors().empty()) {
+    LoadedPart& first = parts.front();
+    const files::Checkpoint own = first.checkpoint;
+    first.checkpoint = checkpoint
+                           .only([&](std::string_view tensor) {
+                             return own.index().contains(tensor) || rest.index().contains(tensor);
+                           })
+                           .with_config_of(own);
+  }
+  return parts;
+}
+
+std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
+                                            const std::vector<files::FoundCheckpoint>& found,
+                                            const DetectHints& hints,
+                                            std::vector<LoadedPart> lenders,
+                                            report::Problems& problems) {
+  std::vector<RecognisedCheckpoint> all;
+  for (const files::FoundCheckpoint& item : found)
+    problems.collect([&] { all.push_back({item, files::Checkpoint::open(item.files), {}}); });
+  std::erase_if(lenders, [](const LoadedPart& lender) { return !lender.checkpoint.config(); });
+  std::set<const RecognisedCheckpoint*> refused;
+  for (const bool has_config : {true, false}) {
+    for (RecognisedCheckpoint& item : all) {
+      if (item.checkpoint.config().has_value() != has_config) continue;
+      refused.insert(&item);
+      problems.collect([&] {
+        item.parts = detect_parts(family, item.checkpoint, hints, lenders);
+        if (item.parts.empty() && !item.found.in_model_folder)
+          throw unknown_checkpoint(family, item.checkpoint);
+        refused.erase(&item);
+      });
+      if (has_config) lenders.insert(lenders.end(), item.parts.begin(), item.parts.end());
+    }
+  }
+  std::vector<RecognisedCheckpoint> recognised;
+  for (RecognisedCheckpoint& item : all) {
+    if (!refused.contains(&item)) recognised.push_back(std::move(item));
+  }
+  return recognised;
+}
+
+std::vector<std::string> differing_numbers(const Detection& one, const Detection& other) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : one.config) {
+    const auto found = other.config.find(name);
+    if (found == other.config.end() || found->second != value) names.push_back(name);
+  }
+  for (const auto& [name, value] : other.config) {
+    if (!one.config.contains(name)) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace atelier::model

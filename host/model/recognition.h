@@ -1,0 +1,66 @@
+// What checkpoints are to a family: their components, told by names, shapes and configs.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+#include "host/files/checkpoint.h"
+#include "host/files/model_paths.h"
+#include "host/report/problems.h"
+
+namespace atelier::model {
+
+// What the user said about files, by a glob over their paths.
+using DetectHints = std::map<std::string, DetectHint>;
+
+// A recognised checkpoint.
+struct LoadedPart {
+  Detection detection;
+  files::Checkpoint checkpoint;
+};
+
+// Says what one checkpoint is to a family; nullopt when it is nothing of its. Throws
+// Error{kUnsupported} for a LoRA file, and what ModelFamily::detect throws, with the checkpoint's
+// name.
+std::optional<Detection> detect_checkpoint(const ModelFamily& family,
+                                           const files::Checkpoint& checkpoint,
+                                           const DetectHints& hints = {});
+
+// The same where a file may hold several components, each behind a prefix of its own: a part for
+// each, with its tensors alone. Tensors that are no component's are the first part's. Empty when
+// it is nothing of the family's. Throws as detect_checkpoint.
+//
+// A checkpoint without a config takes that of the first of `lenders` that is the same component and
+// whose config does not contradict its tensors.
+std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Checkpoint& checkpoint,
+                                     const DetectHints& hints = {},
+                                     std::span<const LoadedPart> lenders = {});
+
+// A checkpoint that the user named, and its parts.
+struct RecognisedCheckpoint {
+  files::FoundCheckpoint found;
+  files::Checkpoint checkpoint;
+  std::vector<LoadedPart> parts;
+};
+
+// Opens and recognises what was found, in its order. Those with a config lend it to those without,
+// and so do `lenders`. What cannot be opened or is refused is added to `problems` and left out; so
+// is what is nothing of the family's, unless it stands in a model folder: then it has no parts.
+std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
+                                            const std::vector<files::FoundCheckpoint>& found,
+                                            const DetectHints& hints,
+                                            std::vector<LoadedPart> lenders,
+                                            report::Problems& problems);
+
+// The numbers in which two checkpoints of one component differ, for messages: "axes".
+std::vector<std::string> differing_numbers(const Detection& one, const Detection& other);
+
+// By its tensor names, in every published spelling.
+bool is_lora(const TensorIndex& index);
+
+}  // namespace atelier::model

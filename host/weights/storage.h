@@ -1,0 +1,58 @@
+// How the weights of a component rest, in --dtype or in 8 bits with a scale a row, and in what they
+// are multiplied.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/model.h"
+
+namespace atelier::weights {
+
+enum class Storage {
+  kPlain,  // in the compute dtype
+  kBf16,   // the same, which has to be bfloat16; in requests only
+  kFp8,    // float8_e4m3fn; tensors that are published so keep their bits
+  kInt8,
+  kPublished,  // tensors that are published as float8_e4m3fn stay so, others are plain
+};
+
+using StorageByComponent = std::map<std::string, Storage, std::less<>>;
+
+// "dit=fp8", "text_encoder=published"; also int8, bf16 and plain. Throws Error{kInvalidArgument}.
+StorageByComponent parse_storage(const std::vector<std::string>& entries);
+
+std::string_view storage_name(Storage storage);
+
+enum class Compute {
+  kPlain,  // in the compute dtype, whatever that is
+  kBf16,   // the same, which has to be bfloat16
+  kW8A8,   // products of 8-bit codes, where weights rest as such
+};
+
+using ComputeByComponent = std::map<std::string, Compute, std::less<>>;
+
+// "dit=w8a8"; also bf16 and plain. Throws Error{kInvalidArgument}.
+ComputeByComponent parse_compute(const std::vector<std::string>& entries);
+
+std::string_view compute_name(Compute compute);
+
+// What load_weights stores so, and how; other weights are plain.
+struct StoragePlan {
+  Storage storage = Storage::kPlain;
+  std::set<const Weight*> weights = {};
+  std::set<const Weight*> w8a8 = {};  // of `weights`, those that are multiplied as codes
+};
+
+// The matrices of linear layers inside the component's blocks: nearly all of its bytes, and no
+// norm, bias, embedding, or layer at the model's ends. Rows of less than 16 values stay plain.
+std::set<const Weight*> storable_weights(Model& model, std::string_view component);
+
+// Of those, the ones that are worth multiplying in 8 bits: not what only the noise level reaches,
+// whose products are of a few rows.
+std::set<const Weight*> w8a8_weights(Model& model, std::string_view component);
+
+}  // namespace atelier::weights

@@ -1,0 +1,159 @@
+#include "host/weights/weight_binding.h"
+
+#include "host/files/safetensors_writer.h"
+#include "host/weights/component_writer.h"
+#include "support/files.h"
+#include "support/toy_family.h"
+
+using namespace atelier;
+using namespace atelier::files;
+using namespace atelier::weights;
+using test::expect_error;
+using test::Folder;
+
+namespace {
+
+// Modules with the weights that a test names.
+struct Weights : nn::Module {
+  explicit Weights(const std::map<std::string, std::vector<int64_t>>& shapes)
+      : Module(nullptr, "") {
+    for (const auto& [name, shape] : shapes) declare(name, shape);
+  }
+  at::Tensor value(const std::string& name) { return find_weight(name)->draw(); }
+};
+
+TensorIndex index_of(const std::map<std::string, std::vector<int64_t>>& shapes) {
+  TensorIndex::Tensors tensors;
+  for (const auto& [name, shape] : shapes) tensors.emplace(name, TensorMeta{at::kFloat, shape});
+  return TensorIndex(std::move(tensors));
+}
+
+}  // namespace
+
+TEST_CASE("Tensors are carried across, cut and joined, on any axis", "[weights]") {
+  Folder folder;
+  at::manual_seed(1);
+  const WeightMap rules = {
+      {"w.{}.a", "m{}.a"}, {"w.{}.qkv", "m{}.q", 1}, {"w.{}.qkv", "m{}.kv", 1}, {"up", "both", 0},
+      {"down", "both", 0}, {"left", "wide", 1},      {"right", "wide", 1},      {"unused.*"}};
+  const NamedTensors tensors = {
+      {"p.w.0.a", at::randn({3})},         {"p.w.10.a", at::randn({3})},
+      {"p.w.0.qkv", at::randn({4, 6, 2})}, {"p.w.10.qkv", at::randn({4, 6, 2})},
+      {"p.up", at::randn({2, 5})},         {"p.down", at::randn({1, 5})},
+      {"p.left", at::randn({3, 2})},       {"p.right", at::randn({3, 5})},
+      {"p.unused.thing", at::randn({9})}};
+  write_safetensors(folder / "a.safetensors", tensors);
+  Weights module({{"m0.a", {3}},
+                  {"m10.a", {3}},
+                  {"m0.q", {4, 2, 2}},
+                  {"m0.kv", {4, 4, 2}},
+                  {"m10.q", {4, 2, 2}},
+                  {"m10.kv", {4, 4, 2}},
+                  {"both", {3, 5}},
+                  {"wide", {3, 7}}});
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  const WeightBinding binding = bind_weights(rules, "p.", file.index(), module);
+  binding.throw_unless_complete("a", "toy");
+  CHECK(binding.unused == std::vector<std::string>{"p.unused.thing"});
+  load_weights(binding, file, at::kFloat, at::kCPU);
+  CHECK(at::equal(module.value("m10.a"), tensors.at("p.w.10.a")));
+  CHECK(at::equal(module.value("m0.q"), tensors.at("p.w.0.qkv").narrow(1, 0, 2)));
+  CHECK(at::equal(module.value("m10.kv"), tensors.at("p.w.10.qkv").narrow(1, 2, 4)));
+  CHECK(at::equal(module.value("both"), at::cat({tensors.at("p.up"), tensors.at("p.down")})));
+  CHECK(at::equal(module.value("wide"), at::cat({tensors.at("p.left"), tensors.at("p.right")}, 1)));
+
+  SECTION("and back, with the lengths of the published file") {
+    save_component(module, rules, "p.", folder / "b.safetensors", {{"k", "v"}}, &file);
+    const Checkpoint again = Checkpoint::open({"b", {folder / "b.safetensors"}});
+    CHECK(again.metadata().at("k") == "v");
+    CHECK(again.index().tensors().size() == tensors.size());
+    for (const auto& [name, value] : tensors) CHECK(at::equal(again.read(name), value));
+  }
+  SECTION("in another dtype") {
+    load_weights(binding, file, at::kBFloat16, at::kCPU);
+    CHECK(at::equal(module.value("m10.kv"),
+                    tensors.at("p.w.10.qkv").narrow(1, 2, 4).to(at::kBFloat16)));
+    CHECK(at::equal(module.value("wide"),
+                    at::cat({tensors.at("p.left"), tensors.at("p.right")}, 1).to(at::kBFloat16)));
+  }
+}
+
+TEST_CASE("Everything that does not fit is reported at once", "[weights]") {
+  const WeightMap rules = {{"a.{}", "a{}"},
+                           {"fused", "x", 0},
+                           {"fused", "y", 0},
+                           {"one", "joined", 0},
+                           {"two", "joined", 0}};
+  Weights module(
+      {{"a0", {2}}, {"a1", {2}}, {"x", {2, 3}}, {"y", {2, 3}}, {"joined", {4}}, {"lost", {1}}});
+  const WeightBinding binding = bind_weights(rules, "",
+                                             index_of({{"a.0", {3}},
+                                                       {"a.7", {2}},
+                                                       {"stray\n", {1}},
+                                                       {"fused", {5, 3}},
+                                                       {"one", {3}},
+                                                       {"two", {3}}}),
+                                             module);
+  CHECK(!binding.is_complete());
+  CHECK(binding.missing ==
+        std::vector<std::string>{"\"a.1\"", "weight \"lost\", which has no row"});
+  CHECK(binding.unexpected == std::vector<std::string>{"\"a.7\"", R"("stray\n")"});
+  REQUIRE(binding.misshaped.size() == 3);
+  expect_error(ErrorCode::kInvalidArgument,
+               {"file: does not fit toy: 2 tensors missing, 2 unexpected, 3 of another shape",
+                "\"a.0\": [3], expected [2]", "[WEIGHTS_MISMATCH]"},
+               [&] { binding.throw_unless_complete("file", "toy"); });
+
+  SECTION("a joined weight that lacks one of its tensors names that one") {
+    const WeightBinding half = bind_weights(rules, "", index_of({{"one", {2}}}), module);
+    CHECK(std::count(half.missing.begin(), half.missing.end(), "\"two\"") == 1);
+    CHECK(std::count(half.missing.begin(), half.missing.end(), "\"one\"") == 0);
+    CHECK(std::count(half.missing.begin(), half.missing.end(), "\"fused\"") == 1);
+  }
+  SECTION("long lists end with a count") {
+    std::map<std::string, std::vector<int64_t>> many;
+    for (int i = 100; i < 150; ++i) many["stray" + std::to_string(i)] = {1};
+    expect_error(ErrorCode::kInvalidArgument, {"stray119", "and 30 more"}, [&] {
+      bind_weights(rules, "", index_of(many), module).throw_unless_complete("file", "toy");
+    });
+  }
+}
+
+TEST_CASE("Only block numbers stand for block numbers", "[weights]") {
+  Weights module({{"a0", {1}}});
+  for (const char* name : {"a.00", "a.", "a.x", "a.-1", "a.0x", "a.1e1"}) {
+    INFO(name);
+    CHECK(!bind_weights({{"a.{}", "a{}"}}, "", index_of({{"a.0", {1}}, {name, {1}}}), module)
+               .is_complete());
+  }
+  CHECK(bind_weights({{"a.{}", "a{}"}}, "", index_of({{"a.0", {1}}}), module).is_complete());
+  CHECK(!bind_weights({{"a.{}", "a{}"}}, "p.", index_of({{"a.0", {1}}}), module).is_complete());
+}
+
+TEST_CASE("A component is saved and loaded again bit for bit", "[weights]") {
+  Folder folder;
+  const test::ToyFamily family;
+  const std::vector<Detection> parts = family.tiny_parts();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const auto model = family.make_model(parts, {}), twin = family.make_model(parts, {});
+    at::manual_seed(5);
+    for (const Detection& part : parts) {
+      nn::Module& module = model->component(part.component);
+      module.visit_weights([&](const std::string&, Weight& weight) {
+        weight.set(at::randn(weight.sizes()).to(type));
+      });
+      const std::string path = folder / (part.component + ".safetensors");
+      save_component(module, family.weight_map(part), part.prefix, path, {});
+      const Checkpoint file = Checkpoint::open({path, {path}});
+      nn::Module& loaded = twin->component(part.component);
+      load_weights(bind_weights(family.weight_map(part), part.prefix, file.index(), loaded), file,
+                   type, at::kCPU);
+      module.visit_weights([&](const std::string& name, Weight& weight) {
+        CHECK(at::equal(weight.draw(), loaded.find_weight(name)->draw()));
+      });
+      const std::string again = folder / "again.safetensors";
+      save_component(loaded, family.weight_map(part), part.prefix, again, {});
+      CHECK(test::read_bytes(path) == test::read_bytes(again));
+    }
+  }
+}
