@@ -215,15 +215,15 @@ TEST_CASE("A flag can be read before the others are known", "[flags]") {
 
 TEST_CASE("A family's inputs become flags", "[flags]") {
   const test::ToyFamily family;
-  const std::vector<FlagSpec> flags = flags_of_inputs(family.inputs(), InputUse::kGenerate);
+  const std::vector<FlagSpec> flags = model::flags_of_inputs(family.inputs(), InputUse::kGenerate);
   REQUIRE(flags.size() == 3);  // the training input is none
   CHECK(flags[0].name == "prompt");
   CHECK(!flags[0].required);
   CHECK(flags[1].kind == FlagKind::kReal);
   CHECK(flags[2].repeated);
   CHECK_THAT(flags[2].help, Catch::Contains("edit*"));
-  CHECK(flags_of_inputs(family.inputs(), InputUse::kGenerate, flags).empty());
-  CHECK(flags_of_inputs(family.inputs(), InputUse::kTrain).size() == 2);
+  CHECK(model::flags_of_inputs(family.inputs(), InputUse::kGenerate, flags).empty());
+  CHECK(model::flags_of_inputs(family.inputs(), InputUse::kTrain).size() == 2);
 }
 
 TEST_CASE("Help lists every flag with its preset", "[flags]") {
@@ -259,19 +259,19 @@ TEST_CASE("Help has no line of more than a hundred columns", "[flags]") {
 
 TEST_CASE("Hints are globs with a component and a variant", "[flags]") {
   const auto hints =
-      parse_hints(nlohmann::json::parse(R"({"*high*": {"component": "dit", "variant": "v"}})"));
+      model::parse_hints(nlohmann::json::parse(R"({"*high*": {"component": "dit", "variant": "v"}})"));
   CHECK(hints.at("*high*").variant == "v");
   for (const char* text :
        {"[]", R"({"a": 1})", R"({"a": {"color": "b"}})", R"({"a": {"variant": 2}})"})
     expect_error(ErrorCode::kInvalidArgument, {"--model_hints"},
-                 [&] { parse_hints(nlohmann::json::parse(text)); });
+                 [&] { model::parse_hints(nlohmann::json::parse(text)); });
 }
 
 TEST_CASE("An error is one line of at most 400 bytes", "[errors]") {
-  CHECK(error_line(Error(ErrorCode::kNotFound, "a: b", "do c")) ==
+  CHECK(cli::error_line(Error(ErrorCode::kNotFound, "a: b", "do c")) ==
         "error: a: b; do c [NOT_FOUND]\n");
-  CHECK(error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X")) == "error: a [ST_X]\n");
-  CHECK(error_line(Error(ErrorCode::kInvalidArgument, "2 mistakes:\n  one\n  two")) ==
+  CHECK(cli::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X")) == "error: a [ST_X]\n");
+  CHECK(cli::error_line(Error(ErrorCode::kInvalidArgument, "2 mistakes:\n  one\n  two")) ==
         "error: 2 mistakes: [INVALID_ARGUMENT]\n  one\n  two\n");
   std::string message;
   for (int i = 0; i < 300; ++i) message += "中";

@@ -9,6 +9,7 @@
 
 using namespace atelier;
 using namespace atelier::files;
+using namespace atelier::model;
 using namespace atelier::weights;
 using memory::QuantizedStore;
 using test::expect_error;
