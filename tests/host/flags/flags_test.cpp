@@ -258,8 +258,8 @@ TEST_CASE("Help has no line of more than a hundred columns", "[flags]") {
 }
 
 TEST_CASE("Hints are globs with a component and a variant", "[flags]") {
-  const auto hints =
-      model::parse_hints(nlohmann::json::parse(R"({"*high*": {"component": "dit", "variant": "v"}})"));
+  const auto hints = model::parse_hints(
+      nlohmann::json::parse(R"({"*high*": {"component": "dit", "variant": "v"}})"));
   CHECK(hints.at("*high*").variant == "v");
   for (const char* text :
        {"[]", R"({"a": 1})", R"({"a": {"color": "b"}})", R"({"a": {"variant": 2}})"})
@@ -275,7 +275,7 @@ TEST_CASE("An error is one line of at most 400 bytes", "[errors]") {
         "error: 2 mistakes: [INVALID_ARGUMENT]\n  one\n  two\n");
   std::string message;
   for (int i = 0; i < 300; ++i) message += "中";
-  const std::string line = error_line(Error(ErrorCode::kNotFound, message, "hint"));
+  const std::string line = cli::error_line(Error(ErrorCode::kNotFound, message, "hint"));
   const size_t end = line.find('\n');
   CHECK(end <= 400);
   CHECK(line.substr(0, end).ends_with("… [NOT_FOUND]"));

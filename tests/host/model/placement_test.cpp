@@ -105,28 +105,30 @@ TEST_CASE("A weight rests in its file as one tensor, or as rows of one", "[place
   const auto model = open_dit(folder, {});
   const LoadedPart& part = *model->find_part("dit");
   const weights::WeightBinding binding =
-      weights::bind_weights(test::toy_family().weight_map(part.detection), "", part.checkpoint.index(),
-                   model->model().component("dit"));
-  std::map<std::string, const BoundWeight*> bound;
+      weights::bind_weights(test::toy_family().weight_map(part.detection), "",
+                            part.checkpoint.index(), model->model().component("dit"));
+  std::map<std::string, const weights::BoundWeight*> bound;
   for (const weights::BoundWeight& of : binding.weights) bound[of.path] = &of;
-  const auto rests = [&](const char* path, at::ScalarType dtype, const weights::StoragePlan& plan = {}) {
+  const auto rests = [&](const char* path, at::ScalarType dtype,
+                         const weights::StoragePlan& plan = {}) {
     return weights::rests_in_file(*bound.at(path), part.checkpoint, dtype, plan);
   };
   CHECK(rests("blocks.0.down.weight", at::kFloat));
   CHECK(rests("blocks.1.k.weight", at::kFloat));         // cut out of a fused tensor
   CHECK_FALSE(rests("blocks.0.up.weight", at::kFloat));  // joined
   CHECK_FALSE(rests("blocks.0.down.weight", at::kBFloat16));
-  const weights::StoragePlan stored = {weights::Storage::kInt8, weights::storable_weights(model->model(), "dit")};
+  const weights::StoragePlan stored = {weights::Storage::kInt8,
+                                       weights::storable_weights(model->model(), "dit")};
   CHECK_FALSE(rests("blocks.0.down.weight", at::kFloat, stored));
   CHECK(rests("blocks.0.down.bias", at::kFloat, stored));
 
   // What is mapped is what is read.
-  Landing in_file;
+  weights::Landing in_file;
   for (const weights::BoundWeight& of : binding.weights) in_file.places[of.weight] = Place::kDisk;
   std::map<std::string, at::Tensor> read, mapped;
   for (auto* values : {&read, &mapped}) {
     weights::load_weights(binding, part.checkpoint, at::kFloat, at::kCPU, {}, {},
-                 values == &read ? Landing{.maps = false} : in_file);
+                          values == &read ? weights::Landing{.maps = false} : in_file);
     for (const weights::BoundWeight& of : binding.weights) (*values)[of.path] = of.weight->draw();
   }
   for (const auto& [path, value] : read) {
@@ -185,7 +187,7 @@ TEST_CASE("Weights of another checkpoint stream in place of those that were ther
   const auto other = files::Checkpoint::open("halved", {folder / "halved.safetensors"});
   const weights::WeightBinding binding =
       weights::bind_weights(test::toy_family().weight_map(model->find_part("dit")->detection), "",
-                   other.index(), model->model().component("dit"));
+                            other.index(), model->model().component("dit"));
   model->load_component_from("dit", binding, other);
   CHECK(model->residency("dit") != nullptr);
   const at::Tensor second = test::toy_velocity(*model);
