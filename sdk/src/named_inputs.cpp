@@ -32,7 +32,7 @@ const at::Tensor& named_tensor(const NamedTensors& inputs, std::string_view name
   return found->second;
 }
 
-void allow_only(const NamedTensors& inputs, std::initializer_list<std::string_view> known) {
+void allow_only(const NamedTensors& inputs, const std::vector<std::string_view>& known) {
   std::string list;
   for (const std::string_view name : known) list += (list.empty() ? "" : ", ") + std::string(name);
   for (const auto& [name, tensor] : inputs) {
@@ -60,6 +60,35 @@ at::Tensor pack_rows(const at::Tensor& padded, const std::vector<int64_t>& lengt
   for (size_t b = 0; b < lengths.size(); ++b)
     parts.push_back(padded.select(0, static_cast<int64_t>(b)).narrow(0, 0, lengths[b]));
   return at::cat(parts, 0);
+}
+
+at::Tensor pad_rows(const at::Tensor& packed, const Segments& rows, int64_t L) {
+  std::vector<at::Tensor> padded;
+  for (int64_t s = 0; s < rows.count(); ++s) {
+    padded.push_back(at::constant_pad_nd(packed.narrow(0, rows.offset(s), rows.length(s)),
+                                         {0, 0, 0, L - rows.length(s)}));
+  }
+  return at::stack(padded);
+}
+
+PackedRows pack_entry(std::span<const Conditioning* const> cond, std::string_view name) {
+  std::vector<at::Tensor> parts;
+  std::vector<int64_t> lengths;
+  for (const Conditioning* sample : cond) {
+    const auto found = sample->find(name);
+    if (found == sample->end()) fail(name, " is missing");
+    parts.push_back(found->second);
+    lengths.push_back(found->second.size(0));
+  }
+  return {parts.size() == 1 ? parts.front() : at::cat(parts, 0), Segments(lengths), lengths};
+}
+
+const std::string& text_input(const Inputs& inputs, std::string_view name) {
+  const auto* text = find_input<std::string>(inputs, name);
+  if (!text) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": missing, or not a text");
+  }
+  return *text;
 }
 
 }  // namespace atelier

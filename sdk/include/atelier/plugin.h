@@ -14,7 +14,7 @@
 #include "atelier/model_family.h"
 #include "atelier/sdk_hash.h"  // made by CMake: ATELIER_SDK_HASH, of the public headers without comments
 
-#define ATELIER_SDK_VERSION "0.1"
+#define ATELIER_SDK_VERSION "0.2"
 
 #define ATELIER_STRING_(x) #x
 #define ATELIER_STRING(x) ATELIER_STRING_(x)

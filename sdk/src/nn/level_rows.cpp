@@ -1,6 +1,10 @@
 #include "atelier/nn/level_rows.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "atelier/error.h"
 
 namespace atelier::nn {
 namespace {
@@ -45,6 +49,80 @@ at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t 
   for (const at::Tensor& group : groups.unbind(0))
     parts.push_back(ops::linear(group, drawn, layer.bias, layer.adapters));
   return at::cat(parts, 0).narrow(0, 0, levels);
+}
+
+NoiseLevels::NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end)
+    : channels_(channels), in_(in), out_(out), end_(end) {}
+
+void NoiseLevels::add(Block& block, std::vector<const Linear*> layers) {
+  blocks_.emplace_back(&block, std::move(layers));
+}
+
+std::vector<WeightPtr> NoiseLevels::weights() const {
+  std::vector<WeightPtr> result;
+  for (const auto& [block, layers] : blocks_) {
+    for (const Linear* layer : layers) {
+      result.push_back(layer->weight);
+      if (layer->bias) result.push_back(layer->bias);
+    }
+  }
+  return result;
+}
+
+at::Tensor NoiseLevels::time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const {
+  const at::Tensor channels = channels_(sigma_B).to(dtype);
+  const auto embed = [&](const at::Tensor& rows) {
+    return at::silu(out_.forward(at::silu(in_.forward(rows))));
+  };
+  if (at::GradMode::is_enabled()) return embed(channels);
+  Tensors groups;
+  for (const at::Tensor& group : level_groups(channels).unbind(0)) groups.push_back(embed(group));
+  return at::stack(groups);
+}
+
+void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
+  forget();
+  if (sigmas.empty()) return;
+  // Made where autograd may save them, whatever mode the caller is in.
+  const c10::InferenceMode normal(false);
+  const c10::NoGradGuard no_grad;
+  const at::Tensor weight = in_.weight->draw();
+  const auto count = static_cast<int64_t>(sigmas.size());
+  const at::Tensor time =
+      time_rows(at::tensor(sigmas, at::kFloat).to(weight.device()), weight.scalar_type());
+  Prepared prepared{.count = count, .blocks = {}, .end = of_levels(end_, time, count)};
+  for (const auto& [block, layers] : blocks_) {
+    const std::shared_ptr<void> held = runner.hold(*block);
+    Tensors rows;
+    for (const Linear* layer : layers) rows.push_back(of_all_levels(*layer, time, count));
+    prepared.blocks.push_back(rows.size() == 1 ? rows.front() : at::cat(rows, 1));
+  }
+  prepared_ = std::move(prepared);
+}
+
+NoiseLevels::Step NoiseLevels::step(const at::Tensor& sigma_B, at::ScalarType dtype,
+                                    std::optional<int64_t> level) const {
+  if (level && (*level < 0 || *level >= prepared_.count)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "noise level " + std::to_string(*level) + " is not one of the " +
+                    std::to_string(prepared_.count) + " that are prepared");
+  }
+  Step step;
+  step.levels_ = this;
+  step.level_ = level;
+  if (!level) step.time_ = time_rows(sigma_B, dtype);
+  step.samples_ = sigma_B.size(0);
+  return step;
+}
+
+at::Tensor NoiseLevels::Step::of_block(size_t i) const {
+  if (!level_) return time_;
+  return levels_->prepared_.blocks[i].narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
+}
+
+at::Tensor NoiseLevels::Step::of_end() const {
+  if (!level_) return nn::of_levels(levels_->end_, time_, samples_);
+  return levels_->prepared_.end.narrow(0, *level_, 1).expand({samples_, -1}).contiguous();
 }
 
 }  // namespace atelier::nn

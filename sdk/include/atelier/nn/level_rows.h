@@ -2,6 +2,12 @@
 // of what is computed in each step.
 #pragma once
 
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "atelier/block.h"
 #include "atelier/nn/layers.h"
 
 namespace atelier::nn {
@@ -17,5 +23,60 @@ ATELIER_API at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, in
 // of_levels() of rows in groups for all `levels`, with the layer's weight drawn once: [levels, N],
 // contiguous.
 ATELIER_API at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t levels);
+
+// What the blocks of a denoiser take as the noise level: silu(time), made in each step, or what
+// each block's own layers make of it, computed ahead for a whole schedule. See
+// Model::prepare_levels(). The layers outlive this object.
+class ATELIER_API NoiseLevels {
+ public:
+  // Time in channels, [B, K] float32, of noise levels [B]: see time_channels() in waves.h.
+  using Channels = at::Tensor (*)(const at::Tensor& sigma_B);
+
+  // silu(time) is silu(out(silu(in(channels)))). `end` is what reads it behind the last block.
+  NoiseLevels(Channels channels, const Linear& in, const Linear& out, const Linear& end);
+
+  // `layers` of `block` read nothing but silu(time). Blocks are added in running order.
+  void add(Block& block, std::vector<const Linear*> layers);
+
+  // The weights of all blocks' layers.
+  std::vector<WeightPtr> weights() const;
+  void prepare(std::span<const float> sigmas, BlockRunner& runner);
+  void forget() { prepared_ = {}; }
+
+  // The noise level of one step, for B samples.
+  class ATELIER_API Step {
+   public:
+    // What block number `i` of those that were added takes: silu(time), [B, K] or in groups (see
+    // level_groups()), or where levels are prepared what its layers make of it, side by side,
+    // [B, sum of N].
+    at::Tensor of_block(size_t i) const;
+    at::Tensor of_end() const;  // [B, N]
+
+   private:
+    friend class NoiseLevels;
+    const NoiseLevels* levels_ = nullptr;
+    std::optional<int64_t> level_;
+    at::Tensor time_;
+    int64_t samples_ = 0;
+  };
+
+  // `level`: which prepared one sigma_B holds; none: it is computed, in `dtype`. Throws
+  // Error{kInvalidArgument} for a level that is not prepared.
+  Step step(const at::Tensor& sigma_B, at::ScalarType dtype, std::optional<int64_t> level) const;
+
+ private:
+  // A row for each level.
+  struct Prepared {
+    int64_t count = 0;
+    std::vector<at::Tensor> blocks;  // [count, sum of N]
+    at::Tensor end;                  // [count, N]
+  };
+  at::Tensor time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
+
+  Channels channels_;
+  const Linear &in_, &out_, &end_;
+  std::vector<std::pair<Block*, std::vector<const Linear*>>> blocks_;
+  Prepared prepared_;
+};
 
 }  // namespace atelier::nn

@@ -1,0 +1,57 @@
+// Cosines and sines: of time, and of positions that rotate heads.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "atelier/export.h"
+#include "atelier/segments.h"
+
+namespace atelier::nn {
+
+// Cosines, then sines, of `position` times frequencies that fall from `scale` to scale / 10000.
+// position_B: float32. Returns [B, channels] float32.
+ATELIER_API at::Tensor time_channels(const at::Tensor& position_B, int64_t channels,
+                                     double scale = 1.0);
+
+// Of rows, [N, head_dim / 2] float32 each.
+struct Waves {
+  at::Tensor cos, sin;
+};
+
+// Positions count each sample's rows from 0, and turn heads by the base `theta`.
+ATELIER_API Waves row_waves(const Segments& rows, int64_t head_dim, double theta,
+                            at::Device device);
+
+// Keeps the tables that were made last, by what they were made for. Not thread-safe.
+template <class Key, class Table>
+class RecentTables {
+ public:
+  // `make` is called where autograd may save what it gives, whatever mode the caller is in. The
+  // result is good until the next call.
+  template <class Make>
+  const Table& get(const Key& key, const Make& make) {
+    const auto found = std::find_if(tables_.begin(), tables_.end(),
+                                    [&](const auto& entry) { return entry.first == key; });
+    if (found != tables_.end()) {
+      std::rotate(found, found + 1, tables_.end());
+      return tables_.back().second;
+    }
+    const c10::InferenceMode normal(false);
+    const c10::NoGradGuard no_grad;
+    Table table = make();
+    if (tables_.size() == kKept) tables_.erase(tables_.begin());
+    return tables_.emplace_back(key, std::move(table)).second;
+  }
+
+ private:
+  static constexpr size_t kKept = 4;           // prompts with and without text, for two sizes
+  std::vector<std::pair<Key, Table>> tables_;  // most recently used last
+};
+
+}  // namespace atelier::nn

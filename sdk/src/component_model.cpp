@@ -1,0 +1,372 @@
+// Shape letters: B samples, C latent channels, T frames, H and W height and width, L tokens, N rows
+// of all samples, D width.
+#include "atelier/component_model.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+#include "atelier/named_inputs.h"
+
+namespace atelier {
+namespace {
+
+[[noreturn]] void invalid(const std::string& message, const std::string& hint = {}) {
+  throw Error(ErrorCode::kInvalidArgument, message, hint);
+}
+
+std::string number(int64_t value) {
+  return std::to_string(value);
+}
+
+[[noreturn]] void throw_not_loaded(std::string_view what) {
+  throw Error(ErrorCode::kNotFound, "the " + std::string(what) + " is not loaded",
+              "add its files to --model_paths");
+}
+
+// The blocks below a module, in order of declaration. A block is not looked into.
+void collect_blocks(nn::Module& module, std::vector<Block*>& blocks) {
+  for (nn::Module* child : module.children()) {
+    if (auto* block = dynamic_cast<Block*>(child)) {
+      blocks.push_back(block);
+    } else {
+      collect_blocks(*child, blocks);
+    }
+  }
+}
+
+void check_rows(const Conditioning& cond, const ConditioningEntry& entry) {
+  const at::Tensor& rows = named_tensor(cond, entry.name, 2);
+  if (rows.size(0) < 1 || rows.size(1) != entry.width) {
+    invalid(std::string(entry.name) + " of shape " + shape_text(rows) + ", [L, " +
+            number(entry.width) + "] expected");
+  }
+}
+
+// What the samples of a padded batch give for one entry.
+void add_entry(std::vector<Conditioning>& cond, const NamedTensors& inputs,
+               const ConditioningEntry& entry) {
+  if (entry.width == 0 && !inputs.contains(entry.name)) return;
+  const at::Tensor& batch =
+      entry.width ? named_tensor(inputs, entry.name, 3) : inputs.find(entry.name)->second;
+  const auto B = std::ssize(cond);
+  if (batch.dim() < 1 || batch.size(0) != B)
+    invalid("tensor '" + std::string(entry.name) + "': shape " + shape_text(batch) + ", " +
+            number(B) + " samples expected");
+  std::vector<int64_t> lengths;
+  if (entry.width) lengths = lengths_of(inputs, entry.lengths, B, batch.size(1));
+  for (int64_t b = 0; b < B; ++b) {
+    const auto at = static_cast<size_t>(b);
+    const at::Tensor sample = batch.select(0, b);
+    cond[at].emplace(entry.name, entry.width ? sample.narrow(0, 0, lengths[at]) : sample);
+  }
+}
+
+void check_frames(int64_t frames, bool takes_clips) {
+  if (frames == 1 || (frames > 1 && takes_clips)) return;
+  throw Error(ErrorCode::kUnsupported, number(frames) + " frames: this family makes still pictures",
+              "give one frame");
+}
+
+NamedTensors probe_text(TextEncoder& encoder, const NamedTensors& inputs, BlockRunner& runner) {
+  allow_only(inputs, {"input_ids", "lengths"});
+  const at::Tensor& ids = named_tensor(inputs, "input_ids", 2);
+  if (ids.scalar_type() != at::kLong || ids.numel() == 0)
+    invalid("tensor 'input_ids': int64 [B, L] expected");
+  if (ids.min().item<int64_t>() < 0 || ids.max().item<int64_t>() >= encoder.vocabulary()) {
+    invalid("tensor 'input_ids': ids from 0 to " + number(encoder.vocabulary() - 1) + " expected");
+  }
+  const int64_t L = ids.size(1);
+  const std::vector<int64_t> lengths = lengths_of(inputs, "lengths", ids.size(0), L);
+  const Segments rows(lengths);
+  return {{"hidden", pad_rows(encoder.forward(pack_rows(ids, lengths), rows, runner), rows, L)}};
+}
+
+}  // namespace
+
+TextEncoder::~TextEncoder() = default;
+Autoencoder::~Autoencoder() = default;
+Denoiser::~Denoiser() = default;
+
+nn::NoiseLevels* Denoiser::levels() {
+  return nullptr;
+}
+
+ComponentModel::ComponentModel(std::span<const ComponentRow> rows, std::span<const Detection> parts,
+                               const ModelOptions& options, const LatentDefaults& latents)
+    : latents_(latents), cuts_texts_(options.cuts_texts) {
+  for (const ComponentRow& row : rows) {
+    if (!row.make) continue;
+    Component& component = components_.emplace_back(Component{row.spec.name, nullptr, {}});
+    for (const Detection& part : parts) {
+      if (part.component != row.spec.name) continue;
+      if (component.module) invalid("two checkpoints hold the " + part.component, "give one");
+      component.module = row.make(part);
+      collect_blocks(*component.module, component.blocks);
+    }
+  }
+  for (const Detection& part : parts) {
+    if (!find(part.component)) invalid("this family has no component '" + part.component + "'");
+  }
+  check_parts();
+  for (const ComponentRow& row : rows) load_tokenizer(row, options);
+}
+
+ComponentModel::~ComponentModel() = default;
+
+void ComponentModel::check_parts() {
+  const std::vector<Autoencoder*> autoencoders = all<Autoencoder>();
+  for (const Denoiser* denoiser : all<Denoiser>()) {
+    for (const ConditioningEntry& entry : denoiser->entries()) {
+      const Component* found = entry.width ? find(entry.encoder) : nullptr;
+      if (!found || !found->module) continue;
+      const auto& encoder = dynamic_cast<const TextEncoder&>(*found->module);
+      if (encoder.width() == entry.width) continue;
+      invalid("the text encoder gives " + number(encoder.width()) +
+                  " values a token, the DiT takes " + number(entry.width),
+              "pass the text encoder that is published with the DiT");
+    }
+    if (!autoencoders.empty() && autoencoders.front()->channels() != denoiser->channels()) {
+      invalid("the VAE has " + number(autoencoders.front()->channels()) +
+                  " latent channels, the DiT " + number(denoiser->channels()),
+              "pass the VAE that is published with the DiT");
+    }
+  }
+}
+
+void ComponentModel::load_tokenizer(const ComponentRow& row, const ModelOptions& options) {
+  const auto file = options.files.find(row.tokenizer);
+  if (file == options.files.end()) return;
+  const auto tokenizer = text::Tokenizer::load(file->second);
+  const nn::Module* module = find(row.spec.name)->module.get();
+  const auto* encoder = dynamic_cast<const TextEncoder*>(module);
+  if (encoder && tokenizer->size() > encoder->vocabulary()) {
+    invalid("the tokenizer has " + number(tokenizer->size()) + " tokens, the text encoder " +
+                number(encoder->vocabulary()),
+            "pass the tokenizer that is published with the text encoder");
+  }
+  tokenizers_[row.tokenizer] = tokenizer;
+}
+
+ComponentModel::Component* ComponentModel::find(std::string_view name) {
+  const auto found = std::find_if(components_.begin(), components_.end(),
+                                  [&](const Component& c) { return c.name == name; });
+  return found == components_.end() ? nullptr : &*found;
+}
+
+template <class Part>
+std::vector<Part*> ComponentModel::all() const {
+  std::vector<Part*> result;
+  for (const Component& component : components_) {
+    if (auto* part = dynamic_cast<Part*>(component.module.get())) result.push_back(part);
+  }
+  return result;
+}
+
+template <class Part>
+Part& ComponentModel::first(const char* what) const {
+  const std::vector<Part*> parts = all<Part>();
+  if (parts.empty()) throw_not_loaded(what);
+  return *parts.front();
+}
+
+nn::Module& ComponentModel::component(std::string_view name) {
+  if (const Component* found = find(name)) {
+    if (!found->module) throw_not_loaded(name);
+    return *found->module;
+  }
+  std::string names;
+  for (const Component& c : components_) names.append(names.empty() ? "" : ", ").append(c.name);
+  throw Error(ErrorCode::kNotFound, "no component '" + std::string(name) + "' has tensors",
+              "components with tensors are " + names);
+}
+
+std::vector<Block*> ComponentModel::blocks(std::string_view component) {
+  const Component* found = find(component);
+  return found ? found->blocks : std::vector<Block*>();
+}
+
+LatentSpec ComponentModel::latent_spec() const {
+  LatentSpec spec = latents_.spec;
+  int64_t patch = spec.pixel_multiple / spec.spatial_stride;
+  if (const auto denoisers = all<Denoiser>(); !denoisers.empty()) {
+    spec.channels = denoisers.front()->channels();
+    patch = denoisers.front()->patch();
+  }
+  if (const auto autoencoders = all<Autoencoder>(); !autoencoders.empty()) {
+    spec.channels = autoencoders.front()->channels();
+    spec.spatial_stride = autoencoders.front()->spatial_stride();
+  }
+  spec.pixel_multiple = spec.token_stride = patch * spec.spatial_stride;
+  return spec;
+}
+
+void ComponentModel::check_latents(const at::Tensor& latents_BCTHW, int64_t channels,
+                                   int64_t patch) const {
+  if (latents_BCTHW.dim() != 5 || latents_BCTHW.size(0) < 1 || latents_BCTHW.size(1) != channels) {
+    invalid("latents of shape " + shape_text(latents_BCTHW) + ", [B, " + number(channels) +
+            (latents_.takes_clips ? ", T, H, W] expected" : ", 1, H, W] expected"));
+  }
+  check_frames(latents_BCTHW.size(2), latents_.takes_clips);
+  for (const int64_t side : {latents_BCTHW.size(3), latents_BCTHW.size(4)}) {
+    if (side >= patch && side % patch == 0) continue;
+    invalid("latents of shape " + shape_text(latents_BCTHW) +
+                ": height and width are multiples of " + number(patch),
+            "height and width in pixels are multiples of " + number(latent_spec().pixel_multiple));
+  }
+}
+
+at::Tensor ComponentModel::encode_media(const at::Tensor& pixels, BlockRunner& runner) {
+  const auto& autoencoder = first<Autoencoder>("vae");
+  if (pixels.dim() != 4 || pixels.size(0) != 3)
+    invalid("picture of shape " + shape_text(pixels) + ", [3, T, H, W] expected");
+  const int64_t frames = pixels.size(1), H = pixels.size(2), W = pixels.size(3);
+  check_frames(frames, latents_.takes_clips);
+  const int64_t step = latents_.spec.temporal_stride;
+  if ((frames - 1) % step != 0)
+    invalid("clip of " + number(frames) + " frames: one more than a multiple of " + number(step));
+  const int64_t stride = autoencoder.spatial_stride();
+  if (H < 1 || W < 1 || H % stride != 0 || W % stride != 0) {
+    invalid("picture of " + number(W) + " x " + number(H) +
+            " pixels: both sides are multiples of " + number(stride));
+  }
+  return autoencoder.encode(pixels.unsqueeze(0), runner).squeeze(0);
+}
+
+at::Tensor ComponentModel::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) {
+  const auto& autoencoder = first<Autoencoder>("vae");
+  check_latents(latents_BCTHW, autoencoder.channels(), /*patch=*/1);
+  return autoencoder.decode(latents_BCTHW, runner);
+}
+
+Denoiser& ComponentModel::denoiser_for(const DenoiseInputs&) {
+  return first<Denoiser>("dit");
+}
+
+at::Tensor ComponentModel::denoise(const DenoiseInputs& in, BlockRunner& runner) {
+  return run(denoiser_for(in), in, runner);
+}
+
+at::Tensor ComponentModel::run(Denoiser& denoiser, const DenoiseInputs& in,
+                               BlockRunner& runner) const {
+  check_latents(in.x_BCTHW, denoiser.channels(), denoiser.patch());
+  const int64_t B = in.x_BCTHW.size(0);
+  if (in.sigma_B.dim() != 1 || in.sigma_B.size(0) != B || std::ssize(in.cond) != B) {
+    invalid(number(B) + " samples with sigmas of shape " + shape_text(in.sigma_B) + " and " +
+            std::to_string(in.cond.size()) + " conditionings");
+  }
+  for (const ConditioningEntry& entry : denoiser.entries()) {
+    if (entry.width == 0) continue;
+    for (const Conditioning* cond : in.cond) check_rows(*cond, entry);
+  }
+  DenoiseInputs checked = in;
+  checked.sigma_B = in.sigma_B.to(at::kFloat);
+  return denoiser.denoise(checked, runner);
+}
+
+std::vector<WeightPtr> ComponentModel::level_weights() {
+  std::vector<WeightPtr> result;
+  for (Denoiser* denoiser : all<Denoiser>()) {
+    if (!denoiser->levels()) continue;
+    for (WeightPtr& weight : denoiser->levels()->weights()) result.push_back(std::move(weight));
+  }
+  return result;
+}
+
+void ComponentModel::prepare_levels(std::span<const float> sigmas, BlockRunner& runner) {
+  first<Denoiser>("dit");  // or throws
+  for (Denoiser* denoiser : all<Denoiser>()) {
+    if (denoiser->levels()) denoiser->levels()->prepare(sigmas, runner);
+  }
+}
+
+void ComponentModel::forget_levels() {
+  for (Denoiser* denoiser : all<Denoiser>()) {
+    if (denoiser->levels()) denoiser->levels()->forget();
+  }
+}
+
+bool ComponentModel::has_tokenizer(std::string_view name) const {
+  return tokenizers_.contains(name);
+}
+
+const text::Tokenizer& ComponentModel::tokenizer(std::string_view name) const {
+  const auto found = tokenizers_.find(name);
+  if (found != tokenizers_.end()) return *found->second;
+  throw Error(ErrorCode::kUnsupported, "the " + std::string(name) + " is not loaded",
+              "add the published tokenizer folder to --model_paths");
+}
+
+std::vector<int64_t> ComponentModel::tokenize(std::string_view text) const {
+  return tokenizer().encode(text);
+}
+
+void ComponentModel::cut_to_limit(std::vector<int64_t>& ids, const TextLength& length,
+                                  std::string_view note) const {
+  if (length.tokens <= length.limit) return;
+  if (!cuts_texts_) {
+    invalid("prompt: " + number(length.tokens) + " tokens" + std::string(note) + ", at most " +
+                number(length.limit) + " are encoded",
+            "shorten the prompt");
+  }
+  ids.resize(ids.size() - static_cast<size_t>(length.tokens - length.limit));
+}
+
+at::Tensor ComponentModel::encode_ids(std::string_view encoder, const std::vector<int64_t>& ids,
+                                      BlockRunner& runner) {
+  return loaded<TextEncoder>(encoder).forward(at::tensor(ids, at::kLong),
+                                              Segments({std::ssize(ids)}), runner);
+}
+
+NamedTensors ComponentModel::probe(std::string_view name, const NamedTensors& inputs,
+                                   BlockRunner& runner) {
+  nn::Module& module = component(name);
+  if (auto* encoder = dynamic_cast<TextEncoder*>(&module))
+    return probe_text(*encoder, inputs, runner);
+  if (auto* autoencoder = dynamic_cast<Autoencoder*>(&module))
+    return probe_media(*autoencoder, inputs, runner);
+  if (auto* denoiser = dynamic_cast<Denoiser*>(&module))
+    return probe_denoiser(*denoiser, inputs, runner);
+  throw Error(ErrorCode::kUnsupported, "component '" + std::string(name) + "' cannot be probed");
+}
+
+NamedTensors ComponentModel::probe_media(Autoencoder& autoencoder, const NamedTensors& inputs,
+                                         BlockRunner& runner) const {
+  allow_only(inputs, {"image", "latents"});
+  if (inputs.contains("image") == inputs.contains("latents"))
+    invalid("tensors 'image' (to encode) and 'latents' (to decode): one of them is expected");
+  if (inputs.contains("latents")) {
+    const at::Tensor& latents = named_tensor(inputs, "latents", 5);
+    check_latents(latents, autoencoder.channels(), /*patch=*/1);
+    return {{"image", autoencoder.decode(latents, runner).select(2, 0)}};
+  }
+  const at::Tensor& image = named_tensor(inputs, "image", 4);
+  const int64_t stride = autoencoder.spatial_stride();
+  if (image.size(1) != 3 || image.numel() == 0 || image.size(2) % stride != 0 ||
+      image.size(3) % stride != 0) {
+    invalid("tensor 'image': shape " + shape_text(image) + ", [B, 3, H, W] with multiples of " +
+            number(stride) + " expected");
+  }
+  return {{"latents", autoencoder.encode(image.unsqueeze(2), runner)}};
+}
+
+NamedTensors ComponentModel::probe_denoiser(Denoiser& denoiser, const NamedTensors& inputs,
+                                            BlockRunner& runner) const {
+  const std::vector<ConditioningEntry> entries = denoiser.entries();
+  std::vector<std::string_view> known = {"latents", "sigma"};
+  for (const ConditioningEntry& entry : entries) {
+    known.push_back(entry.name);
+    if (entry.width) known.push_back(entry.lengths);
+  }
+  allow_only(inputs, known);
+  const at::Tensor latents = named_tensor(inputs, "latents", 5).to(denoiser.dtype());
+  std::vector<Conditioning> cond(static_cast<size_t>(latents.size(0)));
+  for (const ConditioningEntry& entry : entries) add_entry(cond, inputs, entry);
+  std::vector<const Conditioning*> pointers;
+  for (const Conditioning& sample : cond) pointers.push_back(&sample);
+  const at::Tensor& sigma = named_tensor(inputs, "sigma", 1);
+  return {{"velocity", run(denoiser, {latents, sigma, pointers}, runner)}};
+}
+
+}  // namespace atelier

@@ -1,0 +1,27 @@
+#include "atelier/nn/waves.h"
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+namespace atelier::nn {
+
+at::Tensor time_channels(const at::Tensor& position_B, int64_t channels, double scale) {
+  const int64_t half = channels / 2;
+  const at::Tensor frequency = at::exp(at::arange(half, position_B.options()) *
+                                       (-std::log(10000.0) / static_cast<double>(half)));
+  const at::Tensor angle = position_B.unsqueeze(1) * frequency * scale;
+  return at::cat({at::cos(angle), at::sin(angle)}, 1);
+}
+
+Waves row_waves(const Segments& rows, int64_t head_dim, double theta, at::Device device) {
+  std::vector<at::Tensor> positions;
+  for (int64_t s = 0; s < rows.count(); ++s)
+    positions.push_back(at::arange(rows.length(s), at::kFloat));
+  const at::Tensor exponent =
+      at::arange(0, head_dim, 2, at::kFloat) / static_cast<double>(head_dim);
+  const at::Tensor angle = at::outer(at::cat(positions), at::reciprocal(at::pow(theta, exponent)));
+  return {at::cos(angle).to(device), at::sin(angle).to(device)};
+}
+
+}  // namespace atelier::nn
