@@ -3,20 +3,17 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/error.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/conv.h"
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
-
-#include "config.h"
+#include "atelier/part_view.h"
 
 namespace lumina2 {
 
 using atelier::Block;
 using atelier::Detection;
-using atelier::Error;
-using atelier::ErrorCode;
+using atelier::PartView;
 using atelier::TensorIndex;
 using atelier::Tensors;
 using atelier::nn::Conv2d;
@@ -44,24 +41,10 @@ constexpr Spelling kSpellings[] = {
 };
 constexpr const char* kPrefixes[] = {"", "vae.", "first_stage_model."};
 
-AutoencoderConfig read_config(const TensorIndex& index, const std::string& prefix,
-                              const Spelling& spelling) {
-  AutoencoderConfig c;
-  c.widths.clear();
-  for (int64_t level = 0;; ++level) {
-    const std::string res = prefix + spelling.level + std::to_string(level) + spelling.res;
-    const int64_t blocks = index.block_count(res + "{}.conv1.weight");
-    if (blocks == 0) break;
-    if (level == 0) c.res_blocks = blocks;
-    c.widths.push_back(index.dim(res + "0.conv1.weight", 0));
-  }
-  c.channels = index.dim(prefix + "decoder.conv_in.weight", 1);
-  require_config(index,
-                 c.channels == 16 && c.res_blocks == 2 && c.widths == AutoencoderConfig().widths,
-                 "VAE", "norm_num_groups, scaling_factor and shift_factor");
-  c.groups = index.config_integer("norm_num_groups").value_or(c.groups);
+// Where attention is, and how its products are stored.
+void read_attention(const PartView& view, const Spelling& spelling, AutoencoderConfig& c) {
   const auto attends = [&](const std::string& queries) {
-    const atelier::TensorMeta* found = index.find(prefix + queries);
+    const atelier::TensorMeta* found = view.index().find(view.prefix() + queries);
     c.conv_attention = c.conv_attention || (found != nullptr && found->shape.size() == 4);
     return found != nullptr;
   };
@@ -75,15 +58,33 @@ AutoencoderConfig read_config(const TensorIndex& index, const std::string& prefi
     c.up_attention.push_back(attends(spelling.up_level + std::to_string(up) + spelling.attention));
   }
   c.mid_attention = attends(spelling.middle);
-  c.quant_conv = index.contains(prefix + "quant_conv.weight");
-  c.post_quant_conv = index.contains(prefix + "post_quant_conv.weight");
+}
+
+AutoencoderConfig read_config(const PartView& view, const Spelling& spelling) {
+  const TensorIndex& index = view.index();
+  AutoencoderConfig c;
+  c.widths.clear();
+  for (int64_t level = 0;; ++level) {
+    const std::string res = spelling.level + std::to_string(level) + spelling.res;
+    const int64_t blocks = view.block_count(res + "{}.conv1.weight");
+    if (blocks == 0) break;
+    if (level == 0) c.res_blocks = blocks;
+    c.widths.push_back(view.dim(res + "0.conv1.weight", 0));
+  }
+  c.channels = view.dim("decoder.conv_in.weight", 1);
+  view.require_config(
+      c.channels == 16 && c.res_blocks == 2 && c.widths == AutoencoderConfig().widths,
+      "norm_num_groups, scaling_factor and shift_factor");
+  c.groups = index.config_integer("norm_num_groups").value_or(c.groups);
+  read_attention(view, spelling, c);
+  c.quant_conv = view.contains("quant_conv.weight");
+  c.post_quant_conv = view.contains("post_quant_conv.weight");
   c.scale = index.config_real("scaling_factor").value_or(c.scale);
   c.shift =
       index.has_null("shift_factor") ? 0 : index.config_real("shift_factor").value_or(c.shift);
   for (const int64_t width : c.widths) {
     if (c.groups < 1 || width % c.groups != 0 || !(c.scale > 0)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "the VAE has a level of width " + std::to_string(width) + " and norms of " +
+      view.refuse("has a level of width " + std::to_string(width) + " and norms of " +
                       std::to_string(c.groups) + " groups",
                   "put its own config.json with norm_num_groups beside it");
     }
@@ -213,13 +214,9 @@ at::ScalarType wide(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-struct Renamed {
-  std::string_view from, to;
-};
-
 // The original spelling of a weight's path. The decoder counts its levels from the finest.
 std::string original_name(std::string path, int64_t levels) {
-  static constexpr Renamed kParts[] = {
+  static constexpr atelier::Renamed kParts[] = {
       {".mid_block.resnets.0.", ".mid.block_1."},
       {".mid_block.resnets.1.", ".mid.block_2."},
       {".mid_block.attentions.0.", ".mid.attn_1."},
@@ -236,10 +233,7 @@ std::string original_name(std::string path, int64_t levels) {
       {".resnets.", ".block."},
       {".conv_shortcut.", ".nin_shortcut."},
   };
-  for (const auto& [from, to] : kParts) {
-    if (const size_t at = path.find(from); at != std::string::npos)
-      path.replace(at, from.size(), to);
-  }
+  path = atelier::renamed(std::move(path), kParts);
   constexpr std::string_view kUp = ".up_blocks.";
   const size_t at = path.find(kUp);
   if (at == std::string::npos) return path;
@@ -279,7 +273,6 @@ class AutoencoderHalf final : public Module {
   }
 
   at::TensorOptions options() const { return conv_in_.weight->draw().options(); }
-  const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
 
  private:
   void add_res(const std::string& name, int64_t in, int64_t out, const AutoencoderConfig& c) {
@@ -341,75 +334,24 @@ std::optional<Detection> detect_autoencoder(const TensorIndex& checkpoint) {
       if (checkpoint.contains(std::string(prefix) + "quant_conv.weight") &&
           !checkpoint.config().contains("scaling_factor"))
         continue;
-      Detection part = to_detection(read_config(checkpoint, prefix, spelling));
-      part.prefix = prefix;
-      part.spelling = spelling.name;
-      return part;
+      const PartView view(checkpoint, prefix, "VAE");
+      return atelier::detection_of("vae", spelling.name, read_config(view, spelling), prefix);
     }
   }
   return std::nullopt;
 }
 
-AutoencoderConfig autoencoder_config(const Detection& part) {
-  const auto list = [&](const char* key) {
-    return std::get<std::vector<double>>(part.config.at(key));
-  };
-  const auto flag = [&](const char* key) { return std::get<bool>(part.config.at(key)); };
-  const std::vector<double> widths = list("widths"), down = list("down_attention"),
-                            up = list("up_attention");
-  AutoencoderConfig c;
-  c.channels = part.integer("channels");
-  c.widths.assign(widths.begin(), widths.end());
-  c.down_attention.assign(down.begin(), down.end());
-  c.up_attention.assign(up.begin(), up.end());
-  c.res_blocks = part.integer("res_blocks");
-  c.groups = part.integer("groups");
-  c.mid_attention = flag("mid_attention");
-  c.conv_attention = flag("conv_attention");
-  c.quant_conv = flag("quant_conv");
-  c.post_quant_conv = flag("post_quant_conv");
-  c.scale = part.real("scale");
-  c.shift = part.real("shift");
-  return c;
-}
-
-Detection to_detection(const AutoencoderConfig& c) {
-  const auto reals = [](const auto& list) { return std::vector<double>(list.begin(), list.end()); };
-  return {.component = "vae",
-          .variant = "",
-          .prefix = "",
-          .spelling = "diffusers",
-          .config = {{"channels", c.channels},
-                     {"widths", reals(c.widths)},
-                     {"res_blocks", c.res_blocks},
-                     {"groups", c.groups},
-                     {"down_attention", reals(c.down_attention)},
-                     {"up_attention", reals(c.up_attention)},
-                     {"mid_attention", c.mid_attention},
-                     {"conv_attention", c.conv_attention},
-                     {"quant_conv", c.quant_conv},
-                     {"post_quant_conv", c.post_quant_conv},
-                     {"scale", c.scale},
-                     {"shift", c.shift}}};
-}
-
 atelier::WeightMap autoencoder_map(const Detection& part) {
-  const AutoencoderConfig config = autoencoder_config(part);
+  const auto config = atelier::config_of<AutoencoderConfig>(part);
   Autoencoder autoencoder(config);
-  atelier::WeightMap map;
-  autoencoder.visit_weights([&](const std::string& path, atelier::Weight&) {
-    const bool original = part.spelling == "original";
-    map.push_back({original ? original_name(path, std::ssize(config.widths)) : path, path});
+  if (part.spelling != "original") return atelier::named_weights(autoencoder);
+  return atelier::named_weights(autoencoder, [&](const std::string& path) {
+    return original_name(path, std::ssize(config.widths));
   });
-  return map;
-}
-
-std::vector<std::string> autoencoder_spellings() {
-  return {"diffusers", "original"};
 }
 
 Autoencoder::Autoencoder(const AutoencoderConfig& c)
-    : Module(nullptr, "vae"),
+    : atelier::Autoencoder(nullptr, "vae"),
       config_(c),
       encoder_(std::make_unique<AutoencoderHalf>(this, "encoder", c, /*encoder=*/true)),
       decoder_(std::make_unique<AutoencoderHalf>(this, "decoder", c, /*encoder=*/false)) {
@@ -420,34 +362,28 @@ Autoencoder::Autoencoder(const AutoencoderConfig& c)
 }
 Autoencoder::~Autoencoder() = default;
 
-std::vector<Block*> Autoencoder::blocks() const {
-  std::vector<Block*> result;
-  for (const auto* half : {encoder_.get(), decoder_.get()}) {
-    for (const auto& block : half->blocks()) result.push_back(block.get());
-  }
-  return result;
-}
-
-at::Tensor Autoencoder::encode(const at::Tensor& image_BCHW, atelier::BlockRunner& runner) const {
+at::Tensor Autoencoder::encode(const at::Tensor& pixels_BCTHW, atelier::BlockRunner& runner) const {
   const at::TensorOptions options = encoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
-  const at::Tensor x =
-      image_BCHW.to(options.device(), dtype).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor x = pixels_BCTHW.select(2, 0)
+                           .to(options.device(), dtype)
+                           .contiguous(at::MemoryFormat::ChannelsLast);
   at::Tensor moments = encoder_->forward(x, runner);
   if (quant_conv_) moments = quant_conv_->forward(moments);
   const at::Tensor mean = moments.narrow(1, 0, config_.channels).to(wide(dtype));
-  return ((mean - config_.shift) * config_.scale).to(dtype).contiguous();
+  return ((mean - config_.shift) * config_.scale).to(dtype).contiguous().unsqueeze(2);
 }
 
-at::Tensor Autoencoder::decode(const at::Tensor& latents_BCHW, atelier::BlockRunner& runner) const {
+at::Tensor Autoencoder::decode(const at::Tensor& latents_BCTHW,
+                               atelier::BlockRunner& runner) const {
   const at::TensorOptions options = decoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
-  const at::Tensor z = latents_BCHW.to(options.device(), wide(dtype));
+  const at::Tensor z = latents_BCTHW.select(2, 0).to(options.device(), wide(dtype));
   at::Tensor x =
       (z / config_.scale + config_.shift).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
   if (post_quant_conv_) x = post_quant_conv_->forward(x);
   const at::Tensor y = decoder_->forward(x, runner);
-  return at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous();
+  return at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2);
 }
 
 }  // namespace lumina2

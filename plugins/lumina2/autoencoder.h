@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "atelier/block.h"
-#include "atelier/model_family.h"
+#include "atelier/architecture.h"
+#include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
 
 namespace lumina2 {
@@ -20,42 +20,43 @@ struct AutoencoderConfig {
   int64_t groups = 32;     // of the group norms
   // Attention behind the blocks of a level of the encoder, and of the decoder, whose coarsest level
   // is its first; empty: nowhere. And in the middle of both.
-  std::vector<bool> down_attention, up_attention;
+  std::vector<bool> down_attention = {}, up_attention = {};
   bool mid_attention = true;
   bool conv_attention = false;  // whether attention's products are stored as 1 x 1 convolutions
   bool quant_conv = false, post_quant_conv = false;  // convolutions behind encoder, before decoder
   double scale = 0.3611, shift = 0.1159;             // latents are (z - shift) * scale
 
-  int64_t stride() const { return int64_t{1} << (widths.size() - 1); }  // pixels per latent cell
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("channels", channels), fields("widths", widths), fields("res_blocks", res_blocks);
+    fields("groups", groups), fields("down_attention", down_attention);
+    fields("up_attention", up_attention), fields("mid_attention", mid_attention);
+    fields("conv_attention", conv_attention), fields("quant_conv", quant_conv);
+    fields("post_quant_conv", post_quant_conv), fields("scale", scale), fields("shift", shift);
+  }
 };
 
 // Says whether a checkpoint holds such an autoencoder, as the component "vae". Its variant is left
 // empty. Spellings: "diffusers" (encoder.down_blocks.0.…) and "original" (encoder.down.0.…;
 // ComfyUI's too), behind no prefix, "vae." or "first_stage_model.".
 std::optional<atelier::Detection> detect_autoencoder(const atelier::TensorIndex& checkpoint);
-AutoencoderConfig autoencoder_config(const atelier::Detection& part);
-atelier::Detection to_detection(const AutoencoderConfig& config);
 
-// The weight table of a detection, by its spelling; see ModelFamily::weight_map and spellings.
+// The weight table of a detection, by its spelling; see ModelFamily::weight_map.
 atelier::WeightMap autoencoder_map(const atelier::Detection& part);
-std::vector<std::string> autoencoder_spellings();
 
 class AutoencoderHalf;
 
-class Autoencoder final : public atelier::nn::Module {
+class Autoencoder final : public atelier::Autoencoder {
  public:
   explicit Autoencoder(const AutoencoderConfig& config);
   ~Autoencoder() override;
 
-  // image_BCHW: RGB in [-1, 1], any dtype; H and W are multiples of the stride. Returns the mean of
-  // the latents, shifted and scaled, [B, C, h, w] in the weights' dtype.
-  at::Tensor encode(const at::Tensor& image_BCHW, atelier::BlockRunner& runner) const;
+  // The mean of the latents, shifted and scaled. T is 1.
+  at::Tensor encode(const at::Tensor& pixels_BCTHW, atelier::BlockRunner& runner) const override;
+  at::Tensor decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner) const override;
 
-  // latents_BCHW: as encode() gives them. Returns float32 RGB in [-1, 1].
-  at::Tensor decode(const at::Tensor& latents_BCHW, atelier::BlockRunner& runner) const;
-
-  std::vector<atelier::Block*> blocks() const;
-  const AutoencoderConfig& config() const { return config_; }
+  int64_t channels() const override { return config_.channels; }
+  int64_t spatial_stride() const override { return int64_t{1} << (config_.widths.size() - 1); }
 
  private:
   AutoencoderConfig config_;

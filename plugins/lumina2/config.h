@@ -4,11 +4,11 @@
 #include <array>
 #include <optional>
 
-#include "atelier/model_family.h"
+#include "atelier/architecture.h"
 
 namespace lumina2 {
 
-inline constexpr const char* kVariant = "lumina-image-2.0";
+inline constexpr std::string_view kVariants[] = {"lumina-image-2.0"};
 inline constexpr int64_t kPublishedPatch = 2;
 
 struct DitConfig {
@@ -21,22 +21,21 @@ struct DitConfig {
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return width + 2 * kv_width(); }
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("layers", layers), fields("refiners", refiners), fields("width", width);
+    fields("heads", heads), fields("kv_heads", kv_heads), fields("head_dim", head_dim);
+    fields("mlp_width", mlp_width), fields("text_width", text_width);
+    fields("time_width", time_width), fields("channels", channels), fields("patch", patch);
+    fields("axes", axes), fields("norm_eps", norm_eps);
+  }
 };
 
-// See ModelFamily::detect.
-std::optional<atelier::Detection> detect(const atelier::TensorIndex& checkpoint,
-                                         const atelier::DetectHint& hint);
-
-// `fields` are read, because shapes do not tell them. Without a config they are those of the
-// published model, in a checkpoint that has its widths; throws Error{kInvalidArgument} for others.
-void require_config(const atelier::TensorIndex& checkpoint, bool has_published_widths,
-                    const char* component, const char* fields);
-
-// See ModelFamily::config_fields.
-atelier::ConfigFields config_fields(const atelier::Detection& part);
-
-// The numbers of a detection, and the detection of given numbers.
-DitConfig dit_config(const atelier::Detection& part);
-atelier::Detection to_detection(const DitConfig& config);
+// See ComponentRow.
+std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);
+atelier::ConfigFields dit_fields(const atelier::Detection& part);
+atelier::ConfigFields gemma2_fields(const atelier::Detection& part);
+atelier::ConfigFields autoencoder_fields(const atelier::Detection& part);
 
 }  // namespace lumina2

@@ -1,8 +1,6 @@
 // What each field of a config.json is to this family. Diffusers and transformers wrote the files.
 #include "atelier/config_fields.h"
 
-#include "atelier/error.h"
-
 #include "autoencoder.h"
 #include "config.h"
 #include "gemma2.h"
@@ -13,9 +11,8 @@ using atelier::ConfigFields;
 using atelier::ConfigValue;
 using atelier::Detection;
 
-namespace {
-
-ConfigFields dit_fields(const DitConfig& c) {
+ConfigFields dit_fields(const Detection& part) {
+  const auto c = atelier::config_of<DitConfig>(part);
   using Values = std::vector<ConfigValue>;
   const Values kv_heads = c.kv_heads == c.heads ? Values{c.kv_heads, nullptr} : Values{c.kv_heads};
   ConfigFields fields;
@@ -36,7 +33,8 @@ ConfigFields dit_fields(const DitConfig& c) {
   return fields;
 }
 
-ConfigFields encoder_fields(const Gemma2Config& c) {
+ConfigFields gemma2_fields(const Detection& part) {
+  const auto c = atelier::config_of<Gemma2Config>(part);
   ConfigFields fields;
   fields.of_transformers({"gemma2"})
       .rope_of_transformers()
@@ -56,7 +54,8 @@ ConfigFields encoder_fields(const Gemma2Config& c) {
   return fields;
 }
 
-ConfigFields autoencoder_fields(const AutoencoderConfig& c) {
+ConfigFields autoencoder_fields(const Detection& part) {
+  const auto c = atelier::config_of<AutoencoderConfig>(part);
   const auto kinds = [&](const std::vector<bool>& attends, const std::string& kind) {
     std::vector<std::string> names(c.widths.size(), kind);
     for (size_t i = 0; i < attends.size(); ++i) names[i] = (attends[i] ? "Attn" : "") + kind;
@@ -80,15 +79,6 @@ ConfigFields autoencoder_fields(const AutoencoderConfig& c) {
       .fixed("latents_std", {nullptr})
       .read({"norm_num_groups", "scaling_factor", "shift_factor"});
   return fields;
-}
-
-}  // namespace
-
-ConfigFields config_fields(const Detection& part) {
-  if (part.component == "dit") return dit_fields(dit_config(part));
-  if (part.component == "text_encoder") return encoder_fields(gemma2_config(part));
-  if (part.component == "vae") return autoencoder_fields(autoencoder_config(part));
-  throw atelier::Error(atelier::ErrorCode::kInternal, "no config fields for " + part.component);
 }
 
 }  // namespace lumina2

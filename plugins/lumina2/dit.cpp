@@ -3,14 +3,10 @@
 #include "dit.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 
-#include "atelier/error.h"
-#include "atelier/nn/level_rows.h"
+#include "atelier/named_inputs.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -28,20 +24,15 @@ namespace {
 constexpr int64_t kTimeChannels = 256;
 constexpr double kFinalNormEps = 1e-6, kQkNormEps = 1e-5;
 constexpr double kRopeTheta = 10000;
-constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
 
 // [N, heads * d] to [N, heads, d].
 at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
   return x.view({x.size(0), x.size(1) / head_dim, head_dim});
 }
 
-// cos and sin of 1 - sigma at falling frequencies: [B, 256] float32.
+// The model's time runs from noise to the picture.
 at::Tensor time_channels(const at::Tensor& sigma_B) {
-  const int64_t half = kTimeChannels / 2;
-  const at::Tensor frequency = at::exp(at::arange(half, sigma_B.options()) *
-                                       (-std::log(10000.0) / static_cast<double>(half)));
-  const at::Tensor angle = (1 - sigma_B).unsqueeze(1) * frequency;
-  return at::cat({at::cos(angle), at::sin(angle)}, 1);
+  return atelier::nn::time_channels(1 - sigma_B, kTimeChannels);
 }
 
 // Angles of positions 0 to count - 1 on an axis that carries `channels` of a head: [count,
@@ -111,14 +102,7 @@ class DitBlock final : public atelier::Block {
     return {ops::rms_gate_residual(sum, mlp, ffn_norm2_.weight->draw(), m.gate2, rows, eps)};
   }
 
-  // What stands for silu(time) in kLevel, a row for each level.
-  at::Tensor level_rows(const at::Tensor& time_groups, int64_t levels) const {
-    return atelier::nn::of_all_levels(*modulation_, time_groups, levels);
-  }
-
-  std::vector<atelier::WeightPtr> level_weights() const {
-    return {modulation_->weight, modulation_->bias};
-  }
+  const Linear* modulation() const { return modulation_.get(); }
 
  private:
   at::Tensor modulated(const at::Tensor& level, int64_t B) const {
@@ -147,7 +131,7 @@ class DitBlock final : public atelier::Block {
 };
 
 Dit::Dit(const DitConfig& c)
-    : Module(nullptr, "dit"),
+    : Denoiser(nullptr, "dit"),
       config_(c),
       x_embedder_(this, "x_embedder", c.channels * c.patch * c.patch, c.width),
       time_in_(this, "t_embedder.mlp.0", kTimeChannels, c.time_width),
@@ -158,7 +142,12 @@ Dit::Dit(const DitConfig& c)
       noise_refiner_(make_blocks("noise_refiner.", c.refiners, /*is_modulated=*/true)),
       layers_(make_blocks("layers.", c.layers, /*is_modulated=*/true)),
       final_modulation_(this, "final_layer.adaLN_modulation.1", c.time_width, c.width),
-      final_linear_(this, "final_layer.linear", c.width, c.channels * c.patch * c.patch) {}
+      final_linear_(this, "final_layer.linear", c.width, c.channels * c.patch * c.patch),
+      levels_(time_channels, time_in_, time_out_, final_modulation_) {
+  for (const auto* part : {&noise_refiner_, &layers_}) {
+    for (const auto& block : *part) levels_.add(*block, {block->modulation()});
+  }
+}
 
 Dit::~Dit() = default;
 
@@ -172,26 +161,8 @@ std::vector<std::unique_ptr<DitBlock>> Dit::make_blocks(const char* name, int64_
   return blocks;
 }
 
-std::vector<atelier::Block*> Dit::blocks() {
-  std::vector<atelier::Block*> result;
-  for (const auto* part : {&context_refiner_, &noise_refiner_, &layers_}) {
-    for (const auto& block : *part) result.push_back(block.get());
-  }
-  return result;
-}
-
-const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
-                           at::Device device) {
-  const auto found = std::find_if(ropes_.begin(), ropes_.end(), [&](const Rope& r) {
-    return r.height == height && r.width == width && r.lengths == lengths && r.device == device;
-  });
-  if (found != ropes_.end()) {
-    std::rotate(found, found + 1, ropes_.end());
-    return ropes_.back();
-  }
-  // Made where autograd may save them, whatever mode the caller is in.
-  const c10::InferenceMode normal(false);
-  const c10::NoGradGuard no_grad;
+Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+                         at::Device device) const {
   const auto [text_axis, row_axis, column_axis] = config_.axes;
 
   // Text counts along the first axis; the whole picture stands behind its sample's text there, and
@@ -200,7 +171,7 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   const at::Tensor along_angles = angles(longest + 1, text_axis);
   const at::Tensor row_angles = angles(height, row_axis);
   const at::Tensor column_angles = angles(width, column_axis);
-  Rope r{height, width, lengths, device, {}, {}, {}, {}, {}, {}};
+  Rope r;
   const auto place = [&](at::Tensor (*wave)(const at::Tensor&), at::Tensor& of_image,
                          at::Tensor& of_text, at::Tensor& of_both) {
     const auto values = [&](const at::Tensor& angle) {
@@ -224,108 +195,44 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   };
   place(at::cos, r.image_cos, r.text_cos, r.cos);
   place(at::sin, r.image_sin, r.text_sin, r.sin);
-  if (ropes_.size() == kRopeTables) ropes_.erase(ropes_.begin());
-  ropes_.push_back(std::move(r));
-  return ropes_.back();
+  return r;
 }
 
-at::Tensor Dit::time_rows(const at::Tensor& sigma_B) const {
-  const at::Tensor channels = time_channels(sigma_B).to(dtype());
-  const auto embed = [&](const at::Tensor& rows) {
-    return at::silu(time_out_.forward(at::silu(time_in_.forward(rows))));
-  };
-  if (at::GradMode::is_enabled()) return embed(channels);
-  Tensors groups;
-  for (const at::Tensor& group : atelier::nn::level_groups(channels).unbind(0))
-    groups.push_back(embed(group));
-  return at::stack(groups);
-}
-
-std::vector<DitBlock*> Dit::modulated_blocks() const {
-  std::vector<DitBlock*> result;
-  for (const auto* part : {&noise_refiner_, &layers_}) {
-    for (const auto& block : *part) result.push_back(block.get());
-  }
-  return result;
-}
-
-std::vector<atelier::WeightPtr> Dit::level_weights() const {
-  std::vector<atelier::WeightPtr> result;
-  for (const DitBlock* block : modulated_blocks()) {
-    for (atelier::WeightPtr& weight : block->level_weights()) result.push_back(std::move(weight));
-  }
-  return result;
-}
-
-void Dit::prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner) {
-  forget_levels();
-  if (sigmas.empty()) return;
-  // Made where autograd may save them, whatever mode the caller is in.
-  const c10::InferenceMode normal(false);
-  const c10::NoGradGuard no_grad;
-  const auto count = static_cast<int64_t>(sigmas.size());
-  const at::Device device = time_in_.weight->draw().device();
-  const at::Tensor time = time_rows(at::tensor(sigmas, at::kFloat).to(device));
-  Levels levels{
-      .count = count, .blocks = {}, .end = atelier::nn::of_levels(final_modulation_, time, count)};
-  for (DitBlock* block : modulated_blocks()) {
-    const std::shared_ptr<void> held = runner.hold(*block);
-    levels.blocks.push_back(block->level_rows(time, count));
-  }
-  levels_ = std::move(levels);
-}
-
-at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
-                        std::span<const at::Tensor> prompts, std::optional<int64_t> level,
-                        atelier::BlockRunner& runner) {
-  const int64_t B = x_BCTHW.size(0), C = x_BCTHW.size(1), p = config_.patch;
-  const int64_t H = x_BCTHW.size(3) / p, W = x_BCTHW.size(4) / p;
-
-  std::vector<int64_t> lengths;
-  for (const at::Tensor& prompt : prompts) lengths.push_back(prompt.size(0));
+at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const at::Tensor& x = in.x_BCTHW;
+  const int64_t B = x.size(0), C = x.size(1), p = config_.patch;
+  const int64_t H = x.size(3) / p, W = x.size(4) / p;
+  const at::ScalarType dtype = x.scalar_type();
+  const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
+  const Segments& text_rows = prompts.rows;
   const Segments image_rows = Segments::uniform(B, H * W);
-  const Segments text_rows(lengths);
   const Segments rows = atelier::join(text_rows, image_rows);
-  const Rope& table = rope(H, W, lengths, x_BCTHW.device());
-  if (level && (*level < 0 || *level >= levels_.count)) {
-    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                         "noise level " + std::to_string(*level) + " is not one of the " +
-                             std::to_string(levels_.count) + " that are prepared");
-  }
-  const auto prepared = [&](const at::Tensor& rows) {
-    return rows.narrow(0, *level, 1).expand({B, -1}).contiguous();
-  };
-  const at::Tensor time = level ? at::Tensor() : time_rows(sigma_B);
-  const auto level_of = [&](size_t block) {
-    return level ? prepared(levels_.blocks[block]) : time;
-  };
+  const Rope& table = ropes_.get({H, W, prompts.lengths, x.device()},
+                                 [&] { return make_rope(H, W, prompts.lengths, x.device()); });
+  const auto level = levels_.step(in.sigma_B, dtype, in.level);
 
-  const at::Tensor packed =
-      prompts.size() == 1 ? prompts[0] : at::cat(Tensors(prompts.begin(), prompts.end()), 0);
-  at::Tensor text = caption_in_.forward(caption_norm_.forward(packed.to(x_BCTHW.scalar_type())));
+  at::Tensor text = caption_in_.forward(caption_norm_.forward(prompts.values.to(dtype)));
   for (const auto& block : context_refiner_) {
     text = runner.run(*block, {text, table.text_cos, table.text_sin, text_rows.tensor()})[0];
   }
 
   // Values of a token: its rows, its columns, then channels.
-  at::Tensor image = x_embedder_.forward(x_BCTHW.reshape({B, C, H, p, W, p})
-                                             .permute({0, 2, 4, 3, 5, 1})
-                                             .reshape({B * H * W, p * p * C}));
+  at::Tensor image = x_embedder_.forward(
+      x.reshape({B, C, H, p, W, p}).permute({0, 2, 4, 3, 5, 1}).reshape({B * H * W, p * p * C}));
   for (size_t i = 0; i < noise_refiner_.size(); ++i) {
     image = runner.run(*noise_refiner_[i], {image, table.image_cos, table.image_sin,
-                                            image_rows.tensor(), level_of(i)})[0];
+                                            image_rows.tensor(), level.of_block(i)})[0];
   }
 
   at::Tensor joint = atelier::join_rows(text, text_rows, image, image_rows);
   text.reset(), image.reset();
   for (size_t i = 0; i < layers_.size(); ++i) {
     joint = runner.run(*layers_[i], {joint, table.cos, table.sin, rows.tensor(),
-                                     level_of(noise_refiner_.size() + i)})[0];
+                                     level.of_block(noise_refiner_.size() + i)})[0];
   }
   image = atelier::split_rows(joint, text_rows, image_rows).second;
 
-  const at::Tensor scale =
-      level ? prepared(levels_.end) : atelier::nn::of_levels(final_modulation_, time, B);
+  const at::Tensor scale = level.of_end();
   image = final_linear_.forward(
       ops::norm_modulate(image, at::zeros_like(scale), scale, image_rows, kFinalNormEps));
   // The model goes from noise to the picture.

@@ -1,38 +1,97 @@
 // Lumina-Image 2.0: what it is made of, what it takes, and how it is sampled by default.
 #include "atelier/plugin.h"
 
+#include "autoencoder.h"
 #include "config.h"
+#include "dit.h"
+#include "gemma2.h"
 #include "model.h"
 #include "weights.h"
 
 namespace lumina2 {
 namespace {
 
-using atelier::ComponentSpec;
+using atelier::ComponentRow;
 using atelier::Detection;
+using atelier::detection_of;
 using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
+using atelier::make_part;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 
-constexpr ComponentSpec kComponents[] = {
-    {.name = "tokenizer",
-     .role = "tokenizer",
-     .phases = {.encode = true},
-     .help = "folder tokenizer/: tokenizer.json or tokenizer.model, of Gemma 2"},
-    {.name = "text_encoder",
-     .role = "text_encoder",
-     .phases = {.encode = true},
-     .help = "Gemma 2 2B: text_encoder/*.safetensors or gemma_2_2b_fp16.safetensors"},
-    {.name = "vae",
-     .role = "vae",
-     .phases = {.encode = true, .decode = true},
-     .help = "vae/*.safetensors or ae.safetensors"},
-    {.name = "dit",
-     .role = "dit",
-     .phases = {.denoise = true},
-     .help = "transformer/*.safetensors or lumina_2_model_bf16.safetensors"},
+// Of numbers that shapes alone tell, so that no config.json is needed.
+Detection tiny_text_encoder() {
+  return detection_of("text_encoder", "transformers",
+                      Gemma2Config{.layers = 3,
+                                   .width = 48,
+                                   .heads = 2,
+                                   .kv_heads = 1,
+                                   .head_dim = 256,
+                                   .mlp_width = 80,
+                                   .vocabulary = 512,
+                                   .windowed = every_second(3)});
+}
+
+Detection tiny_vae() {
+  return detection_of("vae", "diffusers",
+                      AutoencoderConfig{.widths = {32, 32, 64, 64}, .res_blocks = 1});
+}
+
+Detection tiny_dit() {
+  return detection_of("dit", "original",
+                      DitConfig{.layers = 2,
+                                .refiners = 1,
+                                .width = 96,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 24,
+                                .mlp_width = 256,
+                                .text_width = 48,
+                                .time_width = 96,
+                                .channels = 16,
+                                .patch = kPublishedPatch,
+                                .axes = {8, 8, 8},
+                                .norm_eps = 1e-5});
+}
+
+constexpr ComponentRow kRows[] = {
+    {.spec = {.name = "tokenizer",
+              .role = "tokenizer",
+              .phases = {.encode = true},
+              .help = "folder tokenizer/: tokenizer.json or tokenizer.model, of Gemma 2"}},
+    {.spec = {.name = "text_encoder",
+              .role = "text_encoder",
+              .phases = {.encode = true},
+              .help = "Gemma 2 2B: text_encoder/*.safetensors or gemma_2_2b_fp16.safetensors"},
+     .detect = detect_gemma2,
+     .config_fields = gemma2_fields,
+     .weight_map = gemma2_map,
+     .make = make_part<Gemma2, Gemma2Config>,
+     .tiny = tiny_text_encoder,
+     .spellings = {"transformers", "causal_lm", "bundle"},
+     .tokenizer = "tokenizer"},
+    {.spec = {.name = "vae",
+              .role = "vae",
+              .phases = {.encode = true, .decode = true},
+              .help = "vae/*.safetensors or ae.safetensors"},
+     .detect = detect_autoencoder,
+     .config_fields = autoencoder_fields,
+     .weight_map = autoencoder_map,
+     .make = make_part<Autoencoder, AutoencoderConfig>,
+     .tiny = tiny_vae,
+     .spellings = {"diffusers", "original"}},
+    {.spec = {.name = "dit",
+              .role = "dit",
+              .phases = {.denoise = true},
+              .help = "transformer/*.safetensors or lumina_2_model_bf16.safetensors"},
+     .detect = detect_dit,
+     .config_fields = dit_fields,
+     .weight_map = dit_map,
+     .make = make_part<Dit, DitConfig>,
+     .tiny = tiny_dit,
+     .spellings = {"original", "diffusers"}},
 };
 
 constexpr InputSpec kInputs[] = {
@@ -75,28 +134,14 @@ constexpr ScheduleDefaults kSchedules[] = {
 constexpr ScheduleDefaults kTrainingSchedule = {
     .name = "training", .shift = {.kind = SigmaShift::Kind::kConstant, .value = 3.158192909689767}};
 
-class Family final : public atelier::ModelFamily {
+class Family final : public atelier::ComponentFamily {
  public:
+  Family() : ComponentFamily(kRows, kVariants) {}
+
   std::string_view name() const override { return "lumina2"; }
   std::string_view help() const override { return "Lumina-Image-2.0: text to image"; }
-  std::span<const ComponentSpec> components() const override { return kComponents; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
-
-  std::optional<Detection> detect(const atelier::TensorIndex& checkpoint,
-                                  const atelier::DetectHint& hint) const override {
-    return lumina2::detect(checkpoint, hint);
-  }
-  atelier::ConfigFields config_fields(const Detection& part) const override {
-    return lumina2::config_fields(part);
-  }
-  atelier::WeightMap weight_map(const Detection& part) const override {
-    return lumina2::weight_map(part);
-  }
-  std::vector<std::string> spellings(const Detection& part) const override {
-    return lumina2::spellings(part);
-  }
-
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 
   // Every product of every block: what published LoRA files of this family hold.
@@ -109,42 +154,7 @@ class Family final : public atelier::ModelFamily {
 
   std::unique_ptr<atelier::Model> make_model(std::span<const Detection> parts,
                                              const atelier::ModelOptions& options) const override {
-    return std::make_unique<Lumina2>(parts, options);
-  }
-
-  // Of numbers that shapes alone tell, so that no config.json is needed.
-  std::vector<Detection> tiny_parts() const override {
-    std::vector<Detection> parts = {
-        to_detection(Gemma2Config{.layers = 3,
-                                  .width = 48,
-                                  .heads = 2,
-                                  .kv_heads = 1,
-                                  .head_dim = 256,
-                                  .mlp_width = 80,
-                                  .vocabulary = 512,
-                                  .windowed = every_second(3)}),
-        to_detection(AutoencoderConfig{.widths = {32, 32, 64, 64}, .res_blocks = 1}),
-        to_detection(DitConfig{.layers = 2,
-                               .refiners = 1,
-                               .width = 96,
-                               .heads = 4,
-                               .kv_heads = 2,
-                               .head_dim = 24,
-                               .mlp_width = 256,
-                               .text_width = 48,
-                               .time_width = 96,
-                               .channels = 16,
-                               .patch = kPublishedPatch,
-                               .axes = {8, 8, 8},
-                               .norm_eps = 1e-5})};
-    for (Detection& part : parts) part.variant = kVariant;
-    return parts;
-  }
-
-  atelier::Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
-                                             at::ScalarType dtype) const override {
-    return {{"prompt_embeds",
-             at::randn({tokens, dit_config(denoiser).text_width}, at::kFloat).to(dtype)}};
+    return std::make_unique<Lumina2>(rows(), parts, options);
   }
 };
 

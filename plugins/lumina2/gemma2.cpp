@@ -7,16 +7,18 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/nn/waves.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
-
-#include "config.h"
+#include "atelier/part_view.h"
 
 namespace lumina2 {
 
 using atelier::Detection;
 using atelier::Error;
 using atelier::ErrorCode;
+using atelier::kOwnConfig;
+using atelier::PartView;
 using atelier::Segments;
 using atelier::TensorIndex;
 using atelier::Tensors;
@@ -61,85 +63,48 @@ constexpr std::string_view kLayerWeights[] = {
     "post_feedforward_layernorm.weight",
 };
 
-[[noreturn]] void contradicts(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, "the text encoder " + message,
-              "put the checkpoint's own config.json beside it");
-}
-
-// `total` in parts of `unit`.
-int64_t parts_of(int64_t total, int64_t unit, const char* what) {
-  if (unit < 1 || total < 1 || total % unit != 0) {
-    contradicts("has " + std::to_string(total) + " channels of " + what + ", no multiple of " +
-                std::to_string(unit));
-  }
-  return total / unit;
-}
-
-std::vector<bool> read_windowed(const TensorIndex& index, int64_t layers) {
-  const auto types =
-      index.has_null("layer_types") ? std::nullopt : index.config_texts("layer_types");
-  if (!types) return every_second(layers);
-  std::vector<bool> windowed;
-  for (const std::string& type : *types) {
-    if (type != "sliding_attention" && type != "full_attention") {
-      throw Error(ErrorCode::kUnsupported,
-                  "the text encoder has layer_types with " + atelier::to_text(type),
-                  "sliding_attention and full_attention are computed");
-    }
-    windowed.push_back(type == "sliding_attention");
-  }
-  if (std::ssize(windowed) != layers) {
-    contradicts("has " + std::to_string(layers) + " layers and " + std::to_string(windowed.size()) +
-                " layer_types");
-  }
-  return windowed;
-}
-
-Gemma2Config read_config(const TensorIndex& index, const std::string& stem) {
+Gemma2Config read_config(const PartView& view) {
+  const TensorIndex& index = view.index();
   const auto integer = [&](const char* key, int64_t otherwise) {
     return index.config_integer(key).value_or(otherwise);
   };
   const auto real = [&](const char* key, double otherwise) {
     return index.config_real(key).value_or(otherwise);
   };
-  const std::string layer = stem + "layers.0.";
+  const std::string layer = "layers.0.";
   Gemma2Config c;
-  const int64_t there = index.block_count(stem + "layers.{}.self_attn.q_proj.weight");
+  const int64_t there = view.block_count("layers.{}.self_attn.q_proj.weight");
   c.layers = integer("num_hidden_layers", there);
-  c.vocabulary = index.dim(stem + "embed_tokens.weight", 0);
-  c.width = index.dim(stem + "embed_tokens.weight", 1);
-  c.mlp_width = index.dim(layer + "mlp.gate_proj.weight", 0);
+  c.vocabulary = view.dim("embed_tokens.weight", 0);
+  c.width = view.dim("embed_tokens.weight", 1);
+  c.mlp_width = view.dim(layer + "mlp.gate_proj.weight", 0);
   const std::string queries = layer + "self_attn.q_proj.weight",
                     keys = layer + "self_attn.k_proj.weight";
-  require_config(index,
-                 c.width == 2304 && c.mlp_width == 9216 && index.dim(queries, 0) == 2048 &&
-                     index.dim(keys, 0) == 1024,
-                 "text encoder",
-                 "head_dim, query_pre_attn_scalar, attn_logit_softcapping, sliding_window and "
-                 "rope_theta");
+  view.require_config(c.width == 2304 && c.mlp_width == 9216 && view.dim(queries, 0) == 2048 &&
+                          view.dim(keys, 0) == 1024,
+                      "head_dim, query_pre_attn_scalar, attn_logit_softcapping, sliding_window and "
+                      "rope_theta");
   c.head_dim = integer("head_dim", c.head_dim);
-  c.heads = parts_of(index.dim(queries, 0), c.head_dim, "queries");
-  c.kv_heads = parts_of(index.dim(keys, 0), c.head_dim, "keys");
-  if (c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0) {
-    contradicts("has " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) +
-                " and keys for " + std::to_string(c.kv_heads));
-  }
+  c.heads = view.parts(queries, 0, c.head_dim, kOwnConfig);
+  c.kv_heads = view.parts(keys, 0, c.head_dim, kOwnConfig);
+  view.check_heads(c.heads, c.kv_heads, c.head_dim);
   // The last layer is not run, so a file may lack it.
   if (c.layers < 2 || there < c.layers - 1 || there > c.layers) {
-    contradicts("has " + std::to_string(there) + " layers, num_hidden_layers is " +
-                std::to_string(c.layers));
+    view.refuse("has " + std::to_string(there) + " layers, num_hidden_layers is " +
+                    std::to_string(c.layers),
+                kOwnConfig);
   }
-  c.attention_bias = index.contains(layer + "self_attn.q_proj.bias");
+  c.attention_bias = view.contains(layer + "self_attn.q_proj.bias");
   c.query_scalar = real("query_pre_attn_scalar", c.query_scalar);
   const bool is_capped = !index.has_null("attn_logit_softcapping");
   c.softcap = is_capped ? real("attn_logit_softcapping", c.softcap) : 0;
   c.window = integer("sliding_window", c.window);
-  c.windowed = read_windowed(index, c.layers);
+  c.windowed = view.layer_windows("layer_types", c.layers).value_or(every_second(c.layers));
   c.rope_theta = atelier::rope_theta(index).value_or(c.rope_theta);
   c.eps = real("rms_norm_eps", c.eps);
   if (!(c.query_scalar > 0) || (is_capped && !(c.softcap > 0)) || c.window < 1 ||
       !(c.rope_theta > 0) || !(c.eps >= 0)) {
-    contradicts("has numbers in its config that are no Gemma 2's");
+    view.refuse("has numbers in its config that are no Gemma 2's", kOwnConfig);
   }
   return c;
 }
@@ -175,51 +140,10 @@ std::optional<Detection> detect_gemma2(const TensorIndex& checkpoint) {
     if (!checkpoint.contains(stem + kMarker)) continue;
     // Gemma 3 has norms of queries and keys.
     if (checkpoint.contains(stem + "layers.0.self_attn.q_norm.weight")) continue;
-    Detection part = to_detection(read_config(checkpoint, stem));
-    part.prefix = spelling.prefix;
-    part.spelling = spelling.name;
-    return part;
+    const PartView view(checkpoint, stem, "text encoder");
+    return atelier::detection_of("text_encoder", spelling.name, read_config(view), spelling.prefix);
   }
   return std::nullopt;
-}
-
-Gemma2Config gemma2_config(const Detection& part) {
-  const auto& windowed = std::get<std::vector<double>>(part.config.at("windowed"));
-  return {.layers = part.integer("layers"),
-          .width = part.integer("width"),
-          .heads = part.integer("heads"),
-          .kv_heads = part.integer("kv_heads"),
-          .head_dim = part.integer("head_dim"),
-          .mlp_width = part.integer("mlp_width"),
-          .vocabulary = part.integer("vocabulary"),
-          .attention_bias = std::get<bool>(part.config.at("attention_bias")),
-          .query_scalar = part.real("query_scalar"),
-          .softcap = part.real("softcap"),
-          .window = part.integer("window"),
-          .windowed = {windowed.begin(), windowed.end()},
-          .rope_theta = part.real("rope_theta"),
-          .eps = part.real("eps")};
-}
-
-Detection to_detection(const Gemma2Config& c) {
-  return {.component = "text_encoder",
-          .variant = "",
-          .prefix = "",
-          .spelling = "transformers",
-          .config = {{"layers", c.layers},
-                     {"width", c.width},
-                     {"heads", c.heads},
-                     {"kv_heads", c.kv_heads},
-                     {"head_dim", c.head_dim},
-                     {"mlp_width", c.mlp_width},
-                     {"vocabulary", c.vocabulary},
-                     {"attention_bias", c.attention_bias},
-                     {"query_scalar", c.query_scalar},
-                     {"softcap", c.softcap},
-                     {"window", c.window},
-                     {"windowed", std::vector<double>(c.windowed.begin(), c.windowed.end())},
-                     {"rope_theta", c.rope_theta},
-                     {"eps", c.eps}}};
 }
 
 atelier::WeightMap gemma2_map(const Detection& part) {
@@ -239,12 +163,8 @@ atelier::WeightMap gemma2_map(const Detection& part) {
     }
   };
   add(kLayerWeights);
-  if (std::get<bool>(part.config.at("attention_bias"))) add(kLayerBiases);
+  if (atelier::config_of<Gemma2Config>(part).attention_bias) add(kLayerBiases);
   return map;
-}
-
-std::vector<std::string> gemma2_spellings() {
-  return {"transformers", "causal_lm", "bundle"};
 }
 
 // Inputs: rows [N, D], cosines and sines [N, d / 2], offsets of the samples. Outputs: rows.
@@ -301,7 +221,7 @@ class Gemma2Layer final : public atelier::Block {
 };
 
 Gemma2::Gemma2(const Gemma2Config& c)
-    : Module(nullptr, "text_encoder"),
+    : TextEncoder(nullptr, "text_encoder"),
       config_(c),
       embed_tokens_(this, "embed_tokens", c.vocabulary, c.width) {
   for (int64_t i = 0; i + 1 < c.layers; ++i) {
@@ -311,29 +231,14 @@ Gemma2::Gemma2(const Gemma2Config& c)
 
 Gemma2::~Gemma2() = default;
 
-std::vector<atelier::Block*> Gemma2::blocks() {
-  std::vector<atelier::Block*> result;
-  for (const auto& layer : layers_) result.push_back(layer.get());
-  return result;
-}
-
 at::Tensor Gemma2::forward(const at::Tensor& ids_N, const Segments& rows,
                            atelier::BlockRunner& runner) {
   at::Tensor x = embed_tokens_.forward(ids_N);
   // The published model rounds this factor to the weights' dtype.
   const double factor = std::sqrt(static_cast<double>(config_.width));
   x = x * at::full({}, factor, at::TensorOptions(x.scalar_type())).item<double>();
-
-  std::vector<at::Tensor> positions;
-  for (int64_t s = 0; s < rows.count(); ++s) {
-    positions.push_back(at::arange(rows.length(s), at::kFloat));
-  }
-  const at::Tensor exponent =
-      at::arange(0, config_.head_dim, 2, at::kFloat) / static_cast<double>(config_.head_dim);
-  const at::Tensor angle =
-      at::outer(at::cat(positions), at::reciprocal(at::pow(config_.rope_theta, exponent)));
-  const at::Tensor cos = at::cos(angle).to(x.device()), sin = at::sin(angle).to(x.device());
-
+  const auto [cos, sin] =
+      atelier::nn::row_waves(rows, config_.head_dim, config_.rope_theta, x.device());
   for (const auto& layer : layers_) x = runner.run(*layer, {x, cos, sin, rows.tensor()})[0];
   return x;
 }

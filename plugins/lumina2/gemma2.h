@@ -7,10 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "atelier/block.h"
-#include "atelier/model_family.h"
+#include "atelier/architecture.h"
+#include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
-#include "atelier/segments.h"
 #include "atelier/text/tokenizer.h"
 
 namespace lumina2 {
@@ -28,6 +27,15 @@ struct Gemma2Config {
   int64_t window = 4096;       // tokens that some layers look back, the token itself among them
   std::vector<bool> windowed;  // of each layer; as published every second one, from the first
   double rope_theta = 10000, eps = 1e-6;
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("layers", layers), fields("width", width), fields("heads", heads);
+    fields("kv_heads", kv_heads), fields("head_dim", head_dim), fields("mlp_width", mlp_width);
+    fields("vocabulary", vocabulary), fields("attention_bias", attention_bias);
+    fields("query_scalar", query_scalar), fields("softcap", softcap), fields("window", window);
+    fields("windowed", windowed), fields("rope_theta", rope_theta), fields("eps", eps);
+  }
 };
 
 // Says whether a checkpoint holds a Gemma 2, as the component "text_encoder". Its variant is left
@@ -36,28 +44,24 @@ struct Gemma2Config {
 // Spellings: "transformers" (layers.0.…), "causal_lm" (model.layers.0.…; ComfyUI's file too) and
 // "bundle" (transformer.model.layers.0.…, behind text_encoders.gemma2_2b. of a single file).
 std::optional<atelier::Detection> detect_gemma2(const atelier::TensorIndex& checkpoint);
-Gemma2Config gemma2_config(const atelier::Detection& part);
 std::vector<bool> every_second(int64_t layers);
-atelier::Detection to_detection(const Gemma2Config& config);
 
-// The weight table of a detection, by its spelling; see ModelFamily::weight_map and spellings.
+// The weight table of a detection, by its spelling; see ModelFamily::weight_map.
 atelier::WeightMap gemma2_map(const atelier::Detection& part);
-std::vector<std::string> gemma2_spellings();
 
 class Gemma2Layer;
 
-class Gemma2 final : public atelier::nn::Module {
+class Gemma2 final : public atelier::TextEncoder {
  public:
   explicit Gemma2(const Gemma2Config& config);
   ~Gemma2() override;
 
-  // ids: int64 [N], samples packed by `rows`; no padding is needed. Returns [N, D], the residual
-  // stream before the last published layer, in compute dtype.
+  // The residual stream before the last published layer.
   at::Tensor forward(const at::Tensor& ids_N, const atelier::Segments& rows,
-                     atelier::BlockRunner& runner);
+                     atelier::BlockRunner& runner) override;
 
-  std::vector<atelier::Block*> blocks();
-  const Gemma2Config& config() const { return config_; }
+  int64_t vocabulary() const override { return config_.vocabulary; }
+  int64_t width() const override { return config_.width; }
 
  private:
   Gemma2Config config_;

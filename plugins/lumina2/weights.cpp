@@ -3,11 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "atelier/error.h"
-
-#include "autoencoder.h"
 #include "config.h"
-#include "gemma2.h"
 
 namespace lumina2 {
 
@@ -105,18 +101,9 @@ class DitMap {
 
 }  // namespace
 
-WeightMap weight_map(const Detection& part) {
-  if (part.component == "dit") return DitMap(dit_config(part), part.spelling == "original").take();
-  if (part.component == "text_encoder") return gemma2_map(part);
-  if (part.component == "vae") return autoencoder_map(part);
-  throw atelier::Error(atelier::ErrorCode::kInternal, "no weight table for " + part.component);
-}
-
-std::vector<std::string> spellings(const Detection& part) {
-  if (part.component == "dit") return {"original", "diffusers"};
-  if (part.component == "text_encoder") return gemma2_spellings();
-  if (part.component == "vae") return autoencoder_spellings();
-  return {part.spelling};
+WeightMap dit_map(const Detection& part) {
+  const auto config = atelier::config_of<DitConfig>(part);
+  return DitMap(config, part.spelling == "original").take();
 }
 
 }  // namespace lumina2

@@ -6,8 +6,7 @@
 
 namespace lumina2 {
 
-// See ModelFamily::weight_map and ModelFamily::spellings.
-atelier::WeightMap weight_map(const atelier::Detection& part);
-std::vector<std::string> spellings(const atelier::Detection& part);
+// See ModelFamily::weight_map.
+atelier::WeightMap dit_map(const atelier::Detection& part);
 
 }  // namespace lumina2

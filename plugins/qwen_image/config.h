@@ -5,16 +5,24 @@
 #include <optional>
 #include <vector>
 
-#include "atelier/model_family.h"
+#include "atelier/architecture.h"
 
 namespace qwen_image {
 
 inline constexpr int64_t kPatch = 2;  // latent cells per denoiser token along each side
+inline constexpr std::string_view kVariants[] = {"qwen-image", "qwen-image-2512"};
 
 struct DitConfig {
   int64_t layers, width, heads, head_dim, mlp_width, text_width;
   int64_t channels;             // of the latents, in and out
   std::array<int64_t, 3> axes;  // channels of a head that carry frame, row and column
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("layers", layers), fields("width", width), fields("heads", heads);
+    fields("head_dim", head_dim), fields("mlp_width", mlp_width), fields("text_width", text_width);
+    fields("channels", channels), fields("axes", axes);
+  }
 };
 
 struct TextEncoderConfig {
@@ -22,35 +30,24 @@ struct TextEncoderConfig {
   int64_t window;              // tokens that some layers look back, the token itself among them
   std::vector<bool> windowed;  // of each layer; as published none
   double rope_theta, eps;
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("layers", layers), fields("width", width), fields("heads", heads);
+    fields("kv_heads", kv_heads), fields("head_dim", head_dim), fields("mlp_width", mlp_width);
+    fields("vocabulary", vocabulary), fields("window", window), fields("windowed", windowed);
+    fields("rope_theta", rope_theta), fields("eps", eps);
+  }
 };
 
-struct VaeConfig {
-  int64_t channels;               // of the latents
-  std::vector<int64_t> widths;    // of each level, finest first
-  int64_t base_width;             // behind the encoder's first convolution
-  int64_t res_blocks;             // of an encoder level; a decoder level has one more
-  std::vector<bool> temporal;     // whether the step after level i halves the frames too
-  std::vector<double> mean, std;  // of the latents, per channel
-
-  int64_t stride() const { return int64_t{1} << (widths.size() - 1); }  // pixels per latent cell
-};
-
-// See ModelFamily::detect.
-std::optional<atelier::Detection> detect(const atelier::TensorIndex& checkpoint,
-                                         const atelier::DetectHint& hint);
+// See ComponentRow::detect.
+std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);
+std::optional<atelier::Detection> detect_text_encoder(const atelier::TensorIndex& checkpoint);
+std::optional<atelier::Detection> detect_vae(const atelier::TensorIndex& checkpoint);
 
 // See ModelFamily::config_fields.
-atelier::ConfigFields config_fields(const atelier::Detection& part);
-
-// The numbers of a detection, and detections of given numbers.
-DitConfig dit_config(const atelier::Detection& part);
-TextEncoderConfig text_encoder_config(const atelier::Detection& part);
-VaeConfig vae_config(const atelier::Detection& part);
-atelier::Detection to_detection(const DitConfig& config);
-atelier::Detection to_detection(const TextEncoderConfig& config);
-atelier::Detection to_detection(const VaeConfig& config);
-
-// Mean and standard deviation of the 16 published latent channels.
-extern const std::vector<double> kLatentMean, kLatentStd;
+atelier::ConfigFields dit_fields(const atelier::Detection& part);
+atelier::ConfigFields text_encoder_fields(const atelier::Detection& part);
+atelier::ConfigFields vae_fields(const atelier::Detection& part);
 
 }  // namespace qwen_image

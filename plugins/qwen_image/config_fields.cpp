@@ -1,9 +1,8 @@
 // What each field of a config.json is to this family. Diffusers and transformers wrote the files.
 #include "atelier/config_fields.h"
 
-#include "atelier/error.h"
-
 #include "config.h"
+#include "shared/causal_vae.h"
 
 namespace qwen_image {
 
@@ -11,9 +10,8 @@ using atelier::ConfigFields;
 using atelier::ConfigValue;
 using atelier::Detection;
 
-namespace {
-
-ConfigFields dit_fields(const DitConfig& c) {
+ConfigFields dit_fields(const Detection& part) {
+  const auto c = atelier::config_of<DitConfig>(part);
   ConfigFields fields;
   fields
       .of_diffusers({"QwenImageTransformer2DModel"})
@@ -30,12 +28,14 @@ ConfigFields dit_fields(const DitConfig& c) {
   return fields;
 }
 
-// Of the language model: in text_config, or beside the other fields.
-ConfigFields text_fields(const TextEncoderConfig& c) {
+// The language model's fields stand in text_config, or beside the others. The vision tower is not
+// used.
+ConfigFields text_encoder_fields(const Detection& part) {
+  const auto c = atelier::config_of<TextEncoderConfig>(part);
   using Values = std::vector<ConfigValue>;
   const Values kv_heads = c.kv_heads == c.heads ? Values{c.kv_heads, nullptr} : Values{c.kv_heads};
-  ConfigFields fields;
-  fields.of_transformers({"qwen2_5_vl", "qwen2_5_vl_text"})
+  ConfigFields text;
+  text.of_transformers({"qwen2_5_vl", "qwen2_5_vl_text"})
       .rope_of_transformers()
       .told("vocab_size", {c.vocabulary})
       .told("hidden_size", {c.width})
@@ -50,49 +50,14 @@ ConfigFields text_fields(const TextEncoderConfig& c) {
       .read({.name = "layer_types", .values = {nullptr}})
       .ignored({"image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id",
                 "vision_end_token_id"});
-  return fields;
-}
-
-ConfigFields text_encoder_fields(const TextEncoderConfig& c) {
-  const ConfigFields text = text_fields(c);
   ConfigFields fields;
   fields.add(text, "text_config.").add(text, "", /*unless=*/"text_config.");
-  fields.ignored({"vision_config.*"});  // the tower is not used
+  fields.ignored({"vision_config.*"});
   return fields;
 }
 
-ConfigFields vae_fields(const VaeConfig& c) {
-  std::vector<double> multiples;
-  for (const int64_t width : c.widths)
-    multiples.push_back(static_cast<double>(width) / static_cast<double>(c.base_width));
-  ConfigFields fields;
-  fields.of_diffusers({"AutoencoderKLQwenImage", "AutoencoderKLWan"})
-      .ignored({"dropout"})
-      .told("base_dim", {c.base_width})
-      .told("z_dim", {c.channels})
-      .told("dim_mult", {multiples})
-      .told("num_res_blocks", {c.res_blocks})
-      .told("temperal_downsample", {std::vector<double>(c.temporal.begin(), c.temporal.end())})
-      .fixed("attn_scales", {std::vector<double>()})
-      .fixed("input_channels", {3})
-      .read({"latents_mean", "latents_std"})
-      // Of the second class alone, which has another form, too.
-      .fixed("is_residual", {false})
-      .fixed("patch_size", {nullptr})
-      .fixed("in_channels", {3})
-      .fixed("out_channels", {3})
-      .told("decoder_base_dim", {c.base_width, nullptr})
-      .ignored({"scale_factor_spatial", "scale_factor_temporal"});
-  return fields;
-}
-
-}  // namespace
-
-ConfigFields config_fields(const Detection& part) {
-  if (part.component == "dit") return dit_fields(dit_config(part));
-  if (part.component == "text_encoder") return text_encoder_fields(text_encoder_config(part));
-  if (part.component == "vae") return vae_fields(vae_config(part));
-  throw atelier::Error(atelier::ErrorCode::kInternal, "no config fields for " + part.component);
+ConfigFields vae_fields(const Detection& part) {
+  return atelier::shared::causal_vae_fields(part, {"AutoencoderKLQwenImage", "AutoencoderKLWan"});
 }
 
 }  // namespace qwen_image

@@ -3,14 +3,10 @@
 #include "dit.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 
-#include "atelier/error.h"
-#include "atelier/nn/level_rows.h"
+#include "atelier/named_inputs.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -18,10 +14,8 @@ namespace qwen_image {
 
 using atelier::Segments;
 using atelier::Tensors;
-using atelier::nn::level_groups;
 using atelier::nn::Linear;
 using atelier::nn::Module;
-using atelier::nn::of_all_levels;
 using atelier::nn::of_levels;
 using atelier::nn::RMSNorm;
 namespace ops = atelier::ops;
@@ -30,7 +24,6 @@ namespace {
 
 constexpr int64_t kTimeChannels = 256;
 constexpr double kNormEps = 1e-6, kRopeTheta = 10000;
-constexpr size_t kRopeTables = 4;  // prompts with and without text, for two sizes
 
 // [N, D] to [N, heads, d].
 at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
@@ -42,13 +35,8 @@ at::Tensor in_range(const at::Tensor& x) {
   return x.scalar_type() == at::kHalf ? at::clamp(x, -65504.0, 65504.0) : x;
 }
 
-// cos and sin of 1000 sigma at falling frequencies: [B, 256] float32.
 at::Tensor time_channels(const at::Tensor& sigma_B) {
-  const int64_t half = kTimeChannels / 2;
-  const at::Tensor frequency = at::exp(at::arange(half, sigma_B.options()) *
-                                       (-std::log(10000.0) / static_cast<double>(half)));
-  const at::Tensor angle = sigma_B.unsqueeze(1) * frequency * 1000.0;
-  return at::cat({at::cos(angle), at::sin(angle)}, 1);
+  return atelier::nn::time_channels(sigma_B, kTimeChannels, 1000.0);
 }
 
 // Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
@@ -154,16 +142,7 @@ class DitBlock final : public atelier::Block {
     return {x, y};
   }
 
-  // What stands for silu(time) in kLevel, a row for each level.
-  at::Tensor level_rows(const at::Tensor& time_groups, int64_t levels) const {
-    return at::cat({of_all_levels(img_mod_, time_groups, levels),
-                    of_all_levels(txt_mod_, time_groups, levels)},
-                   1);
-  }
-
-  std::vector<atelier::WeightPtr> level_weights() const {
-    return {img_mod_.weight, img_mod_.bias, txt_mod_.weight, txt_mod_.bias};
-  }
+  std::vector<const Linear*> level_layers() const { return {&img_mod_, &txt_mod_}; }
 
  private:
   std::pair<Modulation, Modulation> modulations(const at::Tensor& level, int64_t B) const {
@@ -194,7 +173,7 @@ class DitBlock final : public atelier::Block {
 };
 
 Dit::Dit(const DitConfig& c)
-    : Module(nullptr, "dit"),
+    : Denoiser(nullptr, "dit"),
       config_(c),
       time_in_(this, "time_text_embed.timestep_embedder.linear_1", kTimeChannels, c.width),
       time_out_(this, "time_text_embed.timestep_embedder.linear_2", c.width, c.width),
@@ -202,35 +181,21 @@ Dit::Dit(const DitConfig& c)
       img_in_(this, "img_in", c.channels * kPatch * kPatch, c.width),
       txt_in_(this, "txt_in", c.text_width, c.width),
       norm_out_(this, "norm_out.linear", c.width, 2 * c.width),
-      proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch) {
+      proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch),
+      levels_(time_channels, time_in_, time_out_, norm_out_) {
   for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + std::to_string(i), c,
                                                  i + 1 == c.layers));
+    levels_.add(*blocks_.back(), blocks_.back()->level_layers());
   }
 }
 
 Dit::~Dit() = default;
 
-std::vector<atelier::Block*> Dit::blocks() {
-  std::vector<atelier::Block*> result;
-  for (const auto& block : blocks_) result.push_back(block.get());
-  return result;
-}
-
-const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
-                           at::Device device) {
-  const auto found = std::find_if(ropes_.begin(), ropes_.end(), [&](const Rope& r) {
-    return r.height == height && r.width == width && r.lengths == lengths && r.device == device;
-  });
-  if (found != ropes_.end()) {
-    std::rotate(found, found + 1, ropes_.end());
-    return ropes_.back();
-  }
-  // Made where autograd may save them, whatever mode the caller is in.
-  const c10::InferenceMode normal(false);
-  const c10::NoGradGuard no_grad;
+Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+                         at::Device device) const {
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
-  Rope r{height, width, lengths, device, {}, {}, {}, {}};
+  Rope r;
 
   // Rows and columns count from the middle of the picture; there is one frame, at 0.
   const at::Tensor frame = at::zeros({1, frame_axis / 2});
@@ -261,91 +226,33 @@ const Dit::Rope& Dit::rope(int64_t height, int64_t width, const std::vector<int6
   const at::Tensor packed = at::cat(parts, 0);
   r.text_cos = at::cos(packed).to(device);
   r.text_sin = at::sin(packed).to(device);
-
-  if (ropes_.size() == kRopeTables) ropes_.erase(ropes_.begin());
-  ropes_.push_back(std::move(r));
-  return ropes_.back();
+  return r;
 }
 
-at::Tensor Dit::time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const {
-  const at::Tensor channels = time_channels(sigma_B).to(dtype);
-  const auto embed = [&](const at::Tensor& rows) {
-    return at::silu(time_out_.forward(at::silu(time_in_.forward(rows))));
-  };
-  if (at::GradMode::is_enabled()) return embed(channels);
-  Tensors groups;
-  for (const at::Tensor& group : level_groups(channels).unbind(0)) groups.push_back(embed(group));
-  return at::stack(groups);
-}
-
-std::vector<atelier::WeightPtr> Dit::level_weights() const {
-  std::vector<atelier::WeightPtr> result;
-  for (const auto& block : blocks_) {
-    for (atelier::WeightPtr& weight : block->level_weights()) result.push_back(std::move(weight));
-  }
-  return result;
-}
-
-void Dit::prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner) {
-  forget_levels();
-  if (sigmas.empty()) return;
-  // Made where autograd may save them, whatever mode the caller is in.
-  const c10::InferenceMode normal(false);
-  const c10::NoGradGuard no_grad;
-  const at::Tensor weight = time_in_.weight->draw();
-  const auto count = static_cast<int64_t>(sigmas.size());
-  const at::Tensor time =
-      time_rows(at::tensor(sigmas, at::kFloat).to(weight.device()), weight.scalar_type());
-  Levels levels{.count = count, .blocks = {}, .end = of_levels(norm_out_, time, count)};
-  for (const auto& block : blocks_) {
-    const std::shared_ptr<void> held = runner.hold(*block);
-    levels.blocks.push_back(block->level_rows(time, count));
-  }
-  levels_ = std::move(levels);
-}
-
-at::Tensor Dit::forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
-                        std::span<const at::Tensor> prompts, std::optional<int64_t> level,
-                        atelier::BlockRunner& runner) {
-  const int64_t B = x_BCTHW.size(0), C = x_BCTHW.size(1);
-  const int64_t H = x_BCTHW.size(3) / kPatch, W = x_BCTHW.size(4) / kPatch;
-  const at::ScalarType dtype = x_BCTHW.scalar_type();
-
-  std::vector<int64_t> lengths;
-  for (const at::Tensor& prompt : prompts) lengths.push_back(prompt.size(0));
+at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
+  const at::Tensor& x = in.x_BCTHW;
+  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
+  const at::ScalarType dtype = x.scalar_type();
+  const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
+  const Segments& text_rows = prompts.rows;
   const Segments image_rows = Segments::uniform(B, H * W);
-  const Segments text_rows(lengths);
-  const Rope& table = rope(H, W, lengths, x_BCTHW.device());
+  const Rope& table = ropes_.get({H, W, prompts.lengths, x.device()},
+                                 [&] { return make_rope(H, W, prompts.lengths, x.device()); });
+  const auto level = levels_.step(in.sigma_B, dtype, in.level);
 
-  const at::Tensor tokens = x_BCTHW.reshape({B, C, H, kPatch, W, kPatch})
-                                .permute({0, 2, 4, 1, 3, 5})
-                                .reshape({B * H * W, C * kPatch * kPatch});
-  at::Tensor image = img_in_.forward(tokens);
-  const at::Tensor packed = prompts.size() == 1
-                                ? prompts[0]
-                                : at::cat(atelier::Tensors(prompts.begin(), prompts.end()), 0);
-  at::Tensor text = txt_in_.forward(txt_norm_.forward(packed.to(dtype)));
-  if (level && (*level < 0 || *level >= levels_.count)) {
-    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
-                         "noise level " + std::to_string(*level) + " is not one of the " +
-                             std::to_string(levels_.count) + " that are prepared");
-  }
-  const auto prepared = [&](const at::Tensor& rows) {
-    return rows.narrow(0, *level, 1).expand({B, -1}).contiguous();
-  };
-  const at::Tensor time = level ? at::Tensor() : time_rows(sigma_B, dtype);
-
+  at::Tensor image = img_in_.forward(x.reshape({B, C, H, kPatch, W, kPatch})
+                                         .permute({0, 2, 4, 1, 3, 5})
+                                         .reshape({B * H * W, C * kPatch * kPatch}));
+  at::Tensor text = txt_in_.forward(txt_norm_.forward(prompts.values.to(dtype)));
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    Tensors out =
-        runner.run(*blocks_[i], {image, text, level ? prepared(levels_.blocks[i]) : time,
-                                 table.image_cos, table.image_sin, table.text_cos, table.text_sin,
-                                 image_rows.tensor(), text_rows.tensor()});
+    Tensors out = runner.run(
+        *blocks_[i], {image, text, level.of_block(i), table.image_cos, table.image_sin,
+                      table.text_cos, table.text_sin, image_rows.tensor(), text_rows.tensor()});
     image = std::move(out[0]);
     text = out.size() > 1 ? std::move(out[1]) : at::Tensor();
   }
 
-  const at::Tensor end = level ? prepared(levels_.end) : of_levels(norm_out_, time, B);
-  const std::vector<at::Tensor> ends = end.chunk(2, 1);  // scale, then shift
+  const std::vector<at::Tensor> ends = level.of_end().chunk(2, 1);  // scale, then shift
   image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], image_rows, kNormEps));
   return image.view({B, H, W, C, kPatch, kPatch})
       .permute({0, 3, 1, 4, 2, 5})

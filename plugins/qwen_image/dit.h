@@ -2,13 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <span>
+#include <tuple>
 #include <vector>
 
-#include "atelier/block.h"
+#include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
-#include "atelier/segments.h"
+#include "atelier/nn/waves.h"
 
 #include "config.h"
 
@@ -17,49 +16,30 @@ namespace qwen_image {
 class DitBlock;
 
 // Not thread-safe: tables of the last shapes are kept between calls.
-class Dit final : public atelier::nn::Module {
+class Dit final : public atelier::Denoiser {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
 
-  // Predicts noise - clean.
-  //
-  // x_BCTHW: noisy latents, compute dtype, T = 1, even H and W. sigma_B: float32 on x's device.
-  // prompts: one per sample, [L, text_width], lengths may differ. level: which prepared one sigma_B
-  // holds. Returns the shape and dtype of x_BCTHW. Throws Error{kInvalidArgument} for a level that
-  // is not prepared.
-  at::Tensor forward(const at::Tensor& x_BCTHW, const at::Tensor& sigma_B,
-                     std::span<const at::Tensor> prompts, std::optional<int64_t> level,
-                     atelier::BlockRunner& runner);
+  // Reads "prompt_embeds": [L, text_width] of each sample.
+  at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
-  // See atelier::Model.
-  std::vector<atelier::WeightPtr> level_weights() const;
-  void prepare_levels(std::span<const float> sigmas, atelier::BlockRunner& runner);
-  void forget_levels() { levels_ = {}; }
-
-  std::vector<atelier::Block*> blocks();
-  at::ScalarType dtype() const { return img_in_.weight->draw().scalar_type(); }
-  const DitConfig& config() const { return config_; }
+  int64_t channels() const override { return config_.channels; }
+  int64_t patch() const override { return kPatch; }
+  at::ScalarType dtype() const override { return img_in_.weight->draw().scalar_type(); }
+  std::vector<atelier::ConditioningEntry> entries() const override {
+    return {{.width = config_.text_width}};
+  }
+  atelier::nn::NoiseLevels* levels() override { return &levels_; }
 
  private:
   // Cosines and sines of every row, [N, head_dim / 2] float32.
   struct Rope {
-    int64_t height, width;  // in tokens
-    std::vector<int64_t> lengths;
-    at::Device device;
     at::Tensor image_cos, image_sin, text_cos, text_sin;
   };
-  const Rope& rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
-                   at::Device device);
-
-  // What depends on nothing but the noise level, a row for each.
-  struct Levels {
-    int64_t count = 0;
-    std::vector<at::Tensor> blocks;  // of each block: [count, 12 D]
-    at::Tensor end;                  // [count, 2 D]
-  };
-  // silu(time), see DitBlock.
-  at::Tensor time_rows(const at::Tensor& sigma_B, at::ScalarType dtype) const;
+  // `height` and `width` in tokens, `lengths` of the texts.
+  Rope make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+                 at::Device device) const;
 
   DitConfig config_;
   atelier::nn::Linear time_in_, time_out_;
@@ -67,8 +47,9 @@ class Dit final : public atelier::nn::Module {
   atelier::nn::Linear img_in_, txt_in_;
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::nn::Linear norm_out_, proj_out_;
-  std::vector<Rope> ropes_;  // most recently used last
-  Levels levels_;
+  atelier::nn::NoiseLevels levels_;
+  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, std::vector<int64_t>, at::Device>, Rope>
+      ropes_;
 };
 
 }  // namespace qwen_image

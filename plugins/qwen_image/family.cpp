@@ -2,37 +2,98 @@
 #include "atelier/plugin.h"
 
 #include "config.h"
+#include "dit.h"
 #include "model.h"
+#include "shared/causal_vae.h"
 #include "weights.h"
 
 namespace qwen_image {
 namespace {
 
-using atelier::ComponentSpec;
+using atelier::ComponentRow;
 using atelier::Detection;
+using atelier::detection_of;
 using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
+using atelier::make_part;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
+using atelier::shared::CausalVae;
+using atelier::shared::CausalVaeConfig;
 
-constexpr ComponentSpec kComponents[] = {
-    {.name = "tokenizer",
-     .role = "tokenizer",
-     .phases = {.encode = true},
-     .help = "folder tokenizer/: tokenizer.json, or vocab.json and merges.txt"},
-    {.name = "text_encoder",
-     .role = "text_encoder",
-     .phases = {.encode = true},
-     .help = "Qwen2.5-VL 7B: text_encoder/*.safetensors or qwen_2.5_vl_7b.safetensors"},
-    {.name = "vae",
-     .role = "vae",
-     .phases = {.encode = true, .decode = true},
-     .help = "vae/*.safetensors or qwen_image_vae.safetensors"},
-    {.name = "dit",
-     .role = "dit",
-     .phases = {.denoise = true},
-     .help = "transformer/*.safetensors or qwen_image_bf16.safetensors"},
+// Of numbers that shapes alone tell, so that no config.json is needed.
+Detection tiny_text_encoder() {
+  return detection_of("text_encoder", "disk",
+                      TextEncoderConfig{.layers = 2,
+                                        .width = 48,
+                                        .heads = 2,
+                                        .kv_heads = 1,
+                                        .head_dim = 128,
+                                        .mlp_width = 80,
+                                        .vocabulary = 512,
+                                        .window = 0,
+                                        .windowed = {false, false},
+                                        .rope_theta = 1e6,
+                                        .eps = 1e-6});
+}
+
+Detection tiny_vae() {
+  return detection_of("vae", "diffusers",
+                      CausalVaeConfig{.channels = 16,
+                                      .widths = {8, 16, 32, 32},
+                                      .base_width = 8,
+                                      .res_blocks = 2,
+                                      .temporal = {false, true, true},
+                                      .mean = atelier::shared::kCausalVaeMean,
+                                      .std = atelier::shared::kCausalVaeStd});
+}
+
+Detection tiny_dit() {
+  return detection_of("dit", "diffusers",
+                      DitConfig{.layers = 2,
+                                .width = 64,
+                                .heads = 2,
+                                .head_dim = 32,
+                                .mlp_width = 256,
+                                .text_width = 48,
+                                .channels = 16,
+                                .axes = {4, 14, 14}});
+}
+
+constexpr ComponentRow kRows[] = {
+    {.spec = {.name = "tokenizer",
+              .role = "tokenizer",
+              .phases = {.encode = true},
+              .help = "folder tokenizer/: tokenizer.json, or vocab.json and merges.txt"}},
+    {.spec = {.name = "text_encoder",
+              .role = "text_encoder",
+              .phases = {.encode = true},
+              .help = "Qwen2.5-VL 7B: text_encoder/*.safetensors or qwen_2.5_vl_7b.safetensors"},
+     .detect = detect_text_encoder,
+     .config_fields = text_encoder_fields,
+     .weight_map = text_encoder_map,
+     .make = make_part<TextEncoder, TextEncoderConfig>,
+     .tiny = tiny_text_encoder,
+     .tokenizer = "tokenizer"},
+    {.spec = {.name = "vae",
+              .role = "vae",
+              .phases = {.encode = true, .decode = true},
+              .help = "vae/*.safetensors or qwen_image_vae.safetensors"},
+     .detect = detect_vae,
+     .config_fields = vae_fields,
+     .weight_map = atelier::shared::causal_vae_map,
+     .make = make_part<CausalVae, CausalVaeConfig>,
+     .tiny = tiny_vae},
+    {.spec = {.name = "dit",
+              .role = "dit",
+              .phases = {.denoise = true},
+              .help = "transformer/*.safetensors or qwen_image_bf16.safetensors"},
+     .detect = detect_dit,
+     .config_fields = dit_fields,
+     .weight_map = dit_map,
+     .make = make_part<Dit, DitConfig>,
+     .tiny = tiny_dit},
 };
 
 constexpr InputSpec kInputs[] = {
@@ -84,25 +145,14 @@ constexpr ScheduleDefaults kTrainingSchedule = {
     .shift = {.kind = SigmaShift::Kind::kConstant, .value = 2.225540928492468},
     .terminal_sigma = 0.02};
 
-class Family final : public atelier::ModelFamily {
+class Family final : public atelier::ComponentFamily {
  public:
+  Family() : ComponentFamily(kRows, kVariants) {}
+
   std::string_view name() const override { return "qwen_image"; }
   std::string_view help() const override { return "Qwen-Image and Qwen-Image-2512: text to image"; }
-  std::span<const ComponentSpec> components() const override { return kComponents; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
-
-  std::optional<Detection> detect(const atelier::TensorIndex& checkpoint,
-                                  const atelier::DetectHint& hint) const override {
-    return qwen_image::detect(checkpoint, hint);
-  }
-  atelier::ConfigFields config_fields(const Detection& part) const override {
-    return qwen_image::config_fields(part);
-  }
-  atelier::WeightMap weight_map(const Detection& part) const override {
-    return qwen_image::weight_map(part);
-  }
-
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 
   atelier::LoraTargets lora_targets(const Detection&) const override {
@@ -118,43 +168,7 @@ class Family final : public atelier::ModelFamily {
 
   std::unique_ptr<atelier::Model> make_model(std::span<const Detection> parts,
                                              const atelier::ModelOptions& options) const override {
-    return std::make_unique<QwenImage>(parts, options);
-  }
-
-  // Of numbers that shapes alone tell, so that no config.json is needed.
-  std::vector<Detection> tiny_parts() const override {
-    return {to_detection(TextEncoderConfig{.layers = 2,
-                                           .width = 48,
-                                           .heads = 2,
-                                           .kv_heads = 1,
-                                           .head_dim = 128,
-                                           .mlp_width = 80,
-                                           .vocabulary = 512,
-                                           .window = 0,
-                                           .windowed = {false, false},
-                                           .rope_theta = 1e6,
-                                           .eps = 1e-6}),
-            to_detection(VaeConfig{.channels = 16,
-                                   .widths = {8, 16, 32, 32},
-                                   .base_width = 8,
-                                   .res_blocks = 2,
-                                   .temporal = {false, true, true},
-                                   .mean = kLatentMean,
-                                   .std = kLatentStd}),
-            to_detection(DitConfig{.layers = 2,
-                                   .width = 64,
-                                   .heads = 2,
-                                   .head_dim = 32,
-                                   .mlp_width = 256,
-                                   .text_width = 48,
-                                   .channels = 16,
-                                   .axes = {4, 14, 14}})};
-  }
-
-  atelier::Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
-                                             at::ScalarType dtype) const override {
-    return {{"prompt_embeds",
-             at::randn({tokens, dit_config(denoiser).text_width}, at::kFloat).to(dtype)}};
+    return std::make_unique<QwenImage>(rows(), parts, options);
   }
 };
 

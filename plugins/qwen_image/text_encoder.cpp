@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/nn/waves.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -78,7 +79,7 @@ class TextLayer final : public atelier::Block {
 };
 
 TextEncoder::TextEncoder(const TextEncoderConfig& c)
-    : Module(nullptr, "text_encoder"),
+    : atelier::TextEncoder(nullptr, "text_encoder"),
       config_(c),
       embed_tokens_(this, "embed_tokens", c.vocabulary, c.width),
       norm_(this, "norm", c.width, c.eps) {
@@ -89,39 +90,25 @@ TextEncoder::TextEncoder(const TextEncoderConfig& c)
 
 TextEncoder::~TextEncoder() = default;
 
-std::vector<atelier::Block*> TextEncoder::blocks() {
-  std::vector<atelier::Block*> result;
-  for (const auto& layer : layers_) result.push_back(layer.get());
-  return result;
-}
-
 at::Tensor TextEncoder::forward(const at::Tensor& ids_N, const Segments& rows,
                                 atelier::BlockRunner& runner) {
   at::Tensor x = embed_tokens_.forward(ids_N);
 
   // Without pictures all three axes of a position count up together, so one angle per pair of
   // channels is enough.
-  std::vector<at::Tensor> positions;
-  for (int64_t s = 0; s < rows.count(); ++s)
-    positions.push_back(at::arange(rows.length(s), at::kFloat));
-  const at::Tensor exponent =
-      at::arange(0, config_.head_dim, 2, at::kFloat) / static_cast<double>(config_.head_dim);
-  const at::Tensor angle =
-      at::outer(at::cat(positions), at::reciprocal(at::pow(config_.rope_theta, exponent)));
-  const at::Tensor cos = at::cos(angle).to(x.device()), sin = at::sin(angle).to(x.device());
-
+  const auto [cos, sin] =
+      atelier::nn::row_waves(rows, config_.head_dim, config_.rope_theta, x.device());
   for (const auto& layer : layers_) x = runner.run(*layer, {x, cos, sin, rows.tensor()})[0];
   return norm_.forward(x);
 }
 
 // The beginning alone has 34 tokens with the published tokenizer.
-PromptTemplate::PromptTemplate(std::shared_ptr<const atelier::text::Tokenizer> tokenizer)
-    : tokenizer_(std::move(tokenizer)),
-      skip_(static_cast<int64_t>(tokenizer_->encode(kBefore).size())) {}
+PromptTemplate::PromptTemplate(const atelier::text::Tokenizer& tokenizer)
+    : tokenizer_(tokenizer), skip_(std::ssize(tokenizer.encode(kBefore))) {}
 
 std::vector<int64_t> PromptTemplate::tokens(std::string_view prompt) const {
   for (const std::string_view mark : {"<|im_start|>", "<|im_end|>"}) {
-    if (!tokenizer_->id(mark)) {
+    if (!tokenizer_.id(mark)) {
       throw Error(ErrorCode::kInvalidArgument, "the tokenizer has no token " + std::string(mark),
                   "pass the tokenizer folder that is published with the model");
     }
@@ -130,7 +117,7 @@ std::vector<int64_t> PromptTemplate::tokens(std::string_view prompt) const {
   // template.
   std::string whole(kBefore);
   whole.append(prompt.empty() ? " " : prompt).append(kAfter);
-  return tokenizer_->encode(whole);
+  return tokenizer_.encode(whole);
 }
 
 }  // namespace qwen_image

@@ -6,9 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "atelier/block.h"
+#include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
-#include "atelier/segments.h"
 #include "atelier/text/tokenizer.h"
 
 #include "config.h"
@@ -17,18 +16,17 @@ namespace qwen_image {
 
 class TextLayer;
 
-class TextEncoder final : public atelier::nn::Module {
+class TextEncoder final : public atelier::TextEncoder {
  public:
   explicit TextEncoder(const TextEncoderConfig& config);
   ~TextEncoder() override;
 
-  // ids: int64 [N], samples packed by `rows`. Returns [N, D], behind the last norm, in compute
-  // dtype.
+  // Behind the last norm.
   at::Tensor forward(const at::Tensor& ids_N, const atelier::Segments& rows,
-                     atelier::BlockRunner& runner);
+                     atelier::BlockRunner& runner) override;
 
-  std::vector<atelier::Block*> blocks();
-  const TextEncoderConfig& config() const { return config_; }
+  int64_t vocabulary() const override { return config_.vocabulary; }
+  int64_t width() const override { return config_.width; }
 
  private:
   TextEncoderConfig config_;
@@ -42,9 +40,8 @@ inline constexpr int64_t kLongestPrompt = 1024;  // tokens behind the template's
 // The text-to-image template, with prompts in it. Immutable, and safe to use from several threads.
 class PromptTemplate {
  public:
-  explicit PromptTemplate(std::shared_ptr<const atelier::text::Tokenizer> tokenizer);
+  explicit PromptTemplate(const atelier::text::Tokenizer& tokenizer);  // outlives this
 
-  const atelier::text::Tokenizer& tokenizer() const { return *tokenizer_; }
   // Tokens of the template before the prompt, whose embeddings are dropped.
   int64_t skip() const { return skip_; }
   // Of the whole template; an empty prompt stands for one space. Throws Error{kInvalidArgument}
@@ -52,7 +49,7 @@ class PromptTemplate {
   std::vector<int64_t> tokens(std::string_view prompt) const;
 
  private:
-  std::shared_ptr<const atelier::text::Tokenizer> tokenizer_;
+  const atelier::text::Tokenizer& tokenizer_;
   int64_t skip_;
 };
 

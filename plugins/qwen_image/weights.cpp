@@ -3,10 +3,6 @@
 #include <string>
 #include <string_view>
 
-#include "atelier/error.h"
-
-#include "vae.h"
-
 namespace qwen_image {
 
 using atelier::Detection;
@@ -62,7 +58,9 @@ constexpr std::string_view kTextWeights[] = {
     "norm.weight",
 };
 
-WeightMap dit_map() {
+}  // namespace
+
+WeightMap dit_map(const Detection&) {
   WeightMap map;
   for (const std::string_view layer : kDitLinears) {
     for (const char* weight : {".weight", ".bias"}) {
@@ -75,8 +73,8 @@ WeightMap dit_map() {
   return map;
 }
 
-WeightMap text_map(const std::string& spelling) {
-  const bool disk = spelling == "disk";
+WeightMap text_encoder_map(const Detection& part) {
+  const bool disk = part.spelling == "disk";
   const std::string stem = disk ? "model." : "model.language_model.";
   WeightMap map;
   for (const std::string_view weight : kTextWeights) {
@@ -85,79 +83,6 @@ WeightMap text_map(const std::string& spelling) {
   map.push_back({"lm_head.weight"});
   map.push_back({disk ? "visual.*" : "model.visual.*"});
   return map;
-}
-
-struct Renamed {
-  std::string_view from, to;
-};
-
-std::string replaced(std::string name, std::string_view from, std::string_view to) {
-  if (const size_t at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
-  return name;
-}
-
-// The original spelling of a VAE weight. `per_block` entries are in one block of the decoder, its
-// upsampler included.
-std::string original_name(const std::string& path, int64_t per_block) {
-  static constexpr Renamed kTop[] = {
-      {"encoder.conv_in.", "encoder.conv1."},   {"decoder.conv_in.", "decoder.conv1."},
-      {"encoder.conv_out.", "encoder.head.2."}, {"decoder.conv_out.", "decoder.head.2."},
-      {"encoder.norm_out.", "encoder.head.0."}, {"decoder.norm_out.", "decoder.head.0."},
-      {"post_quant_conv.", "conv2."},           {"quant_conv.", "conv1."},
-  };
-  static constexpr Renamed kStems[] = {
-      {".mid_block.resnets.0.", ".middle.0."},
-      {".mid_block.attentions.0.", ".middle.1."},
-      {".mid_block.resnets.1.", ".middle.2."},
-      {"encoder.down_blocks.", "encoder.downsamples."},
-  };
-  static constexpr Renamed kInBlock[] = {
-      {".norm1.", ".residual.0."}, {".conv1.", ".residual.2."},       {".norm2.", ".residual.3."},
-      {".conv2.", ".residual.6."}, {".conv_shortcut.", ".shortcut."},
-  };
-  for (const auto& [from, to] : kTop) {
-    if (path.starts_with(from)) return replaced(path, from, to);
-  }
-  std::string name = path;
-  for (const auto& [from, to] : kStems) name = replaced(name, from, to);
-  for (const auto& [from, to] : kInBlock) name = replaced(name, from, to);
-
-  // The decoder's blocks and their upsamplers are numbered through: up_blocks.1.resnets.2 is
-  // upsamples.6.
-  constexpr std::string_view kUp = "decoder.up_blocks.";
-  if (!name.starts_with(kUp)) return name;
-  size_t end = 0;
-  const int64_t block = std::stoll(name.substr(kUp.size()), &end);
-  std::string rest = name.substr(kUp.size() + end);
-  int64_t entry = per_block - 1;  // the upsampler
-  if (constexpr std::string_view kRes = ".resnets."; rest.starts_with(kRes)) {
-    rest.erase(0, kRes.size());
-    entry = std::stoll(rest, &end);
-    rest.erase(0, end);
-  } else {
-    rest.erase(0, std::string_view(".upsamplers.0").size());
-  }
-  return "decoder.upsamples." + std::to_string(block * per_block + entry) + rest;
-}
-
-WeightMap vae_map(const Detection& part) {
-  const VaeConfig config = vae_config(part);
-  Vae vae(config);
-  WeightMap map;
-  vae.visit_weights([&](const std::string& path, atelier::Weight&) {
-    map.push_back(
-        {part.spelling == "original" ? original_name(path, config.res_blocks + 2) : path, path});
-  });
-  return map;
-}
-
-}  // namespace
-
-WeightMap weight_map(const Detection& part) {
-  if (part.component == "dit") return dit_map();
-  if (part.component == "text_encoder") return text_map(part.spelling);
-  if (part.component == "vae") return vae_map(part);
-  throw atelier::Error(atelier::ErrorCode::kInternal, "no weight table for " + part.component);
 }
 
 }  // namespace qwen_image

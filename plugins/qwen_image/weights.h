@@ -1,5 +1,5 @@
-// The names of published checkpoints. Weights of this family's modules are called as diffusers
-// calls them.
+// The names of published checkpoints. Weights of this family's modules are called as diffusers and
+// transformers call them.
 #pragma once
 
 #include "atelier/model_family.h"
@@ -7,6 +7,7 @@
 namespace qwen_image {
 
 // See ModelFamily::weight_map.
-atelier::WeightMap weight_map(const atelier::Detection& part);
+atelier::WeightMap dit_map(const atelier::Detection& part);
+atelier::WeightMap text_encoder_map(const atelier::Detection& part);
 
 }  // namespace qwen_image

@@ -292,7 +292,7 @@ TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[det
   expect_error(ErrorCode::kUnsupported, "qwen-image-edit-2511", [&] {
     family().detect(index, {.component = {}, .variant = "qwen-image-edit-2511"});
   });
-  expect_error(ErrorCode::kInvalidArgument, "\\u001b",
+  expect_error(ErrorCode::kInvalidArgument, "\\x1b",
                [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
 }
 

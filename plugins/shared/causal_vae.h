@@ -1,0 +1,76 @@
+// The causal video autoencoder: 8 pixels a latent cell along each side, 4 frames a latent frame
+// after the first. Of a single frame every convolution needs its last temporal slice alone, and
+// what works between frames nothing: pictures are encoded and decoded as such. Clips are not, so
+// far.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/component_model.h"
+
+namespace atelier::shared {
+
+struct CausalVaeConfig {
+  int64_t channels;               // of the latents
+  std::vector<int64_t> widths;    // of each level, finest first
+  int64_t base_width;             // behind the encoder's first convolution
+  int64_t res_blocks;             // of an encoder level; a decoder level has one more
+  std::vector<bool> temporal;     // whether the step after level i halves the frames too
+  std::vector<double> mean, std;  // of the latents, per channel
+
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("channels", channels), fields("widths", widths), fields("base_width", base_width);
+    fields("res_blocks", res_blocks), fields("temporal", temporal);
+    fields("latents_mean", mean), fields("latents_std", std);
+  }
+};
+
+// Mean and standard deviation of the 16 published latent channels.
+extern const std::vector<double> kCausalVaeMean, kCausalVaeStd;
+
+// Where a checkpoint holds such an autoencoder, and for pictures of how many channels.
+struct CausalVaeFile {
+  std::string prefix;
+  bool is_original;  // spelling "original" (encoder.downsamples.0.…) and not "diffusers"
+  int64_t image_channels;
+};
+std::optional<CausalVaeFile> find_causal_vae(const TensorIndex& checkpoint);
+
+// The detection of what was found, as the component "vae". Throws Error{kUnsupported} when its
+// pictures do not have three channels.
+Detection detect_causal_vae(const TensorIndex& checkpoint, const CausalVaeFile& file);
+
+// See ModelFamily. The classes that diffusers gives it are the family's.
+ConfigFields causal_vae_fields(const Detection& part, std::vector<ConfigValue> class_names);
+WeightMap causal_vae_map(const Detection& part);
+
+class CausalConv;
+class CausalVaeHalf;
+
+// Weights are called as diffusers calls them.
+class CausalVae final : public Autoencoder {
+ public:
+  explicit CausalVae(const CausalVaeConfig& config);
+  ~CausalVae() override;
+
+  // The mean of the latents, normalised. T is 1.
+  at::Tensor encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const override;
+  at::Tensor decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) const override;
+
+  int64_t channels() const override { return config_.channels; }
+  int64_t spatial_stride() const override { return int64_t{1} << (config_.widths.size() - 1); }
+
+ private:
+  CausalVaeConfig config_;
+  std::unique_ptr<CausalVaeHalf> encoder_;
+  std::unique_ptr<CausalConv> quant_conv_, post_quant_conv_;
+  std::unique_ptr<CausalVaeHalf> decoder_;
+};
+
+}  // namespace atelier::shared
