@@ -303,7 +303,9 @@ Json inspect_tokenizer(const std::string& path) {
   Json out;
   out["path"] = path;
   out["kind"] = "tokenizer";
-  out["tokens"] = plugins::guard("tokenizer", [&] { return text::Tokenizer::load(path)->size(); });
+  // How a text is split does not change how many tokens there are.
+  out["tokens"] = plugins::guard(
+      "tokenizer", [&] { return text::Tokenizer::load(path, text::ByteLevelRules{})->size(); });
   return out;
 }
 

@@ -66,7 +66,7 @@ class Message {
   }
 
   [[noreturn]] void fail(const std::string& message, const char* tag = "SP_WIRE") const {
-    throw ParseError(tag, message, "use the tokenizer.model that is published with the model",
+    throw ParseError(tag, message, "use the tokenizer file that is published with the model",
                      start_ + at_);
   }
 
@@ -151,7 +151,7 @@ void read_normalizer(Message fields, SentencePieceModel& model) {
 }
 
 [[noreturn]] void refuse(const std::string& message) {
-  throw ParseError("SP_PIECE", message, "use the tokenizer.model that is published with the model");
+  throw ParseError("SP_PIECE", message, "use the tokenizer file that is published with the model");
 }
 
 bool is_in_text(PieceType type) {
@@ -194,54 +194,6 @@ void check_pieces(SentencePieceModel& model) {
 
 }  // namespace
 
-CharsMap::CharsMap(std::string_view bytes) {
-  const auto check = [](bool is_good, const char* message) {
-    if (is_good) return;
-    throw ParseError("SP_CHARSMAP", std::string("precompiled_charsmap ") + message,
-                     "use the tokenizer.model that is published with the model");
-  };
-  check(bytes.size() > 4, "is cut off");
-  const uint32_t length = Message::little_endian(bytes);
-  bytes.remove_prefix(4);
-  check(length > 0 && length % 4 == 0 && length < bytes.size(), "has a trie of another length");
-  units_.resize(length / 4);
-  for (size_t i = 0; i < units_.size(); ++i) {
-    units_[i] = Message::little_endian(bytes.substr(4 * i, 4));
-  }
-  replacements_ = bytes.substr(length);
-  check(replacements_.back() == '\0', "does not end a replacement");
-  check(find_invalid_utf8(replacements_) == std::string_view::npos, "is not UTF-8");
-}
-
-std::optional<uint32_t> CharsMap::unit(uint32_t at) const {
-  if (at >= units_.size()) return std::nullopt;
-  return units_[at];
-}
-
-std::optional<CharsMap::Match> CharsMap::longest_match(std::string_view text) const {
-  constexpr uint32_t kLabel = (1U << 31) | 0xFFU, kValue = (1U << 31) - 1;
-  const auto offset = [](uint32_t unit) { return (unit >> 10) << ((unit & (1U << 9)) >> 6); };
-  const auto has_value = [](uint32_t unit) { return ((unit >> 8) & 1U) != 0; };
-  if (units_.empty()) return std::nullopt;
-  size_t length = 0;
-  uint32_t value = 0;
-  uint32_t at = offset(units_[0]);
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<uint8_t>(text[i]);
-    at ^= byte;
-    const std::optional<uint32_t> node = unit(at);
-    if (!node || (*node & kLabel) != byte) break;
-    at ^= offset(*node);
-    if (!has_value(*node)) continue;
-    const std::optional<uint32_t> leaf = unit(at);
-    if (!leaf || (*leaf & kValue) >= replacements_.size()) break;
-    length = i + 1;
-    value = *leaf & kValue;
-  }
-  if (length == 0) return std::nullopt;
-  return Match{length, std::string_view(replacements_.c_str() + value)};
-}
-
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes) {
   if (const auto pointer = find_git_lfs_pointer(bytes, "SP_")) throw *pointer;
   SentencePieceModel model;
@@ -271,6 +223,11 @@ std::optional<uint8_t> byte_of_piece(std::string_view text) {
     value = value * 16 + static_cast<unsigned>(is_digit ? c - '0' : c - 'A' + 10);
   }
   return static_cast<uint8_t>(value);
+}
+
+std::string piece_of_byte(uint8_t byte) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  return std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + '>';
 }
 
 }  // namespace atelier::formats

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/chars_map.h"
 #include "formats/parse_error.h"
 
 namespace atelier::formats {
@@ -15,33 +16,12 @@ enum class PieceType : uint8_t { kNormal = 1, kUnknown, kControl, kUserDefined, 
 
 struct SentencePiece {
   std::string text;  // UTF-8, not empty; "<0x0A>" where it stands for a byte
-  float score = 0;   // finite; the largest is merged first
+  // Finite. Byte-pair models merge the largest first, of unigram models it is a log-probability.
+  float score = 0;
   PieceType type = PieceType::kNormal;
 };
 
 enum class SentencePieceKind : uint8_t { kUnigram = 1, kBpe, kWord, kChar };
-
-// The compiled rules of a normalizer: what a beginning of the text becomes.
-class CharsMap {
- public:
-  struct Match {
-    size_t length;                 // bytes of the text, more than 0
-    std::string_view replacement;  // may be empty
-  };
-
-  CharsMap() = default;  // no rules
-  // Throws ParseError: SP_CHARSMAP.
-  explicit CharsMap(std::string_view bytes);
-
-  // The longest beginning of `text` that has a rule.
-  std::optional<Match> longest_match(std::string_view text) const;
-
- private:
-  std::optional<uint32_t> unit(uint32_t at) const;
-
-  std::vector<uint32_t> units_;  // a double array: a trie over bytes
-  std::string replacements_;     // each ends with NUL
-};
 
 struct SentencePieceModel {
   std::vector<SentencePiece> pieces;  // a piece's place is its id
@@ -61,7 +41,8 @@ struct SentencePieceModel {
 // SP_CHARSMAP.
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes);
 
-// The byte that "<0x0A>" stands for.
+// The byte that "<0x0A>" stands for, and the other way round.
 std::optional<uint8_t> byte_of_piece(std::string_view text);
+std::string piece_of_byte(uint8_t byte);
 
 }  // namespace atelier::formats

@@ -138,7 +138,7 @@ void ComponentModel::check_parts() {
 void ComponentModel::load_tokenizer(const ComponentRow& row, const ModelOptions& options) {
   const auto file = options.files.find(row.tokenizer);
   if (file == options.files.end()) return;
-  const auto tokenizer = text::Tokenizer::load(file->second);
+  const auto tokenizer = text::Tokenizer::load(file->second, row.tokenizer_rules);
   const nn::Module* module = find(row.spec.name)->module.get();
   const auto* encoder = dynamic_cast<const TextEncoder*>(module);
   if (encoder && tokenizer->size() > encoder->vocabulary()) {

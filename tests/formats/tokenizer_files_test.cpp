@@ -31,6 +31,16 @@ std::string tag_of_added(const std::string& added) {
   return tag_of(tokenizer(kVocab, "[]", "\"added_tokens\":" + added + ","));
 }
 
+const BpeModel& bpe(const TokenizerFiles& files) {
+  return std::get<BpeModel>(files.model);
+}
+
+// A tokenizer.json whose model is of the given pieces; `rest` goes before the model.
+std::string unigram(const std::string& pieces, const std::string& options = R"(,"unk_id":0)",
+                    const std::string& rest = "") {
+  return "{" + rest + R"("model":{"type":"Unigram","vocab":)" + pieces + options + "}}";
+}
+
 bool same_merges(const std::vector<BpeMerge>& merges) {
   return merges.size() == 2 && merges[0].left == 0 && merges[0].right == 1 &&
          merges[0].joined == 3 && merges[1].left == 3 && merges[1].right == 2 &&
@@ -42,12 +52,12 @@ bool same_merges(const std::vector<BpeMerge>& merges) {
 TEST_CASE("tokenizer.json is read in both spellings of merges", "[tokenizer]") {
   for (const char* merges :
        {R"(["a b","ab c"])", R"([["a","b"],["ab","c"]])", R"(["a b",["ab","c"]])"}) {
-    const BpeFiles files = parse_tokenizer_json(tokenizer(kVocab, merges));
-    CHECK(same_merges(files.merges));
-    REQUIRE(files.tokens.size() == 5);
-    CHECK(files.tokens[3].text == "ab");
-    CHECK(files.tokens[4].text == "abc");
-    CHECK(files.tokens[4].id == 5);
+    const TokenizerFiles files = parse_tokenizer_json(tokenizer(kVocab, merges));
+    CHECK(same_merges(bpe(files).merges));
+    REQUIRE(bpe(files).tokens.size() == 5);
+    CHECK(bpe(files).tokens[3].text == "ab");
+    CHECK(bpe(files).tokens[4].text == "abc");
+    CHECK(bpe(files).tokens[4].id == 5);
     CHECK(files.has_pipeline);
     CHECK(files.normalizers.empty());
     CHECK(files.pre_tokenizer.empty());
@@ -55,21 +65,21 @@ TEST_CASE("tokenizer.json is read in both spellings of merges", "[tokenizer]") {
 }
 
 TEST_CASE("The order of fields in tokenizer.json does not matter", "[tokenizer]") {
-  const BpeFiles files = parse_tokenizer_json(
+  const TokenizerFiles files = parse_tokenizer_json(
       R"({"model":{"merges":["a b","ab c"],"ignore_merges":true,"byte_fallback":true,"unk_token":"a",)"
       R"("end_of_word_suffix":"</w>","dropout":null,"continuing_subword_prefix":"","vocab":)" +
       std::string(kVocab) + R"(},"version":"1.0","truncation":{"model":{"vocab":[1]}}})");
-  CHECK(same_merges(files.merges));
-  CHECK(files.ignore_merges);
-  CHECK(files.byte_fallback);
-  CHECK(files.unk_token == "a");
-  CHECK(files.end_of_word_suffix == "</w>");
+  CHECK(same_merges(bpe(files).merges));
+  CHECK(bpe(files).ignore_merges);
+  CHECK(bpe(files).byte_fallback);
+  CHECK(bpe(files).unk_token == "a");
+  CHECK(bpe(files).end_of_word_suffix == "</w>");
   // Old files name no type.
   CHECK(tag_of(R"({"model":{"vocab":{"a":0},"merges":[]}})") == "accepted");
 }
 
 TEST_CASE("Added tokens, normalizer and pre-tokenizer come along", "[tokenizer]") {
-  const BpeFiles files = parse_tokenizer_json(tokenizer(
+  const TokenizerFiles files = parse_tokenizer_json(tokenizer(
       kVocab, R"(["a b"])",
       R"("added_tokens":[)"
       R"({"id":8,"content":"<two>","single_word":true,"lstrip":true,"rstrip":true,"normalized":true,"special":false},)"
@@ -102,7 +112,7 @@ TEST_CASE("Added tokens, normalizer and pre-tokenizer come along", "[tokenizer]"
   CHECK(files.pre_tokenizer[2].type == "ByteLevel");
   CHECK_FALSE(files.pre_tokenizer[2].use_regex);
   CHECK_FALSE(files.pre_tokenizer[2].add_prefix_space);
-  const BpeFiles plain = parse_tokenizer_json(
+  const TokenizerFiles plain = parse_tokenizer_json(
       tokenizer(kVocab, "[]", R"("normalizer":null,"pre_tokenizer":{"type":"ByteLevel"},)"));
   REQUIRE(plain.pre_tokenizer.size() == 1);
   CHECK(plain.pre_tokenizer[0].use_regex);
@@ -168,7 +178,8 @@ TEST_CASE("Tokenizers of another kind are named", "[tokenizer]") {
   CHECK(tag_of(R"({"model":[]})") == "TOK_FORM");
   CHECK(tag_of(R"({"model":{"type":"BPE"}})") == "TOK_FORM");
   CHECK(tag_of(R"({"model":{"type":"BPE","vocab":1,"merges":[]}})") == "TOK_FORM");
-  CHECK(tag_of(R"({"model":{"type":"Unigram","vocab":[["a",-1.5]]}})") == "TOK_KIND");
+  CHECK(tag_of(R"({"model":{"type":"Unigram","vocab":{"a":0}}})") == "TOK_FORM");
+  CHECK(tag_of(R"({"model":{"type":"BPE","vocab":[["a",0]],"merges":[]}})") == "TOK_FORM");
   CHECK(tag_of(R"({"model":{"type":"WordPiece","vocab":{"a":0}}})") == "TOK_KIND");
   CHECK(tag_of(R"({"model":{"vocab":{"a":0}}})") == "TOK_KIND");
   CHECK(tag_of(R"({"model":{"vocab":{"a":0},"merges":[],"continuing_subword_prefix":"##"}})") ==
@@ -188,16 +199,91 @@ TEST_CASE("Tokenizers of another kind are named", "[tokenizer]") {
         "TOK_DEPTH");
 }
 
+TEST_CASE("A unigram model is read with its pipeline", "[tokenizer]") {
+  const TokenizerFiles files = parse_tokenizer_json(unigram(
+      R"([["<unk>",0],["a",-1.5],["\u2581b",-2],["a",-0.0]])",
+      R"(,"unk_id":0,"byte_fallback":true)",
+      R"("added_tokens":[{"id":0,"content":"<unk>","special":true},{"id":7,"content":"<x>"}],)"
+      R"("normalizer":{"type":"Sequence","normalizers":[)"
+      R"({"type":"Precompiled","precompiled_charsmap":"BAAAAAAAAAB4AA=="},)"
+      R"({"type":"Strip","strip_left":false,"strip_right":true},)"
+      R"({"type":"Replace","pattern":{"Regex":" {2,}"},"content":"\u2581"}]},)"
+      R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"WhitespaceSplit"},)"
+      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"first","split":false}]},)"));
+  const auto& model = std::get<UnigramModel>(files.model);
+  REQUIRE(model.pieces.size() == 4);
+  CHECK(model.pieces[1].text == "a");
+  CHECK(model.pieces[1].score == -1.5);
+  CHECK(model.pieces[2].text == "\u2581b");
+  CHECK(model.unknown == 0);
+  CHECK(model.byte_fallback);
+  CHECK(files.added_tokens.size() == 2);
+  REQUIRE(files.normalizers.size() == 3);
+  CHECK_FALSE(files.normalizers[1].strips_left);
+  CHECK(files.normalizers[1].strips_right);
+  CHECK(files.normalizers[2].pattern_is_regex);
+  REQUIRE(files.pre_tokenizer.size() == 2);
+  CHECK(files.pre_tokenizer[1].replacement == "\u2581");
+  CHECK(files.pre_tokenizer[1].prepend_scheme == "first");
+  CHECK_FALSE(files.pre_tokenizer[1].splits);
+}
+
+TEST_CASE("Unigram models that are wrong are refused", "[tokenizer]") {
+  const std::string good = R"([["<unk>",0],["a",-1.5]])";
+  CHECK(tag_of(unigram(good)) == "accepted");
+  CHECK(tag_of(unigram(good, "")) == "TOK_KIND");
+  CHECK(tag_of(unigram(good, R"(,"unk_id":null)")) == "TOK_KIND");
+  for (const char* id : {"2", "-1", "0.5", "\"0\"", "4294967296"}) {
+    CHECK(tag_of(unigram(good, std::string(",\"unk_id\":") + id)) == "TOK_ID");
+  }
+  CHECK(tag_of(unigram(good, R"(,"unk_id":0,"byte_fallback":1)")) == "TOK_FORM");
+  for (const char* piece : {"1", "null", "\"a\"", "{}", "[]", R"(["a"])", "[1]", R"([1,"a"])",
+                            R"(["a","b"])", R"(["a",1,2])", R"(["a",1,"b"])", R"(["",1])",
+                            R"(["a",null])", R"(["a",[1]])", R"(["a",{}])", R"(["a",true])"}) {
+    CAPTURE(piece);
+    CHECK(tag_of(unigram(std::string(R"([["<unk>",0],)") + piece + "]")) == "TOK_PIECE");
+  }
+  const ParseError error =
+      error_of([] { parse_tokenizer_json(unigram(R"([["<unk>",0],["a"]])")); });
+  CHECK(std::string(error.what()).find("piece 1 ") != std::string::npos);
+  CHECK(tag_of(R"({"model":{"vocab":[["a",0]],"vocab":[["b",0]],"unk_id":0}})") ==
+        "JSON_DUPLICATE_KEY");
+
+  const auto with = [&](const char* rest) { return tag_of(unigram(good, R"(,"unk_id":0)", rest)); };
+  CHECK(with(R"("added_tokens":[{"id":1,"content":"b"}],)") == "TOK_ID");
+  CHECK(with(R"("added_tokens":[{"id":2,"content":"a"}],)") == "TOK_ID");
+  CHECK(with(R"("added_tokens":[{"id":2,"content":"b"}],)") == "accepted");
+  for (const char* text : {"BAA", "BAAA=", "BA==BAAA", "B\u00e4AA", "BAAAAAAAAAB4AA=", "===="}) {
+    CAPTURE(text);
+    const std::string rest =
+        std::string(R"("normalizer":{"type":"Precompiled","precompiled_charsmap":")") + text +
+        "\"},";
+    CHECK(with(rest.c_str()) == "TOK_FORM");
+  }
+  CHECK(with(R"("normalizer":{"type":"Precompiled"},)") == "SP_CHARSMAP");
+  CHECK(with(R"("normalizer":{"type":"Precompiled","precompiled_charsmap":"BAAAAAAAAAB4eA=="},)") ==
+        "SP_CHARSMAP");
+  CHECK(with(R"("pre_tokenizer":{"type":"Metaspace"},)") == "TOK_FORM");
+  CHECK(with(R"("pre_tokenizer":{"type":"Metaspace","replacement":"ab"},)") == "TOK_FORM");
+}
+
+TEST_CASE("A unigram tokenizer.json cut short is refused wherever it ends", "[tokenizer]") {
+  const std::string whole = unigram(R"([["<unk>",0],["a",-1.5],["\u00e9",-2e0]])");
+  for (size_t size = 0; size < whole.size(); ++size) {
+    CHECK(tag_of(whole.substr(0, size)) != "accepted");
+  }
+}
+
 TEST_CASE("vocab.json and merges.txt are read with what stands beside them", "[tokenizer]") {
-  const BpeFiles files = parse_bpe_files(
+  const TokenizerFiles files = parse_bpe_files(
       kVocab, "#version: 0.2\na b\r\n\nab c\n",
       R"({"tokenizer_class":"SomeTokenizer","add_prefix_space":false,"eos_token":"<e>",)"
       R"("additional_special_tokens":["<s>"],"pad_token":{"content":"<p>"},"model_max_length":1e30,)"
       R"("added_tokens_decoder":{"10":{"content":"<e>","special":true,"lstrip":false,"normalized":false},)"
       R"("9":{"content":"<n>","lstrip":true}}})",
       R"({"<s>":11,"<e>":10,"<plain>":12,"<p>":13})");
-  CHECK(same_merges(files.merges));
-  CHECK(files.tokens.size() == 5);
+  CHECK(same_merges(bpe(files).merges));
+  CHECK(bpe(files).tokens.size() == 5);
   CHECK_FALSE(files.has_pipeline);
   CHECK(files.tokenizer_class == "SomeTokenizer");
   CHECK(files.add_prefix_space == false);
@@ -212,7 +298,7 @@ TEST_CASE("vocab.json and merges.txt are read with what stands beside them", "[t
   CHECK_FALSE(files.added_tokens[3].is_special);
   CHECK(files.added_tokens[3].is_normalized);
   CHECK(files.added_tokens[4].is_special);
-  CHECK(same_merges(parse_bpe_files(kVocab, "a b\nab c").merges));
+  CHECK(same_merges(bpe(parse_bpe_files(kVocab, "a b\nab c")).merges));
 }
 
 TEST_CASE("Errors of the older layout name the file and the line", "[tokenizer]") {
@@ -269,15 +355,15 @@ TEST_CASE("A vocabulary of published size is read whole", "[tokenizer]") {
     merges_text += whole.substr(0, whole.size() - 1) + " " + whole.substr(whole.size() - 1) + "\n";
   }
   const std::string vocab_text = vocab.dump();
-  const BpeFiles one = parse_tokenizer_json(tokenizer(vocab_text, merges.dump()));
-  const BpeFiles two = parse_bpe_files(vocab_text, merges_text);
-  for (const BpeFiles* files : {&one, &two}) {
-    REQUIRE(files->tokens.size() == 150'000);
-    REQUIRE(files->merges.size() == 149'990);
-    CHECK(files->tokens[123'456].text == "123456");
-    CHECK(files->merges[123'446].joined == 123'456);
-    CHECK(files->merges[123'446].left == 12'345);
-    CHECK(files->merges[123'446].right == 6);
+  const TokenizerFiles one = parse_tokenizer_json(tokenizer(vocab_text, merges.dump()));
+  const TokenizerFiles two = parse_bpe_files(vocab_text, merges_text);
+  for (const TokenizerFiles* files : {&one, &two}) {
+    REQUIRE(bpe(*files).tokens.size() == 150'000);
+    REQUIRE(bpe(*files).merges.size() == 149'990);
+    CHECK(bpe(*files).tokens[123'456].text == "123456");
+    CHECK(bpe(*files).merges[123'446].joined == 123'456);
+    CHECK(bpe(*files).merges[123'446].left == 12'345);
+    CHECK(bpe(*files).merges[123'446].right == 6);
   }
 }
 

@@ -1,11 +1,13 @@
 #include "fuzz/entries.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "formats/chars_map.h"
 #include "formats/csv.h"
 #include "formats/elf_note.h"
 #include "formats/escape.h"
@@ -67,22 +69,50 @@ uint64_t wanted_bytes(std::string_view text) {
   return std::min<uint64_t>(largest, uint64_t{1} << 62);
 }
 
-void check_bpe(const BpeFiles& files) {
-  std::unordered_set<uint32_t> ids;
-  for (size_t i = 0; i < files.tokens.size(); ++i) {
-    promise(files.tokens[i].id < kMaxTokens, "ids are bounded");
-    promise(i == 0 || files.tokens[i - 1].id < files.tokens[i].id, "tokens come by rising id");
-    ids.insert(files.tokens[i].id);
+// The rules come from `bytes`, and are looked for in its beginning.
+void check_chars_map(const CharsMap& rules, std::string_view bytes) {
+  for (std::string_view text = bytes.substr(0, 512); !text.empty(); text.remove_prefix(1)) {
+    const auto longest = rules.longest_match(text), shortest = rules.shortest_match(text);
+    promise(longest.has_value() == shortest.has_value(), "a longest match is a match");
+    if (!longest) continue;
+    promise(shortest->length > 0 && shortest->length <= longest->length &&
+                longest->length <= text.size(),
+            "a rule takes part of the text");
+    promise(longest->replacement.size() < bytes.size(), "a replacement comes from the file");
   }
-  for (const BpeMerge& merge : files.merges) {
+}
+
+void check_bpe(const BpeModel& model) {
+  std::unordered_set<uint32_t> ids;
+  for (size_t i = 0; i < model.tokens.size(); ++i) {
+    promise(model.tokens[i].id < kMaxTokens, "ids are bounded");
+    promise(i == 0 || model.tokens[i - 1].id < model.tokens[i].id, "tokens come by rising id");
+    ids.insert(model.tokens[i].id);
+  }
+  for (const BpeMerge& merge : model.merges) {
     promise(ids.contains(merge.left) && ids.contains(merge.right) && ids.contains(merge.joined),
             "merges are of tokens");
   }
+}
+
+void check_unigram(const UnigramModel& model) {
+  promise(model.unknown < model.pieces.size() && model.pieces.size() <= kMaxTokens,
+          "the unknown piece is one of them");
+  for (const UnigramModel::Piece& piece : model.pieces) {
+    promise(!piece.text.empty() && std::isfinite(piece.score), "pieces have text and score");
+    promise(find_invalid_utf8(piece.text) == std::string_view::npos, "a piece is UTF-8");
+  }
+}
+
+void check_tokenizer(const TokenizerFiles& files, std::string_view bytes) {
+  if (const auto* bpe = std::get_if<BpeModel>(&files.model)) check_bpe(*bpe);
+  if (const auto* unigram = std::get_if<UnigramModel>(&files.model)) check_unigram(*unigram);
   for (size_t i = 0; i < files.added_tokens.size(); ++i) {
     const AddedToken& added = files.added_tokens[i];
     promise(added.id < kMaxTokens && !added.text.empty(), "added tokens have id and text");
     promise(i == 0 || files.added_tokens[i - 1].id < added.id, "added tokens come by rising id");
   }
+  for (const NormalizerStep& step : files.normalizers) check_chars_map(step.chars_map, bytes);
 }
 
 }  // namespace
@@ -128,7 +158,7 @@ void fuzz_shard_index(std::string_view bytes) {
 void fuzz_tokenizer(std::string_view bytes) {
   try {
     if (bytes.find('\0') == std::string_view::npos) {
-      check_bpe(parse_tokenizer_json(bytes));
+      check_tokenizer(parse_tokenizer_json(bytes), bytes);
       return;
     }
     std::vector<std::string_view> parts;
@@ -140,7 +170,7 @@ void fuzz_tokenizer(std::string_view bytes) {
     const auto optional = [&](size_t i) {
       return parts[i].empty() ? std::nullopt : std::optional(parts[i]);
     };
-    check_bpe(parse_bpe_files(parts[0], parts[1], optional(2), optional(3)));
+    check_tokenizer(parse_bpe_files(parts[0], parts[1], optional(2), optional(3)), parts[0]);
   } catch (const ParseError& error) {
     check_error(error);
   }
@@ -160,12 +190,7 @@ void fuzz_sentencepiece(std::string_view bytes) {
               "a piece for a byte says which");
     }
     promise(num_bytes == (model.byte_fallback ? 256U : 0U), "all bytes have pieces, or none");
-    for (std::string_view text = bytes.substr(0, 512); !text.empty(); text.remove_prefix(1)) {
-      const auto match = model.chars_map.longest_match(text);
-      if (!match) continue;
-      promise(match->length > 0 && match->length <= text.size(), "a rule takes part of the text");
-      promise(match->replacement.size() < bytes.size(), "a replacement comes from the file");
-    }
+    check_chars_map(model.chars_map, bytes);
   } catch (const ParseError& error) {
     check_error(error);
   }

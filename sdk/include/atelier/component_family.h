@@ -12,6 +12,7 @@
 
 #include "atelier/architecture.h"
 #include "atelier/nn/module.h"
+#include "atelier/text/tokenizer.h"
 
 namespace atelier {
 
@@ -33,6 +34,8 @@ struct ComponentRow {
   std::array<const char*, 4> spellings = {};
   // Of a text encoder: the component that is its tokenizer.
   std::string_view tokenizer = {};
+  // How that one's vocab.json is split, where the family takes one; see text::Tokenizer::load.
+  std::optional<text::ByteLevelRules> tokenizer_rules = std::nullopt;
 };
 
 // ComponentRow::make of a module that is made of a struct of numbers, see architecture.h.

@@ -1,5 +1,7 @@
 #include "text/added_tokens.h"
 
+#include <utility>
+
 #include "formats/utf8.h"
 #include "text/unicode.h"
 
@@ -26,9 +28,13 @@ bool stands_alone(std::string_view text, size_t begin, size_t end) {
 
 }  // namespace
 
-void AddedTokens::add(std::string_view spelling, const formats::AddedToken& token) {
-  spellings_.add(spelling, static_cast<uint32_t>(rules_.size()));
-  rules_.push_back({token.id, token.strips_left, token.strips_right, token.is_single_word});
+AddedTokens::AddedTokens(const std::vector<Entry>& entries) {
+  std::vector<ByteTrie::Entry> spellings;
+  for (const auto& [spelling, token] : entries) {
+    spellings.emplace_back(spelling, static_cast<uint32_t>(rules_.size()));
+    rules_.push_back({token->id, token->strips_left, token->strips_right, token->is_single_word});
+  }
+  spellings_ = ByteTrie(std::move(spellings));
 }
 
 std::vector<AddedTokens::Piece> AddedTokens::cut(std::string_view text) const {

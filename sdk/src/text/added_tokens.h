@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,8 +19,14 @@ class AddedTokens {
     std::optional<uint32_t> id;  // of the added token; none: text between two
   };
 
-  // `spelling`: what is looked for, the token's text or its normalised form.
-  void add(std::string_view spelling, const formats::AddedToken& token);
+  // A token, and the spelling that is looked for: its text or its normalised form.
+  struct Entry {
+    std::string spelling;
+    const formats::AddedToken* token;
+  };
+
+  AddedTokens() = default;
+  explicit AddedTokens(const std::vector<Entry>& entries);
 
   // Cuts valid UTF-8. At each place the longest token wins, from left to right.
   std::vector<Piece> cut(std::string_view text) const;

@@ -8,6 +8,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/sentencepiece_model.h"
 #include "formats/utf8.h"
 
 namespace atelier::text {
@@ -27,41 +28,40 @@ std::array<std::string, 256> byte_spellings() {
 
 // "<0x0A>"
 std::array<std::string, 256> byte_names() {
-  constexpr std::string_view kDigits = "0123456789ABCDEF";
   std::array<std::string, 256> names;
   for (uint32_t byte = 0; byte < 256; ++byte) {
-    names[byte] = std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + '>';
+    names[byte] = formats::piece_of_byte(static_cast<uint8_t>(byte));
   }
   return names;
 }
 
 }  // namespace
 
-Bpe::Bpe(const formats::BpeFiles& files, const TokenIds& vocabulary, Alphabet alphabet)
+Bpe::Bpe(const formats::BpeModel& model, const TokenIds& vocabulary, Alphabet alphabet)
     : vocabulary_(vocabulary),
-      merges_(std::bit_ceil(2 * files.merges.size() + 2)),
+      merges_(std::bit_ceil(2 * model.merges.size() + 2)),
       hash_key_((uint64_t{std::random_device{}()} << 32) | std::random_device{}()),
       byte_spellings_(alphabet == Alphabet::kBytes ? byte_spellings() : byte_names()),
       alphabet_(alphabet),
-      ignores_merges_(files.ignore_merges) {
-  if (!files.end_of_word_suffix.empty()) {
+      ignores_merges_(model.ignore_merges) {
+  if (!model.end_of_word_suffix.empty()) {
     throw Error(
         ErrorCode::kUnsupported,
-        "the end of a word is spelled " + formats::quote_and_escape(files.end_of_word_suffix, 40),
+        "the end of a word is spelled " + formats::quote_and_escape(model.end_of_word_suffix, 40),
         "only vocabularies without such a suffix can be read");
   }
-  find_bytes(files);
-  for (size_t rank = 0; rank < files.merges.size(); ++rank) {
-    const formats::BpeMerge& merge = files.merges[rank];
+  find_bytes(model);
+  for (size_t rank = 0; rank < model.merges.size(); ++rank) {
+    const formats::BpeMerge& merge = model.merges[rank];
     const uint64_t pair = uint64_t{merge.left} << 32 | merge.right;
     merges_[find(pair)] = {pair, static_cast<uint32_t>(rank), merge.joined};
   }
 }
 
-void Bpe::find_bytes(const formats::BpeFiles& files) {
+void Bpe::find_bytes(const formats::BpeModel& model) {
   uint32_t unknown = kNone;
-  if (files.unk_token) {
-    const auto it = vocabulary_.find(*files.unk_token);
+  if (model.unk_token) {
+    const auto it = vocabulary_.find(*model.unk_token);
     if (it != vocabulary_.end()) unknown = it->second;
   }
   size_t num_missing = 0;
@@ -80,7 +80,7 @@ void Bpe::find_bytes(const formats::BpeFiles& files) {
   }
   const bool is_byte_level = alphabet_ == Alphabet::kBytes;
   const bool needs_all =
-      !is_byte_level || files.byte_fallback || (files.unk_token && unknown == kNone);
+      !is_byte_level || model.byte_fallback || (model.unk_token && unknown == kNone);
   if (num_missing > 0 && needs_all) {
     throw Error(ErrorCode::kUnsupported,
                 "the vocabulary lacks " + std::to_string(num_missing) +

@@ -42,7 +42,7 @@ class Bpe {
   };
 
   // `vocabulary` must outlive this object. Throws Error{kUnsupported} or Error{kDataLoss}.
-  Bpe(const formats::BpeFiles& files, const TokenIds& vocabulary, Alphabet alphabet);
+  Bpe(const formats::BpeModel& model, const TokenIds& vocabulary, Alphabet alphabet);
 
   // Appends the tokens of one word, valid UTF-8, in O(n log n) of its length, which is below 2^31
   // bytes.
@@ -57,7 +57,7 @@ class Bpe {
     uint32_t joined = 0;
   };
 
-  void find_bytes(const formats::BpeFiles& files);
+  void find_bytes(const formats::BpeModel& model);
   void add_symbol(uint32_t id, Scratch& scratch) const;
   void split(std::string_view word, Scratch& scratch) const;
   void merge_all(Scratch& scratch) const;

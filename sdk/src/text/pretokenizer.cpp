@@ -9,6 +9,8 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/utf8.h"
+#include "text/unicode.h"
 
 namespace atelier::text {
 
@@ -178,9 +180,11 @@ void SplitPattern::split(std::string_view text, std::vector<std::string_view>& p
 namespace {
 
 [[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kUnsupported, "pre_tokenizer: " + message,
-              "splits by known patterns and then ByteLevel can be read, or splits behind a text",
-              "TOK_KIND");
+  throw Error(
+      ErrorCode::kUnsupported, "pre_tokenizer: " + message,
+      "splits by known patterns and then ByteLevel can be read, or splits behind a text or at "
+      "white space and then Metaspace",
+      "TOK_KIND");
 }
 
 std::string step_name(size_t place, const formats::PreTokenizerStep& step) {
@@ -203,6 +207,20 @@ void split_behind(std::string_view text, std::string_view end,
   }
 }
 
+// Takes white space out, and appends what is between.
+void split_at_spaces(std::string_view text, std::vector<std::string_view>& parts) {
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const formats::Utf8Char c = formats::decode_utf8(text, at);
+    if (is_space(c.code_point)) {
+      if (begin < at) parts.push_back(text.substr(begin, at - begin));
+      begin = at + c.length;
+    }
+    at += c.length;
+  }
+  if (begin < text.size()) parts.push_back(text.substr(begin));
+}
+
 }  // namespace
 
 Pretokenizer::Pretokenizer(const std::vector<formats::PreTokenizerStep>& steps)
@@ -217,6 +235,14 @@ Pretokenizer::Pretokenizer(const std::vector<formats::PreTokenizerStep>& steps)
 void Pretokenizer::read_literal(const std::vector<formats::PreTokenizerStep>& steps) {
   for (size_t i = 0; i < steps.size(); ++i) {
     const formats::PreTokenizerStep& step = steps[i];
+    if (step.type == "WhitespaceSplit") {
+      ends_.emplace_back();
+      continue;
+    }
+    if (step.type == "Metaspace" && i + 1 == steps.size()) {
+      read_metaspace(step);
+      continue;
+    }
     if (step.type != "Split") refuse(step_name(i, step) + ", without ByteLevel at the end");
     if (step.behavior != "MergedWithPrevious" || step.is_inverted) refuse(behavior_name(step));
     if (step.pattern_is_regex || step.pattern.empty()) {
@@ -224,6 +250,18 @@ void Pretokenizer::read_literal(const std::vector<formats::PreTokenizerStep>& st
              ", without ByteLevel at the end");
     }
     ends_.push_back(step.pattern);
+  }
+}
+
+void Pretokenizer::read_metaspace(const formats::PreTokenizerStep& step) {
+  metaspace_ = {step.replacement, Prepend::kAlways, step.splits};
+  if (step.prepend_scheme == "never") {
+    metaspace_->prepend = Prepend::kNever;
+  } else if (step.prepend_scheme == "first" && ends_.empty()) {
+    metaspace_->prepend = Prepend::kFirst;
+  } else if (step.prepend_scheme != "always") {
+    refuse("Metaspace with prepend_scheme " + formats::quote_and_escape(step.prepend_scheme, 40) +
+           (ends_.empty() ? "" : " behind a split"));
   }
 }
 
@@ -244,38 +282,65 @@ void Pretokenizer::read_byte_level(const std::vector<formats::PreTokenizerStep>&
   if (steps.back().use_regex) last_split_.emplace_back(SplitPattern::kByteLevel);
 }
 
-void Pretokenizer::for_each_word(std::string_view text,
-                                 const std::function<void(std::string_view)>& use) const {
-  std::vector<std::string_view> parts{text};
-  std::vector<std::string_view> finer;
-  for (const std::string& end : ends_) {
+// What the splits make of a text.
+std::vector<std::string_view> Pretokenizer::cut(std::string_view text) const {
+  std::vector<std::string_view> parts{text}, finer;
+  const auto split_all = [&](const auto& split) {
     finer.clear();
-    for (const std::string_view part : parts) split_behind(part, end, finer);
-    parts.swap(finer);
-  }
-  const auto split_all = [&](const SplitPattern& pattern) {
-    finer.clear();
-    for (const std::string_view part : parts) pattern.split(part, finer);
+    for (const std::string_view part : parts) split(part);
     parts.swap(finer);
   };
-  for (const SplitPattern& pattern : splits_) split_all(pattern);
-
-  if (!add_prefix_space_) {
-    for (const SplitPattern& pattern : last_split_) split_all(pattern);
-    for (const std::string_view word : parts) use(word);
-    return;
+  for (const std::string& end : ends_) {
+    split_all([&](std::string_view part) {
+      end.empty() ? split_at_spaces(part, finer) : split_behind(part, end, finer);
+    });
   }
+  for (const SplitPattern& pattern : splits_)
+    split_all([&](std::string_view part) { pattern.split(part, finer); });
+  return parts;
+}
+
+void Pretokenizer::for_each_spaced_word(const std::vector<std::string_view>& parts,
+                                        bool begins_text,
+                                        const std::function<void(std::string_view)>& use) const {
+  const auto& [replacement, prepend, splits] = *metaspace_;
+  const bool prepends = prepend == Prepend::kAlways || (prepend == Prepend::kFirst && begins_text);
   std::string spaced;
+  for (const std::string_view part : parts) {
+    spaced.clear();
+    if (prepends && !part.starts_with(' ') && !part.starts_with(replacement)) spaced = replacement;
+    for (const char c : part) {
+      if (c == ' ') {
+        spaced += replacement;
+      } else {
+        spaced += c;
+      }
+    }
+    for (std::string_view rest = spaced; !rest.empty();) {
+      const size_t end = splits ? rest.find(replacement, 1) : std::string::npos;
+      use(rest.substr(0, end));
+      rest.remove_prefix(std::min(end, rest.size()));
+    }
+  }
+}
+
+void Pretokenizer::for_each_word(std::string_view text, bool begins_text,
+                                 const std::function<void(std::string_view)>& use) const {
+  if (text.empty()) return;
+  const std::vector<std::string_view> parts = cut(text);
+  if (metaspace_) return for_each_spaced_word(parts, begins_text, use);
+  std::string spaced;
+  std::vector<std::string_view> words;
   for (std::string_view part : parts) {
-    if (!part.starts_with(' ')) {
+    if (add_prefix_space_ && !part.starts_with(' ')) {
       spaced.assign(" ");
       spaced += part;
       part = spaced;
     }
-    finer.clear();
-    if (last_split_.empty()) finer.push_back(part);
-    for (const SplitPattern& pattern : last_split_) pattern.split(part, finer);
-    for (const std::string_view word : finer) use(word);
+    words.clear();
+    if (last_split_.empty()) words.push_back(part);
+    for (const SplitPattern& pattern : last_split_) pattern.split(part, words);
+    for (const std::string_view word : words) use(word);
   }
 }
 

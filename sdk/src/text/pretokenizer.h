@@ -1,9 +1,10 @@
-// Cuts text into the words inside which a byte-pair tokenizer merges.
+// Cuts text into the words that a tokenizer's model sees one at a time.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,22 +35,38 @@ class SplitPattern {
 class Pretokenizer {
  public:
   // Throws Error{kUnsupported} for steps other than known splits with one ByteLevel at the end, or
-  // without it splits behind a literal text.
+  // without it splits behind a literal text and at white space, and one Metaspace at the end.
   explicit Pretokenizer(const std::vector<formats::PreTokenizerStep>& steps);
 
   // Whether words are spelled in bytes: there is a ByteLevel step.
   bool is_byte_level() const { return is_byte_level_; }
+  // Whether the beginning of the whole text counts: for_each_word() reads `begins_text`.
+  bool has_first_word() const { return metaspace_ && metaspace_->prepend == Prepend::kFirst; }
 
   // Calls `use` for each word, in order; the view is valid during the call.
-  void for_each_word(std::string_view text,
+  void for_each_word(std::string_view text, bool begins_text,
                      const std::function<void(std::string_view word)>& use) const;
 
  private:
+  enum class Prepend { kAlways, kFirst, kNever };
+  // Spaces become another character, which is put in front too and begins words.
+  struct Metaspace {
+    std::string replacement;
+    Prepend prepend;
+    bool splits;
+  };
+
   void read_byte_level(const std::vector<formats::PreTokenizerStep>& steps);
   void read_literal(const std::vector<formats::PreTokenizerStep>& steps);
+  void read_metaspace(const formats::PreTokenizerStep& step);
+  std::vector<std::string_view> cut(std::string_view text) const;
+  void for_each_spaced_word(const std::vector<std::string_view>& parts, bool begins_text,
+                            const std::function<void(std::string_view)>& use) const;
 
   bool is_byte_level_;
-  std::vector<std::string> ends_;  // a word ends behind each of these; not byte-level
+  // A word ends behind each of these, or at white space where it is empty; not byte-level.
+  std::vector<std::string> ends_;
+  std::optional<Metaspace> metaspace_;
   std::vector<SplitPattern> splits_;
   bool add_prefix_space_ = false;
   std::vector<SplitPattern> last_split_;  // after the prefix space; none or one

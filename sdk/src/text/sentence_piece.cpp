@@ -1,6 +1,7 @@
 #include "text/sentence_piece.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "atelier/error.h"
 
@@ -15,28 +16,19 @@ using formats::SentencePieceKind;
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
 
-const char* name_of(SentencePieceKind kind) {
-  switch (kind) {
-    case SentencePieceKind::kUnigram:
-      return "unigram";
-    case SentencePieceKind::kBpe:
-      return "byte-pair";
-    case SentencePieceKind::kWord:
-      return "word";
-    default:
-      return "character";
-  }
-}
-
 }  // namespace
 
-SentencePieceBpe::SentencePieceBpe(formats::SentencePieceModel model) : model_(std::move(model)) {
-  if (model_.kind != SentencePieceKind::kBpe) {
-    throw Error(ErrorCode::kUnsupported,
-                std::string("a SentencePiece model of the ") + name_of(model_.kind) + " kind",
-                "models of the byte-pair kind can be read", "TOK_KIND");
+SentencePieceEncoder::SentencePieceEncoder(formats::SentencePieceModel model)
+    : model_(std::move(model)) {
+  if (model_.kind != SentencePieceKind::kBpe && model_.kind != SentencePieceKind::kUnigram) {
+    const bool is_word = model_.kind == SentencePieceKind::kWord;
+    throw Error(
+        ErrorCode::kUnsupported,
+        std::string("a SentencePiece model of the ") + (is_word ? "word" : "character") + " kind",
+        "models of the byte-pair and the unigram kind can be read", "TOK_KIND");
   }
   pieces_.reserve(model_.pieces.size());
+  std::vector<ByteTrie::Entry> symbols;
   for (uint32_t id = 0; id < model_.pieces.size(); ++id) {
     const formats::SentencePiece& piece = model_.pieces[id];
     const bool is_in_text = piece.type == PieceType::kNormal ||
@@ -44,12 +36,34 @@ SentencePieceBpe::SentencePieceBpe(formats::SentencePieceModel model) : model_(s
                             piece.type == PieceType::kUnused;
     (is_in_text ? pieces_ : reserved_).emplace(piece.text, id);
     if (is_in_text) longest_ = std::max(longest_, piece.text.size());
-    if (piece.type == PieceType::kUserDefined) symbols_.add(piece.text, id);
+    if (piece.type == PieceType::kUserDefined) symbols.emplace_back(piece.text, id);
     if (piece.type == PieceType::kByte) byte_ids_[*formats::byte_of_piece(piece.text)] = id;
   }
+  symbols_ = ByteTrie(std::move(symbols));
+  if (model_.kind == SentencePieceKind::kUnigram) unigram_ = make_unigram();
 }
 
-std::optional<int64_t> SentencePieceBpe::id(std::string_view piece) const {
+// Scores as SentencePiece 0.2.3 makes them: a symbol of the user is better than any cut of it where
+// the scores of pieces are log-probabilities.
+Unigram SentencePieceEncoder::make_unigram() const {
+  constexpr float kUnknownPenalty = 10.0F, kSymbolBonus = 0.1F;
+  float lowest = std::numeric_limits<float>::max();
+  std::vector<Unigram::Piece> pieces;
+  for (uint32_t id = 0; id < model_.pieces.size(); ++id) {
+    const auto& [text, score, type] = model_.pieces[id];
+    if (type == PieceType::kNormal) {
+      pieces.push_back({text, id, score});
+      lowest = std::min(lowest, score);
+    } else if (type == PieceType::kUserDefined) {
+      pieces.push_back({text, id, kSymbolBonus * static_cast<float>(text.size() - 1)});
+    }
+  }
+  Unigram::Rules rules{model_.unknown, lowest - kUnknownPenalty, /*is_single_precision=*/true};
+  if (model_.byte_fallback) rules.byte_ids = byte_ids_;
+  return {pieces, rules};
+}
+
+std::optional<int64_t> SentencePieceEncoder::id(std::string_view piece) const {
   for (const TokenIds* ids : {&reserved_, &pieces_}) {
     if (const auto it = ids->find(piece); it != ids->end()) return it->second;
   }
@@ -57,7 +71,8 @@ std::optional<int64_t> SentencePieceBpe::id(std::string_view piece) const {
 }
 
 // What the beginning of `text`, which is not empty, becomes, and how many bytes that takes.
-std::pair<std::string_view, size_t> SentencePieceBpe::normalize_first(std::string_view text) const {
+std::pair<std::string_view, size_t> SentencePieceEncoder::normalize_first(
+    std::string_view text) const {
   if (const auto symbol = symbols_.longest_match(text)) {
     return {text.substr(0, symbol->length), symbol->length};
   }
@@ -68,7 +83,7 @@ std::pair<std::string_view, size_t> SentencePieceBpe::normalize_first(std::strin
   return {c.valid ? text.substr(0, c.length) : kReplacement, c.length};
 }
 
-std::string SentencePieceBpe::normalize(std::string_view text) const {
+std::string SentencePieceEncoder::normalize(std::string_view text) const {
   const bool trims = model_.remove_extra_whitespaces;
   const std::string_view space = model_.escape_whitespaces ? kSpace : " ";
   std::string result;
@@ -99,12 +114,12 @@ std::string SentencePieceBpe::normalize(std::string_view text) const {
     if (!first.empty()) follows_space = trims && first.ends_with(' ');
     text.remove_prefix(length);
   }
-  while (trims && result.ends_with(space)) result.resize(result.size() - space.size());
+  while (trims && result.ends_with(space)) result.erase(result.size() - space.size());
   if (model_.whitespace_as_suffix) add_dummy();
   return result;
 }
 
-void SentencePieceBpe::cut(std::string_view text, Work& work) const {
+void SentencePieceEncoder::cut(std::string_view text, Work& work) const {
   while (!text.empty()) {
     const auto symbol = symbols_.longest_match(text);
     const size_t length = symbol ? symbol->length : formats::decode_utf8(text, 0).length;
@@ -116,7 +131,7 @@ void SentencePieceBpe::cut(std::string_view text, Work& work) const {
   if (!work.symbols.empty()) work.symbols.back().next = kNone;
 }
 
-void SentencePieceBpe::find_merge(Work& work, uint32_t left, uint32_t right) const {
+void SentencePieceEncoder::find_merge(Work& work, uint32_t left, uint32_t right) const {
   if (left == kNone || right == kNone) return;
   const Symbol &a = work.symbols[left], &b = work.symbols[right];
   const size_t length = a.text.size() + b.text.size();
@@ -129,7 +144,7 @@ void SentencePieceBpe::find_merge(Work& work, uint32_t left, uint32_t right) con
   if (found.type == PieceType::kUnused) work.parts[joined] = {a.text, b.text};
 }
 
-void SentencePieceBpe::merge_all(Work& work) const {
+void SentencePieceEncoder::merge_all(Work& work) const {
   auto& [symbols, queue, parts] = work;
   for (uint32_t at = 1; at < symbols.size(); ++at) find_merge(work, at - 1, at);
   std::make_heap(queue.begin(), queue.end());
@@ -156,8 +171,8 @@ void SentencePieceBpe::merge_all(Work& work) const {
 
 // A piece that is not for use is taken apart again, down to pieces that are. Characters without a
 // piece are bytes, or one token for all that follow each other.
-void SentencePieceBpe::append(std::string_view piece, const Work& work, bool& follows_unknown,
-                              std::vector<int64_t>& ids) const {
+void SentencePieceEncoder::append(std::string_view piece, const Work& work, bool& follows_unknown,
+                                  std::vector<int64_t>& ids) const {
   std::vector<std::string_view> left{piece};  // the next one last
   while (!left.empty()) {
     const std::string_view text = left.back();
@@ -180,9 +195,10 @@ void SentencePieceBpe::append(std::string_view piece, const Work& work, bool& fo
   }
 }
 
-void SentencePieceBpe::append_tokens(std::string_view text, std::vector<int64_t>& ids) const {
+void SentencePieceEncoder::append_tokens(std::string_view text, std::vector<int64_t>& ids) const {
   const std::string normalized = normalize(text);
   if (normalized.empty()) return;
+  if (unigram_) return unigram_->append_tokens(normalized, ids);
   Work work;
   cut(normalized, work);
   merge_all(work);

@@ -1,4 +1,4 @@
-// Cuts text into the pieces of a SentencePiece model, by byte-pair merges.
+// Cuts text into the pieces of a SentencePiece model.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,19 @@
 #include "formats/sentencepiece_model.h"
 #include "text/bpe.h"
 #include "text/byte_trie.h"
+#include "text/unigram.h"
 
 namespace atelier::text {
 
 // Immutable after construction.
-class SentencePieceBpe {
+class SentencePieceEncoder {
  public:
-  // Throws Error{kUnsupported} when the model is not one of merges.
-  explicit SentencePieceBpe(formats::SentencePieceModel model);
+  // Throws Error{kUnsupported} when the model is neither byte-pair nor unigram.
+  explicit SentencePieceEncoder(formats::SentencePieceModel model);
 
-  // Appends the pieces of any bytes, fewer than 2^29, in O(n log n); a byte that is not UTF-8
-  // counts as U+FFFD. Symbols of the model's user are cut out; control symbols are plain text.
+  // Appends the pieces of any bytes, fewer than 2^29; a byte that is not UTF-8 counts as U+FFFD.
+  // Symbols of the model's user are cut out; control symbols are plain text. Takes O(n log n) for
+  // merges, and O(n) for a unigram model whose pieces are bounded.
   void append_tokens(std::string_view text, std::vector<int64_t>& ids) const;
 
   // The id of one piece, control symbols and bytes included.
@@ -54,6 +56,7 @@ class SentencePieceBpe {
     std::unordered_map<std::string_view, std::pair<std::string_view, std::string_view>> parts;
   };
 
+  Unigram make_unigram() const;
   std::string normalize(std::string_view text) const;
   std::pair<std::string_view, size_t> normalize_first(std::string_view text) const;
   void cut(std::string_view text, Work& work) const;
@@ -67,7 +70,8 @@ class SentencePieceBpe {
   TokenIds reserved_;  // control symbols, bytes, and what is unknown
   ByteTrie symbols_;   // of the user
   std::array<uint32_t, 256> byte_ids_{};
-  size_t longest_ = 0;  // bytes of a piece
+  size_t longest_ = 0;              // bytes of a piece
+  std::optional<Unigram> unigram_;  // none: merges
 };
 
 }  // namespace atelier::text

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <utility>
 #include <variant>
 
@@ -19,6 +20,7 @@
 #include "text/pretokenizer.h"
 #include "text/sentence_piece.h"
 #include "text/unicode.h"
+#include "text/unigram.h"
 
 namespace atelier::text {
 namespace {
@@ -75,40 +77,40 @@ Error to_error(const formats::ParseError& e, const fs::path& folder, std::string
   return Error(code, place + ": " + message, e.hint, e.tag);
 }
 
-// The pipeline that vocab.json and merges.txt leave to the class of the tokenizer.
-void add_pipeline_of_class(formats::BpeFiles& files) {
+// Adds the pipeline that vocab.json and merges.txt do not hold.
+void add_pipeline(formats::TokenizerFiles& files, const std::optional<ByteLevelRules>& rules) {
+  const auto unsupported = [](const std::string& message) {
+    return Error(ErrorCode::kUnsupported, message, "save it as tokenizer.json", "TOK_KIND");
+  };
+  if (!rules) throw unsupported("vocab.json and merges.txt do not say how the text is split");
   std::string_view name = files.tokenizer_class;
   if (name.ends_with("Fast")) name.remove_suffix(4);
-  formats::PreTokenizerStep bytes;
-  bytes.type = "ByteLevel";
-  bytes.add_prefix_space = files.add_prefix_space.value_or(false);
-  if (name == "GPT2Tokenizer") {
-    bytes.use_regex = true;
-    files.pre_tokenizer = {bytes};
-  } else if (name == "Qwen2Tokenizer") {
-    files.normalizers.emplace_back().type = "NFC";
-    formats::PreTokenizerStep split{.type = "Split",
-                                    .pattern = std::string(SplitPattern::kSingleDigits),
-                                    .pattern_is_regex = true,
-                                    .behavior = "Isolated"};
-    files.pre_tokenizer = {split, bytes};
-  } else {
-    const std::string what =
-        name.empty() ? "no tokenizer_class"
-                     : "tokenizer_class " + formats::quote_and_escape(files.tokenizer_class);
-    throw Error(ErrorCode::kUnsupported,
-                "tokenizer_config.json: " + what + " says how the text is split",
-                "vocab.json and merges.txt are read for Qwen2Tokenizer and GPT2Tokenizer; save "
-                "others as tokenizer.json",
-                "TOK_KIND");
+  if (!rules->tokenizer_class.empty() && name != rules->tokenizer_class) {
+    throw unsupported(
+        "tokenizer_config.json: " +
+        (name.empty() ? "no tokenizer_class"
+                      : "tokenizer_class " + formats::quote_and_escape(files.tokenizer_class)) +
+        ", " + std::string(rules->tokenizer_class) + " is expected");
   }
 
-  // Both classes cut this token out, also where no file lists it as an added one.
-  constexpr std::string_view kEnd = "<|endoftext|>";
-  const auto is_listed = [&](const formats::AddedToken& t) { return t.text == kEnd; };
-  if (std::any_of(files.added_tokens.begin(), files.added_tokens.end(), is_listed)) return;
-  for (const formats::BpeToken& token : files.tokens) {
-    if (token.text != kEnd) continue;
+  if (rules->nfc) files.normalizers.emplace_back().type = "NFC";
+  if (rules->single_digits) {
+    formats::PreTokenizerStep& split = files.pre_tokenizer.emplace_back();
+    split.type = "Split";
+    split.pattern = SplitPattern::kSingleDigits;
+    split.pattern_is_regex = true;
+    split.behavior = "Isolated";
+  }
+  formats::PreTokenizerStep& bytes = files.pre_tokenizer.emplace_back();
+  bytes.type = "ByteLevel";
+  bytes.add_prefix_space = files.add_prefix_space.value_or(false);
+  bytes.use_regex = !rules->single_digits;
+
+  for (const formats::BpeToken& token : std::get<formats::BpeModel>(files.model).tokens) {
+    const auto& wanted = rules->added_tokens;
+    if (std::find(wanted.begin(), wanted.end(), token.text) == wanted.end()) continue;
+    const auto is_same = [&](const formats::AddedToken& t) { return t.text == token.text; };
+    if (std::any_of(files.added_tokens.begin(), files.added_tokens.end(), is_same)) continue;
     files.added_tokens.push_back({.id = token.id, .text = token.text, .is_special = true});
   }
 }
@@ -132,7 +134,8 @@ fs::path find_place(const fs::path& given) {
   return given;
 }
 
-std::variant<formats::BpeFiles, formats::SentencePieceModel> read_tokenizer(const fs::path& place) {
+std::variant<formats::TokenizerFiles, formats::SentencePieceModel> read_tokenizer(
+    const fs::path& place) {
   if (fs::is_directory(place)) {
     const std::string vocab = read_file(place / "vocab.json");
     const std::string merges = read_file(place / "merges.txt");
@@ -163,22 +166,28 @@ struct Tokenizer::Impl {
 };
 
 // tokenizer.json, or vocab.json with merges.txt.
-class __attribute__((visibility("hidden"))) Tokenizer::BpePipeline final : public Tokenizer::Impl {
+class __attribute__((visibility("hidden"))) Tokenizer::Pipeline final : public Tokenizer::Impl {
  public:
-  explicit BpePipeline(const formats::BpeFiles& files);
+  explicit Pipeline(const formats::TokenizerFiles& files);
   void append_tokens(std::string_view text, std::vector<int64_t>& ids) const override;
   std::optional<int64_t> id(std::string_view token) const override;
   int64_t size() const override { return size_; }
 
  private:
-  TokenIds vocabulary_;  // what merges may give
+  void read(const formats::BpeModel& model);
+  void read(const formats::UnigramModel& model);
+  void add(std::string_view token, uint32_t id, TokenIds& ids);
+  void append_words(std::string_view text, bool begins_text, std::vector<int64_t>& ids) const;
+
+  TokenIds vocabulary_;  // what the model gives
   TokenIds added_;
   int64_t size_ = 0;
   AddedTokens raw_;  // looked for in the text as it is
   Normalizer normalize_;
   AddedTokens normalized_;  // looked for after normalisation
   Pretokenizer words_;
-  std::optional<Bpe> bpe_;
+  std::optional<Bpe> bpe_;  // one of these two
+  std::optional<Unigram> unigram_;
 };
 
 // A SentencePiece model.
@@ -193,59 +202,109 @@ class __attribute__((visibility("hidden"))) Tokenizer::PiecePipeline final
   int64_t size() const override { return pieces_.size(); }
 
  private:
-  SentencePieceBpe pieces_;
+  SentencePieceEncoder pieces_;
 };
 
-Tokenizer::BpePipeline::BpePipeline(const formats::BpeFiles& files)
+Tokenizer::Pipeline::Pipeline(const formats::TokenizerFiles& files)
     : normalize_(files.normalizers), words_(files.pre_tokenizer) {
-  if (!words_.is_byte_level() && !files.byte_fallback) {
+  if (words_.has_first_word() && normalize_.strips_left()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a Metaspace of the first word behind a Strip from the left is not supported",
+                "save the tokenizer with prepend_scheme always", "TOK_KIND");
+  }
+  std::visit([this](const auto& model) { read(model); }, files.model);
+  std::vector<AddedTokens::Entry> raw, normalized;
+  for (const formats::AddedToken& token : files.added_tokens) {
+    add(token.text, token.id, added_);
+    if (token.is_normalized) {
+      normalized.push_back({normalize_(token.text), &token});
+    } else {
+      raw.push_back({token.text, &token});
+    }
+  }
+  raw_ = AddedTokens(raw);
+  normalized_ = AddedTokens(normalized);
+}
+
+void Tokenizer::Pipeline::add(std::string_view token, uint32_t id, TokenIds& ids) {
+  ids.insert_or_assign(std::string(token), id);
+  size_ = std::max(size_, int64_t{id} + 1);
+}
+
+void Tokenizer::Pipeline::read(const formats::BpeModel& model) {
+  if (!words_.is_byte_level() && !model.byte_fallback) {
     throw Error(ErrorCode::kUnsupported,
                 "the tokenizer has neither a ByteLevel step nor byte_fallback",
                 "what becomes of a character without a token is not known then", "TOK_KIND");
   }
-  vocabulary_.reserve(files.tokens.size());
-  for (const formats::BpeToken& token : files.tokens) {
-    vocabulary_.emplace(token.text, token.id);
-    size_ = std::max(size_, int64_t{token.id} + 1);
-  }
-  bpe_.emplace(files, vocabulary_,
+  vocabulary_.reserve(model.tokens.size());
+  for (const formats::BpeToken& token : model.tokens) add(token.text, token.id, vocabulary_);
+  bpe_.emplace(model, vocabulary_,
                words_.is_byte_level() ? Bpe::Alphabet::kBytes : Bpe::Alphabet::kCharacters);
-  for (const formats::AddedToken& token : files.added_tokens) {
-    added_.emplace(token.text, token.id);
-    size_ = std::max(size_, int64_t{token.id} + 1);
-    if (token.is_normalized) {
-      normalized_.add(normalize_(token.text), token);
-    } else {
-      raw_.add(token.text, token);
-    }
-  }
 }
 
-void Tokenizer::BpePipeline::append_tokens(std::string_view text, std::vector<int64_t>& ids) const {
+void Tokenizer::Pipeline::read(const formats::UnigramModel& model) {
+  constexpr double kUnknownPenalty = 10.0;
+  if (words_.is_byte_level()) {
+    throw Error(ErrorCode::kUnsupported, "a unigram model behind a ByteLevel step is not supported",
+                "unigram models are read with Metaspace", "TOK_KIND");
+  }
+  vocabulary_.reserve(model.pieces.size());
+  double lowest = std::numeric_limits<double>::max();
+  for (uint32_t id = 0; id < model.pieces.size(); ++id) {
+    add(model.pieces[id].text, id, vocabulary_);
+    lowest = std::min(lowest, model.pieces[id].score);
+  }
+  std::vector<Unigram::Piece> pieces;
+  for (uint32_t id = 0; id < model.pieces.size(); ++id) {
+    const auto& [text, score] = model.pieces[id];
+    if (vocabulary_.find(text)->second == id) pieces.push_back({text, id, score});
+  }
+  Unigram::Rules rules{model.unknown, lowest - kUnknownPenalty, /*is_single_precision=*/false};
+  if (model.byte_fallback) {
+    auto& byte_ids = rules.byte_ids.emplace();
+    for (size_t byte = 0; byte < byte_ids.size(); ++byte) {
+      const auto known = vocabulary_.find(formats::piece_of_byte(static_cast<uint8_t>(byte)));
+      byte_ids[byte] = known == vocabulary_.end() ? Unigram::kNone : known->second;
+    }
+  }
+  unigram_.emplace(pieces, rules);
+}
+
+void Tokenizer::Pipeline::append_words(std::string_view text, bool begins_text,
+                                       std::vector<int64_t>& ids) const {
+  Bpe::Scratch scratch;
+  words_.for_each_word(text, begins_text, [&](std::string_view word) {
+    bpe_ ? bpe_->append_tokens(word, scratch, ids) : unigram_->append_tokens(word, ids);
+  });
+}
+
+void Tokenizer::Pipeline::append_tokens(std::string_view text, std::vector<int64_t>& ids) const {
   std::string valid;
   if (formats::find_invalid_utf8(text) != std::string_view::npos) {
     valid = replace_invalid_utf8(text);
     text = valid;
   }
-  Bpe::Scratch scratch;
-  const auto append_word = [&](std::string_view word) { bpe_->append_tokens(word, scratch, ids); };
+  bool begins_text = true;
   for (const AddedTokens::Piece& raw : raw_.cut(text)) {
     if (raw.id) {
       ids.push_back(*raw.id);
-      continue;
-    }
-    const std::string normalized = normalize_(raw.text);
-    for (const AddedTokens::Piece& piece : normalized_.cut(normalized)) {
-      if (piece.id) {
-        ids.push_back(*piece.id);
-      } else {
-        words_.for_each_word(piece.text, append_word);
+    } else {
+      const std::string normalized = normalize_(raw.text);
+      for (const AddedTokens::Piece& piece : normalized_.cut(normalized)) {
+        if (piece.id) {
+          ids.push_back(*piece.id);
+        } else {
+          append_words(piece.text, begins_text, ids);
+        }
+        begins_text = false;
       }
     }
+    begins_text = false;
   }
 }
 
-std::optional<int64_t> Tokenizer::BpePipeline::id(std::string_view token) const {
+std::optional<int64_t> Tokenizer::Pipeline::id(std::string_view token) const {
   for (const TokenIds* ids : {&added_, &vocabulary_}) {
     if (const auto it = ids->find(token); it != ids->end()) return it->second;
   }
@@ -255,17 +314,18 @@ std::optional<int64_t> Tokenizer::BpePipeline::id(std::string_view token) const 
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
 
-std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& path) {
+std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& path,
+                                                 const std::optional<ByteLevelRules>& rules) {
   const fs::path place = find_place(path);
-  std::variant<formats::BpeFiles, formats::SentencePieceModel> files = read_tokenizer(place);
+  std::variant<formats::TokenizerFiles, formats::SentencePieceModel> files = read_tokenizer(place);
   const std::shared_ptr<Tokenizer> tokenizer(new Tokenizer);
   try {
     if (auto* model = std::get_if<formats::SentencePieceModel>(&files)) {
       tokenizer->impl_ = std::make_unique<PiecePipeline>(std::move(*model));
     } else {
-      formats::BpeFiles& bpe = std::get<formats::BpeFiles>(files);
-      if (!bpe.has_pipeline) add_pipeline_of_class(bpe);
-      tokenizer->impl_ = std::make_unique<BpePipeline>(bpe);
+      formats::TokenizerFiles& read = std::get<formats::TokenizerFiles>(files);
+      if (!read.has_pipeline) add_pipeline(read, rules);
+      tokenizer->impl_ = std::make_unique<Pipeline>(read);
     }
   } catch (const Error& e) {
     throw e.at(place.string());

@@ -167,6 +167,27 @@ std::string to_nfc(std::string_view text) {
   return composed;
 }
 
+size_t grapheme_length(std::string_view text) {
+  // Marks that Unicode 16.0 and 17.0 added are as those that utf8proc knows.
+  const auto known = [](uint32_t c) {
+    constexpr int32_t kMark = 0x300;
+    const bool is_newer =
+        c == 0x897 || (c >= 0x1ACF && c <= 0x1ADD) || (c >= 0x1AE0 && c <= 0x1AEB);
+    return is_newer ? kMark : static_cast<int32_t>(c);
+  };
+  formats::Utf8Char c = formats::decode_utf8(text, 0);
+  size_t length = c.length;
+  int32_t state = 0;
+  while (length < text.size()) {
+    const formats::Utf8Char next = formats::decode_utf8(text, length);
+    if (utf8proc_grapheme_break_stateful(known(c.code_point), known(next.code_point), &state))
+      break;
+    c = next;
+    length += c.length;
+  }
+  return length;
+}
+
 bool is_space(uint32_t c) {
   return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||

@@ -14,6 +14,9 @@ std::string replace_invalid_utf8(std::string_view text);
 // holds to: what was assigned later stays as it is. O(n log n).
 std::string to_nfc(std::string_view text);
 
+// Bytes of the extended grapheme cluster that valid UTF-8, not empty, begins with.
+size_t grapheme_length(std::string_view text);
+
 // The property White_Space.
 bool is_space(uint32_t code_point);
 

@@ -49,9 +49,11 @@ struct Model {
     for (const char* control : {"<pad>", "<eos>", "<bos>"}) add(control, kControl);
     add("<unk>", kUnknown);
   }
+  // Each piece has a lower score than the one before.
   int add(const std::string& text, int type = kNormal) {
-    // Each piece has a lower score than the one before.
-    const auto score = static_cast<float>(-size);
+    return add_scored(text, static_cast<float>(-size), type);
+  }
+  int add_scored(const std::string& text, float score, int type = kNormal) {
     std::string four(4, '\0');
     std::memcpy(four.data(), &score, 4);
     Proto piece;
@@ -173,13 +175,52 @@ TEST_CASE("A piece that is not for use is taken apart again", "[tokenizer]") {
   CHECK(tokenizer->encode("aba") == Ids{aba});
 }
 
-TEST_CASE("SentencePiece models that cannot be read are refused", "[tokenizer]") {
-  const Folder folder;
+TEST_CASE("A unigram model cuts where the sum of scores is largest", "[tokenizer]") {
   Model model;
   model.kind = 1;
-  const Error unigram = error_of(folder.write("a.model", model.bytes()));
-  CHECK(unigram.code() == ErrorCode::kUnsupported);
-  CHECK_THAT(unigram.what(), Contains("a.model") && Contains("unigram"));
+  model.byte_fallback = false;
+  const int a = model.add_scored("a", -1), b = model.add_scored("b", -1),
+            ab = model.add_scored("ab", -3), aab = model.add_scored("aab", -2.5F),
+            line = model.add_scored("<n>", -50, kUserDefined);
+  model.add_scored("abab", 5, kUnused);
+  auto tokenizer = load(model);
+  CHECK(tokenizer->encode("ab") == Ids{a, b});  // better than one piece
+  CHECK(tokenizer->encode("aab") == Ids{aab});
+  CHECK(tokenizer->encode("abab") == Ids{a, b, a, b});  // what is not for use is not used
+  CHECK(tokenizer->encode("").empty());
+  CHECK(tokenizer->id("ab") == ab);
+  // Symbols of the user win whatever their score, control symbols are text.
+  CHECK(tokenizer->encode("a<n>b") == Ids{a, line, b});
+  CHECK(tokenizer->encode("<bos>a") == Ids{3, b, 3, a});
+  // Unknown characters that follow each other are one token, or their bytes.
+  CHECK(tokenizer->encode("xya\u00e9\u00e9a") == Ids{3, a, 3, a});
+  model.byte_fallback = true;
+  const int byte = model.size;
+  CHECK(load(model)->encode("a\u00e9x") == Ids{a, byte + 0xC3, byte + 0xA9, byte + 'x'});
+}
+
+TEST_CASE("Of cuts with equal sums the one that is found first stays", "[tokenizer]") {
+  Model model;
+  model.kind = 1;
+  const int a = model.add_scored("a", -1), aa = model.add_scored("aa", -2);
+  const auto tokenizer = load(model);
+  CHECK(tokenizer->encode("aa") == Ids{aa});
+  CHECK(tokenizer->encode("aaa") == Ids{a, aa});
+  // A difference that float32 rounds away.
+  model.add_scored("b", -1.0e8F);
+  const int bb = model.add_scored("bb", -2.0e8F), c = model.add_scored("c", -0.25F);
+  CHECK(load(model)->encode("bbc") == Ids{bb, c});
+}
+
+TEST_CASE("SentencePiece models that cannot be read are refused", "[tokenizer]") {
+  const Folder folder;
+  for (const auto& [kind, name] : {std::pair(3, "word"), std::pair(4, "character")}) {
+    Model model;
+    model.kind = kind;
+    const Error error = error_of(folder.write("a.model", model.bytes()));
+    CHECK(error.code() == ErrorCode::kUnsupported);
+    CHECK_THAT(error.what(), Contains("a.model") && Contains(name));
+  }
   const Error damaged = error_of(folder.write("b.model", Model().bytes() + "\x0A\x7F"));
   CHECK(damaged.code() == ErrorCode::kDataLoss);
   CHECK_THAT(damaged.what(), Contains("b.model:byte "));
@@ -239,6 +280,74 @@ TEST_CASE("tokenizer.json with byte fallback spells spaces and bytes as it says"
   missing.erase("<0x0A>");
   CHECK(refused("/model/vocab", missing) == ErrorCode::kUnsupported);
   CHECK(refused("/normalizer/normalizers/1/pattern", {{"Regex", " "}}) == ErrorCode::kUnsupported);
+}
+
+TEST_CASE("tokenizer.json of a unigram model is read with Metaspace", "[tokenizer]") {
+  const json vocab = json::array(
+      {{"<unk>", 0}, {"\u2581", -3}, {"a", -2}, {"\u2581a", -2.5}, {"b", -4}, {"aa", -3.5}});
+  json file = {{"normalizer", nullptr},
+               {"pre_tokenizer",
+                {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}}},
+               {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}},
+               {"added_tokens", {{{"id", 6}, {"content", "<x>"}}}}};
+  const Folder folder;
+  const auto encode = [&](const std::string& text) {
+    return Tokenizer::load(folder.write("tokenizer.json", file.dump()))->encode(text);
+  };
+  CHECK(encode("a aaa") == Ids{3, 3, 5});
+  CHECK(encode("") == Ids{});
+  CHECK(encode("  a") == Ids{1, 3});
+  CHECK(encode("a<x>a") == Ids{3, 6, 3});
+  CHECK(encode("\u00e9\u00e8 b") == Ids{1, 0, 1, 4});
+  CHECK(encode("<unk>a") == Ids{1, 0, 2});  // is no added token: a piece like any other
+
+  json& scheme = file["pre_tokenizer"]["prepend_scheme"];
+  scheme = "first";
+  CHECK(encode("a<x>a") == Ids{3, 6, 2});
+  CHECK(encode("<x>a") == Ids{6, 2});
+  scheme = "never";
+  CHECK(encode("a a") == Ids{2, 3});
+  scheme = "always";
+  file["pre_tokenizer"]["split"] = false;
+  CHECK(encode("\u00e9 \u00e9") == Ids{1, 0, 1, 0});
+  file["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers", {{{"type", "WhitespaceSplit"}}, file["pre_tokenizer"]}}};
+  CHECK(encode(" a\n\u3000b ") == Ids{3, 1, 4});
+  file["normalizer"] = {
+      {"type", "Sequence"},
+      {"normalizers",
+       {{{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}},
+        {{"type", "Replace"}, {"pattern", {{"Regex", " {2,}"}}}, {"content", "b"}}}}};
+  CHECK(encode("\u2003 a   a a \n") == Ids{3, 4, 2, 3});
+
+  const auto refused = [&](const char* pointer, const json& value) {
+    json changed = file;
+    changed[json::json_pointer(pointer)] = value;
+    return error_of(folder.write("tokenizer.json", changed.dump())).code();
+  };
+  CHECK(refused("/pre_tokenizer/pretokenizers/1/prepend_scheme", "first") ==
+        ErrorCode::kUnsupported);
+  CHECK(refused("/pre_tokenizer/pretokenizers/1/prepend_scheme", "other") ==
+        ErrorCode::kUnsupported);
+  CHECK(refused("/pre_tokenizer/pretokenizers/0/type", "Metaspace") == ErrorCode::kDataLoss);
+  CHECK(refused("/pre_tokenizer", {{"type", "ByteLevel"}}) == ErrorCode::kUnsupported);
+  CHECK(refused("/model/vocab", {{"a"}}) == ErrorCode::kDataLoss);
+  CHECK(refused("/model/unk_id", nullptr) == ErrorCode::kUnsupported);
+  file["pre_tokenizer"] = {
+      {"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}};
+  CHECK(error_of(folder.write("tokenizer.json", file.dump())).code() == ErrorCode::kUnsupported);
+}
+
+TEST_CASE("A unigram tokenizer.json spells unknown characters in bytes where it has them",
+          "[tokenizer]") {
+  const json vocab = json::array({{"<unk>", 0}, {"a", -1}, {"<0xC3>", -5}, {"<0xA9>", -5}});
+  const json file = {
+      {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}, {"byte_fallback", true}}}};
+  const Folder folder;
+  const auto tokenizer = Tokenizer::load(folder.write("tokenizer.json", file.dump()));
+  CHECK(tokenizer->encode("a\u00e9\u00e9") == Ids{1, 2, 3, 2, 3});
+  CHECK(tokenizer->encode("a\u00e9\u00e8") == Ids{1, 0});  // one byte has none
 }
 
 }  // namespace atelier::text

@@ -3,9 +3,9 @@ every kind that is read.
 
 usage: sentencepiece_oracle_test.py TOKENIZE_PROGRAM [--strings N] [--seed N]
 
-Models are trained here by SentencePiece itself: other normalizers, prefixes, white space rules, byte
-fallback, symbols of the user. From the vocabularies with byte fallback a tokenizer.json is made too, as
-the published ones are, and read by both sides.
+Models are trained here by SentencePiece itself, byte-pair and unigram ones: other normalizers, prefixes,
+white space rules, byte fallback, symbols of the user. From some of the vocabularies a tokenizer.json is
+made too, as the published ones are, and read by both sides.
 """
 import argparse
 import json
@@ -69,6 +69,20 @@ MODELS = {
 # Those of which a tokenizer.json is made.
 AS_JSON = {"identity": "Replace", "prefix": "Prepend"}
 
+UNIGRAM_MODELS = {
+    # As umT5's.
+    "nmt_nfkc": dict(normalization_rule_name="nmt_nfkc", byte_fallback=True),
+    "no_bytes": dict(normalization_rule_name="nmt_nfkc"),
+    "identity": MODELS["identity"],
+    "kept_spaces": MODELS["kept_spaces"],
+    "nmt_nfkc_cf": MODELS["nmt_nfkc_cf"],
+    "suffix": MODELS["nfkc_suffix"],
+    "unescaped": MODELS["unescaped"],
+    "unused": MODELS["unused"],
+    "unused_unknown": MODELS["unused_unknown"],
+    "ties": dict(normalization_rule_name="nmt_nfkc", byte_fallback=True),
+}
+
 HAND_PICKED = [
     b"", b" ", b"  ", b"   ", b"\n", b"\r\n", b"\t", b"a", b" a", b"a ", b" a ", b"  a  b  ", b"a\nb", b"\x00",
     b"a\x00b", "▁".encode(), "▁a▁▁b▁".encode(), "a ▁ b".encode(), b"<bos>", b"<unk>", b"<s></s>", b"<mask>",
@@ -86,13 +100,12 @@ RANGES = [(0x20, 0x7e), (0x20, 0x7e), (0, 0x1f), (0xa0, 0x24f), (0x300, 0x36f), 
           (0x1d400, 0x1d7ff), (0x1f300, 0x1faff), (0x2f800, 0x2fa1d)]
 
 
-def train(name, folder):
+def train(kind, name, settings, folder):
     """Trains a model, and changes what the trainer has no flag for."""
-    settings = dict(MODELS[name])
-    prefix = folder / name
+    prefix = folder / f"{kind}_{name}"
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS * 3),
                                              model_prefix=str(prefix),
-                                             model_type="bpe",
+                                             model_type=kind,
                                              vocab_size=760,
                                              hard_vocab_limit=False,
                                              character_coverage=0.98,
@@ -104,7 +117,7 @@ def train(name, folder):
                                              eos_piece="<eos>",
                                              minloglevel=2,
                                              **settings)
-    file = folder / (name + ".model")
+    file = folder / (prefix.name + ".model")
     model = sentencepiece_model_pb2.ModelProto()
     model.ParseFromString(file.read_bytes())
     if name == "unescaped":
@@ -120,6 +133,10 @@ def train(name, folder):
             for piece in [piece for piece in model.pieces if len(piece.piece) == 1][::9]:
                 if piece.type == 1:
                     piece.piece = "¤" + piece.piece
+    if name == "ties":
+        for piece in model.pieces:
+            if piece.type == 1:
+                piece.score = -float(len(piece.piece))
     file.write_bytes(model.SerializeToString())
     return file, model
 
@@ -165,6 +182,40 @@ def write_json(model, normalizer, file, joined):
     file.write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
 
 
+def pipelines(model):
+    """Normalizer and pre-tokenizer of a tokenizer.json, as converters write them."""
+    normalizers, pre_tokenizers = tokenizers.normalizers, tokenizers.pre_tokenizers
+    compiled = model.normalizer_spec.precompiled_charsmap
+    rules = [normalizers.Precompiled(compiled)] if compiled else []
+    metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+    several = normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")
+    yield "split", normalizers.Sequence(rules) if rules else None, pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), metaspace])
+    yield "metaspace", normalizers.Sequence(
+        [*rules, normalizers.Strip(left=False, right=True), several]), metaspace
+    for scheme in ("first", "never"):
+        yield scheme, normalizers.Sequence(rules) if rules else None, pre_tokenizers.Metaspace(
+            replacement="▁", prepend_scheme=scheme, split=False)
+    yield "replaced", normalizers.Sequence([*rules, normalizers.Replace(" ", "▁")]), None
+
+
+def write_unigram_json(model, normalizer, pre_tokenizer, file):
+    result = tokenizers.Tokenizer(
+        tokenizers.models.Unigram([(piece.piece, piece.score) for piece in model.pieces],
+                                  unk_id=model.trainer_spec.unk_id,
+                                  byte_fallback=model.trainer_spec.byte_fallback))
+    if normalizer:
+        result.normalizer = normalizer
+    if pre_tokenizer:
+        result.pre_tokenizer = pre_tokenizer
+    for piece in model.pieces:
+        if piece.type == 3:
+            result.add_special_tokens([tokenizers.AddedToken(piece.piece, normalized=False)])
+        elif piece.type == 4:
+            result.add_tokens([tokenizers.AddedToken(piece.piece, normalized=False)])
+    result.save(str(file))
+
+
 def strings(count, seed):
     rng = random.Random(seed)
     words = sorted({word for line in CORPUS for word in line.split()})
@@ -194,6 +245,15 @@ def strings(count, seed):
     return result
 
 
+def code_points():
+    """Texts of all code points below U+20000 and samples of the rest, alone and beside others: what
+    compiled rules make of a character depends on whether it forms a cluster with its neighbour."""
+    points = [*range(1, 0xd800), *range(0xe000, 0x20000), *range(0x20000, 0x110000, 61)]
+    for context in ("{}", "½{}", "\u00a0{}", "{}\u0301", "\u0600{}"):
+        for at in range(0, len(points), 256):
+            yield "".join(context.format(chr(point)) for point in points[at:at + 256]).encode()
+
+
 def plain_texts(count, seed):
     """Words and single spaces, without what one of two files spells in a symbol."""
     rng = random.Random(seed)
@@ -216,12 +276,12 @@ def compare(program, name, file, texts, reference):
     wrong = [(text, got, want) for text, got in zip(texts, ours) if got != (want := reference(text))]
     if wrong:
         text, got, want = min(wrong, key=lambda entry: len(entry[0]))
-        raise AssertionError(f"{name}: {len(wrong)} of {len(texts)} differ; {text!r}: {got} instead of {want}")
+        raise AssertionError(f"{name}: {len(wrong)} of {len(texts)} differ; {text!r}: {got} instead of {want}"[:2000])
     print(f"{name}: {len(texts)} texts, {sum(map(len, ours))} tokens, all equal")
 
 
 def check_long_texts(program, file):
-    """Merging takes about as long for each byte of a long text as of a short one."""
+    """A long text takes about as long for each of its bytes as a short one."""
     rng = random.Random(3)
     for name, unit in (("one letter", b"a"), ("words", b"banana and the cat "), ("spaces", b" "),
                        ("unknown", "\u0378".encode()), ("noise", bytes(rng.randrange(97, 123) for _ in range(5000)))):
@@ -231,9 +291,52 @@ def check_long_texts(program, file):
             start = time.monotonic()
             (ids,) = tokenize(program, file, [text])
             seconds.append(time.monotonic() - start)
-            assert ids, f"{name}: no tokens"
+            assert ids or not text.strip(), f"{name}: no tokens"
         # 16 times the text; quadratic work would take 256 times as long.
         assert seconds[1] < 60 * max(seconds[0], 0.05), f"{name}: {seconds} seconds for 1 and 16 units"
+
+
+def check_bpe(program, folder, texts, utf8, seed):
+    for name, settings in MODELS.items():
+        file, model = train("bpe", name, settings, folder)
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        compare(program, file.stem, file, texts, processor.encode)
+        if name not in AS_JSON:
+            continue
+        for joined in (False, True):
+            path = folder / f"bpe_{name}_{'joined' if joined else 'pairs'}.json"
+            write_json(model, AS_JSON[name], path, joined)
+            compare(program, path.name, path, utf8, json_reference(path))
+        plain = plain_texts(500, seed)
+        compare(program, f"{name}, both files", file, plain,
+                dict(zip(plain, tokenize(program, path, plain))).get)
+    check_long_texts(program, folder / "bpe_identity.model")
+    check_long_texts(program, folder / "bpe_identity_pairs.json")
+    check_long_texts(program, folder / "bpe_prefix_pairs.json")
+
+
+def check_unigram(program, folder, texts, utf8):
+    for name, settings in UNIGRAM_MODELS.items():
+        file, model = train("unigram", name, settings, folder)
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        compare(program, file.stem, file, texts, processor.encode)
+        for pipeline, normalizer, pre_tokenizer in pipelines(model):
+            path = folder / f"unigram_{name}_{pipeline}.json"
+            write_unigram_json(model, normalizer, pre_tokenizer, path)
+            compare(program, path.name, path, utf8, json_reference(path))
+    points = list(code_points())
+    file, path = folder / "unigram_nmt_nfkc.model", folder / "unigram_nmt_nfkc_replaced.json"
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    compare(program, f"{file.name}, all code points", file, points, processor.encode)
+    compare(program, f"{path.name}, all code points", path, points, json_reference(path))
+    check_long_texts(program, file)
+    check_long_texts(program, path)
+    check_long_texts(program, folder / "unigram_nmt_nfkc_split.json")
+
+
+def json_reference(path):
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    return lambda text: tokenizer.encode(text.decode(), add_special_tokens=False).ids
 
 
 def main():
@@ -244,27 +347,11 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     texts = strings(arguments.strings, arguments.seed)
+    utf8 = [text.decode("utf-8", "replace").encode() for text in texts]
     with tempfile.TemporaryDirectory(prefix="sentencepiece_oracle_") as folder:
         folder = pathlib.Path(folder)
-        for name in MODELS:
-            file, model = train(name, folder)
-            processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
-            compare(arguments.program, name, file, texts, processor.encode)
-            if name not in AS_JSON:
-                continue
-            for joined in (False, True):
-                path = folder / f"{name}_{'joined' if joined else 'pairs'}.json"
-                write_json(model, AS_JSON[name], path, joined)
-                reference = tokenizers.Tokenizer.from_file(str(path))
-                utf8 = [text.decode("utf-8", "replace").encode() for text in texts]
-                compare(arguments.program, path.name, path, utf8,
-                        lambda text: reference.encode(text.decode(), add_special_tokens=False).ids)
-            plain = plain_texts(500, arguments.seed)
-            compare(arguments.program, f"{name}, both files", file, plain,
-                    dict(zip(plain, tokenize(arguments.program, path, plain))).get)
-        check_long_texts(arguments.program, folder / "identity.model")
-        check_long_texts(arguments.program, folder / "identity_pairs.json")
-        check_long_texts(arguments.program, folder / "prefix_pairs.json")
+        check_bpe(arguments.program, folder, texts, utf8, arguments.seed)
+        check_unigram(arguments.program, folder, texts, utf8)
 
 
 if __name__ == "__main__":

@@ -168,9 +168,9 @@ class Reader {
   std::map<int64_t, std::string> bytes_;
 };
 
-Error error_of(const std::string& path) {
+Error error_of(const std::string& path, const std::optional<ByteLevelRules>& rules = {}) {
   try {
-    Tokenizer::load(path);
+    Tokenizer::load(path, rules);
   } catch (const Error& e) {
     return e;
   }
@@ -318,8 +318,9 @@ TEST_CASE("Both layouts of one tokenizer give the same ids", "[tokenizer]") {
   const auto expected = load(files.tokenizer_json())->encode(text);
 
   const Folder folder;
-  files.write_old_layout(folder, "Qwen2Tokenizer");
-  const auto tokenizer = Tokenizer::load(folder.path());
+  files.write_old_layout(folder, "SomeTokenizerFast");
+  const auto tokenizer =
+      Tokenizer::load(folder.path(), ByteLevelRules{"SomeTokenizer", true, true});
   CHECK(tokenizer->encode(text) == expected);
   CHECK(tokenizer->size() == 256 + 5 + 2);
   CHECK(tokenizer->id("<|im_start|>") == 262);
@@ -333,30 +334,51 @@ TEST_CASE("Both layouts of one tokenizer give the same ids", "[tokenizer]") {
   CHECK(Tokenizer::load(folder.path())->id("dog") == 263);
 }
 
-TEST_CASE("The class of a tokenizer without tokenizer.json says how text is split", "[tokenizer]") {
+TEST_CASE("How text is split without tokenizer.json is told by who loads it", "[tokenizer]") {
   Files files;
   files.merges = {{"1", "2"}, {"\xC3", "\xA9"}, {" ", "a"}, {"'", "S"}};
   const Folder folder;
   files.write_old_layout(folder, "GPT2Tokenizer");
-  auto tokenizer = Tokenizer::load(folder.path());
+  const ByteLevelRules rules{.tokenizer_class = "GPT2Tokenizer"};
+  auto tokenizer = Tokenizer::load(folder.path(), rules);
   CHECK(tokenizer->encode("12") == std::vector<int64_t>{256});
   CHECK(tokenizer->encode("e\u0301") == std::vector<int64_t>{'e', 0xCC, 0x81});
   CHECK(tokenizer->encode("a'S") == std::vector<int64_t>{'a', '\'', 'S'});  // not a contraction
 
   folder.write("tokenizer_config.json",
                R"({"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": true})");
-  tokenizer = Tokenizer::load(folder.path());
+  tokenizer = Tokenizer::load(folder.path(), rules);
   CHECK(tokenizer->encode("a") == std::vector<int64_t>{258});
   CHECK(tokenizer->encode(" a") == std::vector<int64_t>{258});
   CHECK(tokenizer->encode("\n") == std::vector<int64_t>{' ', '\n'});
 
   files.write_old_layout(folder, "OtherTokenizer");
-  const Error other = error_of(folder.path());
+  const Error other = error_of(folder.path(), rules);
   CHECK(other.code() == ErrorCode::kUnsupported);
-  CHECK_THAT(other.what(), Contains("\"OtherTokenizer\"") && Contains("tokenizer.json"));
+  CHECK_THAT(other.what(), Contains("\"OtherTokenizer\"") &&
+                               Contains("GPT2Tokenizer is expected") && Contains("tokenizer.json"));
+  CHECK(Tokenizer::load(folder.path(), ByteLevelRules{})->size() == 260);
 
   fs::remove(folder.path("tokenizer_config.json"));
-  CHECK(error_of(folder.path()).code() == ErrorCode::kUnsupported);
+  CHECK_THAT(error_of(folder.path(), rules).what(), Contains("no tokenizer_class"));
+  const Error untold = error_of(folder.path());
+  CHECK(untold.code() == ErrorCode::kUnsupported);
+  CHECK_THAT(untold.what(), Contains("do not say how the text is split"));
+}
+
+TEST_CASE("Tokens that the rules name are cut out where no file lists them", "[tokenizer]") {
+  Files files;
+  files.merges = {{"<", "e"}, {"<e", ">"}};
+  const Folder folder;
+  files.write_old_layout(folder, "SomeTokenizer");
+  const std::string text = "a<e>b";
+  const auto ids = [&](const std::array<std::string_view, 4>& tokens) {
+    return Tokenizer::load(folder.path(),
+                           ByteLevelRules{.single_digits = true, .added_tokens = tokens})
+        ->encode(text);
+  };
+  CHECK(ids({}) == std::vector<int64_t>{'a', 256, '>', 'b'});
+  CHECK(ids({"<e>", "<none>"}) == std::vector<int64_t>{'a', 257, 'b'});
 }
 
 TEST_CASE("Whole words stay whole where merges are ignored", "[tokenizer]") {
@@ -396,11 +418,11 @@ TEST_CASE("Tokenizers of another kind are refused", "[tokenizer]") {
     file[json::json_pointer(pointer)] = value;
     return error_of(file).code();
   };
-  CHECK(refused("/model/type", "Unigram") == ErrorCode::kUnsupported);
+  CHECK(refused("/model/type", "WordPiece") == ErrorCode::kUnsupported);
   CHECK(refused("/model/end_of_word_suffix", "</w>") == ErrorCode::kUnsupported);
   CHECK(refused("/normalizer", {{"type", "Lowercase"}}) == ErrorCode::kUnsupported);
   CHECK(refused("/pre_tokenizer", nullptr) == ErrorCode::kUnsupported);
-  CHECK(refused("/pre_tokenizer", {{"type", "Metaspace"}}) == ErrorCode::kUnsupported);
+  CHECK(refused("/pre_tokenizer", {{"type", "Whitespace"}}) == ErrorCode::kUnsupported);
   CHECK(refused("/pre_tokenizer/pretokenizers/0/type", "Digits") == ErrorCode::kUnsupported);
   CHECK(refused("/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext") ==
         ErrorCode::kUnsupported);
@@ -420,7 +442,7 @@ TEST_CASE("What is missing or broken is named with its file", "[tokenizer]") {
 
   Files files;
   files.merges = {{"a", "b"}};
-  files.write_old_layout(folder, "Qwen2Tokenizer");
+  files.write_old_layout(folder, "SomeTokenizer");
   fs::remove(folder.path("merges.txt"));
   error = error_of(folder.path());
   CHECK(error.code() == ErrorCode::kNotFound);

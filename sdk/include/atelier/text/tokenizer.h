@@ -1,6 +1,7 @@
-// Byte-pair tokenizers: byte-level ones, and those of SentencePiece.
+// Byte-pair and unigram tokenizers: byte-level ones, and those of SentencePiece.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,21 +13,34 @@
 
 namespace atelier::text {
 
+// What vocab.json with merges.txt leave to the class of their tokenizer, so that a family says it.
+// tokenizer.json and SentencePiece models say it themselves.
+struct ByteLevelRules {
+  // That tokenizer_config.json must name, with or without "Fast" behind it; empty: any.
+  std::string_view tokenizer_class = {};
+  bool nfc = false;  // the text is brought into normalisation form C first
+  // Words are split as published byte-level tokenizers with single digits do; otherwise as GPT-2's.
+  bool single_digits = false;
+  // Tokens that are cut out of the text also where no file lists them as added ones.
+  std::array<std::string_view, 4> added_tokens = {};
+};
+
 // Immutable after construction: encode() may be called from several threads.
 class ATELIER_API Tokenizer {
  public:
   // `path`: a tokenizer.json, a SentencePiece model (.model), or a folder that holds
   // tokenizer.json, tokenizer.model, spiece.model, or vocab.json with merges.txt (and
   // tokenizer_config.json or added_tokens.json with the added tokens); of several the first of
-  // these is read. Throws Error{kNotFound} naming what is missing, Error{kDataLoss} naming file and
-  // place, Error{kUnsupported} for another kind of tokenizer.
-  static std::shared_ptr<const Tokenizer> load(const std::string& path);
+  // these is read; vocab.json by `rules` alone. Throws Error{kNotFound} naming what is missing,
+  // Error{kDataLoss} naming file and place, Error{kUnsupported} for another kind of tokenizer.
+  static std::shared_ptr<const Tokenizer> load(const std::string& path,
+                                               const std::optional<ByteLevelRules>& rules = {});
 
   ~Tokenizer();
 
   // Token ids of UTF-8 text: added tokens are cut out first, the rest is normalised, split and
-  // merged. Of a SentencePiece model, user-defined symbols are cut out; a text that spells a
-  // control symbol is plain text, whose tokenizer.json would cut it out. Nothing is put before or
+  // cut into tokens. Of a SentencePiece model, user-defined symbols are cut out; a text that spells
+  // a control symbol is plain text, whose tokenizer.json would cut it out. Nothing is put before or
   // after. Invalid UTF-8 is replaced by U+FFFD: each longest beginning of a character, and each
   // byte for a SentencePiece model.
   std::vector<int64_t> encode(std::string_view text) const;
@@ -39,7 +53,7 @@ class ATELIER_API Tokenizer {
  private:
   Tokenizer();
   struct Impl;
-  class BpePipeline;
+  class Pipeline;
   class PiecePipeline;
   std::unique_ptr<Impl> impl_;
 };
