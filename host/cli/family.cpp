@@ -1,6 +1,7 @@
 #include "host/cli/family.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "host/files/checkpoint.h"
@@ -10,6 +11,20 @@
 
 namespace atelier::cli {
 namespace {
+
+// What --plugin and the flags beside it say.
+struct FamilyWish {
+  std::optional<std::string> plugin;
+  std::string plugin_path, model_paths, model_id_with_origin_paths;
+};
+
+// `setting`: what was said of a flag, nullopt for nothing.
+template <typename F>
+FamilyWish wish_of(F&& setting) {
+  const auto text = [&](const char* name) { return setting(name).value_or(""); };
+  return {setting("plugin"), text("plugin_path"), text("model_paths"),
+          text("model_id_with_origin_paths")};
+}
 
 // How many of the checkpoints a family takes.
 size_t count_taken(const ModelFamily& family, const files::FoundFiles& found) {
@@ -46,8 +61,6 @@ std::vector<const plugins::Plugin*> families_of_files(const FamilyWish& wish,
   return best;
 }
 
-}  // namespace
-
 const plugins::Plugin* choose_family(const FamilyWish& wish, report::Problems& problems) {
   if (wish.plugin) {
     try {
@@ -69,20 +82,23 @@ const plugins::Plugin* choose_family(const FamilyWish& wish, report::Problems& p
   return fitting.size() == 1 ? fitting.front() : nullptr;
 }
 
+}  // namespace
+
+const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
+                                              report::Problems& problems) {
+  return choose_family(wish_of([&](const char* name) { return flags::peek_flag(arguments, name); }),
+                       problems);
+}
+
 const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,
                                            report::Problems& problems) {
-  FamilyWish wish;
   // What cannot be read is told when the whole configuration is.
   report::Problems unread;
-  const auto setting = [&](const char* name) {
+  const FamilyWish wish = wish_of([&](const char* name) {
     std::optional<std::string> text;
     unread.collect([&] { text = train::peek_setting(arguments, name); });
     return text;
-  };
-  wish.plugin = setting("plugin");
-  wish.plugin_path = setting("plugin_path").value_or("");
-  wish.model_paths = setting("model_paths").value_or("");
-  wish.model_id_with_origin_paths = setting("model_id_with_origin_paths").value_or("");
+  });
   if (!wish.plugin && !unread.empty()) unread.throw_if_any();
   return choose_family(wish, problems);
 }

@@ -1,29 +1,29 @@
 // Which family a command is about.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 
+#include "host/plan/prepared_training.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 
 namespace atelier::cli {
 
-// What --plugin and the flags beside it say.
-struct FamilyWish {
-  std::optional<std::string> plugin;
-  std::string plugin_path, model_paths, model_id_with_origin_paths;
-};
-
-// The plugin of that name. Where it is missing or cannot be opened, that is a problem that names
-// the families that take the model's files, and the one that does, if it is one, is there for
+// The plugin that --plugin names. Where that is missing or cannot be opened, it is a problem that
+// names the families that take the model's files, and the one that does, if it is one, is there for
 // checking the rest. null: none can be told.
-const plugins::Plugin* choose_family(const FamilyWish& wish, report::Problems& problems);
+const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
+                                              report::Problems& problems);
 
 // The same with what the command line, --config or the resumed run of atelier train say.
 const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,
                                            report::Problems& problems);
+
+// What atelier train, or cache, is asked to do: family and configuration, and what the process is
+// told by them. Notes go to stderr. Throws where no family can be told.
+plan::TrainingRequest read_training(std::span<const std::string> arguments,
+                                    std::string_view command, report::Problems& problems);
 
 // null: help is given without the family's names.
 const ModelFamily* family_for_help(std::span<const std::string> arguments);

@@ -2,8 +2,8 @@
 #include <cstdio>
 
 #include "host/cli/lora.h"
-#include "host/cli/outputs.h"
 #include "host/files/file_reader.h"
+#include "host/files/outputs.h"
 #include "host/lora/convert.h"
 
 namespace atelier::cli {
@@ -36,7 +36,7 @@ int run_lora_convert(std::span<const std::string> arguments) {
   const auto model = open_named_model(flags);
   const lora::LayerNames names(model.get());
   lora::check_output(file, output);
-  refuse_to_replace("OUT", output);
+  files::refuse_to_replace("OUT", output);
   lora::convert(file, output, format, lora_dtype(flags), names);
   progress::Progress progress(progress::stderr_options(/*quiet=*/false));
   warn_of_unknown(progress, file);

@@ -5,8 +5,8 @@
 #include "atelier/error.h"
 
 #include "host/cli/lora.h"
-#include "host/cli/outputs.h"
 #include "host/files/file_reader.h"
+#include "host/files/outputs.h"
 #include "host/lora/extract.h"
 #include "host/model/model_flags.h"
 #include "host/report/problems.h"
@@ -99,7 +99,7 @@ int run_lora_extract(std::span<const std::string> arguments) {
                                         .target_modules = flags.list("lora_target_modules"),
                                         .format = lora::parse_format(flags.text("lora_format")),
                                         .dtype = lora_dtype(flags).value_or(at::kFloat)};
-  refuse_to_replace("--output", flags.text("output"));
+  files::refuse_to_replace("--output", flags.text("output"));
   progress::Progress progress(progress::stderr_options(flags.flag("quiet")));
   progress::Step step(progress, "extract", 0, progress::Unit::kParts);
   const ExtractReport report = lora::extract(

@@ -4,8 +4,8 @@
 #include "atelier/error.h"
 
 #include "host/cli/lora.h"
-#include "host/cli/outputs.h"
 #include "host/files/file_reader.h"
+#include "host/files/outputs.h"
 #include "host/lora/convert.h"
 #include "host/lora/merge.h"
 #include "host/lora/selection.h"
@@ -63,7 +63,7 @@ void merge_to_lora(const flags::ParsedFlags& flags, const std::vector<lora::Merg
   const std::string output = flags.text("output");
   const lora::Format format = lora::parse_format(flags.text("lora_format"));
   for (const lora::MergeSource& source : sources) lora::check_output(source.file, output);
-  refuse_to_replace("--output", output);
+  files::refuse_to_replace("--output", output);
   lora::LayerNames names(nullptr);
   const lora::MergeReport report =
       lora::merge_loras(sources, output, format, flags.find_integer("rank"),

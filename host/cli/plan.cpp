@@ -8,7 +8,7 @@
 
 #include "formats/escape.h"
 #include "host/cli/commands.h"
-#include "host/cli/outputs.h"
+#include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
 #include "host/report/problems.h"
 
@@ -145,11 +145,6 @@ plan::MemoryWishes memory_wishes(const flags::ParsedFlags& flags) {
           .allow_storage = flags.list("allow_storage")};
 }
 
-void plan_elsewhere(const PlanOnly& only, plan::MemoryWishes& wishes, model::LoadRequest& request) {
-  wishes.device_profile = only.device_profile;
-  if (!only.device_profile.empty() && request.dtype == "auto") request.dtype = "bfloat16";
-}
-
 int print_plan(const std::optional<plan::Planned>& made, const std::string& reason,
                const PlanOnly& only) {
   if (!made)
@@ -159,7 +154,8 @@ int print_plan(const std::optional<plan::Planned>& made, const std::string& reas
   const plan::Planned& planned = *made;
   const std::string table = plan::plan_table(planned.result, planned.target);
   std::fputs(table.c_str(), stdout);
-  tell_replaced(std::vector<std::string>{only.json, only.curve});
+  const std::string note = files::replaced_note(std::vector<std::string>{only.json, only.curve});
+  if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
   if (!only.json.empty())
     files::write_file(only.json, plan::plan_json(planned.result, planned.target).dump(2) + "\n");
   if (only.curve.empty()) return 0;
@@ -169,17 +165,6 @@ int print_plan(const std::optional<plan::Planned>& made, const std::string& reas
                         ? plan::curve_csv(curve)
                         : plan::curve_svg(curve, "time of the run over the device's memory"));
   return 0;
-}
-
-void note_plan(const plan::Planned& planned, progress::Progress& progress) {
-  for (const std::string& line : plan::plan_notes(planned.result, planned.target))
-    progress.note(line);
-}
-
-void note_measured(const plan::Planned& planned, model::LoadedModel& model,
-                   progress::Progress& progress) {
-  const std::string line = plan::measured_line(planned.result.plan, model);
-  if (!line.empty()) progress.note(line);
 }
 
 }  // namespace atelier::cli

@@ -7,7 +7,7 @@
 
 #include "formats/escape.h"
 #include "host/cli/commands.h"
-#include "host/generate/settings.h"
+#include "host/generate/request.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/own_process.h"
 #include "host/plugins/plugin_loader.h"

@@ -15,8 +15,8 @@
 #include "formats/glob.h"
 #include "formats/json.h"
 #include "host/cli/commands.h"
-#include "host/cli/outputs.h"
 #include "host/files/file_reader.h"
+#include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/model/model_flags.h"
@@ -301,7 +301,8 @@ int run_probe(std::span<const std::string> arguments) {
     problems.collect([&] { files::FileReader reader(flags.text("inputs")); });
   }
   problems.throw_if_any();
-  tell_replaced(std::vector<std::string>{output});
+  const std::string note = files::replaced_note(std::vector<std::string>{output});
+  if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
 
   request.components = {component};
   // Sigmas depend on sizes only: no file is needed, whatever was named.

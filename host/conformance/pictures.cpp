@@ -9,7 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/generate/engine.h"
-#include "host/generate/settings.h"
+#include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 
 namespace atelier::conformance {

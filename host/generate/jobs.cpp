@@ -9,6 +9,7 @@
 
 #include "formats/escape.h"
 #include "formats/json.h"
+#include "host/generate/output_paths.h"
 
 namespace atelier::generate {
 namespace {

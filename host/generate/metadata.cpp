@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include "host/generate/request.h"
+
 namespace atelier::generate {
 namespace {
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "host/generate/generator.h"
 #include "host/generate/settings.h"
 #include "host/media/png.h"
 

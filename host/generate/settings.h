@@ -1,8 +1,7 @@
-// What the user asks for, as flags or as a line of a prompts file, and what is wrong with it.
+// What the user asks for, as flags or as a line of a prompts file.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -13,7 +12,6 @@
 #include "atelier/model_family.h"
 
 #include "host/flags/flags.h"
-#include "host/generate/generator.h"
 #include "host/lora/selection.h"
 #include "host/report/problems.h"
 
@@ -60,6 +58,12 @@ std::string size_place(const Settings& settings, const Place& place);
 // One flag, and one key of a line, per setting; then those of the family.
 std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
 
+// The input of that name that pictures are made with; null: there is none.
+const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name);
+
+// Whether settings_flags() has it whatever the family.
+bool is_setting(std::string_view name);
+
 // Of a command that has settings_flags().
 Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec> inputs,
                      report::Problems& problems);
@@ -68,43 +72,5 @@ Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec>
 Settings settings_of(const nlohmann::json& line, const Settings& base,
                      std::span<const InputSpec> inputs, const Place& place,
                      report::Problems& problems);
-
-// Everything that can be known without the model: prompts, numbers, names, input files. `family` is
-// null where it is not known.
-void check_settings(const Settings& settings, const ModelFamily* family, const Place& place,
-                    report::Problems& problems);
-
-// The output's name and folder.
-void check_output(const Settings& settings, const Place& place, report::Problems& problems);
-
-// Height and width: what the model takes, and what its schedule has noise levels for. Part of
-// check_against_model().
-void check_sizes(const Settings& settings, const ModelFamily& family, const LatentSpec& spec,
-                 const Place& place, report::Problems& problems);
-
-// What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
-void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,
-                         std::string_view variant, const Place& place, report::Problems& problems);
-
-// The file of each picture: a pattern such as "out_%03d.png" counts from 0; without one, several
-// pictures become out_0.png, out_1.png, …
-std::vector<std::string> output_paths(const std::string& output, int64_t num_images);
-
-// Puts a number before the extension: "out.png" and 3 give "out_3.png".
-std::string with_number(const std::string& path, uint64_t number);
-
-// The sigmas of a request at this size.
-std::vector<float> sigmas_of(const Settings& settings, const ModelFamily& family,
-                             const LatentSpec& spec);
-double cfg_scale_of(const Settings& settings, const ModelFamily& family);
-std::string_view renorm_name(CfgRenorm renorm);
-
-// What the text encoder is given beside pictures.
-Inputs value_inputs(const Settings& settings, const ModelFamily& family);
-
-// Reads the input files. `seed` is the first picture's.
-// Throws Error when a file cannot be read or does not fit.
-Request make_request(const Settings& settings, const ModelFamily& family, const Model& model,
-                     uint64_t seed);
 
 }  // namespace atelier::generate

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "host/generate/request.h"
 #include "host/plugins/guard.h"
 
 namespace atelier::generate {

@@ -8,6 +8,7 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/request.h"
 #include "host/report/problems.h"
 #include "host/train/cache_manifest.h"
 
@@ -323,7 +324,11 @@ void apply_to_training(const Planned& planned, train::Config& config) {
   config.offload.optimizer |= planned.result.sized.on_host;
 }
 
-std::string measured_line(const memory::MemoryPlan& plan, LoadedModel& model) {
+void note_plan(const Planned& planned, progress::Progress& progress) {
+  for (const std::string& line : plan_notes(planned.result, planned.target)) progress.note(line);
+}
+
+void note_measured(const Planned& planned, LoadedModel& model, progress::Progress& progress) {
   int64_t measured = 0;
   if (model.is_stand_in()) {
     measured = model.port()->stats().peak_bytes;
@@ -331,8 +336,9 @@ std::string measured_line(const memory::MemoryPlan& plan, LoadedModel& model) {
     const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     measured = at::accelerator::getDeviceStats(model.device().index()).reserved_bytes[all].peak;
   }
-  if (measured == 0) return {};
-  return "memory: predicted " + shown(plan.device_bytes) + ", measured " + shown(measured);
+  if (measured == 0) return;
+  progress.note("memory: predicted " + shown(planned.result.plan.device_bytes) + ", measured " +
+                shown(measured));
 }
 
 }  // namespace atelier::plan

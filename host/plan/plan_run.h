@@ -11,6 +11,7 @@
 #include "host/model/model_loader.h"
 #include "host/plan/planning.h"
 #include "host/plan/report.h"
+#include "host/progress/progress.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
 
@@ -55,7 +56,9 @@ bool everything_stays(const Planned& planned);
 // Of a plan for generation: whether both halves of guidance are made at once.
 bool cfg_batch_of(const Planned& planned);
 
-// "memory: predicted 1.52 GiB, measured 1.50 GiB"; empty where nothing can be measured.
-std::string measured_line(const memory::MemoryPlan& plan, model::LoadedModel& model);
+// Tells what was planned, before a run that goes on with it.
+void note_plan(const Planned& planned, progress::Progress& progress);
+// Tells, when the run is done, what was predicted and what was measured, where that can be.
+void note_measured(const Planned& planned, model::LoadedModel& model, progress::Progress& progress);
 
 }  // namespace atelier::plan

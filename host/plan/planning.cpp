@@ -66,6 +66,12 @@ memory::PlanLimits within(memory::PlanLimits limits) {
   return limits;
 }
 
+void plan_elsewhere(const std::string& device_profile, MemoryWishes& wishes,
+                    model::LoadRequest& request) {
+  wishes.device_profile = device_profile;
+  if (!device_profile.empty() && request.dtype == "auto") request.dtype = "bfloat16";
+}
+
 SaidLimits said_limits(const MemoryWishes& wishes) {
   SaidLimits said;
   if (wishes.vram != kOff) said.vram = parse_size("--vram", wishes.vram);

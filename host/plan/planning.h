@@ -25,6 +25,11 @@ struct MemoryWishes {
 // Throws Error{kInvalidArgument} naming the flag.
 void check_wishes(const MemoryWishes& wishes);
 
+// Puts a device that need not be there into both: empty is the one that is. Weights are planned in
+// bfloat16 then, unless a dtype was said.
+void plan_elsewhere(const std::string& device_profile, MemoryWishes& wishes,
+                    model::LoadRequest& request);
+
 // What was said in so many words; "auto" and "off" say nothing.
 struct SaidLimits {
   std::optional<int64_t> vram, host;

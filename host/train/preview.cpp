@@ -7,6 +7,7 @@
 
 #include "host/files/safetensors_writer.h"
 #include "host/generate/engine.h"
+#include "host/generate/request.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
 #include "host/run/stop.h"

@@ -11,6 +11,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/generate/output_paths.h"
 #include "host/report/open_failure.h"
 #include "host/train/cache_manifest.h"
 

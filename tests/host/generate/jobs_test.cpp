@@ -7,6 +7,9 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/output_paths.h"
+#include "host/generate/request.h"
+#include "host/generate/settings_checks.h"
 #include "tests/host/generate/fake_family.h"
 
 namespace atelier::generate {
@@ -41,7 +44,7 @@ std::string check(const Settings& settings, const Place& place = {}) {
   const FakeModel model;
   report::Problems problems;
   check_settings(settings, &family, place, problems);
-  check_output(settings, place, problems);
+  check_output_path(settings.output, place.of("output"), problems);
   check_against_model(settings, family, model, "plain", place, problems);
   return message_of(problems);
 }

@@ -4,13 +4,14 @@
 #include <span>
 #include <string>
 
-namespace atelier::cli {
+namespace atelier::files {
 
 // Weights are not written over: what was learnt may be nowhere else. Throws
 // Error{kInvalidArgument} naming the flag or argument and the file when it is there.
 void refuse_to_replace(const std::string& flag, const std::string& path);
 
-// Pictures, tables and numbers can be made again, and are replaced: a line on stderr says so.
-void tell_replaced(std::span<const std::string> paths);
+// Pictures, tables and numbers can be made again, and are replaced: a line that says so. Empty:
+// none of `paths` is there.
+std::string replaced_note(std::span<const std::string> paths);
 
-}  // namespace atelier::cli
+}  // namespace atelier::files

@@ -1,6 +1,5 @@
-#include "host/cli/outputs.h"
+#include "host/files/outputs.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <vector>
 
@@ -9,25 +8,23 @@
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
 
-namespace atelier::cli {
+namespace atelier::files {
 
 namespace fs = std::filesystem;
 
 void refuse_to_replace(const std::string& flag, const std::string& path) {
   std::error_code failure;
   if (!fs::exists(path, failure)) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              flag + ": " + files::display_path(path) + " is there already",
+  throw Error(ErrorCode::kInvalidArgument, flag + ": " + display_path(path) + " is there already",
               "name another file, or remove that one first", "OUTPUT_EXISTS");
 }
 
-void tell_replaced(std::span<const std::string> paths) {
+std::string replaced_note(std::span<const std::string> paths) {
   std::vector<std::string> there;
   std::error_code failure;
   for (const std::string& path : paths)
     if (fs::exists(path, failure)) there.push_back(path);
-  if (there.empty()) return;
-  std::fprintf(stderr, "note: replaces %s\n", report::list_names(there, 5).c_str());
+  return there.empty() ? "" : "note: replaces " + report::list_names(there, 5);
 }
 
-}  // namespace atelier::cli
+}  // namespace atelier::files

@@ -1,0 +1,44 @@
+#include "host/generate/lora_set.h"
+
+#include "atelier/error.h"
+
+namespace atelier::generate {
+
+void LoraSet::check(const Settings& settings, const Place& place, report::Problems& problems) {
+  for (const lora::Use& use : settings.loras) {
+    try {
+      registry().check(use.path);
+    } catch (const Error& error) {
+      problems.add(error.at(place.of(place.file.empty() ? "lora" : "loras")));
+    }
+  }
+}
+
+void LoraSet::use(const Settings& settings) {
+  if (!registry_ && settings.loras.empty()) return;
+  registry().use(settings.loras);
+  for (const lora::Use& use : settings.loras) {
+    const std::vector<std::string>& unmatched = registry().check(use.path);
+    if (unmatched.empty() || !warned_.insert(use.path).second) continue;
+    progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +
+                   " of its names are nothing in this model and change nothing: " +
+                   report::list_names(unmatched, 10));
+  }
+}
+
+std::string LoraSet::encoder_state(const Settings& settings) {
+  std::string state;
+  if (settings.loras.empty()) return state;
+  for (const ComponentSpec& component : model_.family().components()) {
+    if (component.phases.encode && component.role != "vae")
+      state += registry().fingerprint(settings.loras, component.name);
+  }
+  return state;
+}
+
+lora::Registry& LoraSet::registry() {
+  if (!registry_) registry_.emplace(model_, lora::Registry::Options{.mode = mode_});
+  return *registry_;
+}
+
+}  // namespace atelier::generate

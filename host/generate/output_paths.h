@@ -1,0 +1,23 @@
+// The files of pictures: which name each one gets, and whether it can be written there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "host/report/problems.h"
+
+namespace atelier::generate {
+
+// The file of each picture: a pattern such as "out_%03d.png" counts from 0; without one, several
+// pictures become out_0.png, out_1.png, …
+std::vector<std::string> output_paths(const std::string& output, int64_t num_images);
+
+// Puts a number before the extension: "out.png" and 3 give "out_3.png".
+std::string with_number(const std::string& path, uint64_t number);
+
+// The output's name and folder; `place` names it in messages.
+void check_output_path(const std::string& output, const std::string& place,
+                       report::Problems& problems);
+
+}  // namespace atelier::generate

@@ -1,0 +1,191 @@
+#include "host/generate/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "atelier/error.h"
+#include "atelier/plugin.h"
+
+#include "host/files/outputs.h"
+#include "host/files/safetensors_writer.h"
+#include "host/generate/engine.h"
+#include "host/generate/output_paths.h"
+#include "host/generate/request.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/media/pixels.h"
+#include "host/media/png.h"
+#include "host/model/memory_holders.h"
+#include "host/plugins/guard.h"
+
+namespace atelier::generate {
+namespace {
+
+using model::LoadedModel;
+
+ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
+  ModelRecord record;
+  record.version = ATELIER_SDK_VERSION;
+  record.family = plugin.file.family;
+  record.plugin_version = plugin.file.version;
+  if (const auto* denoiser = model.denoiser()) record.variant = denoiser->detection.variant;
+  record.dtype = at::toString(model.dtype());
+  record.device = model.device().str();
+  for (const auto& part : model.parts()) {
+    const std::string& component = part.detection.component;
+    for (const std::string& file : part.checkpoint.files())
+      record.files[component].push_back(short_path(file));
+    const weights::Storage storage = model.storage(component);
+    if (storage != weights::Storage::kPlain)
+      record.storage[component] = weights::storage_name(storage);
+    const weights::Compute compute = model.compute(component);
+    if (compute == weights::Compute::kW8A8)
+      record.compute[component] = weights::compute_name(compute);
+  }
+  return record;
+}
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool ends_the_run(ErrorCode code) {
+  return code == ErrorCode::kCancelled || code == ErrorCode::kInternal ||
+         code == ErrorCode::kEnvironment;
+}
+
+}  // namespace
+
+Session::Session(LoadedModel& model, LoraSet& loras, const plugins::Plugin& plugin,
+                 const SessionOptions& options, progress::Progress& progress)
+    : model_(model),
+      loras_(loras),
+      options_(options),
+      progress_(progress),
+      record_(record_of(model, plugin)),
+      generator_(make_engine(), progress, options.is_cancelled) {}
+
+void Session::run(const Settings& settings, JobResult& result) {
+  result.seed = settings.seed ? *settings.seed : std::random_device()();
+  const Request request = request_of(settings, *result.seed);
+  loras_.use(settings);
+  const auto paths = output_paths(settings.output, settings.num_images);
+  if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
+  try {
+    generator_.run(request, [&](size_t index, const at::Tensor& pixels) {
+      write_picture(paths[index], settings, request, index, pixels);
+      result.output.push_back(paths[index]);
+    });
+  } catch (...) {
+    const std::optional<Error> failure = plugins::out_of_memory();
+    if (!failure) throw;
+    throw does_not_fit(*failure, request);
+  }
+}
+
+void Session::encode_ahead(std::span<const Job> jobs) {
+  std::vector<Request> requests;
+  for (const Job& job : jobs) {
+    Settings settings = job.settings;
+    if (!loras_.encoder_state(settings).empty()) continue;
+    settings.input_image.clear();
+    settings.latents.clear();
+    requests.push_back(make_request(settings, model_.family(), model_.model(), 0));
+  }
+  generator_.encode_ahead(requests);
+}
+
+Request Session::request_of(const Settings& settings, uint64_t seed) {
+  Request request = make_request(settings, model_.family(), model_.model(), seed);
+  request.batches_cfg = options_.batches_cfg;
+  request.tiling = options_.tiling;
+  request.encoder_state = loras_.encoder_state(settings);
+  return request;
+}
+
+void Session::write_picture(const std::string& path, const Settings& settings,
+                            const Request& request, size_t index, const at::Tensor& pixels) {
+  const media::Picture picture = media::to_picture(pixels.select(1, 0));
+  media::PngText text;
+  if (options_.writes_metadata) {
+    const auto& schedule = find_schedule(model_.family().schedules(), settings.schedule);
+    text = metadata_of(record_, settings, request, schedule.name, index);
+  }
+  files::write_file(path, media::encode_png(picture, text));
+  progress_.note(path + ": " + std::to_string(picture.width) + "x" +
+                 std::to_string(picture.height) + ", seed " + std::to_string(request.seeds[index]));
+}
+
+Engine Session::make_engine() {
+  Engine engine = generate::make_engine(model_);
+  engine.load = [this](std::string_view component) { load(component); };
+  engine.keeps_all = options_.keeps_all;
+  engine.on_phase = [this](std::string_view phase, int64_t number) { begin_phase(phase, number); };
+  if (options_.timeline != nullptr)
+    engine.runner = &sampling_.emplace(model_.runner(), *options_.timeline);
+  return engine;
+}
+
+void Session::begin_phase(std::string_view phase, int64_t number) {
+  phase_ = phase;
+  if (options_.timeline != nullptr) options_.timeline->begin(phase, number);
+}
+
+void Session::load(std::string_view component) {
+  if (model_.is_loaded(component)) return;
+  begin_phase("load");
+  progress::Step step(progress_, "load " + std::string(component), 0, progress::Unit::kBytes);
+  model_.load_component(component, [&](const model::LoadProgress& state) {
+    step.set(state.bytes_done, state.bytes_total);
+  });
+  step.finish();
+}
+
+// Says who holds what. Nothing of what failed is held any more.
+Error Session::does_not_fit(const Error& failure, const Request& request) {
+  const memory::DeviceMeter meter(model_.device(), model_.port());
+  const memory::DeviceBytes device = meter.bytes();
+  std::vector<model::Holder> holders = model::weight_holders(model_);
+  holders.push_back({"encoded prompts", generator_.cached_bytes()});
+  const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
+  holders.push_back({phase_ + ", while it went on", std::max<int64_t>(0, taken - device.live)});
+  for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);
+  if (phase_ == "load") return failure;
+  std::vector<std::string> flags;
+  if (phase_ == "denoise" && request.batch_size > 1) flags.emplace_back("--batch_size 1");
+  if (phase_ == "decode" || (phase_ == "encode" && request.input_pixels.defined()))
+    flags.emplace_back(request.tiling ? "a smaller --tile_size" : "--tiled");
+  const auto for_weights = model::flags_for_weights(model_);
+  flags.insert(flags.end(), for_weights.begin(), for_weights.end());
+  flags.emplace_back("a smaller --height and --width");
+  return {failure.code(), failure.message(), model::hint_of(flags), failure.tag()};
+}
+
+void JobRunner::run(const Job& job) {
+  JobResult result;
+  result.line = job.place.line;
+  const double begin = seconds_now();
+  try {
+    make_(job.settings, result);
+    result.seconds = seconds_now() - begin;
+    on_result_(result);
+  } catch (const Error& error) {
+    result.seconds = seconds_now() - begin;
+    fail(result, error);
+    if (ends_the_run(error.code())) throw;
+  }
+}
+
+void JobRunner::refuse(uint64_t line, const Error& error) {
+  JobResult result;
+  result.line = line;
+  fail(result, error);
+}
+
+void JobRunner::fail(JobResult& result, const Error& error) {
+  result.error = error.what();
+  on_result_(result);
+  if (exit_code_ == 0) exit_code_ = atelier::exit_code(error.code());
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,96 @@
+// A model that stays up and makes pictures, one request after another.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "host/generate/generator.h"
+#include "host/generate/jobs.h"
+#include "host/generate/lora_set.h"
+#include "host/generate/metadata.h"
+#include "host/model/model_loader.h"
+#include "host/plugins/plugin_loader.h"
+#include "host/progress/progress.h"
+#include "host/run/memory_timeline.h"
+
+namespace atelier::generate {
+
+struct SessionOptions {
+  bool batches_cfg = true;                  // both halves of guidance in one call of the denoiser
+  bool keeps_all = false;                   // components stay beside each other; see Engine
+  bool writes_metadata = true;              // pictures say how they were made
+  std::optional<Tiling> tiling = {};        // of the VAE
+  std::function<bool()> is_cancelled = {};  // see Generator
+  run::MemoryTimeline* timeline = nullptr;  // null: none is made
+};
+
+// Not thread-safe.
+class Session {
+ public:
+  // Everything that is given outlives the session.
+  Session(model::LoadedModel& model, LoraSet& loras, const plugins::Plugin& plugin,
+          const SessionOptions& options, progress::Progress& progress);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Writes the pictures of `settings`, which the checks have let through. `result` gets the seed,
+  // and each file as it is finished. Throws Error{kOutOfMemory} with the flags that would help.
+  void run(const Settings& settings, JobResult& result);
+
+  bool keeps_all() const { return options_.keeps_all; }
+
+  // Encodes the prompts of all jobs, before the text encoder leaves. Those of jobs whose LoRAs
+  // change the encoder are encoded when their turn comes.
+  void encode_ahead(std::span<const Job> jobs);
+
+ private:
+  Engine make_engine();
+  void begin_phase(std::string_view phase, int64_t number = 0);
+  void load(std::string_view component);
+  Request request_of(const Settings& settings, uint64_t seed);
+  void write_picture(const std::string& path, const Settings& settings, const Request& request,
+                     size_t index, const at::Tensor& pixels);
+  Error does_not_fit(const Error& failure, const Request& request);
+
+  model::LoadedModel& model_;
+  LoraSet& loras_;
+  const SessionOptions options_;
+  progress::Progress& progress_;
+  std::optional<run::SamplingRunner> sampling_;
+  std::string phase_ = "load";  // what the generator does
+  const ModelRecord record_;
+  Generator generator_;
+};
+
+// Runs jobs of which one may fail without ending the others. Not thread-safe.
+class JobRunner {
+ public:
+  using Make = std::function<void(const Settings&, JobResult&)>;
+  using OnResult = std::function<void(const JobResult&)>;
+  // `make` makes the pictures of one job, as Session::run does; `on_result` gets what became of
+  // each.
+  JobRunner(Make make, OnResult on_result)
+      : make_(std::move(make)), on_result_(std::move(on_result)) {}
+
+  // Rethrows errors after which the next job would fare no better.
+  void run(const Job& job);
+
+  // A job of this line that never began.
+  void refuse(uint64_t line, const Error& error);
+
+  // Of the first job that failed; 0 when none did.
+  int exit_code() const { return exit_code_; }
+
+ private:
+  void fail(JobResult& result, const Error& error);
+
+  Make make_;
+  OnResult on_result_;
+  int exit_code_ = 0;
+};
+
+}  // namespace atelier::generate

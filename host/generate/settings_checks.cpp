@@ -1,0 +1,212 @@
+#include "host/generate/settings_checks.h"
+
+#include <algorithm>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "formats/glob.h"
+#include "formats/utf8.h"
+#include "host/generate/request.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/media/decode.h"
+
+namespace atelier::generate {
+namespace {
+
+constexpr int64_t kMaxSteps = 1000;   // as many as models learn levels
+constexpr int64_t kMaxSide = 65'536;  // pixels
+
+std::string quote(std::string_view text) {
+  return formats::quote_and_escape(text);
+}
+
+void check_range(bool is_right, const std::string& place, const std::string& value,
+                 const std::string& what, report::Problems& problems) {
+  if (!is_right) problems.add(place + ": " + value + " is " + what);
+}
+
+void check_count(int64_t count, const std::string& place, report::Problems& problems) {
+  check_range(count >= 1, place, std::to_string(count), "below 1", problems);
+  check_range(count <= kMaxImages, place, std::to_string(count),
+              "above " + std::to_string(kMaxImages), problems);
+}
+
+void check_prompts(const Settings& s, const ModelFamily* family, const Place& place,
+                   report::Problems& problems) {
+  if (s.prompt.empty() && family != nullptr) {
+    const InputSpec* found = find_input_spec(family->inputs(), "prompt");
+    if (!found || found->required)
+      problems.add(place.of("prompt") + " is missing", found ? std::string(found->help) : "");
+  }
+  for (const auto& [name, text] :
+       {std::pair{"prompt", &s.prompt}, {"negative_prompt", &s.negative_prompt}}) {
+    if (const size_t at = formats::find_invalid_utf8(*text); at != std::string::npos)
+      problems.add(place.of(name) + ": byte " + std::to_string(at) + " is no UTF-8");
+  }
+}
+
+void check_guidance(const Settings& s, CfgRenorm preset, const Place& place,
+                    report::Problems& problems) {
+  check_range(s.cfg_trunc.value_or(1.0) >= 0, place.of("cfg_trunc"),
+              std::to_string(s.cfg_trunc.value_or(1.0)), "below 0", problems);
+  const auto renorm = s.cfg_renorm.empty() ? preset : find_renorm(s.cfg_renorm);
+  if (!renorm) {
+    problems.add(place.of("cfg_renorm") + ": " + quote(s.cfg_renorm) + " is not known",
+                 "use none, clamp or row");
+  }
+  if (!s.cfg_renorm_ratio) return;
+  check_range(*s.cfg_renorm_ratio > 0, place.of("cfg_renorm_ratio"),
+              std::to_string(*s.cfg_renorm_ratio), "not above 0", problems);
+  if (s.cfg_renorm.empty() && preset != CfgRenorm::kClamp) {
+    problems.add(place.of("cfg_renorm_ratio") + ": nothing is clamped",
+                 "set " + place.of("cfg_renorm") + " to clamp, or leave it out");
+  }
+}
+
+// Schedule, steps, guidance and strength. Numbers are checked even where the schedule's name is
+// wrong.
+void check_schedule(const Settings& s, const ModelFamily* family, const Place& place,
+                    report::Problems& problems) {
+  // Messages about schedules begin with the flag's name already.
+  const auto collect = [&](auto&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      problems.add(place.file.empty() ? error
+                                      : error.at(place.file + ":" + std::to_string(place.line)));
+    }
+  };
+  const ScheduleDefaults any;
+  const ScheduleDefaults* schedule = &any;
+  if (family != nullptr)
+    collect([&] { schedule = &find_schedule(family->schedules(), s.schedule); });
+  collect([&] {
+    const auto steps = s.num_inference_steps.value_or(schedule->num_inference_steps);
+    make_sigmas(*schedule,
+                {.num_steps = static_cast<int>(std::clamp<int64_t>(steps, -1, kMaxSteps)),
+                 .tokens = 4096,
+                 .flow_shift = s.flow_shift,
+                 .sigmas = s.sigmas});
+  });
+  check_guidance(s, schedule->cfg_renorm, place, problems);
+  if (s.denoising_strength) collect([&] { keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
+  const int64_t num_steps = s.num_inference_steps.value_or(1);
+  check_range(num_steps <= kMaxSteps, place.of("num_inference_steps"), std::to_string(num_steps),
+              "above " + std::to_string(kMaxSteps), problems);
+  if (s.denoising_strength && s.input_image.empty())
+    problems.add(place.of("denoising_strength") + ": there is no input image to start from",
+                 "give one with " + place.of("input_image"));
+}
+
+void check_picture(const std::string& path, const std::string& place, report::Problems& problems) {
+  try {
+    media::probe_picture(path);
+  } catch (const Error& error) {
+    problems.add(error.at(place));
+  }
+}
+
+void check_pictures(const Settings& s, std::span<const InputSpec> inputs, const Place& place,
+                    report::Problems& problems) {
+  if (!s.input_image.empty()) check_picture(s.input_image, place.of("input_image"), problems);
+  for (const InputSpec& input : inputs) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || input.use == InputUse::kTrain) continue;
+    std::vector<std::string> paths;
+    if (input.kind == InputKind::kImage || input.kind == InputKind::kMask)
+      paths = {given->get<std::string>()};
+    if (input.kind == InputKind::kImageList) paths = given->get<std::vector<std::string>>();
+    for (const std::string& path : paths) check_picture(path, place.of(input.name), problems);
+  }
+}
+
+// Nearest multiples below and above, the lower one only when it is a size.
+std::string nearest_sizes(int64_t size, int64_t multiple) {
+  const int64_t below = size / multiple * multiple;
+  if (size < multiple) return std::to_string(multiple);
+  return std::to_string(below) + " or " + std::to_string(below + multiple);
+}
+
+void check_size(int64_t size, int64_t multiple, const std::string& place,
+                report::Problems& problems) {
+  check_range(size <= kMaxSide, place, std::to_string(size), "above " + std::to_string(kMaxSide),
+              problems);
+  if (size > kMaxSide || (size > 0 && size % multiple == 0)) return;
+  problems.add(
+      place + ": " + std::to_string(size) + " is no multiple of " + std::to_string(multiple),
+      "use " + nearest_sizes(size, multiple));
+}
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+std::vector<int64_t> latents_shape(const Settings& settings, const LatentSpec& spec) {
+  std::vector<int64_t> shape = Generator::latent_shape(spec, settings.height, settings.width);
+  shape.insert(shape.begin(), settings.num_images);
+  return shape;
+}
+
+void check_latents(const Settings& s, const LatentSpec& spec, bool knows_size,
+                   const std::string& place, report::Problems& problems) {
+  try {
+    const files::Checkpoint file = open_latents(s.latents);
+    const std::vector<int64_t>& shape = file.index().find("latents")->shape;
+    const std::vector<int64_t> wanted = latents_shape(s, spec);
+    if (shape != wanted && knows_size)
+      problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " + shape_text(shape) +
+                       ", " + shape_text(wanted) + " expected",
+                   "that is [pictures, channels, frames, height, width] at this size");
+  } catch (const Error& error) {
+    problems.add(error.at(place));
+  }
+}
+
+}  // namespace
+
+void check_settings(const Settings& s, const ModelFamily* family, const Place& place,
+                    report::Problems& problems) {
+  check_prompts(s, family, place, problems);
+  check_count(s.num_images, place.of("num_images"), problems);
+  check_count(s.batch_size, place.of("batch_size"), problems);
+  check_schedule(s, family, place, problems);
+  check_pictures(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
+}
+
+void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
+                 const Place& place, report::Problems& problems) {
+  const size_t before = problems.size();
+  check_size(s.height, spec.pixel_multiple, place.of("height"), problems);
+  check_size(s.width, spec.pixel_multiple, place.of("width"), problems);
+  if (problems.size() > before || s.flow_shift || !s.sigmas.empty()) return;
+  for (const ScheduleDefaults& schedule : family.schedules()) {
+    const bool is_first = &schedule == &family.schedules().front();
+    if (s.schedule.empty() ? !is_first : s.schedule != schedule.name) continue;
+    try {
+      make_sigmas(schedule,
+                  {.num_steps = schedule.num_inference_steps, .tokens = tokens_of(s, spec)});
+    } catch (const Error& error) {
+      problems.add(error.at(size_place(s, place)));
+    }
+  }
+}
+
+void check_against_model(const Settings& s, const ModelFamily& family, const Model& model,
+                         std::string_view variant, const Place& place, report::Problems& problems) {
+  const LatentSpec spec = model.latent_spec();
+  const size_t before = problems.size();
+  check_sizes(s, family, spec, place, problems);
+  for (const InputSpec& input : family.inputs()) {
+    if (!input.required || input.use == InputUse::kTrain || is_setting(input.name)) continue;
+    if (!formats::glob_match(input.variants, variant) || s.family_inputs.contains(input.name))
+      continue;
+    problems.add(place.of(input.name) + " is missing", std::string(input.help));
+  }
+  if (!s.latents.empty())
+    check_latents(s, spec, /*knows_size=*/problems.size() == before, place.of("latents"), problems);
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,92 @@
+#include "host/plan/prepared_generation.h"
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "host/generate/output_paths.h"
+#include "host/generate/settings_checks.h"
+
+namespace atelier::plan {
+namespace {
+
+using model::LoadedModel;
+
+// Whether all weights of a model, and the largest pictures, fit into a GPU at once.
+bool everything_fits(const LoadedModel& model) {
+  if (model.is_stand_in()) return false;
+  if (model.device().is_cpu()) return true;
+  constexpr double kWorkspaceBytes = 6e9;
+  double weights = 0;
+  for (const auto& part : model.parts()) weights += static_cast<double>(part.checkpoint.bytes());
+  const auto [free, total] = at::accelerator::getMemoryInfo(model.device().index());
+  return weights + kWorkspaceBytes < static_cast<double>(free);
+}
+
+}  // namespace
+
+PreparedGeneration::PreparedGeneration(GenerationRequest request, progress::Progress& progress,
+                                       report::Problems& problems)
+    : request_(std::move(request)), progress_(progress) {
+  const size_t before = problems.size();
+  problems.collect([&] { check_wishes(request_.wishes); });
+  const bool has_wishes = problems.size() == before;
+  if (request_.load && family() != nullptr) open_model(has_wishes, problems);
+  for (const generate::Job& job : request_.jobs) check(job, problems);
+  if (request_.expects_jobs && model_)  // what they leave out
+    generate::check_sizes(request_.base, *family(), model_->model().latent_spec(), {}, problems);
+}
+
+void PreparedGeneration::open_model(bool has_wishes, report::Problems& problems) {
+  problems.collect([&] { model_ = LoadedModel::open(*family(), *request_.load); });
+  if (!model_) return;
+  if (has_wishes) sizes_.emplace(*model_, *request_.load, request_.wishes);
+  lengths_.emplace(model_->model(), family()->name(), request_.load->cuts_texts);
+  loras_.emplace(*model_, request_.lora_mode, progress_);
+  if (request_.tiling)
+    problems.collect([&] {
+      generate::check_tiling(*request_.tiling, model_->model().latent_spec().spatial_stride);
+    });
+}
+
+void PreparedGeneration::check(const generate::Job& job, report::Problems& problems) {
+  const size_t before = problems.size();
+  generate::check_settings(job.settings, family(), job.place, problems);
+  generate::check_output_path(job.settings.output, job.place.of("output"), problems);
+  if (!model_) return;
+  loras_->check(job.settings, job.place, problems);
+  const auto* denoiser = model_->denoiser();
+  generate::check_against_model(job.settings, *family(), model_->model(),
+                                denoiser ? denoiser->detection.variant : "", job.place, problems);
+  lengths_->check(job.settings, *family(), job.place, problems);
+  if (sizes_ && problems.size() == before)
+    sizes_->check(job.settings, job.place, request_.tiling, /*may_tile=*/true, problems);
+}
+
+void PreparedGeneration::make_plan() {
+  if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
+  GenerationAsked asked = {request_.jobs, request_.expects_jobs, request_.cfg_batch,
+                           request_.tiling, request_.prefetch};
+  if (asked.jobs.empty()) asked.jobs.emplace_back().settings = request_.base;
+  planned_ = plan_generation(*model_, *request_.load, request_.wishes, asked, unplanned_);
+}
+
+void PreparedGeneration::follow_plan() {
+  if (!unplanned_.empty()) progress_.warn("warning: no plan: " + unplanned_);
+  if (planned_) {
+    note_plan(*planned_, progress_);
+    apply_plan(planned_->result.plan, *request_.load);
+    model_->rearrange(*request_.load);
+  }
+  for (const std::string& note : model_->notes()) progress_.note("note: " + note);
+}
+
+generate::SessionOptions PreparedGeneration::session_options() const {
+  generate::SessionOptions options;
+  options.tiling = request_.tiling;
+  if (planned_) options.batches_cfg = cfg_batch_of(*planned_);
+  if (request_.cfg_batch) options.batches_cfg = *request_.cfg_batch;
+  if (request_.keeps_components)
+    options.keeps_all = planned_ ? everything_stays(*planned_) : everything_fits(*model_);
+  return options;
+}
+
+}  // namespace atelier::plan

@@ -1,0 +1,329 @@
+#include "host/plan/prepared_training.h"
+
+#include <algorithm>
+#include <set>
+
+#include "atelier/error.h"
+
+#include "host/generate/settings_checks.h"
+#include "host/generate/text_lengths.h"
+#include "host/lora/lora_writer.h"
+#include "host/plan/size_guard.h"
+#include "host/train/row_check.h"
+#include "host/train/run_checks.h"
+#include "host/train/sample_prompts.h"
+#include "host/train/trained.h"
+
+namespace atelier::plan {
+namespace {
+
+using model::LoadedModel;
+using report::Problems;
+using train::Config;
+using train::PreparedRun;
+using train::Stage;
+
+bool trains(const Config& config, std::string_view component) {
+  for (const std::string& name : config.trained_names()) {
+    if (name.substr(0, name.find('.')) == component) return true;
+  }
+  return false;
+}
+
+// The components that this stage uses; empty: all that the family requires.
+std::vector<std::string> needed_components(const ModelFamily& family, const Config& config) {
+  if (config.stage == Stage::kBoth || !config.samples.prompts_file.empty()) return {};
+  std::vector<std::string> names;
+  for (const ComponentSpec& component : family.components()) {
+    const Phases& phases = component.phases;
+    const bool is_used = config.stage == Stage::kDataProcess
+                             ? phases.encode
+                             : phases.denoise || trains(config, component.name);
+    if (is_used) names.emplace_back(component.name);
+  }
+  return names;
+}
+
+// Decides where trained weights rest. Reads no values.
+void place_trained(PreparedRun& run, Problems& problems) {
+  const auto& places = run.config.model.placement.offload;
+  std::set<const Weight*> stay;
+  std::set<std::string> on_disk;
+  for (const auto& trained : run.selection.weights) {
+    const auto place = places.find(trained.component);
+    if (place == places.end() && !run.config.offload.optimizer) stay.insert(trained.weight);
+    if (place != places.end() && place->second == memory::Place::kDisk)
+      on_disk.insert(trained.component);
+  }
+  for (const std::string& component : on_disk)
+    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
+                 "use " + component + "=host");
+  run.model->keep_on_device(stay);
+}
+
+// Fills a PreparedRun step by step. What is wrong becomes problems, and the rest is checked all the
+// same.
+class Preparation {
+ public:
+  Preparation(TrainingRequest request, progress::Progress& progress, Problems& problems)
+      : family_(request.family),
+        progress_(progress),
+        problems_(problems),
+        run_{.config = std::move(request.config)} {
+    const train::MemorySettings& memory = config_.memory;
+    wishes_ = {.vram = memory.vram,
+               .host_memory = memory.host_memory,
+               .allow_storage = memory.allow_storage};
+    config_.model.components = needed_components(family_, config_);
+    plan_elsewhere(request.device_profile, wishes_, config_.model);
+  }
+
+  PreparedTraining for_training(bool is_planned_only) {
+    const size_t before = problems_.size();
+    problems_.collect([&] { check_wishes(wishes_); });
+    const bool has_wishes = problems_.size() == before;
+    open_model();
+    if (run_.model && wishes_.device_profile.empty()) note_places();
+    if (run_.model && config_.stage != Stage::kDataProcess) check_trained();
+    open_datasets();
+    check_cached_parts();
+    if (has_wishes && run_.model) sizes_.emplace(*run_.model, config_.model, wishes_);
+    read_prompts();
+    check_sizes();
+    check_resumed();
+    finish();
+    PreparedTraining prepared = {.run = std::move(run_)};
+    make_plan(prepared);
+    if (!is_planned_only) follow_plan(prepared);
+    return prepared;
+  }
+
+  PreparedRun for_encoding() {
+    open_model();
+    if (run_.model) note_model();
+    config_.validation = {};
+    open_datasets();
+    if (run_.model && run_.dataset)
+      problems_.collect(
+          [&] { SizeGuard(*run_.model, config_.model, wishes_).check(*run_.dataset, problems_); });
+    finish();
+    return std::move(run_);
+  }
+
+ private:
+  // Without its files, the declarations of the model are there for the other checks.
+  void open_model() {
+    problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
+    if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
+    if (run_.model) lengths_.emplace(run_.model->model(), family_.name(), config_.model.cuts_texts);
+  }
+
+  void note_model() {
+    for (const std::string& note : run_.model->notes()) progress_.note("note: " + note);
+  }
+
+  // What the user should know about places on this machine.
+  void note_places() {
+    note_model();
+    const bool is_asked = config_.offload.weights || config_.offload.optimizer;
+    if (is_asked && run_.model->device().is_cpu() && !run_.model->is_stand_in())
+      progress_.note(
+          "note: --cpu_offload and --optimize_on_cpu have no effect on the CPU: weights and the "
+          "optimizer's state are in host memory anyway");
+  }
+
+  // What is trained, and what it begins with.
+  void check_trained() {
+    LoadedModel& model = *run_.model;
+    run_.selection = train::select_trained(model, config_, problems_);
+    place_trained(run_, problems_);
+    open_preset();
+    if (!config_.lora.base_model.empty()) {
+      if (const auto warning = lora::warning_of(config_.lora.format); !warning.empty())
+        progress_.warn("warning: " + std::string(warning));
+    }
+    if (!config_.lora.checkpoint.empty())
+      problems_.collect(
+          [&] { train::check_lora_checkpoint(model, run_.selection, config_.lora, problems_); });
+    if (model.dtype() == at::kHalf)
+      problems_.add("--dtype: gradients of float16 vanish without a scaled loss",
+                    "use bfloat16 or float32", ErrorCode::kUnsupported);
+    open_starting_weights();
+    problems_.collect([&] {
+      const train::Timesteps checked(family_.training_schedule(model.denoiser()->detection),
+                                     config_.timesteps);
+    });
+  }
+
+  // The LoRA that is part of the frozen model.
+  void open_preset() {
+    const train::LoraSettings& lora = config_.lora;
+    if (lora.preset_path.empty() || lora.preset_model.empty()) return;
+    if (lora.preset_model != run_.model->denoiser()->detection.component &&
+        !run_.selection.trains(lora.preset_model)) {
+      problems_.add(
+          "--preset_lora_model: " + lora.preset_model + " works ahead of training, without it",
+          "name the denoiser, or a component that is trained");
+      return;
+    }
+    for (const auto& trained : run_.selection.weights) {
+      if (trained.component != lora.preset_model || !run_.model->is_streamed(*trained.weight))
+        continue;
+      problems_.add("--preset_lora_model: weights of " + lora.preset_model +
+                        " are trained and rest on the host: nothing can be added to them",
+                    "leave out --optimize_on_cpu and --offload", ErrorCode::kUnsupported);
+      return;
+    }
+    problems_.collect([&] {
+      run_.preset = std::make_unique<lora::Registry>(*run_.model);
+      const lora::Use use{"preset", lora.preset_path, 1.0};
+      run_.preset->check(use.path);
+      if (run_.preset->fingerprint(std::span(&use, 1), lora.preset_model).empty())
+        problems_.add(
+            "--preset_lora_path: " + lora.preset_path + " changes nothing in " + lora.preset_model,
+            "name its component with --preset_lora_model");
+    });
+  }
+
+  // Weights that are not trained are not in checkpoints: the run that is resumed would lose them.
+  void open_starting_weights() {
+    const std::string& file = config_.resume_from_checkpoint;
+    if (file.empty()) return;
+    problems_.collect([&] {
+      run_.starting_weights.emplace(*run_.model, file);
+      const std::string& component = run_.starting_weights->component();
+      const auto& names = config_.trainable_models;
+      if (std::find(names.begin(), names.end(), component) == names.end())
+        problems_.add(
+            "--resume_from_checkpoint: " + file + ": " + component + " is not trained as a whole",
+            "give the file to --model_paths in place of the model's own");
+    });
+  }
+
+  void open_datasets() {
+    data::DatasetOptions options = config_.dataset;
+    if (!options.dataset_base_path.empty())
+      run_.dataset = open_dataset(options, /*is_learnt=*/true);
+    if (run_.dataset != nullptr && !run_.dataset->items().empty())
+      problems_.collect([&] { data::Order::check(run_.dataset->items().size(), config_.order); });
+    if (config_.validation.base_path.empty()) return;
+    options.dataset_base_path = config_.validation.base_path;
+    options.dataset_metadata_path = config_.validation.metadata_path;
+    run_.validation = open_dataset(options, /*is_learnt=*/false);
+  }
+
+  std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
+                                                    bool is_learnt) {
+    data::RowCheck check;
+    if (lengths_) check = train::row_check(config_, family_, *lengths_, is_learnt);
+    const LatentSpec spec = (run_.model ? *run_.model : *without_files_).model().latent_spec();
+    std::shared_ptr<const data::Dataset> dataset;
+    problems_.collect([&] {
+      dataset = std::make_shared<const data::Dataset>(
+          data::Dataset::open(options, family_.inputs(), spec, problems_, check));
+      for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
+    });
+    return dataset;
+  }
+
+  void check_cached_parts() {
+    const train::CachedParts cached = train::cached_parts(family_, config_.trained_names());
+    if (run_.dataset == nullptr && config_.dataset.dataset_base_path.empty() &&
+        !(cached.text && cached.latents))
+      problems_.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
+                    "give the dataset");
+  }
+
+  // The prompts of pictures on the way.
+  void read_prompts() {
+    const std::string& file = config_.samples.prompts_file;
+    if (file.empty()) return;
+    generate::Settings base;
+    problems_.collect([&] {
+      if (const auto size = train::size_of_samples(config_, run_.dataset.get())) {
+        base.height = size->height;
+        base.width = size->width;
+      }
+    });
+    for (const generate::Job& job :
+         train::read_sample_prompts(file, base, family_.inputs(), problems_))
+      check_prompt(job);
+  }
+
+  void check_prompt(const generate::Job& job) {
+    const size_t before = problems_.size();
+    generate::check_settings(job.settings, &family_, job.place, problems_);
+    if (!run_.model) return;
+    generate::check_against_model(job.settings, family_, run_.model->model(),
+                                  run_.model->denoiser()->detection.variant, job.place, problems_);
+    lengths_->check(job.settings, family_, job.place, problems_);
+    if (sizes_ && problems_.size() == before)
+      sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);
+    run_.prompts.push_back(job.settings);
+  }
+
+  void check_sizes() {
+    if (!sizes_) return;
+    if (run_.dataset) sizes_->check(*run_.dataset, config_, run_.selection, problems_);
+    if (run_.validation) sizes_->check(*run_.validation, problems_);
+  }
+
+  void check_resumed() {
+    if (config_.resume.empty() || !problems_.empty()) return;
+    problems_.collect([&] {
+      run_.resumed = run::find_checkpoint(config_.resume, [](const std::string&) {});
+      if (config_.stage != Stage::kDataProcess)
+        train::check_resume(*run_.resumed, *run_.model, run_.selection, config_, problems_);
+    });
+  }
+
+  void finish() {
+    problems_.throw_if_any();
+    if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
+  }
+
+  void make_plan(PreparedTraining& prepared) const {
+    const PreparedRun& run = prepared.run;
+    TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
+    if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
+    prepared.planned = plan_training(*run.model, wishes_, asked, prepared.unplanned);
+  }
+
+  // Places weights, activations and the optimizer as they are planned.
+  void follow_plan(PreparedTraining& prepared) {
+    if (!prepared.unplanned.empty()) progress_.warn("warning: no plan: " + prepared.unplanned);
+    if (!prepared.planned) return;
+    note_plan(*prepared.planned, progress_);
+    apply_to_training(*prepared.planned, prepared.run.config);
+    prepared.run.model->rearrange(prepared.run.config.model);
+    place_trained(prepared.run, problems_);
+    problems_.throw_if_any();
+  }
+
+  const ModelFamily& family_;
+  progress::Progress& progress_;
+  Problems& problems_;
+  MemoryWishes wishes_;
+  PreparedRun run_;
+  Config& config_ = run_.config;
+  std::unique_ptr<LoadedModel> without_files_;  // where the model's own cannot be opened
+  std::optional<generate::TextLengths> lengths_;
+  std::optional<SizeGuard> sizes_;
+};
+
+}  // namespace
+
+PreparedTraining prepare_training(TrainingRequest request, progress::Progress& progress,
+                                  Problems& problems) {
+  const bool is_planned_only = request.is_planned_only;
+  return Preparation(std::move(request), progress, problems).for_training(is_planned_only);
+}
+
+PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
+                             Problems& problems) {
+  request.config.samples = {};  // none are made
+  request.config.memory.allow_storage = {};
+  return Preparation(std::move(request), progress, problems).for_encoding();
+}
+
+}  // namespace atelier::plan

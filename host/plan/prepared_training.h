@@ -1,0 +1,39 @@
+// A training run, before its first weight is read: checked as a whole, and planned.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "atelier/model_family.h"
+
+#include "host/plan/plan_run.h"
+#include "host/progress/progress.h"
+#include "host/report/problems.h"
+#include "host/train/training_run.h"
+
+namespace atelier::plan {
+
+struct TrainingRequest {
+  const ModelFamily& family;
+  train::Config config;  // that parse_config() has checked
+  bool is_planned_only = false;
+  std::string device_profile = {};  // see MemoryWishes
+};
+
+struct PreparedTraining {
+  train::PreparedRun run;
+  std::optional<Planned> planned;
+  std::string unplanned;  // why there is no plan; empty: none is needed
+};
+
+// Opens model, datasets, prompts and checkpoints, reads no weights, and plans what the run takes.
+// Unless it is planned only, the model is placed as planned and the user told. Throws one error
+// with all that is wrong, `problems` included; throws as plan_training().
+PreparedTraining prepare_training(TrainingRequest request, progress::Progress& progress,
+                                  report::Problems& problems);
+
+// The same for encoding samples ahead of training, which nothing is planned for.
+train::PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
+                                    report::Problems& problems);
+
+}  // namespace atelier::plan

@@ -1,0 +1,165 @@
+#include "host/train/training_run.h"
+
+#include <filesystem>
+
+#include "atelier/error.h"
+
+#include "host/files/safetensors_writer.h"
+#include "host/run/stop.h"
+#include "host/train/preview.h"
+#include "host/train/run_checks.h"
+#include "host/train/trainer.h"
+
+namespace atelier::train {
+namespace {
+
+namespace fs = std::filesystem;
+using progress::Progress;
+
+bool is_stopped() {
+  return run::StopSignals::requested().has_value();
+}
+
+RunEnd stopped() {
+  return {.exit_code = run::StopSignals::exit_code(run::StopSignals::requested().value())};
+}
+
+void load(model::LoadedModel& model, const std::string& component, Progress& progress) {
+  if (model.is_loaded(component)) return;
+  progress::Step step(progress, "load " + component, 0, progress::Unit::kBytes);
+  model.load_component(component, [&](const model::LoadProgress& state) {
+    step.set(state.bytes_done, state.bytes_total);
+    if (is_stopped()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
+  });
+  step.finish();
+}
+
+// The steps of one run, in order.
+class TrainingRun {
+ public:
+  TrainingRun(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress)
+      : run_(run),
+        config_(run.config),
+        model_(*run.model),
+        timeline_(timeline),
+        progress_(progress),
+        folder_(run.config.output.output_path) {
+    if (config_.stage != Stage::kDataProcess)
+      files::write_file(file_in_folder(run::kConfigName), config_.effective_toml);
+  }
+
+  RunEnd run() {
+    begin("encode");
+    Samples samples = open_samples(run_, run_.dataset, config_.cache_path);
+    if (is_finished(samples)) return {};
+    if (!fill(samples)) return stopped();
+    std::optional<Samples> validation;
+    if (run_.validation != nullptr) {
+      validation.emplace(open_samples(run_, run_.validation, config_.cache_path + "/validation"));
+      if (!fill(*validation)) return stopped();
+    }
+    if (config_.stage == Stage::kDataProcess) return {};
+    make_preview();
+    begin("load");
+    load_components();
+    return train(samples, validation ? &*validation : nullptr);
+  }
+
+ private:
+  void begin(const char* phase) {
+    if (timeline_ != nullptr) timeline_->begin(phase);
+  }
+  std::string file_in_folder(std::string_view name) const {
+    return (fs::path(config_.output.output_path) / name).string();
+  }
+
+  // Whether the checkpoint that is resumed is the end of its run, with its weights beside it.
+  bool is_finished(const Samples& samples) {
+    if (!run_.resumed) return false;
+    const int64_t step = run_.resumed->step, total = count_steps(samples, config_);
+    if (step < total) return false;
+    progress_.warn(
+        "the run is finished: step " + std::to_string(step) + " of " + std::to_string(total) +
+        "; to go on, give " +
+        (config_.max_train_steps
+             ? "a larger --max_train_steps than " + std::to_string(*config_.max_train_steps)
+             : "a larger --num_epochs than " + std::to_string(config_.num_epochs)));
+    return find_weights_to_write(*run_.resumed, run_.selection, config_).empty();
+  }
+
+  // Encodes what is not there; false when a signal ended it.
+  bool fill(Samples& samples) {
+    if (config_.stage != Stage::kTrain)
+      return samples.fill(model_, config_.dataset_num_workers, progress_, is_stopped);
+    if (samples.missing() == 0) return true;
+    throw Error(ErrorCode::kNotFound,
+                config_.cache_path + ": " + std::to_string(samples.missing()) +
+                    " entries are not there or not of these rows",
+                "run the task sft:data_process again, or sft, which does both", "CACHE_INCOMPLETE");
+  }
+
+  void make_preview() {
+    if (run_.prompts.empty()) return;
+    std::vector<std::string> trained;
+    for (const auto& part : model_.parts()) {
+      if (run_.selection.trains(part.detection.component))
+        trained.push_back(part.detection.component);
+    }
+    preview_.emplace(model_, run_.prompts, file_in_folder(run::kPreviewsName), trained, progress_);
+    preview_->encode_ahead();
+  }
+
+  void load_components() {
+    const std::string denoiser = model_.denoiser()->detection.component;
+    for (const auto& part : model_.parts()) {
+      const std::string& name = part.detection.component;
+      if (name == denoiser || run_.selection.trains(name)) load(model_, name, progress_);
+    }
+    if (run_.starting_weights) run_.starting_weights->load();
+    if (run_.preset) run_.preset->load({"preset", config_.lora.preset_path, 1.0});
+  }
+
+  RunEnd train(const Samples& samples, const Samples* validation) {
+    Trainer trainer({model_, config_, samples, validation, preview_ ? &*preview_ : nullptr, folder_,
+                     progress_, timeline_},
+                    run_.selection);
+    if (!config_.resume.empty()) {
+      run::find_checkpoint(
+          config_.resume, [&](const std::string& line) { progress_.warn(line); },
+          [&](const run::Checkpoint& checkpoint) { trainer.resume(checkpoint); });
+    }
+    progress_.note(std::to_string(samples.size()) + " samples, " +
+                   std::to_string(trainer.total_steps()) + " steps, " +
+                   std::to_string(trainer.trained_count()) + " trained numbers");
+    return {.exit_code = trainer.run(), .has_trained = true};
+  }
+
+  PreparedRun& run_;
+  const Config& config_;
+  model::LoadedModel& model_;
+  run::MemoryTimeline* timeline_;  // null: none
+  Progress& progress_;
+  run::RunFolder folder_;
+  std::optional<Preview> preview_;
+};
+
+}  // namespace
+
+RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress) {
+  try {
+    return TrainingRun(run, timeline, progress).run();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCancelled || !is_stopped()) throw;
+    return stopped();
+  }
+}
+
+Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::Dataset>& dataset,
+                     const std::string& folder) {
+  const bool drops_captions = run.config.caption_dropout_rate > 0;
+  if (dataset == nullptr) return Samples::of_cache(folder, *run.model, drops_captions);
+  const CachedParts cached = cached_parts(run.model->family(), run.config.trained_names());
+  return Samples::of_dataset(dataset, *run.model, cached, folder, drops_captions);
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,51 @@
+// A training run from its checked parts to the trained model.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/data/dataset.h"
+#include "host/generate/settings.h"
+#include "host/lora/registry.h"
+#include "host/model/model_loader.h"
+#include "host/progress/progress.h"
+#include "host/run/memory_timeline.h"
+#include "host/run/run_folder.h"
+#include "host/train/config.h"
+#include "host/train/samples.h"
+#include "host/train/selection.h"
+#include "host/train/starting_weights.h"
+
+namespace atelier::train {
+
+// Everything that is known before a weight is read.
+struct PreparedRun {
+  Config config;
+  std::unique_ptr<model::LoadedModel> model;
+  Selection selection;
+  // Null: samples come from the cache alone; there is no validation.
+  std::shared_ptr<const data::Dataset> dataset, validation;
+  std::vector<generate::Settings> prompts;  // of pictures on the way
+  std::optional<run::Checkpoint> resumed;   // nullopt: from the beginning
+  std::optional<StartingWeights> starting_weights;
+  std::unique_ptr<lora::Registry> preset;  // of --preset_lora_path; null: none
+};
+
+struct RunEnd {
+  int exit_code = 0;
+  // False where training did not begin: samples were encoded only, a signal came before, or the run
+  // was finished already.
+  bool has_trained = false;
+};
+
+// Encodes what is missing, loads and trains. `timeline` may be null. Throws what the steps throw;
+// signals end it with their exit code, see run::StopSignals, of which one lives.
+RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, progress::Progress& progress);
+
+// The samples of `dataset`, or of the cache in `folder` when it is null.
+Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::Dataset>& dataset,
+                     const std::string& folder);
+
+}  // namespace atelier::train

@@ -1,0 +1,177 @@
+#include "host/generate/session.h"
+
+#include "host/files/safetensors_writer.h"
+#include "host/media/png.h"
+#include "tests/host/train/picture_toy.h"
+
+using namespace atelier;
+using namespace atelier::generate;
+using test::Folder;
+using test::read_bytes;
+
+namespace {
+
+// A model of files that is up, and a folder for what it makes.
+struct Studio {
+  Folder folder;
+  std::unique_ptr<model::LoadedModel> model;
+  plugins::Plugin plugin;
+  progress::Progress progress{progress::Options{.quiet = true}};
+  std::optional<LoraSet> loras;
+
+  Studio() {
+    plugin.file.family = "toy";
+    plugin.file.version = "1.2";
+    plugin.family = &test::picture_toy();
+    test::write_toy_model(folder / "model");
+    // Random weights of the denoiser would make numbers that are not finite.
+    test::write_toy_component(folder / "model/transformer/model.safetensors", "dit", 1, 0.01f);
+    model = test::open_toy_model(folder / "model", {}, "float32");
+    loras.emplace(*model, lora::Mode::kHot, progress);
+  }
+
+  Settings settings(const std::string& output) const {
+    Settings settings;
+    settings.prompt = "a lighthouse";
+    settings.negative_prompt = "grey";  // the toy encodes no empty text
+    settings.height = settings.width = 16;
+    settings.seed = 7;
+    settings.output = folder / output;
+    return settings;
+  }
+
+  JobResult make(const Settings& settings, const SessionOptions& options = {}) {
+    Session session(*model, *loras, plugin, options, progress);
+    JobResult result;
+    session.run(settings, result);
+    return result;
+  }
+  std::string bytes(const Settings& settings, const SessionOptions& options = {}) {
+    make(settings, options);
+    return read_bytes(settings.output);
+  }
+};
+
+// A LoRA of the denoiser's first layer.
+void write_lora(const std::string& path) {
+  const auto factor = [](at::IntArrayRef shape) { return at::full(shape, 0.25); };
+  files::write_safetensors(path, {{"transformer.embed.lora_A.weight", factor({2, 48})},
+                                  {"transformer.embed.lora_B.weight", factor({32, 2})}});
+}
+
+}  // namespace
+
+TEST_CASE("A session writes the pictures that are asked for, the same for the same seed",
+          "[session]") {
+  Studio studio;
+  Settings settings = studio.settings("a.png");
+  const JobResult result = studio.make(settings);
+  CHECK(result.seed == 7);
+  CHECK(result.output == std::vector<std::string>{settings.output});
+  const std::string first = read_bytes(settings.output);
+  CHECK(studio.bytes(studio.settings("b.png")) == first);
+  settings.seed = 8;
+  CHECK(studio.bytes(settings) != first);
+
+  settings.num_images = 2;
+  CHECK(studio.make(settings).output ==
+        std::vector<std::string>{studio.folder / "a_0.png", studio.folder / "a_1.png"});
+}
+
+TEST_CASE("A seed that nobody gave is drawn and told", "[session]") {
+  Studio studio;
+  Settings settings = studio.settings("a.png");
+  settings.seed.reset();
+  const JobResult drawn = studio.make(settings);
+  const std::string first = read_bytes(settings.output);
+  REQUIRE(drawn.seed.has_value());
+  settings.seed = drawn.seed;
+  CHECK(studio.bytes(settings, {.writes_metadata = false}) !=
+        first);  // the same picture, which does not say how it was made
+  CHECK(studio.bytes(settings) == first);
+}
+
+TEST_CASE("Pictures say how they were made unless they are not to", "[session]") {
+  Studio studio;
+  const Settings settings = studio.settings("a.png");
+  studio.make(settings);
+  const media::PngText text = media::png_text(settings.output);
+  REQUIRE(text.size() == 2);
+  CHECK_THAT(text[0].second, Catch::Contains("a lighthouse"));
+  CHECK_THAT(text[1].second, Catch::Contains("\"toy\"") && Catch::Contains("\"1.2\""));
+  studio.make(settings, {.writes_metadata = false});
+  CHECK(media::png_text(settings.output).empty());
+}
+
+TEST_CASE("Prompts that are encoded ahead make the same pictures", "[session]") {
+  Studio studio;
+  const Settings settings = studio.settings("a.png");
+  const std::string expected = studio.bytes(settings);
+  for (const bool keeps_all : {false, true}) {
+    Session session(*studio.model, *studio.loras, studio.plugin, {.keeps_all = keeps_all},
+                    studio.progress);
+    Job job;
+    job.settings = settings;
+    session.encode_ahead({&job, 1});
+    CHECK(session.keeps_all() == keeps_all);
+    JobResult result;
+    session.run(settings, result);
+    CHECK(read_bytes(settings.output) == expected);
+    CHECK(studio.model->is_loaded("text_encoder") == keeps_all);
+  }
+}
+
+TEST_CASE("LoRAs come with the request that names them and leave with the next", "[session]") {
+  Studio studio;
+  const std::string file = studio.folder / "style.safetensors";
+  write_lora(file);
+  const Settings plain = studio.settings("a.png");
+  Settings styled = plain;
+  styled.loras = {{"style", file, 1.0}};
+  const SessionOptions bare = {.writes_metadata = false};
+  const std::string expected = studio.bytes(plain, bare);
+  CHECK(studio.bytes(styled, bare) != expected);
+  CHECK(studio.bytes(plain, bare) == expected);
+
+  report::Problems problems;
+  studio.loras->check(styled, {}, problems);
+  CHECK(problems.empty());
+  styled.loras = {{"none", studio.folder / "none.safetensors", 1.0}};
+  studio.loras->check(styled, {"jobs.jsonl", 3}, problems);
+  test::expect_error(ErrorCode::kNotFound, {"jobs.jsonl:3: loras", "none.safetensors"},
+                     [&] { problems.throw_if_any(); });
+}
+
+TEST_CASE("A job that fails is told, and the next one runs", "[session]") {
+  std::vector<JobResult> results;
+  int made = 0;
+  JobRunner runner(
+      [&](const Settings& settings, JobResult& result) {
+        if (settings.prompt == "too large") throw Error(ErrorCode::kOutOfMemory, "no room");
+        if (settings.prompt == "stop") throw Error(ErrorCode::kCancelled, "stopped");
+        result.seed = 5;
+        ++made;
+      },
+      [&](const JobResult& result) { results.push_back(result); });
+  const auto job = [](uint64_t line, const std::string& prompt) {
+    Settings settings;
+    settings.prompt = prompt;
+    return Job{{"jobs.jsonl", line}, settings};
+  };
+  runner.run(job(1, "a cat"));
+  CHECK(runner.exit_code() == 0);
+  runner.run(job(2, "too large"));
+  runner.refuse(3, Error(ErrorCode::kInvalidArgument, "no JSON"));
+  runner.run(job(4, "a dog"));
+  CHECK(made == 2);
+  CHECK(runner.exit_code() == exit_code(ErrorCode::kOutOfMemory));  // the first counts
+  REQUIRE(results.size() == 4);
+  CHECK(results[0].error.empty());
+  CHECK(results[0].seed == 5);
+  CHECK_THAT(results[1].error, Catch::Contains("no room"));
+  CHECK(results[2].line == 3);
+  CHECK_THAT(results[2].error, Catch::Contains("no JSON"));
+  // After this one the next would fare no better.
+  test::expect_error(ErrorCode::kCancelled, {"stopped"}, [&] { runner.run(job(5, "stop")); });
+  CHECK(results.size() == 5);
+}

@@ -1,0 +1,183 @@
+#include "host/plan/prepared_generation.h"
+#include "host/plan/prepared_training.h"
+#include "tests/host/train/picture_toy.h"
+
+using namespace atelier;
+using namespace atelier::plan;
+using test::Folder;
+using test::fs::exists;
+
+namespace {
+
+// Files of a model and of a dataset, and a folder for what is made of them.
+struct Workshop {
+  Folder folder;
+  plugins::Plugin plugin;
+  progress::Progress progress{progress::Options{.quiet = true}};
+  report::Problems problems;
+
+  Workshop() {
+    plugin.file.family = "toy";
+    plugin.file.version = "1.2";
+    plugin.family = &test::picture_toy();
+    test::write_toy_model(folder / "model");
+    // Random weights of the denoiser would make numbers that are not finite.
+    test::write_toy_component(folder / "model/transformer/model.safetensors", "dit", 1, 0.01f);
+    for (int i = 0; i < 2; ++i)
+      test::write_toy_picture(folder / ("data/" + std::to_string(i) + ".png"), 16, 16, i);
+    test::write_bytes(folder / "data/metadata.csv", "image,prompt\n0.png,red\n1.png,blue\n");
+  }
+
+  GenerationRequest pictures(std::vector<std::string> outputs) const {
+    GenerationRequest request = {
+        .plugin = &plugin,
+        .load = model::LoadRequest{
+            .model_paths = folder / "model", .dtype = "float32", .device = "cpu"}};
+    request.base.prompt = "a lighthouse";
+    request.base.negative_prompt = "grey";  // the toy encodes no empty text
+    request.base.height = request.base.width = 16;
+    for (const std::string& output : outputs) {
+      request.jobs.push_back({{"jobs.jsonl", request.jobs.size() + 1}, request.base});
+      request.jobs.back().settings.output = folder / output;
+    }
+    return request;
+  }
+
+  TrainingRequest training(std::vector<std::string> more, std::string_view command = "train") {
+    std::vector<std::string> arguments = {"--plugin",
+                                          "toy",
+                                          "--model_paths",
+                                          folder / "model",
+                                          "--dataset_base_path",
+                                          folder / "data",
+                                          "--dataset_metadata_path",
+                                          folder / "data/metadata.csv",
+                                          "--output_path",
+                                          folder / "run",
+                                          "--device",
+                                          "cpu",
+                                          "--lora_base_model",
+                                          "dit"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    TrainingRequest request = {
+        .family = test::picture_toy(),
+        .config = train::parse_config(arguments, &test::picture_toy(), problems, command)};
+    problems.throw_if_any();
+    return request;
+  }
+
+  train::RunEnd train(std::vector<std::string> more) {
+    PreparedTraining prepared = prepare_training(training(std::move(more)), progress, problems);
+    return train::run_training(prepared.run, nullptr, progress);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
+  Workshop shop;
+  GenerationRequest request = shop.pictures({"a.png", "none/b.png"});
+  request.jobs[0].settings.height = 15;
+  request.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
+  request.wishes.vram = "much";
+  request.tiling = {64, 96};
+  const PreparedGeneration prepared(request, shop.progress, shop.problems);
+  test::expect_error(
+      ErrorCode::kInvalidArgument,
+      {"jobs.jsonl:1: height: 15 is no multiple of 8", "jobs.jsonl:2: output: there is no folder",
+       "jobs.jsonl:2: loras", "--vram much is no size", "--tile_stride"},
+      [&] { shop.problems.throw_if_any(); });
+}
+
+TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
+  Workshop shop;
+  PreparedGeneration prepared(shop.pictures({"a.png"}), shop.progress, shop.problems);
+  REQUIRE(shop.problems.empty());
+  generate::Job job = shop.pictures({"b.png"}).jobs.front();
+  prepared.check(job, shop.problems);
+  CHECK(shop.problems.empty());
+  job.settings.prompt = std::string(test::kToyLongestText + 1, 'a');
+  prepared.check(job, shop.problems);
+  CHECK(shop.problems.size() == 1);
+}
+
+TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
+  Workshop shop;
+  GenerationRequest request = shop.pictures({"a.png"});
+  request.keeps_components = true;
+  request.cfg_batch = false;
+  PreparedGeneration prepared(request, shop.progress, shop.problems);
+  prepared.make_plan();
+  CHECK(!prepared.planned());
+  CHECK(prepared.unplanned().empty());
+  prepared.follow_plan();
+  const generate::SessionOptions options = prepared.session_options();
+  CHECK(options.keeps_all);
+  CHECK(!options.batches_cfg);
+  CHECK(!options.tiling);
+  generate::Session session(prepared.model(), prepared.loras(), shop.plugin, options,
+                            shop.progress);
+  generate::JobResult result;
+  session.run(request.jobs[0].settings, result);
+  CHECK(exists(shop.folder / "a.png"));
+}
+
+TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
+  Workshop shop;
+  GenerationRequest request = shop.pictures({"a.png"});
+  request.wishes.vram = "1GiB";
+  PreparedGeneration prepared(request, shop.progress, shop.problems);
+  REQUIRE(shop.problems.empty());
+  prepared.make_plan();
+  REQUIRE(prepared.planned());
+  prepared.follow_plan();
+  CHECK(prepared.session_options().batches_cfg == cfg_batch_of(*prepared.planned()));
+}
+
+TEST_CASE("A run is prepared, trained, and found finished the next time", "[prepared]") {
+  Workshop shop;
+  const train::RunEnd end = shop.train({"--max_train_steps", "2", "--save_steps", "1"});
+  CHECK(end.has_trained);
+  CHECK(end.exit_code == 0);
+  CHECK(exists(shop.folder / "run/config.toml"));
+  CHECK(exists(shop.folder / "run/step-2.safetensors"));
+  const train::RunEnd again =
+      shop.train({"--max_train_steps", "2", "--resume", shop.folder / "run"});
+  CHECK(!again.has_trained);
+  CHECK(again.exit_code == 0);
+  const train::RunEnd more =
+      shop.train({"--max_train_steps", "3", "--resume", shop.folder / "run"});
+  CHECK(more.has_trained);
+  CHECK(exists(shop.folder / "run/step-3.safetensors"));
+}
+
+TEST_CASE("A run whose cache is not filled does not train from it", "[prepared]") {
+  Workshop shop;
+  PreparedTraining prepared = prepare_training(
+      shop.training({"--task", "sft:train", "--cache_path", shop.folder / "cache"}), shop.progress,
+      shop.problems);
+  test::expect_error(ErrorCode::kNotFound, {"entries are not there", "sft:data_process"},
+                     [&] { train::run_training(prepared.run, nullptr, shop.progress); });
+
+  const train::PreparedRun encoding =
+      prepare_encoding(shop.training({"--cache_path", shop.folder / "cache"}, "cache"),
+                       shop.progress, shop.problems);
+  train::Samples samples =
+      train::open_samples(encoding, encoding.dataset, encoding.config.cache_path);
+  CHECK(samples.missing() > 0);
+  REQUIRE(samples.fill(*encoding.model, 0, shop.progress, [] { return false; }));
+  CHECK(train::run_training(prepared.run, nullptr, shop.progress).has_trained);
+}
+
+TEST_CASE("Everything that is wrong with a run is one error", "[prepared]") {
+  Workshop shop;
+  test::write_bytes(shop.folder / "data/metadata.csv", "image,prompt\nnone.png,red\n");
+  test::write_bytes(shop.folder / "prompts.txt", "a fox --w 15\n");
+  TrainingRequest request =
+      shop.training({"--lora_target_modules", "blocks.9.q", "--sample_prompts",
+                     shop.folder / "prompts.txt", "--sample_at_first"});
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"blocks.9.q", "none.png", "prompts.txt:1: width", "mistakes"},
+                     [&] { prepare_training(std::move(request), shop.progress, shop.problems); });
+  CHECK(!exists(shop.folder / "run"));
+}
