@@ -63,11 +63,12 @@ flags::CommandSpec probe_command() {
 
 namespace {
 
-// Floating tensors of two axes and more take part in products and get the model's dtype; vectors
-// (noise levels) stay as they are.
-at::Tensor to_compute(const at::Tensor& value, const LoadedModel& model) {
+// Floating tensors of two axes and more take part in products and get the component's dtype;
+// vectors (noise levels) stay as they are.
+at::Tensor to_compute(const at::Tensor& value, const LoadedModel& model,
+                      const std::string& component) {
   if (!c10::isFloatingType(value.scalar_type()) || value.dim() < 2) return value.to(model.device());
-  return value.to(model.device(), model.dtype());
+  return value.to(model.device(), model.dtype(component));
 }
 
 void report_load(const LoadProgress& progress) {
@@ -124,7 +125,8 @@ NamedTensors run_component(LoadedModel& model, const std::string& component,
   if (!with_gradients) {
     const at::NoGradGuard no_grad;
     NamedTensors given;
-    for (const auto& [name, value] : inputs) given.emplace(name, to_compute(value, model));
+    for (const auto& [name, value] : inputs)
+      given.emplace(name, to_compute(value, model, component));
     return plugins::guard(where, [&] { return model.model().probe(component, given, runner); });
   }
 
@@ -141,7 +143,7 @@ NamedTensors run_component(LoadedModel& model, const std::string& component,
       names.push_back(name);
       leaves.push_back(leaf);
     }
-    given.emplace(name, to_compute(leaf, model));
+    given.emplace(name, to_compute(leaf, model, component));
   }
   for (const auto& tensor : trained) {
     for (const auto& source : tensor.sources) {

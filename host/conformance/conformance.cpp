@@ -145,7 +145,7 @@ void randomize(nn::Module& module, at::ScalarType dtype) {
     } else {
       value = value / std::sqrt(static_cast<double>(numel / sizes[0]));
     }
-    weight.set(value.to(dtype));
+    weight.set(value.to(weight.drawn_dtype(dtype)));
   });
 }
 

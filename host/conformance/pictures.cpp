@@ -94,7 +94,8 @@ class Pictures {
     }
     DirectRunner runner;
     const Tensor latents = model_.model().encode_media(first().to(model_.device()), runner);
-    const Tensor again = model_.model().decode(latents.unsqueeze(0).to(model_.dtype()), runner);
+    const Tensor again =
+        model_.model().decode(latents.unsqueeze(0).to(model_.decoder_dtype()), runner);
     const double found = decibels(first(), again[0].to(at::kCPU, at::kFloat));
     return {"", found >= kLeastDecibels, print(found) + " dB"};
   }

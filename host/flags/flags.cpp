@@ -67,6 +67,19 @@ std::optional<uint64_t> parse_unsigned(const std::string& text) {
   return value;
 }
 
+// What of `text` is none of the flag's choices; nullopt when all of it is.
+std::optional<std::string> wrong_choice(const FlagSpec& flag, const std::string& text) {
+  for (size_t begin = 0; !flag.choices.empty() && begin <= text.size();) {
+    const size_t end =
+        flag.by_component ? std::min(text.find(',', begin), text.size()) : text.size();
+    std::string part = text.substr(begin, end - begin);
+    if (flag.by_component) part.erase(0, part.find('=') + 1);
+    if (std::ranges::find(flag.choices, part) == flag.choices.end()) return part;
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
 // What is wrong with one value of a flag; empty when nothing is.
 std::string value_problem(const FlagSpec& flag, const std::string& text) {
   switch (flag.kind) {
@@ -94,17 +107,16 @@ std::string value_problem(const FlagSpec& flag, const std::string& text) {
       if (text == "-1" || parse_unsigned(text)) return "";
       return quote(text) + " is no seed: no whole number from 0 to 2^64 - 1, and not -1";
     case FlagKind::kText:
-      if (flag.choices.empty() ||
-          std::find(flag.choices.begin(), flag.choices.end(), text) != flag.choices.end())
-        return "";
-      return quote(text) + " is not one of " + report::list_names(flag.choices);
+      if (const auto wrong = wrong_choice(flag, text))
+        return quote(*wrong) + " is not one of " + report::list_names(flag.choices);
+      return "";
   }
   return "";
 }
 
 // What to do about a value with such a problem.
 std::string value_hint(const FlagSpec& flag, const std::string& text) {
-  const std::string nearest = nearest_choice(text, flag.choices);
+  const std::string nearest = nearest_choice(wrong_choice(flag, text).value_or(text), flag.choices);
   return nearest.empty() ? flag.help : "did you mean " + nearest + "?";
 }
 

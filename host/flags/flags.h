@@ -26,6 +26,7 @@ struct FlagSpec {
   bool required = false;
   bool repeated = false;                  // may be given several times; see ParsedFlags::texts
   std::vector<std::string> choices = {};  // kText only: the values that are allowed; empty: any
+  bool by_component = false;  // also "choice,component=choice", each part of which is checked
   // What stands for the value in the help; shells complete paths where it holds FILE or FOLDER, and
   // families where it holds FAMILY. Empty: the kind's own word.
   std::string value_name = {};

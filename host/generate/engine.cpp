@@ -10,6 +10,7 @@ Engine make_engine(model::LoadedModel& model) {
   }
   engine.device = model.device();
   engine.dtype = model.dtype();
+  engine.decoder_dtype = model.decoder_dtype();
   engine.runner = &model.runner();
   engine.load = [&model](std::string_view component) { model.load_component(component); };
   engine.unload = [&model](std::string_view component) { model.unload_component(component); };

@@ -341,7 +341,7 @@ at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_C
     return plugins::guard(engine_.family + ".decode",
                           [&] { return engine_.model.decode(latents, blocks); });
   };
-  const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.dtype);
+  const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
   const auto on_tile = [&](int64_t done, int64_t total) {
     step.set(done, total);
     check_cancelled();

@@ -27,7 +27,8 @@ struct Engine {
   // Those that the model was made with.
   std::vector<ComponentSpec> components = {};
   at::Device device = at::kCPU;
-  at::ScalarType dtype = at::kFloat;  // compute dtype
+  at::ScalarType dtype = at::kFloat;          // of the denoiser
+  at::ScalarType decoder_dtype = at::kFloat;  // of what decodes
   // Each does nothing when there is nothing to do.
   std::function<void(std::string_view component)> load = {}, unload = {};
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place

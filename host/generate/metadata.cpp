@@ -72,6 +72,7 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
     record["cfg_renorm"] = renorm_name(request.cfg_renorm);
   if (request.cfg_renorm == CfgRenorm::kClamp)
     record["cfg_renorm_ratio"] = request.cfg_renorm_ratio;
+  if (!model.dtypes.empty()) record["dtypes"] = model.dtypes;
   if (!model.storage.empty()) record["storage"] = model.storage;
   if (!model.compute.empty()) record["compute"] = model.compute;
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;

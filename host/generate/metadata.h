@@ -19,6 +19,8 @@ struct ModelRecord {
   std::string dtype, device;
   // Component to files; each file is its name and its folder's.
   nlohmann::json files = nlohmann::json::object();
+  // Component to its dtype; those that compute in `dtype` are left out.
+  nlohmann::json dtypes = nlohmann::json::object();
   // Component to "fp8", "int8" or "published"; those that rest in `dtype` are left out.
   nlohmann::json storage = nlohmann::json::object();
   // Component to "w8a8"; those that are multiplied in `dtype` are left out.

@@ -35,6 +35,8 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
     const std::string& component = part.detection.component;
     for (const std::string& file : part.checkpoint.files())
       record.files[component].push_back(short_path(file));
+    if (model.dtype(component) != model.dtype())
+      record.dtypes[component] = at::toString(model.dtype(component));
     const weights::Storage storage = model.storage(component);
     if (storage != weights::Storage::kPlain)
       record.storage[component] = weights::storage_name(storage);

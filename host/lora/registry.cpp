@@ -106,8 +106,9 @@ void Registry::read(Loaded& loaded) const {
 void Registry::add_to_products(Values& values, const LoraFile& file,
                                const Match::Pair& pair) const {
   const LoraLayer& layer = file.layers()[pair.layer];
-  const at::Tensor down = file.read_down(layer, model_.dtype()).to(model_.device());
-  const at::Tensor up = file.read_up(layer, model_.dtype()).to(model_.device());
+  const at::ScalarType dtype = model_.dtype(pair.target->component);
+  const at::Tensor down = file.read_down(layer, dtype).to(model_.device());
+  const at::Tensor up = file.read_up(layer, dtype).to(model_.device());
   for (const TargetPiece& piece : pair.target->pieces) {
     Adapter adapter = {piece.linear, down, up, layer.scale};
     if (piece.axis == 0) {

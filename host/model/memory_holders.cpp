@@ -15,7 +15,7 @@ std::string shown(int64_t bytes) {
 class WeightBytes {
  public:
   WeightBytes(LoadedModel& model, std::string_view component)
-      : model_(model), stored_(model.storage_plan(component)) {}
+      : model_(model), dtype_(model.dtype(component)), stored_(model.storage_plan(component)) {}
 
   // Of those of `module` that are always on the device.
   int64_t resident(nn::Module& module) const {
@@ -29,11 +29,12 @@ class WeightBytes {
  private:
   int64_t of(const Weight& weight) const {
     if (!stored_.weights.contains(&weight))
-      return weight.numel() * static_cast<int64_t>(c10::elementSize(model_.dtype()));
+      return weight.numel() * static_cast<int64_t>(c10::elementSize(weight.drawn_dtype(dtype_)));
     return weight.numel() + weight.sizes()[0] * static_cast<int64_t>(sizeof(float));
   }
 
   LoadedModel& model_;
+  at::ScalarType dtype_;
   weights::StoragePlan stored_;
 };
 

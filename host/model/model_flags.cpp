@@ -87,9 +87,10 @@ std::vector<flags::FlagSpec> model_flags(std::string dtype) {
                "\"dit\"}}'",
        .preset = "{}"},
       {.name = "dtype",
-       .help = "of every weight",
+       .help = "for all, or by component: bfloat16,vae=float32",
        .preset = std::move(dtype),
-       .choices = {"auto", "float32", "bfloat16", "float16"}},
+       .choices = {"auto", "float32", "bfloat16", "float16"},
+       .by_component = true},
       {.name = "device",
        .help = "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "
                "copies of such a GPU",
@@ -148,7 +149,9 @@ model::LoadRequest load_request(const flags::ParsedFlags& flags) {
   request.model_paths = flags.text("model_paths");
   request.model_id_with_origin_paths = flags.text("model_id_with_origin_paths");
   request.tokenizer_path = flags.text("tokenizer_path");
-  request.dtype = flags.text("dtype");
+  weights::RequestedDtypes dtypes = weights::parse_dtypes(flags.text("dtype"));
+  request.dtype = std::move(dtypes.all);
+  request.dtypes = std::move(dtypes.components);
   request.device = flags.text("device");
   request.hints = parse_hints(flags.json("model_hints"));
   request.storage = weights::parse_storage(flags.list("storage"));

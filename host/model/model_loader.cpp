@@ -44,15 +44,6 @@ std::string where(const ModelFamily& family, std::string_view call) {
   return std::string(family.name()) + "." + std::string(call);
 }
 
-at::ScalarType parse_dtype(const std::string& name) {
-  if (name == "float32") return at::kFloat;
-  if (name == "bfloat16") return at::kBFloat16;
-  if (name == "float16") return at::kHalf;
-  throw Error(ErrorCode::kInvalidArgument,
-              "--dtype " + formats::quote_and_escape(name) + " is not known",
-              "use auto, float32, bfloat16 or float16");
-}
-
 // The floating dtype that most bytes of a checkpoint have; 8-bit ones are storage and compute as
 // bfloat16.
 at::ScalarType published_dtype(const TensorIndex& index) {
@@ -107,18 +98,19 @@ void check_storage(const ModelFamily& family, const LoadRequest& request, Model&
 void check_compute(const LoadedModel& model, const LoadRequest& request,
                    report::Problems& problems) {
   for (const auto& [component, storage] : request.storage) {
-    if (storage == weights::Storage::kBf16 && model.dtype() != at::kBFloat16)
+    if (storage == weights::Storage::kBf16 && model.dtype(component) != at::kBFloat16)
       problems.add(place_of("--storage", component) + "its weights rest in --dtype, " +
-                       std::string(at::toString(model.dtype())),
+                       std::string(at::toString(model.dtype(component))),
                    "pass --dtype bfloat16, or leave it out");
   }
   for (const auto& [component, compute] : request.compute) {
     if (!check_component(model.family(), component, "--compute", problems)) continue;
     if (model.find_part(component) == nullptr) continue;
     const weights::Storage storage = model.storage(component);
-    if (compute == weights::Compute::kBf16 && model.dtype() != at::kBFloat16)
+    if (compute == weights::Compute::kBf16 && model.dtype(component) != at::kBFloat16)
       problems.add(place_of("--compute", component) + "its weights are " +
-                       std::string(at::toString(model.dtype())) + ", and are multiplied as such",
+                       std::string(at::toString(model.dtype(component))) +
+                       ", and are multiplied as such",
                    "pass --dtype bfloat16, or leave it out");
     if (compute == weights::Compute::kW8A8 && storage != weights::Storage::kFp8 &&
         storage != weights::Storage::kInt8)
@@ -223,7 +215,11 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
            request.components.end();
   };
   at::ScalarType dtype = at::kFloat;
-  if (request.dtype != "auto") problems.collect([&] { dtype = parse_dtype(request.dtype); });
+  if (request.dtype != "auto")
+    problems.collect([&] { dtype = weights::dtype_named(request.dtype); });
+  for (const auto& [component, named] : request.dtypes)
+    check_component(family, component, "--dtype", problems);
+  model->dtypes_ = request.dtypes;
   std::optional<memory::StandInOptions> stand_in;
   problems.collect([&] {
     stand_in = device::parse_stand_in(request.device);
@@ -413,6 +409,22 @@ LoadedModel::LoadedModel(const ModelFamily& family)
 
 LoadedModel::~LoadedModel() = default;
 
+at::ScalarType LoadedModel::dtype() const {
+  const LoadedPart* part = denoiser();
+  return part == nullptr ? dtype_ : dtype(part->detection.component);
+}
+
+at::ScalarType LoadedModel::dtype(std::string_view component) const {
+  const auto named = dtypes_.find(component);
+  return named == dtypes_.end() ? dtype_ : named->second;
+}
+
+at::ScalarType LoadedModel::decoder_dtype() const {
+  for (const ComponentSpec& spec : family_.components())
+    if (spec.phases.decode && find_part(spec.name) != nullptr) return dtype(spec.name);
+  return dtype_;
+}
+
 PlacedComponents LoadedModel::placed_components() {
   PlacedComponents components;
   for (const ComponentSpec& spec : family_.components()) {
@@ -432,7 +444,7 @@ void LoadedModel::place_blocks() {
     const std::vector<Block*> blocks = model_->blocks(name);
     const int64_t moved =
         keep_on_host_what_no_file_has(plan, blocks, bindings_.find(name)->second,
-                                      find_part(name)->checkpoint, dtype_, storage_plan(name));
+                                      find_part(name)->checkpoint, dtype(name), storage_plan(name));
     if (moved > 0)
       notes_.push_back("--offload " + name + "=disk: " + std::to_string(moved) + " of " +
                        std::to_string(blocks.size()) +
@@ -582,7 +594,7 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
 void LoadedModel::fill(std::string_view name, const weights::WeightBinding& binding,
                        const files::Checkpoint& checkpoint,
                        const std::function<void(int64_t)>& progress) {
-  weights::load_weights(binding, checkpoint, dtype_, device_, progress, storage_plan(name),
+  weights::load_weights(binding, checkpoint, dtype(name), device_, progress, storage_plan(name),
                         {.places = places_, .maps = !is_stand_in_});
   if (!is_streamed(name)) return;
   std::set<const Weight*> on_demand;

@@ -40,6 +40,8 @@ struct LoadRequest {
   // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on
   // the CPU the dtype that the denoiser is published in.
   std::string dtype = "auto";
+  // Of components that have another one.
+  weights::DtypeByComponent dtypes = {};
   // "auto", "cpu", "cuda", "cuda:1", or a stand-in (see host/device/stand_in.h), which computes on
   // the CPU. auto takes the first GPU; a GPU that cannot be used is an error.
   std::string device = "auto";
@@ -86,7 +88,12 @@ class LoadedModel {
   Model& model() { return *model_; }
   const Model& model() const { return *model_; }
   at::Device device() const { return device_; }
-  at::ScalarType dtype() const { return dtype_; }
+  // Of the denoiser: what latents and activations between components have.
+  at::ScalarType dtype() const;
+  // In which a component computes. Weights that keep float32 are drawn in that all the same.
+  at::ScalarType dtype(std::string_view component) const;
+  // What latents are given to Model::decode() in.
+  at::ScalarType decoder_dtype() const;
 
   const std::vector<LoadedPart>& parts() const { return parts_; }
   // In what the weights of a component rest.
@@ -161,7 +168,8 @@ class LoadedModel {
   std::map<std::string, std::string, std::less<>> files_;
   std::unique_ptr<Model> model_;
   at::Device device_ = at::kCPU;
-  at::ScalarType dtype_ = at::kFloat;
+  at::ScalarType dtype_ = at::kFloat;  // of components that `dtypes_` does not name
+  weights::DtypeByComponent dtypes_;
   weights::StorageByComponent storage_;
   weights::ComputeByComponent compute_;
   std::map<std::string, weights::WeightBinding, std::less<>> bindings_;  // by component

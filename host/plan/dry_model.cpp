@@ -80,9 +80,10 @@ void DryModel::place_weights() {
   for (const model::LoadedPart& part : model_.parts()) {
     const std::string& name = part.detection.component;
     const std::set<const Weight*> stored = model_.storage_plan(name).weights;
+    const at::ScalarType dtype = model_.dtype(name);
     model_.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
-      weight.set_store(
-          std::make_shared<MetaStore>(weight.sizes(), model_.dtype(), stored.contains(&weight)));
+      weight.set_store(std::make_shared<MetaStore>(weight.sizes(), weight.drawn_dtype(dtype),
+                                                   stored.contains(&weight)));
     });
   }
   weight_bytes_ = bytes_.now();
@@ -112,7 +113,8 @@ void DryModel::train(const train::Selection& selection, int64_t rank) {
   }
   for (const train::Selection::TrainedWeight& trained : selection.weights) {
     if (tables.contains(trained.weight)) continue;
-    trained.weight->set(at::empty(trained.weight->sizes(), meta(model_.dtype())));
+    const at::ScalarType dtype = trained.weight->drawn_dtype(model_.dtype(trained.component));
+    trained.weight->set(at::empty(trained.weight->sizes(), meta(dtype)));
     trained.weight->set_trainable(true);
   }
   for (const train::Selection::AdaptedLayer& layer : selection.layers) {

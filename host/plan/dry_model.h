@@ -50,6 +50,7 @@ class DryModel {
 
   Model& model() { return model_.model(); }
   at::ScalarType dtype() const { return model_.dtype(); }
+  at::ScalarType dtype(std::string_view component) const { return model_.dtype(component); }
   at::DeviceType like() const { return like_; }
 
   // Makes what a run trains leaves, and puts LoRA factors of `rank` into its layers.

@@ -190,7 +190,7 @@ class GenerationSizes {
         dry_.model().latent_spec(), request().height, request().width);
     shape.insert(shape.begin(), 1);
     const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
-      const Tensor latents = dry_.tensor(shape, dry_.dtype());
+      const Tensor latents = dry_.tensor(shape, model_.decoder_dtype());
       const auto decode = [&](const Tensor& part) {
         return plugins::guard("decode of a dry run",
                               [&] { return dry_.model().decode(part, runner); });

@@ -63,8 +63,10 @@ memory::Manner manner_of(DryModel& dry, const DryPass& pass,
                          const memory::DeviceProfile& profile) {
   memory::Manner manner;
   manner.device_bytes = pass.peak_bytes;
-  manner.seconds = pass.work.seconds(profile, dry.dtype());
+  manner.seconds =
+      pass.work.seconds(profile, components.empty() ? dry.dtype() : dry.dtype(components.front()));
   for (const std::string& name : components) {
+    const at::ScalarType dtype = dry.dtype(name);
     std::vector<double> seconds;
     for (Block* block : dry.model().blocks(name)) {
       const auto found = pass.blocks.find(block);
@@ -72,9 +74,9 @@ memory::Manner manner_of(DryModel& dry, const DryPass& pass,
         seconds.push_back(0.0);
         continue;
       }
-      const double computing = found->second.seconds(profile, dry.dtype());
+      const double computing = found->second.seconds(profile, dtype);
       manner.seconds -= computing;
-      seconds.push_back(computing + seconds_beside_work(*block, dry.dtype(), dry.like(), profile));
+      seconds.push_back(computing + seconds_beside_work(*block, dtype, dry.like(), profile));
     }
     if (!seconds.empty()) manner.forward.emplace(name, std::move(seconds));
   }

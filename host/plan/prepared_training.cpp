@@ -145,7 +145,11 @@ class Preparation {
     if (!config_.lora.checkpoint.empty())
       problems_.collect(
           [&] { train::check_lora_checkpoint(model, run_.selection, config_.lora, problems_); });
-    if (model.dtype() == at::kHalf)
+    const auto is_trained_in_half = [&](const model::LoadedPart& part) {
+      const std::string& component = part.detection.component;
+      return model.dtype(component) == at::kHalf && run_.selection.trains(component);
+    };
+    if (model.dtype() == at::kHalf || std::ranges::any_of(model.parts(), is_trained_in_half))
       problems_.add("--dtype: gradients of float16 vanish without a scaled loss",
                     "use bfloat16 or float32", ErrorCode::kUnsupported);
     open_starting_weights();

@@ -34,7 +34,8 @@ bool is_published_in_8_bits(const model::LoadedPart& part) {
 // Of one weight on the device.
 int64_t bytes_of(const Weight& weight, bool is_stored, at::ScalarType dtype) {
   if (is_stored) return rounded(weight.numel()) + rounded(weight.sizes()[0] * kScaleBytes);
-  return rounded(weight.numel() * static_cast<int64_t>(c10::elementSize(dtype)));
+  return rounded(weight.numel() *
+                 static_cast<int64_t>(c10::elementSize(weight.drawn_dtype(dtype))));
 }
 
 StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part, Storage storage,
@@ -45,13 +46,14 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
   std::set<const Weight*> stored;
   if (is_8_bit) stored = weights::storable_weights(model.model(), name);
 
+  const at::ScalarType dtype = model.dtype(name);
   StoredComponent sized;
   sized.storage = weights::storage_name(storage);
   std::set<const Weight*> in_blocks;
   for (Block* block : model.model().blocks(name)) {
     int64_t bytes = 0, once = 0;
     block->visit_weights([&](const std::string&, Weight& weight) {
-      const int64_t count = bytes_of(weight, stored.contains(&weight), model.dtype());
+      const int64_t count = bytes_of(weight, stored.contains(&weight), dtype);
       bytes += count;
       if (level_weights.contains(&weight)) once += count;
       in_blocks.insert(&weight);
@@ -60,7 +62,7 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
     sized.once.push_back(once);
   }
   model.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
-    if (!in_blocks.contains(&weight)) sized.outside += bytes_of(weight, false, model.dtype());
+    if (!in_blocks.contains(&weight)) sized.outside += bytes_of(weight, false, dtype);
   });
   return sized;
 }

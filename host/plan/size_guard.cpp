@@ -125,11 +125,11 @@ void SizeGuard::measure() {
       work_[name].add(area_of(side), static_cast<double>(pass.peak_bytes));
     }
   };
-  const auto latents = [&](int64_t side) {
+  const auto latents = [&](int64_t side, at::ScalarType dtype) {
     std::vector<int64_t> shape =
         generate::Generator::latent_shape(dry.model().latent_spec(), side, side);
     shape.insert(shape.begin(), 1);
-    return dry.tensor(shape, dry.dtype());
+    return dry.tensor(shape, dtype);
   };
   if (!picture_encoders(model_).empty()) {
     add("encode a picture", [&](int64_t side, BlockRunner& runner) {
@@ -140,15 +140,16 @@ void SizeGuard::measure() {
     const Conditioning text = example_text(dry, model_, kTokens);
     const Conditioning* const cond = &text;
     add("denoise", [&](int64_t side, BlockRunner& runner) {
-      const at::Tensor x = latents(side);
+      const at::Tensor x = latents(side, dry.dtype());
       dry.model().denoise(
           {.x_BCTHW = x, .sigma_B = dry.tensor({1}, at::kFloat), .cond = std::span(&cond, 1)},
           runner);
     });
   }
   if (!decoders(model_).empty()) {
-    add("decode",
-        [&](int64_t side, BlockRunner& runner) { dry.model().decode(latents(side), runner); });
+    add("decode", [&](int64_t side, BlockRunner& runner) {
+      dry.model().decode(latents(side, model_.decoder_dtype()), runner);
+    });
   }
 }
 

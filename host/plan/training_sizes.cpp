@@ -120,20 +120,23 @@ class TrainingSizes {
                        [&](const auto& trained) { return is_sent_away(trained.component); });
   }
 
+  int64_t bytes_of(const Weight& weight, std::string_view component) const {
+    return weight.numel() *
+           static_cast<int64_t>(c10::elementSize(weight.drawn_dtype(model_.dtype(component))));
+  }
+
   // Small weights of blocks that rest on the host are computed with in a copy that stays.
   void count_kept(memory::PlannedComponent& component) {
     std::set<const Weight*> small;
     for (const auto& trained : training_.selection.weights) {
-      const int64_t bytes =
-          trained.weight->numel() * static_cast<int64_t>(c10::elementSize(model_.dtype()));
-      if (bytes < config().offload.least_bytes) small.insert(trained.weight);
+      if (bytes_of(*trained.weight, trained.component) < config().offload.least_bytes)
+        small.insert(trained.weight);
     }
     std::vector<int64_t>& kept = component.storages.front().kept;
     for (Block* block : model_.model().blocks(component.name)) {
       int64_t bytes = 0;
       block->visit_weights([&](const std::string&, const Weight& weight) {
-        if (small.contains(&weight))
-          bytes += weight.numel() * static_cast<int64_t>(c10::elementSize(model_.dtype()));
+        if (small.contains(&weight)) bytes += bytes_of(weight, component.name);
       });
       kept.push_back(bytes);
     }
@@ -230,28 +233,32 @@ class TrainingSizes {
     double moving = 0;  // most that one call of the optimizer makes for itself
   };
   Trained trained() const {
-    double factors = 0, whole = 0, largest = 0;
+    Trained sum;
+    double factors = 0, whole = 0, largest = 0, copied = 0;
     for (const auto& layer : training_.selection.layers) {
       factors += static_cast<double>(config().lora.rank *
                                      (layer.linear->in_features() + layer.linear->out_features()));
     }
     for (const auto& weight : training_.selection.weights) {
-      whole += static_cast<double>(weight.weight->numel());
-      largest = std::max(largest, static_cast<double>(weight.weight->numel()));
+      const auto numbers = static_cast<double>(weight.weight->numel());
+      const at::ScalarType dtype = weight.weight->drawn_dtype(model_.dtype(weight.component));
+      const StateBytes bytes = state_bytes(config().optimizer, dtype);
+      sum.gradients += numbers * bytes.gradient;
+      sum.state += numbers * bytes.state;
+      copied = std::max<double>(copied, copied_bytes(config().optimizer, dtype));
+      whole += numbers;
+      largest = std::max(largest, numbers);
     }
     const StateBytes of_lora = state_bytes(config().optimizer, at::kFloat);
-    const StateBytes of_weights = state_bytes(config().optimizer, model_.dtype());
-    Trained sum;
     sum.numbers = factors + whole;
     sum.factors = 4.0 * factors;
-    sum.gradients = factors * of_lora.gradient + whole * of_weights.gradient;
-    sum.state = factors * of_lora.state + whole * of_weights.state;
+    sum.gradients += factors * of_lora.gradient;
+    sum.state += factors * of_lora.state;
     const bool is_in_batches = config().optimizer.kind == optim::Kind::kAdamW ||
                                config().optimizer.kind == optim::Kind::kAdamW8bit;
     sum.moving = is_in_batches ? std::max(copied_bytes(config().optimizer, at::kFloat) *
                                               std::min(factors, kMovedAtOnce),
-                                          copied_bytes(config().optimizer, model_.dtype()) *
-                                              std::min(whole, std::max(largest, kMovedAtOnce)))
+                                          copied * std::min(whole, std::max(largest, kMovedAtOnce)))
                                : 12.0 * largest;
     return sum;
   }
@@ -326,7 +333,7 @@ class TrainingSizes {
     });
     shape.front() = 1;
     const DryPass decoded = dry_.measure([&](BlockRunner& runner) {
-      dry_.model().decode(dry_.tensor(shape, dry_.dtype()), runner);
+      dry_.model().decode(dry_.tensor(shape, model_.decoder_dtype()), runner);
     });
     Manner manner = manner_of(dry_, decoded, decoders(model_), basis_.profile);
     manner.device_bytes = std::max(denoised.peak_bytes, decoded.peak_bytes);

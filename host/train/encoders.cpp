@@ -15,14 +15,6 @@ using model::LoadedModel;
 
 constexpr std::string_view kTokenizerRole = "tokenizer";
 
-// As --dtype names it.
-std::string dtype_name(at::ScalarType type) {
-  if (type == at::kFloat) return "float32";
-  if (type == at::kBFloat16) return "bfloat16";
-  if (type == at::kHalf) return "float16";
-  return at::toString(type);
-}
-
 at::Tensor checked(const at::Tensor& value, const std::string& what) {
   const at::Tensor on_cpu = value.detach().to(at::kCPU).contiguous();
   if (at::isFloatingType(on_cpu.scalar_type()) && !at::isfinite(on_cpu).all().item<bool>())
@@ -45,7 +37,7 @@ EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
     if (const auto file = model.files().find(name); file != model.files().end()) {
       records[name] = {model::tokenizer_fingerprint(file->second), ""};
     } else if (const model::LoadedPart* part = model.find_part(name)) {
-      std::string dtype = dtype_name(model.dtype());
+      std::string dtype = weights::dtype_name(model.dtype(name));
       const weights::Storage storage = model.storage(name);
       if (storage == weights::Storage::kFp8 || storage == weights::Storage::kInt8)
         dtype += " of " + std::string(weights::storage_name(storage));

@@ -33,7 +33,7 @@ constexpr ForeignFlag kFlags[] = {
     {"tokenizer_cache_dir", true, kIdle, "tokenizers are read from the model's folder"},
     {"disable_mmap_load_safetensors", false, kIdle,
      "files are read, not mapped, where that is quicker"},
-    {"no_half_vae", false, kIdle, "--dtype holds for every component"},
+    {"no_half_vae", false, kIdle, "--dtype bfloat16,vae=float32 keeps the VAE in float32"},
     {"clip_skip", true, kIdle, kOtherModels},
     {"v2", false, kIdle, kOtherModels},
     {"v_parameterization", false, kIdle, kOtherModels},

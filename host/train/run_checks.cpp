@@ -125,10 +125,13 @@ class ResumeChecks {
     const std::string file = run::path_in(checkpoint_.folder, "trained.safetensors");
     const files::Checkpoint saved = files::Checkpoint::open(file, {file});
     Shapes theirs;
-    bool has_dtype = false;  // whether weights have the dtype that they are trained in now
+    std::set<at::ScalarType> ours;  // dtypes in which weights are trained now
+    for (const auto& trained : selection_.weights)
+      ours.insert(trained.weight->drawn_dtype(model_.dtype(trained.component)));
+    bool has_dtype = false;
     for (const auto& [name, meta] : saved.index().tensors()) {
       theirs[name] = meta.shape;
-      has_dtype |= meta.dtype == model_.dtype();
+      has_dtype |= ours.contains(meta.dtype);
     }
     if (!selection_.weights.empty() && !has_dtype && refuse_if_changed("dtype")) return;
     const std::string name = first_difference(trained_shapes(selection_, config_), theirs);

@@ -224,7 +224,7 @@ Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {
       state.texts.missing.empty() ? std::optional<int64_t>(0) : state.missing_text_bytes(model);
   const int64_t stride = state.spec.spatial_stride;
   const int64_t cell_bytes =
-      state.spec.channels * static_cast<int64_t>(c10::elementSize(model.dtype()));
+      state.spec.channels * static_cast<int64_t>(c10::elementSize(model.decoder_dtype()));
   for (const State::Job& job : state.missing_jobs(Encoding::kLatents)) {
     const data::Item& item = state.dataset->items()[job.item];
     const data::DatasetOptions& options = state.dataset->options();

@@ -355,7 +355,7 @@ uint64_t TrainedTensors::saved_bytes() const {
     for (const auto& [name, meta] : model_.find_part(part)->checkpoint.index().tensors()) {
       const size_t size =
           dtype ? c10::elementSize(*dtype)
-                : std::max(c10::elementSize(meta.dtype), c10::elementSize(model_.dtype()));
+                : std::max(c10::elementSize(meta.dtype), c10::elementSize(model_.dtype(part)));
       bytes += kPerTensor + size * c10::multiply_integers(meta.shape);
     }
   }

@@ -7,6 +7,7 @@
 #include "atelier/nn/layers.h"
 
 #include "formats/escape.h"
+#include "formats/list.h"
 #include "host/report/problems.h"
 
 namespace atelier::weights {
@@ -18,6 +19,8 @@ constexpr int64_t kLeastColumns = 16;
 template <typename Kind>
 using Names = std::vector<std::pair<std::string_view, Kind>>;
 
+const Names<at::ScalarType> kDtypes = {
+    {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
 const Names<Storage> kStorages = {{"fp8", Storage::kFp8},
                                   {"int8", Storage::kInt8},
                                   {"bf16", Storage::kBf16},
@@ -63,6 +66,36 @@ std::map<std::string, Kind, std::less<>> parse_kinds(const std::string& flag,
 
 }  // namespace
 
+RequestedDtypes parse_dtypes(const std::string& text) {
+  RequestedDtypes dtypes;
+  std::vector<std::string> whole, entries;
+  for (const std::string& word : formats::parse_list(text))
+    (word.find('=') == std::string::npos ? whole : entries).push_back(word);
+  if (whole.size() > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                "--dtype " + formats::quote_and_escape(text) + ": two dtypes for every component",
+                "name one for all and others by component: bfloat16,vae=float32");
+  if (!whole.empty()) dtypes.all = whole.front();
+  dtypes.components = parse_kinds("--dtype", entries, kDtypes, "bfloat16,vae=float32");
+  return dtypes;
+}
+
+at::ScalarType dtype_named(const std::string& name) {
+  const auto found = std::ranges::find(kDtypes, std::string_view(name),
+                                       &std::pair<std::string_view, at::ScalarType>::first);
+  if (found == kDtypes.end())
+    throw Error(ErrorCode::kInvalidArgument,
+                "--dtype " + formats::quote_and_escape(name) + " is not known",
+                "use auto, float32, bfloat16 or float16");
+  return found->second;
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  const auto found =
+      std::ranges::find(kDtypes, dtype, &std::pair<std::string_view, at::ScalarType>::second);
+  return found == kDtypes.end() ? at::toString(dtype) : std::string(found->first);
+}
+
 StorageByComponent parse_storage(const std::vector<std::string>& entries) {
   return parse_kinds("--storage", entries, kStorages, "dit=fp8,text_encoder=int8");
 }
@@ -84,7 +117,8 @@ std::set<const Weight*> storable_weights(Model& model, std::string_view componen
   for (Block* block : model.blocks(component)) {
     block->visit([&](nn::Module& module) {
       const auto* linear = dynamic_cast<const nn::Linear*>(&module);
-      if (linear != nullptr && linear->in_features() >= kLeastColumns)
+      if (linear != nullptr && linear->in_features() >= kLeastColumns &&
+          !linear->weight->keeps_float32())
         weights.insert(linear->weight.get());
     });
   }

@@ -1,5 +1,5 @@
 // How the weights of a component rest, in --dtype or in 8 bits with a scale a row, and in what they
-// are multiplied.
+// are multiplied. Each is read here from its flag, by component.
 #pragma once
 
 #include <map>
@@ -11,6 +11,21 @@
 #include "atelier/model.h"
 
 namespace atelier::weights {
+
+using DtypeByComponent = std::map<std::string, at::ScalarType, std::less<>>;
+
+struct RequestedDtypes {
+  std::string all = "auto";  // of components that are not named, as dtype_named() takes it
+  DtypeByComponent components = {};
+};
+
+// "bfloat16", "vae=float32" or "bfloat16,vae=float32". Throws Error{kInvalidArgument}.
+RequestedDtypes parse_dtypes(const std::string& text);
+
+// "float32", "bfloat16" and "float16". Throws Error{kInvalidArgument} for another name.
+at::ScalarType dtype_named(const std::string& name);
+// The inverse; LibTorch's name of others.
+std::string dtype_name(at::ScalarType dtype);
 
 enum class Storage {
   kPlain,  // in the compute dtype

@@ -311,7 +311,8 @@ Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint
   };
   const at::ScalarType published = type_of(bound.pieces.front());
   const bool is_floating = c10::isFloatingType(published);
-  Arrival arrival = {.bound = &bound, .type = is_floating ? dtype : published};
+  Arrival arrival = {.bound = &bound,
+                     .type = is_floating ? bound.weight->drawn_dtype(dtype) : published};
   arrival.is_w8a8 = plan.w8a8.contains(bound.weight);
   arrival.read_type = arrival.type;
   bool is_one_type = true, are_codes = published == at::kFloat8_e4m3fn;

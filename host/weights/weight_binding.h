@@ -64,11 +64,11 @@ struct Landing {
   bool maps = true;
 };
 
-// Fills the weights. Floating ones arrive in `dtype` on `device`, or where `landing` says. On the
-// CPU whole tensors of that dtype are mapped and not copied (see mapped_file.h); all others are
-// read in groups, so that beside the weights little memory is used. Scales of the checkpoint are
-// applied. Weights of `plan` are stored in 8 bits and drawn in `dtype`. Throws Error{kNumerics}
-// when one of these holds a value that is not finite.
+// Fills the weights. Floating ones arrive in `dtype`, or float32 where they keep that, on `device`,
+// or where `landing` says. On the CPU whole tensors of that dtype are mapped and not copied (see
+// mapped_file.h); all others are read in groups, so that beside the weights little memory is used.
+// Scales of the checkpoint are applied. Weights of `plan` are stored in 8 bits and drawn in
+// `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite.
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t bytes_done)>& progress = {},

@@ -55,6 +55,20 @@ TEST_CASE("Values follow their flag or an equals sign", "[flags]") {
   CHECK_THROWS_AS(flags.text("no_such"), Error);
 }
 
+TEST_CASE("Choices by component are checked one by one", "[flags]") {
+  CommandSpec spec = command();
+  spec.flags.back().by_component = true;
+  for (const char* right : {"auto", "float32", "auto,vae=float32", "vae=float32,dit=auto"})
+    CHECK(parse({"--prompt", "x", "--dtype", right}, spec).text("dtype") == right);
+  for (const char* wrong : {"flaot32", "auto,vae=flaot32", "vae=flaot32,auto"}) {
+    INFO(wrong);
+    expect_error(ErrorCode::kInvalidArgument, {"\"flaot32\"", "did you mean float32?"}, [&] {
+      parse({"--prompt", "x", "--dtype", wrong}, spec);
+    });
+  }
+  CHECK_THROWS_AS(parse({"--prompt", "x", "--dtype", "vae=float32"}), Error);
+}
+
 TEST_CASE("A value may be empty, look like a flag, or stand for false", "[flags]") {
   CHECK(parse({"--prompt="}).text("prompt").empty());
   CHECK(parse({"--prompt", ""}).text("prompt").empty());

@@ -141,6 +141,20 @@ class GenerateTest(unittest.TestCase):
         self.assertNotIn(self.holder.name, text["atelier"])
         self.assertEqual(path.stat().st_mode & 0o777, 0o666 & ~umask())
 
+    def test_a_component_may_compute_in_another_dtype(self):
+        for name, dtype in (("half", "bfloat16"), ("mixed", "bfloat16,vae=float32"), ("wide", "float32"),
+                            ("named", "float32,vae=float32"), ("text", "float32,text_encoder=bfloat16")):
+            self.succeed(prompt="a cat", dtype=dtype, output=f"{name}.png")
+        records = {path.stem: json.loads(png_text(path)["atelier"]) for path in self.dir.glob("*.png")}
+        self.assertEqual(records["mixed"]["dtypes"], {"vae": "Float"})
+        self.assertEqual(records["mixed"]["dtype"], records["half"]["dtype"])
+        self.assertEqual(records["text"]["dtypes"], {"text_encoder": "BFloat16"})
+        for name in ("half", "wide", "named"):
+            self.assertNotIn("dtypes", records[name])
+        picture = {name: pixels(self.dir / f"{name}.png") for name in records}
+        self.assertEqual(picture["wide"], picture["named"])
+        self.assertEqual(len(set(picture.values())), 4)
+
     def test_quiet_runs_say_nothing_and_metadata_can_be_left_out(self):
         result = self.succeed(prompt="a cat", quiet=True, no_metadata=True)
         self.assertEqual(result.stderr, "")

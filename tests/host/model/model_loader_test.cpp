@@ -112,6 +112,30 @@ TEST_CASE("The dtype is what is asked for, or what the denoiser is published in"
                [&] { open({.model_paths = folder / "m", .dtype = "int4"}); });
 }
 
+TEST_CASE("A component may have a dtype of its own", "[loader]") {
+  Folder folder;
+  write_model(folder / "m", at::kHalf);
+  const auto model =
+      open({.model_paths = folder / "m", .dtype = "bfloat16", .dtypes = {{"vae", at::kFloat}}});
+  CHECK(model->dtype() == at::kBFloat16);
+  CHECK(model->dtype("text_encoder") == at::kBFloat16);
+  CHECK(model->dtype("vae") == at::kFloat);
+  CHECK(model->decoder_dtype() == at::kFloat);
+  for (const char* component : {"vae", "dit"}) {
+    model->load_component(component);
+    model->model().component(component).visit_weights([&](const std::string&, Weight& weight) {
+      CHECK(weight.draw().scalar_type() == model->dtype(component));
+    });
+  }
+  // The denoiser's is what latents have; others keep what they are published in.
+  const auto mixed = open({.model_paths = folder / "m", .dtypes = {{"dit", at::kFloat}}});
+  CHECK(mixed->dtype() == at::kFloat);
+  CHECK(mixed->dtype("vae") == at::kHalf);
+  expect_error(ErrorCode::kNotFound, {"--dtype", "vea", "vae"}, [&] {
+    open({.model_paths = folder / "m", .dtypes = {{"vea", at::kFloat}}});
+  });
+}
+
 TEST_CASE("Only the components that are asked for have to be there", "[loader]") {
   Folder folder;
   write_component(folder / "dit.safetensors", "dit", at::kFloat, "model.diffusion_model.");

@@ -282,6 +282,21 @@ TEST_CASE("Compute is read from its flag", "[storage]") {
   });
 }
 
+TEST_CASE("Dtypes are read from their flag, for all and by component", "[storage]") {
+  CHECK(parse_dtypes("auto").all == "auto");
+  CHECK(parse_dtypes("auto").components.empty());
+  const RequestedDtypes both = parse_dtypes("bfloat16,vae=float32,text_encoder=float16");
+  CHECK(both.all == "bfloat16");
+  CHECK(both.components == DtypeByComponent{{"vae", at::kFloat}, {"text_encoder", at::kHalf}});
+  CHECK(parse_dtypes("vae=float32").all == "auto");
+  for (const char* wrong : {"vae=int4", "vae=auto", "=float32", "vae=", "float32,bfloat16"})
+    expect_error(ErrorCode::kInvalidArgument, {"--dtype"}, [&] { parse_dtypes(wrong); });
+  expect_error(ErrorCode::kInvalidArgument, {"named twice"},
+               [] { parse_dtypes("vae=float32,vae=float16"); });
+  CHECK(dtype_named("bfloat16") == at::kBFloat16);
+  CHECK(dtype_name(at::kHalf) == "float16");
+}
+
 TEST_CASE("Storage is read from its flag", "[storage]") {
   const StorageByComponent storage =
       parse_storage({"dit=fp8", "text_encoder=int8", "vae=plain", "more=published"});

@@ -78,6 +78,33 @@ TEST_CASE("Tensors are carried across, cut and joined, on any axis", "[weights]"
   }
 }
 
+TEST_CASE("Weights that keep float32 come so, whatever the others are", "[weights]") {
+  struct Mixed : nn::Module {
+    WeightPtr table = declare("table", {3, 4}, {.keeps_float32 = true}),
+              half = declare("half", {4}, {.keeps_float32 = true}), other = declare("other", {4});
+    Mixed() : Module(nullptr, "") {}
+  };
+  Folder folder;
+  at::manual_seed(2);
+  const NamedTensors tensors = {{"table", at::randn({3, 4})},
+                                {"half", at::randn({4}).to(at::kBFloat16)},
+                                {"other", at::randn({4})}};
+  write_safetensors(folder / "a.safetensors", tensors);
+  Mixed module;
+  const WeightMap rules = {{"table", "table"}, {"half", "half"}, {"other", "other"}};
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  const WeightBinding binding = bind_weights(rules, "", file.index(), module);
+  load_weights(binding, file, at::kBFloat16, at::kCPU);
+  CHECK(at::equal(module.table->draw(), tensors.at("table")));
+  CHECK(module.half->draw().scalar_type() == at::kFloat);
+  CHECK(at::equal(module.half->draw(), tensors.at("half").to(at::kFloat)));
+  CHECK(at::equal(module.other->draw(), tensors.at("other").to(at::kBFloat16)));
+
+  save_component(module, rules, "", folder / "b.safetensors", {}, &file);
+  const Checkpoint saved = Checkpoint::open({"b", {folder / "b.safetensors"}});
+  CHECK(at::equal(saved.read("table"), tensors.at("table")));
+}
+
 TEST_CASE("Everything that does not fit is reported at once", "[weights]") {
   const WeightMap rules = {{"a.{}", "a{}"},
                            {"fused", "x", 0},
