@@ -285,6 +285,7 @@ void BlockStream::compute_after(Port& port, const Ticket& ticket) {
 }
 
 void BlockStream::read() {
+  const HostScope host;
   for (size_t turn = 0;; ++turn) {
     Reading reading;
     {

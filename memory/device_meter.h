@@ -19,9 +19,9 @@ struct DeviceBytes {
   int64_t when_refused = 0;  // live, when memory was refused last; 0: it never was, or not known
 };
 
-// Asks a GPU's allocator, or counts what LibTorch allocates on the thread that made this: what a
-// stand-in counts anyway, and otherwise for as long as this lives. Used from any thread; nobody
-// waits for the device.
+// Asks a GPU's allocator, or counts what LibTorch allocates outside of a HostScope: what a stand-in
+// counts anyway, and otherwise for as long as this lives. Used from any thread; nobody waits for
+// the device.
 class DeviceMeter {
  public:
   // `port`: of the device, for its own buffers, and outlives this; null: there is none.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 #include <string>
@@ -22,11 +23,10 @@ struct LiveBytes::Counter {
 namespace {
 
 thread_local std::shared_ptr<LiveBytes::Counter> current_counter;
-thread_local std::shared_ptr<MemoryLimit> current_limit;
 thread_local int suspended = 0;
 
-// Allocations that were counted and are still there. Guards the counters too: memory may be freed
-// on another thread.
+// The limit of the process, and the allocations that were counted and are still there. Guards the
+// counters too: memory may be freed on another thread.
 struct Ledger {
   struct Entry {
     int64_t bytes;
@@ -34,6 +34,8 @@ struct Ledger {
     std::shared_ptr<MemoryLimit> limit;
   };
   std::mutex mutex;
+  std::shared_ptr<MemoryLimit> limit;
+  std::atomic<bool> has_limit = false;  // so that allocations without one take no lock
   std::unordered_map<void*, Entry> entries;
 };
 
@@ -73,7 +75,8 @@ std::string size_text(int64_t bytes) {
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size) override {
-    const std::shared_ptr<MemoryLimit> limit = suspended == 0 ? current_limit : nullptr;
+    const bool is_limited = suspended == 0 && ledger().has_limit;
+    const std::shared_ptr<MemoryLimit> limit = is_limited ? MemoryLimit::applied() : nullptr;
     if (size == 0 || (!current_counter && !limit)) return base_allocator->allocate(size);
     const auto bytes = static_cast<int64_t>(size);
     if (limit) limit->take(bytes, "a tensor");
@@ -149,11 +152,14 @@ int64_t LiveBytes::peak() const {
 
 void MemoryLimit::apply(std::shared_ptr<MemoryLimit> limit) {
   if (limit) LiveBytes::install();
-  current_limit = std::move(limit);
+  const std::lock_guard lock(ledger().mutex);
+  ledger().has_limit = limit != nullptr;
+  ledger().limit = std::move(limit);
 }
 
-const std::shared_ptr<MemoryLimit>& MemoryLimit::applied() {
-  return current_limit;
+std::shared_ptr<MemoryLimit> MemoryLimit::applied() {
+  const std::lock_guard lock(ledger().mutex);
+  return ledger().limit;
 }
 
 void MemoryLimit::suspend(int change) {

@@ -39,10 +39,11 @@ class MemoryLimit {
  public:
   explicit MemoryLimit(int64_t capacity) : capacity_(capacity) {}
 
-  // What LibTorch allocates on this thread from now on is taken from `limit`, and given back where
-  // it is freed; takes a counting allocator. Null: no limit.
+  // What LibTorch allocates from now on is taken from `limit`, and given back where it is freed;
+  // takes a counting allocator. This holds for every thread, since a run computes on LibTorch's own
+  // threads too; those that work for the host suspend it. Null: no limit.
   static void apply(std::shared_ptr<MemoryLimit> limit);
-  static const std::shared_ptr<MemoryLimit>& applied();
+  static std::shared_ptr<MemoryLimit> applied();
   // What this thread allocates is left out until the calls with -1 are as many as those with 1.
   static void suspend(int change);
 

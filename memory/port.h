@@ -81,10 +81,10 @@ class VirtualClock {
 };
 
 // A device of host memory, for machines without a GPU and for tests: the host computes, a limit
-// bounds what device_memory() gives and what LibTorch allocates meanwhile on the thread that made
-// the port, and copies take as long as their bytes at a rate.
+// bounds what device_memory() gives and what LibTorch allocates meanwhile outside of a HostScope,
+// and copies take as long as their bytes at a rate.
 struct StandInOptions {
-  int64_t capacity = INT64_MAX;   // bytes; one port with a limit lives on a thread at a time
+  int64_t capacity = INT64_MAX;   // bytes; one port with a limit lives at a time
   double bytes_per_second = 0.0;  // of each direction; 0: as fast as memory
   bool poison = false;            // memory is NaN until a copy into it is done
   // Where the time of copies passes, and that of waiting for them; null: on the wall.
@@ -96,6 +96,7 @@ std::unique_ptr<Port> make_stand_in(const StandInOptions& options);
 std::unique_ptr<Port> make_port(at::Device device);
 
 // While it lives, what LibTorch allocates on this thread rests on the host: no stand-in counts it.
+// Threads of ours that read, decode, write or optimize on the host hold one.
 class HostScope {
  public:
   HostScope();

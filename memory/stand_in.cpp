@@ -128,6 +128,7 @@ class CopyQueue {
   };
 
   void work() {
+    const HostScope host;
     while (true) {
       std::optional<Copy> copy;
       {

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "memory/port.h"
+
 namespace atelier::data {
 
 void for_each_in_parallel(size_t count, const std::function<void(size_t)>& run) {
@@ -32,7 +34,12 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& run) 
     const size_t wanted =
         std::min<size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
     std::vector<std::jthread> threads;
-    for (size_t i = 1; i < wanted; ++i) threads.emplace_back(work);
+    for (size_t i = 1; i < wanted; ++i) {
+      threads.emplace_back([&] {
+        const memory::HostScope host;
+        work();
+      });
+    }
     work();
   }
   if (failure) std::rethrow_exception(failure);

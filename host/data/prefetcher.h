@@ -16,13 +16,16 @@
 
 #include "atelier/error.h"
 
+#include "memory/port.h"
+
 namespace atelier::data {
 
 // Calls `make(position)` for first, first + 1, … last - 1 on `threads` threads, at most `depth`
 // ahead of what was taken, and gives the results in that order, whatever the number of threads.
-// With 0 threads they are made when they are taken. An exception of make() comes out of the next()
-// of its position; the next() after it goes on with the position that follows. The destructor waits
-// for calls that are under way. next() is called from one thread.
+// With 0 threads they are made when they are taken. Their tensors rest on the host. An exception of
+// make() comes out of the next() of its position; the next() after it goes on with the position
+// that follows. The destructor waits for calls that are under way. next() is called from one
+// thread.
 template <typename T>
 class Prefetcher {
  public:
@@ -121,6 +124,7 @@ void Prefetcher<T>::work(std::stop_token stop) {
 
 template <typename T>
 auto Prefetcher<T>::result_of(const std::function<T(int64_t)>& make, int64_t position) -> Result {
+  const memory::HostScope host;
   Result result;
   try {
     result.value.emplace(make(position));

@@ -14,6 +14,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/files/file_reader.h"
+#include "memory/port.h"
 
 namespace atelier::files {
 
@@ -136,6 +137,7 @@ void read_runs(const std::vector<std::string>& files, const std::vector<uint64_t
   size_t running = 0;
 
   const auto work = [&] {
+    const memory::HostScope host;
     std::vector<char> buffer;
     try {
       while (!stop) {

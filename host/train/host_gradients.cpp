@@ -235,6 +235,7 @@ void HostGradients::wait_until_idle() {
 }
 
 void HostGradients::work() {
+  const memory::HostScope host;
   const at::NoGradGuard no_grad;
   std::unique_lock lock(mutex_);
   while (true) {

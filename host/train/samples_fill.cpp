@@ -15,6 +15,7 @@
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
+#include "memory/port.h"
 
 namespace atelier::train {
 
@@ -46,6 +47,7 @@ class EntryWriter {
     for (const auto& [name, tensor] : tensors) shapes[name] = tensor.sizes().vec();
     pending_.push_back({key, std::move(shapes),
                         std::async(std::launch::async, [this, key, entry = std::move(tensors)] {
+                          const memory::HostScope host;
                           store_.write(encoding_, key, entry);
                         })});
   }

@@ -15,7 +15,7 @@ using test::Train;
 
 DirectRunner direct;
 
-// What this thread allocates while it lives is bounded.
+// What LibTorch allocates while it lives is bounded.
 class Limited {
  public:
   explicit Limited(int64_t capacity) : limit_(std::make_shared<MemoryLimit>(capacity)) {

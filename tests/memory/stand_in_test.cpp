@@ -1,5 +1,8 @@
 #include <chrono>
+#include <future>
 #include <thread>
+
+#include <ATen/Parallel.h>
 
 #include "memory/live_bytes.h"
 #include "memory/port.h"
@@ -48,8 +51,7 @@ TEST_CASE("The stand-in counts its memory and keeps to its limit", "[port]") {
   CHECK(port->stats().live_bytes == 40 * kKiB);
 }
 
-TEST_CASE("What LibTorch allocates on the device's thread counts, on the host's it does not",
-          "[port]") {
+TEST_CASE("What LibTorch allocates counts, what rests on the host does not", "[port]") {
   const Tensor before = at::zeros({1 << 20});
   const auto port = make_stand_in({.capacity = 100 * kKiB});
   Tensor activation = at::zeros({20 * kKiB / 4});
@@ -65,6 +67,7 @@ TEST_CASE("What LibTorch allocates on the device's thread counts, on the host's 
     CHECK(port->stats().live_bytes == 20 * kKiB);
   }
   std::thread([&] {
+    const HostScope host;
     const Tensor batch = at::zeros({1 << 20});
     CHECK(port->stats().live_bytes == 20 * kKiB);
     activation.reset();  // freed elsewhere
@@ -75,6 +78,23 @@ TEST_CASE("What LibTorch allocates on the device's thread counts, on the host's 
   const Tensor more = at::zeros({10 * kKiB / 4});
   CHECK(measured.now() == 10 * kKiB);
   CHECK(port->stats().live_bytes == 10 * kKiB);
+}
+
+TEST_CASE("What other threads of a run allocate counts", "[port]") {
+  const auto port = make_stand_in({.capacity = 100 * kKiB});
+  Tensor held;
+  std::thread([&] {
+    held = at::zeros({30 * kKiB / 4});
+    CHECK(test::error_of([&] { (void)at::zeros({80 * kKiB / 4}); }).code() ==
+          ErrorCode::kOutOfMemory);
+  }).join();
+  CHECK(port->stats().live_bytes == 30 * kKiB);
+
+  // One of LibTorch's own.
+  std::promise<Tensor> made;
+  at::launch([&] { made.set_value(at::empty({40 * kKiB}, at::kByte)); });
+  const Tensor more = made.get_future().get();
+  CHECK(port->stats().live_bytes == 70 * kKiB);
 }
 
 TEST_CASE("A limit ends with its port, and memory may outlive it", "[port]") {

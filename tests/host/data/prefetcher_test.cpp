@@ -40,6 +40,16 @@ TEST_CASE("Results come in order, whatever the number of threads", "[prefetcher]
   }
 }
 
+TEST_CASE("What is made ahead rests on the host", "[prefetcher]") {
+  const auto device = memory::make_stand_in({.capacity = 1000});
+  for (const int threads : {0, 2}) {
+    Prefetcher<at::Tensor> results(threads, 2, 0, 4,
+                                   [](int64_t) { return at::zeros({10'000}, at::kByte); });
+    for (int i = 0; i < 4; ++i) CHECK(results.next().numel() == 10'000);
+    CHECK(device->stats().peak_bytes == 0);
+  }
+}
+
 TEST_CASE("Each position is made once, and nothing beyond the depth", "[prefetcher]") {
   std::array<std::atomic<int>, 30> calls{};
   std::atomic<int64_t> furthest = -1;
