@@ -91,7 +91,10 @@ void DryModel::place_weights() {
 
 void DryModel::take_back() {
   model_.model().forget_levels();
-  for (nn::Linear* linear : adapted_) linear->adapters.clear();
+  for (const auto& [linear, a] : adapted_) {
+    std::erase_if(linear->adapters,
+                  [&](const ops::Adapter& adapter) { return adapter.a.is_same(a); });
+  }
   for (const model::LoadedPart& part : model_.parts()) {
     model_.model()
         .component(part.detection.component)
@@ -123,8 +126,8 @@ void DryModel::train(const train::Selection& selection, int64_t rank) {
     adapter.b = at::empty({layer.linear->out_features(), rank}, meta(at::kFloat));
     adapter.a.set_requires_grad(true);
     adapter.b.set_requires_grad(true);
+    adapted_.emplace_back(layer.linear, adapter.a);
     layer.linear->adapters.push_back(std::move(adapter));
-    adapted_.push_back(layer.linear);
   }
   weight_bytes_ += bytes_.now() - before;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "atelier/block.h"
@@ -87,8 +88,8 @@ class DryModel {
   at::DeviceType like_;
   ops::DryRun run_;
   memory::MetaBytes bytes_;
-  std::vector<nn::Linear*> adapted_;
-  int64_t weight_bytes_ = 0;  // of meta tensors that are weights
+  std::vector<std::pair<nn::Linear*, at::Tensor>> adapted_;  // layers, and the factor put there
+  int64_t weight_bytes_ = 0;                                 // of meta tensors that are weights
 };
 
 }  // namespace atelier::plan

@@ -1,0 +1,36 @@
+#include "host/plan/dry_model.h"
+
+#include "tests/host/lora/toy_lora.h"
+
+namespace atelier::plan {
+namespace {
+
+nn::Linear* find_linear(model::LoadedModel& model, const std::string& path) {
+  nn::Linear* found = nullptr;
+  model.model().component("dit").visit([&](nn::Module& module) {
+    if (module.path() == path) found = dynamic_cast<nn::Linear*>(&module);
+  });
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("A dry model takes away the adapters that it put there, and no others", "[plan]") {
+  const test::Folder folder;
+  test::write_toy_model(folder.path());
+  const auto model = test::open_toy(folder.path());
+  nn::Linear* down = find_linear(*model, "blocks.1.down");
+  REQUIRE(down != nullptr);
+  const ops::Adapter other = {at::randn({3, 32}), at::randn({32, 3}), 0.5};
+  down->adapters.push_back(other);
+  {
+    DryModel dry(*model, at::kCPU);
+    dry.train({.layers = {{"dit", "blocks.1.down", down}}}, /*rank=*/4);
+    REQUIRE(down->adapters.size() == 2);
+    CHECK(down->adapters[1].a.is_meta());
+  }
+  REQUIRE(down->adapters.size() == 1);
+  CHECK(down->adapters[0].a.is_same(other.a));
+}
+
+}  // namespace atelier::plan
