@@ -54,6 +54,9 @@ class Targets {
  public:
   // `model` outlives the targets. Its weights need not be loaded.
   explicit Targets(model::LoadedModel& model);
+  // Matches, and its own tables, point into it.
+  Targets(const Targets&) = delete;
+  Targets& operator=(const Targets&) = delete;
 
   // The linear layer that a file calls `name`; null when there is none. Understood are the prefixes
   // "transformer.", "diffusion_model.", "base_model.model." and their like, names whose dots became
@@ -71,6 +74,10 @@ class Targets {
 
  private:
   struct Component {
+    Component() = default;
+    Component(Component&&) = default;  // unlike a copy it leaves `by_flat_name` valid
+    Component& operator=(Component&&) = default;
+
     std::string name;
     bool is_denoiser = false, is_text_encoder = false;
     std::vector<std::string> prefixes;  // that LoRA files put before its names

@@ -7,6 +7,9 @@ namespace atelier::lora {
 using test::expect_error;
 using test::Folder;
 
+// A copy would point into what it was copied from.
+static_assert(!std::is_copy_constructible_v<Targets> && !std::is_copy_assignable_v<Targets>);
+
 TEST_CASE("A layer is found under every spelling of its name", "[lora]") {
   const Folder folder;
   test::write_toy_model(folder.path());
