@@ -100,7 +100,7 @@ std::string Manifest::path(const std::string& folder) {
 Manifest Manifest::read(const std::string& folder) {
   const std::string name = path(folder);
   std::error_code failure;
-  if (!fs::exists(name, failure))
+  if (!fs::exists(name, failure) && !failure)
     throw Error(ErrorCode::kNotFound, display_path(name) + ": there is no cache",
                 "run --task sft:data_process first, with the same --output_path or --cache_path",
                 "CACHE_ABSENT");
@@ -115,7 +115,7 @@ Manifest Manifest::read(const std::string& folder) {
       throw Error(ErrorCode::kInvalidArgument,
                   display_path(name) + ": version " + json.at("version").dump() + ", " +
                       std::to_string(kVersion) + " is known here",
-                  hint, "CACHE_STALE");
+                  hint, kStaleCache);
     return manifest_of(json);
   } catch (const formats::ParseError& error) {
     const Error at = files::at_file(name, error, ErrorCode::kDataLoss);

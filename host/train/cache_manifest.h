@@ -11,8 +11,10 @@
 
 namespace atelier::train {
 
-// Tag of the error for a manifest.json that is something else: it is not written over.
+// Tags of errors: a manifest.json that is something else, which is not written over, and a cache
+// that was made from other files or by another version.
 inline constexpr const char* kForeignCache = "CACHE_FOREIGN";
+inline constexpr const char* kStaleCache = "CACHE_STALE";
 
 // An encoder: a component that is used before training.
 struct EncoderRecord {

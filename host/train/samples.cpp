@@ -70,15 +70,17 @@ std::string fingerprint_of(const Manifest& manifest) {
   return hash.hex();
 }
 
-// What a cache that is there says of itself; empty when it does not. Throws for another's file of
-// that name.
+// What a cache that is there says of itself; empty when there is none, or a damaged one, or one of
+// another version: it is written anew. Throws for another's file of that name, and for one that
+// cannot be read.
 Manifest known_manifest(const std::string& folder, std::string_view family) {
   try {
     Manifest manifest = Manifest::read(folder);
     if (manifest.family == family) return manifest;
   } catch (const Error& error) {
-    if (error.tag() == kForeignCache) throw;
-    // It is written anew.
+    const bool is_written_anew = error.code() == ErrorCode::kNotFound ||
+                                 error.code() == ErrorCode::kDataLoss || error.tag() == kStaleCache;
+    if (!is_written_anew) throw;
   }
   return {};
 }
@@ -119,7 +121,7 @@ void throw_if_stale(const std::string& folder, const std::vector<std::string>& d
     message += (i > 0 ? "; " : "") + differences[i];
   if (differences.size() > kMaxTold)
     message += "; and " + std::to_string(differences.size() - kMaxTold) + " more";
-  throw Error(ErrorCode::kInvalidArgument, message, kRunAgain, "CACHE_STALE");
+  throw Error(ErrorCode::kInvalidArgument, message, kRunAgain, kStaleCache);
 }
 
 }  // namespace

@@ -300,6 +300,13 @@ TEST_CASE("Files of unchanged size and time are not read again", "[samples]") {
   CHECK(shop.open().missing() == 0);
 }
 
+TEST_CASE("A manifest that cannot be read is told, not written over", "[samples]") {
+  Workshop shop;
+  test::fs::create_directories(shop.cache() + "/manifest.json");
+  expect_error(ErrorCode::kInvalidArgument, {"manifest.json", "no regular file"},
+               [&] { shop.open(); });
+}
+
 TEST_CASE("A stale cache is refused with what differs", "[samples]") {
   Workshop shop;
   expect_error(ErrorCode::kNotFound, {"manifest.json", "no cache", "sft:data_process"},
