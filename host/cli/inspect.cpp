@@ -523,7 +523,7 @@ int run_inspect(std::span<const std::string> arguments) {
         if (!is_known)
           context.families.push_back(plugins::open_plugin(file.path, plugin_path).family);
       } catch (const Error& error) {
-        std::fputs(("warning: " + error_line(error).substr(7)).c_str(), stderr);
+        std::fputs(error_line(error, "warning").c_str(), stderr);
       }
     }
   }

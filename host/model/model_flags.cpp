@@ -158,7 +158,7 @@ model::LoadRequest load_request(const flags::ParsedFlags& flags) {
   request.compute = weights::parse_compute(flags.list("compute"));
   request.fp8_models = flags.list("fp8_models");
   request.placement.offload = model::parse_offload(flags.list("offload"));
-  request.placement.resident_blocks = model::parse_resident_blocks(flags.list("resident_blocks"));
+  model::parse_resident_blocks(flags.list("resident_blocks"), request.placement);
   request.placement.prefetch = flags.integer("prefetch");
   return request;
 }

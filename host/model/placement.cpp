@@ -42,21 +42,22 @@ PlaceByComponent parse_offload(const std::vector<std::string>& entries) {
   return places;
 }
 
-std::map<std::string, int64_t, std::less<>> parse_resident_blocks(
-    const std::vector<std::string>& entries) {
-  std::map<std::string, int64_t, std::less<>> blocks;
+void parse_resident_blocks(const std::vector<std::string>& entries, Placement& placement) {
   for (const std::string& entry : entries) {
     const std::string at = "--resident_blocks " + quote_and_escape(entry) + ": ";
     const size_t equals = entry.find('=');
-    const std::string component = equals == std::string::npos ? "" : entry.substr(0, equals);
-    const auto count = parse_count(equals == std::string::npos ? entry : entry.substr(equals + 1));
+    const bool is_named = equals != std::string::npos;
+    const auto count = parse_count(is_named ? entry.substr(equals + 1) : entry);
     if (!count || equals == 0)
       throw Error(ErrorCode::kInvalidArgument, at + "no number of blocks",
                   "write for instance 20, or dit=20,text_encoder=4");
-    if (!blocks.emplace(component, *count).second)
+    const bool is_new =
+        is_named ? placement.resident_blocks.emplace(entry.substr(0, equals), *count).second
+                 : !placement.resident_denoiser_blocks;
+    if (!is_new)
       throw Error(ErrorCode::kInvalidArgument, at + "the component is named twice", "name it once");
+    if (!is_named) placement.resident_denoiser_blocks = count;
   }
-  return blocks;
 }
 
 namespace {
@@ -89,10 +90,12 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
     problems.add("--prefetch: " + std::to_string(placement.prefetch) + " is not 0 to 64",
                  "2 hides copies well");
   std::map<std::string, int64_t, std::less<>> residents;
-  for (const auto& [named, count] : placement.resident_blocks) {
+  std::vector<std::pair<std::string, int64_t>> wanted(placement.resident_blocks.begin(),
+                                                      placement.resident_blocks.end());
+  if (placement.resident_denoiser_blocks && !components.denoiser.empty())
+    wanted.insert(wanted.begin(), {components.denoiser, *placement.resident_denoiser_blocks});
+  for (const auto& [component, count] : wanted) {
     const std::string at = "--resident_blocks: ";
-    const std::string component = named.empty() ? components.denoiser : named;
-    if (component.empty()) continue;  // no denoiser in this run
     if (!placement.offload.contains(component) && !placement.offload_others) {
       problems.add(at + component + " stays on the device whole",
                    "name it with --offload, or leave it out");

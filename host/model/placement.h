@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,17 +26,18 @@ struct Placement {
   PlaceByComponent offload = {};
   // They rest on the host, too, unless that is the device.
   bool offload_others = false;
-  // Blocks that stay on the device all the same, by component; "" stands for the denoiser.
+  // Blocks that stay on the device all the same, by component.
   std::map<std::string, int64_t, std::less<>> resident_blocks = {};
+  // Those of the denoiser, whatever it is called.
+  std::optional<int64_t> resident_denoiser_blocks = std::nullopt;
   int64_t prefetch = 2;  // see memory::ResidencyPlan
 };
 
 // "dit=host", "text_encoder=disk". Throws Error{kInvalidArgument}.
 PlaceByComponent parse_offload(const std::vector<std::string>& entries);
 
-// "20", "dit=20,text_encoder=4". Throws Error{kInvalidArgument}.
-std::map<std::string, int64_t, std::less<>> parse_resident_blocks(
-    const std::vector<std::string>& entries);
+// "20", of the denoiser, or "dit=20,text_encoder=4". Throws Error{kInvalidArgument}.
+void parse_resident_blocks(const std::vector<std::string>& entries, Placement& placement);
 
 // Of a family, and of a model of it.
 struct PlacedComponents {

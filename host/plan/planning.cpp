@@ -198,6 +198,7 @@ PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
 void apply_plan(const MemoryPlan& plan, LoadRequest& request) {
   model::Placement& placement = request.placement;
   placement.resident_blocks.clear();
+  placement.resident_denoiser_blocks.reset();
   placement.offload.clear();
   placement.offload_others = false;
   for (const memory::ComponentChoice& choice : plan.components) {

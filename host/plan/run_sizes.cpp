@@ -83,12 +83,12 @@ void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_de
   } else if (placement.offload_others) {
     component.others = memory::Place::kHost;
   }
-  auto resident = placement.resident_blocks.find(component.name);
-  if (resident == placement.resident_blocks.end() && is_denoiser)
-    resident = placement.resident_blocks.find("");
+  const auto resident = placement.resident_blocks.find(component.name);
   component.may_stream |= is_sent_away;
   if (resident != placement.resident_blocks.end()) {
     component.resident = resident->second;
+  } else if (is_denoiser && placement.resident_denoiser_blocks) {
+    component.resident = placement.resident_denoiser_blocks;
   } else if (basis.keeps_places && component.others) {
     component.resident = 0;
   }

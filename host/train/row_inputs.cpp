@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "host/data/columns.h"
 #include "host/files/content_hash.h"
 
 namespace atelier::train {
@@ -12,11 +13,6 @@ namespace {
 using files::ContentHash;
 
 constexpr const char* kPrompt = "prompt";
-
-bool is_picture(const InputSpec& input) {
-  return input.kind == InputKind::kImage || input.kind == InputKind::kImageList ||
-         input.kind == InputKind::kMask;
-}
 
 // What the dataset gives for encode_text.
 std::vector<InputSpec> read_inputs(const data::Dataset& dataset, std::span<const InputSpec> specs) {
@@ -66,7 +62,7 @@ Inputs value_inputs(const data::Dataset& dataset, size_t index, std::span<const 
                     bool empty_caption) {
   Inputs inputs;
   for (const InputSpec& input : read_inputs(dataset, specs)) {
-    if (is_picture(input)) continue;
+    if (data::is_picture(input.kind)) continue;
     inputs.emplace(input.name,
                    value_of(input, dataset.items()[index].values.find(input.name)->second));
   }
@@ -77,8 +73,10 @@ Inputs value_inputs(const data::Dataset& dataset, size_t index, std::span<const 
 Inputs text_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
                    bool empty_caption) {
   const std::vector<InputSpec> read = read_inputs(dataset, specs);
-  if (std::none_of(read.begin(), read.end(), is_picture))
-    return value_inputs(dataset, index, specs, empty_caption);
+  const bool has_pictures = std::any_of(read.begin(), read.end(), [](const InputSpec& input) {
+    return data::is_picture(input.kind);
+  });
+  if (!has_pictures) return value_inputs(dataset, index, specs, empty_caption);
   Inputs inputs = dataset.load(index).inputs;
   inputs.erase(dataset.learnt());
   if (empty_caption) inputs.insert_or_assign(kPrompt, std::string());
@@ -93,7 +91,7 @@ std::string text_content(const data::Dataset& dataset, size_t index,
   bool has_pictures = false;
   for (const InputSpec& input : read_inputs(dataset, specs)) {
     hash.add(input.name);
-    if (is_picture(input)) {
+    if (data::is_picture(input.kind)) {
       add_files(hash, item.files.find(input.name)->second, files);
       has_pictures = true;
     } else {

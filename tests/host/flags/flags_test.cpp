@@ -285,6 +285,8 @@ TEST_CASE("An error is one line of at most 400 bytes", "[errors]") {
   CHECK(cli::error_line(Error(ErrorCode::kNotFound, "a: b", "do c")) ==
         "error: a: b; do c [NOT_FOUND]\n");
   CHECK(cli::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X")) == "error: a [ST_X]\n");
+  CHECK(cli::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X"), "warning") ==
+        "warning: a [ST_X]\n");
   CHECK(cli::error_line(Error(ErrorCode::kInvalidArgument, "2 mistakes:\n  one\n  two")) ==
         "error: 2 mistakes: [INVALID_ARGUMENT]\n  one\n  two\n");
   std::string message;

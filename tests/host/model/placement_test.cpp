@@ -53,26 +53,29 @@ Weight& weight_of(LoadedModel& model, std::string_view path) {
 TEST_CASE("Places and numbers of blocks are read by component", "[placement]") {
   const PlaceByComponent places = parse_offload({"dit=host", "text_encoder=disk"});
   CHECK((places == PlaceByComponent{{"dit", Place::kHost}, {"text_encoder", Place::kDisk}}));
-  CHECK(parse_resident_blocks({"20", "vae=3"}).at("") == 20);
-  CHECK(parse_resident_blocks({"20", "vae=3"}).at("vae") == 3);
+  Placement placement;
+  parse_resident_blocks({"20", "vae=3"}, placement);
+  CHECK(placement.resident_denoiser_blocks == 20);
+  CHECK(placement.resident_blocks.size() == 1);
+  CHECK(placement.resident_blocks.at("vae") == 3);
   for (const char* wrong : {"dit", "=host", "dit=", "dit=device"})
     expect_error(ErrorCode::kInvalidArgument, {"--offload", wrong},
                  [&] { parse_offload({wrong}); });
   for (const char* wrong : {"", "dit=", "=3", "-1", "dit=1.5", "3x"})
     expect_error(ErrorCode::kInvalidArgument, {"--resident_blocks", wrong},
-                 [&] { parse_resident_blocks({wrong}); });
+                 [&] { parse_resident_blocks({wrong}, placement); });
   expect_error(ErrorCode::kInvalidArgument, {"named twice"}, [] {
     parse_offload({"dit=host", "dit=disk"});
   });
-  expect_error(ErrorCode::kInvalidArgument, {"named twice"}, [] {
-    parse_resident_blocks({"1", "2"});
-  });
+  for (const char* twice : {"21", "vae=4"})
+    expect_error(ErrorCode::kInvalidArgument, {"named twice"},
+                 [&] { parse_resident_blocks({twice}, placement); });
 }
 
 TEST_CASE("Residents lie evenly between the blocks that come and go", "[placement]") {
   report::Problems problems;
   const auto plans = plan_residency(
-      {.offload = {{"dit", Place::kDisk}}, .resident_blocks = {{"", 2}}, .prefetch = 1}, kToy,
+      {.offload = {{"dit", Place::kDisk}}, .resident_denoiser_blocks = 2, .prefetch = 1}, kToy,
       problems);
   CHECK(problems.empty());
   REQUIRE(plans.size() == 1);
@@ -148,8 +151,9 @@ TEST_CASE("A streamed denoiser gives the bits of a resident one, whole or stored
         for (const int64_t stay : {0, 1, 2}) {
           INFO(dtype << " on " << device << ", " << stay << " stay");
           const auto model = open_dit(
-              folder, {.offload = {{"dit", place}}, .resident_blocks = {{"", stay}}, .prefetch = 0},
-              dtype, device, storage);
+              folder,
+              {.offload = {{"dit", place}}, .resident_denoiser_blocks = stay, .prefetch = 0}, dtype,
+              device, storage);
           CHECK(at::equal(test::toy_velocity(*model), resident));
           CHECK(model->is_streamed("dit") == (stay < 2));
           CHECK((model->residency("dit") != nullptr) == (stay < 2));
