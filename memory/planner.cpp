@@ -418,14 +418,4 @@ std::vector<CurvePoint> plan_curve(const PlannedRun& run, int64_t host_bytes,
   return curve;
 }
 
-double streamed_seconds(const std::vector<TimedBlock>& order, const std::vector<int64_t>& bytes,
-                        int64_t slots, double bytes_per_second) {
-  std::vector<TimedStep> steps;
-  for (const TimedBlock& timed : order) steps.push_back({timed.block, picoseconds(timed.seconds)});
-  std::vector<int64_t> copies;
-  for (const int64_t count : bytes)
-    copies.push_back(count == 0 ? 0 : std::max<int64_t>(1, copy_time(count, bytes_per_second)));
-  return seconds_of(streamed_time(steps, copies, slots));
-}
-
 }  // namespace atelier::memory

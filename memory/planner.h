@@ -116,14 +116,4 @@ struct CurvePoint {
 std::vector<CurvePoint> plan_curve(const PlannedRun& run, int64_t host_bytes,
                                    const DeviceProfile& profile, int64_t count = 24);
 
-// Seconds of a pass through blocks in `order` when copies of those with `bytes` above 0 run beside
-// it, in the steady state: the next pass begins where this one ends. `slots`: streamed blocks that
-// are on the device at once.
-struct TimedBlock {
-  size_t block = 0;
-  double seconds = 0.0;
-};
-double streamed_seconds(const std::vector<TimedBlock>& order, const std::vector<int64_t>& bytes,
-                        int64_t slots, double bytes_per_second);
-
 }  // namespace atelier::memory

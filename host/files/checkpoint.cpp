@@ -258,16 +258,4 @@ at::Tensor Checkpoint::scales(std::string_view tensor) const {
   return out;
 }
 
-void Checkpoint::check_lengths() const {
-  for (size_t i = 0; i < files_.size(); ++i) {
-    const FileReader file(files_[i]);
-    if (file.size() != file_sizes_[i])
-      throw Error(ErrorCode::kDataLoss,
-                  display_path(files_[i]) + ": has " + std::to_string(file.size()) +
-                      " bytes, and had " + std::to_string(file_sizes_[i]) +
-                      " when its header was read",
-                  "it was changed meanwhile; start again", "FILE_CHANGED");
-  }
-}
-
 }  // namespace atelier::files

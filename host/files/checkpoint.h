@@ -88,8 +88,6 @@ class Checkpoint {
   // Throws Error{kNotFound}, and Error{kDataLoss} when the file was changed since it was opened.
   at::Tensor read(std::string_view tensor, std::optional<at::ScalarType> dtype = {}) const;
 
-  // Throws Error{kDataLoss} when a file has another length than when it was opened.
-  void check_lengths() const;
   // Of the files, as they were when their headers were read.
   const std::vector<uint64_t>& file_sizes() const { return file_sizes_; }
 

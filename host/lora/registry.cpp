@@ -188,14 +188,6 @@ void Registry::unload(std::string_view name) {
   drop_idle();
 }
 
-void Registry::set_strength(std::string_view name, double strength) {
-  const auto found = find(name);
-  check_strength({found->name, found->path, strength});
-  if (strength != 0) read(*used_[static_cast<size_t>(found - in_use_.begin())]);
-  found->strength = strength;
-  place();
-}
-
 void Registry::use(std::span<const Use> set) {
   std::vector<Use> names;
   std::vector<LoadedPtr> used;

@@ -57,14 +57,12 @@ class Registry {
   // Error{kInvalidArgument} when the name is taken or the strength is not finite; the set is then
   // as before.
   void load(const Use& use);
-  // Throw Error{kNotFound} naming those that there are.
+  // Throws Error{kNotFound} naming those that there are.
   void unload(std::string_view name);
-  void set_strength(std::string_view name, double strength);
 
   // Makes `set` the LoRAs in use, in this order. Throws as load().
   void use(std::span<const Use> set);
 
-  const std::vector<Use>& in_use() const { return in_use_; }
   // Of all that is in memory, in use and idle: the values of the files, and the sums with those
   // weights that are added to, which are made when such a weight is first drawn.
   int64_t bytes() const;

@@ -136,19 +136,44 @@ std::vector<Placed> every_place(const PlannedComponent& component) {
   return all;
 }
 
+// Seconds of a pass through blocks in `order` once passes are alike, written apart from the
+// planner: copies run beside it, one after another, each as soon as one of the `slots` is free.
+double pass_seconds(const std::vector<std::pair<size_t, double>>& order, const Placed& where) {
+  std::vector<double> ends;  // of computing, for each copy
+  double copied = 0, computed = 0, before = 0;
+  size_t last = SIZE_MAX;
+  for (int pass = 0; pass < 3; ++pass) {
+    before = computed;
+    for (const auto& [block, seconds] : order) {
+      const auto bytes = static_cast<double>(where.copied[block]);
+      if (bytes > 0 && block != last) {
+        const auto slots = static_cast<size_t>(where.slots);
+        copied = std::max(copied, ends.size() < slots ? 0.0 : ends[ends.size() - slots]);
+        copied += bytes / where.rate;
+        computed = std::max(computed, copied);
+        ends.emplace_back();
+        last = block;
+      }
+      computed += seconds;
+      if (bytes > 0) ends.back() = computed;
+    }
+  }
+  return computed - before;
+}
+
 double phase_seconds(const Manner& manner, const PlannedPhase& phase,
                      const std::map<std::string, Placed>& placed) {
   double seconds = manner.seconds;
   for (const std::string& name : phase.components) {
     const auto forward = manner.forward.find(name);
     if (forward == manner.forward.end()) continue;
-    std::vector<TimedBlock> order;
+    std::vector<std::pair<size_t, double>> order;
     for (size_t i = 0; i < forward->second.size(); ++i) order.push_back({i, forward->second[i]});
     if (const auto backward = manner.backward.find(name); backward != manner.backward.end()) {
       for (size_t i = backward->second.size(); i-- > 0;) order.push_back({i, backward->second[i]});
     }
     const Placed& where = placed.at(name);
-    seconds += manner.repeats * streamed_seconds(order, where.copied, where.slots, where.rate);
+    seconds += manner.repeats * pass_seconds(order, where);
   }
   return seconds * phase.passes;
 }
@@ -300,13 +325,22 @@ TEST_CASE("What fits stays on the device, as it is", "[planner]") {
 }
 
 TEST_CASE("Copies that outlast computing set the time of a pass", "[planner]") {
-  const std::vector<TimedBlock> order = {{0, 0.1}, {1, 0.1}, {2, 0.1}, {3, 0.1}};
-  const std::vector<int64_t> bytes = {200, 200, 200, 200};
-  CHECK(streamed_seconds(order, {0, 0, 0, 0}, 0, 1000) == Approx(0.4));
-  CHECK(streamed_seconds(order, bytes, 3, 1000) == Approx(0.8));  // 4 copies of 0.2 s
-  CHECK(streamed_seconds(order, bytes, 3, 4000) == Approx(0.4));  // hidden
-  CHECK(streamed_seconds(order, bytes, 1, 1000) == Approx(1.2));  // one after another
-  CHECK(streamed_seconds(order, {200, 0, 200, 0}, 2, 1000) == Approx(0.4));
+  const auto seconds = [](int64_t resident, double bytes_per_second) {
+    const StoredComponent stored{.blocks = std::vector<int64_t>(4, 200)};
+    Manner manner;
+    manner.forward["dit"] = std::vector<double>(4, 0.1);
+    PlannedRun run;
+    run.components = {
+        {.name = "dit", .storages = {stored}, .may_stream = true, .resident = resident}};
+    run.phases = {{.name = "denoise", .components = {"dit"}, .manners = {manner}}};
+    DeviceProfile profile = slow_profile();
+    profile.copy_bytes_per_second = bytes_per_second;
+    return plan_memory(run, {}, profile).value().phase("denoise")->seconds;
+  };
+  CHECK(seconds(4, 1000) == Approx(0.4));
+  CHECK(seconds(0, 1000) == Approx(0.8));  // 4 copies of 0.2 s
+  CHECK(seconds(0, 4000) == Approx(0.4));  // hidden
+  CHECK(seconds(2, 1000) == Approx(0.4));
 }
 
 TEST_CASE("A plan of sixty blocks and twenty budgets is found at once", "[planner]") {

@@ -58,15 +58,17 @@ TEST_CASE("A loaded LoRA gives what merged weights give, and unloading gives the
   CHECK(test::error(scene.velocity(), scene.merged(1, 0)) < 5e-5);
   registry.load({"light", scene.light_path, 0.5});
   CHECK(test::error(scene.velocity(), scene.merged(1, 0.5)) < 5e-5);
-  registry.set_strength("style", -0.7);
+  const std::vector<Use> turned = {{"style", scene.style_path, -0.7},
+                                   {"light", scene.light_path, 0.5}};
+  registry.use(turned);
   CHECK(test::error(scene.velocity(), scene.merged(-0.7, 0.5)) < 5e-5);
   registry.unload("style");  // the layers that only it has are plain again
   CHECK(test::error(scene.velocity(), scene.merged(0, 0.5)) < 5e-5);
-  registry.set_strength("light", 0);
+  const std::vector<Use> silent = {{"light", scene.light_path, 0}};
+  registry.use(silent);
   CHECK(at::equal(scene.velocity(), scene.plain));
   registry.unload("light");
   CHECK(at::equal(scene.velocity(), scene.plain));
-  CHECK(registry.in_use().empty());
 }
 
 TEST_CASE("All spellings of one LoRA give the same bits", "[lora]") {
@@ -218,8 +220,8 @@ TEST_CASE("Every kind gives what changed weights give, hot and merged", "[lora]"
       REQUIRE(test::error(wanted, scene.plain) > 0.02);
       CHECK(test::error(scene.velocity(), wanted) < 5e-5);
       // Half of it, beside a plain LoRA.
-      registry.load({"style", scene.style_path, -0.7});
-      registry.set_strength("kind", 0.5);
+      const std::vector<Use> set = {{"kind", path, 0.5}, {"style", scene.style_path, -0.7}};
+      registry.use(set);
       const at::Tensor both =
           test::changed_velocity(scene.folder.path(), [&](NamedTensors& weights) {
             NamedTensors changed;
@@ -382,7 +384,6 @@ TEST_CASE("A mistake leaves the set as it was", "[lora]") {
   });
   expect_error(ErrorCode::kNotFound, {"\"light\" is not loaded", "there are \"style\""},
                [&] { registry.unload("light"); });
-  expect_error(ErrorCode::kNotFound, {"\"light\""}, [&] { registry.set_strength("light", 1); });
   const std::vector<Use> broken = {{"light", scene.light_path},
                                    {"none", scene.folder / "none.safetensors"}};
   expect_error(ErrorCode::kNotFound, {"none.safetensors"}, [&] { registry.use(broken); });
@@ -392,7 +393,6 @@ TEST_CASE("A mistake leaves the set as it was", "[lora]") {
   expect_error(ErrorCode::kDataLoss, {"bad.safetensors", "not finite"}, [&] {
     registry.load({"bad", scene.folder / "bad.safetensors"});
   });
-  CHECK(registry.in_use().size() == 1);
   CHECK(at::equal(scene.velocity(), before));
 }
 
@@ -496,28 +496,31 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
   const int64_t live_before = live.now();
   std::mt19937 random(5);
   size_t with_adapters = 0;
+  std::vector<Use> set;  // that is in use
   for (int cycle = 0; cycle < 500; ++cycle) {
     const Use use = use_of(random() % 5, static_cast<double>(random() % 5) / 2 - 1);
-    const auto& set = registry.in_use();
-    const bool is_loaded =
-        std::any_of(set.begin(), set.end(), [&](const Use& own) { return own.name == use.name; });
-    if (!is_loaded) {
+    const auto own = std::find_if(set.begin(), set.end(),
+                                  [&](const Use& each) { return each.name == use.name; });
+    if (own == set.end()) {
       registry.load(use);
+      set.push_back(use);
     } else if (random() % 2 == 0) {
       registry.unload(use.name);
+      set.erase(own);
     } else {
-      registry.set_strength(use.name, use.strength);
+      own->strength = use.strength;
+      registry.use(set);
     }
     if (cycle % 100 == 99) scene.model->unload_component("dit");
     if (cycle % 50 == 0) {
       const bool adds =
-          std::any_of(set.begin(), set.end(), [](const Use& own) { return own.strength != 0; });
+          std::any_of(set.begin(), set.end(), [](const Use& each) { return each.strength != 0; });
       with_adapters += adds;
       CHECK(at::equal(scene.velocity(), scene.plain) == !adds);
     }
   }
   CHECK(with_adapters > 3);
-  while (!registry.in_use().empty()) registry.unload(registry.in_use().back().name);
+  for (const Use& use : set) registry.unload(use.name);
   CHECK(registry.bytes() == 0);
   CHECK(at::equal(scene.velocity(), scene.plain));  // and loads the weights
   CHECK(live.now() == live_before);
