@@ -83,9 +83,11 @@ std::vector<weights::PublishedTensor> train(LoadedModel& model, const std::strin
                                             const std::string& glob) {
   const model::LoadedPart& part = *model.find_part(component);
   const std::string& prefix = part.detection.prefix;
-  std::vector<weights::PublishedTensor> tensors = weights::published_tensors(
-      model.model().component(component), model.family().weight_map(part.detection), prefix,
-      &part.checkpoint.index());
+  std::vector<weights::PublishedTensor> tensors = plugins::guard(model.family().name(), [&] {
+    return weights::published_tensors(model.model().component(component),
+                                      model.family().weight_map(part.detection), prefix,
+                                      &part.checkpoint.index());
+  });
   std::erase_if(tensors, [&](const weights::PublishedTensor& tensor) {
     return !formats::glob_match(glob, tensor.name) &&
            !formats::glob_match(glob, tensor.name.substr(prefix.size()));

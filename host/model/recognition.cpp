@@ -51,7 +51,8 @@ Error unknown_checkpoint(const ModelFamily& family, const files::Checkpoint& che
                         " tensors";
   if (!names.empty()) message += ", the first " + report::list_names(names);
   message += ")";
-  const std::string nearest = nearest_component(family, index);
+  const std::string nearest =
+      plugins::guard(family.name(), [&] { return nearest_component(family, index); });
   if (!nearest.empty()) message += "; " + nearest;
   return Error(ErrorCode::kUnsupported, message, "atelier inspect says which family takes it",
                "CHECKPOINT_UNKNOWN");

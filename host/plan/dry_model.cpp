@@ -10,6 +10,8 @@
 #include "atelier/nn/layers.h"
 #include "atelier/ops/recompute_scope.h"
 
+#include "host/plugins/guard.h"
+
 namespace atelier::plan {
 namespace {
 
@@ -176,12 +178,16 @@ class MeteringRunner final : public BlockRunner {
 
 }  // namespace
 
+void DryModel::guarded(const Call& call, BlockRunner& runner) const {
+  plugins::guard(std::string(model_.family().name()) + " in a dry run", [&] { call(runner); });
+}
+
 DryPass DryModel::measure(const Call& call) {
   DryPass pass;
   const Work before = work();
   bytes_.forget_peak();
   MeteringRunner runner(*this, pass);
-  call(runner);
+  guarded(call, runner);
   pass.peak_bytes = bytes_.peak() - weight_bytes_;
   pass.work = work() - before;
   return pass;
@@ -322,7 +328,7 @@ DryModel::TrainingPass DryModel::measure_training(const Call& call,
   RecordingRunner recorded;
   {
     const at::NoGradGuard no_grad;
-    call(recorded);
+    guarded(call, recorded);
   }
   TrainingPass pass;
   std::map<std::string, KindCosts> kinds;
@@ -345,7 +351,7 @@ DryModel::TrainingPass DryModel::measure_training(const Call& call,
   ReplayingRunner replayed(outputs);
   {
     const at::AutoGradMode enable(true);
-    call(replayed);
+    guarded(call, replayed);
   }
   pass.outside_bytes = bytes_.peak() - held;
   pass.outside_seconds = (work() - before).seconds(profile, dtype());

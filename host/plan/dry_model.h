@@ -81,6 +81,8 @@ class DryModel {
   Work work() const;
 
  private:
+  // Calls the plugin.
+  void guarded(const Call& call, BlockRunner& runner) const;
   void place_weights();
   void take_back();
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "host/plugins/guard.h"
+
 namespace atelier::plan {
 
 using model::LoadedModel;
@@ -42,8 +44,9 @@ std::vector<std::string> decoders(const LoadedModel& model) {
 }
 
 Conditioning example_text(const DryModel& dry, const LoadedModel& model, int64_t tokens) {
-  Conditioning text =
-      model.family().example_conditioning(model.denoiser()->detection, tokens, model.dtype());
+  Conditioning text = plugins::guard(model.family().name(), [&] {
+    return model.family().example_conditioning(model.denoiser()->detection, tokens, model.dtype());
+  });
   for (auto& [name, t] : text) {
     if (at::isFloatingType(t.scalar_type())) t = dry.tensor(t.sizes(), t.scalar_type());
   }

@@ -9,6 +9,7 @@
 #include "host/generate/text_lengths.h"
 #include "host/lora/lora_writer.h"
 #include "host/plan/size_guard.h"
+#include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
 #include "host/train/sample_prompts.h"
@@ -154,8 +155,7 @@ class Preparation {
                     "use bfloat16 or float32", ErrorCode::kUnsupported);
     open_starting_weights();
     problems_.collect([&] {
-      const train::Timesteps checked(family_.training_schedule(model.denoiser()->detection),
-                                     config_.timesteps);
+      const train::Timesteps checked(train::training_schedule(model), config_.timesteps);
     });
   }
 

@@ -39,12 +39,18 @@ std::vector<const Conditioning*> pointers(const auto& samples) {
 
 }  // namespace
 
+ScheduleDefaults training_schedule(const model::LoadedModel& model) {
+  return plugins::guard(model.family().name(), [&] {
+    return model.family().training_schedule(model.denoiser()->detection);
+  });
+}
+
 Objective::Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
                      uint64_t seed)
     : model_(model),
       runner_(runner),
       timesteps_(timesteps),
-      schedule_(model.family().training_schedule(model.denoiser()->detection)),
+      schedule_(training_schedule(model)),
       noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
       timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
       family_(model.family().name()) {}
@@ -66,7 +72,8 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
                                                                         runner_);
                                    }));
   }
-  LossInputs loss = model_.model().loss_inputs(prepared.cond);
+  LossInputs loss = plugins::guard(family_ + ".loss_inputs",
+                                   [&] { return model_.model().loss_inputs(prepared.cond); });
   prepared.clean = loss.clean_CTHW.to(at::kFloat);
   if (loss.mask_CTHW) {
     prepared.mask = loss.mask_CTHW->to(device, at::kFloat);

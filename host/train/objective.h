@@ -27,6 +27,9 @@ struct PlacedSample {
   uint32_t slot = 0;
 };
 
+// By which the model's denoiser was trained.
+ScheduleDefaults training_schedule(const model::LoadedModel& model);
+
 // Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
 class Objective {
  public:

@@ -12,6 +12,7 @@
 #include "host/data/parallel.h"
 #include "host/data/prefetcher.h"
 #include "host/files/temporary_file.h"
+#include "host/plugins/guard.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
@@ -205,14 +206,18 @@ std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model) {
   const model::LoadedPart* denoiser = model.denoiser();
   if (!denoiser || model.files().empty()) return std::nullopt;
   const auto bytes_of_tokens = [&](int64_t tokens) {
-    return bytes_of(family.example_conditioning(denoiser->detection, tokens, model.dtype()));
+    return bytes_of(plugins::guard(family.name(), [&] {
+      return family.example_conditioning(denoiser->detection, tokens, model.dtype());
+    }));
   };
   const int64_t one = bytes_of_tokens(1), a_token = bytes_of_tokens(2) - one;
   const std::vector<Job> jobs = missing_jobs(Encoding::kText);
   std::atomic<int64_t> bytes = 0;
   data::for_each_in_parallel(jobs.size(), [&](size_t i) {
-    const TextLength length = model.model().text_length(
-        value_inputs(*dataset, jobs[i].item, family.inputs(), jobs[i].empty_caption));
+    const Inputs inputs =
+        value_inputs(*dataset, jobs[i].item, family.inputs(), jobs[i].empty_caption);
+    const TextLength length =
+        plugins::guard(family.name(), [&] { return model.model().text_length(inputs); });
     const int64_t tokens = std::clamp<int64_t>(length.tokens, 1, length.limit);
     bytes += kHeaderBytes + one + a_token * (tokens - 1);
   });

@@ -33,4 +33,15 @@ TEST_CASE("A dry model takes away the adapters that it put there, and no others"
   CHECK(down->adapters[0].a.is_same(other.a));
 }
 
+TEST_CASE("What goes wrong in a plugin's dry run names the family", "[plan]") {
+  const test::Folder folder;
+  test::write_toy_model(folder.path());
+  const auto model = test::open_toy(folder.path());
+  DryModel dry(*model, at::kCPU);
+  const auto fails = [](BlockRunner&) { throw std::runtime_error("boom"); };
+  test::expect_error(ErrorCode::kInternal, {"toy in a dry run: boom"}, [&] { dry.measure(fails); });
+  test::expect_error(ErrorCode::kInternal, {"toy in a dry run: boom"},
+                     [&] { dry.measure_training(fails, *memory::known_profile("h200")); });
+}
+
 }  // namespace atelier::plan
