@@ -1,7 +1,6 @@
 #include "memory/device_profile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -13,6 +12,7 @@
 #include "atelier/error.h"
 
 #include "memory/activation_budget.h"
+#include "memory/clock.h"
 #include "memory/port.h"
 
 namespace atelier::memory {
@@ -22,10 +22,6 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr double kDiskBytesPerSecond = 2e9;  // of a usual NVMe drive
 // Of a CUDA context, the workspaces of its libraries, and what its allocator cannot use.
 constexpr double kCudaReserveGiB = 0.75;
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Waits for the device.
 void finish(const at::Tensor& result) {

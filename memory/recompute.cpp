@@ -1,7 +1,6 @@
 #include "memory/recompute.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -19,6 +18,7 @@
 #include "atelier/nn/layers.h"
 #include "atelier/ops/leaf_scope.h"
 
+#include "memory/clock.h"
 #include "memory/generators.h"
 #include "memory/live_bytes.h"
 
@@ -106,8 +106,7 @@ class ForwardMeter final : public ops::RecomputeObserver {
   // Seconds from a fixed moment, when the device has done all that it was given.
   double time() const {
     if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
+    return seconds_now();
   }
 
   BlockCosts& costs_;

@@ -17,6 +17,7 @@
 
 #include "atelier/error.h"
 
+#include "memory/clock.h"
 #include "memory/live_bytes.h"
 #include "memory/port.h"
 
@@ -26,10 +27,6 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int kPoison = 0xFF;  // NaN in every floating dtype
-
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 class CopyState final : public Ticket::State {
  public:
@@ -118,7 +115,7 @@ class CopyQueue {
     const std::lock_guard lock(mutex_);
     return bytes_;
   }
-  double now() const { return options_.clock ? options_.clock->now() : wall_seconds(); }
+  double now() const { return options_.clock ? options_.clock->now() : seconds_now(); }
 
  private:
   struct Copy {
@@ -157,9 +154,9 @@ class CopyQueue {
     }
     if (!options_.clock && options_.bytes_per_second > 0) {
       std::unique_lock lock(mutex_);
-      const double left = copy.state->end() - wall_seconds();
+      const double left = copy.state->end() - seconds_now();
       changed_.wait_for(lock, std::chrono::duration<double>(left),
-                        [&] { return is_closing_ || wall_seconds() >= copy.state->end(); });
+                        [&] { return is_closing_ || seconds_now() >= copy.state->end(); });
     }
     copy_values(copy.from, copy.to);
   }

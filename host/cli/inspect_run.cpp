@@ -10,6 +10,7 @@
 #include "host/cli/error_line.h"
 #include "host/cli/inspect.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 #include "host/run/manifest.h"
@@ -27,22 +28,6 @@ namespace {
 
 constexpr uint64_t kMaxTableBytes = uint64_t{1} << 30;
 
-bool is_file(const fs::path& path) {
-  std::error_code failure;
-  return fs::is_regular_file(path, failure);
-}
-
-// The names in a folder in order; none where there is no such folder.
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code failure;
-  for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
-       entry.increment(failure))
-    names.push_back(entry->path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // The settings that say what a run does, where they are set.
 constexpr std::string_view kTold[] = {
     "plugin",           "task",          "lora_base_model", "lora_rank",
@@ -58,16 +43,16 @@ const ModelFamily* family_of(const std::vector<flags::GivenValue>& values) {
 }  // namespace
 
 bool is_state_folder(const std::string& path) {
-  return is_file(fs::path(path) / run::kManifestName);
+  return files::is_file(fs::path(path) / run::kManifestName);
 }
 
 bool is_cache_folder(const std::string& path) {
-  return is_file(train::Manifest::path(path));
+  return files::is_file(train::Manifest::path(path));
 }
 
 bool is_run_folder(const std::string& path) {
   std::error_code failure;
-  return is_file(fs::path(path) / "config.toml") ||
+  return files::is_file(fs::path(path) / "config.toml") ||
          fs::is_directory(fs::path(path) / "checkpoints", failure);
 }
 
@@ -89,7 +74,7 @@ Json inspect_state(const std::string& path) {
 
 Json inspect_run(const std::string& path) {
   Json out = {{"path", path}, {"kind", "run"}};
-  if (const std::string file = (fs::path(path) / "config.toml").string(); is_file(file)) {
+  if (const std::string file = (fs::path(path) / "config.toml").string(); files::is_file(file)) {
     try {
       out["settings"] = inspect_settings(file)["settings"];
     } catch (const Error& error) {
@@ -98,21 +83,21 @@ Json inspect_run(const std::string& path) {
   }
   out["states"] = Json::array();
   const fs::path states = fs::path(path) / "checkpoints";
-  for (const std::string& name : names_in(states)) {
+  for (const std::string& name : files::names_in(states)) {
     if (!run::step_of(name)) continue;
     Json state = inspect_state((states / name).string());
     state.erase("facts");
     out["states"].push_back(std::move(state));
   }
   out["weights"] = Json::array();
-  for (const std::string& name : names_in(path)) {
+  for (const std::string& name : files::names_in(path)) {
     if (name.ends_with(".safetensors")) out["weights"].push_back(name);
   }
   out["previews"] = Json::array();
-  for (const std::string& name : names_in(fs::path(path) / "samples")) {
+  for (const std::string& name : files::names_in(fs::path(path) / "samples")) {
     if (name.ends_with(".png")) out["previews"].push_back("samples/" + name);
   }
-  if (const std::string file = (fs::path(path) / "loss.csv").string(); is_file(file)) {
+  if (const std::string file = (fs::path(path) / "loss.csv").string(); files::is_file(file)) {
     try {
       out["metrics"] = inspect_metrics(file);
     } catch (const Error& error) {

@@ -36,11 +36,7 @@ flags::CommandSpec lora_extract_command() {
        .help = "of the model after",
        .required = true,
        .value_name = "FILE|FOLDER"},
-      {.name = "model_hints",
-       .kind = flags::FlagKind::kJson,
-       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
-               "\"dit\"}}'",
-       .preset = "{}"},
+      model::model_hints_flag(),
       {.name = "lora_rank",
        .kind = flags::FlagKind::kInteger,
        .help = "of every layer",

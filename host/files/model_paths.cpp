@@ -12,6 +12,7 @@
 #include "formats/json.h"
 #include "formats/list.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 
 namespace atelier::files {
 
@@ -29,22 +30,6 @@ std::string environment(const char* name) {
 bool is_folder(const fs::path& path) {
   std::error_code failure;
   return fs::is_directory(path, failure);
-}
-
-bool is_file(const fs::path& path) {
-  std::error_code failure;
-  return fs::is_regular_file(path, failure);
-}
-
-// Names in a folder, sorted; empty when it cannot be read.
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code failure;
-  for (fs::directory_iterator it(folder, failure), end; !failure && it != end;
-       it.increment(failure))
-    names.push_back(it->path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 // "model-00002-of-00005.safetensors" is shard 2 of 5 of "model".

@@ -20,15 +20,9 @@ namespace {
 // Of encoded prompts that are kept for later requests.
 constexpr int64_t kCacheBytes = int64_t{1} << 30;
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 void append_tensor(std::string& key, const at::Tensor& tensor) {
   const at::Tensor bytes = tensor.contiguous();
-  key += shape_text(bytes.sizes());
+  key += c10::str(bytes.sizes());
   key.append(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes());
 }
 
@@ -294,8 +288,10 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
         .to(at::kFloat);
   };
   const auto guide = [&](const at::Tensor& v_with, const at::Tensor& v_without) {
-    return renormed(engine_.model.guide(v_with, v_without, request.cfg_scale), v_with,
-                    request.cfg_renorm, request.cfg_renorm_ratio);
+    const at::Tensor guided = plugins::guard(engine_.family + ".guide", [&] {
+      return engine_.model.guide(v_with, v_without, request.cfg_scale);
+    });
+    return renormed(guided, v_with, request.cfg_renorm, request.cfg_renorm_ratio);
   };
   const auto guided_velocity = [&](int64_t step) {
     if (batched && !splits_cfg_) {
@@ -368,8 +364,8 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
     wanted.insert(wanted.begin(), static_cast<int64_t>(num_pictures));
     if (request.latents.sizes() != wanted) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "tensor \"latents\": shape " + shape_text(request.latents.sizes()) + ", " +
-                      shape_text(wanted) + " expected",
+                  "tensor \"latents\": shape " + c10::str(request.latents.sizes()) + ", " +
+                      c10::str(at::IntArrayRef(wanted)) + " expected",
                   "that is [pictures, channels, frames, height, width] at this size");
     }
   }
@@ -379,8 +375,8 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
     clean = encode_input(request);
     if (clean.sizes() != shape) {
       throw Error(ErrorCode::kInvalidArgument, "the input image gives latents of shape " +
-                                                   shape_text(clean.sizes()) + ", " +
-                                                   shape_text(shape) + " expected");
+                                                   c10::str(clean.sizes()) + ", " +
+                                                   c10::str(at::IntArrayRef(shape)) + " expected");
     }
   }
   unload_text_encoders();

@@ -138,12 +138,6 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
       "use " + nearest_sizes(size, multiple));
 }
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text;
-  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
-
 std::vector<int64_t> latents_shape(const Settings& settings, const LatentSpec& spec) {
   std::vector<int64_t> shape = Generator::latent_shape(spec, settings.height, settings.width);
   shape.insert(shape.begin(), settings.num_images);
@@ -157,8 +151,9 @@ void check_latents(const Settings& s, const LatentSpec& spec, bool knows_size,
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
     const std::vector<int64_t> wanted = latents_shape(s, spec);
     if (shape != wanted && knows_size)
-      problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " + shape_text(shape) +
-                       ", " + shape_text(wanted) + " expected",
+      problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " +
+                       c10::str(at::IntArrayRef(shape)) + ", " + c10::str(at::IntArrayRef(wanted)) +
+                       " expected",
                    "that is [pictures, channels, frames, height, width] at this size");
   } catch (const Error& error) {
     problems.add(error.at(place));

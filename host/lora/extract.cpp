@@ -33,10 +33,6 @@ using model::LoadedPart;
 
 constexpr std::string_view kWeight = ".weight";
 
-std::string shape_text(at::IntArrayRef shape) {
-  return c10::str(shape);
-}
-
 // "blocks.12.attn.to_out.0": the first number, that of the block, is `{}`.
 std::string kind_of(const std::string& path) {
   for (size_t begin = 0; begin < path.size();) {
@@ -107,8 +103,8 @@ void check_same(const Pair& pair) {
     if (other == pair.tuned.weights().end()) {
       differ.push_back(path + " is missing");
     } else if (other->second.weight->sizes() != bound.weight->sizes()) {
-      differ.push_back(path + " is " + shape_text(other->second.weight->sizes()) + ", and " +
-                       shape_text(bound.weight->sizes()) + " in the base");
+      differ.push_back(path + " is " + c10::str(other->second.weight->sizes()) + ", and " +
+                       c10::str(bound.weight->sizes()) + " in the base");
     }
   }
   for (const auto& [path, bound] : pair.tuned.weights()) {

@@ -89,12 +89,6 @@ std::string in_file(const std::string& path, const std::string& tensor) {
   return display_path(path) + ": tensor " + quote_and_escape(tensor);
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
 // The file that stands for `path`.
 std::string find_file(const std::string& path) {
   std::error_code failure;
@@ -236,10 +230,10 @@ std::pair<int64_t, int64_t> matrix_shape(const Checkpoint& file, const std::stri
   const bool is_matrix = meta.shape.size() == 2 ||
                          (meta.shape.size() == 4 && meta.shape[2] == 1 && meta.shape[3] == 1);
   if (!is_matrix || meta.shape[0] < 1 || meta.shape[1] < 1)
-    throw Error(
-        ErrorCode::kUnsupported,
-        in_file(file.name(), tensor) + ": shape " + shape_text(meta.shape) + " is no matrix",
-        "additions to linear layers are supported", "LORA_SHAPE");
+    throw Error(ErrorCode::kUnsupported,
+                in_file(file.name(), tensor) + ": shape " + c10::str(at::IntArrayRef(meta.shape)) +
+                    " is no matrix",
+                "additions to linear layers are supported", "LORA_SHAPE");
   check_floating(file, tensor);
   return {meta.shape[0], meta.shape[1]};
 }
@@ -248,7 +242,7 @@ double read_alpha(const Checkpoint& file, const std::string& tensor) {
   const TensorMeta& meta = *file.index().find(tensor);
   if (c10::multiply_integers(meta.shape) != 1)
     throw Error(ErrorCode::kInvalidArgument,
-                in_file(file.name(), tensor) + ": shape " + shape_text(meta.shape) +
+                in_file(file.name(), tensor) + ": shape " + c10::str(at::IntArrayRef(meta.shape)) +
                     ", one number expected",
                 "save the LoRA again", "LORA_SHAPE");
   const double alpha = file.read(tensor).to(at::kDouble).item<double>();
@@ -262,7 +256,7 @@ Error misshaped(const Checkpoint& file, const std::string& tensor, const std::st
                 const char* hint) {
   return Error(ErrorCode::kInvalidArgument,
                in_file(file.name(), tensor) + ": shape " +
-                   shape_text(file.index().find(tensor)->shape) + ", " + expected,
+                   c10::str(at::IntArrayRef(file.index().find(tensor)->shape)) + ", " + expected,
                hint, "LORA_RANK");
 }
 
@@ -336,8 +330,8 @@ class LayerMaker {
       if (is_loha && matrix_shape(file_, first) != matrix_shape(file_, second))
         throw Error(ErrorCode::kUnsupported,
                     in_file(file_.name(), second) + ": shape " +
-                        shape_text(file_.index().find(second)->shape) + ", that of " +
-                        quote_and_escape(first) + " expected",
+                        c10::str(at::IntArrayRef(file_.index().find(second)->shape)) +
+                        ", that of " + quote_and_escape(first) + " expected",
                     "the two pairs of a LoHa have one shape", "LORA_RANK");
     }
     layer.rank = rank;

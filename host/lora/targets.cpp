@@ -36,12 +36,6 @@ std::string flat(std::string name) {
   return name;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 // "blocks.0.up" of "blocks.0.up.weight"; nullopt for names that end otherwise.
 std::optional<std::string> layer_of(const std::string& name) {
   for (const std::string_view ending : kEndings) {
@@ -80,8 +74,8 @@ class Linears {
 std::string misfit(const LoraLayer& layer, const Target& target) {
   const auto text = [](const std::string& tensor, const std::vector<int64_t>& is,
                        const std::vector<int64_t>& expected) {
-    return "tensor " + quote_and_escape(tensor) + ": " + shape_text(is) + ", " +
-           shape_text(expected) + " expected";
+    return "tensor " + quote_and_escape(tensor) + ": " + c10::str(at::IntArrayRef(is)) + ", " +
+           c10::str(at::IntArrayRef(expected)) + " expected";
   };
   if (layer.shape == target.shape) return {};
   if (layer.form == LayerForm::kLora || layer.form == LayerForm::kLoha) {
@@ -298,8 +292,8 @@ Match Targets::match(const LoraFile& file) const {
       add(match.biases, i, bias);
     } else {
       misfits.push_back("tensor " + quote_and_escape(layer.bias) + ": " +
-                        shape_text(file.tensors().index().find(layer.bias)->shape) + ", " +
-                        shape_text(bias->shape) + " expected");
+                        c10::str(at::IntArrayRef(file.tensors().index().find(layer.bias)->shape)) +
+                        ", " + c10::str(at::IntArrayRef(bias->shape)) + " expected");
     }
   }
   if (!misfits.empty()) {

@@ -64,6 +64,15 @@ flags::FlagSpec plugin_path_flag() {
           .value_name = "FOLDER"};
 }
 
+flags::FlagSpec model_hints_flag() {
+  return {.name = "model_hints",
+          .kind = flags::FlagKind::kJson,
+          .help =
+              "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
+              "\"dit\"}}'",
+          .preset = "{}"};
+}
+
 std::vector<flags::FlagSpec> model_flags(std::string dtype) {
   return {
       plugin_flag(),
@@ -81,11 +90,7 @@ std::vector<flags::FlagSpec> model_flags(std::string dtype) {
        .help = "folder or file of the tokenizer",
        .preset = "",
        .value_name = "FILE|FOLDER"},
-      {.name = "model_hints",
-       .kind = flags::FlagKind::kJson,
-       .help = "what a file is, where its tensors cannot tell: '{\"*glob*\": {\"component\": "
-               "\"dit\"}}'",
-       .preset = "{}"},
+      model_hints_flag(),
       {.name = "dtype",
        .help = "for all, or by component: bfloat16,vae=float32",
        .preset = std::move(dtype),

@@ -23,6 +23,8 @@ std::vector<flags::FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, 
 // --plugin, required, and --plugin_path.
 flags::FlagSpec plugin_flag();
 flags::FlagSpec plugin_path_flag();
+// --model_hints, for parse_hints().
+flags::FlagSpec model_hints_flag();
 
 // --plugin, --plugin_path, --model_paths, --model_id_with_origin_paths, --tokenizer_path,
 // --model_hints, --dtype, --device, --storage, --fp8_models, --offload, --resident_blocks and

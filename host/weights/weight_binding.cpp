@@ -97,12 +97,6 @@ std::optional<TensorRows> find_rows(const WeightMap& rules, const std::string& n
   return std::nullopt;
 }
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
 // True when the shapes are equal but for `axis`.
 bool fits_beside(at::IntArrayRef a, at::IntArrayRef b, int axis) {
   if (a.size() != b.size() || axis < 0 || static_cast<size_t>(axis) >= a.size()) return false;
@@ -124,8 +118,8 @@ void check_pieces(const BoundWeight& bound, const TensorIndex& index,
                                                tensor.shape[static_cast<size_t>(piece.axis)];
     if (!fits) {
       misshaped.push_back(
-          formats::quote_and_escape(piece.tensor) + ": " + shape_text(tensor.shape) +
-          ", expected " + shape_text(weight) +
+          formats::quote_and_escape(piece.tensor) + ": " + c10::str(at::IntArrayRef(tensor.shape)) +
+          ", expected " + c10::str(at::IntArrayRef(weight)) +
           (piece.axis < 0 ? "" : " or a part of it along axis " + std::to_string(piece.axis)));
       return;
     }
@@ -134,8 +128,8 @@ void check_pieces(const BoundWeight& bound, const TensorIndex& index,
   if (bound.pieces.size() > 1 && covered != weight[static_cast<size_t>(bound.pieces.front().axis)])
     misshaped.push_back(formats::quote_and_escape(bound.pieces.front().tensor) + " and " +
                         std::to_string(bound.pieces.size() - 1) + " more hold " +
-                        std::to_string(covered) + " of " + shape_text(weight) + " along axis " +
-                        std::to_string(bound.pieces.front().axis));
+                        std::to_string(covered) + " of " + c10::str(at::IntArrayRef(weight)) +
+                        " along axis " + std::to_string(bound.pieces.front().axis));
 }
 
 void list(std::string& out, const char* what, const std::vector<std::string>& names) {
@@ -217,8 +211,8 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix,
     if (has_all_weights && rows->rules.size() > 1 && first.axis >= 0 &&
         static_cast<size_t>(first.axis) < meta.shape.size() &&
         start != meta.shape[static_cast<size_t>(first.axis)])
-      binding.misshaped.push_back(quoted + ": " + shape_text(meta.shape) + ", expected " +
-                                  std::to_string(start) + " along axis " +
+      binding.misshaped.push_back(quoted + ": " + c10::str(at::IntArrayRef(meta.shape)) +
+                                  ", expected " + std::to_string(start) + " along axis " +
                                   std::to_string(first.axis));
   }
 

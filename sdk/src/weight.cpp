@@ -24,12 +24,6 @@ class ResidentStore final : public WeightStore {
   at::Tensor value_;
 };
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::ostringstream out;
-  out << shape;
-  return out.str();
-}
-
 }  // namespace
 
 WeightStore::~WeightStore() = default;
@@ -55,9 +49,9 @@ int64_t Weight::numel() const {
 
 void Weight::set(at::Tensor value) {
   if (value.sizes() != sizes())
-    throw Error(ErrorCode::kInvalidArgument, "weight '" + name_ + "' is " + shape_text(shape_) +
-                                                 ", the tensor given is " +
-                                                 shape_text(value.sizes()));
+    throw Error(ErrorCode::kInvalidArgument,
+                "weight '" + name_ + "' is " + c10::str(at::IntArrayRef(shape_)) +
+                    ", the tensor given is " + c10::str(value.sizes()));
   set_store(std::make_shared<ResidentStore>(value.detach()));
 }
 
