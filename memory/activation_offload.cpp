@@ -1,10 +1,11 @@
 #include "memory/activation_offload.h"
 
-#include <chrono>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+
+#include "memory/clock.h"
 
 namespace atelier::memory {
 namespace {
@@ -35,10 +36,10 @@ double Offloader::bytes_per_second() {
   double best = 0;
   for (int i = 0; i < 2; ++i) {  // the first touches the memory
     port_.wait(port_.computed());
-    const auto start = std::chrono::steady_clock::now();
+    const double start = seconds_now();
     port_.wait(port_.copy_out(from, to, port_.computed()));
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, static_cast<double>(kMeasured) / std::max(seconds.count(), 1e-9));
+    const double seconds = seconds_now() - start;
+    best = std::max(best, static_cast<double>(kMeasured) / std::max(seconds, 1e-9));
   }
   bytes_per_second_ = best;
   return best;

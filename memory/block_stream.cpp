@@ -1,12 +1,12 @@
 #include "memory/block_stream.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
 
+#include "memory/clock.h"
 #include "memory/file_pages.h"
 
 namespace atelier::memory {
@@ -263,10 +263,9 @@ void BlockStream::load_ahead() {
 void BlockStream::wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot) {
   const auto is_settled = [&] { return slot.is_queued || slot.failure != nullptr || is_closing_; };
   if (!is_settled()) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = seconds_now();
     changed_.wait(lock, is_settled);
-    stats_.waited_seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    stats_.waited_seconds += seconds_now() - start;
   }
   if (slot.is_queued) return;
   if (slot.failure == nullptr) throw closed(sources_[slot.block]);

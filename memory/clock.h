@@ -1,11 +1,11 @@
-// Time on the wall.
+// The clock that tells how long something took.
 #pragma once
 
 #include <chrono>
 
 namespace atelier::memory {
 
-// Since a fixed moment: for differences.
+// Seconds since a fixed moment. The clock never goes back.
 inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -16,10 +16,10 @@
 #include "host/generate/session.h"
 #include "host/model/model_flags.h"
 #include "host/plan/prepared_generation.h"
-#include "host/progress/interrupt.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/run/memory_timeline.h"
+#include "host/run/stop.h"
 
 namespace atelier::cli {
 namespace {
@@ -29,8 +29,8 @@ using generate::JobResult;
 using generate::Session;
 using plan::GenerationRequest;
 using plan::PreparedGeneration;
-using progress::InterruptGuard;
 using progress::Progress;
+using run::StopSignals;
 
 void check_lora_dir(const std::string& folder, report::Problems& problems) {
   std::error_code failure;
@@ -114,7 +114,7 @@ GenerationRequest read_request(const flags::ParsedFlags& flags, const plugins::P
 void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
                const generate::Settings& base) {
   const auto inputs = prepared.model().family().inputs();
-  for (uint64_t line = 1; !InterruptGuard::is_requested(); ++line) {
+  for (uint64_t line = 1; !StopSignals::is_requested(); ++line) {
     const std::optional<std::string> text = read_stdin_line();
     if (!text) break;
     if (text->find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -130,7 +130,7 @@ void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
     }
     runner.run(*job);
   }
-  if (InterruptGuard::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
+  if (StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 
 // Makes what was asked for. Returns the exit code.
@@ -156,14 +156,14 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
 int make_pictures(PreparedGeneration& prepared, const GenerationRequest& request,
                   const flags::ParsedFlags& flags, Progress& progress) {
   prepared.follow_plan();
-  const InterruptGuard interrupts;
+  const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
   std::optional<run::MemoryTimeline> timeline;
   if (const std::string file = flags.text("report_memory"); !file.empty())
     timeline.emplace(file, model.device(), model.port());
   generate::SessionOptions options = prepared.session_options();
   options.writes_metadata = !flags.flag("no_metadata");
-  options.is_cancelled = InterruptGuard::is_requested;
+  options.is_cancelled = StopSignals::is_requested;
   options.timeline = timeline ? &*timeline : nullptr;
   Session session(model, prepared.loras(), *request.plugin, options, progress);
   const int code = run_jobs(session, prepared, request);

@@ -1,7 +1,6 @@
 #include "host/generate/session.h"
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 
 #include "atelier/error.h"
@@ -17,10 +16,12 @@
 #include "host/media/png.h"
 #include "host/model/memory_holders.h"
 #include "host/plugins/guard.h"
+#include "memory/clock.h"
 
 namespace atelier::generate {
 namespace {
 
+using memory::seconds_now;
 using model::LoadedModel;
 
 ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
@@ -45,10 +46,6 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
       record.compute[component] = weights::compute_name(compute);
   }
   return record;
-}
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 bool ends_the_run(ErrorCode code) {

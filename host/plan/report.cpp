@@ -6,6 +6,7 @@
 
 #include "host/report/chart.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::plan {
 namespace {
@@ -15,17 +16,12 @@ using memory::CurvePoint;
 using memory::MemoryPlan;
 using memory::PhaseChoice;
 using memory::Place;
+using report::print;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::string shown(int64_t bytes) {
   return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
-}
-
-std::string print(const char* format, auto... values) {
-  char text[200];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
 }
 
 std::string time_text(double seconds) {

@@ -1,22 +1,19 @@
 #include "host/progress/progress.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <unistd.h>
+
+#include "host/report/text.h"
+#include "memory/clock.h"
 
 namespace atelier::progress {
 namespace {
 
+using report::print;
+
 constexpr double kRedrawInterval = 0.1;  // seconds
 constexpr double kLineInterval = 5.0;
-
-template <typename... Args>
-std::string print(const char* format, Args... args) {
-  char text[160];
-  std::snprintf(text, sizeof text, format, args...);
-  return text;
-}
 
 // "0:31", "1:02:03".
 std::string clock_text(double seconds) {
@@ -59,12 +56,7 @@ Options stderr_options(bool quiet) {
 }
 
 Progress::Progress(Options options) : options_(std::move(options)) {
-  if (!options_.now) {
-    options_.now = [] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-          .count();
-    };
-  }
+  if (!options_.now) options_.now = memory::seconds_now;
 }
 
 double Progress::now() const {

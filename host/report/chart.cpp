@@ -1,8 +1,9 @@
 #include "host/report/chart.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <set>
+
+#include "host/report/text.h"
 
 namespace atelier::report {
 namespace {
@@ -10,12 +11,6 @@ namespace {
 constexpr double kLeft = 80, kRight = 20, kTop = 40, kBottom = 50;
 constexpr double kLegendRow = 18, kLetter = 6.6;
 constexpr int kTicks = 4;
-
-std::string print(const char* format, auto... values) {
-  char text[240];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
 
 std::string escaped(const std::string& text) {
   std::string result;

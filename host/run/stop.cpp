@@ -13,13 +13,19 @@ std::atomic<int> requested_signal = 0;
 std::atomic<int> save_requests = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "the handlers may take no lock");
 
-constexpr std::array kSignals = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 std::array<struct sigaction, kSignals.size()> previous_actions;
+size_t num_taken = 0;  // of kSignals
 // NOLINTEND(*-non-const-global-variables)
 
 extern "C" void on_stop_signal(int signal) {
   int none = 0;
   if (!requested_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
+}
+
+extern "C" void on_noted_interrupt(int signal) {
+  requested_signal = signal;
+  sigaction(signal, previous_actions.data(), nullptr);
 }
 
 extern "C" void on_save_signal(int) {
@@ -28,20 +34,23 @@ extern "C" void on_save_signal(int) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(Kind kind) {
   requested_signal = 0;
   save_requests = 0;
-  for (size_t i = 0; i < kSignals.size(); ++i) {
+  num_taken = kind == Kind::kInterrupt ? 1 : kSignals.size();
+  for (size_t i = 0; i < num_taken; ++i) {
     struct sigaction action = {};
-    action.sa_handler = kSignals[i] == SIGUSR2 ? on_save_signal : on_stop_signal;
-    action.sa_flags = SA_RESTART;  // reads and writes of libraries go on
+    action.sa_handler = kind == Kind::kInterrupt ? on_noted_interrupt
+                        : kSignals[i] == SIGUSR2 ? on_save_signal
+                                                 : on_stop_signal;
+    // Reads and writes of libraries go on, unless the user is to be heard at a prompt.
+    action.sa_flags = kind == Kind::kInterrupt ? 0 : SA_RESTART;
     sigaction(kSignals[i], &action, &previous_actions[i]);
   }
 }
 
 StopSignals::~StopSignals() {
-  for (size_t i = 0; i < kSignals.size(); ++i)
-    sigaction(kSignals[i], &previous_actions[i], nullptr);
+  for (size_t i = 0; i < num_taken; ++i) sigaction(kSignals[i], &previous_actions[i], nullptr);
 }
 
 std::optional<int> StopSignals::requested() {

@@ -1,21 +1,29 @@
-// Signals that ask a run to save and leave.
+// Signals that ask a program to end its work.
 #pragma once
 
 #include <optional>
 
 namespace atelier::run {
 
-// While one lives, the first SIGTERM, SIGUSR1 or SIGINT is noted, and a second one ends the program
-// at once: 128 + its number. SIGUSR2 asks for a checkpoint without leaving. One at a time.
+// While one lives, signals are noted instead of ending the program. One at a time.
 class StopSignals {
  public:
-  StopSignals();
+  enum class Kind {
+    // SIGTERM, SIGUSR1 and SIGINT; a second one ends the program at once: 128 + its number. SIGUSR2
+    // asks for a checkpoint without leaving.
+    kAll,
+    // The first SIGINT, which also wakes a read that waits for input; a second one does what it did
+    // before.
+    kInterrupt,
+  };
+  explicit StopSignals(Kind kind = Kind::kAll);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // The signal that asked the run to leave; nullopt: none has.
+  // The signal that asked to leave; nullopt: none has.
   static std::optional<int> requested();
+  static bool is_requested() { return requested().has_value(); }
   // 130 for SIGINT, 75 for the others.
   static int exit_code(int signal);
   // True once for each SIGUSR2.

@@ -56,8 +56,8 @@ Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::
                  std::vector<std::string> trained, progress::Progress& progress)
     : state_(new State{model, std::move(prompts), std::move(folder), std::move(trained), progress,
                        nullptr, std::string(model.denoiser()->detection.component)}) {
-  state_->generator = std::make_unique<Generator>(
-      state_->engine(), progress, [] { return run::StopSignals::requested().has_value(); });
+  state_->generator =
+      std::make_unique<Generator>(state_->engine(), progress, run::StopSignals::is_requested);
 }
 
 Preview::~Preview() = default;

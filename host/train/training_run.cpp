@@ -16,10 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using progress::Progress;
 
-bool is_stopped() {
-  return run::StopSignals::requested().has_value();
-}
-
 RunEnd stopped() {
   return {.exit_code = run::StopSignals::exit_code(run::StopSignals::requested().value())};
 }
@@ -29,7 +25,7 @@ void load(model::LoadedModel& model, const std::string& component, Progress& pro
   progress::Step step(progress, "load " + component, 0, progress::Unit::kBytes);
   model.load_component(component, [&](const model::LoadProgress& state) {
     step.set(state.bytes_done, state.bytes_total);
-    if (is_stopped()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
+    if (run::StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
   step.finish();
 }
@@ -90,7 +86,8 @@ class TrainingRun {
   // Encodes what is not there; false when a signal ended it.
   bool fill(Samples& samples) {
     if (config_.stage != Stage::kTrain)
-      return samples.fill(model_, config_.dataset_num_workers, progress_, is_stopped);
+      return samples.fill(model_, config_.dataset_num_workers, progress_,
+                          run::StopSignals::is_requested);
     if (samples.missing() == 0) return true;
     throw Error(ErrorCode::kNotFound,
                 config_.cache_path + ": " + std::to_string(samples.missing()) +
@@ -149,7 +146,7 @@ RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, Progress& p
   try {
     return TrainingRun(run, timeline, progress).run();
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCancelled || !is_stopped()) throw;
+    if (error.code() != ErrorCode::kCancelled || !run::StopSignals::is_requested()) throw;
     return stopped();
   }
 }

@@ -1,10 +1,7 @@
 #include "host/progress/progress.h"
 
 #include <catch2/catch.hpp>
-#include <csignal>
 #include <string>
-
-#include "host/progress/interrupt.h"
 
 namespace atelier::progress {
 namespace {
@@ -133,27 +130,6 @@ TEST_CASE("Notes and steps left unfinished do not leave half a line", "[progress
     step.advance(0);
   }
   REQUIRE(screen.text() == "\rdecode: 0:00\033[K\r\033[Knote\n\rdecode: 0:01\033[K\r\033[K");
-}
-
-volatile std::sig_atomic_t outer_signals = 0;
-
-TEST_CASE("The first interrupt is a question, the second goes to the handler before",
-          "[progress]") {
-  struct sigaction outer = {}, before = {};
-  outer.sa_handler = [](int) { outer_signals = outer_signals + 1; };
-  sigaction(SIGINT, &outer, &before);
-  {
-    const InterruptGuard guard;
-    REQUIRE_FALSE(InterruptGuard::is_requested());
-    std::raise(SIGINT);
-    REQUIRE(InterruptGuard::is_requested());
-    REQUIRE(outer_signals == 0);
-    std::raise(SIGINT);
-    REQUIRE(outer_signals == 1);
-  }
-  std::raise(SIGINT);
-  REQUIRE(outer_signals == 2);
-  sigaction(SIGINT, &before, nullptr);
 }
 
 }  // namespace

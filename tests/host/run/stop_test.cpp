@@ -88,3 +88,28 @@ TEST_CASE("What signals did before is put back", "[stop]") {
           return 1;
         }) == 1000 + SIGTERM);
 }
+
+TEST_CASE("An interrupt is noted alone where that is asked, and the second goes to who was before",
+          "[stop]") {
+  const int code = exit_code_of([] {
+    struct sigaction own = {};
+    own.sa_handler = [](int) { _exit(42); };
+    sigaction(SIGINT, &own, nullptr);
+    { const StopSignals none(StopSignals::Kind::kInterrupt); }
+    const StopSignals guard(StopSignals::Kind::kInterrupt);
+    if (StopSignals::requested()) return 1;
+    raise(SIGINT);
+    if (StopSignals::requested() != SIGINT) return 2;
+    raise(SIGINT);
+    return 3;
+  });
+  CHECK(code == 42);
+  for (const int other : {SIGTERM, SIGUSR1, SIGUSR2}) {
+    CHECK(exit_code_of([&] {
+            signal(other, SIG_DFL);  // the test framework has handlers
+            const StopSignals guard(StopSignals::Kind::kInterrupt);
+            raise(other);
+            return 1;
+          }) == 1000 + other);
+  }
+}
