@@ -52,18 +52,23 @@ void ActivationRunner::begin_pass() {
   plan_ = nullptr;
 }
 
+bool ActivationRunner::can_tighten() const {
+  if (keeps_nothing_) return false;
+  if (budget_.kind == ActivationBudget::Kind::kNone || plan_ == nullptr) return true;
+  const auto whole = std::ssize(plan_->runs) - plan_->num_recomputed;
+  return plan_->kept_bytes + plan_->moving_bytes > 0 || whole > 1;
+}
+
 bool ActivationRunner::tighten() {
   constexpr double kPart = 0.9;  // of what the plan needs
   using Kind = ActivationBudget::Kind;
-  if (keeps_nothing_) return false;
+  if (!can_tighten()) return false;
   if (budget_.kind == Kind::kNone) {
     budget_ = {.kind = Kind::kFraction, .fraction = 1.0};
   } else if (plan_ == nullptr) {  // measuring takes memory, too
     budget_ = {.kind = Kind::kFraction};
     keeps_nothing_ = true;
   } else {
-    const auto whole = std::ssize(plan_->runs) - plan_->num_recomputed;
-    if (plan_->kept_bytes + plan_->moving_bytes == 0 && whole <= 1) return false;
     budget_ = {.kind = Kind::kBytes,
                .bytes = static_cast<int64_t>(kPart * static_cast<double>(plan_->peak_bytes))};
   }

@@ -35,6 +35,8 @@ class ActivationRunner final : public BlockRunner {
   // than the one that it followed, and at last nothing is kept or measured. False: nothing less is
   // left.
   bool tighten();
+  // What tighten() would say, without doing it.
+  bool can_tighten() const;
   const ActivationBudget& budget() const { return budget_; }
   // Of the plan that this pass follows; 0: there is none yet.
   int64_t planned_bytes() const { return plan_ != nullptr ? plan_->peak_bytes : 0; }

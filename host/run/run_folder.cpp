@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <unistd.h>
 
 #include <ATen/core/Tensor.h>
@@ -287,6 +288,34 @@ void RunFolder::remove_beyond(int64_t keep, int64_t newest_step) const {
     rename_folder(folder, deleted);
     files::flush_folder(checkpoints_, folder);
     discard(deleted);
+  }
+}
+
+void RunFolder::remove_old_weights(int64_t keep) {
+  static const std::regex kName(R"(((?:step|epoch)-\d+)(?:\.\w+)?\.safetensors)");
+  std::map<std::string, std::pair<fs::file_time_type, std::vector<std::string>>> sets;  // by name
+  for (const std::string& name : folder_names(path_)) {
+    std::smatch match;
+    if (!std::regex_match(name, match, kName)) continue;
+    std::error_code ignored;
+    const std::string path = path_in(path_, name);
+    auto& [written, paths] =
+        sets.try_emplace(match[1], fs::file_time_type::min(), std::vector<std::string>())
+            .first->second;
+    written = std::max(written, fs::last_write_time(path, ignored));
+    paths.push_back(path);
+  }
+  std::vector<std::pair<fs::file_time_type, std::vector<std::string>>> oldest_first;
+  for (auto& [name, set] : sets) oldest_first.push_back(std::move(set));
+  std::sort(oldest_first.begin(), oldest_first.end());
+  for (int64_t i = 0; i + keep < std::ssize(oldest_first); ++i) {
+    for (const std::string& path : oldest_first[i].second) {
+      if (file_operations().unlink(path.c_str()) == 0 || errno == ENOENT) continue;
+      if (std::exchange(has_warned_, true)) continue;
+      warn(Error(ErrorCode::kEnvironment,
+                 display_path(path) + ": cannot be deleted: " + std::strerror(errno),
+                 "delete older weights yourself; this is told once"));
+    }
   }
 }
 

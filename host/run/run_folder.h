@@ -72,6 +72,11 @@ class RunFolder {
   std::string save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
                    int64_t keep);
 
+  // Deletes weights that were saved on the way, "step-500.safetensors" or
+  // "epoch-3.dit.safetensors": the sets written longest ago, beyond `keep`. Files of one step or
+  // epoch are one set. What cannot be deleted is told on stderr the first time.
+  void remove_old_weights(int64_t keep);
+
  private:
   void clean() const;
   std::string what_to_delete() const;
@@ -79,7 +84,8 @@ class RunFolder {
   void remove_beyond(int64_t keep, int64_t newest_step) const;
 
   std::string path_, checkpoints_;
-  int lock_ = -1;  // -1: the file system has no locks
+  int lock_ = -1;            // -1: the file system has no locks
+  bool has_warned_ = false;  // of weights that cannot be deleted
 };
 
 // The checkpoint that `path` means: the folder of a run (its newest whole checkpoint), its

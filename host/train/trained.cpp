@@ -42,136 +42,38 @@ std::optional<at::ScalarType> saved_dtype(const std::string& name) {
 
 }  // namespace
 
-bool trains_on_host(const LoadedModel& model, const Selection& selection, const Config& config) {
-  const bool is_wanted =
-      config.offload.optimizer && (!model.device().is_cpu() || model.is_stand_in());
-  return is_wanted || std::any_of(selection.weights.begin(), selection.weights.end(),
-                                  [&](const Selection::TrainedWeight& trained) {
-                                    return model.is_streamed(*trained.weight);
-                                  });
-}
-
 TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config)
     : model_(model),
       selection_(std::move(selection)),
       config_(config),
-      is_on_host_(trains_on_host(model, selection_, config)) {
+      placement_(place_parameters(model, selection_, config)) {
   const at::NoGradGuard no_grad;
-  if (is_on_host_) {
-    if (model.port() == nullptr) own_port_ = memory::make_port(model.device());
-    port_ = own_port_ ? own_port_.get() : model.port();
-    find_blocks();
-  }
+  for (const Selection::AdaptedLayer& layer : selection_.layers) adapt(layer);
+  if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
   optim::Group weights{{}, 1.0, config.weight_decay}, a = weights, b = weights;
   b.lr_scale = config.lora.loraplus_lr_ratio;
-  train_weights(weights);
-  add_layers(a, b);
+  for (const Selection::TrainedWeight& trained : selection_.weights)
+    weights.parameters.push_back(placement_->add(trained));
+  const auto add_factors = [&](optim::Group& group, at::Tensor AdaptedLayer::*factor,
+                               const char* name) {
+    for (const AdaptedLayer& adapted : adapted_)
+      group.parameters.push_back(placement_->add(
+          adapted.layer.component + "." + adapted.layer.path + name, adapted.*factor));
+  };
+  add_factors(a, &AdaptedLayer::a, ".lora_A");
+  add_factors(b, &AdaptedLayer::b, ".lora_B");
   for (optim::Group* group : {&weights, &a, &b}) {
     if (!group->parameters.empty()) groups_.push_back(std::move(*group));
   }
-  if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
-  if (is_on_host_) connect_gradients();
 }
 
 TrainedTensors::~TrainedTensors() {
-  for (const auto& [name, tensor] : on_host_) {
-    if (tensor.weight != nullptr) tensor.weight->set_sink(nullptr);
-    if (tensor.leaf.defined()) keep_gradients(tensor.leaf);
-  }
-  for (const Adapted& adapted : adapted_) {
+  placement_.reset();  // while leaves are leaves
+  for (const AdaptedLayer& adapted : adapted_) {
     std::erase_if(adapted.layer.linear->adapters,
                   [&](const ops::Adapter& adapter) { return adapter.a.is_same(adapted.a); });
   }
   for (const auto& trained : selection_.weights) trained.weight->set_trainable(false);
-}
-
-void TrainedTensors::find_blocks() {
-  for (const LoadedPart& part : model_.parts()) {
-    if (model_.residency(part.detection.component) == nullptr) continue;
-    for (Block* block : model_.model().blocks(part.detection.component)) {
-      block->visit([&](nn::Module& module) {
-        for (const WeightPtr& weight : module.weights()) block_of_[weight.get()] = block;
-      });
-    }
-  }
-}
-
-void TrainedTensors::train_weights(optim::Group& group) {
-  for (const auto& trained : selection_.weights) {
-    if (model_.is_streamed(*trained.weight)) {
-      train_streamed(trained, group);
-    } else {
-      train_resident(trained, trained.weight->draw(), group);
-    }
-  }
-}
-
-// Values get storage of their own: those of the file stay what they are for a second reading.
-void TrainedTensors::train_resident(const Selection::TrainedWeight& trained,
-                                    const at::Tensor& value, optim::Group& group) {
-  trained.weight->set(
-      value.to(model_.device(), value.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
-  trained.weight->set_trainable(true);
-  add_parameter(trained.component + "." + trained.path, trained.weight->leaf(), group);
-}
-
-void TrainedTensors::train_streamed(const Selection::TrainedWeight& trained, optim::Group& group) {
-  memory::Residency& residency = *model_.residency(trained.component);
-  const at::Tensor value = residency.host_value(*trained.weight);
-  if (static_cast<int64_t>(value.nbytes()) < config_.offload.least_bytes) {
-    kept_bytes_ += static_cast<int64_t>(value.nbytes());
-    train_resident(trained, value, group);
-    return;
-  }
-  const std::string name = trained.component + "." + trained.path;
-  const Block* const block = block_of_.at(trained.weight);
-  trained_blocks_[block] = &residency;
-  on_host_[name] = {value, {}, trained.weight, block};
-  group.parameters.push_back({name, value});
-}
-
-// `leaf` is on the device.
-void TrainedTensors::add_parameter(const std::string& name, const at::Tensor& leaf,
-                                   optim::Group& group) {
-  if (!is_on_host_) {
-    group.parameters.push_back({name, leaf});
-    return;
-  }
-  const at::Tensor value = port_->host_memory(static_cast<int64_t>(leaf.nbytes()))
-                               .view(leaf.scalar_type())
-                               .view(leaf.sizes());
-  value.copy_(leaf.detach());
-  on_host_[name] = {value, leaf, nullptr, nullptr};
-  group.parameters.push_back({name, value});
-}
-
-void TrainedTensors::connect_gradients() {
-  gradients_.emplace(*port_);
-  size_t place = 0;
-  for (const optim::Group& group : groups_) {
-    for (const optim::Parameter& parameter : group.parameters) {
-      const OnHost& tensor = on_host_.at(parameter.name);
-      auto sink = gradients_->add(parameter, place++, tensor.block);
-      if (tensor.weight != nullptr) {
-        tensor.weight->set_sink(std::move(sink));
-      } else {
-        send_gradients(tensor.leaf, std::move(sink));
-      }
-    }
-  }
-}
-
-void TrainedTensors::publish() {
-  if (!is_on_host_) return;
-  const at::NoGradGuard no_grad;
-  for (const auto& [block, residency] : trained_blocks_) residency->refresh(*block);
-  memory::Ticket last;
-  for (const auto& [name, tensor] : on_host_) {
-    if (tensor.leaf.defined())
-      last = port_->copy_in(tensor.value, tensor.leaf.detach(), port_->computed());
-  }
-  port_->compute_after(last);
-  port_->wait(last);
 }
 
 double TrainedTensors::lora_scale() const {
@@ -180,25 +82,20 @@ double TrainedTensors::lora_scale() const {
   return alpha / (config_.lora.use_rslora ? std::sqrt(rank) : rank);
 }
 
-void TrainedTensors::add_layers(optim::Group& group_a, optim::Group& group_b) {
+void TrainedTensors::adapt(const Selection::AdaptedLayer& layer) {
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kInit);
   const at::TensorOptions options = at::TensorOptions(at::kFloat).device(model_.device());
-  for (const auto& layer : selection_.layers) {
-    const int64_t in = layer.linear->in_features(), out = layer.linear->out_features();
-    const double bound = 1.0 / std::sqrt(static_cast<double>(in));
-    const auto index = static_cast<uint32_t>(adapted_.size());
-    at::Tensor a = at::empty({config_.lora.rank, in}, at::kFloat);
-    a.uniform_(-bound, bound,
-               at::detail::createCPUGenerator(random::below(UINT64_MAX, seed, index, 0)));
-    Adapted adapted{layer, a.to(model_.device()), at::zeros({out, config_.lora.rank}, options)};
-    adapted.a.requires_grad_(true);
-    adapted.b.requires_grad_(true);
-    layer.linear->adapters.push_back({adapted.a, adapted.b, lora_scale(), 0.0});
-    const std::string name = layer.component + "." + layer.path;
-    add_parameter(name + ".lora_A", adapted.a, group_a);
-    add_parameter(name + ".lora_B", adapted.b, group_b);
-    adapted_.push_back(std::move(adapted));
-  }
+  const int64_t in = layer.linear->in_features(), out = layer.linear->out_features();
+  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
+  const auto index = static_cast<uint32_t>(adapted_.size());
+  at::Tensor a = at::empty({config_.lora.rank, in}, at::kFloat);
+  a.uniform_(-bound, bound,
+             at::detail::createCPUGenerator(random::below(UINT64_MAX, seed, index, 0)));
+  AdaptedLayer adapted{layer, a.to(model_.device()), at::zeros({out, config_.lora.rank}, options)};
+  adapted.a.requires_grad_(true);
+  adapted.b.requires_grad_(true);
+  layer.linear->adapters.push_back({adapted.a, adapted.b, lora_scale(), 0.0});
+  adapted_.push_back(std::move(adapted));
 }
 
 // What check_lora_checkpoint let through.
@@ -208,14 +105,11 @@ void TrainedTensors::load_lora_checkpoint() {
   const lora::Match match = targets.match(file);
   for (const auto& pair : match.pairs) {
     const lora::LoraLayer& layer = file.layers()[pair.layer];
-    for (Adapted& adapted : adapted_) {
+    for (AdaptedLayer& adapted : adapted_) {
       if (adapted.layer.linear != pair.target->pieces.front().linear) continue;
       adapted.a.copy_(file.read_down(layer, at::kFloat));
       adapted.b.copy_(file.read_up(layer, at::kFloat)).mul_(layer.scale / lora_scale());
     }
-  }
-  for (const auto& [name, tensor] : on_host_) {
-    if (tensor.leaf.defined()) tensor.value.copy_(tensor.leaf);
   }
 }
 
@@ -267,7 +161,7 @@ int64_t TrainedTensors::count() const {
 }
 
 void TrainedTensors::set_training(bool is_training) {
-  for (const Adapted& adapted : adapted_) {
+  for (const AdaptedLayer& adapted : adapted_) {
     for (ops::Adapter& adapter : adapted.layer.linear->adapters) {
       if (adapter.a.is_same(adapted.a)) adapter.dropout = is_training ? config_.lora.dropout : 0.0;
     }
@@ -275,10 +169,7 @@ void TrainedTensors::set_training(bool is_training) {
 }
 
 void TrainedTensors::clear_gradients() {
-  if (gradients_) gradients_->clear();
-  for (const auto& [name, tensor] : on_host_) {
-    if (tensor.leaf.defined()) at::Tensor(tensor.leaf).mutable_grad() = at::Tensor();
-  }
+  placement_->clear_gradients();
   for (const optim::Group& group : groups_) {
     for (const optim::Parameter& parameter : group.parameters)
       at::Tensor(parameter.leaf).mutable_grad() = at::Tensor();
@@ -314,7 +205,7 @@ void TrainedTensors::load(const NamedTensors& values) {
   }
   problems.throw_if_any();
   for (const auto& [name, tensor] : own) at::Tensor(tensor).copy_(values.find(name)->second);
-  publish();
+  placement_->publish();
 }
 
 std::map<std::string, std::string> weight_files(const Selection& selection,
@@ -365,7 +256,7 @@ uint64_t TrainedTensors::saved_bytes() const {
 // In the names and cuts of the file's spelling.
 std::vector<lora::LayerWeights> TrainedTensors::lora_layers() const {
   std::vector<lora::LayerWeights> layers;
-  for (const Adapted& adapted : adapted_) {
+  for (const AdaptedLayer& adapted : adapted_) {
     layers.push_back({adapted.layer.component, adapted.layer.path, adapted.a.detach(),
                       adapted.b.detach(),
                       config_.lora.alpha.value_or(static_cast<double>(config_.lora.rank)),

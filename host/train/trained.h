@@ -3,8 +3,6 @@
 
 #include <map>
 #include <memory>
-#include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,9 +13,8 @@
 #include "host/optim/optimizer.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
-#include "host/train/host_gradients.h"
+#include "host/train/parameter_placement.h"
 #include "host/train/selection.h"
-#include "memory/residency.h"
 
 namespace atelier::train {
 
@@ -26,11 +23,6 @@ namespace atelier::train {
 void check_lora_checkpoint(model::LoadedModel& model, const Selection& selection,
                            const LoraSettings& settings, report::Problems& problems);
 
-// Whether trained tensors are moved on the host: because the user wants it, or because the weights
-// that are trained rest there.
-bool trains_on_host(const model::LoadedModel& model, const Selection& selection,
-                    const Config& config);
-
 // What weights of `selection` are saved as: "STEM.safetensors"; of several parts, one file each:
 // "STEM.lora.safetensors", "STEM.text_encoder.safetensors".
 std::map<std::string, std::string> weight_files(const Selection& selection,
@@ -38,10 +30,6 @@ std::map<std::string, std::string> weight_files(const Selection& selection,
 
 // Makes the selected weights leaves of the autograd graph and puts LoRA factors into the selected
 // layers; taken out again by the destructor. Not thread-safe.
-//
-// Where trains_on_host(), groups() holds tensors on the host: the values of weights that are
-// streamed, and copies of leaves that stay on the device. Gradients come to them through
-// host_gradients(), and publish() brings their values back.
 class TrainedTensors {
  public:
   // Every component of `selection` is loaded. LoRA factors are float32: A uniform in
@@ -53,19 +41,15 @@ class TrainedTensors {
   TrainedTensors& operator=(const TrainedTensors&) = delete;
 
   const Selection& selection() const { return selection_; }
+  // What the optimizer moves. It lives where placement() says; after it was written, the model
+  // computes with it from placement().publish() on.
   const std::vector<optim::Group>& groups() const { return groups_; }
+  ParameterPlacement& placement() { return *placement_; }
   int64_t count() const;  // of numbers
 
   // LoRA dropout works while training only.
   void set_training(bool is_training);
   void clear_gradients();
-
-  // Null unless tensors are trained on the host.
-  HostGradients* host_gradients() { return gradients_ ? &*gradients_ : nullptr; }
-  // Values of groups() that were written are computed with from now on.
-  void publish();
-  // Bytes of weights in streamed blocks that stay on the device, see OffloadSettings::least_bytes.
-  int64_t kept_bytes() const { return kept_bytes_; }
 
   // By parameter name, sharing storage; load() checks all names and shapes first and throws
   // Error{kInvalidArgument}.
@@ -79,25 +63,11 @@ class TrainedTensors {
   uint64_t saved_bytes() const;
 
  private:
-  struct Adapted {
+  struct AdaptedLayer {
     Selection::AdaptedLayer layer;
     at::Tensor a, b;
   };
-  // A tensor of groups() that is trained on the host.
-  struct OnHost {
-    at::Tensor value;
-    at::Tensor leaf;           // on the device; undefined for a weight that is streamed
-    Weight* weight = nullptr;  // the streamed one
-    const Block* block = nullptr;
-  };
-  void train_weights(optim::Group& group);
-  void train_streamed(const Selection::TrainedWeight& trained, optim::Group& group);
-  void train_resident(const Selection::TrainedWeight& trained, const at::Tensor& value,
-                      optim::Group& group);
-  void add_parameter(const std::string& name, const at::Tensor& leaf, optim::Group& group);
-  void connect_gradients();
-  void find_blocks();
-  void add_layers(optim::Group& group_a, optim::Group& group_b);
+  void adapt(const Selection::AdaptedLayer& layer);
   void load_lora_checkpoint();
   std::vector<lora::LayerWeights> lora_layers() const;
   void save_lora(const std::string& path, int64_t step, int64_t epoch) const;
@@ -107,16 +77,9 @@ class TrainedTensors {
   model::LoadedModel& model_;
   Selection selection_;
   Config config_;
-  std::vector<Adapted> adapted_;
+  std::vector<AdaptedLayer> adapted_;
+  std::unique_ptr<ParameterPlacement> placement_;
   std::vector<optim::Group> groups_;
-  bool is_on_host_;
-  std::unique_ptr<memory::Port> own_port_;    // of a model that nothing of is streamed
-  memory::Port* port_ = nullptr;              // null: all is on the device
-  std::map<const Weight*, Block*> block_of_;  // of streamed components
-  std::map<std::string, OnHost> on_host_;     // by parameter name
-  std::map<const Block*, memory::Residency*> trained_blocks_;  // streamed
-  int64_t kept_bytes_ = 0;
-  std::optional<HostGradients> gradients_;
 };
 
 }  // namespace atelier::train

@@ -77,7 +77,7 @@ struct ToyDit : nn::Module {
   throw Error(ErrorCode::kInvalidArgument, message, "give what the toy takes");
 }
 
-class ToyModel final : public Model {
+class ToyModel : public Model {
  public:
   ToyModel(std::span<const Detection> parts, const ModelOptions& options, ToyMistakes mistakes)
       : mistakes_(mistakes),

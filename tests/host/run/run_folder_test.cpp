@@ -501,3 +501,63 @@ TEST_CASE("Short and interrupted writes change nothing", "[run][faults]") {
   CHECK(files.count() > 90);
   check_contents(find(folder / "out"));
 }
+
+namespace {
+
+// Files of these names, each written a second after the one before.
+void write_weights(const Folder& folder, const std::vector<std::string>& names) {
+  auto time = test::fs::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const std::string& name : names) {
+    write_bytes(folder / name, name);
+    test::fs::last_write_time(folder / name, time += std::chrono::seconds(1));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Of the weights of a run the sets written last stay", "[run]") {
+  Folder folder;
+  RunFolder run(folder.path());
+  write_weights(folder,
+                {"step-20.lora.safetensors", "step-20.dit.safetensors", "epoch-0.safetensors",
+                 "step-9.safetensors", "best.safetensors", "step-x.safetensors"});
+  run.remove_old_weights(3);
+  CHECK(exists(folder / "step-20.lora.safetensors"));
+  run.remove_old_weights(2);
+  CHECK_FALSE(exists(folder / "step-20.lora.safetensors"));
+  CHECK_FALSE(exists(folder / "step-20.dit.safetensors"));
+  run.remove_old_weights(1);
+  CHECK_FALSE(exists(folder / "epoch-0.safetensors"));
+  for (const char* name : {"step-9.safetensors", "best.safetensors", "step-x.safetensors"})
+    CHECK(exists(folder / name));
+}
+
+TEST_CASE("Old weights that cannot be deleted are told once, and the others go", "[run]") {
+  struct Stuck final : files::FileOperations {
+    int unlink(const char* path) override {
+      if (std::string(path).find("step-1.") == std::string::npos)
+        return FileOperations::unlink(path);
+      errno = EACCES;
+      return -1;
+    }
+  };
+  Folder folder;
+  RunFolder run(folder.path());
+  write_weights(folder, {"step-1.safetensors", "step-2.safetensors", "step-3.safetensors"});
+  Stuck stuck;
+  const files::ReplacedFileOperations replaced(stuck);
+  const std::string log = folder / "log";
+  const int before = dup(STDERR_FILENO), file = open(log.c_str(), O_WRONLY | O_CREAT, 0600);
+  dup2(file, STDERR_FILENO);
+  run.remove_old_weights(1);
+  run.remove_old_weights(1);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(file);
+  const std::string said = read_bytes(log);
+  CHECK_THAT(said, Catch::Contains("step-1.safetensors: cannot be deleted: Permission denied"));
+  CHECK(said.find("cannot be deleted") == said.rfind("cannot be deleted"));
+  CHECK(exists(folder / "step-1.safetensors"));
+  CHECK_FALSE(exists(folder / "step-2.safetensors"));
+  CHECK(exists(folder / "step-3.safetensors"));
+}

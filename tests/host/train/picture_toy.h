@@ -15,7 +15,7 @@
 
 namespace atelier::test {
 
-class PictureToy final : public ToyFamily {
+class PictureToy : public ToyFamily {
  public:
   std::span<const InputSpec> inputs() const override {
     static constexpr InputSpec kInputs[] = {
@@ -33,16 +33,18 @@ inline const PictureToy& picture_toy() {
   return toy;
 }
 
-// Random weights of one component, all of them `value` where one is given.
+// Random weights of one component, about as large as `scale`; all of them `value` where one is
+// given.
 inline void write_toy_component(const std::string& path, const std::string& component,
-                                uint64_t seed, std::optional<float> value = {}) {
+                                uint64_t seed, std::optional<float> value = {},
+                                double scale = 1.0) {
   fs::create_directories(fs::path(path).parent_path());
   for (const Detection& part : picture_toy().tiny_parts()) {
     if (part.component != component) continue;
     const auto model = picture_toy().make_model({&part, 1}, {});
     at::manual_seed(seed);
     model->component(component).visit_weights([&](const std::string&, Weight& weight) {
-      weight.set(value ? at::full(weight.sizes(), *value) : at::randn(weight.sizes()));
+      weight.set(value ? at::full(weight.sizes(), *value) : at::randn(weight.sizes()) * scale);
     });
     weights::save_component(model->component(component), picture_toy().weight_map(part), "", path,
                             {});

@@ -1,0 +1,67 @@
+// What a run does next: every decision that the processes of a run have to share.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "host/run/stop.h"
+#include "memory/clock.h"
+
+namespace atelier::train {
+
+// Where a run stands, apart from tensors.
+struct RunCounters {
+  int64_t step = 0;                         // finished
+  int64_t epoch = 0;                        // of the last finished one
+  int64_t skipped = 0, skipped_in_row = 0;  // steps that were not finite
+};
+
+// How a process came out of a step.
+struct Attempt {
+  enum class End { kWhole, kStopped, kOutOfMemory };
+  End end = End::kWhole;
+  bool has_moved = false;      // parameters, before it failed
+  bool can_keep_less = false;  // for the backward pass
+};
+
+enum class Decision {
+  kKeep,    // the step counts
+  kRepeat,  // it is made again from its start, with less kept for the backward pass
+  kLeave,   // the run ends with the last step that counted
+  kFail,    // the same, and with an error: the device's memory is too small
+};
+
+// Only says what is to be done: nothing is undone, saved or repeated here, so that processes can
+// come to one decision before any of them acts. Not thread-safe but for check_step().
+class Agreement {
+ public:
+  // `max_skipped_steps` in a row end the run. `now`: seconds, for tests.
+  explicit Agreement(int64_t max_skipped_steps, std::function<double()> now = memory::seconds_now);
+
+  // Between steps: whether a signal asks to leave, or, once for each, to save.
+  bool should_leave() const { return run::StopSignals::is_requested(); }
+  bool should_save() const { return run::StopSignals::take_save_request(); }
+  // Throws Error{kCancelled} when a signal asks to leave: for work that may end anywhere.
+  void check_stop() const;
+
+  // Around each attempt at a step; end_step() when it came to its end.
+  void begin_step();
+  void end_step();
+  // Asked at the edges of a step's work. Throws Error{kCancelled} when a signal came and the rest
+  // of the step would take longer than ten seconds, going by the step before.
+  void check_step();
+
+  Decision decide(const Attempt& attempt) const;
+
+  // Counts a finished step. Throws Error{kNumerics} when it is one skipped step too many.
+  void count(bool is_skipped, int64_t step, RunCounters& counters) const;
+
+ private:
+  int64_t max_skipped_steps_;
+  std::function<double()> now_;
+  // Seconds: when the step began, how long the one before took (0: there is none), and when a
+  // signal was seen in a step (0: there was none).
+  double step_begin_ = 0.0, step_seconds_ = 0.0, signal_seen_ = 0.0;
+};
+
+}  // namespace atelier::train

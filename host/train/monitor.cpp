@@ -1,0 +1,159 @@
+#include "host/train/monitor.h"
+
+#include <filesystem>
+#include <sys/resource.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+#include "atelier/ops/stop.h"
+
+#include "host/random/counter.h"
+#include "host/report/text.h"
+#include "memory/clock.h"
+
+namespace atelier::train {
+
+namespace fs = std::filesystem;
+using memory::seconds_now;
+using report::print;
+
+namespace {
+
+// The most memory that the program has had.
+double peak_host_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024.0;
+}
+
+// Runs `work`, which a signal may end; the loop sees to the signal.
+template <typename F>
+bool run_unless_stopped(F&& work) {
+  try {
+    work();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCancelled) throw;
+    return false;
+  }
+}
+
+}  // namespace
+
+Monitor::Monitor(const RunParts& parts, RunState& state, Objective& objective,
+                 const Timesteps& timesteps, const Agreement& agreement)
+    : parts_(parts),
+      config_(parts.config),
+      state_(state),
+      objective_(objective),
+      timesteps_(timesteps),
+      agreement_(agreement) {
+  if (!parts.model.device().is_cpu() || parts.model.is_stand_in())
+    meter_.emplace(parts.model.device(), parts.model.port());
+}
+
+void Monitor::open() {
+  const auto path_of = [&](std::string_view name) {
+    return (fs::path(parts_.folder.path()) / name).string();
+  };
+  const int64_t step = state_.counters().step;
+  if (config_.log.tensorboard)
+    writers_.push_back(run::open_tensorboard(path_of(run::kTensorboardName)));
+  if (config_.log.csv)
+    writers_.push_back(run::open_csv(path_of(run::kCsvName), step == 0 ? -1 : step));
+}
+
+void Monitor::begin() {
+  begin_ = seconds_now();
+  first_step_ = state_.counters().step;
+}
+
+double Monitor::peak_bytes() const {
+  return meter_ ? static_cast<double>(meter_->bytes().peak) : peak_host_bytes();
+}
+
+void Monitor::write(const std::map<std::string, double>& values, int64_t step) {
+  for (const auto& writer : writers_) writer->write(step, values);
+}
+
+void Monitor::log(const StepResult& result, double waited, bool is_last) {
+  const auto loss = result.loss.item<double>(), norm = result.norm.item<double>();
+  loss_sum_ += loss;
+  ++loss_count_;
+  const double elapsed = seconds_now() - begin_ - left_out_;
+  note_ = print("loss %.4f lr %.2e norm %.3g mem %.1f GB wait %.0f%%", loss, result.lr, norm,
+                peak_bytes() / 1e9, elapsed > 0 ? 100.0 * waited / elapsed : 0.0);
+  if (result.step % config_.log.logging_steps != 0 && !is_last) return;
+  const auto steps = static_cast<double>(result.step - first_step_);
+  std::map<std::string, double> values = {
+      {"train/loss", loss_sum_ / static_cast<double>(loss_count_)},
+      {"train/lr", result.lr},
+      {"train/grad_norm", norm},
+      {"train/epoch", static_cast<double>(result.epoch)},
+      {"train/skipped_steps", static_cast<double>(state_.counters().skipped)},
+      {"perf/seconds_per_step", elapsed / steps},
+      {"perf/data_wait_share", waited / elapsed},
+      {"perf/peak_host_gb", peak_host_bytes() / 1e9}};
+  for (const auto& [name, value] : state_.optimizer().metrics()) values["train/" + name] = value;
+  write(values, result.step);
+  loss_sum_ = 0;
+  loss_count_ = 0;
+}
+
+// Sums over all samples, one for each level.
+at::Tensor Monitor::validation_losses(const std::vector<Timestep>& grid) {
+  const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
+  at::Tensor sums = at::zeros({static_cast<int64_t>(grid.size())}, at::kDouble);
+  progress::Step bar(parts_.progress, "validate", static_cast<int64_t>(parts_.validation->size()),
+                     progress::Unit::kParts);
+  for (size_t i = 0; i < parts_.validation->size(); ++i) {
+    ops::check_stop();
+    const TrainSample sample = parts_.validation->load(i, /*empty_caption=*/false);
+    sums += objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i)).to(sums.options());
+    bar.advance();
+  }
+  return sums;
+}
+
+void Monitor::validate() {
+  if (parts_.validation == nullptr) return;
+  if (parts_.timeline != nullptr) parts_.timeline->begin("validate");
+  const at::NoGradGuard no_grad;
+  const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
+  at::Tensor sums;
+  const ops::StopScope stops([this] { agreement_.check_stop(); });
+  if (!run_unless_stopped([&] { state_.with_average([&] { sums = validation_losses(grid); }); }))
+    return;
+  std::map<std::string, double> values;
+  double mean = 0;
+  for (size_t level = 0; level < grid.size(); ++level) {
+    const double loss = sums[static_cast<int64_t>(level)].item<double>() /
+                        static_cast<double>(parts_.validation->size());
+    values[print("validation/loss_sigma_%.3f", static_cast<double>(grid[level].sigma))] = loss;
+    mean += loss / static_cast<double>(grid.size());
+  }
+  values["validation/loss"] = mean;
+  write(values, state_.counters().step);
+  parts_.progress.note(state_.step_name() + ": validation loss " + print("%.5f", mean));
+}
+
+void Monitor::preview() {
+  if (parts_.preview == nullptr) return;
+  if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
+  const int64_t step = state_.counters().step;
+  const auto show = [&](const Preview::Shown& shown) {
+    const run::EncodedPicture picture = {"samples/" + std::to_string(shown.number), shown.prompt,
+                                         shown.png, shown.height, shown.width};
+    for (const auto& writer : writers_) writer->write_picture(step, picture);
+  };
+  try {
+    run_unless_stopped([&] { state_.with_average([&] { parts_.preview->run(step, show); }); });
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kEnvironment) throw;
+    parts_.progress.warn("no sample pictures: " + std::string(error.what()));
+  }
+}
+
+}  // namespace atelier::train

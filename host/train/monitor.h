@@ -1,0 +1,63 @@
+// What the user sees of a run: the line of progress, metrics, validation, and previews.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/run/metrics.h"
+#include "host/train/agreement.h"
+#include "host/train/objective.h"
+#include "host/train/run_state.h"
+#include "host/train/timesteps.h"
+#include "host/train/train_step.h"
+#include "memory/device_meter.h"
+
+namespace atelier::train {
+
+// Changes nothing of the run. Not thread-safe; everything that it is given outlives it.
+class Monitor {
+ public:
+  Monitor(const RunParts& parts, RunState& state, Objective& objective, const Timesteps& timesteps,
+          const Agreement& agreement);
+
+  // Opens the files of metrics. What they have of steps behind the one that is resumed is cut off.
+  void open();
+  // The first step begins: rates count from here.
+  void begin();
+  // Leaves `seconds` that went to something else than steps out of the rates.
+  void leave_out(double seconds) { left_out_ += seconds; }
+
+  // A step that was not skipped. `waited`: seconds for samples, since begin().
+  void log(const StepResult& result, double waited, bool is_last);
+  // "loss 0.1234 lr 1.0e-04 …", of the last step that was logged.
+  const std::string& note() const { return note_; }
+
+  // The losses on a grid of noise levels, of the validation samples. A signal ends it early.
+  void validate();
+  // Pictures are not worth a run: what goes wrong with their files is told.
+  void preview();
+
+ private:
+  void write(const std::map<std::string, double>& values, int64_t step);
+  at::Tensor validation_losses(const std::vector<Timestep>& grid);
+  double peak_bytes() const;
+
+  const RunParts parts_;
+  const Config& config_;
+  RunState& state_;
+  Objective& objective_;
+  const Timesteps& timesteps_;
+  const Agreement& agreement_;
+  std::optional<memory::DeviceMeter> meter_;  // of a device that is not the host
+  std::vector<std::unique_ptr<run::MetricsWriter>> writers_;
+  double loss_sum_ = 0.0;  // since the last line of metrics
+  int64_t loss_count_ = 0;
+  double begin_ = 0.0, left_out_ = 0.0;  // seconds
+  int64_t first_step_ = 0;
+  std::string note_;
+};
+
+}  // namespace atelier::train

@@ -1,0 +1,65 @@
+// Where the tensors that the optimizer moves live: their values, and the way of gradients to them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "atelier/block.h"
+
+#include "host/model/model_loader.h"
+#include "host/optim/optimizer.h"
+#include "host/train/config.h"
+#include "host/train/host_gradients.h"
+#include "host/train/selection.h"
+#include "memory/residency.h"
+
+namespace atelier::train {
+
+// One answer to "where do parameters live", which a step follows without asking which one it is.
+// The defaults are those of parameters that are the leaves of the model themselves. Not
+// thread-safe.
+class ParameterPlacement {
+ public:
+  virtual ~ParameterPlacement();
+
+  // Trains a tensor from now on. Returns what the optimizer moves for it. Called in the order in
+  // which the optimizer has its parameters.
+  virtual optim::Parameter add(const Selection::TrainedWeight& trained) = 0;
+  virtual optim::Parameter add(std::string name, const at::Tensor& leaf) = 0;
+
+  virtual bool is_on_host() const { return false; }
+  // While what is returned lives, memory is allocated where the parameters are. May be null.
+  virtual std::unique_ptr<memory::HostScope> allocate_beside() const { return nullptr; }
+  // One line for the user; empty: there is nothing to say.
+  virtual std::string note() const { return {}; }
+
+  // A step runs its blocks with this.
+  virtual BlockRunner& runner(BlockRunner& inner) { return inner; }
+  // Before each forward pass.
+  virtual void begin_pass() {}
+  // The backward pass of `loss`; gradients have arrived when it returns. `total`: the loss of the
+  // step so far. `move`: parameters may be moved while the pass goes on, as their gradients arrive.
+  virtual void backward(const at::Tensor& loss, const at::Tensor& total,
+                        const std::optional<HostGradients::Move>& move);
+  // Norms of the gradients that such moves have used up, for optim::measure_gradients().
+  virtual NamedTensors norms() const { return {}; }
+  // Whether such a move has changed something since clear_gradients().
+  virtual bool has_moved() const { return false; }
+  // The step does not come to its end: drops the work that waits.
+  virtual void give_up() {}
+  // Drops what is kept of gradients beside the parameters' own.
+  virtual void clear_gradients() {}
+  // The model computes with the parameters' values from now on.
+  virtual void publish() {}
+};
+
+// Parameters live on the host when the user wants it, or when the weights that are trained rest
+// there, and otherwise on the compute device. `model` outlives what is returned.
+std::unique_ptr<ParameterPlacement> place_parameters(model::LoadedModel& model,
+                                                     const Selection& selection,
+                                                     const Config& config);
+
+}  // namespace atelier::train

@@ -1,0 +1,164 @@
+#include "host/train/run_state.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "atelier/error.h"
+#include "atelier/plugin.h"
+
+#include "host/model/fingerprint.h"
+
+namespace atelier::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::unique_ptr<optim::Optimizer> make_optimizer(TrainedTensors& trained, const Config& config) {
+  const auto beside = trained.placement().allocate_beside();
+  return optim::make_optimizer(trained.groups(), config.optimizer);
+}
+
+// What the order of samples and their random numbers depend on.
+std::string order_facts(const Config& config) {
+  return c10::str("seed ", config.seed, " batch ", config.order.batch_size, " accumulation ",
+                  config.order.gradient_accumulation_steps, " repeat ",
+                  config.order.dataset_repeat);
+}
+
+}  // namespace
+
+std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selection& selection,
+                                  const Config& config) {
+  const std::string name = checkpoint.facts.value("weights", "");
+  if (name.empty()) return {};
+  const std::string stem = (fs::path(config.output.output_path) / name).string();
+  const auto files = weight_files(selection, stem);
+  const bool are_there = std::all_of(files.begin(), files.end(), [](const auto& file) {
+    std::error_code ignored;
+    return fs::exists(file.second, ignored);
+  });
+  return are_there ? "" : name;
+}
+
+RunState::RunState(const RunParts& parts, Selection selection)
+    : parts_(parts),
+      trained_(parts.model, std::move(selection), parts.config),
+      optimizer_(make_optimizer(trained_, parts.config)),
+      fingerprint_(model::fingerprint(*parts.model.denoiser())) {
+  if (const std::string note = trained_.placement().note(); !note.empty())
+    parts.progress.note(note);
+  if (parts.config.ema_decay <= 0) return;
+  const memory::HostScope host;
+  ema_.emplace(trained_.groups(), parts.config.ema_decay);
+}
+
+void RunState::resume(const run::Checkpoint& checkpoint) {
+  trained_.load(checkpoint.load("trained.safetensors"));
+  optimizer_->load_state(checkpoint.load("optimizer.safetensors"));
+  if (ema_) ema_->load_state(checkpoint.load("ema.safetensors"));
+  const nlohmann::json& facts = checkpoint.facts;
+  counters_ = {.step = checkpoint.step,
+               .epoch = facts.value("epoch", int64_t{0}),
+               .skipped = facts.value("skipped_steps", int64_t{0}),
+               .skipped_in_row = facts.value("skipped_in_row", int64_t{0})};
+  saved_state_step_ = checkpoint.step;
+  for (const auto& [name, file] : checkpoint.files) state_bytes_ += file.bytes;
+  weights_to_write_ = find_weights_to_write(checkpoint, trained_.selection(), parts_.config);
+  if (weights_to_write_.empty()) saved_weights_step_ = checkpoint.step;
+  const auto warn_unless = [&](const char* fact, const std::string& now, const char* what) {
+    if (facts.value(fact, now) != now) parts_.progress.warn(what);
+  };
+  warn_unless("dataset", parts_.samples.fingerprint(),
+              "the dataset or the encoders have changed since the checkpoint: the run goes on, and "
+              "differs from one that was never interrupted");
+  warn_unless(
+      "order", order_facts(parts_.config),
+      "seed, batch size, accumulation or repeats are not those of the checkpoint: the order of "
+      "samples goes on from the same step of another run");
+  warn_unless("version", ATELIER_SDK_VERSION,
+              "the checkpoint was written by another version: results may differ in the last bits");
+}
+
+void RunState::update_average() {
+  if (!ema_) return;
+  const memory::HostScope host;
+  ema_->update();
+}
+
+void RunState::swap_average() {
+  if (!ema_) return;
+  const memory::HostScope host;
+  ema_->swap();
+  trained_.placement().publish();
+}
+
+void RunState::show_average() {
+  swap_average();
+  trained_.set_training(false);
+}
+
+void RunState::hide_average() {
+  trained_.set_training(true);
+  swap_average();
+}
+
+// `reserve`: bytes of the disk that stay free.
+void RunState::save_weights(const std::string& name, uint64_t reserve) {
+  run::RunFolder& folder = parts_.folder;
+  folder.require_space("saving the weights " + name +
+                           (reserve > 0 ? " and leaving room for the next checkpoint" : ""),
+                       trained_.saved_bytes() + reserve);
+  with_average([&] {
+    const std::string stem = (fs::path(folder.path()) / name).string();
+    for (const std::string& file : trained_.save(stem, counters_.step, counters_.epoch))
+      parts_.progress.note(file);
+  });
+  saved_weights_step_ = counters_.step;
+  if (const int64_t keep = parts_.config.output.weights_total_limit; keep > 0)
+    folder.remove_old_weights(keep);
+}
+
+// `name`: of the weights that belong to it.
+void RunState::save_checkpoint(const std::string& name) {
+  run::CheckpointFiles files;
+  files.tensors["trained.safetensors"] = trained_.values();
+  files.tensors["optimizer.safetensors"] = optimizer_->state();
+  if (ema_) files.tensors["ema.safetensors"] = ema_->state();
+  files.texts["config.toml"] = parts_.config.effective_toml;
+  const nlohmann::json facts = {{"epoch", counters_.epoch},
+                                {"weights", name},
+                                {"order", order_facts(parts_.config)},
+                                {"model", fingerprint_},
+                                {"skipped_steps", counters_.skipped},
+                                {"skipped_in_row", counters_.skipped_in_row},
+                                {"dataset", parts_.samples.fingerprint()},
+                                {"family", parts_.model.family().name()},
+                                {"version", ATELIER_SDK_VERSION}};
+  state_bytes_ = run::bytes_needed(files, facts);
+  parts_.folder.save(counters_.step, files, facts, parts_.config.output.checkpoints_total_limit);
+  saved_state_step_ = counters_.step;
+}
+
+// The state comes first, and weights leave room for the next one: from a state, weights can be
+// written again.
+void RunState::save(const std::string& name, bool is_last) {
+  if (counters_.step == 0) return;
+  std::optional<Error> failed;
+  const auto attempt = [&](const auto& save) {
+    try {
+      save();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kEnvironment) throw;
+      if (!is_last) parts_.progress.warn("not saved: " + std::string(error.what()));
+      if (!failed) failed = error;
+    }
+  };
+  if (parts_.config.output.save_state && saved_state_step_ != counters_.step)
+    attempt([&] { save_checkpoint(name); });
+  if (saved_weights_step_ != counters_.step)
+    attempt([&] { save_weights(name, is_last ? 0 : state_bytes_); });
+  if (failed && is_last) throw Error(*failed);
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,98 @@
+// What a run saves and is resumed from.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "host/model/model_loader.h"
+#include "host/optim/ema.h"
+#include "host/optim/optimizer.h"
+#include "host/progress/progress.h"
+#include "host/run/memory_timeline.h"
+#include "host/run/run_folder.h"
+#include "host/train/agreement.h"
+#include "host/train/config.h"
+#include "host/train/preview.h"
+#include "host/train/samples.h"
+#include "host/train/selection.h"
+#include "host/train/trained.h"
+
+namespace atelier::train {
+
+// What a run works on; everything outlives the trainer.
+struct RunParts {
+  model::LoadedModel& model;
+  const Config& config;
+  const Samples& samples;
+  const Samples* validation;  // null: none
+  Preview* preview;           // null: no pictures during training
+  run::RunFolder& folder;
+  progress::Progress& progress;
+  run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
+};
+
+// The name of the weights that belong to `checkpoint` and do not lie in the run's folder,
+// "step-500": the run was stopped before they were written. Empty: they are there.
+std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selection& selection,
+                                  const Config& config);
+
+// Trained tensors, optimizer, averages and counters; and their files. Not thread-safe.
+class RunState {
+ public:
+  // The denoiser and every component of `selection` are loaded.
+  RunState(const RunParts& parts, Selection selection);
+
+  TrainedTensors& trained() { return trained_; }
+  const TrainedTensors& trained() const { return trained_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+  RunCounters& counters() { return counters_; }
+  const RunCounters& counters() const { return counters_; }
+  std::string step_name() const { return "step-" + std::to_string(counters_.step); }
+
+  // Takes everything from `checkpoint`, and warns of what has changed since.
+  void resume(const run::Checkpoint& checkpoint);
+  // The weights that the checkpoint says were to be written; empty: they are there.
+  const std::string& weights_to_write() const { return weights_to_write_; }
+
+  // After a step that moved parameters.
+  void update_average();
+  bool has_average() const { return ema_.has_value(); }
+  // Calls `call` while the averages, where there are any, stand in for the trained tensors, and
+  // nothing is dropped out: the model as it is looked at and saved.
+  template <typename F>
+  void with_average(F&& call) {
+    show_average();
+    try {
+      call();
+    } catch (...) {
+      hide_average();
+      throw;
+    }
+    hide_average();
+  }
+
+  // Saves what is not saved yet of this step: the state, and weights as files of `name`. A save on
+  // the way that fails is told, and the next one tries again; the last one of a run (`is_last`)
+  // throws Error{kEnvironment}.
+  void save(const std::string& name, bool is_last = false);
+
+ private:
+  void swap_average();
+  void show_average();
+  void hide_average();
+  void save_weights(const std::string& name, uint64_t reserve);
+  void save_checkpoint(const std::string& name);
+
+  const RunParts parts_;
+  TrainedTensors trained_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<optim::Ema> ema_;
+  std::string fingerprint_;  // of the denoiser that the run began with
+  RunCounters counters_;
+  int64_t saved_weights_step_ = -1, saved_state_step_ = -1;
+  uint64_t state_bytes_ = 0;  // of the last checkpoint, on the disk
+  std::string weights_to_write_;
+};
+
+}  // namespace atelier::train

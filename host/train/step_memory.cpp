@@ -1,0 +1,138 @@
+#include "host/train/step_memory.h"
+
+#include <algorithm>
+
+#include "host/report/problems.h"
+#include "host/report/text.h"
+#include "host/train/config_checks.h"
+
+namespace atelier::train {
+
+namespace {
+
+std::string shown(int64_t bytes) {
+  return report::format_bytes(static_cast<uint64_t>(bytes));
+}
+
+std::string describe(const memory::ActivationPlan& plan) {
+  const std::string peak = "activations of blocks: at most " + shown(plan.peak_bytes);
+  if (plan.num_recomputed == 0) return peak + ", nothing is computed again";
+  return peak + ", " + std::to_string(plan.num_recomputed) + " of " +
+         std::to_string(plan.runs.size()) + " blocks are computed again but for " +
+         shown(plan.kept_bytes) + " that are kept, " +
+         (plan.offloaded_bytes > 0 ? shown(plan.offloaded_bytes) + " wait on the host, " : "") +
+         report::print("about %.3g s longer each time", plan.extra_seconds);
+}
+
+std::string describe(const memory::ActivationBudget& budget) {
+  if (budget.kind == memory::ActivationBudget::Kind::kBytes)
+    return "activations of blocks within " + shown(budget.bytes);
+  return budget.fraction > 0 ? "only products and attention kept" : "blocks computed again";
+}
+
+}  // namespace
+
+StepMemory::StepMemory(model::LoadedModel& model, const Config& config, TrainedTensors& trained,
+                       progress::Progress& progress, run::MemoryTimeline* timeline)
+    : model_(model), config_(config), trained_(trained), progress_(progress) {
+  BlockRunner* blocks = &model.runner();
+  if (timeline != nullptr) blocks = &sampling_.emplace(*blocks, *timeline);
+  runner_ = &trained.placement().runner(keeping_runner(*blocks));
+}
+
+// Blocks whose weights come and go are computed again: the weights are needed twice, and not
+// between.
+BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
+  offloader_ = make_offloader();
+  std::vector<std::string> run = config_.trained_names();
+  run.push_back(model_.denoiser()->detection.component);
+  const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
+    return model_.is_streamed(component_of(name));
+  });
+  if (!config_.activation_budget && (config_.use_gradient_checkpointing || streams))
+    return recompute_.emplace(inner, memory::RecomputeRunner::Planner(),
+                              memory::RecomputeOptions{.offloader = offloader_,
+                                                       .offloads_inputs = offloader_ != nullptr});
+  return activations_.emplace(
+      inner, config_.activation_budget.value_or(memory::ActivationBudget()), model_.device(),
+      [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader_);
+}
+
+// Null where activations stay.
+std::shared_ptr<memory::Offloader> StepMemory::make_offloader() {
+  if (!config_.offloads_activations) return nullptr;
+  memory::Port* port = model_.port();
+  if (port == nullptr) port = (port_ = memory::make_port(model_.device())).get();
+  return std::make_shared<memory::Offloader>(*port, memory::available_bytes(at::kCPU));
+}
+
+// One line for the first plan, and for one that needs more than all before.
+void StepMemory::tell(const memory::ActivationPlan& plan) {
+  if (plan.peak_bytes <= told_bytes_) return;
+  told_bytes_ = plan.peak_bytes;
+  if (plan.is_over_budget) {
+    progress_.warn(describe(plan) + "; the budget is less than that");
+  } else {
+    progress_.note(describe(plan));
+  }
+}
+
+void StepMemory::begin_pass() {
+  if (activations_) activations_->begin_pass();
+  trained_.placement().begin_pass();
+}
+
+void StepMemory::keep_less(const std::string& step, const Error& failure) {
+  activations_->tighten();
+  told_bytes_ = -1;
+  progress_.warn(step + ": " + failure.message() + "; it is made again with " +
+                 describe(activations_->budget()));
+}
+
+model::Holder StepMemory::activation_holder(const memory::DeviceBytes& device) const {
+  const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
+  model::Holder holder = {"activations and what else the step makes",
+                          std::max<int64_t>(0, taken - device.live),
+                          offloader_ ? offloader_->stats().host_bytes : 0};
+  if (activations_ && activations_->planned_bytes() > 0)
+    holder.detail = shown(activations_->planned_bytes()) + " are planned for blocks";
+  return holder;
+}
+
+void StepMemory::report(const optim::Optimizer& optimizer) {
+  const memory::DeviceBytes device = memory::DeviceMeter(model_.device(), model_.port()).bytes();
+  int64_t layers = 0, gradients = 0;
+  for (const optim::Group& group : trained_.groups()) {
+    for (const optim::Parameter& parameter : group.parameters) {
+      const auto bytes = static_cast<int64_t>(parameter.leaf.nbytes());
+      if (!config_.lora.base_model.empty()) layers += bytes;
+      if (parameter.leaf.grad().defined()) gradients += bytes;
+    }
+  }
+  std::vector<model::Holder> holders = model::weight_holders(model_);
+  holders.push_back({"LoRA layers", layers});
+  const auto add_beside_parameters = [&](const std::string& name, int64_t bytes) {
+    const bool is_on_host = trained_.placement().is_on_host();
+    holders.push_back({name, is_on_host ? 0 : bytes, is_on_host ? bytes : 0});
+  };
+  add_beside_parameters("optimizer", optimizer.state_bytes());
+  add_beside_parameters("gradients", gradients);
+  holders.push_back(activation_holder(device));
+  for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);
+}
+
+Error StepMemory::does_not_fit(const Error& failure) const {
+  std::vector<std::string> flags;
+  if (config_.order.batch_size > 1)
+    flags.push_back("--batch_size 1 with more --gradient_accumulation_steps");
+  const auto for_weights = model::flags_for_weights(model_);
+  const bool trains_whole = config_.lora.base_model.empty();  // that is not stored in 8 bits
+  std::copy_if(
+      for_weights.begin(), for_weights.end(), std::back_inserter(flags),
+      [&](const std::string& flag) { return !trains_whole || !flag.starts_with("--storage "); });
+  if (!trained_.placement().is_on_host() && trains_whole) flags.push_back("--optimize_on_cpu");
+  flags.push_back("a smaller --max_pixels");
+  return {ErrorCode::kOutOfMemory, failure.message(), model::hint_of(flags)};
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,106 @@
+#include "host/train/train_step.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/error.h"
+
+#include "host/random/counter.h"
+
+namespace atelier::train {
+
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kTimelineSteps = 8;  // of which memory is reported block by block
+
+}  // namespace
+
+TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
+                     Objective& objective, StepMemory& memory, int64_t total_steps,
+                     run::MemoryTimeline* timeline)
+    : config_(config),
+      trained_(trained),
+      optimizer_(optimizer),
+      objective_(objective),
+      memory_(memory),
+      timeline_(timeline),
+      lr_schedule_(config.lr_schedule),
+      layers_seed_(random::stream_seed(config.seed, random::Stream::kLayers)) {
+  lr_schedule_.total_steps = total_steps;
+}
+
+void TrainStep::begin_phase(const char* name, int64_t step) {
+  if (timeline_ != nullptr && num_made_ < kTimelineSteps) timeline_->begin(name, step + 1);
+}
+
+double TrainStep::learning_rate(int64_t step) const {
+  return config_.learning_rate * lr_schedule_.factor(step);
+}
+
+StepResult TrainStep::run(const StepData& data, int64_t step) {
+  const Tensor loss = accumulate(data, step);
+  begin_phase("optimizer", step);
+  StepResult result = update(loss, step);
+  result.epoch = data.plan.epoch;
+  if (++num_made_ == kTimelineSteps && timeline_ != nullptr) timeline_->stop();
+  return result;
+}
+
+// Returns the loss of the step.
+Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
+  Tensor total;
+  for (size_t i = 0; i < data.batches.size(); ++i) {
+    at::manual_seed(random::below(UINT64_MAX, layers_seed_, static_cast<uint32_t>(i),
+                                  static_cast<uint32_t>(step)));
+    begin_phase("forward", step);
+    memory_.begin_pass();
+    const Tensor sum = config_.task == Task::kDirectDistill
+                           ? objective_.direct_distillation(data.batches[i])
+                           : objective_.flow_matching(data.batches[i], step);
+    const Tensor loss = sum / static_cast<double>(data.plan.samples);
+    if (!loss.requires_grad())
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the loss does not depend on anything that is trained",
+                  "choose other --trainable_models or --lora_target_modules");
+    total = total.defined() ? total + loss.detach() : loss.detach();
+    begin_phase("backward", step);
+    // Parameters may move while the last pass goes on, unless their gradients are to be scaled by
+    // what is known after it.
+    std::optional<HostGradients::Move> move;
+    if (i + 1 == data.batches.size() && config_.max_grad_norm == 0 && optimizer_.has_parts())
+      move = {&optimizer_, learning_rate(step)};
+    trained_.placement().backward(loss, total, move);
+  }
+  return total;
+}
+
+StepResult TrainStep::update(const Tensor& loss, int64_t step) {
+  const at::NoGradGuard no_grad;
+  ParameterPlacement& placement = trained_.placement();
+  const auto beside = placement.allocate_beside();
+  const optim::GradientNorm measured =
+      optim::measure_gradients(trained_.groups(), loss, config_.max_grad_norm, placement.norms());
+  is_moving_ = true;
+  StepResult result = {.step = step + 1,
+                       .lr = learning_rate(step),
+                       .loss = loss,
+                       .norm = measured.norm,
+                       .is_skipped = measured.is_skipped};
+  optimizer_.step(result.lr, measured.grad_scale, measured.is_skipped);
+  result.has_moved = placement.has_moved();
+  trained_.clear_gradients();
+  placement.publish();
+  is_moving_ = false;
+  return result;
+}
+
+bool TrainStep::give_up() {
+  trained_.placement().give_up();
+  is_spoilt_ = is_spoilt_ || is_moving_ || trained_.placement().has_moved();
+  trained_.clear_gradients();
+  return is_spoilt_;
+}
+
+}  // namespace atelier::train

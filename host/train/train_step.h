@@ -1,0 +1,68 @@
+// One optimizer step: forward and backward passes of its batches, clipping, and the move.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "host/data/order.h"
+#include "host/optim/lr_schedule.h"
+#include "host/optim/optimizer.h"
+#include "host/run/memory_timeline.h"
+#include "host/train/config.h"
+#include "host/train/objective.h"
+#include "host/train/step_memory.h"
+#include "host/train/trained.h"
+
+namespace atelier::train {
+
+// What a step learns from: batches of samples whose latents have one shape.
+struct StepData {
+  data::StepPlan plan;
+  std::vector<std::vector<PlacedSample>> batches;
+};
+
+// What a step gave. The tensors are scalars on the device, and may not be computed yet.
+struct StepResult {
+  int64_t step = 0, epoch = 0;  // its number, from 1
+  double lr = 0.0;
+  at::Tensor loss, norm, is_skipped;
+  bool has_moved = false;  // on the way: of a skipped step not everything was left as it was
+};
+
+// Not thread-safe; everything that it is given outlives it.
+class TrainStep {
+ public:
+  TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
+            Objective& objective, StepMemory& memory, int64_t total_steps,
+            run::MemoryTimeline* timeline);
+
+  // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
+  // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
+  StepResult run(const StepData& data, int64_t step);
+
+  // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
+  // parameters: it cannot be made again then, and the state is that of no step.
+  bool give_up();
+
+ private:
+  at::Tensor accumulate(const StepData& data, int64_t step);
+  StepResult update(const at::Tensor& loss, int64_t step);
+  double learning_rate(int64_t step) const;
+  void begin_phase(const char* name, int64_t step);
+
+  const Config& config_;
+  TrainedTensors& trained_;
+  optim::Optimizer& optimizer_;
+  Objective& objective_;
+  StepMemory& memory_;
+  run::MemoryTimeline* timeline_;  // null: there is none
+  optim::LrSchedule lr_schedule_;
+  uint64_t layers_seed_;
+  int64_t num_made_ = 0;    // steps
+  bool is_moving_ = false;  // the optimizer is at work
+  bool is_spoilt_ = false;  // a step that was given up had moved parameters
+};
+
+}  // namespace atelier::train

@@ -1,0 +1,107 @@
+#include "host/train/objective.h"
+
+#include "host/random/counter.h"
+#include "host/random/noise.h"
+#include "train_toy.h"
+
+namespace atelier::train {
+namespace {
+
+using test::toy_sample;
+using test::TrainToy;
+
+struct Bench : TrainToy {
+  DirectRunner runner;
+  std::unique_ptr<Timesteps> timesteps;
+  std::unique_ptr<Objective> objective;
+
+  Bench() {
+    open();
+    config.timesteps.weighting = Weighting::kSigmaSqrt;
+    timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
+    objective = std::make_unique<Objective>(*model, runner, *timesteps, config.seed);
+  }
+  at::Tensor velocity(const TrainSample& sample, const at::Tensor& x, float sigma) {
+    const Conditioning* cond[] = {&sample.cond};
+    return model->model().denoise({x.unsqueeze(0), at::full({1}, sigma), cond}, runner)[0];
+  }
+  // Mean((velocity - target)^2 * mask) with noise of `key`.
+  at::Tensor error(const TrainSample& sample, const random::NoiseKey& key, float sigma) {
+    const at::Tensor& clean = sample.cond.at("latents");
+    const at::Tensor noise = random::normal_noise(key, clean.sizes());
+    const at::Tensor x = clean * (1 - sigma) + noise * sigma;
+    at::Tensor squares = (velocity(sample, x, sigma) - (noise - clean)).pow(2);
+    if (sample.mask.defined()) squares = squares * sample.mask;
+    return squares.mean();
+  }
+};
+
+TEST_CASE("The loss of flow matching is the weighted error of the velocity", "[objective]") {
+  Bench bench;
+  const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
+  const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
+  std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
+  batch[1].sample.mask = at::rand({1, 1, 4, 4});
+  at::Tensor expected = at::zeros({});
+  for (const PlacedSample& placed : batch) {
+    const Timestep level = bench.timesteps->draw(level_seed, placed.slot, 7, 4);
+    expected = expected +
+               bench.error(placed.sample, {noise_seed, placed.slot, 7}, level.sigma) * level.weight;
+  }
+  const at::Tensor loss = bench.objective->flow_matching(batch, 7);
+  CHECK(at::allclose(loss, expected, 1e-5));
+  CHECK_FALSE(at::allclose(bench.objective->flow_matching(batch, 8), loss, 1e-3));
+}
+
+TEST_CASE("A batch has the loss of its samples", "[objective]") {
+  Bench bench;
+  const std::vector<PlacedSample> batch = {{toy_sample(1), 0}, {toy_sample(2), 1}};
+  const at::Tensor apart = bench.objective->flow_matching(std::span(batch).first(1), 0) +
+                           bench.objective->flow_matching(std::span(batch).last(1), 0);
+  CHECK(at::allclose(bench.objective->flow_matching(batch, 0), apart, 1e-5));
+}
+
+TEST_CASE("Validation has one error for each level", "[objective]") {
+  Bench bench;
+  const TrainSample sample = toy_sample(3);
+  const std::vector<Timestep> levels = bench.timesteps->grid(3);
+  const at::Tensor losses = bench.objective->at_levels(sample, levels, 11, 5);
+  REQUIRE(losses.sizes() == at::IntArrayRef({3}));
+  for (int64_t i = 0; i < 3; ++i) {
+    const random::NoiseKey key = {11, 5, static_cast<uint32_t>(i)};
+    const float sigma = levels[static_cast<size_t>(i)].sigma;
+    CHECK(at::allclose(losses[i], bench.error(sample, key, sigma), 1e-5));
+  }
+}
+
+TEST_CASE("Distillation compares where the sampler's steps lead, with gradients", "[objective]") {
+  Bench bench;
+  TrainSample sample = toy_sample(4);
+  sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
+  const at::Tensor& clean = sample.cond.at("latents");
+  at::Tensor x = random::normal_noise({9}, clean.sizes());
+  for (const float sigma : {1.0F, 0.5F}) x = x - bench.velocity(sample, x, sigma) * 0.5F;
+  bench.weight("embed.weight").set_trainable(true);
+  const std::vector<PlacedSample> batch = {{sample, 0}};
+  const at::Tensor loss = bench.objective->direct_distillation(batch);
+  CHECK(at::allclose(loss, (x - clean).pow(2).mean(), 1e-4));
+  loss.backward();
+  CHECK(bench.weight("embed.weight").leaf().grad().abs().max().item<float>() > 0);
+}
+
+TEST_CASE("A row that says too little for distillation is refused", "[objective]") {
+  const auto problem = [](const RowValues& values) { return distillation_problem(values); };
+  CHECK(problem({{"seed", 1}, {"num_inference_steps", 4}, {"rand_device", "cpu"}}).empty());
+  CHECK(problem({{"num_inference_steps", 4}}).find("seed") != std::string::npos);
+  CHECK(problem({{"seed", "1.5"}, {"num_inference_steps", 4}}).find("seed") != std::string::npos);
+  CHECK(problem({{"seed", 1}}).find("num_inference_steps") != std::string::npos);
+  CHECK(problem({{"seed", 1}, {"num_inference_steps", 4}, {"rand_device", "tpu"}})
+            .find("rand_device") != std::string::npos);
+  Bench bench;
+  const std::vector<PlacedSample> batch = {{toy_sample(1), 0}};
+  test::expect_error(ErrorCode::kInvalidArgument, {"seed"},
+                     [&] { bench.objective->direct_distillation(batch); });
+}
+
+}  // namespace
+}  // namespace atelier::train

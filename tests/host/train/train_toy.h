@@ -1,0 +1,146 @@
+// What tests of training share: the toy family with a hook in its denoiser, and what a step needs.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/train/train_step.h"
+#include "picture_toy.h"
+
+namespace atelier::test {
+
+// Is called with each velocity that the denoiser gives, and may change it or throw.
+using VelocityHook = std::function<at::Tensor(const at::Tensor& velocity)>;
+inline VelocityHook velocity_hook;
+
+class HookedToy final : public PictureToy {
+ public:
+  std::unique_ptr<Model> make_model(std::span<const Detection> parts,
+                                    const ModelOptions& options) const override {
+    struct Hooked final : ToyModel {
+      using ToyModel::ToyModel;
+      at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
+        const at::Tensor velocity = ToyModel::denoise(in, runner);
+        return velocity_hook ? velocity_hook(velocity) : velocity;
+      }
+    };
+    return std::make_unique<Hooked>(parts, options, ToyMistakes{});
+  }
+};
+
+inline const HookedToy& hooked_toy() {
+  static const HookedToy toy;
+  return toy;
+}
+
+// While one lives, the denoiser's velocities go through `hook`.
+struct HookScope {
+  explicit HookScope(VelocityHook hook) { velocity_hook = std::move(hook); }
+  ~HookScope() { velocity_hook = nullptr; }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+};
+
+// A model of files whose denoiser is loaded. What is trained: config.trainable_models, config.lora.
+struct TrainToy {
+  Folder folder;
+  train::Config config;
+  std::unique_ptr<model::LoadedModel> model;
+  progress::Progress progress{progress::Options{.quiet = true}};
+
+  TrainToy() {
+    write_toy_model(folder / "model");
+    write_toy_component(folder / "model/transformer/model.safetensors", "dit", 1, {}, 0.15);
+    config.trainable_models = {"dit"};
+    config.learning_rate = 1e-2;
+    config.optimizer.eps = 1e-6;
+    config.log.tensorboard = false;
+    config.output.output_path = folder / "run";
+    fs::create_directories(config.output.output_path);
+  }
+  void open(const std::string& device = "cpu", const std::string& dtype = "float32",
+            model::Placement placement = {}) {
+    model = model::LoadedModel::open(hooked_toy(), {.model_paths = folder / "model",
+                                                    .dtype = dtype,
+                                                    .device = device,
+                                                    .placement = std::move(placement)});
+    model->load_component("dit");
+  }
+  train::Selection selection() {
+    report::Problems problems;
+    train::Selection selection = train::select_trained(*model, config, problems);
+    problems.throw_if_any();
+    return selection;
+  }
+  void train_lora(int64_t rank = 4) {
+    config.trainable_models.clear();
+    config.lora.base_model = "dit";
+    config.lora.target_modules = {"q", "down"};
+    config.lora.rank = rank;
+  }
+  Weight& weight(std::string_view path) {
+    return *model->model().component("dit").find_weight(path);
+  }
+};
+
+// Of latents [48, 1, 4, 4], as encoders of that dtype give it.
+inline train::TrainSample toy_sample(int seed, at::ScalarType dtype = at::kFloat) {
+  at::manual_seed(seed);
+  train::TrainSample sample;
+  sample.cond["prompt_embeds"] = at::randn({5, kToyWidth}).to(dtype);
+  sample.cond["latents"] = at::randn({kToyChannels, 1, 4, 4}).to(dtype);
+  return sample;
+}
+
+// A step of `count` samples in batches of `batch_size`.
+inline train::StepData toy_step(int count, int batch_size, int seed = 100,
+                                at::ScalarType dtype = at::kFloat) {
+  train::StepData data;
+  data.plan.samples = count;
+  for (int i = 0; i < count; ++i) {
+    if (i % batch_size == 0) data.batches.emplace_back();
+    data.batches.back().push_back({toy_sample(seed + i, dtype), static_cast<uint32_t>(i)});
+  }
+  return data;
+}
+
+// Everything that a step needs.
+struct StepBench {
+  TrainToy& toy;
+  train::TrainedTensors trained;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  train::StepMemory memory;
+  train::Timesteps timesteps;
+  train::Objective objective;
+  train::TrainStep step;
+
+  explicit StepBench(TrainToy& toy, int64_t total_steps = 10)
+      : toy(toy),
+        trained(*toy.model, toy.selection(), toy.config),
+        optimizer(optim::make_optimizer(trained.groups(), toy.config.optimizer)),
+        memory(*toy.model, toy.config, trained, toy.progress, nullptr),
+        timesteps({}, toy.config.timesteps),
+        objective(*toy.model, memory.runner(), timesteps, toy.config.seed),
+        step(toy.config, trained, *optimizer, objective, memory, total_steps, nullptr) {}
+
+  // Copies of the trained values.
+  NamedTensors values() const {
+    NamedTensors copies;
+    for (const auto& [name, value] : trained.values()) copies.emplace(name, value.clone());
+    return copies;
+  }
+};
+
+inline bool same(const NamedTensors& a, const NamedTensors& b) {
+  if (a.size() != b.size()) return false;
+  for (const auto& [name, value] : a) {
+    const auto found = b.find(name);
+    if (found == b.end() || !at::equal(value, found->second)) return false;
+  }
+  return true;
+}
+
+}  // namespace atelier::test

@@ -1,0 +1,253 @@
+#include "host/train/trainer.h"
+
+#include <csignal>
+#include <limits>
+
+#include <ATen/core/grad_mode.h>
+
+#include "train_toy.h"
+
+namespace atelier::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::HookScope;
+using test::TrainToy;
+
+// Three pictures, encoded, and a run on them: two steps an epoch, of two batches and of one.
+struct Workshop : TrainToy {
+  std::unique_ptr<Samples> samples;
+  std::FILE* said_file = std::tmpfile();
+  progress::Progress progress{{.quiet = true, .out = said_file}};
+
+  Workshop() {
+    std::string rows = "image,prompt\n";
+    for (int i = 0; i < 3; ++i) {
+      test::write_toy_picture(folder / "data/" + std::to_string(i) + ".png", 16, 16, i);
+      rows += std::to_string(i) + ".png,number " + std::to_string(i) + "\n";
+    }
+    test::write_bytes(folder / "data/metadata.csv", rows);
+    config.dataset.dataset_base_path = folder / "data";
+    config.dataset.dataset_metadata_path = folder / "data/metadata.csv";
+    config.order.gradient_accumulation_steps = 2;
+    config.num_epochs = 3;
+    config.dataset_num_workers = 1;
+    config.output.save_steps = 2;
+    config.output.checkpoints_total_limit = 0;
+    config.ema_decay = 0.9;
+    reopen();
+    samples = std::make_unique<Samples>(Samples::of_dataset(test::open_toy_dataset(config.dataset),
+                                                            *model, {}, folder / "cache", false));
+    REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
+  }
+  ~Workshop() { std::fclose(said_file); }
+  // The weights as they are in the files.
+  void reopen() { open(); }
+
+  // Trains into the folder `name`, from the newest checkpoint there when it `resumes`.
+  int train(const std::string& name, bool resumes = false) {
+    reopen();
+    config.output.output_path = folder / name;
+    run::RunFolder run_folder(config.output.output_path);
+    Trainer trainer(
+        {*model, config, *samples, /*validation=*/samples.get(), nullptr, run_folder, progress},
+        selection());
+    if (resumes) trainer.resume(newest(name));
+    return trainer.run();
+  }
+  run::Checkpoint newest(const std::string& name) const {
+    return run::find_checkpoint(folder / name, [](const std::string&) {});
+  }
+  // Everything that the newest checkpoint of `name` holds.
+  NamedTensors state_of(const std::string& name) const {
+    const run::Checkpoint checkpoint = newest(name);
+    NamedTensors all;
+    for (const char* file : {"trained.safetensors", "optimizer.safetensors", "ema.safetensors"}) {
+      for (const auto& [key, value] : checkpoint.load(file)) all.emplace(file + key, value);
+    }
+    return all;
+  }
+  std::string said() const {
+    std::rewind(said_file);
+    std::string text(1 << 16, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), said_file));
+    return text;
+  }
+};
+
+// Calls `action` in the forward pass number `number` of a training step, from 1.
+test::VelocityHook at_forward(int number, std::function<void()> action) {
+  return [number, calls = 0, action = std::move(action)](const at::Tensor& velocity) mutable {
+    if (at::GradMode::is_enabled() && ++calls == number) action();
+    return velocity;
+  };
+}
+
+[[noreturn]] void run_out_of_memory() {
+  throw Error(ErrorCode::kOutOfMemory, "no room");
+}
+
+TEST_CASE("A run that is resumed has the bits of one that was not interrupted", "[trainer]") {
+  Workshop shop;
+  CHECK(count_steps(*shop.samples, shop.config) == 6);
+  CHECK(shop.train("straight") == 0);
+  CHECK(shop.newest("straight").step == 6);
+  for (const int64_t cut : {2, 3, 5}) {
+    const std::string name = "cut " + std::to_string(cut);
+    shop.config.max_train_steps = cut;
+    CHECK(shop.train(name) == 0);
+    CHECK(shop.newest(name).step == cut);
+    shop.config.max_train_steps.reset();
+    CHECK(shop.train(name, /*resumes=*/true) == 0);
+    CHECK(test::same(shop.state_of(name), shop.state_of("straight")));
+    CHECK(shop.newest(name).facts == shop.newest("straight").facts);
+  }
+}
+
+TEST_CASE("Weights that a stopped run did not write are written when it goes on", "[trainer]") {
+  Workshop shop;
+  shop.config.max_train_steps = 2;
+  CHECK(shop.train("run") == 0);
+  const std::string weights = shop.folder / "run/step-2.safetensors";
+  const std::string bytes = test::read_bytes(weights);
+  REQUIRE_FALSE(bytes.empty());
+  CHECK(find_weights_to_write(shop.newest("run"), shop.selection(), shop.config).empty());
+  fs::remove(weights);
+  CHECK(find_weights_to_write(shop.newest("run"), shop.selection(), shop.config) == "step-2");
+  CHECK(shop.train("run", /*resumes=*/true) == 0);
+  CHECK(test::read_bytes(weights) == bytes);
+}
+
+TEST_CASE("A step that does not fit is made again as a whole, to the same bits", "[trainer]") {
+  Workshop shop;
+  CHECK(shop.train("plain") == 0);
+  for (const int pass : {1, 2, 5}) {  // the first or second batch of a step, and one later on
+    const std::string name = "tight " + std::to_string(pass);
+    const HookScope fails(at_forward(pass, run_out_of_memory));
+    CHECK(shop.train(name) == 0);
+    CHECK(test::same(shop.state_of(name), shop.state_of("plain")));
+  }
+  CHECK_THAT(shop.said(), Catch::Contains("step 1: toy.denoise: no room; it is made again with") &&
+                              Catch::Contains("memory: weights of dit"));
+}
+
+TEST_CASE("A run ends with its last step saved when nothing less can be kept", "[trainer]") {
+  Workshop shop;
+  shop.config.use_gradient_checkpointing = true;
+  const HookScope fails(at_forward(4, run_out_of_memory));  // the second step has one batch
+  test::expect_error(ErrorCode::kOutOfMemory, {"step 3: toy.denoise: no room", "--optimize_on_cpu"},
+                     [&] { shop.train("run"); });
+  CHECK(shop.newest("run").step == 2);
+  CHECK(fs::exists(shop.folder / "run/step-2.safetensors"));
+}
+
+TEST_CASE("A signal lets the step end that it came in, and the run goes on from there",
+          "[trainer]") {
+  Workshop shop;
+  CHECK(shop.train("straight") == 0);
+  {
+    const run::StopSignals signals;
+    const HookScope hook(at_forward(4, [] { std::raise(SIGTERM); }));
+    CHECK(shop.train("run") == 75);
+  }
+  CHECK(shop.newest("run").step == 3);
+  CHECK(fs::exists(shop.folder / "run/step-3.safetensors"));
+  const run::StopSignals signals;  // forgets the one that came
+  CHECK(shop.train("run", /*resumes=*/true) == 0);
+  CHECK(test::same(shop.state_of("run"), shop.state_of("straight")));
+}
+
+TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "[trainer]") {
+  Workshop shop;
+  CHECK(shop.train("straight") == 0);
+  {
+    const run::StopSignals signals;
+    const HookScope hook(at_forward(5, [] {
+      std::raise(SIGINT);
+      throw Error(ErrorCode::kCancelled, "stopped by a signal");
+    }));
+    CHECK(shop.train("run") == 130);
+  }
+  CHECK(shop.newest("run").step == 2);
+  const run::StopSignals signals;
+  CHECK(shop.train("run", /*resumes=*/true) == 0);
+  CHECK(test::same(shop.state_of("run"), shop.state_of("straight")));
+}
+
+TEST_CASE("A checkpoint is saved when one is asked for", "[trainer]") {
+  Workshop shop;
+  shop.config.output.save_steps = 100;
+  const run::StopSignals signals;
+  const HookScope hook(at_forward(3, [] { std::raise(SIGUSR2); }));
+  CHECK(shop.train("run") == 0);
+  CHECK(fs::exists(shop.folder / "run/checkpoints/step-00000002"));
+  CHECK(fs::exists(shop.folder / "run/checkpoints/step-00000006"));
+  CHECK_FALSE(fs::exists(shop.folder / "run/checkpoints/step-00000004"));
+}
+
+// The velocity of the forward passes from `first` to `last` is not finite.
+test::VelocityHook not_finite(int first, int last) {
+  return [=, calls = 0](const at::Tensor& velocity) mutable {
+    if (!at::GradMode::is_enabled()) return velocity;
+    const bool is_hit = ++calls >= first && calls <= last;
+    return is_hit ? velocity * std::numeric_limits<float>::quiet_NaN() : velocity;
+  };
+}
+
+TEST_CASE("Steps that are not finite are skipped and counted", "[trainer]") {
+  Workshop shop;
+  shop.config.max_train_steps = 1;
+  CHECK(shop.train("one") == 0);
+  shop.config.max_train_steps = 2;
+  const HookScope hook(not_finite(3, 3));
+  CHECK(shop.train("two") == 0);
+  CHECK(shop.newest("two").facts.at("skipped_steps") == 1);
+  CHECK(shop.newest("two").facts.at("skipped_in_row") == 1);
+  CHECK(test::same(shop.state_of("two"), shop.state_of("one")));
+  CHECK_THAT(shop.said(), Catch::Contains("step 2: loss or gradients are not finite; the step "
+                                          "changes nothing (1 so far)"));
+}
+
+TEST_CASE("Too many steps in a row that are not finite end the run", "[trainer]") {
+  Workshop shop;
+  shop.config.max_skipped_steps = 2;
+  const HookScope hook(not_finite(4, 100));
+  test::expect_error(ErrorCode::kNumerics, {"step 4: 2 steps in a row were not finite"},
+                     [&] { shop.train("run"); });
+  CHECK(shop.newest("run").step == 2);  // what was saved before is whole
+}
+
+TEST_CASE("Metrics have the loss of each step and of validation, and go on when resumed",
+          "[trainer]") {
+  Workshop shop;
+  shop.config.log.csv = true;
+  shop.config.validation.steps = 2;
+  shop.config.validation.timesteps = 2;
+  CHECK(shop.train("straight") == 0);
+  shop.config.max_train_steps = 3;
+  CHECK(shop.train("cut") == 0);
+  shop.config.max_train_steps.reset();
+  CHECK(shop.train("cut", /*resumes=*/true) == 0);
+  std::map<std::string, std::set<std::string>> rows;
+  for (const char* name : {"straight", "cut"}) {
+    std::istringstream lines(test::read_bytes(shop.folder / name + "/loss.csv"));
+    for (std::string line; std::getline(lines, line);) {
+      const bool is_of_values = line.find(",train/") != std::string::npos ||
+                                line.find(",validation/") != std::string::npos;
+      // The shorter run also validated at its end.
+      if (is_of_values && !line.starts_with("3,validation")) rows[name].insert(line);
+    }
+  }
+  CHECK(rows["straight"] == rows["cut"]);
+  const auto count = [&](const std::string& key) {
+    return std::count_if(rows["straight"].begin(), rows["straight"].end(),
+                         [&](const std::string& row) { return row.find(key) != row.npos; });
+  };
+  CHECK(count(",train/loss,") == 6);
+  CHECK(count(",train/grad_norm,") == 6);
+  CHECK(count(",validation/loss,") == 4);  // before the first step, and after 2, 4 and 6
+  CHECK(count(",validation/loss_sigma_") == 8);
+}
+
+}  // namespace
+}  // namespace atelier::train
