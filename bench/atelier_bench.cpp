@@ -34,6 +34,7 @@
 #include "host/lora/registry.h"
 #include "host/model/model_flags.h"
 #include "host/model/model_loader.h"
+#include "host/model/stages.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace {
@@ -102,7 +103,7 @@ class Workload {
     at::NoGradGuard no_grad;
     at::Tensor output;
     if (what_ == "vae") {
-      output = loaded_.model().decode(latents_, runner_);
+      output = model::decode_whole(loaded_.model(), latents_, runner_, latents_.device());
     } else {
       const Conditioning* conditions[] = {&cond_, &uncond_};
       output = loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}),
@@ -189,7 +190,7 @@ int run(std::span<const std::string> arguments) {
   const auto begin = std::chrono::steady_clock::now();
   if (what == "load") {
     for (const auto& component : plugin.family->components())
-      if (component.role == "dit") request.components = {std::string(component.name)};
+      if (component.role == Role::kDenoiser) request.components = {std::string(component.name)};
     const auto loaded = model::LoadedModel::open(*plugin.family, request);
     uint64_t bytes = 0;
     for (const auto& part : loaded->parts()) {

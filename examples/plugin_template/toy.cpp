@@ -13,7 +13,12 @@ namespace {
 using namespace atelier;
 constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
 constexpr std::string_view kVariants[] = {"toy"};
-constexpr InputSpec kInputs[] = {{"prompt", InputKind::kText, true, InputUse::kBoth, "*", "text"}};
+constexpr InputSpec kInputs[] = {
+    {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "text"},
+    {"image", InputKind::kImage, true, InputUse::kTrain, "*", "to learn", InputRole::kTarget}};
+constexpr std::string_view kEncoder[] = {"text_encoder"}, kPrompt[] = {"prompt"},
+                           kImage[] = {"image"};
+constexpr EncodeStage kStages[] = {{"text", kEncoder, kPrompt}, {"latents", {}, kImage}};
 constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 8}};
 
 // What tells one checkpoint's modules from another's; detect() reads it from shapes.
@@ -103,19 +108,20 @@ struct ToyModel final : ComponentModel {
     return {reinterpret_cast<const uint8_t*>(text.data()),
             reinterpret_cast<const uint8_t*>(text.data()) + text.size()};
   }
-  TextLength text_length(const Inputs& inputs) const override {
-    return {.tokens = std::ssize(text_of(inputs)), .limit = INT64_MAX};  // none is too long
+  TextLength text_length(const EncodeInputs& in) const override {
+    return {.tokens = std::ssize(text_of(in.values)), .limit = INT64_MAX};  // none is too long
   }
-  Conditioning encode_text(const Inputs& inputs, BlockRunner& runner) override {
-    return {{kPromptEmbeds, encode_ids("text_encoder", tokenize(text_of(inputs)), runner)}};
-  }
-  at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {  // [3, T, H, W]
+  Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
+    if (in.stage == "text")
+      return {{kPromptEmbeds, encode_ids("text_encoder", tokenize(text_of(in.values)), runner)}};
+    const at::Tensor pixels = clip_input(in.values, "image");  // [3, T, H, W]
     if (pixels.size(2) % kStride != 0 || pixels.size(3) % kStride != 0)
       throw Error(ErrorCode::kInvalidArgument, "height and width must be multiples of 4");
-    return at::pixel_unshuffle(pixels.transpose(0, 1), kStride).transpose(0, 1).contiguous();
+    const at::Tensor cells = at::pixel_unshuffle(pixels.transpose(0, 1), kStride);
+    return {{"latents", cells.transpose(0, 1).contiguous()}};
   }
-  at::Tensor decode(const at::Tensor& z_BCTHW, BlockRunner&) override {
-    return at::pixel_shuffle(z_BCTHW.transpose(1, 2), kStride).transpose(1, 2).to(at::kFloat);
+  void decode(const at::Tensor& z_BCTHW, BlockRunner&, const FrameSink& sink) override {
+    sink(at::pixel_shuffle(z_BCTHW.transpose(1, 2), kStride).transpose(1, 2).to(at::kFloat));
   }
 };
 
@@ -139,13 +145,13 @@ WeightMap map_of(const Detection& part) {  // published under the names of the m
 }
 
 constexpr ComponentRow kRows[] = {
-    {.spec = {"text_encoder", "text_encoder", {.encode = true}, true, "a vector for each byte"},
+    {.spec = {"text_encoder", Role::kTextEncoder, true, "a vector for each byte"},
      .detect = detect_bytes,
      .config_fields = fields_of,
      .weight_map = map_of<Bytes, BytesConfig>,
      .make = make_part<Bytes, BytesConfig>,
      .tiny = [] { return detection_of("text_encoder", "toy", BytesConfig{32}); }},
-    {.spec = {"dit", "dit", {.denoise = true}, true, "the denoiser"},
+    {.spec = {"dit", Role::kDenoiser, true, "the denoiser"},
      .detect = detect_dit,
      .config_fields = fields_of,
      .weight_map = map_of<Dit, DitConfig>,
@@ -159,6 +165,7 @@ struct ToyFamily final : ComponentFamily {
   std::string_view name() const override { return "toy"; }
   std::string_view help() const override { return "an example of a family, for plugin authors"; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
+  std::span<const EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   LoraTargets lora_targets(const Detection&) const override { return {"dit", {"*.qkv"}, {}, ""}; }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,

@@ -26,7 +26,6 @@ long long number(int64_t value) {
 
 void print_report(const PreparedRun& run, const Samples& samples) {
   const data::Order order(samples.shapes(), run.config.order);
-  const Samples::Counts counts = samples.counts();
   const Samples::Bytes missing = samples.missing_bytes(*run.model);
   std::printf("%-12s %zu\n", "items", samples.size());
   for (const data::BucketCount& bucket : run.dataset->buckets())
@@ -35,26 +34,21 @@ void print_report(const PreparedRun& run, const Samples& samples) {
                 number(bucket.items));
   std::printf("%-12s %lld an epoch, batches of %lld\n", "steps", number(order.steps_per_epoch()),
               number(run.config.order.batch_size));
-  std::printf("%-12s %lld different, %lld to encode\n", "texts", number(counts.texts),
-              number(counts.missing_texts));
-  std::printf("%-12s %lld different, %lld to encode\n", "pictures", number(counts.pictures),
-              number(counts.missing_pictures));
+  for (const Samples::Count& count : samples.counts())
+    std::printf("%-12s %lld different, %lld to encode\n", count.what.c_str(), number(count.entries),
+                number(count.missing));
   const auto bytes = static_cast<uint64_t>(missing.pictures + missing.texts.value_or(0));
   std::printf("%-12s %s, about %s%s to write\n", "cache",
               files::display_path(run.config.cache_path).c_str(), format_bytes(bytes).c_str(),
               missing.texts ? "" : " and the texts");
 }
 
-void print_result(const PreparedRun& run, const Samples& samples, const Samples::Counts& before) {
-  const nlohmann::ordered_json line = {
-      {"cache", run.config.cache_path},
-      {"items", samples.size()},
-      {"texts", before.texts},
-      {"pictures", before.pictures},
-      {"encoded_texts", before.missing_texts},
-      {"encoded_pictures", before.missing_pictures},
-      {"fingerprint", samples.fingerprint()},
-  };
+void print_result(const PreparedRun& run, const Samples& samples,
+                  const std::vector<Samples::Count>& before) {
+  nlohmann::ordered_json line = {{"cache", run.config.cache_path}, {"items", samples.size()}};
+  for (const Samples::Count& count : before) line[count.what] = count.entries;
+  for (const Samples::Count& count : before) line["encoded_" + count.what] = count.missing;
+  line["fingerprint"] = samples.fingerprint();
   std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
@@ -75,7 +69,7 @@ int run_cache(std::span<const std::string> arguments) {
     return 0;
   }
   const run::StopSignals signals;
-  const Samples::Counts before = samples.counts();
+  const std::vector<Samples::Count> before = samples.counts();
   if (!samples.fill(*run.model, run.config.dataset_num_workers, progress,
                     [] { return run::StopSignals::requested().has_value(); })) {
     progress.warn("stopped; what is encoded stays, and the same command goes on from there");

@@ -149,10 +149,11 @@ Json describe_part(const ModelFamily& family, const model::LoadedPart& part, std
   for (const auto& [key, value] : detection->config) out["config"][key] = config_json(value);
   if (file.config()) out["config_place"] = file.config()->place;
   const ComponentSpec* spec = spec_of(family, detection->component);
-  if (spec != nullptr && spec->role != "vae") {
+  if (spec != nullptr && spec->role != Role::kVae) {
     for (const InputSpec& input : family.inputs()) {
-      if (spec->role == "dit" && !formats::glob_match(input.variants, detection->variant)) continue;
-      if (spec->role == "text_encoder" && input.kind != InputKind::kText) continue;
+      if (spec->role == Role::kDenoiser && !formats::glob_match(input.variants, detection->variant))
+        continue;
+      if (spec->role == Role::kTextEncoder && input.kind != InputKind::kText) continue;
       out["inputs"].push_back({{"name", input.name},
                                {"required", input.required},
                                {"use", input.use == InputUse::kTrain      ? "train"
@@ -230,7 +231,7 @@ Json lora_summary(const TensorIndex& index, Context& context) {
     plugins::guard(family->name(), [&] {
       for (const Detection& part : family->tiny_parts()) {
         const ComponentSpec* spec = spec_of(*family, part.component);
-        if (spec == nullptr || spec->role != "dit") continue;
+        if (spec == nullptr || spec->role != Role::kDenoiser) continue;
         const LoraTargets targets = family->lora_targets(part);
         const std::vector<std::string> globs = layer_globs(*family, part);
         size_t known = 0;

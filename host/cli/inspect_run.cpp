@@ -113,8 +113,8 @@ Json inspect_cache(const std::string& path) {
     const train::Manifest manifest = train::Manifest::read(path);
     out["family"] = manifest.family;
     out["samples"] = manifest.items.size();
-    out["texts"] = manifest.cached.text;
-    out["latents"] = manifest.cached.latents;
+    for (const auto& [stage, is_cached] : manifest.cached)
+      out[stage == "text" ? "texts" : stage] = is_cached;
     out["complete"] = manifest.is_complete;
     std::set<std::pair<int64_t, int64_t>> sizes;
     for (const train::CacheItem& item : manifest.items) sizes.insert({item.height, item.width});

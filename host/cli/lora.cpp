@@ -102,7 +102,7 @@ std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
   request.dtype = "float32";
   request.device = "cpu";
   for (const ComponentSpec& spec : family.components()) {
-    if (spec.role == "dit") request.components.emplace_back(spec.name);
+    if (spec.role == Role::kDenoiser) request.components.emplace_back(spec.name);
   }
   return model::LoadedModel::open(family, request);
 }

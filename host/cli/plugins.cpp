@@ -9,6 +9,7 @@
 #include "host/cli/commands.h"
 #include "host/generate/request.h"
 #include "host/model/model_flags.h"
+#include "host/model/stages.h"
 #include "host/plugins/own_process.h"
 #include "host/plugins/plugin_loader.h"
 
@@ -75,13 +76,13 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
   out["help"] = family.help();
   for (const ComponentSpec& spec : family.components()) {
     std::string phases;
-    for (const auto& [needed, name] :
-         {std::pair(spec.phases.encode, "encode"), std::pair(spec.phases.denoise, "denoise"),
-          std::pair(spec.phases.decode, "decode")}) {
+    for (const auto& [needed, name] : {std::pair(model::encodes(family, spec.name), "encode"),
+                                       std::pair(spec.role == Role::kDenoiser, "denoise"),
+                                       std::pair(spec.role == Role::kVae, "decode")}) {
       if (needed) phases += std::string(phases.empty() ? "" : ", ") + name;
     }
     out["components"].push_back({{"name", spec.name},
-                                 {"role", spec.role},
+                                 {"role", role_name(spec.role)},
                                  {"phases", phases},
                                  {"required", spec.required},
                                  {"help", spec.help}});

@@ -272,7 +272,7 @@ int run_probe(std::span<const std::string> arguments) {
     if (candidate.name == component) spec = &candidate;
   }
   const bool is_schedule = component == "schedule" && spec == nullptr;
-  const bool is_tokenizer = spec != nullptr && spec->role == "tokenizer";
+  const bool is_tokenizer = spec != nullptr && spec->role == Role::kTokenizer;
   std::vector<std::string> known = {"schedule"};
   for (const ComponentSpec& candidate : family.components()) known.emplace_back(candidate.name);
 

@@ -21,6 +21,7 @@
 #include "formats/glob.h"
 #include "host/conformance/config_probe.h"
 #include "host/files/checkpoint.h"
+#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_binding.h"
@@ -177,6 +178,7 @@ class Suite {
     check("declarations: names are unique and snake_case, help is there",
           [&] { return check_declarations(); });
     check("declarations: schedules and sigma range can be used", [&] { return check_schedules(); });
+    check("declarations: stages name what is declared", [&] { return check_stages(); });
     check("parts: tiny parts are declared, required ones are there", [&] { return check_parts(); });
     if (parts_.empty()) return;
     check("weights: the table covers every weight", [&] { return check_tables(); });
@@ -185,22 +187,13 @@ class Suite {
     check("detection: refuses what is not its own", [&] { return check_refusals(); });
     check("detection: every field of a config is seen", [&] { return check_configs(); });
     check("parts: any subset makes a model", [&] { return check_subsets(); });
-    if (part_of_role("dit") != nullptr) {
-      check("declarations: LoRA globs match linear layers", [&] { return check_lora_targets(); });
-      check("denoise: keeps shape and dtype at two sizes and batches",
-            [&] { return check_shapes(); });
-      check("denoise: a batch equals its samples", [&] { return check_batch(); });
-      check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
-      check("denoise: guidance at scale 1 is the prediction with the prompt",
-            [&] { return check_guide(); });
-      check("blocks: every block of the denoiser runs once and in order",
-            [&] { return check_block_order(); });
-      check("blocks: running one twice gives equal results", [&] { return check_blocks_pure(); });
-      check("gradients: recomputed equal kept", [&] { return check_gradients(); });
-      check("errors: a missing conditioning entry", [&] { return check_missing_conditioning(); });
-      check("errors: a size that does not fit", [&] { return check_wrong_size(); });
+    for (const Detection& part : parts_) {
+      const ComponentSpec* spec = spec_of(part.component);
+      if (spec == nullptr || spec->role != Role::kDenoiser) continue;
+      denoiser_ = &part;
+      check_denoiser();
     }
-    if (part_of_role("vae") != nullptr) {
+    if (part_of_role(Role::kVae) != nullptr && target_stage_) {
       check("media: encoding and decoding keep the size", [&] { return check_media(); });
       check("blocks: every block of the VAE runs once and in order",
             [&] { return check_media_blocks(); });
@@ -213,6 +206,23 @@ class Suite {
 
  private:
   using Detail = std::string;
+
+  // What is asked of each denoiser.
+  void check_denoiser() {
+    check("declarations: LoRA globs match linear layers", [&] { return check_lora_targets(); });
+    check("denoise: keeps shape and dtype at two sizes and batches",
+          [&] { return check_shapes(); });
+    check("denoise: a batch equals its samples", [&] { return check_batch(); });
+    check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
+    check("denoise: guidance at scale 1 is the prediction with the prompt",
+          [&] { return check_guide(); });
+    check("blocks: every block of the denoiser runs once and in order",
+          [&] { return check_block_order(); });
+    check("blocks: running one twice gives equal results", [&] { return check_blocks_pure(); });
+    check("gradients: recomputed equal kept", [&] { return check_gradients(); });
+    check("errors: a missing conditioning entry", [&] { return check_missing_conditioning(); });
+    check("errors: a size that does not fit", [&] { return check_wrong_size(); });
+  }
 
   void check(const std::string& name, const std::function<Detail()>& body) {
     Finding finding{name, true, {}};
@@ -238,7 +248,7 @@ class Suite {
     return nullptr;
   }
 
-  const Detection* part_of_role(std::string_view role) const {
+  const Detection* part_of_role(Role role) const {
     for (const Detection& part : parts_) {
       const ComponentSpec* spec = spec_of(part.component);
       if (spec != nullptr && spec->role == role) return &part;
@@ -262,6 +272,22 @@ class Suite {
     return model;
   }
 
+  at::Tensor encode_target(Model& model, const at::Tensor& pixels, BlockRunner& runner) const {
+    const InputSpec& input = *model::target_input(family_.inputs());
+    const bool is_clip = input.kind == InputKind::kVideo;
+    return model
+        .encode({.stage = target_stage_->name,
+                 .values = {{std::string(input.name), is_clip ? pixels : pixels.select(1, 0)}},
+                 .target = {pixels.size(1), pixels.size(2), pixels.size(3)}},
+                runner)
+        .at("latents");
+  }
+
+  // All frames, however many calls they come in.
+  static at::Tensor decode(Model& model, const at::Tensor& latents, BlockRunner& runner) {
+    return model::decode_whole(model, latents, runner, at::kCPU);
+  }
+
   // Latent cells of a size: `rows` and `columns` count the smallest pictures beside each other.
   static std::vector<int64_t> latent_size(const LatentSpec& spec, int64_t rows, int64_t columns) {
     const int64_t step = std::max<int64_t>(1, spec.pixel_multiple / spec.spatial_stride);
@@ -272,21 +298,24 @@ class Suite {
     at::Tensor x, sigma;
     std::vector<Conditioning> cond;
     std::vector<const Conditioning*> pointers;
+    std::string_view denoiser;
     DenoiseInputs inputs() {
       pointers.clear();
       for (const Conditioning& item : cond) pointers.push_back(&item);
-      return {x, sigma, pointers};
+      return {.x_BCTHW = x, .sigma_B = sigma, .cond = pointers, .denoiser = denoiser};
     }
   };
 
   Step make_step(const LatentSpec& spec, int64_t batch, int64_t rows, int64_t columns,
-                 at::ScalarType dtype = at::kFloat) const {
+                 at::ScalarType dtype = at::kFloat, int64_t frames = 1) const {
     const std::vector<int64_t> size = latent_size(spec, rows, columns);
+    const SigmaRange range = family_.sigma_range(*denoiser_);
     Step step;
-    step.x = at::randn({batch, spec.channels, 1, size[0], size[1]}, at::kFloat).to(dtype);
-    step.sigma = at::linspace(0.9, 0.3, batch, at::kFloat);
+    step.x = at::randn({batch, spec.channels, frames, size[0], size[1]}, at::kFloat).to(dtype);
+    step.sigma = range.low + (range.high - range.low) * at::linspace(0.9, 0.3, batch, at::kFloat);
+    step.denoiser = denoiser_->component;
     for (int64_t b = 0; b < batch; ++b)
-      step.cond.push_back(family_.example_conditioning(*part_of_role("dit"), 5 + 2 * b, dtype));
+      step.cond.push_back(family_.example_conditioning(*denoiser_, 5 + 2 * b, dtype));
     return step;
   }
 
@@ -299,9 +328,7 @@ class Suite {
       expect(is_snake_case(spec.name), "component '", spec.name, "' is not snake_case");
       expect(names.insert(spec.name).second, "component '", spec.name, "' is declared twice");
       expect(!spec.help.empty(), "component '", spec.name, "' has no help");
-      const bool is_known = spec.role == "text_encoder" || spec.role == "vae" ||
-                            spec.role == "dit" || spec.role == "tokenizer";
-      expect(is_known, "component '", spec.name, "' has the unknown role '", spec.role, "'");
+      expect(!role_name(spec.role).empty(), "component '", spec.name, "' has an unknown role");
     }
     names.clear();
     for (const InputSpec& input : family_.inputs()) {
@@ -310,7 +337,35 @@ class Suite {
       expect(!input.help.empty(), "input '", input.name, "' has no help");
       expect(!input.variants.empty(), "input '", input.name, "' fits no variant");
     }
+    expect(std::ranges::count(family_.inputs(), InputRole::kTarget, &InputSpec::role) <= 1,
+           "several inputs are learnt");
     return {};
+  }
+
+  Detail check_stages() {
+    std::set<std::string_view> used;
+    for (const EncodeStage& stage : family_.encode_stages()) {
+      expect(is_snake_case(stage.name), "stage '", stage.name, "' is not snake_case");
+      expect(!stage.inputs.empty(), "stage '", stage.name, "' reads nothing");
+      for (const std::string_view component : stage.components) {
+        used.insert(component);
+        expect(spec_of(component) != nullptr, "stage '", stage.name, "': component '", component,
+               "' is not declared");
+      }
+      for (const std::string_view input : stage.inputs)
+        expect(
+            std::ranges::find(family_.inputs(), input, &InputSpec::name) != family_.inputs().end(),
+            "stage '", stage.name, "': input '", input, "' is not declared");
+    }
+    for (const ComponentSpec& spec : family_.components())
+      expect(!model::only_encodes(spec) || used.contains(spec.name), "component '", spec.name,
+             "' encodes and is in no stage");
+    const std::vector<EncodeStage> stages = model::encode_stages(family_);
+    if (const EncodeStage* stage = model::target_stage(stages, family_.inputs()))
+      target_stage_ = *stage;
+    const bool is_made = !model::target_input(family_.inputs()) || target_stage_;
+    expect(is_made, "no stage reads the input that is learnt");
+    return std::to_string(stages.size()) + " stages";
   }
 
   Detail check_schedules() const {
@@ -327,7 +382,7 @@ class Suite {
     }
     for (const Detection& part : family_.tiny_parts()) {
       const ComponentSpec* spec = spec_of(part.component);
-      if (spec == nullptr || spec->role != "dit") continue;
+      if (spec == nullptr || spec->role != Role::kDenoiser) continue;
       const SigmaRange range = family_.sigma_range(part);
       expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ",
              part.component, ": ", range.low, " to ", range.high);
@@ -345,8 +400,9 @@ class Suite {
       expect(!part.variant.empty(), "component '", part.component, "' has no variant");
     }
     for (const ComponentSpec& spec : family_.components()) {
-      expect(spec.role == "tokenizer" || !spec.required || seen.contains(std::string(spec.name)),
-             "required component '", spec.name, "' has no tiny part");
+      expect(
+          spec.role == Role::kTokenizer || !spec.required || seen.contains(std::string(spec.name)),
+          "required component '", spec.name, "' has no tiny part");
     }
     expect(!parts.empty(), "there are no tiny parts");
     std::unique_ptr<Model> model = make(parts);
@@ -427,7 +483,10 @@ class Suite {
       for (const std::string& prefix : {part.prefix, std::string("model.diffusion_model.")}) {
         const TensorIndex index =
             index_of(weights::published_tensors(module, rules, prefix), told_config(family_, part));
-        const std::optional<Detection> found = family_.detect(index, DetectHint{});
+        // Components of one architecture are told apart by the hint alone.
+        std::optional<Detection> found = family_.detect(index, DetectHint{});
+        if (found && is_twin(found->component, part.component))
+          found = family_.detect(index, DetectHint{part.component, ""});
         if (!found && prefix != part.prefix) continue;  // other prefixes are the family's choice
         expect(found.has_value(), part.component, ": not recognised");
         expect(found->component == part.component, part.component, ": taken for ",
@@ -453,6 +512,19 @@ class Suite {
     return {};
   }
 
+  // Whether two components have one role, and their tiny parts the same tensors.
+  bool is_twin(std::string_view one, std::string_view other) const {
+    const ComponentSpec *a = spec_of(one), *b = spec_of(other);
+    if (one == other || a == nullptr || b == nullptr || a->role != b->role) return false;
+    std::vector<std::vector<std::string>> names;
+    for (const Detection& part : parts_) {
+      if (part.component != one && part.component != other) continue;
+      std::vector<std::string>& rows = names.emplace_back();
+      for (const WeightRule& rule : family_.weight_map(part)) rows.push_back(rule.from);
+    }
+    return names.size() == 2 && names[0] == names[1];
+  }
+
   Detail check_refusals() const {
     expect(!family_.detect(TensorIndex({}), DetectHint{}), "an empty checkpoint is taken");
     const TensorIndex foreign({{"some.other.weight", TensorMeta{at::kFloat, {3, 5}}},
@@ -465,7 +537,7 @@ class Suite {
                                               family_.weight_map(part), part.prefix),
                    told_config(family_, part));
       for (const Detection& other : parts_) {
-        if (other.component == part.component) continue;
+        if (other.component == part.component || is_twin(other.component, part.component)) continue;
         try {
           const auto found = family_.detect(index, DetectHint{other.component, ""});
           expect(!found.has_value(), part.component, ": the hint ", other.component,
@@ -522,7 +594,7 @@ class Suite {
   }
 
   Detail check_lora_targets() const {
-    const Detection& dit = *part_of_role("dit");
+    const Detection& dit = *denoiser_;
     const LoraTargets targets = family_.lora_targets(dit);
     const std::unique_ptr<Model> model = make(parts_);
     expect(spec_of(targets.component) != nullptr, "component '", targets.component,
@@ -547,7 +619,9 @@ class Suite {
     for (const auto& [rows, columns] :
          {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(5, 2)}) {
       for (const int64_t batch : {1, 2}) {
-        Step step = make_step(spec, batch, rows, columns);
+        // Families of videos take several latent frames, too.
+        const int64_t frames = spec.temporal_stride > 1 ? batch : 1;
+        Step step = make_step(spec, batch, rows, columns, at::kFloat, frames);
         DirectRunner runner;
         const at::Tensor before = step.x.clone();
         const at::Tensor out = model->denoise(step.inputs(), runner);
@@ -574,6 +648,7 @@ class Suite {
       alone.x = step.x.narrow(0, b, 1);
       alone.sigma = step.sigma.narrow(0, b, 1);
       alone.cond = {step.cond[static_cast<size_t>(b)]};
+      alone.denoiser = step.denoiser;
       worst = std::max(
           worst, difference(together.narrow(0, b, 1), model->denoise(alone.inputs(), runner)));
     }
@@ -622,7 +697,7 @@ class Suite {
   Detail check_block_order() const {
     const at::NoGradGuard no_grad;
     const std::unique_ptr<Model> model = make_random();
-    const std::vector<Block*> blocks = model->blocks(part_of_role("dit")->component);
+    const std::vector<Block*> blocks = model->blocks(denoiser_->component);
     expect(!blocks.empty(), "there are no blocks");
     for (const Block* block : blocks) expect(!block->kind().empty(), "a block has no kind");
     Step step = make_step(model->latent_spec(), 2, 2, 3);
@@ -653,7 +728,7 @@ class Suite {
     step.x.set_requires_grad(true);
     leaves.push_back(step.x);
     names.emplace_back("the latents");
-    model->component(part_of_role("dit")->component)
+    model->component(denoiser_->component)
         .visit_weights([&](const std::string& path, Weight& weight) {
           weight.set_trainable(true);
           leaves.push_back(weight.leaf());
@@ -725,21 +800,26 @@ class Suite {
     for (const auto& [rows, columns] :
          {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(3, 1)}) {
       const int64_t height = rows * spec.pixel_multiple, width = columns * spec.pixel_multiple;
-      const at::Tensor picture = at::rand({3, 1, height, width}) * 2 - 1;
-      const at::Tensor latents = model->encode_media(picture, runner);
-      const std::vector<int64_t> size = {spec.channels, 1, height / spec.spatial_stride,
-                                         width / spec.spatial_stride};
+      const bool is_clip = model::target_input(family_.inputs())->kind == InputKind::kVideo;
+      const int64_t frames = is_clip ? 1 + rows * spec.temporal_stride : 1;
+      const at::Tensor picture = at::rand({3, frames, height, width}) * 2 - 1;
+      const at::Tensor latents = encode_target(*model, picture, runner);
+      const std::vector<int64_t> size = model->latent_shape({frames, height, width});
       expect(latents.sizes() == at::IntArrayRef(size), "a picture of ", picture.sizes(),
              " gives latents ", latents.sizes());
-      const at::Tensor pixels = model->decode(latents.unsqueeze(0), runner);
+      const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
       expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == picture.sizes(),
              "latents ", latents.sizes(), " give pixels ", pixels.sizes());
       expect(pixels.scalar_type() == at::kFloat, "pixels are not float32");
       expect(at::isfinite(pixels).all().item<bool>() && at::isfinite(latents).all().item<bool>(),
              "gives values that are not finite");
-      const at::Tensor two = model->decode(at::stack({latents, latents * 0.5}), runner);
+      const at::Tensor two = decode(*model, at::stack({latents, latents * 0.5}), runner);
       expect(two.size(0) == 2 && difference(two.narrow(0, 0, 1), pixels) <= kTolerance,
              "a batch of two decodes to something else");
+      if (spec.temporal_stride == 1) continue;
+      const at::Tensor clip = decode(*model, at::cat({latents, latents}, 1).unsqueeze(0), runner);
+      expect(clip.size(2) == 1 + spec.temporal_stride, "two latent frames decode to ",
+             clip.size(2));
     }
     return {};
   }
@@ -748,11 +828,12 @@ class Suite {
     const at::NoGradGuard no_grad;
     const std::unique_ptr<Model> model = make_random();
     const LatentSpec spec = model->latent_spec();
-    const std::vector<Block*> blocks = model->blocks(part_of_role("vae")->component);
+    const std::vector<Block*> blocks = model->blocks(part_of_role(Role::kVae)->component);
     CountingRunner encoding, decoding;
-    const at::Tensor latents = model->encode_media(
-        at::rand({3, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 - 1, encoding);
-    model->decode(latents.unsqueeze(0), decoding);
+    const at::Tensor latents = encode_target(
+        *model, at::rand({3, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 - 1,
+        encoding);
+    decode(*model, latents.unsqueeze(0), decoding);
     std::vector<Block*> both = encoding.order;
     both.insert(both.end(), decoding.order.begin(), decoding.order.end());
     expect(both == blocks, "encoding and decoding ran ", paths(both), "; declared are ",
@@ -767,8 +848,8 @@ class Suite {
     if (spec.spatial_stride == 1) return "every size fits";
     DirectRunner runner;
     expect_error(ErrorCode::kInvalidArgument, "a picture whose width does not fit", [&] {
-      model->encode_media(at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
-                          runner);
+      encode_target(*model, at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
+                    runner);
     });
     return {};
   }
@@ -777,8 +858,11 @@ class Suite {
   Detail check_text_length() const {
     const at::NoGradGuard no_grad;
     const std::unique_ptr<Model> model = make_random();
-    const auto text_of = [](size_t letters) {
-      return Inputs{{"prompt", std::string(letters, 'a')}};
+    const std::vector<EncodeStage> stages = model::encode_stages(family_);
+    const auto stage = std::ranges::find_if(stages, model::is_prompted);
+    if (stage == stages.end()) return "no stage reads a prompt";
+    const auto text_of = [&](size_t letters) {
+      return EncodeInputs{.stage = stage->name, .values = {{"prompt", std::string(letters, 'a')}}};
     };
     if (has_tokenizer()) {
       expect_error(ErrorCode::kUnsupported, "counting tokens without a tokenizer",
@@ -798,19 +882,18 @@ class Suite {
       (fits(middle) ? longest : too_long) = middle;
     }
     DirectRunner runner;
-    model->encode_text(text_of(longest), runner);
+    model->encode(text_of(longest), runner);
     expect_error(ErrorCode::kInvalidArgument, "a text that is too long",
-                 [&] { model->encode_text(text_of(too_long), runner); });
-    expect(!make_random(at::kFloat, {.cuts_texts = true})
-                ->encode_text(text_of(too_long), runner)
-                .empty(),
-           "a text that is cut gives nothing");
+                 [&] { model->encode(text_of(too_long), runner); });
+    expect(
+        !make_random(at::kFloat, {.cuts_texts = true})->encode(text_of(too_long), runner).empty(),
+        "a text that is cut gives nothing");
     return std::to_string(longest) + " letters are encoded";
   }
 
   bool has_tokenizer() const {
     return std::any_of(family_.components().begin(), family_.components().end(),
-                       [](const ComponentSpec& spec) { return spec.role == "tokenizer"; });
+                       [](const ComponentSpec& spec) { return spec.role == Role::kTokenizer; });
   }
 
   Detail check_unknown_names() const {
@@ -833,6 +916,8 @@ class Suite {
   const ModelFamily& family_;
   const std::function<void(const Finding&)>& report_;
   std::vector<Detection> parts_;
+  const Detection* denoiser_ = nullptr;  // that is checked
+  std::optional<EncodeStage> target_stage_;
   ScratchFolder scratch_;
 };
 

@@ -11,6 +11,7 @@
 #include "host/generate/engine.h"
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/model/stages.h"
 
 namespace atelier::conformance {
 namespace {
@@ -89,14 +90,23 @@ class Pictures {
     const at::NoGradGuard no_grad;
     first();
     for (const ComponentSpec& component : model_.family().components()) {
-      if (component.role == "vae" && model_.find_part(component.name))
+      if (component.role == Role::kVae && model_.find_part(component.name))
         model_.load_component(component.name);
     }
     DirectRunner runner;
-    const Tensor latents = model_.model().encode_media(first().to(model_.device()), runner);
-    const Tensor again =
-        model_.model().decode(latents.unsqueeze(0).to(model_.decoder_dtype()), runner);
-    const double found = decibels(first(), again[0].to(at::kCPU, at::kFloat));
+    const std::vector<EncodeStage> stages = model::encode_stages(model_);
+    const EncodeStage* stage = model::target_stage(stages, model_.family().inputs());
+    if (stage == nullptr) return {"", true, "nothing encodes pictures"};
+    const std::string input(model::target_input(model_.family().inputs())->name);
+    const Tensor latents = model_.model()
+                               .encode({.stage = stage->name,
+                                        .values = {{input, first().to(model_.device())}},
+                                        .target = {1, options_.height, options_.width}},
+                                       runner)
+                               .at("latents");
+    const Tensor again = model::decode_whole(
+        model_.model(), latents.unsqueeze(0).to(model_.decoder_dtype()), runner, at::kCPU);
+    const double found = decibels(first(), again[0].to(at::kFloat));
     return {"", found >= kLeastDecibels, print(found) + " dB"};
   }
 

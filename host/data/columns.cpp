@@ -149,7 +149,7 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
           ErrorCode::kUnsupported);
       continue;
     }
-    if (learnt_.empty() && input.required && input.kind == InputKind::kImage) learnt_ = input.name;
+    if (input.role == InputRole::kTarget) learnt_ = input.name;
     inputs_.push_back(input);
   }
   for (const InputSpec& input : inputs) {

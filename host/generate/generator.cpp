@@ -6,11 +6,13 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
 
 #include "atelier/error.h"
 #include "atelier/ops/stop.h"
 
 #include "host/generate/guidance.h"
+#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
 
@@ -83,25 +85,24 @@ class CountingRunner final : public BlockRunner {
   progress::Step& step_;
 };
 
-// What the model computes ahead for the levels of a loop, for as long as this lives.
-class PreparedLevels {
+// Latents that the model was given: at each level they are put back into what is being made.
+class KnownLatents {
  public:
-  PreparedLevels(const Engine& engine, std::span<const float> sigmas, BlockRunner& runner)
-      : engine_(engine) {
-    try {
-      plugins::guard(engine_.family + ".prepare_levels",
-                     [&] { engine_.model.prepare_levels(sigmas, runner); });
-    } catch (...) {
-      engine_.model.forget_levels();
-      throw;
-    }
+  // `x`: the noise that sampling begins with, [N, C, T, H, W].
+  KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& x) : given_(given) {
+    if (given_ && given_->is_noised) noise_ = x.clone();
   }
-  ~PreparedLevels() { engine_.model.forget_levels(); }
-  PreparedLevels(const PreparedLevels&) = delete;
-  PreparedLevels& operator=(const PreparedLevels&) = delete;
+
+  void put_into(at::Tensor& x, double sigma) const {
+    if (!given_) return;
+    at::Tensor known = given_->values_CTHW.to(x.options()).expand_as(x);
+    if (given_->is_noised) known = known * (1.0 - sigma) + noise_ * sigma;
+    x.copy_(at::where(given_->free_1THW.to(x.device()) == 0, known, x));
+  }
 
  private:
-  const Engine& engine_;
+  const std::optional<GivenLatents> given_;
+  at::Tensor noise_;
 };
 
 // Keeps the host at most one step ahead of the device: otherwise progress would show launches, and
@@ -126,22 +127,9 @@ class Pacer {
 
 }  // namespace
 
-Inputs negative_inputs(const Inputs& inputs, const std::string& prompt) {
-  Inputs changed = inputs;
-  changed["prompt"] = prompt;
-  changed["is_negative"] = true;
-  return changed;
-}
-
 Generator::Generator(Engine engine, progress::Progress& progress,
                      std::function<bool()> is_cancelled)
     : engine_(std::move(engine)), progress_(progress), is_cancelled_(std::move(is_cancelled)) {}
-
-std::vector<int64_t> Generator::latent_shape(const LatentSpec& spec, int64_t height, int64_t width,
-                                             int64_t frames) {
-  return {spec.channels, (frames - 1) / spec.temporal_stride + 1, height / spec.spatial_stride,
-          width / spec.spatial_stride};
-}
 
 void Generator::check_cancelled() const {
   if (is_cancelled_ && is_cancelled_()) throw Error(ErrorCode::kCancelled, "stopped by the user");
@@ -153,40 +141,48 @@ void Generator::begin_phase(std::string_view phase, int64_t number) const {
 
 void Generator::load_where(const std::function<bool(const ComponentSpec&)>& is_needed) {
   for (const ComponentSpec& component : engine_.components) {
-    if (component.role == "tokenizer" || !is_needed(component)) continue;
+    if (component.role == Role::kTokenizer || !is_needed(component)) continue;
     check_cancelled();
     engine_.load(component.name);
   }
 }
 
-void Generator::unload_text_encoders() {
+void Generator::unload_encoders() {
   if (engine_.keeps_all) return;
   for (const ComponentSpec& component : engine_.components) {
-    if (component.role == "text_encoder") engine_.unload(component.name);
+    if (model::only_encodes(component)) engine_.unload(component.name);
   }
 }
 
-Conditioning Generator::encode_text(const Inputs& inputs, const std::string& encoder_state) {
-  const std::string key = encoder_state + content_key(inputs);
+Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
+                               const std::string& encoder_state) {
+  std::string key = encoder_state + std::string(stage.name) + (in.is_negative ? "-" : "+");
+  if (stage.sees_target)
+    key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
+  key += content_key(in.values);
   if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
-  const auto is_text_encoder = [](const ComponentSpec& c) {
-    return c.phases.encode && c.role != "vae";
-  };
-  load_where(is_text_encoder);
+  load_where([&](const ComponentSpec& c) { return model::uses(stage, c.name); });
   begin_phase("encode");
   check_cancelled();
   int64_t num_blocks = 0;
   for (const ComponentSpec& component : engine_.components) {
-    if (!is_text_encoder(component) || component.role == "tokenizer") continue;
-    num_blocks += static_cast<int64_t>(engine_.model.blocks(component.name).size());
+    if (component.role != Role::kTokenizer && model::uses(stage, component.name))
+      num_blocks += std::ssize(engine_.model.blocks(component.name));
   }
-  progress::Step step(progress_, "encode prompt", num_blocks, progress::Unit::kParts);
+  const std::string what(model::is_prompted(stage) ? "prompt" : stage.name);
+  progress::Step step(progress_, "encode " + what, num_blocks, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
-  Conditioning cond = plugins::guard(engine_.family + ".encode_text",
-                                     [&] { return engine_.model.encode_text(inputs, counting); });
+  EncodeInputs placed = in;
+  placed.values = model::on_device(in.values, engine_.device);
+  Conditioning cond = plugins::guard(engine_.family + ".encode",
+                                     [&] { return engine_.model.encode(placed, counting); });
   for (auto& [name, tensor] : cond) tensor = tensor.to(engine_.device);
   step.finish();
+  keep(key, cond);
+  return cond;
+}
 
+void Generator::keep(const std::string& key, const Conditioning& cond) {
   cache_bytes_ += bytes_of(cond);
   cache_.emplace(key, cond);
   cache_order_.push_back(key);
@@ -196,15 +192,24 @@ Conditioning Generator::encode_text(const Inputs& inputs, const std::string& enc
     cache_.erase(oldest);
     cache_order_.pop_front();
   }
-  return cond;
 }
 
-Generator::Conditionings Generator::encode_prompts(const Request& request) {
+// All of the prompt first, then all of the negative one.
+Generator::Conditionings Generator::encode_conditions(const Request& request) {
   Conditionings cond;
-  cond.with = encode_text(request.inputs, request.encoder_state);
-  if (is_guided(request)) {
-    cond.without = encode_text(negative_inputs(request.inputs, request.negative_prompt),
-                               request.encoder_state);
+  for (const bool is_negative : {false, true}) {
+    if (is_negative && !is_guided(request)) break;
+    for (const EncodeStage& stage : engine_.stages) {
+      if (model::reads(stage, engine_.target_input)) continue;
+      EncodeInputs in = {.stage = stage.name,
+                         .values = model::inputs_of(stage, request.inputs),
+                         .target = {1, request.height, request.width}};
+      if (in.values.empty()) continue;
+      if (is_negative && model::is_prompted(stage))
+        in = model::negative_of(std::move(in), request.negative_prompt);
+      Conditioning part = encode(stage, in, request.encoder_state);
+      (is_negative ? cond.without : cond.with).merge(part);
+    }
   }
   return cond;
 }
@@ -214,20 +219,29 @@ void Generator::encode_ahead(std::span<const Request> requests) {
   const ops::StopScope stops([this] { check_cancelled(); });
   for (const Request& request : requests) {
     if (cache_bytes_ > kCacheBytes / 2) return;
-    encode_prompts(request);
+    encode_conditions(request);
   }
 }
 
-at::Tensor Generator::encode_input(const Request& request) {
-  load_where([](const ComponentSpec& c) { return c.phases.encode && c.role == "vae"; });
+at::Tensor Generator::encode_start(const Request& request) {
+  const auto stage = std::ranges::find_if(engine_.stages, [&](const EncodeStage& candidate) {
+    return model::reads(candidate, engine_.target_input);
+  });
+  if (engine_.target_input.empty() || stage == engine_.stages.end())
+    throw Error(ErrorCode::kUnsupported, "this family cannot start from a picture",
+                "leave --input_image out");
+  load_where([&](const ComponentSpec& c) { return model::uses(*stage, c.name); });
   begin_phase("encode");
   check_cancelled();
   progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const auto encode = [&](const at::Tensor& pixels) {
-    return plugins::guard(engine_.family + ".encode_media",
-                          [&] { return engine_.model.encode_media(pixels, blocks); });
+    const EncodeInputs in = {.stage = stage->name,
+                             .values = {{engine_.target_input, pixels}},
+                             .target = {pixels.size(1), pixels.size(2), pixels.size(3)}};
+    return plugins::guard(engine_.family + ".encode",
+                          [&] { return engine_.model.encode(in, blocks).at("latents"); });
   };
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
   const auto on_tile = [&](int64_t done, int64_t total) {
@@ -247,7 +261,7 @@ at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t
     return request.latents.narrow(0, static_cast<int64_t>(first), static_cast<int64_t>(count))
         .to(engine_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
-  const auto shape = latent_shape(engine_.model.latent_spec(), request.height, request.width);
+  const auto shape = engine_.model.latent_shape({1, request.height, request.width});
   std::vector<at::Tensor> samples;
   for (size_t i = first; i < first + count; ++i) {
     samples.push_back(random::normal_noise({.seed = request.seeds[i]}, shape));
@@ -282,7 +296,8 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     const DenoiseInputs inputs = {.x_BCTHW = input.narrow(0, 0, n),
                                   .sigma_B = sigmas[step].narrow(0, 0, n),
                                   .cond = rows_of,
-                                  .level = step};
+                                  .level = step - first_step_,
+                                  .denoiser = denoiser_->component};
     return plugins::guard(engine_.family + ".denoise",
                           [&] { return engine_.model.denoise(inputs, runner()); })
         .to(at::kFloat);
@@ -311,15 +326,20 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     const at::Tensor v_with = velocity(step, with);
     return guide(v_with, velocity(step, without));
   };
+  const KnownLatents known(
+      plugins::guard(engine_.family + ".given", [&] { return engine_.model.given(cond.with); }), x);
+  known.put_into(x, request.sigmas.front());
   Pacer pacer(engine_.device);
   progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
   for (int64_t i = 0; i < num_steps; ++i) {
     check_cancelled();
+    use_denoiser(request, i);
     begin_phase("denoise", i + 1);
     input.narrow(0, 0, count).copy_(x);
     const at::Tensor v =
         is_guided(request, static_cast<size_t>(i)) ? guided_velocity(i) : velocity(i, with);
     x.add_(v, static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
+    known.put_into(x, request.sigmas[i + 1]);
     pacer.step();
     progress_step.advance();
   }
@@ -327,15 +347,57 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   return x;
 }
 
+const Denoiser& Generator::denoiser_at(double sigma) const {
+  for (const Denoiser& denoiser : engine_.denoisers) {
+    if (sigma >= denoiser.range.low && sigma <= denoiser.range.high) return denoiser;
+  }
+  throw Error(ErrorCode::kNotFound,
+              "no denoiser is loaded for noise level " + std::to_string(sigma),
+              "add its files to --model_paths");
+}
+
+// Brings the denoiser of a step, and has it compute ahead what the levels of its steps say.
+void Generator::use_denoiser(const Request& request, int64_t step) {
+  const Denoiser& wanted = denoiser_at(request.sigmas[static_cast<size_t>(step)]);
+  if (denoiser_ == &wanted) return;
+  forget_denoiser();
+  for (const Denoiser& other : engine_.denoisers) {
+    if (&other != &wanted && !engine_.keeps_all) engine_.unload(other.component);
+  }
+  load_where([&](const ComponentSpec& c) { return c.name == wanted.component; });
+  check_cancelled();
+  const auto num_steps = std::ssize(request.sigmas) - 1;
+  int64_t end = step + 1;
+  while (end < num_steps && &denoiser_at(request.sigmas[static_cast<size_t>(end)]) == &wanted)
+    ++end;
+  denoiser_ = &wanted;
+  first_step_ = step;
+  const auto levels =
+      std::span(request.sigmas).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
+  try {
+    plugins::guard(engine_.family + ".prepare_levels",
+                   [&] { engine_.model.prepare_levels(wanted.component, levels, runner()); });
+  } catch (...) {
+    forget_denoiser();
+    throw;
+  }
+}
+
+void Generator::forget_denoiser() {
+  denoiser_ = nullptr;
+  engine_.model.forget_levels();
+}
+
 at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_CTHW) {
-  load_where([](const ComponentSpec& c) { return c.phases.decode; });
+  load_where([](const ComponentSpec& c) { return c.role == Role::kVae; });
   begin_phase("decode");
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const auto decode = [&](const at::Tensor& latents) {
-    return plugins::guard(engine_.family + ".decode",
-                          [&] { return engine_.model.decode(latents, blocks); });
+    return plugins::guard(engine_.family + ".decode", [&] {
+      return model::decode_whole(engine_.model, latents, blocks, at::kCPU);
+    });
   };
   const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
   const auto on_tile = [&](int64_t done, int64_t total) {
@@ -358,7 +420,7 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
   const at::NoGradGuard no_grad;
   const ops::StopScope stops([this] { check_cancelled(); });
   const size_t num_pictures = request.seeds.size();
-  const auto shape = latent_shape(engine_.model.latent_spec(), request.height, request.width);
+  const auto shape = engine_.model.latent_shape({1, request.height, request.width});
   if (request.latents.defined()) {
     std::vector<int64_t> wanted = shape;
     wanted.insert(wanted.begin(), static_cast<int64_t>(num_pictures));
@@ -369,21 +431,19 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
                   "that is [pictures, channels, frames, height, width] at this size");
     }
   }
-  const Conditionings cond = encode_prompts(request);
+  const Conditionings cond = encode_conditions(request);
   at::Tensor clean;
   if (request.input_pixels.defined()) {
-    clean = encode_input(request);
+    clean = encode_start(request);
     if (clean.sizes() != shape) {
       throw Error(ErrorCode::kInvalidArgument, "the input image gives latents of shape " +
                                                    c10::str(clean.sizes()) + ", " +
                                                    c10::str(at::IntArrayRef(shape)) + " expected");
     }
   }
-  unload_text_encoders();
-  load_where([](const ComponentSpec& c) { return c.phases.denoise; });
-  check_cancelled();
-  std::optional<PreparedLevels> levels;
-  levels.emplace(engine_, std::span(request.sigmas).first(request.sigmas.size() - 1), runner());
+  unload_encoders();
+  use_denoiser(request, 0);
+  const auto forgets = c10::make_scope_exit([this] { forget_denoiser(); });
 
   const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
   for (size_t first = 0; first < num_pictures; first += batch_size) {
@@ -400,7 +460,7 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
       label += "/" + std::to_string(num_pictures);
     }
     x = denoise(request, cond, std::move(x), label);
-    if (first + count == num_pictures) levels.reset();  // decoding may need the room
+    if (first + count == num_pictures) forget_denoiser();  // decoding may need the room
     for (size_t i = 0; i < count; ++i) {
       on_picture(first + i, decode(request, x[static_cast<int64_t>(i)]));
     }

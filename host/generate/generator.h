@@ -20,19 +20,29 @@
 
 namespace atelier::generate {
 
+// A component that denoises, and the noise levels it is for.
+struct Denoiser {
+  std::string component;
+  SigmaRange range = {};
+};
+
 // A model whose weights come and go.
 struct Engine {
   Model& model;
   std::string family;  // names the plugin in errors
   // Those that the model was made with.
   std::vector<ComponentSpec> components = {};
+  std::vector<EncodeStage> stages = {};
+  std::string target_input = {};  // of InputRole::kTarget; empty: none
+  std::vector<Denoiser> denoisers = {};
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;          // of the denoiser
   at::ScalarType decoder_dtype = at::kFloat;  // of what decodes
   // Each does nothing when there is nothing to do.
   std::function<void(std::string_view component)> load = {}, unload = {};
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
-  // Text encoders leave before the denoiser comes, unless everything stays.
+  // What only encodes leaves before the denoiser comes, and a denoiser before the next one, unless
+  // everything stays.
   bool keeps_all = false;
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
@@ -40,8 +50,8 @@ struct Engine {
 
 // Pictures of one prompt and one size.
 struct Request {
-  Inputs inputs;  // "prompt", and whatever else the family's text encoder reads
-  // What the text encoder's answers depend on beside `inputs`; see lora::Registry::fingerprint.
+  Inputs inputs;  // "prompt", and whatever else the family's stages read
+  // What encodings depend on beside `inputs`; see lora::Registry::fingerprint.
   std::string encoder_state = {};
   std::string negative_prompt;
   // 1 turns classifier-free guidance off: the negative prompt is then not used.
@@ -63,10 +73,6 @@ struct Request {
   std::optional<Tiling> tiling;  // of the VAE
 };
 
-// What the family encodes for guidance to move away from: families may treat such a prompt in
-// another way than the one in front of them.
-Inputs negative_inputs(const Inputs& inputs, const std::string& prompt);
-
 // Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
 // own arithmetic does with another batch. Not thread-safe.
 class Generator {
@@ -82,34 +88,35 @@ class Generator {
   // stays valid. Throws Error{kInvalidArgument} when latents or input_pixels have the wrong shape.
   void run(const Request& request, const OnPicture& on_picture);
 
-  // Encodes what `requests` will need, so that the text encoder is loaded once for all of them.
+  // Encodes what `requests` will need, so that encoders are loaded once for all of them.
   // What does not fit into the cache is encoded when it is asked for.
   void encode_ahead(std::span<const Request> requests);
 
-  int64_t cached_bytes() const { return cache_bytes_; }  // of encoded prompts, on the device
-
-  // Latents of one picture: [C, T, H, W].
-  static std::vector<int64_t> latent_shape(const LatentSpec& spec, int64_t height, int64_t width,
-                                           int64_t frames = 1);
+  int64_t cached_bytes() const { return cache_bytes_; }  // of encodings, on the device
 
  private:
   struct Conditionings {
     Conditioning with, without;
   };
 
-  Conditionings encode_prompts(const Request& request);
-  Conditioning encode_text(const Inputs& inputs, const std::string& encoder_state);
-  at::Tensor encode_input(const Request& request);
+  Conditionings encode_conditions(const Request& request);
+  Conditioning encode(const EncodeStage& stage, const EncodeInputs& in,
+                      const std::string& encoder_state);
+  void keep(const std::string& key, const Conditioning& cond);
+  at::Tensor encode_start(const Request& request);
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
                      const std::string& label);
+  const Denoiser& denoiser_at(double sigma) const;
+  void use_denoiser(const Request& request, int64_t step);
+  void forget_denoiser();
   at::Tensor decode(const Request& request, const at::Tensor& latents_CTHW);
   void begin_phase(std::string_view phase, int64_t number = 0) const;
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }
   void check_cancelled() const;
   void load_where(const std::function<bool(const ComponentSpec&)>& is_needed);
-  void unload_text_encoders();
+  void unload_encoders();
 
   Engine engine_;
   DirectRunner in_place_;
@@ -118,7 +125,11 @@ class Generator {
 
   bool splits_cfg_ = false;  // both halves at once did not fit
 
-  // Encoded prompts by content, the oldest dropped first.
+  // The denoiser whose levels are prepared, and the step of the first of them.
+  const Denoiser* denoiser_ = nullptr;
+  int64_t first_step_ = 0;
+
+  // Encodings by stage and content, the oldest dropped first.
   std::map<std::string, Conditioning> cache_;
   std::deque<std::string> cache_order_;
   int64_t cache_bytes_ = 0;

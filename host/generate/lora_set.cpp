@@ -2,6 +2,8 @@
 
 #include "atelier/error.h"
 
+#include "host/model/stages.h"
+
 namespace atelier::generate {
 
 void LoraSet::check(const Settings& settings, const Place& place, report::Problems& problems) {
@@ -30,7 +32,7 @@ std::string LoraSet::encoder_state(const Settings& settings) {
   std::string state;
   if (settings.loras.empty()) return state;
   for (const ComponentSpec& component : model_.family().components()) {
-    if (component.phases.encode && component.role != "vae")
+    if (model::only_encodes(component))
       state += registry().fingerprint(settings.loras, component.name);
   }
   return state;

@@ -138,18 +138,18 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
       "use " + nearest_sizes(size, multiple));
 }
 
-std::vector<int64_t> latents_shape(const Settings& settings, const LatentSpec& spec) {
-  std::vector<int64_t> shape = Generator::latent_shape(spec, settings.height, settings.width);
+std::vector<int64_t> latents_shape(const Settings& settings, const Model& model) {
+  std::vector<int64_t> shape = model.latent_shape({1, settings.height, settings.width});
   shape.insert(shape.begin(), settings.num_images);
   return shape;
 }
 
-void check_latents(const Settings& s, const LatentSpec& spec, bool knows_size,
-                   const std::string& place, report::Problems& problems) {
+void check_latents(const Settings& s, const Model& model, bool knows_size, const std::string& place,
+                   report::Problems& problems) {
   try {
     const files::Checkpoint file = open_latents(s.latents);
     const std::vector<int64_t>& shape = file.index().find("latents")->shape;
-    const std::vector<int64_t> wanted = latents_shape(s, spec);
+    const std::vector<int64_t> wanted = latents_shape(s, model);
     if (shape != wanted && knows_size)
       problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " +
                        c10::str(at::IntArrayRef(shape)) + ", " + c10::str(at::IntArrayRef(wanted)) +
@@ -201,7 +201,8 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
     problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
   if (!s.latents.empty())
-    check_latents(s, spec, /*knows_size=*/problems.size() == before, place.of("latents"), problems);
+    check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
+                  problems);
 }
 
 }  // namespace atelier::generate

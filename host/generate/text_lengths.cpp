@@ -3,14 +3,15 @@
 #include <algorithm>
 
 #include "host/generate/request.h"
+#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 
 namespace atelier::generate {
 
-std::optional<Error> TextLengths::check(const Inputs& inputs, const std::string& place) {
+std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::string& place) {
   TextLength length;
   try {
-    length = plugins::guard(family_ + ".text_length", [&] { return model_.text_length(inputs); });
+    length = plugins::guard(family_ + ".text_length", [&] { return model_.text_length(in); });
   } catch (const Error& error) {
     if (has_failed_.exchange(true)) return std::nullopt;
     return error;
@@ -32,8 +33,8 @@ std::optional<Error> TextLengths::check(const Inputs& inputs, const std::string&
 
 void TextLengths::check(const Settings& settings, const ModelFamily& family, const Place& place,
                         report::Problems& problems) {
-  const Inputs inputs = value_inputs(settings, family);
-  if (const auto error = check(inputs, place.of("prompt"))) problems.add(*error);
+  const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
+  if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
   bool is_guided = true;  // also where the schedule's name is wrong
   try {
     is_guided = cfg_scale_of(settings, family) != 1.0;
@@ -41,8 +42,9 @@ void TextLengths::check(const Settings& settings, const ModelFamily& family, con
     // It is told elsewhere.
   }
   if (!is_guided) return;
-  const Inputs negative = negative_inputs(inputs, settings.negative_prompt);
-  if (const auto error = check(negative, place.of("negative_prompt"))) problems.add(*error);
+  if (const auto error =
+          check(model::negative_of(in, settings.negative_prompt), place.of("negative_prompt")))
+    problems.add(*error);
 }
 
 std::string TextLengths::note() const {

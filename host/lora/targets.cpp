@@ -139,8 +139,8 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
   component.name = part.detection.component;
   for (const ComponentSpec& spec : model.family().components()) {
     if (spec.name != component.name) continue;
-    component.is_denoiser = spec.role == "dit";
-    component.is_text_encoder = spec.role == "text_encoder";
+    component.is_denoiser = spec.role == Role::kDenoiser;
+    component.is_text_encoder = spec.role == Role::kTextEncoder;
   }
   component.prefixes.push_back(component.name + ".");
   if (component.is_denoiser) {

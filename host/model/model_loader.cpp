@@ -25,8 +25,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kTokenizerRole = "tokenizer";
-
 const ComponentSpec* find_spec(const ModelFamily& family, std::string_view component) {
   for (const ComponentSpec& spec : family.components()) {
     if (spec.name == component) return &spec;
@@ -240,14 +238,14 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
   // What is missing may be what is wrong.
   const bool are_files_right = problems.size() == before_files;
   for (const ComponentSpec& spec : family.components()) {
-    if (spec.role == kTokenizerRole) {
+    if (spec.role == Role::kTokenizer) {
       std::vector<std::string> places;
       if (!request.tokenizer_path.empty()) {
         places.push_back(request.tokenizer_path);
       } else {
         for (const LoadedPart& part : model->parts_) {
           const ComponentSpec* of = find_spec(family, part.detection.component);
-          if (of == nullptr || of->role != "text_encoder") continue;
+          if (of == nullptr || of->role != Role::kTextEncoder) continue;
           places.push_back(part.checkpoint.folder());
           places.push_back(
               (fs::path(part.checkpoint.folder()) / ".." / spec.name).lexically_normal().string());
@@ -421,7 +419,7 @@ at::ScalarType LoadedModel::dtype(std::string_view component) const {
 
 at::ScalarType LoadedModel::decoder_dtype() const {
   for (const ComponentSpec& spec : family_.components())
-    if (spec.phases.decode && find_part(spec.name) != nullptr) return dtype(spec.name);
+    if (spec.role == Role::kVae && find_part(spec.name) != nullptr) return dtype(spec.name);
   return dtype_;
 }
 
@@ -430,9 +428,9 @@ PlacedComponents LoadedModel::placed_components() {
   for (const ComponentSpec& spec : family_.components()) {
     const std::string name(spec.name);
     components.known.push_back(name);
-    if (spec.role == kTokenizerRole) components.blocks[name] = 0;
+    if (spec.role == Role::kTokenizer) components.blocks[name] = 0;
     if (find_part(name) != nullptr) components.blocks[name] = std::ssize(model_->blocks(name));
-    if (spec.role == "dit") components.denoiser = name;
+    if (spec.role == Role::kDenoiser) components.denoisers.push_back(name);
   }
   return components;
 }
@@ -534,12 +532,21 @@ const LoadedPart* LoadedModel::find_part(std::string_view component) const {
   return nullptr;
 }
 
-const LoadedPart* LoadedModel::denoiser() const {
+std::vector<const LoadedPart*> LoadedModel::denoisers() const {
+  std::vector<const LoadedPart*> found;
   for (const LoadedPart& part : parts_) {
     const ComponentSpec* spec = find_spec(family_, part.detection.component);
-    if (spec != nullptr && spec->role == "dit") return &part;
+    if (spec != nullptr && spec->role == Role::kDenoiser) found.push_back(&part);
   }
-  return nullptr;
+  std::ranges::stable_sort(found, std::greater(), [&](const LoadedPart* part) {
+    return family_.sigma_range(part->detection).high;
+  });
+  return found;
+}
+
+const LoadedPart* LoadedModel::denoiser() const {
+  const std::vector<const LoadedPart*> all = denoisers();
+  return all.empty() ? nullptr : all.front();
 }
 
 void LoadedModel::load_component(std::string_view name, const LoadProgressCallback& progress) {
@@ -598,9 +605,8 @@ void LoadedModel::fill(std::string_view name, const weights::WeightBinding& bind
                         {.places = places_, .maps = !is_stand_in_});
   if (!is_streamed(name)) return;
   std::set<const Weight*> on_demand;
-  const LoadedPart* denoiser = this->denoiser();
-  if (prepares_levels_ && denoiser != nullptr && denoiser->detection.component == name) {
-    for (const WeightPtr& weight : model_->level_weights()) on_demand.insert(weight.get());
+  if (prepares_levels_) {
+    for (const WeightPtr& weight : model_->level_weights(name)) on_demand.insert(weight.get());
   }
   residencies_[std::string(name)] = std::make_unique<memory::Residency>(
       model_->blocks(name), plans_.find(name)->second, *port_, on_demand);

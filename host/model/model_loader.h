@@ -127,7 +127,9 @@ class LoadedModel {
 
   // Null when the model was made without it.
   const LoadedPart* find_part(std::string_view component) const;
-  // The part whose role is "dit"; null when there is none.
+  // The denoisers, that of the noisiest levels first.
+  std::vector<const LoadedPart*> denoisers() const;
+  // The first of them, for what they have in common; null when there is none.
   const LoadedPart* denoiser() const;
   // Of components without tensors, by name: {"tokenizer": folder or file}.
   const std::map<std::string, std::string, std::less<>>& files() const { return files_; }

@@ -62,6 +62,8 @@ void parse_resident_blocks(const std::vector<std::string>& entries, Placement& p
 
 namespace {
 
+using BlocksByComponent = std::map<std::string, int64_t, std::less<>>;
+
 // Whether `component` is known and has blocks that can be somewhere else.
 bool has_blocks(const std::string& at, const std::string& component,
                 const PlacedComponents& components, report::Problems& problems) {
@@ -82,6 +84,35 @@ bool has_blocks(const std::string& at, const std::string& component,
   return false;
 }
 
+// How many blocks of each component stay on the device.
+BlocksByComponent residents_of(const Placement& placement, const PlacedComponents& components,
+                               report::Problems& problems) {
+  BlocksByComponent residents;
+  const std::string at = "--resident_blocks: ";
+  const auto add = [&](const std::string& component, int64_t count) {
+    if (!placement.offload.contains(component) && !placement.offload_others) {
+      problems.add(at + component + " stays on the device whole",
+                   "name it with --offload, or leave it out");
+      return;
+    }
+    if (!residents.emplace(component, count).second) {
+      problems.add(at + component + " is named twice", "name it once");
+      return;
+    }
+    const auto has = components.blocks.find(component);
+    if (has != components.blocks.end() && has->second > 0 && count > has->second)
+      problems.add(at + component + " has " + std::to_string(has->second) + " blocks, and " +
+                       std::to_string(count) + " are to stay",
+                   "use at most " + std::to_string(has->second));
+  };
+  if (placement.resident_denoiser_blocks) {
+    for (const std::string& denoiser : components.denoisers)
+      add(denoiser, *placement.resident_denoiser_blocks);
+  }
+  for (const auto& [component, count] : placement.resident_blocks) add(component, count);
+  return residents;
+}
+
 }  // namespace
 
 std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
@@ -89,28 +120,7 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
   if (placement.prefetch < 0 || placement.prefetch > 64)
     problems.add("--prefetch: " + std::to_string(placement.prefetch) + " is not 0 to 64",
                  "2 hides copies well");
-  std::map<std::string, int64_t, std::less<>> residents;
-  std::vector<std::pair<std::string, int64_t>> wanted(placement.resident_blocks.begin(),
-                                                      placement.resident_blocks.end());
-  if (placement.resident_denoiser_blocks && !components.denoiser.empty())
-    wanted.insert(wanted.begin(), {components.denoiser, *placement.resident_denoiser_blocks});
-  for (const auto& [component, count] : wanted) {
-    const std::string at = "--resident_blocks: ";
-    if (!placement.offload.contains(component) && !placement.offload_others) {
-      problems.add(at + component + " stays on the device whole",
-                   "name it with --offload, or leave it out");
-      continue;
-    }
-    if (!residents.emplace(component, count).second) {
-      problems.add(at + component + " is named twice", "name it once");
-      continue;
-    }
-    const auto has = components.blocks.find(component);
-    if (has != components.blocks.end() && has->second > 0 && count > has->second)
-      problems.add(at + component + " has " + std::to_string(has->second) + " blocks, and " +
-                       std::to_string(count) + " are to stay",
-                   "use at most " + std::to_string(has->second));
-  }
+  const BlocksByComponent residents = residents_of(placement, components, problems);
   std::map<std::string, memory::ResidencyPlan, std::less<>> plans;
   PlaceByComponent places = placement.offload;
   for (const auto& [component, blocks] : components.blocks) {

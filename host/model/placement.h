@@ -41,8 +41,8 @@ void parse_resident_blocks(const std::vector<std::string>& entries, Placement& p
 
 // Of a family, and of a model of it.
 struct PlacedComponents {
-  std::vector<std::string> known;  // to the family
-  std::string denoiser;
+  std::vector<std::string> known;         // to the family
+  std::vector<std::string> denoisers;     // of the family
   std::map<std::string, int64_t> blocks;  // how many each has, of those that are there
 };
 

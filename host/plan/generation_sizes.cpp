@@ -26,12 +26,6 @@ bool is_guided(const Request& request) {
   return request.cfg_scale != 1.0;
 }
 
-Inputs with_prompt(const Inputs& inputs, const std::string& prompt) {
-  Inputs changed = inputs;
-  changed["prompt"] = prompt;
-  return changed;
-}
-
 class GenerationSizes {
  public:
   GenerationSizes(LoadedModel& model, const GenerationBasis& generation, const PlanBasis& basis)
@@ -59,23 +53,22 @@ class GenerationSizes {
            generation_.pictures > std::max<int64_t>(1, request().batch_size);
   }
 
-  Conditioning encode(const Inputs& inputs, BlockRunner& runner) {
-    return plugins::guard("encode_text of a dry run", [&] {
-      return dry_.model().encode_text(dry_.without_values(inputs), runner);
-    });
+  Conditioning encode(const std::string* negative, BlockRunner& runner) {
+    return encode_conditions(dry_, model_, request().inputs, target(), negative, runner);
   }
+  MediaTarget target() const { return {1, request().height, request().width}; }
 
   PlannedPhase encode_phase() {
-    PlannedPhase phase{.name = "encode", .components = text_encoders(model_)};
+    PlannedPhase phase{.name = "encode", .components = condition_encoders(model_)};
     if (generation_.comes_back) {
       phase.components = components_where(model_, [](const ComponentSpec&) { return true; });
     }
-    const DryPass pass = dry_.measure(
-        [&](BlockRunner& runner) { prompts_.with = encode(request().inputs, runner); });
-    phase.manners = {manner_of(dry_, pass, text_encoders(model_), basis_.profile)};
+    const DryPass pass =
+        dry_.measure([&](BlockRunner& runner) { prompts_.with = encode(nullptr, runner); });
+    phase.manners = {manner_of(dry_, pass, condition_encoders(model_), basis_.profile)};
     if (is_guided(request())) {
       const DryPass second = dry_.measure([&](BlockRunner& runner) {
-        prompts_.without = encode(with_prompt(request().inputs, request().negative_prompt), runner);
+        prompts_.without = encode(&request().negative_prompt, runner);
       });
       phase.manners[0].device_bytes = std::max(phase.manners[0].device_bytes, second.peak_bytes);
       phase.passes = 2;
@@ -105,13 +98,13 @@ class GenerationSizes {
   }
 
   PlannedPhase input_phase() {
-    PlannedPhase phase{.name = "encode picture", .components = picture_encoders(model_)};
-    const std::vector<std::string> resident = text_encoders(model_);
+    PlannedPhase phase{.name = "encode picture", .components = target_encoders(model_)};
+    const std::vector<std::string> resident = condition_encoders(model_);
     phase.components.insert(phase.components.end(), resident.begin(), resident.end());
     const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
       const Tensor pixels = dry_.tensor(request().input_pixels.sizes(), at::kFloat);
       const auto encode = [&](const Tensor& part) {
-        return dry_.model().encode_media(part, runner);
+        return encode_target(dry_, model_, part, runner);
       };
       const int64_t stride = dry_.model().latent_spec().spatial_stride;
       input_ = request().tiling
@@ -119,14 +112,14 @@ class GenerationSizes {
                    : encode(pixels);
       input_ = input_.to(at::kFloat);
     });
-    phase.manners = {manner_of(dry_, pass, picture_encoders(model_), basis_.profile)};
+    phase.manners = {manner_of(dry_, pass, target_encoders(model_), basis_.profile)};
     return phase;
   }
 
   PlannedPhase denoise_phase(int64_t count, SizedRun& sized) {
     PlannedPhase phase{.name = "denoise"};
     phase.components = components_where(model_, [&](const ComponentSpec& spec) {
-      return spec.phases.denoise || (keeps_vae() && spec.role == "vae");
+      return spec.role == Role::kDenoiser || (keeps_vae() && spec.role == Role::kVae);
     });
     const auto batches = static_cast<double>((generation_.pictures + count - 1) / count);
     phase.passes = batches * static_cast<double>(std::ssize(request().sigmas) - 1);
@@ -163,19 +156,24 @@ class GenerationSizes {
   // One step, as the generator makes it.
   void denoise(int64_t count, int64_t rows, std::span<const Conditioning* const> cond,
                BlockRunner& runner) {
-    std::vector<int64_t> shape = generate::Generator::latent_shape(
-        dry_.model().latent_spec(), request().height, request().width);
+    std::vector<int64_t> shape = dry_.model().latent_shape(target());
     shape.insert(shape.begin(), count);
     const Tensor x = dry_.tensor(shape, at::kFloat);
     shape.front() = rows;
     const Tensor input = dry_.tensor(shape, dry_.dtype());
     const Tensor sigma = dry_.tensor({rows}, at::kFloat);
+    const std::string& denoiser = model_.denoiser()->detection.component;
+    const auto levels = std::span(request().sigmas).first(request().sigmas.size() - 1);
     plugins::guard("denoise of a dry run", [&] {
-      dry_.model().prepare_levels(request().sigmas, runner);
-      const Tensor v =
-          dry_.model()
-              .denoise({.x_BCTHW = input, .sigma_B = sigma, .cond = cond, .level = 0}, runner)
-              .to(at::kFloat);
+      dry_.model().prepare_levels(denoiser, levels, runner);
+      const Tensor v = dry_.model()
+                           .denoise({.x_BCTHW = input,
+                                     .sigma_B = sigma,
+                                     .cond = cond,
+                                     .level = 0,
+                                     .denoiser = denoiser},
+                                    runner)
+                           .to(at::kFloat);
       dry_.model().forget_levels();
     });
   }
@@ -183,18 +181,14 @@ class GenerationSizes {
   PlannedPhase decode_phase() {
     PlannedPhase phase{.name = "decode"};
     phase.components = components_where(model_, [](const ComponentSpec& spec) {
-      return spec.phases.denoise || spec.phases.decode || spec.role == "vae";
+      return spec.role == Role::kDenoiser || spec.role == Role::kVae;
     });
     phase.passes = static_cast<double>(generation_.pictures);
-    std::vector<int64_t> shape = generate::Generator::latent_shape(
-        dry_.model().latent_spec(), request().height, request().width);
+    std::vector<int64_t> shape = dry_.model().latent_shape(target());
     shape.insert(shape.begin(), 1);
     const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
       const Tensor latents = dry_.tensor(shape, model_.decoder_dtype());
-      const auto decode = [&](const Tensor& part) {
-        return plugins::guard("decode of a dry run",
-                              [&] { return dry_.model().decode(part, runner); });
-      };
+      const auto decode = [&](const Tensor& part) { return plan::decode(dry_, part, runner); };
       const int64_t stride = dry_.model().latent_spec().spatial_stride;
       const Tensor pixels = request().tiling ? generate::decode_tiled(latents, *request().tiling,
                                                                       stride, as_tiles(decode))
@@ -207,8 +201,8 @@ class GenerationSizes {
   // LoRA factors rest on the device with their layers, whichever those are.
   void hold_loras(memory::PlannedRun& run) const {
     for (memory::PlannedComponent& component : run.components) {
-      const auto* denoiser = model_.denoiser();
-      if (denoiser == nullptr || component.name != denoiser->detection.component) continue;
+      const std::vector<std::string> adapted = denoisers(model_);
+      if (std::find(adapted.begin(), adapted.end(), component.name) == adapted.end()) continue;
       for (memory::StoredComponent& stored : component.storages)
         stored.outside += generation_.lora_bytes;
     }

@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/generate/request.h"
+#include "host/model/stages.h"
 #include "host/report/problems.h"
 #include "host/train/cache_manifest.h"
 
@@ -193,7 +194,7 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
   const bool has_encoder =
       std::any_of(model.family().components().begin(), model.family().components().end(),
                   [&](const ComponentSpec& spec) {
-                    return spec.role == "text_encoder" && model.find_part(spec.name) != nullptr;
+                    return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
                   });
   if (!has_encoder) basis.longest_text.clear();
 }

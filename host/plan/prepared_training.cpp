@@ -6,8 +6,10 @@
 #include "atelier/error.h"
 
 #include "host/generate/settings_checks.h"
+#include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/stages.h"
 #include "host/plan/size_guard.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
@@ -36,10 +38,9 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Conf
   if (config.stage == Stage::kBoth || !config.samples.prompts_file.empty()) return {};
   std::vector<std::string> names;
   for (const ComponentSpec& component : family.components()) {
-    const Phases& phases = component.phases;
     const bool is_used = config.stage == Stage::kDataProcess
-                             ? phases.encode
-                             : phases.denoise || trains(config, component.name);
+                             ? model::encodes(family, component.name)
+                             : component.role == Role::kDenoiser || trains(config, component.name);
     if (is_used) names.emplace_back(component.name);
   }
   return names;
@@ -87,7 +88,7 @@ class Preparation {
     if (run_.model && wishes_.device_profile.empty()) note_places();
     if (run_.model && config_.stage != Stage::kDataProcess) check_trained();
     open_datasets();
-    check_cached_parts();
+    check_cached_stages();
     if (has_wishes && run_.model) sizes_.emplace(*run_.model, config_.model, wishes_);
     read_prompts();
     check_sizes();
@@ -155,7 +156,9 @@ class Preparation {
                     "use bfloat16 or float32", ErrorCode::kUnsupported);
     open_starting_weights();
     problems_.collect([&] {
-      const train::Timesteps checked(train::training_schedule(model), config_.timesteps);
+      const train::Timesteps checked(train::training_schedule(model), config_.timesteps,
+                                     generate::dynamic_shift(model.family().schedules()),
+                                     train::running_range(model, run_.selection));
     });
   }
 
@@ -230,10 +233,11 @@ class Preparation {
     return dataset;
   }
 
-  void check_cached_parts() {
-    const train::CachedParts cached = train::cached_parts(family_, config_.trained_names());
+  void check_cached_stages() {
+    const train::CachedStages cached =
+        train::cached_stages(model::encode_stages(family_), config_.trained_names());
     if (run_.dataset == nullptr && config_.dataset.dataset_base_path.empty() &&
-        !(cached.text && cached.latents))
+        !train::are_all_cached(cached))
       problems_.add("--dataset_base_path: a cache alone does not do where an encoder is trained",
                     "give the dataset");
   }

@@ -67,11 +67,11 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
   return sized;
 }
 
-std::string_view role_of(const LoadedModel& model, const std::string& component) {
+std::optional<Role> role_of(const LoadedModel& model, const std::string& component) {
   for (const ComponentSpec& spec : model.family().components()) {
     if (spec.name == component) return spec.role;
   }
-  return "";
+  return std::nullopt;
 }
 
 void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
@@ -99,8 +99,9 @@ void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_de
 std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasis& basis,
                                               bool prepares_levels) {
   std::set<const Weight*> level_weights;
-  if (prepares_levels && model.denoiser() != nullptr) {
-    for (const WeightPtr& weight : model.model().level_weights())
+  for (const model::LoadedPart* denoiser : model.denoisers()) {
+    if (!prepares_levels) break;
+    for (const WeightPtr& weight : model.model().level_weights(denoiser->detection.component))
       level_weights.insert(weight.get());
   }
   std::vector<PlannedComponent> components;
@@ -115,8 +116,8 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
       storages.insert(storages.end(), basis.allowed_storages.begin(), basis.allowed_storages.end());
     for (const Storage storage : storages)
       component.storages.push_back(size_component(model, part, storage, level_weights));
-    component.may_stream = role_of(model, component.name) != "vae";
-    take_wishes(component, basis, model.denoiser() == &part);
+    component.may_stream = role_of(model, component.name) != Role::kVae;
+    take_wishes(component, basis, role_of(model, component.name) == Role::kDenoiser);
     components.push_back(std::move(component));
   }
   return components;

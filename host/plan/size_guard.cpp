@@ -126,14 +126,13 @@ void SizeGuard::measure() {
     }
   };
   const auto latents = [&](int64_t side, at::ScalarType dtype) {
-    std::vector<int64_t> shape =
-        generate::Generator::latent_shape(dry.model().latent_spec(), side, side);
+    std::vector<int64_t> shape = dry.model().latent_shape({1, side, side});
     shape.insert(shape.begin(), 1);
     return dry.tensor(shape, dtype);
   };
-  if (!picture_encoders(model_).empty()) {
+  if (!target_encoders(model_).empty()) {
     add("encode a picture", [&](int64_t side, BlockRunner& runner) {
-      dry.model().encode_media(dry.tensor({3, 1, side, side}, at::kFloat), runner);
+      encode_target(dry, model_, dry.tensor({3, 1, side, side}, at::kFloat), runner);
     });
   }
   if (model_.denoiser() != nullptr) {
@@ -141,14 +140,16 @@ void SizeGuard::measure() {
     const Conditioning* const cond = &text;
     add("denoise", [&](int64_t side, BlockRunner& runner) {
       const at::Tensor x = latents(side, dry.dtype());
-      dry.model().denoise(
-          {.x_BCTHW = x, .sigma_B = dry.tensor({1}, at::kFloat), .cond = std::span(&cond, 1)},
-          runner);
+      dry.model().denoise({.x_BCTHW = x,
+                           .sigma_B = dry.tensor({1}, at::kFloat),
+                           .cond = std::span(&cond, 1),
+                           .denoiser = model_.denoiser()->detection.component},
+                          runner);
     });
   }
   if (!decoders(model_).empty()) {
     add("decode", [&](int64_t side, BlockRunner& runner) {
-      dry.model().decode(latents(side, model_.decoder_dtype()), runner);
+      plan::decode(dry, latents(side, model_.decoder_dtype()), runner);
     });
   }
 }

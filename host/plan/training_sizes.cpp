@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/generate/generator.h"
+#include "host/model/stages.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/plugins/guard.h"
@@ -75,7 +76,7 @@ class TrainingSizes {
       : model_(model),
         training_(training),
         basis_(basis),
-        cached_(train::cached_parts(model.family(), training.config.trained_names())),
+        cached_(train::cached_stages(model::encode_stages(model), training.config.trained_names())),
         dry_(model, basis.like) {}
 
   SizedRun sized() {
@@ -144,19 +145,18 @@ class TrainingSizes {
 
   void add_encoding(memory::PlannedRun& run) {
     const at::NoGradGuard no_grad;
-    if (cached_.text && !text_encoders(model_).empty() && !training_.longest_text.empty()) {
-      PlannedPhase phase{.name = "encode texts", .components = text_encoders(model_)};
+    if (caches(/*target=*/false) && !condition_encoders(model_).empty() &&
+        !training_.longest_text.empty()) {
+      PlannedPhase phase{.name = "encode texts", .components = condition_encoders(model_)};
       const DryPass pass = dry_.measure([&](BlockRunner& runner) { text_ = encode(runner); });
       phase.manners = {manner_of(dry_, pass, phase.components, basis_.profile)};
       phase.passes = static_cast<double>(training_.samples);
       run.phases.push_back(std::move(phase));
     }
-    if (cached_.latents && !picture_encoders(model_).empty()) {
-      PlannedPhase phase{.name = "encode pictures", .components = picture_encoders(model_)};
-      const DryPass pass = dry_.measure([&](BlockRunner& runner) {
-        dry_.model().encode_media(
-            dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat), runner);
-      });
+    if (caches(/*target=*/true) && !target_encoders(model_).empty()) {
+      PlannedPhase phase{.name = "encode pictures", .components = target_encoders(model_)};
+      const DryPass pass =
+          dry_.measure([&](BlockRunner& runner) { encode_target(dry_, model_, pixels(), runner); });
       phase.manners = {manner_of(dry_, pass, phase.components, basis_.profile)};
       phase.passes = static_cast<double>(training_.samples);
       run.phases.push_back(std::move(phase));
@@ -164,14 +164,25 @@ class TrainingSizes {
   }
 
   Conditioning encode(BlockRunner& runner) {
-    return plugins::guard("encode_text of a dry run", [&] {
-      return dry_.model().encode_text(dry_.without_values(training_.longest_text), runner);
+    return encode_conditions(dry_, model_, training_.longest_text, target(), nullptr, runner);
+  }
+  MediaTarget target() const { return {1, training_.height, training_.width}; }
+  Tensor pixels() const {
+    return dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat);
+  }
+
+  // Whether what is learnt, or all that the denoiser is given beside it, is made ahead.
+  bool caches(bool target) const {
+    const std::vector<EncodeStage> stages = model::encode_stages(model_);
+    const EncodeStage* of_target = model::target_stage(stages, model_.family().inputs());
+    return std::all_of(stages.begin(), stages.end(), [&](const EncodeStage& stage) {
+      return (&stage == of_target) != target || cached_.find(stage.name)->second;
     });
   }
 
   // What a sample's text is to the denoiser.
   Conditioning text_of_sample(BlockRunner& runner) {
-    if (!cached_.text) return encode(runner);
+    if (!caches(/*target=*/false)) return encode(runner);
     if (!text_.empty()) return text_;
     return example_text(dry_, model_, kUnknownTokens);
   }
@@ -181,17 +192,13 @@ class TrainingSizes {
     std::vector<Conditioning> texts;
     std::vector<Tensor> noisy, noise;
     Tensor clean;
-    const std::vector<int64_t> shape = generate::Generator::latent_shape(
-        dry_.model().latent_spec(), training_.height, training_.width);
+    const std::vector<int64_t> shape = dry_.model().latent_shape(target());
     for (int64_t i = 0; i < count; ++i) {
       texts.push_back(text_of_sample(runner));
-      if (cached_.latents) {
+      if (caches(/*target=*/true)) {
         clean = dry_.tensor(shape, at::kFloat);
       } else {
-        clean = dry_.model()
-                    .encode_media(
-                        dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat), runner)
-                    .to(at::kFloat);
+        clean = encode_target(dry_, model_, pixels(), runner).to(at::kFloat);
       }
       noise.push_back(dry_.tensor(shape, at::kFloat));
       noisy.push_back((clean * 0.5 + noise.back() * 0.5).to(dry_.dtype()));
@@ -199,9 +206,11 @@ class TrainingSizes {
     std::vector<const Conditioning*> cond;
     for (const Conditioning& text : texts) cond.push_back(&text);
     const Tensor velocity = plugins::guard("denoise of a dry run", [&] {
-      return dry_.model().denoise(
-          {.x_BCTHW = at::stack(noisy), .sigma_B = dry_.tensor({count}, at::kFloat), .cond = cond},
-          runner);
+      return dry_.model().denoise({.x_BCTHW = at::stack(noisy),
+                                   .sigma_B = dry_.tensor({count}, at::kFloat),
+                                   .cond = cond,
+                                   .denoiser = model_.denoiser()->detection.component},
+                                  runner);
     });
     std::vector<Tensor> losses;
     for (int64_t i = 0; i < count; ++i) {
@@ -287,7 +296,7 @@ class TrainingSizes {
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
     PlannedPhase phase{.name = "train"};
     phase.components = components_where(model_, [&](const ComponentSpec& spec) {
-      return spec.phases.denoise || training_.selection.trains(spec.name);
+      return spec.role == Role::kDenoiser || training_.selection.trains(spec.name);
     });
     phase.passes = training_.steps;
     const DryModel::TrainingPass pass = measure(sized.batch_size);
@@ -318,22 +327,24 @@ class TrainingSizes {
     const at::NoGradGuard no_grad;
     PlannedPhase phase{.name = "make pictures"};
     phase.components = components_where(model_, [&](const ComponentSpec& spec) {
-      return spec.phases.denoise || spec.phases.decode || training_.selection.trains(spec.name);
+      return spec.role == Role::kDenoiser || spec.role == Role::kVae ||
+             training_.selection.trains(spec.name);
     });
-    std::vector<int64_t> shape = generate::Generator::latent_shape(
-        dry_.model().latent_spec(), training_.preview_height, training_.preview_width);
+    std::vector<int64_t> shape =
+        dry_.model().latent_shape({1, training_.preview_height, training_.preview_width});
     shape.insert(shape.begin(), 2);  // both halves of guidance
     const DryPass denoised = dry_.measure([&](BlockRunner& runner) {
       const Conditioning text = text_of_sample(runner);
       const std::array<const Conditioning*, 2> cond = {&text, &text};
       dry_.model().denoise({.x_BCTHW = dry_.tensor(shape, dry_.dtype()),
                             .sigma_B = dry_.tensor({2}, at::kFloat),
-                            .cond = cond},
+                            .cond = cond,
+                            .denoiser = model_.denoiser()->detection.component},
                            runner);
     });
     shape.front() = 1;
     const DryPass decoded = dry_.measure([&](BlockRunner& runner) {
-      dry_.model().decode(dry_.tensor(shape, model_.decoder_dtype()), runner);
+      plan::decode(dry_, dry_.tensor(shape, model_.decoder_dtype()), runner);
     });
     Manner manner = manner_of(dry_, decoded, decoders(model_), basis_.profile);
     manner.device_bytes = std::max(denoised.peak_bytes, decoded.peak_bytes);
@@ -457,7 +468,7 @@ class TrainingSizes {
   LoadedModel& model_;
   const TrainingBasis& training_;
   const PlanBasis& basis_;
-  train::CachedParts cached_;
+  train::CachedStages cached_;
   DryModel dry_;
   Conditioning text_;
 };

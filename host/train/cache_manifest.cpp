@@ -36,22 +36,25 @@ EncoderRecords encoders_of(const Json& json) {
 }
 
 Json item_json(const CacheItem& item) {
-  return {{"place", item.place},         {"height", item.height},
-          {"width", item.width},         {"latents_shape", item.latents_shape},
-          {"text", item.text_key},       {"empty_text", item.empty_text_key},
-          {"latents", item.latents_key}, {"values", item.values},
-          {"files", item.files}};
+  Json out = {{"place", item.place},   {"height", item.height},
+              {"width", item.width},   {"latents_shape", item.latents_shape},
+              {"values", item.values}, {"files", item.files}};
+  for (const auto& [stage, key] : item.keys) out[stage] = key;
+  for (const auto& [stage, key] : item.empty_keys) out["empty_" + stage] = key;
+  return out;
 }
 
-CacheItem item_of(const Json& json) {
+CacheItem item_of(const Json& json, const CachedStages& stages) {
   CacheItem item;
   item.place = json.at("place");
   item.height = json.at("height");
   item.width = json.at("width");
   item.latents_shape = json.at("latents_shape").get<std::vector<int64_t>>();
-  item.text_key = json.at("text");
-  item.empty_text_key = json.at("empty_text");
-  item.latents_key = json.at("latents");
+  for (const auto& [stage, is_cached] : stages) {
+    item.keys[stage] = json.at(stage);
+    if (const auto empty = json.find("empty_" + stage); empty != json.end())
+      item.empty_keys[stage] = *empty;
+  }
   for (const auto& [name, value] : json.at("values").items()) item.values[name] = value;
   item.files = json.at("files").get<std::vector<std::string>>();
   return item;
@@ -62,13 +65,13 @@ std::string text_of(const Manifest& manifest) {
               {"version", kVersion},
               {"complete", manifest.is_complete},
               {"family", manifest.family},
-              {"cached", {{"text", manifest.cached.text}, {"latents", manifest.cached.latents}}},
-              {"text_encoders", encoders_json(manifest.text_encoders)},
-              {"latents_encoders", encoders_json(manifest.latents_encoders)},
+              {"cached", manifest.cached},
               {"dataset", manifest.dataset},
               {"options", manifest.options},
               {"files", Json::object()},
               {"items", Json::array()}};
+  for (const auto& [stage, records] : manifest.encoders)
+    out[stage + "_encoders"] = encoders_json(records);
   for (const auto& [path, file] : manifest.files)
     out["files"][path] = {{"size", file.size}, {"mtime_ns", file.mtime_ns}, {"hash", file.hash}};
   for (const CacheItem& item : manifest.items) out["items"].push_back(item_json(item));
@@ -80,14 +83,16 @@ Manifest manifest_of(const Json& json) {
   Manifest manifest;
   manifest.is_complete = json.at("complete");
   manifest.family = json.at("family");
-  manifest.cached = {json.at("cached").at("text"), json.at("cached").at("latents")};
-  manifest.text_encoders = encoders_of(json.at("text_encoders"));
-  manifest.latents_encoders = encoders_of(json.at("latents_encoders"));
+  for (const auto& [stage, is_cached] : json.at("cached").items()) {
+    manifest.cached[stage] = is_cached;
+    manifest.encoders[stage] = encoders_of(json.at(stage + "_encoders"));
+  }
   manifest.dataset = json.at("dataset");
   manifest.options = json.at("options");
   for (const auto& [path, file] : json.at("files").items())
     manifest.files[path] = {file.at("size"), file.at("mtime_ns"), file.at("hash")};
-  for (const Json& item : json.at("items")) manifest.items.push_back(item_of(item));
+  for (const Json& item : json.at("items"))
+    manifest.items.push_back(item_of(item, manifest.cached));
   return manifest;
 }
 

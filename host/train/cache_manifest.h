@@ -24,13 +24,17 @@ struct EncoderRecord {
 };
 using EncoderRecords = std::map<std::string, EncoderRecord, std::less<>>;  // by component
 
+// By stage.
+using Keys = std::map<std::string, std::string, std::less<>>;
+
 // A row. Keys name entries; of what is not cached they tell contents apart and no more.
 struct CacheItem {
   std::string place;
   int64_t height = 0, width = 0;       // pixels
   std::vector<int64_t> latents_shape;  // empty: not cached
-  std::string text_key, latents_key;
-  std::string empty_text_key;  // of the row with an empty prompt; empty: not cached
+  Keys keys;
+  // Of the row with an empty prompt, for stages that read one; empty texts: not cached.
+  Keys empty_keys;
   std::map<std::string, nlohmann::json, std::less<>> values;
   std::vector<std::string> files;  // absolute paths
 };
@@ -38,10 +42,10 @@ struct CacheItem {
 struct Manifest {
   bool is_complete = false;  // false: the encoding was interrupted
   std::string family;
-  CachedParts cached;
-  EncoderRecords text_encoders, latents_encoders;
-  std::string dataset;     // its fingerprint
-  nlohmann::json options;  // of the dataset; for readers
+  CachedStages cached;
+  std::map<std::string, EncoderRecords, std::less<>> encoders;  // by stage, of all of `cached`
+  std::string dataset;                                          // its fingerprint
+  nlohmann::json options;                                       // of the dataset; for readers
   SourceFiles files;
   std::vector<CacheItem> items;
 

@@ -99,7 +99,7 @@ class Checks {
   std::vector<std::string> trainable_components() const {
     std::vector<std::string> names;
     for (const ComponentSpec& component : family_->components()) {
-      if (component.role != "tokenizer") names.emplace_back(component.name);
+      if (component.role != Role::kTokenizer) names.emplace_back(component.name);
     }
     return names;
   }
@@ -137,7 +137,7 @@ class Checks {
   std::string denoiser() const {
     if (family_ == nullptr) return "dit";
     for (const ComponentSpec& component : family_->components()) {
-      if (component.role == "dit") return std::string(component.name);
+      if (component.role == Role::kDenoiser) return std::string(component.name);
     }
     return "NAME";
   }

@@ -13,8 +13,6 @@ namespace {
 
 using model::LoadedModel;
 
-constexpr std::string_view kTokenizerRole = "tokenizer";
-
 at::Tensor checked(const at::Tensor& value, const std::string& what) {
   const at::Tensor on_cpu = value.detach().to(at::kCPU).contiguous();
   if (at::isFloatingType(on_cpu.scalar_type()) && !at::isfinite(on_cpu).all().item<bool>())
@@ -25,14 +23,10 @@ at::Tensor checked(const at::Tensor& value, const std::string& what) {
 
 }  // namespace
 
-bool takes_part(const ComponentSpec& component, Encoding encoding) {
-  return component.phases.encode && (component.role == "vae") == (encoding == Encoding::kLatents);
-}
-
-EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
+EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stage) {
   EncoderRecords records;
   for (const ComponentSpec& component : model.family().components()) {
-    if (!takes_part(component, encoding)) continue;
+    if (!model::uses(stage, component.name)) continue;
     const std::string name(component.name);
     if (const auto file = model.files().find(name); file != model.files().end()) {
       records[name] = {model::tokenizer_fingerprint(file->second), ""};
@@ -48,29 +42,29 @@ EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding) {
   return records;
 }
 
-EncoderRecords encoder_records(const LoadedModel& model, Encoding encoding,
+EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stage,
                                const EncoderRecords& recorded) {
-  EncoderRecords records = encoder_records(model, encoding);
+  EncoderRecords records = encoder_records(model, stage);
   for (const ComponentSpec& component : model.family().components()) {
-    if (!takes_part(component, encoding) || !component.required) continue;
+    if (!model::uses(stage, component.name) || !component.required) continue;
     if (records.contains(component.name)) continue;
     const auto found = recorded.find(component.name);
     if (found == recorded.end())
       throw Error(ErrorCode::kNotFound,
                   "component " + std::string(component.name) + " is missing, which encodes " +
-                      (encoding == Encoding::kText ? "texts" : "pictures"),
+                      model::encoded_by(stage, model.family().inputs()),
                   "pass its files with --model_paths or --model_id_with_origin_paths");
     records.insert(*found);
   }
   return records;
 }
 
-Encoders::Encoders(LoadedModel& model, Encoding encoding, progress::Progress& progress)
-    : model_(model) {
+Encoders::Encoders(LoadedModel& model, const EncodeStage& stage, progress::Progress& progress)
+    : model_(model), stage_(stage) {
   try {
     for (const ComponentSpec& component : model.family().components()) {
       const std::string name(component.name);
-      if (!takes_part(component, encoding) || component.role == kTokenizerRole) continue;
+      if (!model::uses(stage, component.name) || component.role == Role::kTokenizer) continue;
       if (!model.find_part(name) || model.is_loaded(name)) continue;
       progress::Step step(progress, "load " + name, 0, progress::Unit::kBytes);
       loaded_.push_back(name);
@@ -93,22 +87,20 @@ void Encoders::unload() {
   for (const std::string& name : loaded_) model_.unload_component(name);
 }
 
-Conditioning Encoders::encode_text(const Inputs& inputs) {
+Conditioning Encoders::encode(const Inputs& values, const MediaTarget& target) {
   const at::NoGradGuard no_grad;
-  Conditioning cond = plugins::guard(std::string(model_.family().name()) + ".encode_text", [&] {
-    return model_.model().encode_text(inputs, model_.runner());
-  });
-  for (auto& [name, tensor] : cond) tensor = checked(tensor, "the text's encoding '" + name + "'");
+  Conditioning cond = run_stage(model_, stage_.name, values, target, model_.runner());
+  for (auto& [name, tensor] : cond) tensor = checked(tensor, "the encoding '" + name + "'");
   return cond;
 }
 
-at::Tensor Encoders::encode_picture(const at::Tensor& pixels_3HW) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor pixels = pixels_3HW.unsqueeze(1).to(model_.device());
-  return checked(
-      plugins::guard(std::string(model_.family().name()) + ".encode_media",
-                     [&] { return model_.model().encode_media(pixels, model_.runner()); }),
-      "the picture's encoding");
+Conditioning run_stage(LoadedModel& model, std::string_view stage, const Inputs& values,
+                       const MediaTarget& target, BlockRunner& runner) {
+  return plugins::guard(std::string(model.family().name()) + ".encode", [&] {
+    return model.model().encode(
+        {.stage = stage, .values = model::on_device(values, model.device()), .target = target},
+        runner);
+  });
 }
 
 }  // namespace atelier::train

@@ -1,6 +1,5 @@
 #include "host/train/encoding_store.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include <ATen/ATen.h>
@@ -24,10 +23,6 @@ constexpr const char* kKindField = "atelier.kind";
 constexpr const char* kHashField = "atelier.content";  // of the tensors, see content_of()
 constexpr const char* kRunAgain = "run --task sft:data_process again, which makes it anew";
 
-std::string_view name_of(Encoding encoding) {
-  return encoding == Encoding::kText ? "text" : "latents";
-}
-
 std::string content_of(const NamedTensors& tensors) {
   files::ContentHash hash;
   for (const auto& [name, tensor] : tensors) {
@@ -38,34 +33,30 @@ std::string content_of(const NamedTensors& tensors) {
   return hash.hex();
 }
 
-// Throws Error for what is no entry of this encoding.
-formats::SafetensorsHeader entry_header(const FileReader& file, Encoding encoding) {
+// Throws Error for what is no entry of this stage.
+formats::SafetensorsHeader entry_header(const FileReader& file, std::string_view stage) {
   formats::SafetensorsHeader header = files::read_header(file);
   const auto said = header.metadata.find(kKindField);
-  const bool has_latents =
-      std::any_of(header.tensors.begin(), header.tensors.end(),
-                  [](const formats::TensorEntry& entry) { return entry.name == kLatents; });
-  if (said == header.metadata.end() || said->second != name_of(encoding) ||
-      !header.metadata.contains(kHashField) || has_latents != (encoding == Encoding::kLatents))
-    throw Error(ErrorCode::kDataLoss, files::display_path(file.path()) +
-                                          ": is no cached entry of " +
-                                          std::string(name_of(encoding)));
+  if (said == header.metadata.end() || said->second != stage ||
+      !header.metadata.contains(kHashField))
+    throw Error(ErrorCode::kDataLoss,
+                files::display_path(file.path()) + ": is no cached entry of " + std::string(stage));
   return header;
 }
 
 }  // namespace
 
-std::string EncodingStore::path(Encoding encoding, std::string_view key) const {
-  return (fs::path(folder_) / name_of(encoding) / (std::string(key) + ".safetensors")).string();
+std::string EncodingStore::path(std::string_view stage, std::string_view key) const {
+  return (fs::path(folder_) / stage / (std::string(key) + ".safetensors")).string();
 }
 
-std::optional<EntryShapes> EncodingStore::find(Encoding encoding, std::string_view key) const {
-  const std::string file = path(encoding, key);
+std::optional<EntryShapes> EncodingStore::find(std::string_view stage, std::string_view key) const {
+  const std::string file = path(stage, key);
   std::error_code failure;
   if (!fs::exists(file, failure)) return std::nullopt;
   try {
     EntryShapes shapes;
-    for (formats::TensorEntry& entry : entry_header(FileReader(file), encoding).tensors)
+    for (formats::TensorEntry& entry : entry_header(FileReader(file), stage).tensors)
       shapes.emplace(std::move(entry.name), std::move(entry.shape));
     return shapes;
   } catch (const Error& error) {
@@ -74,11 +65,11 @@ std::optional<EntryShapes> EncodingStore::find(Encoding encoding, std::string_vi
   }
 }
 
-NamedTensors EncodingStore::read(Encoding encoding, std::string_view key) const {
-  const std::string name = path(encoding, key);
+NamedTensors EncodingStore::read(std::string_view stage, std::string_view key) const {
+  const std::string name = path(stage, key);
   try {
     const FileReader file(name);
-    const formats::SafetensorsHeader header = entry_header(file, encoding);
+    const formats::SafetensorsHeader header = entry_header(file, stage);
     NamedTensors tensors;
     for (const formats::TensorEntry& entry : header.tensors) {
       at::Tensor value = at::empty(entry.shape, files::scalar_type(entry.dtype));
@@ -97,9 +88,9 @@ NamedTensors EncodingStore::read(Encoding encoding, std::string_view key) const 
   }
 }
 
-void EncodingStore::write(Encoding encoding, std::string_view key,
+void EncodingStore::write(std::string_view stage, std::string_view key,
                           const NamedTensors& tensors) const {
-  const std::string name = path(encoding, key);
+  const std::string name = path(stage, key);
   std::error_code failure;
   fs::create_directories(fs::path(name).parent_path(), failure);
   if (failure)
@@ -110,9 +101,8 @@ void EncodingStore::write(Encoding encoding, std::string_view key,
   NamedTensors values;
   for (const auto& [tensor_name, tensor] : tensors)
     values.emplace(tensor_name, tensor.detach().to(at::kCPU).contiguous());
-  files::write_safetensors(
-      name, values,
-      {{kKindField, std::string(name_of(encoding))}, {kHashField, content_of(values)}});
+  files::write_safetensors(name, values,
+                           {{kKindField, std::string(stage)}, {kHashField, content_of(values)}});
 }
 
 }  // namespace atelier::train

@@ -1,4 +1,4 @@
-// Encoded texts and pictures on the disk, one file for each.
+// What stages of a family made, on the disk, one file for each.
 #pragma once
 
 #include <map>
@@ -11,35 +11,33 @@
 
 namespace atelier::train {
 
-// What is encoded, and what it becomes: texts, or pictures as latents.
-enum class Encoding { kText, kLatents };
-
-// Tensors of a picture's entry; the mask is there where the row has one.
+// Tensors of an entry of the stage that makes what is learnt; the mask is there where the row has
+// one.
 inline constexpr const char* kLatents = "latents";
 inline constexpr const char* kMask = "mask";
 
 // Shapes of an entry's tensors by name.
 using EntryShapes = std::map<std::string, std::vector<int64_t>, std::less<>>;
 
-// A folder of entries, named by the hash of what they were made from. Safe to use from several
-// threads.
+// A folder of entries by stage, named by the hash of what they were made from. Safe to use from
+// several threads.
 class EncodingStore {
  public:
   explicit EncodingStore(std::string folder) : folder_(std::move(folder)) {}
 
   const std::string& folder() const { return folder_; }
-  std::string path(Encoding encoding, std::string_view key) const;
+  std::string path(std::string_view stage, std::string_view key) const;
 
-  // Of an entry whose header is whole, "latents" among them for a picture; nullopt when there is
-  // none or it is damaged. Reads the header only.
-  std::optional<EntryShapes> find(Encoding encoding, std::string_view key) const;
+  // Of an entry whose header is whole; nullopt when there is none or it is damaged. Reads the
+  // header only.
+  std::optional<EntryShapes> find(std::string_view stage, std::string_view key) const;
 
   // On the CPU. Throws Error{kDataLoss} naming the file and what to do, also when values are not
   // those that were written.
-  NamedTensors read(Encoding encoding, std::string_view key) const;
+  NamedTensors read(std::string_view stage, std::string_view key) const;
 
   // There whole or not at all. Throws Error{kEnvironment}.
-  void write(Encoding encoding, std::string_view key, const NamedTensors& tensors) const;
+  void write(std::string_view stage, std::string_view key, const NamedTensors& tensors) const;
 
  private:
   std::string folder_;

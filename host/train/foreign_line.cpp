@@ -383,7 +383,7 @@ class Rewriter {
   std::string denoiser() const {
     if (family_ != nullptr) {
       for (const ComponentSpec& component : family_->components()) {
-        if (component.role == "dit") return std::string(component.name);
+        if (component.role == Role::kDenoiser) return std::string(component.name);
       }
     }
     return "dit";

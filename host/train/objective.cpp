@@ -11,6 +11,7 @@
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/random/noise.h"
+#include "host/train/encoders.h"
 
 namespace atelier::train {
 
@@ -60,26 +61,18 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
   const at::Device device = model_.device();
   for (const auto& [name, tensor] : sample.cond)
     prepared.cond.emplace(name, tensor.to(device, /*non_blocking=*/true));
-  if (!sample.inputs.empty()) {
-    Conditioning text = plugins::guard(family_ + ".encode_text", [&] {
-      return model_.model().encode_text(sample.inputs, runner_);
-    });
-    for (auto& [name, tensor] : text) prepared.cond.insert_or_assign(name, tensor);
+  for (const auto& [stage, values] : sample.inputs) {
+    for (auto& [name, tensor] : run_stage(model_, stage, values, sample.target, runner_))
+      prepared.cond.insert_or_assign(name, tensor);
   }
-  if (sample.pixels.defined()) {
-    prepared.cond.insert_or_assign("latents", plugins::guard(family_ + ".encode_media", [&] {
-                                     return model_.model().encode_media(sample.pixels.to(device),
-                                                                        runner_);
-                                   }));
-  }
-  LossInputs loss = plugins::guard(family_ + ".loss_inputs",
-                                   [&] { return model_.model().loss_inputs(prepared.cond); });
-  prepared.clean = loss.clean_CTHW.to(at::kFloat);
-  if (loss.mask_CTHW) {
-    prepared.mask = loss.mask_CTHW->to(device, at::kFloat);
+  prepared.clean = prepared.cond.at("latents").to(at::kFloat);
+  const auto given =
+      plugins::guard(family_ + ".given", [&] { return model_.model().given(prepared.cond); });
+  if (given) {
+    prepared.mask = given->free_1THW.to(device, at::kFloat);
     prepared.counted = prepared.mask.mean();
-    if (loss.pinned_CTHW) {
-      prepared.pinned = loss.pinned_CTHW->to(device, at::kFloat);
+    if (!given->is_noised) {
+      prepared.pinned = given->values_CTHW.to(device, at::kFloat);
       prepared.pinned_where = prepared.mask == 0;
     }
   }
@@ -88,6 +81,44 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
     prepared.mask = prepared.mask.defined() ? prepared.mask * mask : mask;
   }
   return prepared;
+}
+
+// Of those that are loaded, the one for a noise level.
+const std::string& Objective::denoiser_at(float sigma) const {
+  for (const model::LoadedPart* part : model_.denoisers()) {
+    const SigmaRange range = model_.family().sigma_range(part->detection);
+    if (model_.is_loaded(part->detection.component) && sigma >= range.low && sigma <= range.high)
+      return part->detection.component;
+  }
+  return model_.denoiser()->detection.component;
+}
+
+// One call for the samples of each denoiser.
+std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
+                                          std::span<const float> sigmas,
+                                          std::span<const Conditioning* const> cond) {
+  std::map<std::string, std::vector<size_t>> groups;
+  for (size_t i = 0; i < noisy.size(); ++i) groups[denoiser_at(sigmas[i])].push_back(i);
+  std::vector<Tensor> result(noisy.size());
+  for (const auto& [denoiser, members] : groups) {
+    std::vector<Tensor> x;
+    std::vector<float> levels;
+    std::vector<const Conditioning*> given;
+    for (const size_t i : members) {
+      x.push_back(noisy[i]);
+      levels.push_back(sigmas[i]);
+      given.push_back(cond[i]);
+    }
+    const DenoiseInputs inputs = {.x_BCTHW = at::stack(x),
+                                  .sigma_B = at::tensor(levels, at::kFloat).to(model_.device()),
+                                  .cond = given,
+                                  .denoiser = denoiser};
+    const Tensor velocity = plugins::guard(family_ + ".denoise",
+                                           [&] { return model_.model().denoise(inputs, runner_); });
+    for (size_t k = 0; k < members.size(); ++k)
+      result[members[k]] = velocity[static_cast<int64_t>(k)];
+  }
+  return result;
 }
 
 // Per sample: mean((prediction - target)^2 * mask), [B].
@@ -102,15 +133,11 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
     if (samples[i].pinned.defined()) x = at::where(samples[i].pinned_where, samples[i].pinned, x);
     noisy.push_back(x.to(model_.dtype()));
   }
-  const std::vector<const Conditioning*> cond = pointers(samples);
-  const DenoiseInputs inputs = {at::stack(noisy),
-                                at::tensor(sigmas, at::kFloat).to(model_.device()), cond};
-  const Tensor velocity =
-      plugins::guard(family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
+  const std::vector<Tensor> velocity = velocities(noisy, sigmas, pointers(samples));
   std::vector<Tensor> losses;
   for (size_t i = 0; i < samples.size(); ++i) {
     const Tensor target = noise[i] - samples[i].clean;
-    Tensor squared = (velocity[static_cast<int64_t>(i)].to(at::kFloat) - target).square();
+    Tensor squared = (velocity[i].to(at::kFloat) - target).square();
     if (samples[i].mask.defined()) squared = squared * samples[i].mask;
     const Tensor mean = squared.mean();
     losses.push_back(samples[i].counted.defined() ? mean / samples[i].counted : mean);
@@ -189,9 +216,11 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
     Tensor x = initial_noise(placed.sample, sample.clean.sizes()).to(model_.device()).unsqueeze(0);
     const Conditioning* cond = &sample.cond;
     for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
-      const DenoiseInputs inputs = {x.to(model_.dtype()),
-                                    at::tensor({sigmas[i]}, at::kFloat).to(model_.device()),
-                                    std::span(&cond, 1)};
+      const DenoiseInputs inputs = {
+          .x_BCTHW = x.to(model_.dtype()),
+          .sigma_B = at::tensor({sigmas[i]}, at::kFloat).to(model_.device()),
+          .cond = std::span(&cond, 1),
+          .denoiser = denoiser_at(sigmas[i])};
       const Tensor velocity = plugins::guard(
           family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
       x = x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]);

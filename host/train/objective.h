@@ -65,6 +65,10 @@ class Objective {
   Prepared prepare(const TrainSample& sample);
   at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
                      const std::vector<at::Tensor>& noise);
+  const std::string& denoiser_at(float sigma) const;
+  std::vector<at::Tensor> velocities(std::span<const at::Tensor> noisy,
+                                     std::span<const float> sigmas,
+                                     std::span<const Conditioning* const> cond);
   int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 

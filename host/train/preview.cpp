@@ -10,6 +10,7 @@
 #include "host/generate/request.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
+#include "host/model/stages.h"
 #include "host/run/stop.h"
 
 namespace atelier::train {
@@ -26,7 +27,6 @@ struct Preview::State {
   std::vector<std::string> trained;
   progress::Progress& progress;
   std::unique_ptr<Generator> generator;
-  std::string denoiser;
 
   bool is_trained(std::string_view component) const {
     return std::find(trained.begin(), trained.end(), component) != trained.end();
@@ -45,7 +45,7 @@ struct Preview::State {
         generate::make_request(settings, model.family(), model.model(), settings.seed.value_or(0));
     // What a trained text encoder gave is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
-      if (component.role == "text_encoder" && is_trained(component.name))
+      if (model::only_encodes(component) && is_trained(component.name))
         request.encoder_state = std::to_string(step) + ";";
     }
     return request;
@@ -55,7 +55,7 @@ struct Preview::State {
 Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
                  std::vector<std::string> trained, progress::Progress& progress)
     : state_(new State{model, std::move(prompts), std::move(folder), std::move(trained), progress,
-                       nullptr, std::string(model.denoiser()->detection.component)}) {
+                       nullptr}) {
   state_->generator =
       std::make_unique<Generator>(state_->engine(), progress, run::StopSignals::is_requested);
 }
@@ -68,7 +68,7 @@ void Preview::encode_ahead() {
     requests.push_back(state_->request_of(settings, 0));
   state_->generator->encode_ahead(requests);
   for (const ComponentSpec& component : state_->model.family().components()) {
-    if (component.role == "text_encoder" && !state_->is_trained(component.name))
+    if (model::only_encodes(component) && !state_->is_trained(component.name))
       state_->model.unload_component(component.name);
   }
 }
@@ -96,7 +96,7 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
     ++number;
   }
   for (const ComponentSpec& component : state_->model.family().components()) {
-    if (component.name != state_->denoiser && !state_->is_trained(component.name))
+    if (component.role != Role::kDenoiser && !state_->is_trained(component.name))
       state_->model.unload_component(component.name);
   }
 }

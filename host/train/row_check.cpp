@@ -1,12 +1,20 @@
 #include "host/train/row_check.h"
 
+#include <algorithm>
+
+#include "host/model/stages.h"
 #include "host/train/objective.h"
 #include "host/train/samples.h"
 
 namespace atelier::train {
 
 bool encodes_texts(const Config& config, const ModelFamily& family) {
-  return config.stage != Stage::kTrain || !cached_parts(family, config.trained_names()).text;
+  if (config.stage != Stage::kTrain) return true;
+  const std::vector<EncodeStage> stages = model::encode_stages(family);
+  const CachedStages cached = cached_stages(stages, config.trained_names());
+  return std::ranges::any_of(stages, [&](const EncodeStage& stage) {
+    return model::is_prompted(stage) && !cached.find(stage.name)->second;
+  });
 }
 
 data::RowCheck row_check(const Config& config, const ModelFamily& family,
@@ -23,7 +31,8 @@ data::RowCheck row_check(const Config& config, const ModelFamily& family,
     if (!counts_texts) return problems;
     const std::string place = row.place + " [prompt]";
     const auto count = [&](const Inputs& text, const std::string& of) {
-      if (const auto error = lengths.check(text, of)) problems.push_back({"long texts", *error});
+      if (const auto error = lengths.check({.stage = {}, .values = text}, of))
+        problems.push_back({"long texts", *error});
     };
     count(inputs, place);
     if (config.caption_dropout_rate > 0) {

@@ -6,6 +6,7 @@
 
 #include "host/data/columns.h"
 #include "host/files/content_hash.h"
+#include "host/model/stages.h"
 
 namespace atelier::train {
 namespace {
@@ -14,12 +15,13 @@ using files::ContentHash;
 
 constexpr const char* kPrompt = "prompt";
 
-// What the dataset gives for encode_text.
-std::vector<InputSpec> read_inputs(const data::Dataset& dataset, std::span<const InputSpec> specs) {
+// What the dataset gives for a stage.
+std::vector<InputSpec> read_inputs(const data::Dataset& dataset, std::span<const InputSpec> specs,
+                                   const EncodeStage& stage) {
   const std::vector<std::string>& extra = dataset.options().extra_inputs;
   std::vector<InputSpec> read;
   for (const InputSpec& spec : specs) {
-    if (spec.use == InputUse::kGenerate || spec.name == dataset.learnt()) continue;
+    if (spec.use == InputUse::kGenerate || !model::reads(stage, spec.name)) continue;
     if (spec.required || std::find(extra.begin(), extra.end(), spec.name) != extra.end() ||
         dataset.options().texts_of_all.contains(spec.name))
       read.push_back(spec);
@@ -58,38 +60,42 @@ void add_value(ContentHash& hash, const nlohmann::json& value) {
 
 }  // namespace
 
+bool has_inputs(const data::Dataset& dataset, std::span<const InputSpec> specs,
+                const EncodeStage& stage) {
+  return !read_inputs(dataset, specs, stage).empty();
+}
+
 Inputs value_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
-                    bool empty_caption) {
+                    const EncodeStage& stage, bool empty_caption) {
   Inputs inputs;
-  for (const InputSpec& input : read_inputs(dataset, specs)) {
+  for (const InputSpec& input : read_inputs(dataset, specs, stage)) {
     if (data::is_picture(input.kind)) continue;
     inputs.emplace(input.name,
                    value_of(input, dataset.items()[index].values.find(input.name)->second));
   }
-  if (empty_caption) inputs.insert_or_assign(kPrompt, std::string());
+  if (empty_caption && inputs.contains(kPrompt)) inputs.insert_or_assign(kPrompt, std::string());
   return inputs;
 }
 
-Inputs text_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
-                   bool empty_caption) {
-  const std::vector<InputSpec> read = read_inputs(dataset, specs);
+Inputs stage_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
+                    const EncodeStage& stage, bool empty_caption) {
+  Inputs inputs = value_inputs(dataset, index, specs, stage, empty_caption);
+  const std::vector<InputSpec> read = read_inputs(dataset, specs, stage);
   const bool has_pictures = std::any_of(read.begin(), read.end(), [](const InputSpec& input) {
     return data::is_picture(input.kind);
   });
-  if (!has_pictures) return value_inputs(dataset, index, specs, empty_caption);
-  Inputs inputs = dataset.load(index).inputs;
-  inputs.erase(dataset.learnt());
-  if (empty_caption) inputs.insert_or_assign(kPrompt, std::string());
+  if (!has_pictures) return inputs;
+  inputs.merge(model::inputs_of(stage, dataset.load(index).inputs));
   return inputs;
 }
 
-std::string text_content(const data::Dataset& dataset, size_t index,
-                         std::span<const InputSpec> specs, bool empty_caption,
-                         const SourceFiles& files) {
+std::string stage_content(const data::Dataset& dataset, size_t index,
+                          std::span<const InputSpec> specs, const EncodeStage& stage,
+                          bool empty_caption, const SourceFiles& files) {
   const data::Item& item = dataset.items()[index];
   ContentHash hash;
   bool has_pictures = false;
-  for (const InputSpec& input : read_inputs(dataset, specs)) {
+  for (const InputSpec& input : read_inputs(dataset, specs, stage)) {
     hash.add(input.name);
     if (data::is_picture(input.kind)) {
       add_files(hash, item.files.find(input.name)->second, files);
@@ -99,7 +105,7 @@ std::string text_content(const data::Dataset& dataset, size_t index,
       add_value(hash, is_dropped ? nlohmann::json("") : item.values.find(input.name)->second);
     }
   }
-  if (has_pictures) add_sizes(hash, item, dataset.options());
+  if (has_pictures || stage.sees_target) add_sizes(hash, item, dataset.options());
   return hash.hex();
 }
 
@@ -119,10 +125,6 @@ std::vector<std::string> files_of(const data::Item& item) {
   std::vector<std::string> all;
   for (const auto& [name, paths] : item.files) all.insert(all.end(), paths.begin(), paths.end());
   return all;
-}
-
-const at::Tensor& learnt_pixels(const data::Sample& sample, const data::Dataset& dataset) {
-  return std::get<at::Tensor>(sample.inputs.find(dataset.learnt())->second);
 }
 
 at::Tensor mask_at(const at::Tensor& mask_1HW, int64_t height, int64_t width) {

@@ -58,12 +58,28 @@ std::string make_key(const std::string& family, const EncoderRecords* encoders,
   return hash.add(content).hex();
 }
 
-std::string fingerprint_of(const Manifest& manifest) {
+// Whether there is no sample without it.
+bool is_required(const ModelFamily& family, const EncodeStage& stage) {
+  return std::ranges::any_of(family.inputs(), [&](const InputSpec& input) {
+    return input.required && input.use != InputUse::kGenerate && model::reads(stage, input.name);
+  });
+}
+
+// Empty: there is none.
+std::string_view key_of(const Keys& keys, const EncodeStage& stage) {
+  const auto found = keys.find(stage.name);
+  return found == keys.end() ? std::string_view() : found->second;
+}
+
+std::string fingerprint_of(const Manifest& manifest, std::span<const EncodeStage> stages) {
   ContentHash hash;
-  hash.add(static_cast<int64_t>(manifest.cached.text))
-      .add(static_cast<int64_t>(manifest.cached.latents));
+  for (const EncodeStage& stage : stages)
+    hash.add(static_cast<int64_t>(manifest.cached.at(std::string(stage.name))));
   for (const CacheItem& item : manifest.items) {
-    hash.add(item.text_key).add(item.empty_text_key).add(item.latents_key);
+    for (const EncodeStage& stage : stages) {
+      hash.add(key_of(item.keys, stage));
+      if (model::is_prompted(stage)) hash.add(key_of(item.empty_keys, stage));
+    }
     hash.add(item.height).add(item.width);
     hash.add(json(item.values).dump(-1, ' ', false, json::error_handler_t::replace));
   }
@@ -126,37 +142,47 @@ void throw_if_stale(const std::string& folder, const std::vector<std::string>& d
 
 }  // namespace
 
-CachedParts cached_parts(const ModelFamily& family, std::span<const std::string> trained) {
-  CachedParts cached;
-  for (const std::string& path : trained) {
-    const std::string name = path.substr(0, path.find('.'));
-    for (const ComponentSpec& component : family.components()) {
-      if (component.name != name) continue;
-      if (takes_part(component, Encoding::kText)) cached.text = false;
-      if (takes_part(component, Encoding::kLatents)) cached.latents = false;
-    }
+CachedStages cached_stages(std::span<const EncodeStage> stages,
+                           std::span<const std::string> trained) {
+  CachedStages cached;
+  for (const EncodeStage& stage : stages) {
+    cached[std::string(stage.name)] =
+        std::none_of(trained.begin(), trained.end(), [&](const std::string& path) {
+          return model::uses(stage, std::string_view(path).substr(0, path.find('.')));
+        });
   }
   return cached;
 }
 
+bool are_all_cached(const CachedStages& cached) {
+  return std::all_of(cached.begin(), cached.end(), [](const auto& stage) { return stage.second; });
+}
+
+Samples::State::State(std::string folder, const LoadedModel& model)
+    : store(std::move(folder)),
+      family(model.family()),
+      stages(model::encode_stages(model)),
+      target(model::target_input(model.family().inputs())),
+      spec(model.model().latent_spec()) {}
+
 void Samples::State::find_entries() {
-  for (const CacheItem& item : manifest.items) {
-    if (manifest.cached.text) {
-      texts.keys.insert(item.text_key);
-      if (with_empty_caption) texts.keys.insert(item.empty_text_key);
+  for (const EncodeStage& stage : stages) {
+    if (!is_cached(stage)) continue;
+    Entries& wanted = entries[std::string(stage.name)];
+    for (const CacheItem& item : manifest.items) {
+      wanted.keys.emplace(key_of(item.keys, stage));
+      if (with_empty_caption && model::is_prompted(stage))
+        wanted.keys.emplace(key_of(item.empty_keys, stage));
     }
-    if (manifest.cached.latents) pictures.keys.insert(item.latents_key);
-  }
-  for (const Encoding encoding : {Encoding::kText, Encoding::kLatents}) {
-    Entries& wanted = entries(encoding);
     const std::vector<std::string> keys(wanted.keys.begin(), wanted.keys.end());
     std::vector<std::optional<EntryShapes>> found(keys.size());
     data::for_each_in_parallel(keys.size(),
-                               [&](size_t i) { found[i] = store.find(encoding, keys[i]); });
+                               [&](size_t i) { found[i] = store.find(stage.name, keys[i]); });
     for (size_t i = 0; i < keys.size(); ++i) {
-      if (!found[i]) {
+      const bool is_whole = found[i] && (!is_target(stage) || found[i]->contains(kLatents));
+      if (!is_whole) {
         wanted.missing.insert(keys[i]);
-      } else if (encoding == Encoding::kLatents) {
+      } else if (is_target(stage)) {
         latents_shapes[keys[i]] = (*found[i])[kLatents];
       }
     }
@@ -166,18 +192,27 @@ void Samples::State::find_entries() {
 Samples::Samples(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const LoadedModel& model,
-                            CachedParts cached, std::string folder, bool with_empty_caption) {
+                            const CachedStages& cached, std::string folder,
+                            bool with_empty_caption) {
   const ModelFamily& family = model.family();
-  auto state = std::make_shared<State>(std::move(folder), family, model.model().latent_spec());
+  auto state = std::make_shared<State>(std::move(folder), model);
   state->with_empty_caption = with_empty_caption;
   Manifest& manifest = state->manifest;
   manifest.family = family.name();
-  manifest.cached = cached;
+  std::erase_if(state->stages, [&](const EncodeStage& stage) {
+    return !has_inputs(*dataset, family.inputs(), stage);
+  });
+  for (const EncodeStage& stage : state->stages)
+    manifest.cached[std::string(stage.name)] = cached.at(std::string(stage.name));
   const Manifest known = known_manifest(state->store.folder(), family.name());
-  if (cached.text)
-    manifest.text_encoders = encoder_records(model, Encoding::kText, known.text_encoders);
-  if (cached.latents)
-    manifest.latents_encoders = encoder_records(model, Encoding::kLatents, known.latents_encoders);
+  for (const EncodeStage& stage : state->stages) {
+    const std::string name(stage.name);
+    EncoderRecords& records = manifest.encoders[name];
+    if (!state->is_cached(stage)) continue;
+    const auto before = known.encoders.find(name);
+    records = encoder_records(model, stage,
+                              before == known.encoders.end() ? EncoderRecords() : before->second);
+  }
   manifest.dataset = dataset->fingerprint();
   manifest.options = options_json(dataset->options());
 
@@ -187,35 +222,38 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
   }
   manifest.files = hash_files(paths, known.files);
 
-  const EncoderRecords* text = cached.text ? &manifest.text_encoders : nullptr;
-  const EncoderRecords* latents = cached.latents ? &manifest.latents_encoders : nullptr;
   for (size_t i = 0; i < dataset->items().size(); ++i) {
     const data::Item& row = dataset->items()[i];
-    const auto text_key = [&](bool empty_caption) {
-      return make_key(manifest.family, text,
-                      text_content(*dataset, i, family.inputs(), empty_caption, manifest.files));
-    };
     CacheItem item;
     item.place = row.place;
     item.height = row.height;
     item.width = row.width;
-    item.text_key = text_key(/*empty_caption=*/false);
-    if (with_empty_caption) item.empty_text_key = text_key(/*empty_caption=*/true);
-    item.latents_key =
-        make_key(manifest.family, latents, picture_content(*dataset, i, manifest.files));
+    for (const EncodeStage& stage : state->stages) {
+      const std::string name(stage.name);
+      const auto key = [&](bool empty_caption) {
+        const EncoderRecords* encoders =
+            state->is_cached(stage) ? &manifest.encoders.at(name) : nullptr;
+        return make_key(manifest.family, encoders,
+                        state->is_target(stage) ? picture_content(*dataset, i, manifest.files)
+                                                : stage_content(*dataset, i, family.inputs(), stage,
+                                                                empty_caption, manifest.files));
+      };
+      item.keys[name] = key(/*empty_caption=*/false);
+      if (model::is_prompted(stage))
+        item.empty_keys[name] = with_empty_caption ? key(/*empty_caption=*/true) : "";
+    }
     item.values = row.values;
     for (const std::string& path : files_of(row)) item.files.push_back(absolute_path(path));
     manifest.items.push_back(std::move(item));
   }
   state->dataset = std::move(dataset);
-  state->fingerprint = fingerprint_of(manifest);
+  state->fingerprint = fingerprint_of(manifest, state->stages);
   state->find_entries();
   return Samples(std::move(state));
 }
 
 Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool with_empty_caption) {
-  auto state =
-      std::make_shared<State>(std::move(folder), model.family(), model.model().latent_spec());
+  auto state = std::make_shared<State>(std::move(folder), model);
   const std::string& path = state->store.folder();
   Manifest& manifest = state->manifest;
   manifest = Manifest::read(path);
@@ -225,40 +263,46 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
                 files::display_path(Manifest::path(path)) + ": " + message, hint);
   };
   if (!manifest.is_complete) refuse("the encoding was interrupted", kRunAgain);
-  if (!manifest.cached.text || !manifest.cached.latents)
-    refuse(std::string("the cache has no ") + (manifest.cached.text ? "latents" : "texts") +
-               ": their encoder was to be trained",
-           "give the dataset with --dataset_base_path and --dataset_metadata_path");
+  std::erase_if(state->stages, [&](const EncodeStage& stage) {
+    return !manifest.cached.contains(stage.name) && !is_required(model.family(), stage);
+  });
+  for (const EncodeStage& stage : state->stages) {
+    if (!state->is_cached(stage))
+      refuse("the cache has no " + model::encoded_by(stage, model.family().inputs()) +
+                 ": their encoder was to be trained",
+             "give the dataset with --dataset_base_path and --dataset_metadata_path");
+  }
 
   std::vector<std::string> differences;
   if (manifest.family != model.family().name()) {
     differences.push_back("it was made for " + manifest.family);
   } else {
-    compare_encoders(manifest.text_encoders, encoder_records(model, Encoding::kText), differences);
-    compare_encoders(manifest.latents_encoders, encoder_records(model, Encoding::kLatents),
-                     differences);
+    for (const EncodeStage& stage : state->stages)
+      compare_encoders(manifest.encoders.at(std::string(stage.name)), encoder_records(model, stage),
+                       differences);
   }
   compare_files(manifest, differences);
   throw_if_stale(path, differences);
 
   for (CacheItem& item : manifest.items) {
-    if (!with_empty_caption) item.empty_text_key.clear();
-    if (with_empty_caption && item.empty_text_key.empty())
-      refuse("the cache has no encoding of an empty prompt",
-             std::string(kRunAgain) + " with --caption_dropout_rate");
+    for (auto& [stage, key] : item.empty_keys) {
+      if (!with_empty_caption) key.clear();
+      if (with_empty_caption && key.empty())
+        refuse("the cache has no encoding of an empty prompt",
+               std::string(kRunAgain) + " with --caption_dropout_rate");
+    }
   }
-  state->fingerprint = fingerprint_of(manifest);
+  state->fingerprint = fingerprint_of(manifest, state->stages);
   state->find_entries();
-  const State::Entries& broken = state->texts.missing.empty() ? state->pictures : state->texts;
-  if (!broken.missing.empty()) {
-    const Encoding encoding = &broken == &state->texts ? Encoding::kText : Encoding::kLatents;
-    const size_t count = state->texts.missing.size() + state->pictures.missing.size();
+  Samples samples(state);
+  for (const auto& [stage, entries] : state->entries) {
+    if (entries.missing.empty()) continue;
     throw Error(ErrorCode::kDataLoss,
-                files::display_path(state->store.path(encoding, *broken.missing.begin())) +
-                    ": is missing or damaged, one of " + std::to_string(count),
+                files::display_path(state->store.path(stage, *entries.missing.begin())) +
+                    ": is missing or damaged, one of " + std::to_string(samples.missing()),
                 kRunAgain, "CACHE_ENTRY");
   }
-  return Samples(std::move(state));
+  return samples;
 }
 
 size_t Samples::size() const {
@@ -276,14 +320,22 @@ std::vector<int64_t> Samples::shapes() const {
 }
 
 int64_t Samples::missing() const {
-  return std::ssize(state_->texts.missing) + std::ssize(state_->pictures.missing);
+  int64_t missing = 0;
+  for (const auto& [stage, entries] : state_->entries) missing += std::ssize(entries.missing);
+  return missing;
 }
 
-Samples::Counts Samples::counts() const {
-  return {.texts = std::ssize(state_->texts.keys),
-          .missing_texts = std::ssize(state_->texts.missing),
-          .pictures = std::ssize(state_->pictures.keys),
-          .missing_pictures = std::ssize(state_->pictures.missing)};
+std::vector<Samples::Count> Samples::counts() const {
+  std::vector<Count> counts;
+  for (const EncodeStage& stage : state_->stages) {
+    Count& count = counts.emplace_back();
+    count.what = model::encoded_by(stage, state_->family.inputs());
+    const auto found = state_->entries.find(stage.name);
+    if (found == state_->entries.end()) continue;
+    count.entries = std::ssize(found->second.keys);
+    count.missing = std::ssize(found->second.missing);
+  }
+  return counts;
 }
 
 const std::string& Samples::fingerprint() const {
@@ -293,26 +345,29 @@ const std::string& Samples::fingerprint() const {
 TrainSample Samples::load(size_t index, bool empty_caption) const {
   const State& state = *state_;
   const CacheItem& item = state.manifest.items.at(index);
-  const CachedParts cached = state.manifest.cached;
   TrainSample sample;
   sample.place = item.place;
   sample.values = item.values;
-  if (cached.text) {
-    const std::string& key = empty_caption ? item.empty_text_key : item.text_key;
-    sample.cond = state.store.read(Encoding::kText, key);
-  } else {
-    sample.inputs = text_inputs(*state.dataset, index, state.family.inputs(), empty_caption);
-  }
-  if (cached.latents) {
-    NamedTensors entry = state.store.read(Encoding::kLatents, item.latents_key);
-    sample.cond.insert_or_assign(kLatents, entry[kLatents]);
-    if (const auto mask = entry.find(kMask); mask != entry.end()) sample.mask = mask->second;
-  } else {
-    const data::Sample decoded = state.dataset->load(index);
-    sample.pixels = learnt_pixels(decoded, *state.dataset).unsqueeze(1);
-    if (decoded.mask.defined())
-      sample.mask = mask_at(decoded.mask, item.height / state.spec.spatial_stride,
-                            item.width / state.spec.spatial_stride);
+  sample.target = {1, item.height, item.width};
+  for (const EncodeStage& stage : state.stages) {
+    if (!state.is_cached(stage)) {
+      State::Row row = state.read(stage, {index, empty_caption, {}});
+      sample.inputs.emplace(stage.name, std::move(row.values));
+      if (row.mask.defined())
+        sample.mask = mask_at(row.mask, item.height / state.spec.spatial_stride,
+                              item.width / state.spec.spatial_stride);
+      continue;
+    }
+    const bool is_dropped = empty_caption && model::is_prompted(stage);
+    NamedTensors entry =
+        state.store.read(stage.name, key_of(is_dropped ? item.empty_keys : item.keys, stage));
+    if (state.is_target(stage)) {
+      if (const auto mask = entry.find(kMask); mask != entry.end()) {
+        sample.mask = mask->second;
+        entry.erase(mask);
+      }
+    }
+    sample.cond.merge(entry);
   }
   return sample;
 }

@@ -12,8 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "atelier/component.h"
 #include "atelier/conditioning.h"
-#include "atelier/input.h"
+#include "atelier/model.h"
 
 #include "host/data/dataset.h"
 #include "host/model/model_loader.h"
@@ -22,19 +23,20 @@
 
 namespace atelier::train {
 
-// Which parts of a sample are made ahead of training; the others are made in each step.
-struct CachedParts {
-  bool text = true, latents = true;
-};
+// Whether what a stage makes is made ahead of training, by the stage's name; others run in each
+// step.
+using CachedStages = std::map<std::string, bool, std::less<>>;
 
 // What is made ahead when the components `trained`, which may be dotted ("text_encoder.layers.0"),
 // are trained: nothing that one of them makes.
-CachedParts cached_parts(const ModelFamily& family, std::span<const std::string> trained);
+CachedStages cached_stages(std::span<const EncodeStage> stages,
+                           std::span<const std::string> trained);
+bool are_all_cached(const CachedStages& cached);
 
 struct TrainSample {
-  Conditioning cond;  // what is cached: the text encoder's entries, and "latents" [C, T, H, W]
-  Inputs inputs;      // what encode_text reads; empty when the text is cached
-  at::Tensor pixels;  // float32 [3, 1, H, W] in [-1, 1]; undefined when the latents are cached
+  Conditioning cond;  // what is cached; of the stage that makes what is learnt, "latents"
+  std::map<std::string, Inputs, std::less<>> inputs;  // of stages that are not cached, by name
+  MediaTarget target;
   at::Tensor mask;  // float32 [1, 1, H', W'] at the latents' size, in [0, 1]; undefined: everywhere
   std::map<std::string, nlohmann::json, std::less<>> values;  // of the row: "num_inference_steps"
   std::string place;                                          // names the row in messages
@@ -43,20 +45,21 @@ struct TrainSample {
 // The samples of a run, cached under a folder:
 //
 //   FOLDER/manifest.json            what was encoded, by what, and where each row's results are
-//   FOLDER/text/HASH.safetensors    one for each different text
-//   FOLDER/latents/HASH.safetensors one for each different picture and size, with its mask
+//   FOLDER/STAGE/HASH.safetensors   one for each different input of a stage: FOLDER/text for each
+//                                   text, FOLDER/latents for each picture and size, with its mask
 //
 // HASH is of everything that decides the result: content of the files, texts, sizes, dtype, family
 // and the encoders' weights. So a cache is filled on from where it was left, and changed rows are
 // encoded anew. Immutable once filled; load() is safe to call from several threads.
 class Samples {
  public:
-  // Of a dataset. Hashes contents; encodes nothing. Encoders that `model` was made without are
-  // taken to be those that the cache in `folder` was made by; throws Error{kNotFound} when there is
-  // none. `with_empty_caption` also needs the encoding of an empty prompt (caption dropout).
+  // Of a dataset; `cached` names every stage. Hashes contents; encodes nothing. Encoders that
+  // `model` was made without are taken to be those that the cache in `folder` was made by; throws
+  // Error{kNotFound} when there is none. `with_empty_caption` also needs the encoding of an empty
+  // prompt (caption dropout).
   static Samples of_dataset(std::shared_ptr<const data::Dataset> dataset,
-                            const model::LoadedModel& model, CachedParts cached, std::string folder,
-                            bool with_empty_caption);
+                            const model::LoadedModel& model, const CachedStages& cached,
+                            std::string folder, bool with_empty_caption);
 
   // Of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when there is no
   // manifest, and Error{kInvalidArgument} when the cache is stale: made by other encoders, for
@@ -74,12 +77,12 @@ class Samples {
   // Entries that are not in the folder yet.
   int64_t missing() const;
 
-  // Different ones, and how many of them are not in the folder yet.
-  struct Counts {
-    int64_t texts = 0, missing_texts = 0;
-    int64_t pictures = 0, missing_pictures = 0;
+  // Different entries of each stage, and how many of them are not in the folder yet.
+  struct Count {
+    std::string what;  // "texts"
+    int64_t entries = 0, missing = 0;
   };
-  Counts counts() const;
+  std::vector<Count> counts() const;
 
   // About what the missing entries will take on the disk. Loads no weights.
   struct Bytes {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/data/prefetcher.h"
+#include "host/model/stages.h"
 #include "host/train/cache_manifest.h"
 #include "host/train/encoding_store.h"
 #include "host/train/samples.h"
@@ -25,38 +26,46 @@ struct Samples::State {
     std::set<std::string> missing;  // those that are not in the folder
   };
 
-  State(std::string folder, const ModelFamily& of_family, const LatentSpec& latent_spec)
-      : store(std::move(folder)), family(of_family), spec(latent_spec) {}
+  State(std::string folder, const model::LoadedModel& model);
 
-  Entries& entries(Encoding encoding) { return encoding == Encoding::kText ? texts : pictures; }
-
-  // Fills `texts` and `pictures` from the items of the manifest and the folder.
+  // Makes what is learnt.
+  bool is_target(const EncodeStage& stage) const {
+    return target != nullptr && model::reads(stage, target->name);
+  }
+  bool is_cached(const EncodeStage& stage) const {
+    const auto found = manifest.cached.find(stage.name);
+    return found != manifest.cached.end() && found->second;
+  }
+  // Fills `entries` from the items of the manifest and the folder.
   void find_entries();
-  std::vector<Job> missing_jobs(Encoding encoding);
+  std::vector<Job> missing_jobs(const EncodeStage& stage);
 
-  // Of fill(). Return whether they were not stopped.
-  bool encode_texts(model::LoadedModel& model, int workers, progress::Progress& progress,
-                    const std::function<bool()>& stop);
-  bool encode_pictures(model::LoadedModel& model, int workers, progress::Progress& progress,
-                       const std::function<bool()>& stop);
-  template <typename T>
-  bool encode_all(Encoding encoding, const std::vector<Job>& jobs, data::Prefetcher<T>& rows,
-                  progress::Progress& progress, const std::function<bool()>& stop,
-                  const std::function<NamedTensors(const T&)>& encode);
+  // What a stage reads of a row, and, of the one that makes what is learnt, the row's mask.
+  struct Row {
+    Inputs values;
+    at::Tensor mask;
+  };
+  Row read(const EncodeStage& stage, const Job& job) const;
+
+  // Of fill(). Returns whether it was not stopped.
+  bool encode(const EncodeStage& stage, model::LoadedModel& model, int workers,
+              progress::Progress& progress, const std::function<bool()>& stop);
   // An entry that is on the disk now.
-  void note_written(Encoding encoding, const std::string& key, const EntryShapes& shapes);
+  void note_written(const EncodeStage& stage, const std::string& key, const EntryShapes& shapes);
 
   // Of missing_bytes().
-  std::optional<int64_t> missing_text_bytes(model::LoadedModel& model);
+  std::optional<int64_t> missing_text_bytes(model::LoadedModel& model, const EncodeStage& stage);
 
   std::shared_ptr<const data::Dataset> dataset;  // null: of a cache alone
   EncodingStore store;
   const ModelFamily& family;
-  LatentSpec spec;
+  std::vector<EncodeStage> stages;  // that read something of the samples
+  const InputSpec* const target;    // what is learnt; null: the family has no such input
+  const LatentSpec spec;
   bool with_empty_caption = false;
   Manifest manifest;
   std::string fingerprint;
-  Entries texts, pictures;
+  std::map<std::string, Entries, std::less<>> entries;         // by stage
   std::map<std::string, std::vector<int64_t>> latents_shapes;  // by key; of those that are there
 };
 

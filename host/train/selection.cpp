@@ -103,8 +103,8 @@ bool matches_any(const std::vector<std::string>& globs, const std::string& path)
 std::set<std::string> automatic_targets(LoadedModel& model, const std::string& component,
                                         const std::map<std::string, nn::Linear*>& linears) {
   std::set<std::string> chosen;
-  const auto* denoiser = model.denoiser();
-  if (denoiser != nullptr) {
+  for (const model::LoadedPart* denoiser : model.denoisers()) {
+    if (denoiser->detection.component != component) continue;
     const LoraTargets targets = plugins::guard(
         model.family().name(), [&] { return model.family().lora_targets(denoiser->detection); });
     for (const auto& [path, linear] : linears) {
@@ -181,6 +181,24 @@ Selection select_trained(LoadedModel& model, const Config& config, Problems& pro
   drop_twice_named(selection);
   if (!config.lora.base_model.empty()) select_layers(model, config.lora, selection, problems);
   return selection;
+}
+
+std::vector<const model::LoadedPart*> running_denoisers(const LoadedModel& model,
+                                                        const Selection& selection) {
+  std::vector<const model::LoadedPart*> all = model.denoisers(), trained;
+  for (const model::LoadedPart* part : all) {
+    if (selection.trains(part->detection.component)) trained.push_back(part);
+  }
+  return trained.empty() ? all : trained;
+}
+
+SigmaRange running_range(const LoadedModel& model, const Selection& selection) {
+  SigmaRange range = {.low = 1.0, .high = 0.0};
+  for (const model::LoadedPart* part : running_denoisers(model, selection)) {
+    const SigmaRange own = model.family().sigma_range(part->detection);
+    range = {std::min(range.low, own.low), std::max(range.high, own.high)};
+  }
+  return range;
 }
 
 }  // namespace atelier::train

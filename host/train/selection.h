@@ -35,4 +35,10 @@ struct Selection {
 Selection select_trained(model::LoadedModel& model, const Config& config,
                          report::Problems& problems);
 
+// The denoisers that training runs: those that are trained, or all where none is.
+std::vector<const model::LoadedPart*> running_denoisers(const model::LoadedModel& model,
+                                                        const Selection& selection);
+// The noise levels between the ends of theirs.
+SigmaRange running_range(const model::LoadedModel& model, const Selection& selection);
+
 }  // namespace atelier::train

@@ -123,7 +123,7 @@ std::vector<float> table_of(const ScheduleDefaults& schedule) {
 }  // namespace
 
 Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options,
-                     const SigmaShift& dynamic_shift)
+                     const SigmaShift& dynamic_shift, const SigmaRange& range)
     : options_(options), dynamic_shift_(dynamic_shift), sigmas_(table_of(schedule)) {
   check_options(options);
   first_ = static_cast<int64_t>(options.min_timestep_boundary * kLevels);
@@ -131,6 +131,11 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
   require(first_ < last_, "min_timestep_boundary", options.min_timestep_boundary,
           "not below --max_timestep_boundary " + shown(options.max_timestep_boundary),
           "leave a part of the table in between, at least 0.001 of it");
+  while (first_ < last_ && sigmas_[static_cast<size_t>(first_)] > range.high) ++first_;
+  while (first_ < last_ && sigmas_[static_cast<size_t>(last_ - 1)] < range.low) --last_;
+  require(first_ < last_, "min_timestep_boundary", options.min_timestep_boundary,
+          "the begin of a part that the trained denoiser has no levels in",
+          "leave the boundaries out, or train another denoiser");
   high_ = sigmas_[static_cast<size_t>(first_)];
   low_ = last_ < kLevels ? sigmas_[static_cast<size_t>(last_)] : 0.0;
   const auto [low_chance, high_chance] = chances(shift_of(0));

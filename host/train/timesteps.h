@@ -53,8 +53,10 @@ class Timesteps {
   // `dynamic_shift`: of the dynamic kinds of sampling, generate::dynamic_shift() of the family.
   // Throws Error{kInvalidArgument} naming the flag of an option that makes no sense, and
   // Error{kUnsupported} when the schedule's shift follows the size of pictures.
+  // `range`: of the denoisers that are trained; other levels are as if outside the boundaries.
   Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options,
-            const SigmaShift& dynamic_shift = {.kind = SigmaShift::Kind::kByTokens});
+            const SigmaShift& dynamic_shift = {.kind = SigmaShift::Kind::kByTokens},
+            const SigmaRange& range = {});
 
   // The table, from pure noise to nearly clean.
   const std::vector<float>& sigmas() const { return sigmas_; }

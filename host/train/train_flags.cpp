@@ -79,7 +79,7 @@ std::string components_of(const ModelFamily* family) {
   std::vector<std::string> names;
   if (family) {
     for (const ComponentSpec& component : family->components()) {
-      if (component.role != "tokenizer") names.emplace_back(component.name);
+      if (component.role != Role::kTokenizer) names.emplace_back(component.name);
     }
   }
   return among(names);

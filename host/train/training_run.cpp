@@ -5,6 +5,7 @@
 #include "atelier/error.h"
 
 #include "host/files/safetensors_writer.h"
+#include "host/model/stages.h"
 #include "host/run/stop.h"
 #include "host/train/preview.h"
 #include "host/train/run_checks.h"
@@ -107,10 +108,11 @@ class TrainingRun {
   }
 
   void load_components() {
-    const std::string denoiser = model_.denoiser()->detection.component;
+    const auto denoisers = running_denoisers(model_, run_.selection);
     for (const auto& part : model_.parts()) {
       const std::string& name = part.detection.component;
-      if (name == denoiser || run_.selection.trains(name)) load(model_, name, progress_);
+      const bool runs = std::ranges::find(denoisers, &part) != denoisers.end();
+      if (runs || run_.selection.trains(name)) load(model_, name, progress_);
     }
     if (run_.starting_weights) run_.starting_weights->load();
     if (run_.preset) run_.preset->load({"preset", config_.lora.preset_path, 1.0});
@@ -155,8 +157,10 @@ Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::D
                      const std::string& folder) {
   const bool drops_captions = run.config.caption_dropout_rate > 0;
   if (dataset == nullptr) return Samples::of_cache(folder, *run.model, drops_captions);
-  const CachedParts cached = cached_parts(run.model->family(), run.config.trained_names());
-  return Samples::of_dataset(dataset, *run.model, cached, folder, drops_captions);
+  return Samples::of_dataset(
+      dataset, *run.model,
+      cached_stages(model::encode_stages(*run.model), run.config.trained_names()), folder,
+      drops_captions);
 }
 
 }  // namespace atelier::train

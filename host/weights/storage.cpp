@@ -127,7 +127,7 @@ std::set<const Weight*> storable_weights(Model& model, std::string_view componen
 
 std::set<const Weight*> w8a8_weights(Model& model, std::string_view component) {
   std::set<const Weight*> weights = storable_weights(model, component);
-  for (const WeightPtr& weight : model.level_weights()) weights.erase(weight.get());
+  for (const WeightPtr& weight : model.level_weights(component)) weights.erase(weight.get());
   return weights;
 }
 

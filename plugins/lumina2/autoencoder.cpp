@@ -374,8 +374,8 @@ at::Tensor Autoencoder::encode(const at::Tensor& pixels_BCTHW, atelier::BlockRun
   return ((mean - config_.shift) * config_.scale).to(dtype).contiguous().unsqueeze(2);
 }
 
-at::Tensor Autoencoder::decode(const at::Tensor& latents_BCTHW,
-                               atelier::BlockRunner& runner) const {
+void Autoencoder::decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+                         const atelier::FrameSink& sink) const {
   const at::TensorOptions options = decoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
   const at::Tensor z = latents_BCTHW.select(2, 0).to(options.device(), wide(dtype));
@@ -383,7 +383,7 @@ at::Tensor Autoencoder::decode(const at::Tensor& latents_BCTHW,
       (z / config_.scale + config_.shift).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
   if (post_quant_conv_) x = post_quant_conv_->forward(x);
   const at::Tensor y = decoder_->forward(x, runner);
-  return at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2);
+  sink(at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2));
 }
 
 }  // namespace lumina2

@@ -53,7 +53,8 @@ class Autoencoder final : public atelier::Autoencoder {
 
   // The mean of the latents, shifted and scaled. T is 1.
   at::Tensor encode(const at::Tensor& pixels_BCTHW, atelier::BlockRunner& runner) const override;
-  at::Tensor decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner) const override;
+  void decode(const at::Tensor& latents_BCTHW, atelier::BlockRunner& runner,
+              const atelier::FrameSink& sink) const override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t spatial_stride() const override { return int64_t{1} << (config_.widths.size() - 1); }

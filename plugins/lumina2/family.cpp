@@ -18,6 +18,7 @@ using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
 using atelier::make_part;
+using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 
@@ -58,12 +59,10 @@ Detection tiny_dit() {
 
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
-              .role = "tokenizer",
-              .phases = {.encode = true},
+              .role = Role::kTokenizer,
               .help = "folder tokenizer/: tokenizer.json or tokenizer.model, of Gemma 2"}},
     {.spec = {.name = "text_encoder",
-              .role = "text_encoder",
-              .phases = {.encode = true},
+              .role = Role::kTextEncoder,
               .help = "Gemma 2 2B: text_encoder/*.safetensors or gemma_2_2b_fp16.safetensors"},
      .detect = detect_gemma2,
      .config_fields = gemma2_fields,
@@ -72,10 +71,7 @@ constexpr ComponentRow kRows[] = {
      .tiny = tiny_text_encoder,
      .spellings = {"transformers", "causal_lm", "bundle"},
      .tokenizer = "tokenizer"},
-    {.spec = {.name = "vae",
-              .role = "vae",
-              .phases = {.encode = true, .decode = true},
-              .help = "vae/*.safetensors or ae.safetensors"},
+    {.spec = {.name = "vae", .role = Role::kVae, .help = "vae/*.safetensors or ae.safetensors"},
      .detect = detect_autoencoder,
      .config_fields = autoencoder_fields,
      .weight_map = autoencoder_map,
@@ -83,8 +79,7 @@ constexpr ComponentRow kRows[] = {
      .tiny = tiny_vae,
      .spellings = {"diffusers", "original"}},
     {.spec = {.name = "dit",
-              .role = "dit",
-              .phases = {.denoise = true},
+              .role = Role::kDenoiser,
               .help = "transformer/*.safetensors or lumina_2_model_bf16.safetensors"},
      .detect = detect_dit,
      .config_fields = dit_fields,
@@ -110,7 +105,18 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .use = InputUse::kTrain,
-     .help = "the picture to learn"},
+     .help = "the picture to learn",
+     .role = atelier::InputRole::kTarget},
+};
+
+constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
+constexpr std::string_view kTextInputs[] = {"prompt", "system_prompt"};
+constexpr std::string_view kLatentsComponents[] = {"vae"};
+constexpr std::string_view kLatentsInputs[] = {"image"};
+
+constexpr atelier::EncodeStage kStages[] = {
+    {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
+    {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
 };
 
 constexpr SigmaShift kShift = {.kind = SigmaShift::Kind::kConstant, .value = 6.0};
@@ -141,6 +147,7 @@ class Family final : public atelier::ComponentFamily {
   std::string_view name() const override { return "lumina2"; }
   std::string_view help() const override { return "Lumina-Image-2.0: text to image"; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
+  std::span<const atelier::EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 

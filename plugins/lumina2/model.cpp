@@ -13,11 +13,10 @@ constexpr std::string_view kSystemPrompt =
 constexpr std::string_view kPromptStart = " <Prompt Start> ";
 
 // The whole text that is encoded.
-std::string text_of(const atelier::Inputs& inputs) {
-  const std::string& prompt = atelier::text_input(inputs, "prompt");
-  const bool* is_negative = atelier::find_input<bool>(inputs, "is_negative");
-  if (prompt.empty() || (is_negative && *is_negative)) return prompt;
-  const auto* given = atelier::find_input<std::string>(inputs, "system_prompt");
+std::string text_of(const atelier::EncodeInputs& in) {
+  const std::string& prompt = atelier::text_input(in.values, "prompt");
+  if (prompt.empty() || in.is_negative) return prompt;
+  const auto* given = atelier::find_input<std::string>(in.values, "system_prompt");
   const std::string system = given ? *given : std::string(kSystemPrompt);
   return system.empty() ? prompt : system + std::string(kPromptStart) + prompt;
 }
@@ -26,17 +25,17 @@ std::string text_of(const atelier::Inputs& inputs) {
 
 Lumina2::~Lumina2() = default;
 
-atelier::Conditioning Lumina2::encode_text(const atelier::Inputs& inputs,
-                                           atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = prompt_ids(tokenizer(), text_of(inputs));
+atelier::Conditioning Lumina2::encode(const atelier::EncodeInputs& in,
+                                      atelier::BlockRunner& runner) {
+  if (in.stage == "latents") return encode_latents(in.values, "image", runner);
+  std::vector<int64_t> ids = prompt_ids(tokenizer(), text_of(in));
   cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens},
                " with the system prompt");
   return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
 }
 
-atelier::TextLength Lumina2::text_length(const atelier::Inputs& inputs) const {
-  return {.tokens = std::ssize(prompt_ids(tokenizer(), text_of(inputs))),
-          .limit = kMaxPromptTokens};
+atelier::TextLength Lumina2::text_length(const atelier::EncodeInputs& in) const {
+  return {.tokens = std::ssize(prompt_ids(tokenizer(), text_of(in))), .limit = kMaxPromptTokens};
 }
 
 }  // namespace lumina2

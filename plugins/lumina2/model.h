@@ -10,11 +10,11 @@ class Lumina2 final : public atelier::ComponentModel {
   using ComponentModel::ComponentModel;
   ~Lumina2() override;
 
-  // Gives "prompt_embeds": [L, text_width], in compute dtype. Reads "prompt", "system_prompt" (by
-  // default the published one) and "is_negative": negative and empty prompts have no system prompt.
-  atelier::Conditioning encode_text(const atelier::Inputs& inputs,
-                                    atelier::BlockRunner& runner) override;
-  atelier::TextLength text_length(const atelier::Inputs& inputs) const override;
+  // Stage text gives "prompt_embeds": [L, text_width], in compute dtype. "system_prompt" is by
+  // default the published one; negative and empty prompts have none.
+  atelier::Conditioning encode(const atelier::EncodeInputs& in,
+                               atelier::BlockRunner& runner) override;
+  atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
 };
 
 }  // namespace lumina2

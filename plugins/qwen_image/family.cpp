@@ -17,6 +17,7 @@ using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
 using atelier::make_part;
+using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 using atelier::shared::CausalVae;
@@ -63,12 +64,10 @@ Detection tiny_dit() {
 
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
-              .role = "tokenizer",
-              .phases = {.encode = true},
+              .role = Role::kTokenizer,
               .help = "folder tokenizer/: tokenizer.json, or vocab.json and merges.txt"}},
     {.spec = {.name = "text_encoder",
-              .role = "text_encoder",
-              .phases = {.encode = true},
+              .role = Role::kTextEncoder,
               .help = "Qwen2.5-VL 7B: text_encoder/*.safetensors or qwen_2.5_vl_7b.safetensors"},
      .detect = detect_text_encoder,
      .config_fields = text_encoder_fields,
@@ -81,8 +80,7 @@ constexpr ComponentRow kRows[] = {
                                                       .single_digits = true,
                                                       .added_tokens = {"<|endoftext|>"}}},
     {.spec = {.name = "vae",
-              .role = "vae",
-              .phases = {.encode = true, .decode = true},
+              .role = Role::kVae,
               .help = "vae/*.safetensors or qwen_image_vae.safetensors"},
      .detect = detect_vae,
      .config_fields = vae_fields,
@@ -90,8 +88,7 @@ constexpr ComponentRow kRows[] = {
      .make = make_part<CausalVae, CausalVaeConfig>,
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
-              .role = "dit",
-              .phases = {.denoise = true},
+              .role = Role::kDenoiser,
               .help = "transformer/*.safetensors or qwen_image_bf16.safetensors"},
      .detect = detect_dit,
      .config_fields = dit_fields,
@@ -113,7 +110,18 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .use = InputUse::kTrain,
-     .help = "the picture to learn"},
+     .help = "the picture to learn",
+     .role = atelier::InputRole::kTarget},
+};
+
+constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
+constexpr std::string_view kTextInputs[] = {"prompt"};
+constexpr std::string_view kLatentsComponents[] = {"vae"};
+constexpr std::string_view kLatentsInputs[] = {"image"};
+
+constexpr atelier::EncodeStage kStages[] = {
+    {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
+    {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
 };
 
 constexpr SigmaShift kDynamicShift = {.kind = SigmaShift::Kind::kByTokens,
@@ -156,6 +164,7 @@ class Family final : public atelier::ComponentFamily {
   std::string_view name() const override { return "qwen_image"; }
   std::string_view help() const override { return "Qwen-Image and Qwen-Image-2512: text to image"; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
+  std::span<const atelier::EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 

@@ -22,9 +22,10 @@ const PromptTemplate& QwenImage::prompts() const {
   return *prompts_;
 }
 
-atelier::Conditioning QwenImage::encode_text(const atelier::Inputs& inputs,
-                                             atelier::BlockRunner& runner) {
-  std::vector<int64_t> ids = prompts().tokens(atelier::text_input(inputs, "prompt"));
+atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner) {
+  if (in.stage == "latents") return encode_latents(in.values, "image", runner);
+  std::vector<int64_t> ids = prompts().tokens(atelier::text_input(in.values, "prompt"));
   const int64_t skip = prompts().skip();
   // The template's end goes first.
   cut_to_limit(ids, {.tokens = std::ssize(ids) - skip, .limit = kLongestPrompt});
@@ -32,8 +33,8 @@ atelier::Conditioning QwenImage::encode_text(const atelier::Inputs& inputs,
   return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, std::ssize(ids) - skip).clone()}};
 }
 
-atelier::TextLength QwenImage::text_length(const atelier::Inputs& inputs) const {
-  const std::vector<int64_t> ids = prompts().tokens(atelier::text_input(inputs, "prompt"));
+atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {
+  const std::vector<int64_t> ids = prompts().tokens(atelier::text_input(in.values, "prompt"));
   return {.tokens = std::ssize(ids) - prompts().skip(), .limit = kLongestPrompt};
 }
 

@@ -16,10 +16,10 @@ class QwenImage final : public atelier::ComponentModel {
             const atelier::ModelOptions& options);
   ~QwenImage() override;
 
-  // Gives "prompt_embeds": [L, text_width], in compute dtype.
-  atelier::Conditioning encode_text(const atelier::Inputs& inputs,
-                                    atelier::BlockRunner& runner) override;
-  atelier::TextLength text_length(const atelier::Inputs& inputs) const override;
+  // Stage text gives "prompt_embeds": [L, text_width], in compute dtype.
+  atelier::Conditioning encode(const atelier::EncodeInputs& in,
+                               atelier::BlockRunner& runner) override;
+  atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
 
   // Keeps each token's length: the combined velocity is scaled to the norm of `with`, over the
   // values of a token.

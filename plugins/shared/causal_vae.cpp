@@ -255,14 +255,15 @@ at::Tensor CausalVae::encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner
       .unsqueeze(2);
 }
 
-at::Tensor CausalVae::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) const {
+void CausalVae::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+                       const FrameSink& sink) const {
   const at::TensorOptions options = decoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
   const at::Tensor z = single_frame(latents_BCTHW).to(options.device(), wide(dtype));
   const at::Tensor x = (z * per_channel(config_.std, z) + per_channel(config_.mean, z)).to(dtype);
   const at::Tensor y = decoder_->forward(
       post_quant_conv_->forward(x.contiguous(at::MemoryFormat::ChannelsLast)), runner);
-  return at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2);
+  sink(at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2));
 }
 
 }  // namespace atelier::shared

@@ -58,7 +58,7 @@ std::optional<Detection> ComponentFamily::detect(const TensorIndex& checkpoint,
   const ComponentRow* found = nullptr;
   for (const bool denoises : {true, false}) {
     for (const ComponentRow& row : rows_) {
-      if (part || !row.detect || row.spec.phases.denoise != denoises) continue;
+      if (part || !row.detect || (row.spec.role == Role::kDenoiser) != denoises) continue;
       if ((part = row.detect(checkpoint))) found = &row;
     }
   }

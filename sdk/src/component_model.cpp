@@ -217,10 +217,10 @@ void ComponentModel::check_latents(const at::Tensor& latents_BCTHW, int64_t chan
   }
 }
 
-at::Tensor ComponentModel::encode_media(const at::Tensor& pixels, BlockRunner& runner) {
+Conditioning ComponentModel::encode_latents(const Inputs& inputs, std::string_view name,
+                                            BlockRunner& runner) {
   const auto& autoencoder = first<Autoencoder>("vae");
-  if (pixels.dim() != 4 || pixels.size(0) != 3)
-    invalid("picture of shape " + shape_text(pixels) + ", [3, T, H, W] expected");
+  const at::Tensor pixels = clip_input(inputs, name);
   const int64_t frames = pixels.size(1), H = pixels.size(2), W = pixels.size(3);
   check_frames(frames, latents_.takes_clips);
   const int64_t step = latents_.spec.temporal_stride;
@@ -231,21 +231,18 @@ at::Tensor ComponentModel::encode_media(const at::Tensor& pixels, BlockRunner& r
     invalid("picture of " + number(W) + " x " + number(H) +
             " pixels: both sides are multiples of " + number(stride));
   }
-  return autoencoder.encode(pixels.unsqueeze(0), runner).squeeze(0);
+  return {{"latents", autoencoder.encode(pixels.unsqueeze(0), runner).squeeze(0)}};
 }
 
-at::Tensor ComponentModel::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) {
+void ComponentModel::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+                            const FrameSink& sink) {
   const auto& autoencoder = first<Autoencoder>("vae");
   check_latents(latents_BCTHW, autoencoder.channels(), /*patch=*/1);
-  return autoencoder.decode(latents_BCTHW, runner);
-}
-
-Denoiser& ComponentModel::denoiser_for(const DenoiseInputs&) {
-  return first<Denoiser>("dit");
+  autoencoder.decode(latents_BCTHW, runner, sink);
 }
 
 at::Tensor ComponentModel::denoise(const DenoiseInputs& in, BlockRunner& runner) {
-  return run(denoiser_for(in), in, runner);
+  return run(loaded<Denoiser>(in.denoiser), in, runner);
 }
 
 at::Tensor ComponentModel::run(Denoiser& denoiser, const DenoiseInputs& in,
@@ -265,20 +262,16 @@ at::Tensor ComponentModel::run(Denoiser& denoiser, const DenoiseInputs& in,
   return denoiser.denoise(checked, runner);
 }
 
-std::vector<WeightPtr> ComponentModel::level_weights() {
-  std::vector<WeightPtr> result;
-  for (Denoiser* denoiser : all<Denoiser>()) {
-    if (!denoiser->levels()) continue;
-    for (WeightPtr& weight : denoiser->levels()->weights()) result.push_back(std::move(weight));
-  }
-  return result;
+std::vector<WeightPtr> ComponentModel::level_weights(std::string_view denoiser) {
+  const Component* found = find(denoiser);
+  auto* module = found ? dynamic_cast<Denoiser*>(found->module.get()) : nullptr;
+  if (!module || !module->levels()) return {};
+  return module->levels()->weights();
 }
 
-void ComponentModel::prepare_levels(std::span<const float> sigmas, BlockRunner& runner) {
-  first<Denoiser>("dit");  // or throws
-  for (Denoiser* denoiser : all<Denoiser>()) {
-    if (denoiser->levels()) denoiser->levels()->prepare(sigmas, runner);
-  }
+void ComponentModel::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                                    BlockRunner& runner) {
+  if (auto* levels = loaded<Denoiser>(denoiser).levels()) levels->prepare(sigmas, runner);
 }
 
 void ComponentModel::forget_levels() {
@@ -339,7 +332,11 @@ NamedTensors ComponentModel::probe_media(Autoencoder& autoencoder, const NamedTe
   if (inputs.contains("latents")) {
     const at::Tensor& latents = named_tensor(inputs, "latents", 5);
     check_latents(latents, autoencoder.channels(), /*patch=*/1);
-    return {{"image", autoencoder.decode(latents, runner).select(2, 0)}};
+    at::Tensor image;
+    autoencoder.decode(latents, runner, [&](const at::Tensor& frames) {
+      if (!image.defined()) image = frames.select(2, 0);
+    });
+    return {{"image", image}};
   }
   const at::Tensor& image = named_tensor(inputs, "image", 4);
   const int64_t stride = autoencoder.spatial_stride();
@@ -366,7 +363,8 @@ NamedTensors ComponentModel::probe_denoiser(Denoiser& denoiser, const NamedTenso
   std::vector<const Conditioning*> pointers;
   for (const Conditioning& sample : cond) pointers.push_back(&sample);
   const at::Tensor& sigma = named_tensor(inputs, "sigma", 1);
-  return {{"velocity", run(denoiser, {latents, sigma, pointers}, runner)}};
+  return {{"velocity",
+           run(denoiser, {.x_BCTHW = latents, .sigma_B = sigma, .cond = pointers}, runner)}};
 }
 
 }  // namespace atelier

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/error.h"
-
 namespace atelier {
 
 Model::~Model() = default;
@@ -13,20 +11,22 @@ at::Tensor Model::guide(const at::Tensor& with_BCTHW, const at::Tensor& without_
   return without_BCTHW + scale * (with_BCTHW - without_BCTHW);
 }
 
-std::vector<WeightPtr> Model::level_weights() {
+std::vector<int64_t> Model::latent_shape(const MediaTarget& target) const {
+  const LatentSpec spec = latent_spec();
+  return {spec.channels, (target.frames - 1) / spec.temporal_stride + 1,
+          target.height / spec.spatial_stride, target.width / spec.spatial_stride};
+}
+
+std::vector<WeightPtr> Model::level_weights(std::string_view) {
   return {};
 }
 
-void Model::prepare_levels(std::span<const float>, BlockRunner&) {}
+void Model::prepare_levels(std::string_view, std::span<const float>, BlockRunner&) {}
 
 void Model::forget_levels() {}
 
-LossInputs Model::loss_inputs(const Conditioning& cond) const {
-  auto it = cond.find("latents");
-  if (it == cond.end())
-    throw Error(ErrorCode::kInvalidArgument, "a training sample has no entry 'latents'",
-                "encode its media first");
-  return {.clean_CTHW = it->second, .mask_CTHW = std::nullopt, .pinned_CTHW = std::nullopt};
+std::optional<GivenLatents> Model::given(const Conditioning&) const {
+  return std::nullopt;
 }
 
 }  // namespace atelier

@@ -14,6 +14,22 @@ SigmaRange ModelFamily::sigma_range(const Detection&) const {
   return {};
 }
 
+std::string_view role_name(Role role) {
+  switch (role) {
+    case Role::kTokenizer:
+      return "tokenizer";
+    case Role::kTextEncoder:
+      return "text_encoder";
+    case Role::kImageEncoder:
+      return "image_encoder";
+    case Role::kVae:
+      return "vae";
+    case Role::kDenoiser:
+      return "dit";
+  }
+  return "";
+}
+
 std::vector<std::string> ModelFamily::spellings(const Detection& part) const {
   return {part.spelling};
 }

@@ -83,6 +83,17 @@ PackedRows pack_entry(std::span<const Conditioning* const> cond, std::string_vie
   return {parts.size() == 1 ? parts.front() : at::cat(parts, 0), Segments(lengths), lengths};
 }
 
+at::Tensor clip_input(const Inputs& inputs, std::string_view name) {
+  const auto* pixels = find_input<at::Tensor>(inputs, name);
+  if (!pixels)
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": missing, or not a picture");
+  const at::Tensor clip = pixels->dim() == 3 ? pixels->unsqueeze(1) : *pixels;
+  if (clip.dim() != 4 || clip.size(0) != 3)
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": picture of shape " +
+                                                 shape_text(*pixels) + ", [3, T, H, W] expected");
+  return clip;
+}
+
 const std::string& text_input(const Inputs& inputs, std::string_view name) {
   const auto* text = find_input<std::string>(inputs, name);
   if (!text) {

@@ -10,6 +10,7 @@
 
 #include "memory/activation_runner.h"
 #include "memory/live_bytes.h"
+#include "support/models.h"
 #include "support/tensors.h"
 
 namespace atelier::memory {
@@ -50,7 +51,7 @@ struct Denoiser {
     at::manual_seed(3);
     std::string name;
     for (const ComponentSpec& spec : family().components()) {
-      if (spec.role == "dit") name = spec.name;
+      if (spec.role == Role::kDenoiser) name = spec.name;
     }
     std::vector<Detection> parts = family().tiny_parts();
     std::erase_if(parts, [&](const Detection& part) { return part.component != name; });

@@ -13,6 +13,7 @@
 
 #include "memory/live_bytes.h"
 #include "memory/meta_bytes.h"
+#include "support/models.h"
 
 namespace atelier::memory {
 namespace {
@@ -51,8 +52,9 @@ struct TinyModel {
     x = at::zeros({2, spec.channels, 1, 12 * token, 16 * token}, options);
     sigma = at::full({2}, 0.5, options);
     pixels = at::zeros({3, 1, 8 * spec.pixel_multiple, 8 * spec.pixel_multiple}, options);
-    const Detection& denoiser = *std::find_if(
-        parts.begin(), parts.end(), [](const Detection& part) { return role_of(part) == "dit"; });
+    const Detection& denoiser =
+        *std::find_if(parts.begin(), parts.end(),
+                      [](const Detection& part) { return role_of(part) == Role::kDenoiser; });
     for (int64_t tokens : {9, 6}) {
       Conditioning prompt = family().example_conditioning(denoiser, tokens, at::kFloat);
       for (auto& [name, t] : prompt) t = t.to(device);
@@ -60,11 +62,11 @@ struct TinyModel {
     }
   }
 
-  static std::string_view role_of(const Detection& part) {
+  static std::optional<Role> role_of(const Detection& part) {
     for (const ComponentSpec& spec : family().components()) {
       if (spec.name == part.component) return spec.role;
     }
-    return "";
+    return std::nullopt;
   }
 
   Tensor denoise() {
@@ -74,11 +76,11 @@ struct TinyModel {
   }
   Tensor encode() {
     DirectRunner runner;
-    return model->encode_media(pixels, runner);
+    return test::encode_latents(*model, pixels, runner);
   }
   Tensor decode() {
     DirectRunner runner;
-    return model->decode(x.narrow(0, 0, 1), runner);
+    return test::decode(*model, x.narrow(0, 0, 1), runner);
   }
 };
 

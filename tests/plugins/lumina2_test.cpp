@@ -11,6 +11,7 @@
 #include "host/model/config_check.h"
 #include "host/weights/weight_binding.h"
 #include "memory/recompute.h"
+#include "support/models.h"
 #include "support/published_keys.h"
 #include "support/tensors.h"
 
@@ -247,7 +248,7 @@ std::unique_ptr<Model> random_dit(at::ScalarType dtype = at::kFloat) {
 // Denoises one batch at each of `sigmas`; with `prepared` by the levels' numbers.
 Tensors denoise_levels(Model& model, std::span<const float> sigmas, int64_t B, bool prepared) {
   DirectRunner runner;
-  const auto dtype = model.level_weights().front()->draw().scalar_type();
+  const auto dtype = model.level_weights("dit").front()->draw().scalar_type();
   const Conditioning cond = [&] {
     at::manual_seed(4);
     return family().example_conditioning(tiny_dit(), 5, dtype);
@@ -294,7 +295,7 @@ TEST_CASE("Prepared noise levels give the bits of those that are not", "[levels]
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = random_dit(dtype);
     DirectRunner runner;
-    model->prepare_levels(sigmas, runner);
+    model->prepare_levels("dit", sigmas, runner);
     for (const int64_t B : {1, 2, 9}) {
       const Tensors plain = denoise_levels(*model, sigmas, B, false);
       INFO(at::toString(dtype) << ", batch of " << B);
@@ -308,7 +309,7 @@ TEST_CASE("Weights of the noise level are those of the modulated blocks", "[leve
   const auto model = random_dit();
   const c10::NoGradGuard no_grad;
   std::set<const Weight*> declared, expected;
-  for (const WeightPtr& weight : model->level_weights()) declared.insert(weight.get());
+  for (const WeightPtr& weight : model->level_weights("dit")) declared.insert(weight.get());
   for (Block* block : model->blocks("dit")) {
     block->visit_weights([&](const std::string& path, Weight& weight) {
       if (path.starts_with("adaLN_modulation")) expected.insert(&weight);
@@ -318,8 +319,8 @@ TEST_CASE("Weights of the noise level are those of the modulated blocks", "[leve
   // Nothing draws them when levels are prepared.
   DirectRunner runner;
   const std::vector<float> sigmas = {0.9f, 0.3f};
-  model->prepare_levels(sigmas, runner);
-  for (const WeightPtr& weight : model->level_weights())
+  model->prepare_levels("dit", sigmas, runner);
+  for (const WeightPtr& weight : model->level_weights("dit"))
     weight->set(at::full(weight->sizes(), NAN));
   CHECK(at::isfinite(denoise_levels(*model, sigmas, 1, true)[1]).all().item<bool>());
   CHECK_FALSE(at::isfinite(denoise_levels(*model, sigmas, 1, false)[1]).all().item<bool>());

@@ -21,6 +21,7 @@
 #include "host/model/config_check.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
+#include "support/models.h"
 #include "support/published_keys.h"
 
 using namespace atelier;
@@ -508,7 +509,7 @@ std::vector<at::Tensor> denoise_levels(Model& model, std::span<const float> sigm
   const Detection part = family().tiny_parts().back();
   const Conditioning cond = family().example_conditioning(part, 5, at::kFloat);
   const std::vector<const Conditioning*> conds(static_cast<size_t>(B), &cond);
-  const auto dtype = model.level_weights().front()->draw().scalar_type();
+  const auto dtype = model.level_weights("dit").front()->draw().scalar_type();
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < sigmas.size(); ++i) {
     DenoiseInputs in = {x.to(dtype), at::full({B}, sigmas[i], at::kFloat), conds};
@@ -543,7 +544,7 @@ TEST_CASE("Prepared noise levels give the bits of those that are not", "[dit][le
     model->component("dit").visit_weights(
         [&](const std::string&, Weight& weight) { weight.set(weight.draw().to(dtype)); });
     DirectRunner runner;
-    model->prepare_levels(sigmas, runner);
+    model->prepare_levels("dit", sigmas, runner);
     for (const int64_t B : {1, 2, 9}) {
       const auto plain = denoise_levels(*model, sigmas, B, false);
       const auto prepared = denoise_levels(*model, sigmas, B, true);
@@ -561,7 +562,7 @@ TEST_CASE("Weights of the noise level are drawn when levels are prepared, and no
   const auto model = tiny_model("dit");
   const c10::NoGradGuard no_grad;
   DirectRunner direct;
-  const std::vector<WeightPtr> weights = model->level_weights();
+  const std::vector<WeightPtr> weights = model->level_weights("dit");
   CHECK(weights.size() == 4 * model->blocks("dit").size());
   std::set<const Weight*> modulation;
   for (Block* block : model->blocks("dit")) {
@@ -588,7 +589,7 @@ TEST_CASE("Weights of the noise level are drawn when levels are prepared, and no
     std::vector<Block*> held;
   } runner;
   const std::vector<float> sigmas(9, 0.5f);
-  model->prepare_levels(sigmas, runner);
+  model->prepare_levels("dit", sigmas, runner);
   CHECK(runner.held == model->blocks("dit"));
   for (size_t i = 0; i < stores.size(); ++i) {
     const bool is_bias = weights[i]->sizes().size() == 1;
@@ -617,7 +618,8 @@ TEST_CASE("What only the noise level reaches is not multiplied in 8 bits", "[dit
   const auto all = weights::storable_weights(*model, "dit");
   const auto some = weights::w8a8_weights(*model, "dit");
   CHECK(some.size() == all.size() - 2 * model->blocks("dit").size());
-  for (const WeightPtr& weight : model->level_weights()) CHECK_FALSE(some.contains(weight.get()));
+  for (const WeightPtr& weight : model->level_weights("dit"))
+    CHECK_FALSE(some.contains(weight.get()));
 }
 
 TEST_CASE("Adapters of the noise level's layers are in what is prepared", "[dit][levels]") {
@@ -633,7 +635,7 @@ TEST_CASE("Adapters of the noise level's layers are in what is prepared", "[dit]
                                .b = at::randn({layer->out_features(), 2}),
                                .scale = 0.1});
   });
-  model->prepare_levels(sigmas, runner);
+  model->prepare_levels("dit", sigmas, runner);
   const auto plain = denoise_levels(*model, sigmas, 2, false);
   const auto prepared = denoise_levels(*model, sigmas, 2, true);
   for (size_t i = 0; i < sigmas.size(); ++i) {
@@ -698,25 +700,25 @@ TEST_CASE("The VAE takes any multiple of 8 and a batch equals its samples", "[va
   const at::Tensor latents = model->probe("vae", {{"image", image}}, runner).at("latents");
   CHECK(latents.sizes() == at::IntArrayRef({2, 16, 1, 3, 5}));
   for (int64_t b = 0; b < 2; ++b) {
-    const at::Tensor alone = model->encode_media(image[b].unsqueeze(1), runner);
+    const at::Tensor alone = test::encode_latents(*model, image[b].unsqueeze(1), runner);
     CHECK(alone.sizes() == at::IntArrayRef({16, 1, 3, 5}));
     CHECK(relative_error(latents[b], alone) < 1e-5);
   }
-  const at::Tensor decoded = model->decode(latents, runner);
+  const at::Tensor decoded = test::decode(*model, latents, runner);
   CHECK(decoded.sizes() == at::IntArrayRef({2, 3, 1, 24, 40}));
   CHECK(decoded.scalar_type() == at::kFloat);
   CHECK(decoded.abs().max().item<double>() <= 1.0);
-  CHECK(relative_error(decoded.narrow(0, 1, 1), model->decode(latents.narrow(0, 1, 1), runner)) <
-        1e-5);
+  CHECK(relative_error(decoded.narrow(0, 1, 1),
+                       test::decode(*model, latents.narrow(0, 1, 1), runner)) < 1e-5);
 
   expect_error(ErrorCode::kInvalidArgument, "multiples of 8", [&] {
-    model->encode_media(at::zeros({3, 1, 20, 40}), runner);
+    test::encode_latents(*model, at::zeros({3, 1, 20, 40}), runner);
   });
   expect_error(ErrorCode::kUnsupported, "5 frames", [&] {
-    model->encode_media(at::zeros({3, 5, 16, 16}), runner);
+    test::encode_latents(*model, at::zeros({3, 5, 16, 16}), runner);
   });
   expect_error(ErrorCode::kUnsupported, "2 frames", [&] {
-    model->decode(at::zeros({1, 16, 2, 4, 4}), runner);
+    test::decode(*model, at::zeros({1, 16, 2, 4, 4}), runner);
   });
 }
 
@@ -774,7 +776,7 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   const c10::NoGradGuard no_grad;
   DirectRunner runner;
   const auto encode = [&](const std::string& prompt) {
-    return model->encode_text({{"prompt", prompt}}, runner).at("prompt_embeds");
+    return model->encode(test::prompt_inputs(prompt), runner).at("prompt_embeds");
   };
   const std::string before =
       "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
@@ -798,7 +800,7 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   expect_error(ErrorCode::kInvalidArgument, "1025 tokens, at most 1024",
                [&] { encode(std::string(1012, 'x')); });
   const auto length_of = [&](const std::string& prompt) {
-    const TextLength length = model->text_length({{"prompt", prompt}});
+    const TextLength length = model->text_length(test::prompt_inputs(prompt));
     CHECK(length.limit == 1024);
     return length.tokens;
   };
@@ -809,21 +811,21 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   const auto cutting =
       tiny_model("text_encoder", false, {.files = {{"tokenizer", folder}}, .cuts_texts = true});
   const auto cut = [&](const std::string& prompt) {
-    return cutting->encode_text({{"prompt", prompt}}, runner).at("prompt_embeds");
+    return cutting->encode(test::prompt_inputs(prompt), runner).at("prompt_embeds");
   };
   CHECK(at::equal(cut("a cat"), embeds));
   CHECK(at::equal(cut(std::string(4000, 'x')), cut(std::string(1024, 'x'))));
   CHECK(relative_error(cut(std::string(4000, 'x')).narrow(0, 0, 1011),
                        encode(std::string(1011, 'x')).narrow(0, 0, 1011)) < 1e-5);
   expect_error(ErrorCode::kInvalidArgument, "prompt: missing",
-               [&] { model->encode_text({}, runner); });
-  expect_error(ErrorCode::kInvalidArgument, "prompt: missing", [&] { model->text_length({}); });
+               [&] { model->encode({.stage = "text", .values = {}}, runner); });
+  expect_error(ErrorCode::kInvalidArgument, "prompt: missing",
+               [&] { model->text_length({.stage = "text", .values = {}}); });
 
   const std::string bare = write_tokenizer("bare", /*marks=*/false);
   const auto other = tiny_model("text_encoder", false, {.files = {{"tokenizer", bare}}});
-  expect_error(ErrorCode::kInvalidArgument, "no token <|im_start|>", [&] {
-    other->encode_text({{"prompt", "x"}}, runner);
-  });
+  expect_error(ErrorCode::kInvalidArgument, "no token <|im_start|>",
+               [&] { other->encode(test::prompt_inputs("x"), runner); });
   std::vector<Detection> parts = {family().tiny_parts().front()};
   parts[0].config["vocabulary"] = int64_t{200};
   expect_error(ErrorCode::kInvalidArgument, "259 tokens, the text encoder 200", [&] {

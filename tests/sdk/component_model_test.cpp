@@ -6,6 +6,7 @@
 #include "atelier/named_inputs.h"
 #include "atelier/nn/layers.h"
 
+#include "support/models.h"
 #include "support/tensors.h"
 
 namespace atelier {
@@ -54,8 +55,8 @@ struct Vae final : Autoencoder {
   at::Tensor encode(const at::Tensor& pixels_BCTHW, BlockRunner&) const override {
     return at::avg_pool3d(pixels_BCTHW.slice(2, 0, std::nullopt, 2), {1, kStride, kStride});
   }
-  at::Tensor decode(const at::Tensor& latents_BCTHW, BlockRunner&) const override {
-    return latents_BCTHW.repeat_interleave(kStride, 3).repeat_interleave(kStride, 4);
+  void decode(const at::Tensor& latents_BCTHW, BlockRunner&, const FrameSink& sink) const override {
+    sink(latents_BCTHW.repeat_interleave(kStride, 3).repeat_interleave(kStride, 4));
   }
   int64_t channels() const override { return kChannels; }
   int64_t spatial_stride() const override { return kStride; }
@@ -100,17 +101,15 @@ struct Dit final : Denoiser {
 
 struct Pair final : ComponentModel {
   using ComponentModel::ComponentModel;
-  Conditioning encode_text(const Inputs& inputs, BlockRunner& runner) override {
-    std::vector<int64_t> ids(text_input(inputs, "prompt").size(), 1);
-    cut_to_limit(ids, text_length(inputs), " and a half");
+  Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
+    if (in.stage == "latents") return encode_latents(in.values, "image", runner);
+    std::vector<int64_t> ids(text_input(in.values, "prompt").size(), 1);
+    cut_to_limit(ids, text_length(in), " and a half");
     return {{kPromptEmbeds, encode_ids("text_encoder", ids, runner)},
             {"style", encode_ids("style_encoder", {2}, runner)}};
   }
-  TextLength text_length(const Inputs& inputs) const override {
-    return {.tokens = std::ssize(text_input(inputs, "prompt")), .limit = 3};
-  }
-  Denoiser& denoiser_for(const DenoiseInputs& in) override {
-    return loaded<Dit>(in.sigma_B[0].item<double>() > 0.5 ? "dit" : "dit_low");
+  TextLength text_length(const EncodeInputs& in) const override {
+    return {.tokens = std::ssize(text_input(in.values, "prompt")), .limit = 3};
   }
 };
 
@@ -132,16 +131,16 @@ WeightMap map_of(const Detection& part) {
 }
 
 constexpr ComponentRow kRows[] = {
-    {.spec = {.name = "tokenizer", .role = "tokenizer", .phases = {.encode = true}}},
-    {.spec = {.name = "text_encoder", .role = "text_encoder", .phases = {.encode = true}},
+    {.spec = {.name = "tokenizer", .role = Role::kTokenizer}},
+    {.spec = {.name = "text_encoder", .role = Role::kTextEncoder},
      .make = make_part<Encoder, EncoderConfig>,
      .tokenizer = "tokenizer"},
-    {.spec = {.name = "style_encoder", .role = "text_encoder", .phases = {.encode = true}},
+    {.spec = {.name = "style_encoder", .role = Role::kTextEncoder},
      .make = make_part<Encoder, EncoderConfig>},
-    {.spec = {.name = "vae", .role = "vae", .phases = {.encode = true, .decode = true}},
+    {.spec = {.name = "vae", .role = Role::kVae},
      .detect = detect_vae,
      .make = make_part<Vae, EncoderConfig>},
-    {.spec = {.name = "dit", .role = "dit", .phases = {.denoise = true}},
+    {.spec = {.name = "dit", .role = Role::kDenoiser},
      .detect = detect_dit,
      .weight_map = map_of,
      .make = make_part<Dit, DitConfig>,
@@ -150,7 +149,7 @@ constexpr ComponentRow kRows[] = {
            return detection_of("", "plain", DitConfig{kChannels, 2});
          },
      .spellings = {"plain", "other"}},
-    {.spec = {.name = "dit_low", .role = "dit", .phases = {.denoise = true}},
+    {.spec = {.name = "dit_low", .role = Role::kDenoiser},
      .detect = detect_dit,
      .make = make_part<Dit, DitConfig>,
      .tiny =
@@ -166,6 +165,7 @@ struct PairFamily final : ComponentFamily {
   std::string_view name() const override { return "pair"; }
   std::string_view help() const override { return "two experts"; }
   std::span<const InputSpec> inputs() const override { return {}; }
+  std::span<const EncodeStage> encode_stages() const override { return {}; }
   std::span<const ScheduleDefaults> schedules() const override { return {}; }
   LoraTargets lora_targets(const Detection&) const override { return {}; }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
@@ -297,32 +297,36 @@ TEST_CASE("Clips are encoded, denoised by the expert of the noise level, and dec
                            encoder("style_encoder", 6), dit("dit_low")});
   DirectRunner runner;
   const c10::NoGradGuard no_grad;
-  const at::Tensor latents = model->encode_media(at::ones({3, 5, 8, 4}), runner);
+  const at::Tensor latents = test::encode_latents(*model, at::ones({3, 5, 8, 4}), runner);
   CHECK(latents.sizes() == at::IntArrayRef({3, 3, 4, 2}));
-  CHECK(model->decode(latents.unsqueeze(0), runner).sizes() == at::IntArrayRef({1, 3, 3, 8, 4}));
+  CHECK(test::decode(*model, latents.unsqueeze(0), runner).sizes() ==
+        at::IntArrayRef({1, 3, 3, 8, 4}));
   refused(ErrorCode::kInvalidArgument, "clip of 4 frames: one more than a multiple of 2", [&] {
-    model->encode_media(at::ones({3, 4, 8, 4}), runner);
+    test::encode_latents(*model, at::ones({3, 4, 8, 4}), runner);
   });
   refused(ErrorCode::kInvalidArgument, "picture of 3 x 8 pixels: both sides are multiples of 2",
           [&] {
-            model->encode_media(at::ones({3, 1, 8, 3}), runner);
+            test::encode_latents(*model, at::ones({3, 1, 8, 3}), runner);
           });
 
-  const Conditioning cond = model->encode_text({{"prompt", std::string("ab")}}, runner);
+  const Conditioning cond = model->encode(test::prompt_inputs("ab"), runner);
   CHECK(cond.at(kPromptEmbeds).sizes() == at::IntArrayRef({2, 4}));
-  refused(ErrorCode::kInvalidArgument, "prompt: 4 tokens and a half, at most 3", [&] {
-    model->encode_text({{"prompt", std::string("abcd")}}, runner);
-  });
+  refused(ErrorCode::kInvalidArgument, "prompt: 4 tokens and a half, at most 3",
+          [&] { model->encode(test::prompt_inputs("abcd"), runner); });
   const auto cutting = make({encoder("text_encoder", 4), encoder("style_encoder", 6)},
                             {.files = {}, .cuts_texts = true});
-  CHECK(cutting->encode_text({{"prompt", std::string("abcd")}}, runner).at(kPromptEmbeds).size(0) ==
-        3);
+  CHECK(cutting->encode(test::prompt_inputs("abcd"), runner).at(kPromptEmbeds).size(0) == 3);
 
   const Conditioning* one[] = {&cond};
   const at::Tensor x = latents.unsqueeze(0);
   const at::Tensor expected = x * 4 + (2 * 4 + 6);
   CHECK(at::equal(model->denoise({x, at::tensor({0.9f}), one}, runner), expected));
-  CHECK(at::equal(model->denoise({x, at::tensor({0.1f}, at::kDouble), one}, runner), expected));
+  CHECK(at::equal(model->denoise({.x_BCTHW = x,
+                                  .sigma_B = at::tensor({0.1f}, at::kDouble),
+                                  .cond = one,
+                                  .denoiser = "dit_low"},
+                                 runner),
+                  expected));
   refused(ErrorCode::kInvalidArgument, "[B, 3, T, H, W] expected", [&] {
     model->denoise({x.narrow(1, 0, 2), at::tensor({0.9f}), one}, runner);
   });

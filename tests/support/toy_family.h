@@ -10,6 +10,7 @@
 
 #include "atelier/error.h"
 #include "atelier/model_family.h"
+#include "atelier/named_inputs.h"
 #include "atelier/nn/layers.h"
 
 namespace atelier::test {
@@ -108,27 +109,28 @@ class ToyModel : public Model {
   LatentSpec latent_spec() const override {
     return {kToyChannels, kToyStride, 1, kToyStride * kToyCells, kToyStride * kToyCells};
   }
-  Conditioning encode_text(const Inputs& inputs, BlockRunner&) override {
-    std::vector<int64_t> ids = ids_of(inputs);
+  Conditioning encode(const EncodeInputs& in, BlockRunner&) override {
+    if (in.stage == "latents") return {{"latents", encode_clip(clip_input(in.values, "image"))}};
+    std::vector<int64_t> ids = ids_of(in.values);
     if (std::ssize(ids) > kToyLongestText) {
       if (!cuts_texts_) toy_refuses("prompt: " + std::to_string(ids.size()) + " tokens");
       ids.resize(kToyLongestText);
     }
     return {{"prompt_embeds", text_encoder_->table.forward(at::tensor(ids))}};
   }
-  TextLength text_length(const Inputs& inputs) const override {
+  TextLength text_length(const EncodeInputs& in) const override {
     const int64_t forgotten = mistakes_.miscounts_texts ? 1 : 0;
-    return {.tokens = std::ssize(ids_of(inputs)) - forgotten, .limit = kToyLongestText};
+    return {.tokens = std::ssize(ids_of(in.values)) - forgotten, .limit = kToyLongestText};
   }
-  at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {
+  at::Tensor encode_clip(const at::Tensor& pixels) {
     if (pixels.size(2) % kToyStride != 0 || pixels.size(3) % kToyStride != 0)
       toy_refuses("pixels do not fit");
     const at::Tensor scaled =
         vae_->scale.forward(pixels.permute({1, 2, 3, 0})).permute({0, 3, 1, 2});
     return at::pixel_unshuffle(scaled, kToyStride).transpose(0, 1).contiguous();
   }
-  at::Tensor decode(const at::Tensor& latents, BlockRunner&) override {
-    return at::pixel_shuffle(latents.transpose(1, 2), kToyStride).transpose(1, 2).to(at::kFloat);
+  void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
+    sink(at::pixel_shuffle(latents.transpose(1, 2), kToyStride).transpose(1, 2).to(at::kFloat));
   }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
     if (in.x_BCTHW.size(1) != kToyChannels) toy_refuses("latents have another number of channels");
@@ -171,11 +173,13 @@ class ToyModel : public Model {
     }
     if (name == "text_encoder")
       return {{"embeds", text_encoder_->table.forward(in.find("ids")->second)}};
-    if (name == "vae") return {{"latents", encode_media(in.find("image")->second, runner)}};
+    if (name == "vae") return {{"latents", encode_clip(in.find("image")->second)}};
     const Conditioning cond = {{"prompt_embeds", in.find("prompt")->second}};
     const Conditioning* one[] = {&cond};
-    return {
-        {"velocity", denoise({in.find("latents")->second, in.find("sigma")->second, one}, runner)}};
+    return {{"velocity", denoise({.x_BCTHW = in.find("latents")->second,
+                                  .sigma_B = in.find("sigma")->second,
+                                  .cond = one},
+                                 runner)}};
   }
   std::vector<int64_t> tokenize(std::string_view text) const override {
     if (!has_tokenizer_) throw Error(ErrorCode::kUnsupported, "there is no tokenizer", "give one");
@@ -209,11 +213,18 @@ class ToyFamily : public ModelFamily {
   std::string_view help() const override { return "a toy of the tests"; }
   std::span<const ComponentSpec> components() const override {
     static constexpr ComponentSpec kSpecs[] = {
-        {"text_encoder", "text_encoder", {.encode = true}, true, "a table"},
-        {"vae", "vae", {.encode = true, .decode = true}, true, "folded pixels"},
-        {"dit", "dit", {.denoise = true}, true, "two blocks"},
-        {"tokenizer", "tokenizer", {.encode = true}, true, "any folder with a tokenizer.json"}};
+        {"text_encoder", Role::kTextEncoder, true, "a table"},
+        {"vae", Role::kVae, true, "folded pixels"},
+        {"dit", Role::kDenoiser, true, "two blocks"},
+        {"tokenizer", Role::kTokenizer, true, "any folder with a tokenizer.json"}};
     return kSpecs;
+  }
+  std::span<const EncodeStage> encode_stages() const override {
+    static constexpr std::string_view kEncoders[] = {"text_encoder", "tokenizer"};
+    static constexpr std::string_view kVae[] = {"vae"}, kImage[] = {"image"}, kText[] = {"prompt"};
+    static constexpr EncodeStage kStages[] = {{"text", kEncoders, kText},
+                                              {"latents", kVae, kImage}};
+    return kStages;
   }
   std::span<const InputSpec> inputs() const override {
     static constexpr InputSpec kGood[] = {
@@ -221,7 +232,8 @@ class ToyFamily : public ModelFamily {
         {"strength", InputKind::kReal, false, InputUse::kGenerate, "*", "how much"},
         {"references", InputKind::kImageList, false, InputUse::kGenerate, "edit*",
          "pictures to follow"},
-        {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"}};
+        {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
+        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "to learn", InputRole::kTarget}};
     static constexpr InputSpec kBad[] = {{"prompt", InputKind::kText, true}};
     return mistakes_.hides_help ? std::span<const InputSpec>(kBad)
                                 : std::span<const InputSpec>(kGood);

@@ -1,24 +1,46 @@
 // The parts of a model that are loaded, placed and trained one by one.
 #pragma once
 
+#include <span>
 #include <string_view>
+
+#include "atelier/export.h"
 
 namespace atelier {
 
-// When a component is needed on the compute device. Otherwise it may be elsewhere, or not loaded at
-// all.
-struct Phases {
-  bool encode = false, denoise = false, decode = false;
+// What a component is to the host. Denoisers are needed while sampling, VAEs to decode, and what
+// encodes says the table of EncodeStage; at other times a component may be elsewhere, or not
+// loaded.
+enum class Role {
+  kTokenizer,     // a folder or file without tensors, see ModelOptions::files
+  kTextEncoder,   // texts, and what is read beside them, to conditionings
+  kImageEncoder,  // pictures to conditionings
+  kVae,           // pixels to latents, and back
+  kDenoiser,
 };
+
+// "tokenizer", "text_encoder", "image_encoder", "vae", "dit".
+ATELIER_API std::string_view role_name(Role role);
 
 struct ComponentSpec {
   std::string_view name;  // "dit": names flags, caches and LoRA files
-  // "text_encoder", "vae" or "dit"; "tokenizer" is a folder or file without tensors, see
-  // ModelOptions::files.
-  std::string_view role;
-  Phases phases;
+  Role role;
   bool required = true;
   std::string_view help = {};  // one line: what it is and which published files hold it
+};
+
+// One kind of encoding that a family makes before the denoiser runs: of texts, of pictures. The
+// host loads, plans, caches and sends components away by this table.
+struct EncodeStage {
+  // "text": names folders of caches, and steps of the progress.
+  std::string_view name;
+  // That Model::encode() uses in this stage, tokenizers among them.
+  std::span<const std::string_view> components;
+  // Of ModelFamily::inputs(), that it reads. A stage runs where one of them is given; one that
+  // reads "prompt" runs again for the negative prompt.
+  std::span<const std::string_view> inputs;
+  bool sees_target = false;         // the result depends on the size of what is generated
+  std::string_view variants = "*";  // glob over the denoiser's Detection::variant
 };
 
 }  // namespace atelier

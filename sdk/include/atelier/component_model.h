@@ -42,8 +42,9 @@ class ATELIER_API Autoencoder : public nn::Module {
   // clean latents as the denoiser takes them, in the weights' dtype.
   virtual at::Tensor encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const = 0;
 
-  // latents_BCTHW: as encode() gives them. Returns float32 RGB in [-1, 1].
-  virtual at::Tensor decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) const = 0;
+  // latents_BCTHW: as encode() gives them. `sink` gets float32 RGB in [-1, 1].
+  virtual void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+                      const FrameSink& sink) const = 0;
 
   virtual int64_t channels() const = 0;        // of the latents
   virtual int64_t spatial_stride() const = 0;  // pixels per latent cell
@@ -107,16 +108,15 @@ class ATELIER_API ComponentModel : public Model {
   std::vector<Block*> blocks(std::string_view component) override;
   LatentSpec latent_spec() const override;
 
-  // Throw Error{kUnsupported} for clips in a family of still pictures.
-  at::Tensor encode_media(const at::Tensor& pixels, BlockRunner& runner) override;
-  at::Tensor decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) override;
+  // Throws Error{kUnsupported} for clips in a family of still pictures.
+  void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner, const FrameSink& sink) override;
 
-  // With denoiser_for(in), once latents, noise levels and conditionings fit it.
+  // With in.denoiser, once latents, noise levels and conditionings fit it.
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override;
 
-  // Of all denoisers that are loaded.
-  std::vector<WeightPtr> level_weights() override;
-  void prepare_levels(std::span<const float> sigmas, BlockRunner& runner) override;
+  std::vector<WeightPtr> level_weights(std::string_view denoiser) override;
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                      BlockRunner& runner) override;
   void forget_levels() override;
 
   // A text encoder: "input_ids" [B, L] and "lengths" to "hidden". An autoencoder: "image"
@@ -147,8 +147,9 @@ class ATELIER_API ComponentModel : public Model {
   at::Tensor encode_ids(std::string_view encoder, const std::vector<int64_t>& ids,
                         BlockRunner& runner);
 
-  // Of several denoisers the one for this step. By default the first that is loaded.
-  virtual Denoiser& denoiser_for(const DenoiseInputs& in);
+  // "latents" of input `name`, a picture or a clip, as the stage of InputRole::kTarget gives them.
+  // Throws Error{kUnsupported} for clips in a family of still pictures.
+  Conditioning encode_latents(const Inputs& inputs, std::string_view name, BlockRunner& runner);
 
  private:
   struct Component {

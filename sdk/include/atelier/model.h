@@ -1,6 +1,7 @@
 // One loaded model: the weights of a family's components, and the maths between them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,18 @@ struct LatentSpec {
       16;  // pixels per denoiser token along each side; the schedule counts these
 };
 
+// What is to be made: the size in pixels, and how many frames. A picture has one.
+struct MediaTarget {
+  int64_t frames = 1, height = 0, width = 0;
+};
+
+struct EncodeInputs {
+  std::string_view stage;  // of ModelFamily::encode_stages()
+  Inputs values;           // those that the stage reads and that are given, on the compute device
+  MediaTarget target = {};
+  bool is_negative = false;  // "prompt" is the one that guidance moves away from
+};
+
 struct DenoiseInputs {
   at::Tensor x_BCTHW;  // noisy latents, compute dtype and device
   at::Tensor sigma_B;  // float32 in [0, 1]: 1 is pure noise, 0 is clean
@@ -32,14 +45,19 @@ struct DenoiseInputs {
   // Which of the levels given to Model::prepare_levels() sigma_B holds, the same for all samples;
   // none: another one.
   std::optional<int64_t> level = std::nullopt;
+  std::string_view denoiser = "dit";  // the component that runs: its sigma range holds sigma_B
 };
 
-// What the loss of one training sample compares the prediction with.
-struct LossInputs {
-  at::Tensor clean_CTHW;                  // latents to learn
-  std::optional<at::Tensor> mask_CTHW;    // 1 where the loss counts; none: everywhere
-  std::optional<at::Tensor> pinned_CTHW;  // replaces the noisy latents where the mask is 0
+// Latents that are known already: a first frame, the surroundings of a hole.
+struct GivenLatents {
+  at::Tensor values_CTHW;
+  at::Tensor free_1THW;    // 1 where latents are made, 0 where they are given; or [C, T, H, W]
+  bool is_noised = false;  // the denoiser sees them with the noise of its level, else clean
 };
+
+// Gets frames in order, as they are decoded: float32 [B, 3, frames, H, W] in [-1, 1], on the
+// compute device.
+using FrameSink = std::function<void(const at::Tensor& pixels_BCTHW)>;
 
 // How long a text is to the encoder.
 struct TextLength {
@@ -63,38 +81,40 @@ class ATELIER_API Model {
 
   virtual LatentSpec latent_spec() const = 0;
 
-  // Encodes the prompt of one sample: inputs "prompt" and whatever else the family's text encoder
-  // reads. Phase encode. Throws Error{kInvalidArgument} when an input is missing, or when there are
-  // more tokens than text_length() allows; a model that ModelOptions::cuts_texts was given for
-  // drops the tokens that are too many, where the published pipeline does.
-  virtual Conditioning encode_text(const Inputs& inputs, BlockRunner& runner) = 0;
+  // Latents of one sample: [C, T, H, W]. By default latent_spec() cells.
+  virtual std::vector<int64_t> latent_shape(const MediaTarget& target) const;
 
-  // How many tokens encode_text() makes of `inputs`, of which pictures may be left out, before any
-  // are dropped. Reads no weights. Throws Error{kInvalidArgument} when an input is missing, and
+  // Runs one stage of ModelFamily::encode_stages() on the inputs of one sample. The entries of all
+  // stages together are what denoise() is given. The stage that reads the input of
+  // InputRole::kTarget gives "latents" in the VAE's dtype. Throws Error{kInvalidArgument} when an
+  // input that the stage cannot do without is missing, when a picture has a size that does not fit,
+  // or when a text has more tokens than text_length() allows; a model that
+  // ModelOptions::cuts_texts was given for drops the tokens that are too many, where the published
+  // pipeline does.
+  virtual Conditioning encode(const EncodeInputs& in, BlockRunner& runner) = 0;
+
+  // How many tokens encode() makes of the text of `in`, of which pictures may be left out, before
+  // any are dropped. Reads no weights. Throws Error{kInvalidArgument} when an input is missing, and
   // Error{kUnsupported} when the model was made without a tokenizer.
-  virtual TextLength text_length(const Inputs& inputs) const = 0;
-
-  // Encodes one picture, float32 [3, T, H, W] in [-1, 1], into clean latents [C, T', H', W'], in
-  // the VAE's dtype. Phase encode. Throws Error{kInvalidArgument} when H, W are no multiples of the
-  // spatial stride.
-  virtual at::Tensor encode_media(const at::Tensor& pixels, BlockRunner& runner) = 0;
+  virtual TextLength text_length(const EncodeInputs& in) const = 0;
 
   // Predicts the velocity, noise - clean, at `in.sigma_B`. Families differ in sign and in time
-  // scale; the difference ends here. Phase denoise.
+  // scale; the difference ends here.
   //
   // Returns [B, C, T, H, W] in the dtype of in.x_BCTHW, with storage of its own.
   // Throws Error{kInvalidArgument} when the conditioning lacks an entry or H, W do not fit.
   virtual at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) = 0;
 
-  // Weights of the denoiser's blocks that only the noise level reaches. When levels are prepared,
+  // Weights of a denoiser's blocks that only the noise level reaches. When levels are prepared,
   // they are drawn then and not by denoise(). By default none.
-  virtual std::vector<WeightPtr> level_weights();
+  virtual std::vector<WeightPtr> level_weights(std::string_view denoiser);
 
   // Computes ahead what depends on nothing but the noise level, once for each of `sigmas`, and
   // keeps it on the compute device until forget_levels(); denoise() uses it where
   // DenoiseInputs::level is set, to the same bits. Adapters that change in between make it stale.
   // By default nothing is kept.
-  virtual void prepare_levels(std::span<const float> sigmas, BlockRunner& runner);
+  virtual void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                              BlockRunner& runner);
   virtual void forget_levels();
 
   // Combines the velocities with and without the prompt. By default without + scale * (with -
@@ -102,11 +122,13 @@ class ATELIER_API Model {
   virtual at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
                            double scale) const;
 
-  // Latents [B, C, T, H, W] to pixels, float32 [B, 3, T', H', W'] in [-1, 1]. Phase decode.
-  virtual at::Tensor decode(const at::Tensor& latents_BCTHW, BlockRunner& runner) = 0;
+  // Latents [B, C, T, H, W] to pixels: `sink` gets all frames, in one call or several.
+  virtual void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+                      const FrameSink& sink) = 0;
 
-  // By default: clean is cond["latents"], and the loss counts everywhere.
-  virtual LossInputs loss_inputs(const Conditioning& cond) const;
+  // What is known of the latents beforehand; sampler and loss leave it as it is. By default
+  // nothing.
+  virtual std::optional<GivenLatents> given(const Conditioning& cond) const;
 
   // Runs one component on named tensors and names what it gives: how numerics are compared with
   // other implementations. Names and shapes are documented in the plugin's README. Differentiable

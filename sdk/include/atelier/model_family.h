@@ -44,7 +44,7 @@ struct ModelOptions {
   // Of components without tensors, by name: {"tokenizer": folder or file}. May lack entries: what
   // needs them then throws.
   std::map<std::string, std::string, std::less<>> files = {};
-  // Texts of too many tokens are cut, and not refused: see Model::encode_text.
+  // Texts of too many tokens are cut, and not refused: see Model::encode.
   bool cuts_texts = false;
 };
 
@@ -60,6 +60,7 @@ class ATELIER_API ModelFamily {
   virtual std::string_view help() const = 0;  // one line: which published models
   virtual std::span<const ComponentSpec> components() const = 0;
   virtual std::span<const InputSpec> inputs() const = 0;
+  virtual std::span<const EncodeStage> encode_stages() const = 0;
   // The first is the default; the others are chosen by name with --schedule.
   virtual std::span<const ScheduleDefaults> schedules() const = 0;
   // The noise levels that training draws from: 1000 steps of this schedule, its num_inference_steps
@@ -104,7 +105,7 @@ class ATELIER_API ModelFamily {
   // give them.
   virtual std::vector<Detection> tiny_parts() const = 0;
 
-  // What encode_text would give for a prompt of `tokens` tokens, with random values of normal size
+  // What the stages would give for a prompt of `tokens` tokens, with random values of normal size
   // in `dtype`.
   virtual Conditioning example_conditioning(const Detection& denoiser, int64_t tokens,
                                             at::ScalarType dtype) const = 0;

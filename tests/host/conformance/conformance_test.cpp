@@ -29,6 +29,15 @@ class ToyWithoutTokenizer final : public test::ToyFamily {
   std::span<const ComponentSpec> components() const override {
     return ToyFamily::components().first(3);
   }
+  std::span<const EncodeStage> encode_stages() const override {
+    static const std::vector<EncodeStage> kStages = [&] {
+      std::vector<EncodeStage> stages(ToyFamily::encode_stages().begin(),
+                                      ToyFamily::encode_stages().end());
+      stages[0].components = stages[0].components.first(1);
+      return stages;
+    }();
+    return kStages;
+  }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions& options) const override {
     return ToyFamily::make_model(parts, {{{"tokenizer", ""}}, options.cuts_texts});

@@ -19,7 +19,11 @@ using test::write_bytes;
 const std::vector<InputSpec> kInputs = {
     {.name = "prompt", .kind = InputKind::kText, .required = true},
     {.name = "negative_prompt", .kind = InputKind::kText, .use = InputUse::kGenerate},
-    {.name = "image", .kind = InputKind::kImage, .required = true, .use = InputUse::kTrain},
+    {.name = "image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .use = InputUse::kTrain,
+     .role = InputRole::kTarget},
     {.name = "edit_image", .kind = InputKind::kImageList},
     {.name = "steps", .kind = InputKind::kInteger},
 };

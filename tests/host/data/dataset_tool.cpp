@@ -19,7 +19,11 @@ using namespace atelier;  // NOLINT(google-build-using-namespace)
 
 const InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true},
-    {.name = "image", .kind = InputKind::kImage, .required = true, .use = InputUse::kTrain},
+    {.name = "image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .use = InputUse::kTrain,
+     .role = InputRole::kTarget},
     {.name = "edit_image", .kind = InputKind::kImageList},
     {.name = "steps", .kind = InputKind::kInteger},
     {.name = "scale", .kind = InputKind::kReal},

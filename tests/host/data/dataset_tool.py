@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "image"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "media"))
 
 
 class DatasetTool:

@@ -237,7 +237,7 @@ TEST_CASE("A family's inputs become flags", "[flags]") {
   CHECK(flags[2].repeated);
   CHECK_THAT(flags[2].help, Catch::Contains("edit*"));
   CHECK(model::flags_of_inputs(family.inputs(), InputUse::kGenerate, flags).empty());
-  CHECK(model::flags_of_inputs(family.inputs(), InputUse::kTrain).size() == 2);
+  CHECK(model::flags_of_inputs(family.inputs(), InputUse::kTrain).size() == 3);
 }
 
 TEST_CASE("Help lists every flag with its preset", "[flags]") {

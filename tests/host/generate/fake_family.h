@@ -22,6 +22,7 @@ class FakeFamily final : public ModelFamily {
     };
     return kInputs;
   }
+  std::span<const EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override {
     static constexpr ScheduleDefaults kSchedules[] = {
         {.name = "plain"},

@@ -1,6 +1,7 @@
 // A model without weights whose every output has a closed form.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "atelier/error.h"
 #include "atelier/model.h"
+#include "atelier/named_inputs.h"
 
 #include "host/generate/generator.h"
 
@@ -27,33 +29,39 @@ class FakeModel final : public Model {
   double input_mean_at_first = 0;
   std::vector<float> levels;  // that are prepared
   int64_t times_prepared = 0;
-  std::vector<BlockRunner*> runners;  // of every call that gets one
+  std::vector<BlockRunner*> runners;        // of every call that gets one
+  std::vector<std::string> denoisers_seen;  // of each denoise call
+  std::optional<GivenLatents> known;
+  bool decodes_in_parts = false;  // a frame a call
 
   nn::Module& component(std::string_view) override { throw Error(ErrorCode::kNotFound, "none"); }
   std::vector<Block*> blocks(std::string_view) override { return {}; }
   LatentSpec latent_spec() const override {
     return {.channels = 4, .spatial_stride = 8, .pixel_multiple = 16, .token_stride = 16};
   }
-  void prepare_levels(std::span<const float> sigmas, BlockRunner& runner) override {
+  void prepare_levels(std::string_view, std::span<const float> sigmas,
+                      BlockRunner& runner) override {
     runners.push_back(&runner);
     levels.assign(sigmas.begin(), sigmas.end());
     ++times_prepared;
   }
   void forget_levels() override { levels.clear(); }
-  Conditioning encode_text(const Inputs& inputs, BlockRunner&) override {
-    prompts_encoded.push_back(std::get<std::string>(inputs.at("prompt")));
+  Conditioning encode(const EncodeInputs& in, BlockRunner&) override {
+    if (in.stage == "latents") return {{"latents", encode_clip(clip_input(in.values, "image"))}};
+    prompts_encoded.push_back(text_input(in.values, "prompt"));
     return {{"letters", at::full({1}, static_cast<double>(prompts_encoded.back().size()))}};
   }
-  TextLength text_length(const Inputs& inputs) const override {
-    return {.tokens = std::ssize(std::get<std::string>(inputs.at("prompt"))), .limit = 100};
+  TextLength text_length(const EncodeInputs& in) const override {
+    return {.tokens = std::ssize(text_input(in.values, "prompt")), .limit = 100};
   }
-  at::Tensor encode_media(const at::Tensor& pixels, BlockRunner&) override {
+  at::Tensor encode_clip(const at::Tensor& pixels) {
     const at::Tensor rgb = at::avg_pool2d(pixels.squeeze(1), {8, 8}) / 2;
     return at::cat({rgb, at::zeros_like(rgb.narrow(0, 0, 1))}).unsqueeze(1);
   }
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
     runners.push_back(&runner);
     TORCH_CHECK(levels.at(static_cast<size_t>(in.level.value())) == in.sigma_B[0].item<float>());
+    denoisers_seen.emplace_back(in.denoiser);
     if (denoise_calls++ == 0) input_mean_at_first = in.x_BCTHW.mean().item<double>();
     rows_seen.push_back(in.x_BCTHW.size(0));
     sigmas_seen.push_back(in.sigma_B[0].item<float>());
@@ -64,27 +72,39 @@ class FakeModel final : public Model {
     }
     return v;
   }
-  at::Tensor decode(const at::Tensor& latents, BlockRunner&) override {
-    return (latents.narrow(1, 0, 3).to(at::kFloat) / 4)
-        .repeat_interleave(8, -2)
-        .repeat_interleave(8, -1);
+  std::optional<GivenLatents> given(const Conditioning&) const override { return known; }
+  void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
+    const at::Tensor pixels = (latents.narrow(1, 0, 3).to(at::kFloat) / 4)
+                                  .repeat_interleave(8, -2)
+                                  .repeat_interleave(8, -1);
+    if (!decodes_in_parts) return sink(pixels);
+    for (int64_t t = 0; t < pixels.size(2); ++t) sink(pixels.narrow(2, t, 1));
   }
   NamedTensors probe(std::string_view, const NamedTensors&, BlockRunner&) override { return {}; }
   std::vector<int64_t> tokenize(std::string_view) const override { return {}; }
 };
 
+inline constexpr std::array<std::string_view, 2> kEncoders = {"words", "text_encoder"};
+inline constexpr std::array<std::string_view, 1> kVae = {"vae"}, kImage = {"image"};
+inline constexpr std::array<std::string_view, 2> kPrompt = {"prompt", "strength"};
+inline constexpr std::array<EncodeStage, 2> kStages = {
+    EncodeStage{.name = "text", .components = kEncoders, .inputs = kPrompt},
+    EncodeStage{.name = "latents", .components = kVae, .inputs = kImage}};
+
 // What was loaded and unloaded, in order: "+text_encoder", "-text_encoder".
 inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool keeps_all = false) {
-  return {
-      .model = model,
-      .family = "fake",
-      .components = {{.name = "words", .role = "tokenizer", .phases = {.encode = true}},
-                     {.name = "text_encoder", .role = "text_encoder", .phases = {.encode = true}},
-                     {.name = "vae", .role = "vae", .phases = {.encode = true, .decode = true}},
-                     {.name = "dit", .role = "dit", .phases = {.denoise = true}}},
-      .load = [&log](std::string_view name) { log.push_back("+" + std::string(name)); },
-      .unload = [&log](std::string_view name) { log.push_back("-" + std::string(name)); },
-      .keeps_all = keeps_all};
+  return {.model = model,
+          .family = "fake",
+          .components = {{.name = "words", .role = Role::kTokenizer},
+                         {.name = "text_encoder", .role = Role::kTextEncoder},
+                         {.name = "vae", .role = Role::kVae},
+                         {.name = "dit", .role = Role::kDenoiser}},
+          .stages = {kStages.begin(), kStages.end()},
+          .target_input = "image",
+          .denoisers = {{.component = "dit"}},
+          .load = [&log](std::string_view name) { log.push_back("+" + std::string(name)); },
+          .unload = [&log](std::string_view name) { log.push_back("-" + std::string(name)); },
+          .keeps_all = keeps_all};
 }
 
 }  // namespace atelier::generate

@@ -1,6 +1,5 @@
 #include "host/generate/generator.h"
 
-#include <catch2/catch.hpp>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -10,7 +9,10 @@
 
 #include "host/generate/guidance.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/model/stages.h"
 #include "host/random/noise.h"
+#include "support/files.h"
+#include "support/models.h"
 #include "tests/host/generate/fake_model.h"
 
 namespace atelier::generate {
@@ -52,7 +54,7 @@ Request request_of(const std::string& prompt, int steps, std::vector<uint64_t> s
 at::Tensor decoded(const at::Tensor& latents_CTHW) {
   FakeModel model;
   DirectRunner runner;
-  return model.decode(latents_CTHW.unsqueeze(0), runner)[0];
+  return test::decode(model, latents_CTHW.unsqueeze(0), runner)[0];
 }
 
 // Euler on v = rate x + c, step by step in double precision.
@@ -282,6 +284,9 @@ TEST_CASE("Prompts are encoded once per content", "[generate]") {
   REQUIRE(model.prompts_encoded == Words{"a", ""});
   // The second run does not bring the text encoder back.
   REQUIRE(std::count(log.begin(), log.end(), "+text_encoder") == 2);
+  request.inputs["no_stage_reads_it"] = 0.5;
+  generator.run(request, ignore);
+  REQUIRE(model.prompts_encoded == Words{"a", ""});
   request.inputs["strength"] = 0.5;
   generator.run(request, ignore);
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", ""});
@@ -369,7 +374,7 @@ TEST_CASE("A picture of values that are not finite is an error", "[generate]") {
 TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") {
   Bench bench;
   Engine engine = fake_engine(bench.model, bench.log);
-  engine.dtype = at::kBFloat16;
+  engine.dtype = engine.decoder_dtype = at::kBFloat16;
   Generator generator(engine, bench.progress);
   const Request request = request_of("prompt", 20, {4});
   at::Tensor picture;
@@ -381,6 +386,65 @@ TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") 
     x = x + v.to(at::kFloat) * (static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
   }
   REQUIRE(at::allclose(picture, decoded(x.to(at::kBFloat16)), 0, 1e-6));
+}
+
+TEST_CASE("Each denoiser runs at the noise levels of its range, with its own levels",
+          "[generate]") {
+  Bench bench;
+  Engine engine = fake_engine(bench.model, bench.log);
+  engine.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+  engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}},
+                      {.component = "dit_low", .range = {.low = 0.0, .high = 0.5}}};
+  Generator generator(std::move(engine), bench.progress);
+  std::vector<at::Tensor> pictures;
+  const auto keep = [&](size_t, const at::Tensor& pixels) { pictures.push_back(pixels); };
+  generator.run(request_of("four", 4, {7}), keep);  // 1, 0.75, 0.5, 0.25
+  CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
+  CHECK(bench.model.times_prepared == 2);
+  CHECK(bench.log ==
+        Words{"+text_encoder", "-text_encoder", "-dit_low", "+dit", "-dit", "+dit_low", "+vae"});
+  // The fake computes the same in both, so that the picture is that of one denoiser.
+  Bench one;
+  CHECK(at::equal(pictures[0], one.run(request_of("four", 4, {7}))[0]));
+  // A second picture begins with the first denoiser again.
+  bench.model.denoisers_seen.clear();
+  generator.run(request_of("four", 4, {8}), keep);
+  CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
+}
+
+TEST_CASE("A noise level without a denoiser says what is missing", "[generate]") {
+  Bench bench;
+  Engine engine = fake_engine(bench.model, bench.log);
+  engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}}};
+  Generator generator(std::move(engine), bench.progress);
+  test::expect_error(ErrorCode::kNotFound, {"noise level 0.25", "--model_paths"}, [&] {
+    generator.run(request_of("four", 4, {7}), [](size_t, const at::Tensor&) {});
+  });
+}
+
+TEST_CASE("Latents that are given stay as they are", "[generate]") {
+  for (const bool is_noised : {false, true}) {
+    Bench bench;
+    at::Tensor free = at::ones({1, 1, 4, 6});
+    free.narrow(3, 0, 2).zero_();
+    const at::Tensor values = at::full({4, 1, 4, 6}, 0.75);
+    bench.model.known = GivenLatents{values, free, is_noised};
+    const at::Tensor picture = bench.run(request_of("four", 3, {7}))[0];
+    CHECK(at::equal(picture.narrow(3, 0, 16), at::full({3, 1, 32, 16}, 0.75 / 4)));
+    Bench plain;
+    CHECK(at::equal(picture.narrow(3, 16, 32),
+                    plain.run(request_of("four", 3, {7}))[0].narrow(3, 16, 32)));
+  }
+}
+
+TEST_CASE("Frames that come one by one are one clip", "[generate]") {
+  FakeModel model;
+  DirectRunner runner;
+  const at::Tensor latents = at::randn({2, 4, 5, 4, 6});
+  const at::Tensor whole = model::decode_whole(model, latents, runner, at::kCPU);
+  CHECK(whole.sizes() == at::IntArrayRef({2, 3, 5, 32, 48}));
+  model.decodes_in_parts = true;
+  CHECK(at::equal(model::decode_whole(model, latents, runner, at::kCPU), whole));
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ struct Toy {
   Folder folder;
   std::unique_ptr<model::LoadedModel> model;
   Toy() {
-    test::write_toy_model(folder.path());
+    test::write_two_part_model(folder.path());
     model = test::open_toy(folder.path());
   }
 };

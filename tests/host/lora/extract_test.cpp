@@ -33,7 +33,7 @@ void add(NamedTensors& tensors, const std::vector<test::Factors>& factors) {
 
 TEST_CASE("A known addition of low rank is extracted", "[lora]") {
   const Folder folder, tuned;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const std::vector<test::Factors> factors = test::toy_factors(4, 5);
   write_changed(folder, tuned, [&](NamedTensors& tensors) { add(tensors, factors); });
   const auto base = test::open_toy(folder.path()), after = test::open_toy(tuned.path());
@@ -61,7 +61,7 @@ TEST_CASE("A known addition of low rank is extracted", "[lora]") {
 
 TEST_CASE("An extraction says what it lacks", "[lora]") {
   const Folder folder, tuned;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   at::manual_seed(8);
   const at::Tensor change = at::randn({32, 32}), bias = at::randn({32});
   write_changed(folder, tuned, [&](NamedTensors& tensors) {
@@ -91,7 +91,7 @@ TEST_CASE("An extraction says what it lacks", "[lora]") {
 
 TEST_CASE("Models that do not fit, or do not differ, are refused", "[lora]") {
   const Folder folder, tuned;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   write_changed(folder, tuned,
                 [&](NamedTensors& tensors) { tensors.at("blocks.0.down.bias").add_(1); });
   const auto base = test::open_toy(folder.path()), after = test::open_toy(tuned.path());

@@ -124,7 +124,7 @@ TEST_CASE("What cannot be merged into a LoRA is refused", "[lora]") {
 
 TEST_CASE("A model with LoRAs merged in is the model with LoRAs", "[lora]") {
   const Folder folder, out;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const std::vector<MergeSource> of = sources(folder, 0.8, -0.5);
   auto model = test::open_toy(folder.path());
   size_t calls = 0;
@@ -157,7 +157,7 @@ TEST_CASE("A model with LoRAs merged in is the model with LoRAs", "[lora]") {
 
 TEST_CASE("A merge into bfloat16 rounds once", "[lora]") {
   const Folder folder, out;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const std::string path = folder / "dit.safetensors";
   const auto file = files::Checkpoint::open("dit", {path});
   NamedTensors tensors;
@@ -182,7 +182,7 @@ TEST_CASE("A merge into bfloat16 rounds once", "[lora]") {
 
 TEST_CASE("LoRAs of any form, and of several components, go into a model", "[lora]") {
   const Folder folder, out;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   at::manual_seed(3);
   const at::Tensor diff = at::randn({32, 32}) * 0.1, bias = at::randn({32}) * 0.1;
   const at::Tensor down = at::randn({2, 3}), up = at::randn({3, 2});
@@ -213,7 +213,7 @@ TEST_CASE("LoRAs of any form, and of several components, go into a model", "[lor
 
 TEST_CASE("A merge into a model is refused where it would lose or overwrite", "[lora]") {
   const Folder folder, out;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const std::vector<MergeSource> of = sources(folder, 1, 1);
   const std::string path = folder / "dit.safetensors";
   const auto model = test::open_toy(folder.path());

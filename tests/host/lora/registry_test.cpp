@@ -22,7 +22,7 @@ struct Scene {
   std::string style_path = folder / "style.safetensors", light_path = folder / "light.safetensors";
 
   Scene() {
-    test::write_toy_model(folder.path());
+    test::write_two_part_model(folder.path());
     model = test::open_toy(folder.path());
     plain = test::toy_velocity(*model);
     for (test::Factors& of : light) of.down = at::randn({2, of.down.size(1)}) * 0.3;

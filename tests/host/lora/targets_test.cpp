@@ -12,7 +12,7 @@ static_assert(!std::is_copy_constructible_v<Targets> && !std::is_copy_assignable
 
 TEST_CASE("A layer is found under every spelling of its name", "[lora]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   const Targets targets(*model);
   const Target* down = targets.find("blocks.1.down");
@@ -39,7 +39,7 @@ TEST_CASE("A layer is found under every spelling of its name", "[lora]") {
 
 TEST_CASE("Names of the checkpoint stand for parts of layers", "[lora]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   const Targets targets(*model);
   const Target* qkv = targets.find("lora_unet_blocks_0_qkv");
@@ -68,7 +68,7 @@ TEST_CASE("Names of the checkpoint stand for parts of layers", "[lora]") {
 
 TEST_CASE("A match lists what is nothing here, and refuses what cannot be right", "[lora]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   const Targets targets(*model);
   const std::string path = folder / "lora.safetensors";
@@ -110,7 +110,7 @@ TEST_CASE("A match lists what is nothing here, and refuses what cannot be right"
 
 TEST_CASE("Weights and biases of any layer are found", "[lora]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   const Targets targets(*model);
   nn::Linear* down = nullptr;
@@ -136,7 +136,7 @@ TEST_CASE("Weights and biases of any layer are found", "[lora]") {
 
 TEST_CASE("A match refuses additions that have no place", "[lora]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   const Targets targets(*model);
   const std::string path = folder / "lora.safetensors";

@@ -25,7 +25,7 @@ inline const ToyFamily& toy_family() {
 }
 
 // Random weights of the denoiser and the VAE, in their published spelling.
-inline void write_toy_model(const std::string& folder) {
+inline void write_two_part_model(const std::string& folder) {
   for (const Detection& part : toy_family().tiny_parts()) {
     if (part.component == "text_encoder") continue;
     const auto model = toy_family().make_model({&part, 1}, {});

@@ -13,7 +13,7 @@ using test::Folder;
 using Places = std::vector<Place>;
 
 const PlacedComponents kToy = {.known = {"text_encoder", "dit", "vae", "tokenizer"},
-                               .denoiser = "dit",
+                               .denoisers = {"dit"},
                                .blocks = {{"dit", 4}, {"vae", 0}}};
 
 std::vector<std::string> problems_of(const Placement& placement) {
@@ -104,7 +104,7 @@ TEST_CASE("Places that make no sense are told, all at once", "[placement]") {
 
 TEST_CASE("A weight rests in its file as one tensor, or as rows of one", "[placement]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = open_dit(folder, {});
   const LoadedPart& part = *model->find_part("dit");
   const weights::WeightBinding binding =
@@ -142,7 +142,7 @@ TEST_CASE("A weight rests in its file as one tensor, or as rows of one", "[place
 
 TEST_CASE("A streamed denoiser gives the bits of a resident one, whole or stored", "[placement]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   for (const auto& [dtype, storage] : std::map<std::string, weights::StorageByComponent>{
            {"float32", {}}, {"bfloat16", {{"dit", weights::Storage::kFp8}}}}) {
     const at::Tensor resident = test::toy_velocity(*open_dit(folder, {}, dtype, "cpu", storage));
@@ -168,7 +168,7 @@ TEST_CASE("A streamed denoiser gives the bits of a resident one, whole or stored
 
 TEST_CASE("Blocks that no file has rest on the host, and a line says so", "[placement]") {
   const Folder folder;
-  test::write_toy_model(folder.path());  // one weight of each block is joined
+  test::write_two_part_model(folder.path());  // one weight of each block is joined
   const auto model = open_dit(folder, {.offload = {{"dit", Place::kDisk}}});
   REQUIRE(model->notes().size() == 2);
   CHECK_THAT(model->notes()[0], Catch::Contains("2 of 2 blocks rest in host memory"));
@@ -180,7 +180,7 @@ TEST_CASE("Blocks that no file has rest on the host, and a line says so", "[plac
 
 TEST_CASE("Weights of another checkpoint stream in place of those that were there", "[placement]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = open_dit(folder, {.offload = {{"dit", Place::kHost}}, .prefetch = 1});
   const at::Tensor first = test::toy_velocity(*model);
   const auto file = files::Checkpoint::open("dit", {folder / "dit.safetensors"});
@@ -206,7 +206,7 @@ TEST_CASE("Weights of another checkpoint stream in place of those that were ther
 TEST_CASE("What a device of limited memory cannot hold is told once, with a way out",
           "[placement]") {
   const Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = open_dit(folder, {}, "float32", "stand-in:40KB");
   expect_error(ErrorCode::kOutOfMemory, {"loading dit", "--offload dit=host"},
                [&] { model->load_component("dit"); });

@@ -17,7 +17,7 @@ nn::Linear* find_linear(model::LoadedModel& model, const std::string& path) {
 
 TEST_CASE("A dry model takes away the adapters that it put there, and no others", "[plan]") {
   const test::Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   nn::Linear* down = find_linear(*model, "blocks.1.down");
   REQUIRE(down != nullptr);
@@ -35,7 +35,7 @@ TEST_CASE("A dry model takes away the adapters that it put there, and no others"
 
 TEST_CASE("What goes wrong in a plugin's dry run names the family", "[plan]") {
   const test::Folder folder;
-  test::write_toy_model(folder.path());
+  test::write_two_part_model(folder.path());
   const auto model = test::open_toy(folder.path());
   DryModel dry(*model, at::kCPU);
   const auto fails = [](BlockRunner&) { throw std::runtime_error("boom"); };

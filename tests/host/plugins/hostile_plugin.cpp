@@ -57,6 +57,7 @@ struct HostileFamily final : ModelFamily {
     act("asked");
     return {};
   }
+  std::span<const EncodeStage> encode_stages() const override { return {}; }
   std::span<const InputSpec> inputs() const override {
     act("asked");
     return {};

@@ -20,11 +20,20 @@ class PictureToy : public ToyFamily {
   std::span<const InputSpec> inputs() const override {
     static constexpr InputSpec kInputs[] = {
         {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
-        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the picture to learn"},
+        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the picture to learn",
+         InputRole::kTarget},
         {"style", InputKind::kText, false, InputUse::kTrain, "*", "stands before the prompt"},
         {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
         {"reference", InputKind::kImage, false, InputUse::kTrain, "*", "a picture to follow"}};
     return kInputs;
+  }
+  std::span<const EncodeStage> encode_stages() const override {
+    static constexpr std::string_view kEncoders[] = {"text_encoder", "tokenizer"};
+    static constexpr std::string_view kVae[] = {"vae"}, kImage[] = {"image"};
+    static constexpr std::string_view kRead[] = {"prompt", "style", "count", "reference"};
+    static constexpr EncodeStage kStages[] = {{"text", kEncoders, kRead},
+                                              {"latents", kVae, kImage}};
+    return kStages;
   }
 };
 

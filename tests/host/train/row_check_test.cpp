@@ -1,6 +1,7 @@
 #include "host/train/row_check.h"
 
 #include "picture_toy.h"
+#include "support/models.h"
 
 namespace atelier::train {
 namespace {
@@ -105,7 +106,7 @@ TEST_CASE("What keeps all texts from being counted is told once", "[rows]") {
   generate::TextLengths lengths(*without_tokenizer, "toy", /*cuts=*/false);
   int told = 0;
   for (int i = 0; i < 20; ++i) {
-    if (const auto error = lengths.check({{"prompt", "x"}}, "a.csv:2 [prompt]")) {
+    if (const auto error = lengths.check(test::prompt_inputs("x"), "a.csv:2 [prompt]")) {
       CHECK_THAT(error->what(), Catch::Contains("toy.text_length: there is no tokenizer"));
       ++told;
     }

@@ -7,6 +7,7 @@
 #include "host/model/fingerprint.h"
 #include "host/train/source_files.h"
 #include "picture_toy.h"
+#include "support/models.h"
 
 using namespace atelier;
 using namespace atelier::train;
@@ -41,7 +42,8 @@ struct Workshop {
   void write_rows(const std::string& csv) { test::write_bytes(folder / "data/metadata.csv", csv); }
   std::string cache() const { return folder / "cache"; }
 
-  Samples open(CachedParts cached = {}, bool with_empty_caption = false) const {
+  Samples open(CachedStages cached = {{"text", true}, {"latents", true}},
+               bool with_empty_caption = false) const {
     return Samples::of_dataset(test::open_toy_dataset(options), *model, cached, cache(),
                                with_empty_caption);
   }
@@ -95,11 +97,19 @@ size_t count_new(const std::map<std::string, ino_t>& before,
   return count;
 }
 
+Samples::Count count_of(const Samples& samples, const std::string& what) {
+  for (const Samples::Count& count : samples.counts()) {
+    if (count.what == what) return count;
+  }
+  FAIL("no such stage: " + what);
+  return {};
+}
+
 at::Tensor prompt_embeds(Workshop& shop, const std::string& prompt) {
   DirectRunner runner;
   shop.model->load_component("text_encoder");
   return shop.model->model()
-      .encode_text({{"prompt", prompt}}, runner)
+      .encode(test::prompt_inputs(prompt), runner)
       .at("prompt_embeds")
       .detach()
       .clone();
@@ -127,7 +137,6 @@ TEST_CASE("Samples come from the cache as the encoders give them", "[samples]") 
   CHECK(sample.values.at("seed") == "8");
   CHECK(sample.values.at("prompt") == "green");
   CHECK(sample.inputs.empty());
-  CHECK_FALSE(sample.pixels.defined());
   CHECK_FALSE(sample.mask.defined());
   CHECK(at::equal(sample.cond.at("prompt_embeds"), prompt_embeds(shop, "green")));
 
@@ -137,7 +146,7 @@ TEST_CASE("Samples come from the cache as the encoders give them", "[samples]") 
   const at::Tensor pixels = std::get<at::Tensor>(dataset->load(1).inputs.at("image"));
   const at::Tensor latents = sample.cond.at("latents");
   CHECK(latents.sizes() == at::IntArrayRef({48, 1, 4, 6}));
-  CHECK(at::equal(latents, shop.model->model().encode_media(pixels.unsqueeze(1), runner)));
+  CHECK(at::equal(latents, test::encode_latents(shop.model->model(), pixels, runner)));
 }
 
 TEST_CASE("A cache alone gives the samples of its dataset", "[samples]") {
@@ -181,8 +190,8 @@ TEST_CASE("Equal texts and pictures of several rows are encoded once", "[samples
   test::fs::copy_file(shop.folder / "data/a.png", shop.folder / "data/copy.png");
   shop.write_rows("image,prompt\na.png,red\ncopy.png,green\na.png,green\nb.png,red\n");
   const Samples samples = shop.filled();
-  CHECK(samples.counts().texts == 2);
-  CHECK(samples.counts().pictures == 2);
+  CHECK(count_of(samples, "texts").entries == 2);
+  CHECK(count_of(samples, "pictures").entries == 2);
   CHECK(shop.entries("text").size() == 2);
   CHECK(shop.entries("latents").size() == 2);
   CHECK(at::equal(samples.load(0, false).cond.at("latents"),
@@ -237,8 +246,8 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
   SECTION("a caption") {
     shop.write_rows("image,prompt\na.png,red\nb.png,violet\nc.png,blue\n");
     Samples samples = shop.open();
-    CHECK(samples.counts().missing_texts == 1);
-    CHECK(samples.counts().missing_pictures == 0);
+    CHECK(count_of(samples, "texts").missing == 1);
+    CHECK(count_of(samples, "pictures").missing == 0);
     CHECK(samples.fingerprint() != fingerprint);
     CHECK(samples.fill(*shop.model, 0, shop.progress, never));
     CHECK(count_new(before, shop.inodes()) == 1);
@@ -248,8 +257,8 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
   SECTION("a picture") {
     test::write_toy_picture(shop.folder / "data/c.png", 16, 16, 4);
     Samples samples = shop.open();
-    CHECK(samples.counts().missing_texts == 0);
-    CHECK(samples.counts().missing_pictures == 1);
+    CHECK(count_of(samples, "texts").missing == 0);
+    CHECK(count_of(samples, "pictures").missing == 1);
     CHECK(samples.fingerprint() != fingerprint);
     CHECK(samples.fill(*shop.model, 0, shop.progress, never));
     CHECK(count_new(before, shop.inodes()) == 1);
@@ -257,8 +266,8 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
   SECTION("the size of all pictures") {
     shop.options.height = 8;
     shop.options.width = 8;
-    CHECK(shop.open().counts().missing_pictures == 3);
-    CHECK(shop.open().counts().missing_texts == 0);
+    CHECK(count_of(shop.open(), "pictures").missing == 3);
+    CHECK(count_of(shop.open(), "texts").missing == 0);
   }
   SECTION("the order of the rows, which is no change") {
     shop.write_rows("image,prompt\nc.png,blue\na.png,red\nb.png,green\n");
@@ -268,8 +277,8 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
   SECTION("an encoder") {
     test::write_toy_component(shop.folder / "model/vae/model.safetensors", "vae", 30);
     shop.model = test::open_toy_model(shop.folder / "model");
-    CHECK(shop.open().counts().missing_pictures == 3);
-    CHECK(shop.open().counts().missing_texts == 0);
+    CHECK(count_of(shop.open(), "pictures").missing == 3);
+    CHECK(count_of(shop.open(), "texts").missing == 0);
   }
   SECTION("the dtype") {
     shop.model = test::open_toy_model(shop.folder / "model", {}, "bfloat16");
@@ -440,46 +449,47 @@ TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
   test::write_bytes(shop.folder / "data/mask.png", media::encode_png(mask));
   shop.write_rows("image,prompt,mask\na.png,red,mask.png\na.png,red,\n");
   Samples samples = shop.filled();
-  CHECK(samples.counts().pictures == 2);
+  CHECK(count_of(samples, "pictures").entries == 2);
   const at::Tensor row = at::tensor({1.0F, 1.0F, 0.5F, 0.0F});
   CHECK(at::equal(samples.load(0, false).mask, row.expand({1, 1, 4, 4})));
   CHECK_FALSE(samples.load(1, false).mask.defined());
 
-  const Samples uncached = shop.open({.text = true, .latents = false});
+  const Samples uncached = shop.open({{"text", true}, {"latents", false}});
   CHECK(at::equal(uncached.load(0, false).mask, row.expand({1, 1, 4, 4})));
 }
 
 TEST_CASE("What a trained component makes is not cached", "[samples]") {
   const std::vector<std::string> text = {"dit", "text_encoder.table"}, vae = {"vae"};
-  CHECK_FALSE(cached_parts(test::picture_toy(), text).text);
-  CHECK(cached_parts(test::picture_toy(), text).latents);
-  CHECK(cached_parts(test::picture_toy(), vae).text);
-  CHECK_FALSE(cached_parts(test::picture_toy(), vae).latents);
+  const auto stages = test::picture_toy().encode_stages();
+  CHECK(cached_stages(stages, text) == CachedStages{{"text", false}, {"latents", true}});
+  CHECK(cached_stages(stages, vae) == CachedStages{{"text", true}, {"latents", false}});
 
   Workshop shop;
-  Samples samples = shop.open({.text = false, .latents = true});
+  Samples samples = shop.open({{"text", false}, {"latents", true}});
   CHECK(samples.missing() == 3);
   CHECK(samples.fill(*shop.model, 0, shop.progress, never));
   CHECK_FALSE(exists(shop.cache() + "/text"));
   const TrainSample one = samples.load(2, false);
-  CHECK(std::get<std::string>(one.inputs.at("prompt")) == "blue");
-  CHECK_FALSE(one.inputs.contains("image"));
+  CHECK(std::get<std::string>(one.inputs.at("text").at("prompt")) == "blue");
+  CHECK(one.inputs.size() == 1);
+  CHECK_FALSE(one.inputs.at("text").contains("image"));
   CHECK(one.cond.size() == 1);
-  CHECK(std::get<std::string>(samples.load(2, true).inputs.at("prompt")).empty());
+  CHECK(std::get<std::string>(samples.load(2, true).inputs.at("text").at("prompt")).empty());
   expect_error(ErrorCode::kInvalidArgument, {"has no texts", "--dataset_base_path"},
                [&] { shop.from_cache(); });
 
-  const Samples pictures = shop.open({.text = false, .latents = false});
+  const Samples pictures = shop.open({{"text", false}, {"latents", false}});
   CHECK(pictures.missing() == 0);
   const TrainSample other = pictures.load(1, false);
-  CHECK(other.pixels.sizes() == at::IntArrayRef({3, 1, 16, 24}));
+  CHECK(std::get<at::Tensor>(other.inputs.at("latents").at("image")).sizes() ==
+        at::IntArrayRef({3, 16, 24}));
   CHECK(other.cond.empty());
 }
 
 TEST_CASE("An empty caption has an encoding of its own", "[samples]") {
   Workshop shop;
-  Samples samples = shop.open({}, /*with_empty_caption=*/true);
-  CHECK(samples.counts().texts == 4);
+  Samples samples = shop.open({{"text", true}, {"latents", true}}, /*with_empty_caption=*/true);
+  CHECK(count_of(samples, "texts").entries == 4);
   // The toy has no token for no letters: its encoding of an empty text is an empty tensor.
   CHECK(samples.fill(*shop.model, 0, shop.progress, never));
   CHECK(samples.load(0, true).cond.at("prompt_embeds").size(0) == 0);
@@ -494,14 +504,14 @@ TEST_CASE("Extra inputs tell texts apart", "[samples]") {
   Workshop shop;
   shop.write_rows(
       "image,prompt,count,reference\na.png,red,1,b.png\na.png,red,2,b.png\na.png,red,1,c.png\n");
-  CHECK(shop.open().counts().texts == 1);
+  CHECK(count_of(shop.open(), "texts").entries == 1);
   shop.options.extra_inputs = {"count"};
-  CHECK(shop.open().counts().texts == 2);
+  CHECK(count_of(shop.open(), "texts").entries == 2);
   shop.options.extra_inputs = {"count", "reference"};
-  CHECK(shop.open().counts().texts == 3);
-  const TrainSample sample = shop.open({.text = false, .latents = false}).load(1, false);
-  CHECK(std::get<int64_t>(sample.inputs.at("count")) == 2);
-  CHECK(std::get<at::Tensor>(sample.inputs.at("reference")).dim() == 3);
+  CHECK(count_of(shop.open(), "texts").entries == 3);
+  const TrainSample sample = shop.open({{"text", false}, {"latents", false}}).load(1, false);
+  CHECK(std::get<int64_t>(sample.inputs.at("text").at("count")) == 2);
+  CHECK(std::get<at::Tensor>(sample.inputs.at("text").at("reference")).dim() == 3);
 }
 
 TEST_CASE("Encodings that are not finite name their row", "[samples]") {

@@ -36,8 +36,9 @@ struct Workshop : TrainToy {
     config.output.checkpoints_total_limit = 0;
     config.ema_decay = 0.9;
     reopen();
-    samples = std::make_unique<Samples>(Samples::of_dataset(test::open_toy_dataset(config.dataset),
-                                                            *model, {}, folder / "cache", false));
+    samples = std::make_unique<Samples>(Samples::of_dataset(
+        test::open_toy_dataset(config.dataset), *model,
+        cached_stages(test::picture_toy().encode_stages(), {}), folder / "cache", false));
     REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
   }
   ~Workshop() { std::fclose(said_file); }

@@ -1,0 +1,294 @@
+// A family that is none of the published ones: two expert denoisers of one architecture, latents of
+// clips, an optional picture beside the prompt, and an autoencoder that another family has too. It
+// is written in the frame of the SDK alone; nothing outside this folder knows it.
+#include <ATen/ATen.h>
+
+#include "atelier/component_model.h"
+#include "atelier/error.h"
+#include "atelier/named_inputs.h"
+#include "atelier/nn/layers.h"
+#include "atelier/nn/waves.h"
+#include "atelier/ops/attention.h"
+#include "atelier/ops/pointwise.h"
+#include "atelier/plugin.h"
+
+#include "shared/causal_vae.h"
+
+namespace {
+using namespace atelier;
+using shared::CausalVae;
+using shared::CausalVaeConfig;
+
+constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
+constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
+constexpr std::string_view kVariants[] = {"experts"};
+constexpr const char* kReference = "reference";
+
+constexpr InputSpec kInputs[] = {
+    {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
+    {.name = "first_image",
+     .kind = InputKind::kImage,
+     .use = InputUse::kGenerate,
+     .help = "a picture to begin with; none: the prompt alone"},
+    {.name = "image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .use = InputUse::kTrain,
+     .help = "the picture to learn",
+     .role = InputRole::kTarget},
+};
+constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},
+                           kPrompt[] = {"prompt"}, kFirstImage[] = {"first_image"},
+                           kImage[] = {"image"};
+constexpr EncodeStage kStages[] = {
+    {.name = "text", .components = kTextEncoder, .inputs = kPrompt},
+    {.name = "reference", .components = kVae, .inputs = kFirstImage},
+    {.name = "latents", .components = kVae, .inputs = kImage},
+};
+constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
+
+struct BytesConfig {
+  int64_t width;
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("width", width);
+  }
+};
+struct ExpertConfig {
+  int64_t width, layers;
+  template <class Fields>
+  void visit(Fields&& fields) {
+    fields("width", width), fields("layers", layers);
+  }
+};
+
+struct Bytes final : TextEncoder {
+  nn::Embedding bytes;
+  explicit Bytes(const BytesConfig& c)
+      : TextEncoder(nullptr, ""), bytes(this, "bytes", 256, c.width) {}
+  at::Tensor forward(const at::Tensor& ids_N, const Segments&, BlockRunner&) override {
+    return bytes.forward(ids_N);
+  }
+  int64_t vocabulary() const override { return 256; }
+  int64_t width() const override { return bytes.weight->sizes()[1]; }
+};
+
+// Inputs: rows [N, D], the noise level (see nn::NoiseLevels), offsets of the samples.
+struct ExpertBlock final : Block {
+  nn::Linear modulation, qkv, out, up, down;
+  ExpertBlock(Module* parent, std::string name, int64_t width)
+      : Block(parent, std::move(name)),
+        modulation(this, "modulation", width, 2 * width),
+        qkv(this, "qkv", width, 3 * width),
+        out(this, "out", width, width),
+        up(this, "up", width, 2 * width),
+        down(this, "down", 2 * width, width) {}
+  std::string_view kind() const override { return "expert"; }
+  Tensors forward(const Tensors& in) override {
+    const Segments rows = Segments::from_tensor(in[2]);
+    const bool is_prepared = in[1].size(-1) == modulation.out_features();
+    const std::vector<at::Tensor> level =
+        (is_prepared ? in[1] : nn::of_levels(modulation, in[1], rows.count())).chunk(2, 1);
+    const at::Tensor h = ops::norm_modulate(in[0], level[0], level[1], rows);
+    const at::Tensor heads = qkv.forward(h).view({h.size(0), 3, -1, kHeadDim});
+    const at::Tensor x = in[0] + out.forward(ops::attention(heads.select(1, 0), heads.select(1, 1),
+                                                            heads.select(1, 2), rows));
+    return {x + down.forward(ops::gelu_tanh(up.forward(x)))};
+  }
+};
+
+at::Tensor time_of(const at::Tensor& sigma_B) {
+  return nn::time_channels(sigma_B, kTimeChannels, 1000.0);
+}
+
+struct Expert final : Denoiser {
+  nn::Linear embed, time_in, time_out, end, unembed;
+  std::vector<std::unique_ptr<ExpertBlock>> layers;
+  nn::NoiseLevels noise_levels;
+  explicit Expert(const ExpertConfig& c)
+      : Denoiser(nullptr, ""),
+        embed(this, "embed", kChannels, c.width),
+        time_in(this, "time_in", kTimeChannels, c.width),
+        time_out(this, "time_out", c.width, c.width),
+        end(this, "end", c.width, 2 * c.width),
+        unembed(this, "unembed", c.width, kChannels),
+        noise_levels(time_of, time_in, time_out, end) {
+    for (int64_t i = 0; i < c.layers; ++i) {
+      layers.push_back(std::make_unique<ExpertBlock>(this, "blocks." + std::to_string(i), c.width));
+      noise_levels.add(*layers.back(), {&layers.back()->modulation});
+    }
+  }
+  int64_t channels() const override { return kChannels; }
+  int64_t patch() const override { return 1; }
+  at::ScalarType dtype() const override { return embed.weight->draw().scalar_type(); }
+  std::vector<ConditioningEntry> entries() const override {
+    return {{.width = embed.out_features()}, {.name = kReference}};
+  }
+  nn::NoiseLevels* levels() override { return &noise_levels; }
+
+  at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
+    // Each sample's rows: its prompt, the cells of its reference where there is one, its latents.
+    std::vector<at::Tensor> context;
+    std::vector<int64_t> lengths;
+    for (const Conditioning* cond : in.cond) {
+      context.push_back(named_tensor(*cond, kPromptEmbeds, 2));
+      if (cond->contains(kReference)) {
+        const at::Tensor cells = named_tensor(*cond, kReference, 2);
+        context.back() = at::cat({context.back(), embed.forward(cells.to(context.back().dtype()))});
+      }
+      lengths.push_back(context.back().size(0));
+    }
+    const at::Tensor cells = in.x_BCTHW.permute({0, 2, 3, 4, 1});
+    const at::Tensor x = embed.forward(cells.flatten(1, 3));
+    const Segments context_rows(lengths), rows = Segments::uniform(x.size(0), x.size(1));
+    const auto level = noise_levels.step(in.sigma_B, x.scalar_type(), in.level);
+    at::Tensor joint = join_rows(at::cat(context), context_rows, x.flatten(0, 1), rows);
+    const at::Tensor offsets = join(context_rows, rows).tensor();
+    for (size_t i = 0; i < layers.size(); ++i)
+      joint = runner.run(*layers[i], {joint, level.of_block(i), offsets})[0];
+    const std::vector<at::Tensor> ends = level.of_end().chunk(2, 1);
+    const at::Tensor made = split_rows(joint, context_rows, rows).second;
+    const at::Tensor v = unembed.forward(ops::norm_modulate(made, ends[0], ends[1], rows));
+    return v.view(cells.sizes()).permute({0, 4, 1, 2, 3}).contiguous();
+  }
+};
+
+// The shared autoencoder takes pictures: a latent frame is one picture of a clip, which stands for
+// itself and the one before it.
+struct Experts final : ComponentModel {
+  using ComponentModel::ComponentModel;
+
+  std::vector<int64_t> tokenize(std::string_view text) const override {
+    return {reinterpret_cast<const uint8_t*>(text.data()),
+            reinterpret_cast<const uint8_t*>(text.data()) + text.size()};
+  }
+  static std::string text_of(const EncodeInputs& in) {
+    return text_input(in.values, "prompt") + '\n';
+  }
+  TextLength text_length(const EncodeInputs& in) const override {
+    return {.tokens = std::ssize(text_of(in)), .limit = 64};
+  }
+  Conditioning encode(const EncodeInputs& in, BlockRunner& runner) override {
+    if (in.stage == "text") {
+      std::vector<int64_t> ids = tokenize(text_of(in));
+      cut_to_limit(ids, text_length(in));
+      return {{kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+    }
+    if (in.stage == "latents")
+      return {{"latents", latents_of(clip_input(in.values, "image"), runner)}};
+    const at::Tensor latents = latents_of(clip_input(in.values, "first_image"), runner);
+    return {{kReference, latents.flatten(1).t().contiguous()}};  // [cells, C]
+  }
+  at::Tensor latents_of(const at::Tensor& pixels, BlockRunner& runner) {  // [3, T, H, W]
+    if (pixels.size(2) % kStride != 0 || pixels.size(3) % kStride != 0)
+      throw Error(ErrorCode::kInvalidArgument, "height and width must be multiples of 2");
+    const at::Tensor kept = pixels.slice(1, 0, std::nullopt, kFrameStride);
+    return loaded<CausalVae>("vae")
+        .encode(kept.transpose(0, 1).unsqueeze(2), runner)
+        .squeeze(2)
+        .transpose(0, 1)
+        .contiguous();
+  }
+  void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
+              const FrameSink& sink) override {
+    for (int64_t t = 0; t < latents_BCTHW.size(2); ++t) {
+      const auto twice = [&](const at::Tensor& frame) {
+        sink(t == 0 ? frame : frame.repeat_interleave(kFrameStride, 2));
+      };
+      loaded<CausalVae>("vae").decode(latents_BCTHW.narrow(2, t, 1), runner, twice);
+    }
+  }
+};
+
+std::optional<Detection> detect_bytes(const TensorIndex& in) {
+  if (!in.contains("bytes.weight")) return std::nullopt;
+  return detection_of("text_encoder", "plain", BytesConfig{in.dim("bytes.weight", 1)});
+}
+std::optional<Detection> detect_vae(const TensorIndex& in) {
+  const auto file = shared::find_causal_vae(in);
+  return file ? std::optional(shared::detect_causal_vae(in, *file)) : std::nullopt;
+}
+// The experts' files do not say which is which: the hint does.
+std::optional<Detection> detect_expert(const TensorIndex& in) {
+  const int64_t layers = in.block_count("blocks.{}.modulation.weight");
+  if (layers == 0 || !in.contains("unembed.weight")) return std::nullopt;
+  return detection_of("dit", "plain", ExpertConfig{in.dim("unembed.weight", 1), layers});
+}
+ConfigFields told_fields(const Detection& part) {
+  ConfigFields fields;
+  for (const auto& [number, value] : part.config) fields.told(number, {value});
+  return fields;
+}
+ConfigFields vae_fields(const Detection& part) {
+  return shared::causal_vae_fields(part, {"AutoencoderOfExperts"});
+}
+template <class Part, class Config>
+WeightMap map_of(const Detection& part) {
+  return named_weights(*make_part<Part, Config>(part));
+}
+Detection tiny_expert() {
+  return detection_of("", "plain", ExpertConfig{32, 2});
+}
+Detection tiny_vae() {
+  return detection_of("vae", "diffusers",
+                      CausalVaeConfig{.channels = kChannels,
+                                      .widths = {8, 8},
+                                      .base_width = 8,
+                                      .res_blocks = 1,
+                                      .temporal = {true},
+                                      .mean = shared::kCausalVaeMean,
+                                      .std = shared::kCausalVaeStd});
+}
+
+constexpr ComponentRow kRows[] = {
+    {.spec = {.name = "text_encoder", .role = Role::kTextEncoder, .help = "a vector for each byte"},
+     .detect = detect_bytes,
+     .config_fields = told_fields,
+     .weight_map = map_of<Bytes, BytesConfig>,
+     .make = make_part<Bytes, BytesConfig>,
+     .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+    {.spec = {.name = "vae", .role = Role::kVae, .help = "the autoencoder of several families"},
+     .detect = detect_vae,
+     .config_fields = vae_fields,
+     .weight_map = shared::causal_vae_map,
+     .make = make_part<CausalVae, CausalVaeConfig>,
+     .tiny = tiny_vae},
+    {.spec = {.name = "dit", .role = Role::kDenoiser, .help = "the expert of much noise"},
+     .detect = detect_expert,
+     .config_fields = told_fields,
+     .weight_map = map_of<Expert, ExpertConfig>,
+     .make = make_part<Expert, ExpertConfig>,
+     .tiny = tiny_expert},
+    {.spec = {.name = "dit_low", .role = Role::kDenoiser, .help = "the expert of little noise"},
+     .detect = detect_expert,
+     .config_fields = told_fields,
+     .weight_map = map_of<Expert, ExpertConfig>,
+     .make = make_part<Expert, ExpertConfig>,
+     .tiny = tiny_expert},
+};
+
+struct Family final : ComponentFamily {
+  Family() : ComponentFamily(kRows, kVariants) {}
+  std::string_view name() const override { return "experts"; }
+  std::string_view help() const override { return "two experts, for tests"; }
+  std::span<const InputSpec> inputs() const override { return kInputs; }
+  std::span<const EncodeStage> encode_stages() const override { return kStages; }
+  std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
+  SigmaRange sigma_range(const Detection& denoiser) const override {
+    if (denoiser.component == "dit_low") return {.low = 0, .high = kBoundary};
+    return {.low = kBoundary, .high = 1};
+  }
+  LoraTargets lora_targets(const Detection& denoiser) const override {
+    return {denoiser.component, {"blocks.*.qkv", "blocks.*.out"}, {}, "transformer."};
+  }
+  std::unique_ptr<Model> make_model(std::span<const Detection> parts,
+                                    const ModelOptions& options) const override {
+    const LatentSpec latents = {kChannels, kStride, kFrameStride, kStride, kStride};
+    return std::make_unique<Experts>(rows(), parts, options,
+                                     LatentDefaults{.spec = latents, .takes_clips = true});
+  }
+};
+
+}  // namespace
+
+ATELIER_PLUGIN(Family, "experts", "0.1.0")
