@@ -28,6 +28,11 @@ void* operator new(std::size_t bytes) {
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
+// std::stable_sort asks for its buffer this way.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  asked_bytes += static_cast<int64_t>(bytes);
+  return std::malloc(bytes);
+}
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
