@@ -89,20 +89,21 @@ class CountingRunner final : public BlockRunner {
 class KnownLatents {
  public:
   // `x`: the noise that sampling begins with, [N, C, T, H, W].
-  KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& x) : given_(given) {
-    if (given_ && given_->is_noised) noise_ = x.clone();
+  KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& x) {
+    if (!given) return;
+    values_ = given->values_CTHW.to(x.options());
+    where_ = given->free_1THW.to(x.device()) == 0;
+    if (given->is_noised) noise_ = x.clone();
   }
 
   void put_into(at::Tensor& x, double sigma) const {
-    if (!given_) return;
-    at::Tensor known = given_->values_CTHW.to(x.options()).expand_as(x);
-    if (given_->is_noised) known = known * (1.0 - sigma) + noise_ * sigma;
-    x.copy_(at::where(given_->free_1THW.to(x.device()) == 0, known, x));
+    if (!values_.defined()) return;
+    const at::Tensor known = noise_.defined() ? values_ * (1.0 - sigma) + noise_ * sigma : values_;
+    x.copy_(at::where(where_, known, x));
   }
 
  private:
-  const std::optional<GivenLatents> given_;
-  at::Tensor noise_;
+  at::Tensor values_, where_, noise_;  // undefined: nothing is known, or it stays clean
 };
 
 // Keeps the host at most one step ahead of the device: otherwise progress would show launches, and
@@ -228,7 +229,7 @@ at::Tensor Generator::encode_start(const Request& request) {
     return model::reads(candidate, engine_.target_input);
   });
   if (engine_.target_input.empty() || stage == engine_.stages.end())
-    throw Error(ErrorCode::kUnsupported, "this family cannot start from a picture",
+    throw Error(ErrorCode::kUnsupported, "this family does not start from a picture",
                 "leave --input_image out");
   load_where([&](const ComponentSpec& c) { return model::uses(*stage, c.name); });
   begin_phase("encode");

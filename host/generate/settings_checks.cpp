@@ -10,6 +10,7 @@
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/media/decode.h"
+#include "host/model/stages.h"
 
 namespace atelier::generate {
 namespace {
@@ -200,6 +201,9 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
       continue;
     problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
+  if (!s.input_image.empty() && model::target_input(family.inputs()) == nullptr)
+    problems.add(place.of("input_image") + ": this family does not start from a picture",
+                 "leave it out");
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);

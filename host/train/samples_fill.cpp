@@ -221,7 +221,10 @@ Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {
   for (const EncodeStage& stage : state.stages) {
     const std::vector<State::Job> jobs = state.missing_jobs(stage);
     if (!state.is_target(stage)) {
-      if (!jobs.empty()) bytes.texts = state.missing_text_bytes(model, stage);
+      if (jobs.empty() || !bytes.texts) continue;
+      const auto more = model::is_prompted(stage) ? state.missing_text_bytes(model, stage)
+                                                  : std::optional<int64_t>();
+      bytes.texts = more ? std::optional(*bytes.texts + *more) : std::nullopt;
       continue;
     }
     for (const State::Job& job : jobs) {

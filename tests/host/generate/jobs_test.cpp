@@ -72,6 +72,17 @@ class Folder {
   std::filesystem::path path_;
 };
 
+TEST_CASE("A family that learns no picture starts from none", "[generate]") {
+  const FakeFamily family;
+  const FakeModel model;
+  Settings settings = good_settings();
+  settings.input_image = "in.png";
+  report::Problems problems;
+  check_against_model(settings, family, model, "plain", Place{}, problems);
+  CHECK(message_of(problems).find("--input_image: this family does not start from a picture") !=
+        std::string::npos);
+}
+
 TEST_CASE("Lines override what the command line says", "[jobs]") {
   Settings base;
   base.height = 512;
