@@ -93,8 +93,8 @@ class ATELIER_API Model {
   // pipeline does.
   virtual Conditioning encode(const EncodeInputs& in, BlockRunner& runner) = 0;
 
-  // How many tokens encode() makes of the text of `in`, of which pictures may be left out, before
-  // any are dropped. Reads no weights. Throws Error{kInvalidArgument} when an input is missing, and
+  // How many tokens encode() makes of the text of `in`, before any are dropped. Pictures may be left
+  // out of in.values, and in.stage may be empty. Reads no weights. Throws Error{kInvalidArgument} when an input is missing, and
   // Error{kUnsupported} when the model was made without a tokenizer.
   virtual TextLength text_length(const EncodeInputs& in) const = 0;
 
