@@ -93,9 +93,10 @@ class ATELIER_API Model {
   // pipeline does.
   virtual Conditioning encode(const EncodeInputs& in, BlockRunner& runner) = 0;
 
-  // How many tokens encode() makes of the text of `in`, before any are dropped. Pictures may be left
-  // out of in.values, and in.stage may be empty. Reads no weights. Throws Error{kInvalidArgument} when an input is missing, and
-  // Error{kUnsupported} when the model was made without a tokenizer.
+  // How many tokens encode() makes of the text of `in`, before any are dropped. Pictures may be
+  // left out of in.values, and in.stage may be empty. Reads no weights. Throws
+  // Error{kInvalidArgument} when an input is missing, and Error{kUnsupported} when the model was
+  // made without a tokenizer.
   virtual TextLength text_length(const EncodeInputs& in) const = 0;
 
   // Predicts the velocity, noise - clean, at `in.sigma_B`. Families differ in sign and in time
