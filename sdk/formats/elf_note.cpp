@@ -129,51 +129,40 @@ void read_notes(const Image& image, const Range& range, std::optional<PluginNote
   }
 }
 
-}  // namespace
+[[noreturn]] void wrong_kind(const std::string& message) {
+  throw ParseError("ELF_KIND", message, "a plugin is a .so built for this machine", 0);
+}
 
-std::optional<PluginNote> read_plugin_note(std::string_view file) {
-  const auto wrong_kind = [](const std::string& message) {
-    throw ParseError("ELF_KIND", message, "a plugin is a .so built for this machine", 0);
-  };
-  if (!file.starts_with("\x7F"
-                        "ELF")) {
-    if (file.size() < 4 && std::string_view("\x7F"
-                                            "ELF")
-                               .starts_with(file)) {
+// Refuses what is no shared library for this machine.
+void check_kind(std::string_view file) {
+  constexpr std::string_view kMagic = "\x7F\x45LF";
+  if (!file.starts_with(kMagic)) {
+    if (kMagic.starts_with(file))
       damaged("the ELF header ends after " + std::to_string(file.size()) + " bytes", 0);
-    }
     wrong_kind("is not a shared library");
   }
   const Image image(file);
   image.slice(0, kHeaderSize, "the ELF header");
-  if (file[4] != 2 || file[5] != 1 || file[6] != 1) {
+  if (file[4] != 2 || file[5] != 1 || file[6] != 1)
     wrong_kind("is not a 64-bit little-endian ELF file");
-  }
-  if (image.integer(16, 2, "the ELF header") != kTypeShared) {
+  if (image.integer(16, 2, "the ELF header") != kTypeShared)
     wrong_kind("is an ELF file but not a shared library");
-  }
   const uint64_t machine = image.integer(18, 2, "the ELF header");
-  if (kMachine != 0 && machine != kMachine) {
+  if (kMachine != 0 && machine != kMachine)
     wrong_kind("is built for ELF machine " + std::to_string(machine) + ", this one is " +
                std::to_string(kMachine));
-  }
+}
 
-  const uint64_t program_at = image.integer(32, 8, "the ELF header");
-  const uint64_t section_at = image.integer(40, 8, "the ELF header");
-  const uint64_t program_size = image.integer(54, 2, "the ELF header");
-  const uint64_t program_count = image.integer(56, 2, "the ELF header");
-  const uint64_t section_size = image.integer(58, 2, "the ELF header");
-  const uint64_t section_count = image.integer(60, 2, "the ELF header");
-  if (program_count == 0) damaged("there are no program headers", 56);
-  if (program_size != kProgramHeaderSize) damaged("program headers have a wrong size", 54);
-  if (section_count != 0 && section_size != kSectionHeaderSize) {
-    damaged("section headers have a wrong size", 58);
-  }
-
-  std::vector<Range> notes;
-  image.slice(program_at, program_count * kProgramHeaderSize, "the program header table");
-  for (uint64_t i = 0; i < program_count; ++i) {
-    const uint64_t at = program_at + i * kProgramHeaderSize;
+// Adds the notes that program segments hold, and checks that all segments are in the file.
+void find_segments(const Image& image, std::vector<Range>& notes) {
+  const uint64_t table = image.integer(32, 8, "the ELF header");
+  const uint64_t size = image.integer(54, 2, "the ELF header");
+  const uint64_t count = image.integer(56, 2, "the ELF header");
+  if (count == 0) damaged("there are no program headers", 56);
+  if (size != kProgramHeaderSize) damaged("program headers have a wrong size", 54);
+  image.slice(table, count * kProgramHeaderSize, "the program header table");
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t at = table + i * kProgramHeaderSize;
     const std::string what = "program segment " + std::to_string(i);
     const uint64_t type = image.integer(at, 4, what);
     if (type != kSegmentLoad && type != kSegmentNote) continue;
@@ -182,12 +171,19 @@ std::optional<PluginNote> read_plugin_note(std::string_view file) {
     image.slice(range.offset, range.size, what);
     if (type == kSegmentNote) notes.push_back(range);
   }
-  // Section headers come last in the file: when they are whole, nothing was cut off.
-  if (section_count != 0) {
-    image.slice(section_at, section_count * kSectionHeaderSize, "the section header table");
-  }
-  for (uint64_t i = 0; i < section_count; ++i) {
-    const uint64_t at = section_at + i * kSectionHeaderSize;
+}
+
+// The same of sections. Their headers come last in the file: when they are whole, nothing was cut
+// off.
+void find_sections(const Image& image, std::vector<Range>& notes) {
+  const uint64_t table = image.integer(40, 8, "the ELF header");
+  const uint64_t size = image.integer(58, 2, "the ELF header");
+  const uint64_t count = image.integer(60, 2, "the ELF header");
+  if (count == 0) return;
+  if (size != kSectionHeaderSize) damaged("section headers have a wrong size", 58);
+  image.slice(table, count * kSectionHeaderSize, "the section header table");
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t at = table + i * kSectionHeaderSize;
     const std::string what = "section " + std::to_string(i);
     const uint64_t type = image.integer(at + 4, 4, what);
     if (type == kSectionNoBits || type == 0) continue;
@@ -196,7 +192,16 @@ std::optional<PluginNote> read_plugin_note(std::string_view file) {
     image.slice(range.offset, range.size, what);
     if (type == kSectionNote) notes.push_back(range);
   }
+}
 
+}  // namespace
+
+std::optional<PluginNote> read_plugin_note(std::string_view file) {
+  check_kind(file);
+  const Image image(file);
+  std::vector<Range> notes;
+  find_segments(image, notes);
+  find_sections(image, notes);
   std::optional<PluginNote> found;
   if (notes.size() > kMaxNoteSegments) notes.resize(kMaxNoteSegments);
   for (const Range& range : notes) {
