@@ -60,6 +60,45 @@ bool needs_tiles(const AttentionOptions& options) {
          options.query_sees.defined();
 }
 
+bool is_half(const Tensor& q) {
+  return q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
+}
+
+bool fits_flash(const Tensor& q) {
+  return is_half(q) && q.size(2) <= 256 && q.size(2) % 8 == 0;
+}
+
+// The kernel that --attention asks for. Throws where it cannot run.
+Kernel forced_on_cuda(AttentionBackend forced, const Tensor& q) {
+  switch (forced) {
+    case AttentionBackend::kFlash:
+      if (!fits_flash(q))
+        refuse("flash", "bfloat16 or float16 and a head width of 8 to 256 in steps of 8");
+      return Kernel::kVarlenFlash;
+    case AttentionBackend::kCudnn:
+      if (!is_half(q)) refuse("cuDNN", "bfloat16 or float16");
+      return Kernel::kCudnn;
+    default:
+      if (q.scalar_type() == at::kDouble) refuse("efficient", "float32, bfloat16 or float16");
+      return Kernel::kEfficient;
+  }
+}
+
+Kernel best_on_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCall& call) {
+  if (q.scalar_type() == at::kDouble) return Kernel::kMath;
+  if (!is_half(q)) return Kernel::kEfficient;
+  if (call.q_rows.is_uniform() && call.k_rows.is_uniform() && q.numel() > 0 && k.numel() > 0) {
+    auto dense = [](const Tensor& t, const Segments& rows) {
+      return t.view({rows.count(), rows.length(0), t.size(1), t.size(2)}).transpose(1, 2);
+    };
+    const auto choice =
+        at::_fused_sdp_choice(dense(q, call.q_rows), dense(k, call.k_rows), dense(v, call.k_rows),
+                              {}, 0.0, call.options.causal, {}, q.size(1) != k.size(1));
+    if (choice == static_cast<int64_t>(at::SDPBackend::cudnn_attention)) return Kernel::kCudnn;
+  }
+  return fits_flash(q) ? Kernel::kVarlenFlash : Kernel::kEfficient;
+}
+
 Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCall& call) {
   if (needs_tiles(call.options)) return Kernel::kTiled;
   const AttentionBackend forced = forced_backend;
@@ -70,33 +109,8 @@ Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const Attention
     if (forced == AttentionBackend::kCudnn) refuse("cuDNN", "a CUDA device");
     return q.is_cpu() ? Kernel::kCpuFlash : Kernel::kMath;
   }
-  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
-  const bool flash = half && q.size(2) <= 256 && q.size(2) % 8 == 0;
-  switch (forced) {
-    case AttentionBackend::kFlash:
-      if (!flash) refuse("flash", "bfloat16 or float16 and a head width of 8 to 256 in steps of 8");
-      return Kernel::kVarlenFlash;
-    case AttentionBackend::kCudnn:
-      if (!half) refuse("cuDNN", "bfloat16 or float16");
-      return Kernel::kCudnn;
-    case AttentionBackend::kEfficient:
-      if (q.scalar_type() == at::kDouble) refuse("efficient", "float32, bfloat16 or float16");
-      return Kernel::kEfficient;
-    default:
-      break;
-  }
-  if (q.scalar_type() == at::kDouble) return Kernel::kMath;
-  if (!half) return Kernel::kEfficient;
-  if (call.q_rows.is_uniform() && call.k_rows.is_uniform() && q.numel() > 0 && k.numel() > 0) {
-    auto dense = [](const Tensor& t, const Segments& rows) {
-      return t.view({rows.count(), rows.length(0), t.size(1), t.size(2)}).transpose(1, 2);
-    };
-    const auto choice =
-        at::_fused_sdp_choice(dense(q, call.q_rows), dense(k, call.k_rows), dense(v, call.k_rows),
-                              {}, 0.0, call.options.causal, {}, q.size(1) != k.size(1));
-    if (choice == static_cast<int64_t>(at::SDPBackend::cudnn_attention)) return Kernel::kCudnn;
-  }
-  return flash ? Kernel::kVarlenFlash : Kernel::kEfficient;
+  return forced == AttentionBackend::kAuto ? best_on_cuda(q, k, v, call)
+                                           : forced_on_cuda(forced, q);
 }
 
 // Samples that one kernel call takes: `count` of them, each `length` rows, from row `first`.
