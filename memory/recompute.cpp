@@ -225,8 +225,19 @@ struct RecomputeNode final : Node {
   Replay replay(const Tensors& replay_inputs, const Tensors& grads, const ops::ActionPlan& actions,
                 ops::RecomputeObserver* observer);
 
-  // Every leaf of the replayed graph is one of `known`, or its gradient would be lost in silence.
-  void check_leaves(const Tensors& outputs, const Tensors& known) const;
+  // The inputs and trained tensors whose gradients this pass asks for, and of which edges of this
+  // node they are.
+  struct Wanted {
+    Tensors tensors;
+    std::vector<size_t> edges;
+  };
+  // Detaches the inputs of the replay from the graph.
+  Wanted wants(Tensors& replay_inputs);
+
+  // Throws unless every leaf of the replayed graph is an input, a trained tensor or `wanted`: the
+  // gradient of another one would be lost in silence.
+  void check_leaves(const Tensors& outputs, const Tensors& replay_inputs,
+                    const Tensors& wanted) const;
 
   // Looks for operators whose values no gradient reads, among `calls`: with other values the same
   // gradients come out.
@@ -332,28 +343,9 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
   const std::shared_ptr<void> weights = shared->inner.hold(block);
   const LentLeaves lent(sinking_weights(block));
 
-  // Gradients are asked for the inputs and trained tensors that this pass wants, and for all leaves
-  // that are lent.
-  Tensors replay_inputs = unload(), wanted;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!replay_inputs[i].defined()) continue;
-    replay_inputs[i] = replay_inputs[i].detach();
-    if (task_should_compute_output(i)) {
-      wanted.push_back(replay_inputs[i].set_requires_grad(true));
-      places.push_back(i);
-    }
-  }
-  for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i]._version() != versions[i]) {
-      fail(block, "a trained tensor was changed between the forward and the backward pass");
-    }
-    if (task_should_compute_output(inputs.size() + i)) {
-      wanted.push_back(params[i]);
-      places.push_back(inputs.size() + i);
-    }
-  }
-  for (const WeightPtr& weight : lent.weights()) wanted.push_back(weight->leaf());
+  Tensors replay_inputs = unload();
+  Wanted wanted = wants(replay_inputs);
+  for (const WeightPtr& weight : lent.weights()) wanted.tensors.push_back(weight->leaf());
 
   std::optional<LiveBytes> held;
   if (costs) held.emplace(device_of(replay_inputs));
@@ -363,15 +355,10 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
     for (const auto& [call, i] : sent_outputs) kept[call].tensors[i] = Tensor();
   }
   if (held) costs->whole_bytes = std::max(costs->whole_bytes, held->now());
-  if (shared->is_new(block)) {
-    Tensors known = replay_inputs;
-    known.insert(known.end(), params.begin(), params.end());
-    known.insert(known.end(), wanted.begin(), wanted.end());
-    check_leaves(again.outputs, known);
-  }
+  if (shared->is_new(block)) check_leaves(again.outputs, replay_inputs, wanted.tensors);
 
   torch::autograd::variable_list result(inputs.size() + params.size());
-  if (again.outputs.empty() || wanted.empty()) return result;
+  if (again.outputs.empty() || wanted.tensors.empty()) return result;
   const bool searches = costs && !costs->knows_unread;
   const std::vector<size_t> unheld = searches ? watch.gone() : std::vector<size_t>();
   if (!searches) {
@@ -379,17 +366,38 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
     grads.clear();
   }
   // The scopes are closed: a block inside this one replays in the pass below, and on its own.
-  Tensors given = again.gradients(wanted);
+  Tensors given = again.gradients(wanted.tensors);
   again = {};
   if (held) costs->working_bytes = std::max(costs->working_bytes, held->peak());
-  if (searches) find_unread(unheld, replay_inputs, grads, wanted, given);
+  if (searches) find_unread(unheld, replay_inputs, grads, wanted.tensors, given);
 
-  for (size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(given[i]);
-  for (size_t i = places.size(); i < given.size(); ++i) {
-    if (given[i].defined()) lent.weights()[i - places.size()]->sink()->add(given[i]);
+  const size_t own = wanted.edges.size();
+  for (size_t i = 0; i < own; ++i) result[wanted.edges[i]] = std::move(given[i]);
+  for (size_t i = own; i < given.size(); ++i) {
+    if (given[i].defined()) lent.weights()[i - own]->sink()->add(given[i]);
     given[i].reset();
   }
   return result;
+}
+
+RecomputeNode::Wanted RecomputeNode::wants(Tensors& replay_inputs) {
+  Wanted wanted;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!replay_inputs[i].defined()) continue;
+    replay_inputs[i] = replay_inputs[i].detach();
+    if (!task_should_compute_output(i)) continue;
+    wanted.tensors.push_back(replay_inputs[i].set_requires_grad(true));
+    wanted.edges.push_back(i);
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i]._version() != versions[i]) {
+      fail(block, "a trained tensor was changed between the forward and the backward pass");
+    }
+    if (!task_should_compute_output(inputs.size() + i)) continue;
+    wanted.tensors.push_back(params[i]);
+    wanted.edges.push_back(inputs.size() + i);
+  }
+  return wanted;
 }
 
 void RecomputeNode::find_unread(const std::vector<size_t>& calls, const Tensors& replay_inputs,
@@ -425,7 +433,8 @@ bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tenso
   return differs;
 }
 
-void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& known) const {
+void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& replay_inputs,
+                                 const Tensors& wanted) const {
   std::vector<Node*> todo;
   std::unordered_set<Node*> seen;
   auto visit = [&](Node* node) {
@@ -438,7 +447,10 @@ void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& known) c
     if (node == nullptr) continue;
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
       auto is_leaf = [&](const Tensor& t) { return t.is_same(leaf->variable); };
-      if (std::none_of(known.begin(), known.end(), is_leaf)) {
+      const auto has_leaf = [&](const Tensors& known) {
+        return std::any_of(known.begin(), known.end(), is_leaf);
+      };
+      if (!has_leaf(replay_inputs) && !has_leaf(params) && !has_leaf(wanted)) {
         fail(block,
              c10::str("it trains a tensor of shape ", leaf->variable.sizes(),
                       " that is not a weight or an adapter of the block"),
