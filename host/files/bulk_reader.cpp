@@ -60,6 +60,118 @@ void read_run(const FileReader& file, const ReadRun& run, std::vector<char>& buf
   convert_elements(buffer.data(), run.from, run.target, run.to, run.count);
 }
 
+// Opens the files that `runs` read. Throws Error{kDataLoss} for one that changed its size.
+std::vector<std::unique_ptr<FileReader>> open_files(const std::vector<std::string>& files,
+                                                    const std::vector<uint64_t>& sizes,
+                                                    const std::vector<ReadRun>& runs) {
+  std::vector<std::unique_ptr<FileReader>> readers(files.size());
+  for (const ReadRun& run : runs) {
+    const auto file = static_cast<size_t>(run.file);
+    auto& reader = readers[file];
+    if (reader != nullptr) continue;
+    reader = std::make_unique<FileReader>(files[file]);
+    if (reader->size() != sizes[file])
+      throw Error(ErrorCode::kDataLoss,
+                  display_path(files[file]) + ": has " + std::to_string(reader->size()) +
+                      " bytes, and had " + std::to_string(sizes[file]) +
+                      " when its header was read",
+                  "it was changed meanwhile; start again", "FILE_CHANGED");
+  }
+  return readers;
+}
+
+// Cuts runs into pieces that threads take in turn, in the order of the disk.
+std::vector<ReadRun> cut_runs(const std::vector<ReadRun>& runs) {
+  std::vector<ReadRun> chunks;
+  for (const ReadRun& run : runs) {
+    const auto from_size = static_cast<int64_t>(c10::elementSize(run.from));
+    const auto to_size = static_cast<int64_t>(c10::elementSize(run.to));
+    const int64_t step = std::max<int64_t>(1, kChunkBytes / from_size);
+    for (int64_t i = 0; i < run.count; i += step) {
+      ReadRun chunk = run;
+      chunk.begin += static_cast<uint64_t>(i * from_size);
+      chunk.count = std::min(step, run.count - i);
+      chunk.target = static_cast<char*>(run.target) + i * to_size;
+      chunks.push_back(chunk);
+    }
+  }
+  std::sort(chunks.begin(), chunks.end(), [](const ReadRun& a, const ReadRun& b) {
+    return a.file != b.file ? a.file < b.file : a.begin < b.begin;
+  });
+  return chunks;
+}
+
+// Several threads read chunks; the caller's thread tells the progress.
+class ParallelRead {
+ public:
+  ParallelRead(const std::vector<std::unique_ptr<FileReader>>& readers,
+               const std::vector<ReadRun>& chunks)
+      : readers_(readers), chunks_(chunks) {}
+
+  // Throws what a thread or `progress` threw; by then every thread has ended.
+  void run(const std::function<void(int64_t)>& progress) {
+    const size_t threads = std::min<size_t>(
+        {chunks_.size(), kMaxThreads, std::max<size_t>(1, std::thread::hardware_concurrency())});
+    if (threads <= 1) {
+      running_ = 1;
+      work();
+    } else {
+      follow(threads, progress);
+    }
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    if (progress) progress(done_);
+  }
+
+ private:
+  void follow(size_t count, const std::function<void(int64_t)>& progress) {
+    std::vector<std::jthread> threads;
+    running_ = count;
+    for (size_t i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+    try {
+      std::unique_lock lock(mutex_);
+      while (!wake_.wait_for(lock, kProgressInterval, [this] { return running_ == 0; })) {
+        lock.unlock();
+        if (progress) progress(done_);
+        lock.lock();
+      }
+    } catch (...) {  // from `progress`: the user cancelled
+      stop_ = true;
+      throw;
+    }
+  }
+
+  // What each thread does: takes chunks until there are none.
+  void work() {
+    const memory::HostScope host;
+    std::vector<char> buffer;
+    try {
+      while (!stop_) {
+        const size_t i = next_++;
+        if (i >= chunks_.size()) break;
+        read_run(*readers_[static_cast<size_t>(chunks_[i].file)], chunks_[i], buffer);
+        done_ += chunks_[i].count * static_cast<int64_t>(c10::elementSize(chunks_[i].from));
+      }
+    } catch (...) {
+      stop_ = true;
+      const std::lock_guard lock(mutex_);
+      if (failure_ == nullptr) failure_ = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    --running_;
+    wake_.notify_all();
+  }
+
+  const std::vector<std::unique_ptr<FileReader>>& readers_;
+  const std::vector<ReadRun>& chunks_;
+  std::atomic<size_t> next_ = 0;
+  std::atomic<int64_t> done_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::exception_ptr failure_;
+  size_t running_ = 0;
+};
+
 }  // namespace
 
 void convert_elements(const void* source, at::ScalarType from, void* target, at::ScalarType to,
@@ -96,89 +208,9 @@ void convert_elements(const void* source, at::ScalarType from, void* target, at:
 
 void read_runs(const std::vector<std::string>& files, const std::vector<uint64_t>& sizes,
                std::vector<ReadRun> runs, const std::function<void(int64_t)>& progress) {
-  std::vector<std::unique_ptr<FileReader>> readers(files.size());
-  for (const ReadRun& run : runs) {
-    auto& reader = readers[static_cast<size_t>(run.file)];
-    if (reader != nullptr) continue;
-    const auto file = static_cast<size_t>(run.file);
-    reader = std::make_unique<FileReader>(files[file]);
-    if (reader->size() != sizes[file])
-      throw Error(ErrorCode::kDataLoss,
-                  display_path(files[file]) + ": has " + std::to_string(reader->size()) +
-                      " bytes, and had " + std::to_string(sizes[file]) +
-                      " when its header was read",
-                  "it was changed meanwhile; start again", "FILE_CHANGED");
-  }
-
-  std::vector<ReadRun> chunks;
-  for (const ReadRun& run : runs) {
-    const auto from_size = static_cast<int64_t>(c10::elementSize(run.from));
-    const auto to_size = static_cast<int64_t>(c10::elementSize(run.to));
-    const int64_t step = std::max<int64_t>(1, kChunkBytes / from_size);
-    for (int64_t i = 0; i < run.count; i += step) {
-      ReadRun chunk = run;
-      chunk.begin += static_cast<uint64_t>(i * from_size);
-      chunk.count = std::min(step, run.count - i);
-      chunk.target = static_cast<char*>(run.target) + i * to_size;
-      chunks.push_back(chunk);
-    }
-  }
-  // In the order of the disk.
-  std::sort(chunks.begin(), chunks.end(), [](const ReadRun& a, const ReadRun& b) {
-    return a.file != b.file ? a.file < b.file : a.begin < b.begin;
-  });
-
-  std::atomic<size_t> next = 0;
-  std::atomic<int64_t> done = 0;
-  std::atomic<bool> stop = false;
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::exception_ptr failure;
-  size_t running = 0;
-
-  const auto work = [&] {
-    const memory::HostScope host;
-    std::vector<char> buffer;
-    try {
-      while (!stop) {
-        const size_t i = next++;
-        if (i >= chunks.size()) break;
-        read_run(*readers[static_cast<size_t>(chunks[i].file)], chunks[i], buffer);
-        done += chunks[i].count * static_cast<int64_t>(c10::elementSize(chunks[i].from));
-      }
-    } catch (...) {
-      stop = true;
-      const std::lock_guard lock(mutex);
-      if (failure == nullptr) failure = std::current_exception();
-    }
-    const std::lock_guard lock(mutex);
-    --running;
-    wake.notify_all();
-  };
-
-  const size_t wanted = std::min<size_t>(
-      {chunks.size(), kMaxThreads, std::max<size_t>(1, std::thread::hardware_concurrency())});
-  if (wanted <= 1) {
-    running = 1;
-    work();
-  } else {
-    std::vector<std::jthread> threads;
-    running = wanted;
-    for (size_t i = 0; i < wanted; ++i) threads.emplace_back(work);
-    try {
-      std::unique_lock lock(mutex);
-      while (!wake.wait_for(lock, kProgressInterval, [&] { return running == 0; })) {
-        lock.unlock();
-        if (progress) progress(done);
-        lock.lock();
-      }
-    } catch (...) {  // from `progress`: the user cancelled
-      stop = true;
-      throw;
-    }
-  }
-  if (failure != nullptr) std::rethrow_exception(failure);
-  if (progress) progress(done);
+  const auto readers = open_files(files, sizes, runs);
+  const std::vector<ReadRun> chunks = cut_runs(runs);
+  ParallelRead(readers, chunks).run(progress);
 }
 
 }  // namespace atelier::files

@@ -421,22 +421,19 @@ std::vector<std::string> expand_glob(const std::string& folder, const std::strin
   return paths;
 }
 
-std::vector<std::string> published_folders(const std::string& model_id) {
-  if (model_id.starts_with('/')) return {model_id};
-  std::vector<std::string> folders;
-  std::string base = environment("ATELIER_MODEL_BASE_PATH");
-  if (base.empty()) base = environment("DIFFSYNTH_MODEL_BASE_PATH");
-  if (base.empty()) base = "models";
-  folders.push_back((fs::path(base) / model_id).string());
+namespace {
 
-  const fs::path home = environment("HOME");
-  fs::path cache = environment("XDG_CACHE_HOME");
-  if (cache.empty()) cache = home / ".cache";
+// The first of the environment variables that is set, else `otherwise`.
+fs::path folder_of(std::initializer_list<const char*> variables, const fs::path& otherwise) {
+  for (const char* variable : variables) {
+    if (const std::string value = environment(variable); !value.empty()) return value;
+  }
+  return otherwise;
+}
 
-  fs::path hub = environment("HF_HUB_CACHE");
-  if (hub.empty() && !environment("HF_HOME").empty())
-    hub = fs::path(environment("HF_HOME")) / "hub";
-  if (hub.empty()) hub = cache / "huggingface" / "hub";
+// The snapshot of a model in a cache folder of Hugging Face's hub: that of refs/main, else the
+// last.
+fs::path hub_snapshot(const fs::path& hub, const std::string& model_id) {
   std::string flat = "models--" + model_id;
   if (const size_t slash = flat.find('/'); slash != std::string::npos) flat.replace(slash, 1, "--");
   const fs::path model = hub / flat;
@@ -446,17 +443,15 @@ std::vector<std::string> published_folders(const std::string& model_id) {
   while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back())))
     revision.pop_back();
   if (!revision.empty() && revision.find('/') == std::string::npos &&
-      revision.find("..") == std::string::npos) {
-    folders.push_back((model / "snapshots" / revision).string());
-  } else {
-    const std::vector<std::string> snapshots = names_in(model / "snapshots");
-    folders.push_back(
-        (snapshots.empty() ? model : model / "snapshots" / snapshots.back()).string());
-  }
+      revision.find("..") == std::string::npos)
+    return model / "snapshots" / revision;
+  const std::vector<std::string> snapshots = names_in(model / "snapshots");
+  return snapshots.empty() ? model : model / "snapshots" / snapshots.back();
+}
 
-  fs::path scope = environment("MODELSCOPE_CACHE");
-  if (scope.empty()) scope = cache / "modelscope" / "hub";
-  // Its folders write a dot of a name as three underscores.
+// ModelScope's folders of a model; they write a dot of a name as three underscores.
+void add_modelscope_folders(const fs::path& scope, const std::string& model_id,
+                            std::vector<std::string>& folders) {
   std::string escaped;
   for (const char c : model_id) escaped += c == '.' ? std::string("___") : std::string(1, c);
   for (const fs::path& root : {scope / "models", scope}) {
@@ -464,6 +459,21 @@ std::vector<std::string> published_folders(const std::string& model_id) {
     if (escaped != model_id && is_folder(root / model_id))
       folders.push_back((root / model_id).string());
   }
+}
+
+}  // namespace
+
+std::vector<std::string> published_folders(const std::string& model_id) {
+  if (model_id.starts_with('/')) return {model_id};
+  const fs::path base =
+      folder_of({"ATELIER_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH"}, "models");
+  const fs::path cache = folder_of({"XDG_CACHE_HOME"}, fs::path(environment("HOME")) / ".cache");
+  const fs::path hub =
+      folder_of({"HF_HUB_CACHE"}, folder_of({"HF_HOME"}, cache / "huggingface") / "hub");
+  const fs::path scope = folder_of({"MODELSCOPE_CACHE"}, cache / "modelscope" / "hub");
+  std::vector<std::string> folders = {(base / model_id).string(),
+                                      hub_snapshot(hub, model_id).string()};
+  add_modelscope_folders(scope, model_id, folders);
   return folders;
 }
 
