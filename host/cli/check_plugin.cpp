@@ -169,24 +169,9 @@ std::optional<int> follow_child(pid_t child, int from, double timeout_s,
   return status;
 }
 
-}  // namespace
-
-int run_check_plugin(std::span<const std::string> arguments) {
-  const flags::CommandSpec command = check_plugin_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
-  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
-  const std::string& name = flags.positional().front();
-  if (flags.flag("in_process")) return run_in_process(name, flags);
-
-  // A plugin that must not be opened is refused here, with the loader's own words.
-  if (name.find('/') != std::string::npos || name.ends_with(".so")) {
-    const plugins::PluginFile file = plugins::describe_plugin(name);
-    if (!file.problem.empty()) plugins::open_plugin(name, flags.text("plugin_path"));
-  }
-
+// Runs this program with `arguments` and --in_process. Returns the child and where its output is to
+// be read.
+std::pair<pid_t, int> start_child(std::span<const std::string> arguments) {
   int ends[2];
   if (pipe(ends) != 0)
     throw Error(ErrorCode::kEnvironment, std::string("pipe: ") + std::strerror(errno));
@@ -206,42 +191,76 @@ int run_check_plugin(std::span<const std::string> arguments) {
     _exit(127);
   }
   close(ends[1]);
+  return {child, ends[0]};
+}
 
+// What is counted of a suite in a process of its own.
+struct Tally {
   int passed = 0, failed = 0;
   bool is_done = false;
-  const bool as_json = flags.flag("json");
-  const auto add = [&](const conformance::Finding& finding) {
+  bool as_json = false;
+
+  void add(const conformance::Finding& finding) {
     ++(finding.passed ? passed : failed);
     print(finding, as_json);
-  };
-  const std::optional<int> status =
-      follow_child(child, ends[0], flags.real("timeout"), [&](const std::string& line) {
-        if (line == kDone) {
-          is_done = true;
-          return;
-        }
-        const nlohmann::json json =
-            nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-        if (!json.is_object() || !json.contains("check")) {
-          std::fprintf(stderr, "%s\n", line.c_str());  // what the plugin itself wrote
-          return;
-        }
-        add({json["check"].get<std::string>(), json["passed"].get<bool>(),
-             json["detail"].get<std::string>()});
-      });
-  close(ends[0]);
-  if (!status) {
-    add({"process: ends in time", false, "stopped after " + flags.text("timeout") + " seconds"});
-  } else if (WIFSIGNALED(*status)) {
-    add({"process: does not crash", false,
-         std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
-  } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
-    add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
-  } else if (!is_done) {
-    add({"process: comes to its end", false, "something ended it before, with exit code 0"});
   }
-  if (!as_json) std::printf("%d checks passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 3;
+
+  void read(const std::string& line) {
+    if (line == kDone) {
+      is_done = true;
+      return;
+    }
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("check")) {
+      std::fprintf(stderr, "%s\n", line.c_str());  // what the plugin itself wrote
+      return;
+    }
+    add({json["check"].get<std::string>(), json["passed"].get<bool>(),
+         json["detail"].get<std::string>()});
+  }
+
+  // Adds a finding where the process ended otherwise than by coming to its end. `status`: of
+  // waitpid(); nullopt: it was stopped after `timeout` seconds.
+  void judge(const std::optional<int>& status, const std::string& timeout) {
+    if (!status) {
+      add({"process: ends in time", false, "stopped after " + timeout + " seconds"});
+    } else if (WIFSIGNALED(*status)) {
+      add({"process: does not crash", false,
+           std::string("the suite ended by signal: ") + strsignal(WTERMSIG(*status))});
+    } else if (WEXITSTATUS(*status) != 0 && (WEXITSTATUS(*status) != 3 || failed == 0)) {
+      add({"process: ends by itself", false, "exit code " + std::to_string(WEXITSTATUS(*status))});
+    } else if (!is_done) {
+      add({"process: comes to its end", false, "something ended it before, with exit code 0"});
+    }
+  }
+};
+
+}  // namespace
+
+int run_check_plugin(std::span<const std::string> arguments) {
+  const flags::CommandSpec command = check_plugin_command();
+  if (flags::wants_help(arguments)) {
+    std::fputs(flags::help_text(command).c_str(), stdout);
+    return 0;
+  }
+  const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
+  const std::string& name = flags.positional().front();
+  if (flags.flag("in_process")) return run_in_process(name, flags);
+
+  // A plugin that must not be opened is refused here, with the loader's own words.
+  if (name.find('/') != std::string::npos || name.ends_with(".so")) {
+    const plugins::PluginFile file = plugins::describe_plugin(name);
+    if (!file.problem.empty()) plugins::open_plugin(name, flags.text("plugin_path"));
+  }
+
+  const auto [child, output] = start_child(arguments);
+  Tally tally{.as_json = flags.flag("json")};
+  const std::optional<int> status = follow_child(
+      child, output, flags.real("timeout"), [&](const std::string& line) { tally.read(line); });
+  close(output);
+  tally.judge(status, flags.text("timeout"));
+  if (!tally.as_json) std::printf("%d checks passed, %d failed\n", tally.passed, tally.failed);
+  return tally.failed == 0 ? 0 : 3;
 }
 
 }  // namespace atelier::cli

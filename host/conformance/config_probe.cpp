@@ -84,41 +84,59 @@ class Probe {
     }
   }
 
+  using Use = ConfigField::Use;
+
+  // Whether a row says which values its field may have.
+  static bool is_bound(const ConfigField& row) {
+    return row.use == Use::kFixed || row.use == Use::kTold;
+  }
+
+  // What comes of a config with `value` in a field of `row`, and without the field.
+  struct Trial {
+    const ConfigField& row;
+    std::string name;
+    TensorIndex::Config config;
+    Outcome without;
+  };
+
   void try_row(const ConfigField& row) {
-    std::string name = row.name;
-    if (name.ends_with('*')) name.replace(name.size() - 1, 1, "invented");
-    TensorIndex::Config config = told_fields(fields_, row.unless);
-    config.erase(name);
-    if (!row.only_with.empty()) config[row.only_with] = true;
-    const Outcome without = outcome(config);
-    const auto with = [&](const ConfigValue& value) {
-      config[name] = value;
-      return outcome(config);
-    };
-    using Use = ConfigField::Use;
-    if (row.use == Use::kFixed || row.use == Use::kTold) {
-      if (row.values.empty()) fault(name, "has no value that is allowed");
-      for (const ConfigValue& value : row.values) {
-        if (!with(value).is(without))
-          fault(name, "may be " + to_text(value) + ", which is refused");
-      }
+    Trial trial = {row, row.name, told_fields(fields_, row.unless), {}};
+    if (trial.name.ends_with('*')) trial.name.replace(trial.name.size() - 1, 1, "invented");
+    trial.config.erase(trial.name);
+    if (!row.only_with.empty()) trial.config[row.only_with] = true;
+    trial.without = outcome(trial.config);
+    if (is_bound(row)) try_allowed(trial);
+    for (const auto& kind : invented_values()) try_invented(trial, kind);
+  }
+
+  Outcome with(Trial& trial, const ConfigValue& value) const {
+    trial.config[trial.name] = value;
+    return outcome(trial.config);
+  }
+
+  void try_allowed(Trial& trial) {
+    if (trial.row.values.empty()) fault(trial.name, "has no value that is allowed");
+    for (const ConfigValue& value : trial.row.values) {
+      if (!with(trial, value).is(trial.without))
+        fault(trial.name, "may be " + to_text(value) + ", which is refused");
     }
-    for (const auto& kind : invented_values()) {
-      bool is_noticed = false, has_new = false;
-      for (const ConfigValue& value : kind) {
-        const Outcome then = with(value);
-        const bool is_plain = is_one_of(row.values, value);
-        has_new = has_new || !is_plain;
-        is_noticed = is_noticed || !then.is(without);
-        if (row.use == Use::kIgnored && !then.is(without))
-          fault(name, "is said to be ignored, and " + to_text(value) + " is not");
-        if ((row.use == Use::kFixed || row.use == Use::kTold) && !is_plain &&
-            then.refusal.find(name) == std::string::npos)
-          fault(name, "is " + to_text(value) + ", which is not refused by the field's name");
-      }
-      if (row.use == Use::kRead && has_new && !is_noticed)
-        fault(name, "is said to be read, and " + to_text(kind.front()) + " changes nothing");
+  }
+
+  void try_invented(Trial& trial, const std::vector<ConfigValue>& kind) {
+    const ConfigField& row = trial.row;
+    bool is_noticed = false, has_new = false;
+    for (const ConfigValue& value : kind) {
+      const Outcome then = with(trial, value);
+      const bool changes = !then.is(trial.without), is_plain = is_one_of(row.values, value);
+      has_new = has_new || !is_plain;
+      is_noticed = is_noticed || changes;
+      if (row.use == Use::kIgnored && changes)
+        fault(trial.name, "is said to be ignored, and " + to_text(value) + " is not");
+      if (is_bound(row) && !is_plain && then.refusal.find(trial.name) == std::string::npos)
+        fault(trial.name, "is " + to_text(value) + ", which is not refused by the field's name");
     }
+    if (row.use == Use::kRead && has_new && !is_noticed)
+      fault(trial.name, "is said to be read, and " + to_text(kind.front()) + " changes nothing");
   }
 
   const ModelFamily& family_;
