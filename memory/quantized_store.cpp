@@ -123,9 +123,13 @@ QuantizedStore::QuantizedStore(Quantized value, at::ScalarType dtype, bool is_w8
   value_.scales = value_.scales.contiguous();
 }
 
-QuantizedStore QuantizedStore::over(Quantized copy) const {
-  QuantizedStore result = *this;
-  result.value_ = std::move(copy);
+std::vector<at::Tensor> QuantizedStore::parts() const {
+  return {value_.codes, value_.scales};
+}
+
+std::shared_ptr<const WeightStore> QuantizedStore::over(std::vector<at::Tensor> copies) const {
+  auto result = std::make_shared<QuantizedStore>(*this);
+  result->value_ = {std::move(copies.at(0)), std::move(copies.at(1))};
   return result;
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "atelier/weight.h"
+#include "atelier/host/weight_state.h"
 
 namespace atelier::memory {
 
@@ -39,8 +39,8 @@ class QuantizedStore final : public WeightStore {
   at::Tensor draw_rows(const at::Tensor& index) const override;
   std::optional<RowCodes> draw_codes() const override;
 
-  // The same weight from a copy of its codes and scales that lies elsewhere.
-  QuantizedStore over(Quantized copy) const;
+  std::vector<at::Tensor> parts() const override;  // codes and scales
+  std::shared_ptr<const WeightStore> over(std::vector<at::Tensor> copies) const override;
 
   const Quantized& value() const { return value_; }
   at::ScalarType dtype() const { return dtype_; }

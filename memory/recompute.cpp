@@ -15,8 +15,9 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "atelier/error.h"
+#include "atelier/host/leaf_scope.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
-#include "atelier/ops/leaf_scope.h"
 
 #include "memory/clock.h"
 #include "memory/generators.h"
@@ -162,13 +163,13 @@ class LentLeaves {
  public:
   explicit LentLeaves(const std::vector<WeightPtr>& sinking) {
     for (const WeightPtr& weight : sinking) {
-      if (weight->leaf().defined()) continue;
+      if (weight->state().leaf().defined()) continue;
       weights_.push_back(weight);
-      weight->lend_leaf(weight->draw().detach().set_requires_grad(true));
+      weight->state().lend_leaf(weight->draw().detach().set_requires_grad(true));
     }
   }
   ~LentLeaves() {
-    for (const WeightPtr& weight : weights_) weight->lend_leaf({});
+    for (const WeightPtr& weight : weights_) weight->state().lend_leaf({});
   }
   LentLeaves(const LentLeaves&) = delete;
   LentLeaves& operator=(const LentLeaves&) = delete;
@@ -345,7 +346,7 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
 
   Tensors replay_inputs = unload();
   Wanted wanted = wants(replay_inputs);
-  for (const WeightPtr& weight : lent.weights()) wanted.tensors.push_back(weight->leaf());
+  for (const WeightPtr& weight : lent.weights()) wanted.tensors.push_back(weight->state().leaf());
 
   std::optional<LiveBytes> held;
   if (costs) held.emplace(device_of(replay_inputs));
@@ -374,7 +375,7 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
   const size_t own = wanted.edges.size();
   for (size_t i = 0; i < own; ++i) result[wanted.edges[i]] = std::move(given[i]);
   for (size_t i = own; i < given.size(); ++i) {
-    if (given[i].defined()) lent.weights()[i - own]->sink()->add(given[i]);
+    if (given[i].defined()) lent.weights()[i - own]->state().sink()->add(given[i]);
     given[i].reset();
   }
   return result;
@@ -471,7 +472,7 @@ Tensors trained_tensors(Block& block) {
       result.push_back(t);
   };
   block.visit([&](nn::Module& module) {
-    for (const WeightPtr& weight : module.weights()) add(weight->leaf());
+    for (const WeightPtr& weight : module.weights()) add(weight->state().leaf());
     if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
       for (const ops::Adapter& adapter : linear->adapters) {
         if (adapter.scale == 0) continue;
@@ -487,7 +488,7 @@ std::vector<WeightPtr> sinking_weights(Block& block) {
   std::vector<WeightPtr> result;
   block.visit([&](nn::Module& module) {
     for (const WeightPtr& weight : module.weights()) {
-      if (weight->sink() != nullptr) result.push_back(weight);
+      if (weight->state().sink() != nullptr) result.push_back(weight);
     }
   });
   return result;

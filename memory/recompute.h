@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "atelier/block.h"
-#include "atelier/ops/recompute_scope.h"
+#include "atelier/host/recompute_scope.h"
 
 #include "memory/activation_offload.h"
 

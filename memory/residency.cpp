@@ -3,113 +3,110 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <typeinfo>
 #include <utility>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 
 #include "memory/block_stream.h"
 #include "memory/file_pages.h"
-#include "memory/quantized_store.h"
 #include "memory/slab.h"
 
 namespace atelier::memory {
 
 namespace {
 
-// What a weight is made of, where it rests; scales of a quantised one alone.
-struct Parts {
-  at::Tensor values, scales;
+// What a weight is made of: WeightStore::parts(), where they rest.
+using Parts = std::vector<at::Tensor>;
 
-  int64_t bytes() const {
-    return static_cast<int64_t>(values.nbytes() + (scales.defined() ? scales.nbytes() : 0));
+int64_t bytes_of(const Parts& parts) {
+  int64_t bytes = 0;
+  for (const at::Tensor& part : parts) bytes += static_cast<int64_t>(part.nbytes());
+  return bytes;
+}
+
+// Where the parts of a weight lie in a slab.
+using Pieces = std::vector<SlabPiece>;
+
+Parts parts_in(const at::Tensor& slab, const Pieces& pieces, const std::shared_ptr<void>& held) {
+  Parts parts;
+  for (const SlabPiece& piece : pieces) parts.push_back(piece.in(slab, held));
+  return parts;
+}
+
+Pieces add_to(SlabLayout& layout, const Parts& parts) {
+  Pieces pieces;
+  for (const at::Tensor& part : parts) pieces.push_back(layout.add(part));
+  return pieces;
+}
+
+// The parts as they are in `slab`, once they are copied there.
+Parts copied_into(const at::Tensor& slab, const Pieces& pieces, const Parts& parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    pieces[i].fill(slab, parts[i]);
+    give_back_pages(parts[i]);
   }
-};
-
-struct Pieces {
-  SlabPiece values;
-  std::optional<SlabPiece> scales;
-
-  Parts in(const at::Tensor& slab, const std::shared_ptr<void>& held) const {
-    return {values.in(slab, held), scales ? scales->in(slab, held) : at::Tensor()};
-  }
-};
+  return parts_in(slab, pieces, nullptr);
+}
 
 // Draws from the slab of its block while that is on the device, else from a copy made for it.
 class StreamedStore final : public WeightStore {
  public:
-  // `pieces`: where it lies in the slab of `block`; none: it does not come with its block.
-  // `quantized`: the store that it had, if that was one; its codes and scales are now `host`.
-  StreamedStore(std::shared_ptr<BlockStream> stream, int64_t block, std::optional<Pieces> pieces,
-                Parts host, const QuantizedStore* quantized)
+  // `pieces`: where it lies in the slab of `block`; none: it does not come with its block. `store`:
+  // the one that it had, whose parts are now `host`.
+  StreamedStore(std::shared_ptr<BlockStream> stream, int64_t block, Pieces pieces, Parts host,
+                const WeightStore& store)
       : stream_(std::move(stream)),
         block_(block),
         pieces_(std::move(pieces)),
-        host_(std::move(host)) {
-    if (quantized != nullptr) quantized_ = quantized->over({host_.values, host_.scales});
-  }
+        host_(std::move(host)),
+        on_host_(store.over(host_)) {}
 
-  at::Tensor draw() const override {
-    const Parts parts = on_device();
-    return quantized_ ? over(parts).draw() : parts.values;
-  }
+  at::Tensor draw() const override { return on_device()->draw(); }
 
   at::Tensor draw_rows(const at::Tensor& index) const override {
-    const at::Tensor flat = index.reshape({-1});
     const std::optional<Parts> leased = lease();
-    const Parts& parts = leased ? *leased : host_;
-    const at::Tensor rows = quantized_
-                                ? over(parts).draw_rows(flat)
-                                : parts.values.index_select(0, flat.to(parts.values.device()));
-    return rows.to(stream_->device());
+    const auto store = leased ? on_host_->over(*leased) : on_host_;
+    return store->draw_rows(index).to(stream_->device());
   }
 
   std::optional<RowCodes> draw_codes() const override {
-    if (!quantized_ || !quantized_->is_w8a8()) return std::nullopt;
-    return over(on_device()).draw_codes();
+    if (!on_host_->draw_codes()) return std::nullopt;
+    return on_device()->draw_codes();
   }
 
  private:
-  QuantizedStore over(const Parts& parts) const {
-    return quantized_->over({parts.values, parts.scales});
-  }
-
   std::optional<Parts> lease() const {
-    if (!pieces_) return std::nullopt;
+    if (pieces_.empty()) return std::nullopt;
     const BlockStream::Lease lease = stream_->lease(block_);
     if (!lease.slab.defined()) return std::nullopt;
-    return pieces_->in(lease.slab, lease.held);
+    return parts_in(lease.slab, pieces_, lease.held);
   }
 
-  Parts on_device() const {
-    if (std::optional<Parts> leased = lease()) return *std::move(leased);
-    return {stream_->fetch(host_.values),
-            host_.scales.defined() ? stream_->fetch(host_.scales) : at::Tensor()};
+  std::shared_ptr<const WeightStore> on_device() const {
+    std::optional<Parts> parts = lease();
+    if (!parts) {
+      parts.emplace();
+      for (const at::Tensor& part : host_) parts->push_back(stream_->fetch(part));
+    }
+    return on_host_->over(*std::move(parts));
   }
 
   std::shared_ptr<BlockStream> stream_;
   int64_t block_;
-  std::optional<Pieces> pieces_;
+  Pieces pieces_;
   Parts host_;
-  std::optional<QuantizedStore> quantized_;  // over the host's values; none: a plain weight
+  std::shared_ptr<const WeightStore> on_host_;  // over host_
 };
 
 // A weight of a block before its store is replaced.
 struct Found {
   Weight* weight;
-  std::shared_ptr<const QuantizedStore> quantized;  // null: a plain weight
+  std::shared_ptr<const WeightStore> store;
   Parts parts;
 };
-
-// Whether its store gives the tensor itself.
-bool is_plain(const Weight& weight) {
-  Weight plain("plain", {0});
-  plain.set(at::empty({0}));
-  const WeightStore &store = *weight.store(), &resident = *plain.store();
-  return typeid(store) == typeid(resident);
-}
 
 Found find(const Block& block, const std::string& path, Weight& weight) {
   const auto fail = [&](const char* what) {
@@ -117,18 +114,16 @@ Found find(const Block& block, const std::string& path, Weight& weight) {
                  "block '" + block.path() + "': weight '" + path + "' " + what);
   };
   if (!weight.is_loaded()) throw fail("is placed before it is loaded");
-  if (weight.is_trainable()) throw fail("is trained where it rests and cannot be sent away");
-  auto quantized = std::dynamic_pointer_cast<const QuantizedStore>(weight.store());
-  if (quantized) return {&weight, quantized, {quantized->value().codes, quantized->value().scales}};
-  if (!is_plain(weight)) throw fail("is changed before it is placed");
-  return {&weight, nullptr, {weight.draw(), {}}};
+  if (weight.state().is_trainable())
+    throw fail("is trained where it rests and cannot be sent away");
+  const std::shared_ptr<const WeightStore>& store = weight.state().store();
+  Found found = {&weight, store, store->parts()};
+  if (found.parts.empty()) throw fail("is changed before it is placed");
+  return found;
 }
 
 int64_t resident_bytes(const Weight& weight) {
-  if (!weight.is_loaded()) return 0;
-  if (const auto* quantized = dynamic_cast<const QuantizedStore*>(weight.store().get()))
-    return quantized->value().bytes();
-  return is_plain(weight) ? static_cast<int64_t>(weight.draw().nbytes()) : 0;
+  return weight.is_loaded() ? bytes_of(weight.state().store()->parts()) : 0;
 }
 
 }  // namespace
@@ -206,8 +201,7 @@ void Residency::Impl::sort(Block& block, Place place, const std::set<const Weigh
       stats.device_bytes += resident_bytes(weight);
     } else {
       Found found = find(block, path, weight);
-      Pieces pieces = {comes.layout.add(found.parts.values), {}};
-      if (found.quantized) pieces.scales = comes.layout.add(found.parts.scales);
+      Pieces pieces = add_to(comes.layout, found.parts);
       comes.weights.emplace_back(std::move(found), std::move(pieces));
     }
   });
@@ -231,17 +225,14 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
   for (auto& [found, pieces] : from.weights) {
     Parts host = std::move(found.parts);
     if (source.slab.defined()) {
-      pieces.values.fill(source.slab, host.values);
-      give_back_pages(host.values);
-      if (pieces.scales) pieces.scales->fill(source.slab, host.scales);
-      host = pieces.in(source.slab, nullptr);
-      if (!found.quantized) host_values.emplace(found.weight, host.values);
+      host = copied_into(source.slab, pieces, host);
+      if (found.store->is_resident()) host_values.emplace(found.weight, host.front());
     } else {
-      source.pieces.emplace_back(pieces.values, host.values);
-      if (pieces.scales) source.pieces.emplace_back(*pieces.scales, host.scales);
+      for (size_t i = 0; i < host.size(); ++i) source.pieces.emplace_back(pieces[i], host[i]);
     }
-    found.weight->set_store(std::make_shared<StreamedStore>(
-        stream, numbers.at(from.block), pieces, std::move(host), found.quantized.get()));
+    found.weight->state().set_store(std::make_shared<StreamedStore>(
+        stream, numbers.at(from.block), pieces, std::move(host), *found.store));
+    found.store = nullptr;  // with the memory that the weight rested in
   }
   return source;
 }
@@ -252,16 +243,11 @@ void Residency::Impl::send_away(Demanded from, Port& port) {
   Parts host = std::move(found.parts);
   if (place != Place::kDisk) {
     SlabLayout layout;
-    Pieces pieces = {layout.add(host.values), {}};
-    if (found.quantized) pieces.scales = layout.add(host.scales);
-    const at::Tensor slab = host_memory(port, layout.bytes());
-    pieces.values.fill(slab, host.values);
-    give_back_pages(host.values);
-    if (pieces.scales) pieces.scales->fill(slab, host.scales);
-    host = pieces.in(slab, nullptr);
+    const Pieces pieces = add_to(layout, host);
+    host = copied_into(host_memory(port, layout.bytes()), pieces, host);
   }
-  found.weight->set_store(std::make_shared<StreamedStore>(stream, -1, std::nullopt, std::move(host),
-                                                          found.quantized.get()));
+  found.weight->state().set_store(
+      std::make_shared<StreamedStore>(stream, -1, Pieces{}, std::move(host), *found.store));
 }
 
 at::Tensor Residency::Impl::host_memory(Port& port, int64_t bytes) {

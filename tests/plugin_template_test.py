@@ -50,6 +50,7 @@ class PluginTemplate(unittest.TestCase):
                      "include/atelier/sdk_hash.h", "include/atelier/ops/linear.h",
                      "lib/cmake/AtelierSdk/AtelierSdkConfig.cmake", "lib/cmake/AtelierSdk/plugin.map"):
             self.assertTrue((self.prefix / file).is_file(), file)
+        self.assertFalse((self.prefix / "include/atelier/host").exists())
         self.assertTrue(list((self.prefix / "lib/atelier/plugins").glob("*.so")))
         for path in self.prefix.rglob("*.cmake"):
             self.assertNotIn(str(self.folder / "first"), path.read_text(), path.name)

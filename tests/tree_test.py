@@ -147,7 +147,14 @@ class Tree(unittest.TestCase):
     def test_the_list_of_public_headers_is_the_folder(self):
         listed = set(re.findall(r"include/atelier/[\w/]+\.h", (ROOT / "sdk/CMakeLists.txt").read_text()))
         on_disk = {p.relative_to(ROOT / "sdk").as_posix() for p in files("sdk/include")}
-        self.assertEqual(sorted(on_disk), sorted(listed))
+        self.assertEqual(sorted(f for f in on_disk if not f.startswith("include/atelier/host/")), sorted(listed))
+
+    def test_what_plugins_see_leaves_out_the_hosts_side(self):
+        plugins = [*files("plugins", "examples", "tests/experts"),
+                   *(p for p in files("sdk/include") if not name(p).startswith("sdk/include/atelier/host/"))]
+        self.check([f"{name(path)}:{line}: includes {target}, which is the host's"
+                    for path in plugins if path.suffix in CODE for line, _, target in includes(path)
+                    if target.startswith("atelier/host/")])
 
     def test_public_headers_include_public_headers(self):
         self.check([f"{name(path)}:{line}: includes {target}, which is not installed"

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
 #include "formats/glob.h"
@@ -98,7 +99,7 @@ std::vector<weights::PublishedTensor> train(LoadedModel& model, const std::strin
                     " matches",
                 "atelier inspect lists the names");
   for (const weights::PublishedTensor& tensor : tensors) {
-    for (const auto& source : tensor.sources) source.weight->set_trainable(true);
+    for (const auto& source : tensor.sources) source.weight->state().set_trainable(true);
   }
   return tensors;
 }
@@ -151,7 +152,7 @@ NamedTensors run_component(LoadedModel& model, const std::string& component,
     for (const auto& source : tensor.sources) {
       if (std::find(weights.begin(), weights.end(), source.weight) != weights.end()) continue;
       weights.push_back(source.weight);
-      leaves.push_back(source.weight->leaf());
+      leaves.push_back(source.weight->state().leaf());
     }
   }
   return plugins::guard(where, [&] {

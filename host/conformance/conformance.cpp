@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
 
 #include "formats/glob.h"
@@ -730,8 +731,8 @@ class Suite {
     names.emplace_back("the latents");
     model->component(denoiser_->component)
         .visit_weights([&](const std::string& path, Weight& weight) {
-          weight.set_trainable(true);
-          leaves.push_back(weight.leaf());
+          weight.state().set_trainable(true);
+          leaves.push_back(weight.state().leaf());
           names.push_back(path);
         });
     const auto gradients = [&](BlockRunner& runner) {

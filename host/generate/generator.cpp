@@ -9,7 +9,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include "host/generate/guidance.h"
 #include "host/model/stages.h"

@@ -54,7 +54,8 @@ void add_to(const at::Tensor& sum, const Addition& addition, const at::Tensor& w
 }
 
 const AddedWeight* added_store(const Weight& weight) {
-  return dynamic_cast<const AddedWeight*>(weight.store().get());
+  const auto& store = weight.state().store();
+  return store != nullptr ? store->added() : nullptr;
 }
 
 }  // namespace
@@ -98,16 +99,17 @@ void set_additions(Weight& weight, const void* owner, std::vector<Addition> addi
   for (Addition& addition : additions) addition.owner = owner;
   if (now == additions) return;
   std::move(additions.begin(), additions.end(), std::back_inserter(all));
-  if (weight.is_trainable())
+  if (weight.state().is_trainable())
     throw Error(ErrorCode::kUnsupported,
                 "weight " + formats::quote_and_escape(weight.name()) +
                     " is trained: nothing can be added to it when it is drawn",
                 "take the LoRA away, or train another component", "LORA_TRAINED");
-  std::shared_ptr<const WeightStore> base = added != nullptr ? added->base() : weight.store();
+  std::shared_ptr<const WeightStore> base =
+      added != nullptr ? added->base() : weight.state().store();
   if (!all.empty())
     base = std::make_shared<AddedWeight>(std::move(base), std::move(all), keeps_sum);
-  weight.set_store(std::move(base));
-  weight.keep_derived({});
+  weight.state().set_store(std::move(base));
+  weight.state().keep_derived({});
 }
 
 int64_t added_bytes(const Weight& weight) {

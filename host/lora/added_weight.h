@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "atelier/weight.h"
+#include "atelier/host/weight_state.h"
 
 #include "host/lora/difference.h"
 
@@ -34,6 +34,7 @@ class AddedWeight final : public WeightStore {
               bool keeps_sum = true);
 
   at::Tensor draw() const override;
+  const AddedWeight* added() const override { return this; }
 
   const std::shared_ptr<const WeightStore>& base() const { return base_; }
   const std::vector<Addition>& additions() const { return additions_; }

@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
 
 #include "formats/escape.h"
@@ -81,7 +82,7 @@ class WeightReader {
     one.weights.push_back(bound_.at(path));
     weights::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
     const at::Tensor value = one.weights[0].weight->draw();
-    one.weights[0].weight->set_store(nullptr);
+    one.weights[0].weight->state().set_store(nullptr);
     return value.to(at::kFloat);
   }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
@@ -234,8 +235,8 @@ class MergedTensors {
     weights::WeightBinding one;
     one.weights.push_back(bound);
     weights::load_weights(one, part_.checkpoint, at::kFloat, at::kCPU);
-    sum_ = AddedWeight(bound.weight->store(), additions_.by_weight.at(bound.weight)).draw();
-    bound.weight->set_store(nullptr);
+    sum_ = AddedWeight(bound.weight->state().store(), additions_.by_weight.at(bound.weight)).draw();
+    bound.weight->state().set_store(nullptr);
     last_ = &bound;
     return sum_;
   }

@@ -7,7 +7,8 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
+#include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
 #include "formats/glob.h"
@@ -626,8 +627,8 @@ void LoadedModel::unload_component(std::string_view name) {
   if (binding == bindings_.end()) return;
   drop_residency(name);
   for (const weights::BoundWeight& bound : binding->second.weights) {
-    bound.weight->set_store(nullptr);
-    bound.weight->keep_derived({});
+    bound.weight->state().set_store(nullptr);
+    bound.weight->state().keep_derived({});
   }
   loaded_[std::string(name)] = false;
   device::release_freed_memory();

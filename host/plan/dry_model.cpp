@@ -7,8 +7,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+#include "atelier/host/recompute_scope.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
-#include "atelier/ops/recompute_scope.h"
 
 #include "host/plugins/guard.h"
 
@@ -84,8 +85,8 @@ void DryModel::place_weights() {
     const std::set<const Weight*> stored = model_.storage_plan(name).weights;
     const at::ScalarType dtype = model_.dtype(name);
     model_.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
-      weight.set_store(std::make_shared<MetaStore>(weight.sizes(), weight.drawn_dtype(dtype),
-                                                   stored.contains(&weight)));
+      weight.state().set_store(std::make_shared<MetaStore>(
+          weight.sizes(), weight.drawn_dtype(dtype), stored.contains(&weight)));
     });
   }
   weight_bytes_ = bytes_.now();
@@ -101,8 +102,8 @@ void DryModel::take_back() {
     model_.model()
         .component(part.detection.component)
         .visit_weights([](const std::string&, Weight& weight) {
-          weight.set_store(nullptr);
-          weight.keep_derived({});
+          weight.state().set_store(nullptr);
+          weight.state().keep_derived({});
         });
   }
 }
@@ -120,7 +121,7 @@ void DryModel::train(const train::Selection& selection, int64_t rank) {
     if (tables.contains(trained.weight)) continue;
     const at::ScalarType dtype = trained.weight->drawn_dtype(model_.dtype(trained.component));
     trained.weight->set(at::empty(trained.weight->sizes(), meta(dtype)));
-    trained.weight->set_trainable(true);
+    trained.weight->state().set_trainable(true);
   }
   for (const train::Selection::AdaptedLayer& layer : selection.layers) {
     ops::Adapter adapter;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "atelier/block.h"
-#include "atelier/ops/dry_run.h"
+#include "atelier/host/dry_run.h"
 
 #include "host/model/model_loader.h"
 #include "host/train/selection.h"

@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "atelier/host/weight_state.h"
+
 #include "host/generate/generator.h"
 #include "host/model/stages.h"
 #include "host/plan/phases.h"
@@ -230,8 +232,8 @@ class TrainingSizes {
       }
     }
     for (const auto& trained : training_.selection.weights) {
-      if (trained.weight->leaf().defined())
-        at::Tensor(trained.weight->leaf()).mutable_grad() = Tensor();
+      if (trained.weight->state().leaf().defined())
+        at::Tensor(trained.weight->state().leaf()).mutable_grad() = Tensor();
     }
   }
 

@@ -19,6 +19,7 @@
 
 #include "atelier/block.h"
 #include "atelier/conditioning.h"
+#include "atelier/host/weight_state.h"
 
 #include "host/optim/optimizer.h"
 #include "memory/port.h"

@@ -7,7 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include "host/random/counter.h"
 #include "host/report/text.h"

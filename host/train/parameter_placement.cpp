@@ -5,7 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
+#include "atelier/host/weight_state.h"
 
 #include "host/report/problems.h"
 
@@ -23,8 +24,8 @@ std::string name_of(const Selection::TrainedWeight& trained) {
 // Values get storage of their own: those of the file stay what they are for a second reading.
 Tensor make_leaf(Weight& weight, const Tensor& value, at::Device device) {
   weight.set(value.to(device, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
-  weight.set_trainable(true);
-  return weight.leaf();
+  weight.state().set_trainable(true);
+  return weight.state().leaf();
 }
 
 class DevicePlacement final : public ParameterPlacement {
@@ -105,7 +106,7 @@ HostPlacement::HostPlacement(LoadedModel& model, int64_t least_bytes)
 }
 
 HostPlacement::~HostPlacement() {
-  for (Weight* weight : streamed_) weight->set_sink(nullptr);
+  for (Weight* weight : streamed_) weight->state().set_sink(nullptr);
   for (const Copy& copy : copies_) keep_gradients(copy.leaf);
 }
 
@@ -127,7 +128,7 @@ optim::Parameter HostPlacement::add(const Selection::TrainedWeight& trained) {
   const Block* const block = block_of_.at(&weight);
   trained_blocks_[block] = &residency;
   optim::Parameter parameter = {name_of(trained), value};
-  weight.set_sink(connect(parameter, block));
+  weight.state().set_sink(connect(parameter, block));
   streamed_.push_back(&weight);
   return parameter;
 }

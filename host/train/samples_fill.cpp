@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include "host/data/parallel.h"
 #include "host/data/prefetcher.h"

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
@@ -73,7 +74,7 @@ TrainedTensors::~TrainedTensors() {
     std::erase_if(adapted.layer.linear->adapters,
                   [&](const ops::Adapter& adapter) { return adapter.a.is_same(adapted.a); });
   }
-  for (const auto& trained : selection_.weights) trained.weight->set_trainable(false);
+  for (const auto& trained : selection_.weights) trained.weight->state().set_trainable(false);
 }
 
 double TrainedTensors::lora_scale() const {

@@ -1,7 +1,7 @@
 #include "host/train/trainer.h"
 
 #include "atelier/error.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include "host/data/prefetcher.h"
 #include "host/generate/sigma_schedule.h"

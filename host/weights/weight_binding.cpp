@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
 #include "formats/glob.h"
@@ -448,7 +449,7 @@ void set_weight(Arrival arrival, const files::Checkpoint& checkpoint, at::Device
   const BoundWeight& bound = *arrival.bound;
   const bool on_host = arrival.place != memory::Place::kDevice;
   const auto store = [&](memory::Quantized value) {
-    bound.weight->set_store(
+    bound.weight->state().set_store(
         std::make_shared<memory::QuantizedStore>(std::move(value), arrival.type, arrival.is_w8a8));
   };
   if (arrival.rest == Rest::kCodes) {

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "atelier/ops/leaf_scope.h"
+#include "atelier/host/leaf_scope.h"
 
 namespace atelier {
 

@@ -564,7 +564,7 @@ TEST_CASE("Blocks whose weights leave, and blocks with sinks, are recomputed wha
     ActivationRunner in_place(direct, parse_activation_budget(text), at::kCPU);
     for (int pass = 0; pass < 3; ++pass) {
       sinking.visit_weights([](const std::string&, Weight& weight) {
-        weight.set_sink(std::make_shared<test::SummingSink>());
+        weight.state().set_sink(std::make_shared<test::SummingSink>());
       });
       in_place.begin_pass();
       sinking.step(in_place);

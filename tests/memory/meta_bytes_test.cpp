@@ -6,9 +6,10 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "atelier/host/dry_run.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
 #include "atelier/ops/attention.h"
-#include "atelier/ops/dry_run.h"
 #include "atelier/ops/pointwise.h"
 
 #include "memory/live_bytes.h"
@@ -127,14 +128,15 @@ TEST_CASE("A dry run of a convolution over time holds the bytes of a real one", 
     nn::Conv3d conv(nullptr, "conv", 8, 16, {3, 3, 3}, {.stride = {1, 2, 2}});
     for (const WeightPtr& weight : {conv.weight, conv.bias}) {
       weight->set(at::zeros(weight->sizes(), options));
-      weight->set_trainable(true);
+      weight->state().set_trainable(true);
     }
     const at::Tensor x = at::zeros({1, 8, 9, 33, 33}, options).requires_grad_();
     const auto counter = make_counter();
     const at::Tensor y = conv.forward(x);
     CHECK(y.sizes() == at::IntArrayRef({1, 16, 7, 16, 16}));
     const int64_t saved = counter->now();
-    torch::autograd::grad({y}, {x, conv.weight->leaf(), conv.bias->leaf()}, {at::zeros_like(y)});
+    torch::autograd::grad({y}, {x, conv.weight->state().leaf(), conv.bias->state().leaf()},
+                          {at::zeros_like(y)});
     return saved;
   };
   const int64_t real = measure(at::kCPU, [] { return std::make_unique<LiveBytes>(at::kCPU); });

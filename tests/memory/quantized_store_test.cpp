@@ -35,7 +35,7 @@ double largest_of(QuantizedKind kind) {
 
 WeightPtr stored(const at::Tensor& value, QuantizedKind kind, at::ScalarType dtype) {
   auto weight = std::make_shared<Weight>("weight", value.sizes().vec());
-  weight->set_store(std::make_shared<QuantizedStore>(quantize(value, kind), dtype));
+  weight->state().set_store(std::make_shared<QuantizedStore>(quantize(value, kind), dtype));
   return weight;
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("Between forward and backward nobody holds a drawn weight", "[quantize
   CHECK(held >= kRows * kWidth * 2);        // y
   CHECK(held < kRows * kWidth * 2 + 4096);  // and products of rank 2
   CHECK(held < kWidth * kWidth * 2 / 16);   // a drawn weight is far more
-  const auto* store = dynamic_cast<const QuantizedStore*>(weight->store().get());
+  const auto* store = dynamic_cast<const QuantizedStore*>(weight->state().store().get());
   REQUIRE(store != nullptr);
   CHECK(store->value().bytes() == kWidth * kWidth + 4 * kWidth);
   torch::autograd::grad({y}, {x}, {at::ones_like(y)});
@@ -173,5 +173,8 @@ TEST_CASE("Between forward and backward nobody holds a drawn weight", "[quantize
 
 TEST_CASE("A stored weight cannot be trained itself", "[quantized]") {
   const WeightPtr weight = stored(noise({4, 16}), QuantizedKind::kInt8, at::kFloat);
-  CHECK(error_of([&] { weight->set_trainable(true); }).code() == ErrorCode::kInvalidArgument);
+  CHECK(error_of([&] { weight->state().set_trainable(true); }).code() ==
+        ErrorCode::kInvalidArgument);
+  const auto copy = store->over({store->parts().at(0).clone(), store->parts().at(1).clone()});
+  CHECK(at::equal(copy->draw(), weight->draw()));
 }

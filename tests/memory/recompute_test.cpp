@@ -112,7 +112,7 @@ TEST_CASE("Gradients of weights that are trained elsewhere go to their sinks, to
   want.resize(want.size() - 2);
   for (unsigned mask : {0u, 0xffu, 0b10110010u}) {
     away.visit_weights([](const std::string&, Weight& weight) {
-      weight.set_sink(std::make_shared<test::SummingSink>());
+      weight.state().set_sink(std::make_shared<test::SummingSink>());
     });
     RecomputeRunner runner(holding, [mask](const Block&) { return plan_of(mask); });
     CHECK(runner.hold(*away.blocks[0]) != nullptr);
@@ -123,7 +123,7 @@ TEST_CASE("Gradients of weights that are trained elsewhere go to their sinks, to
     CHECK(holding.holds == 0);
     CHECK(test::LeasedStore::live == 0);
     away.visit_weights(
-        [](const std::string&, Weight& weight) { CHECK_FALSE(weight.leaf().defined()); });
+        [](const std::string&, Weight& weight) { CHECK_FALSE(weight.state().leaf().defined()); });
   }
 }
 
@@ -166,7 +166,7 @@ TEST_CASE("An error takes lent leaves and holds back", "[recompute]") {
   CHECK(holding.holds == 0);
   CHECK(test::LeasedStore::live == 0);
   net.visit_weights(
-      [](const std::string&, Weight& weight) { CHECK_FALSE(weight.leaf().defined()); });
+      [](const std::string&, Weight& weight) { CHECK_FALSE(weight.state().leaf().defined()); });
 }
 
 TEST_CASE("Kept bytes are the block's outputs and what the plan names", "[recompute]") {

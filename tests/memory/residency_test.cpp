@@ -148,6 +148,20 @@ class Doubled final : public WeightStore {
   std::shared_ptr<const WeightStore> base_;
 };
 
+// What knows how to rest elsewhere: the sum of two tensors.
+class Summed final : public WeightStore {
+ public:
+  Summed(Tensor a, Tensor b) : a_(std::move(a)), b_(std::move(b)) {}
+  Tensor draw() const override { return a_ + b_; }
+  std::vector<Tensor> parts() const override { return {a_, b_}; }
+  std::shared_ptr<const WeightStore> over(std::vector<Tensor> copies) const override {
+    return std::make_shared<Summed>(copies.at(0), copies.at(1));
+  }
+
+ private:
+  Tensor a_, b_;
+};
+
 std::vector<Block*> blocks_of(test::Net& net) {
   std::vector<Block*> result;
   for (auto& block : net.blocks) result.push_back(block.get());
@@ -166,7 +180,7 @@ void map_weights(Block& block) {
 void quantize_linears(Block& block, QuantizedKind kind) {
   block.visit([&](nn::Module& module) {
     if (auto* linear = dynamic_cast<nn::Linear*>(&module))
-      linear->weight->set_store(
+      linear->weight->state().set_store(
           std::make_shared<QuantizedStore>(quantize(linear->weight->draw(), kind), at::kFloat));
   });
 }
@@ -263,6 +277,21 @@ TEST_CASE("The host keeps every weight once", "[residency]") {
       CHECK(before - measured.now() == bytes);
       CHECK(residency.stats().host_bytes == bytes);
     }
+  }
+}
+
+TEST_CASE("A store that says what it is made of comes and goes by that", "[residency]") {
+  for (const Place place : {Place::kHost, Place::kDisk}) {
+    Matrices net(3);
+    for (auto& block : net.blocks) {
+      const Tensor half = block->linear.weight->draw() / 2;
+      block->linear.weight->state().set_store(std::make_shared<Summed>(half, half.clone()));
+    }
+    const auto port = make_stand_in({});
+    Residency residency(net.all(), spread_residents(3, 1, place), *port);
+    StreamingRunner runner(direct, {&residency});
+    CHECK(net.wrong(runner, forward_order(3)) == 0);
+    CHECK(residency.stats().copies == 2);
   }
 }
 
@@ -409,7 +438,7 @@ TEST_CASE("A weight is drawn right whether its block is held or not", "[residenc
   }
   // Its storage is its own: nobody keeps what is made of it.
   CHECK(net.weight(0).draw().storage().use_count() == 1);
-  net.weight(2).set_store(std::make_shared<Doubled>(net.weight(2).store()));
+  net.weight(2).state().set_store(std::make_shared<Doubled>(net.weight(2).state().store()));
   StreamingRunner runner(direct, {&residency});
   CHECK(test::error(runner.run(*net.blocks[2], {net.x})[0], net.products[2] * 2) < 1e-6);
 }
@@ -598,13 +627,15 @@ TEST_CASE("Weights that cannot be sent away are named", "[residency]") {
     return test::error_of(
         [&] { Residency(net.all(), spread_residents(2, 0, Place::kHost), *port); });
   };
-  const Error trained = refused([](Weight& weight) { weight.set_trainable(true); });
+  const Error trained = refused([](Weight& weight) { weight.state().set_trainable(true); });
   CHECK(test::mentions(trained, "blocks.1"));
   CHECK(test::mentions(trained, "linear.weight"));
-  CHECK(test::mentions(
-      refused([](Weight& weight) { weight.set_store(std::make_shared<Doubled>(weight.store())); }),
-      "changed before"));
-  CHECK(test::mentions(refused([](Weight& weight) { weight.set_store(nullptr); }),
+  CHECK(test::mentions(refused([](Weight& weight) {
+                         weight.state().set_store(
+                             std::make_shared<Doubled>(weight.state().store()));
+                       }),
+                       "changed before"));
+  CHECK(test::mentions(refused([](Weight& weight) { weight.state().set_store(nullptr); }),
                        "before it is loaded"));
   Matrices net(2);
   CHECK(test::error_of([&] { Residency(net.all(), {}, *port); }).code() ==

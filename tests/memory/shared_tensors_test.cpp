@@ -44,12 +44,13 @@ struct SharingNet : nn::Module {
     for (ReadingBlock& block : blocks) {
       block.visit_weights([&](const std::string&, Weight& weight) {
         weight.set(at::randn(weight.sizes()));
-        weight.set_trainable(true);
+        weight.state().set_trainable(true);
       });
-      block.common.weight->lend_leaf(leaf);
+      block.common.weight->state().lend_leaf(leaf);
       block.common.adapters.push_back(adapter);
       trained.insert(trained.end(),
-                     {block.own.weight->leaf(), block.own.bias->leaf(), block.common.bias->leaf()});
+                     {block.own.weight->state().leaf(), block.own.bias->state().leaf(),
+                      block.common.bias->state().leaf()});
     }
   }
 
@@ -144,9 +145,9 @@ TEST_CASE("Blocks inside a block sum up as it does", "[recompute]") {
                      leaf};
   outer.visit_weights([&](const std::string& path, Weight& weight) {
     weight.set(at::randn(weight.sizes()));
-    if (path.ends_with("common.weight")) return weight.lend_leaf(leaf);
-    weight.set_trainable(true);
-    trained.push_back(weight.leaf());
+    if (path.ends_with("common.weight")) return weight.state().lend_leaf(leaf);
+    weight.state().set_trainable(true);
+    trained.push_back(weight.state().leaf());
   });
   REQUIRE(trained_tensors(outer).size() == trained.size() - 2);
   const Tensor target = at::randn({5, kWidth});

@@ -93,14 +93,14 @@ struct Net : nn::Module {
     block.visit_weights([&](const std::string&, Weight& weight) {
       const at::Tensor value = at::randn(weight.sizes()) / std::sqrt(double(weight.sizes().back()));
       if (leased) {
-        weight.set_store(std::make_shared<test::LeasedStore>(value));
+        weight.state().set_store(std::make_shared<test::LeasedStore>(value));
       } else {
         weight.set(value);
       }
       if (train == Train::kAll && leased) {
-        weight.set_sink(std::make_shared<SummingSink>());
+        weight.state().set_sink(std::make_shared<SummingSink>());
       } else if (train == Train::kAll) {
-        weight.set_trainable(true);
+        weight.state().set_trainable(true);
       }
     });
     if (train == Train::kAll) return;
@@ -115,7 +115,7 @@ struct Net : nn::Module {
   Tensors sunk() {
     Tensors result;
     visit_weights([&](const std::string&, Weight& weight) {
-      result.push_back(static_cast<const SummingSink&>(*weight.sink()).sum);
+      result.push_back(static_cast<const SummingSink&>(*weight.state().sink()).sum);
     });
     return result;
   }
@@ -163,9 +163,9 @@ struct GuardedStore final : WeightStore {
 
 inline void guard_draws(Net& net, HoldingRunner& runner) {
   net.visit_weights([&](const std::string&, Weight& weight) {
-    const auto sink = weight.sink();  // goes with the store
-    weight.set_store(std::make_shared<GuardedStore>(weight.store(), runner));
-    weight.set_sink(sink);
+    const auto sink = weight.state().sink();  // goes with the store
+    weight.state().set_store(std::make_shared<GuardedStore>(weight.state().store(), runner));
+    weight.state().set_sink(sink);
   });
 }
 

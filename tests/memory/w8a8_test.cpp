@@ -30,13 +30,13 @@ at::Tensor activations(int64_t rows, int64_t columns, uint64_t seed) {
 
 WeightPtr stored(const at::Tensor& value, QuantizedKind kind, at::ScalarType dtype, bool is_w8a8) {
   auto weight = std::make_shared<Weight>("weight", value.sizes().vec());
-  weight->set_store(
+  weight->state().set_store(
       std::make_shared<QuantizedStore>(memory::quantize(value, kind), dtype, is_w8a8));
   return weight;
 }
 
 const Quantized& value_of(const WeightPtr& weight) {
-  return dynamic_cast<const QuantizedStore&>(*weight->store()).value();
+  return dynamic_cast<const QuantizedStore&>(*weight->state().store()).value();
 }
 
 // x quantised by row, as written in docs/storage.md: codes as float64, and scales.
@@ -186,7 +186,8 @@ TEST_CASE("8-bit products draw no weight and hold nothing of it", "[w8a8]") {
   constexpr int64_t kWidth = 256, kRows = 3;
   for (const QuantizedKind kind : kKinds) {
     auto weight = std::make_shared<Weight>("weight", std::vector<int64_t>{kWidth, kWidth});
-    weight->set_store(std::make_shared<Codes>(memory::quantize(noise({kWidth, kWidth}), kind)));
+    weight->state().set_store(
+        std::make_shared<Codes>(memory::quantize(noise({kWidth, kWidth}), kind)));
     const ops::Adapter adapter = {.a = test::trained(noise({2, kWidth}, 3)),
                                   .b = test::trained(noise({kWidth, 2}, 4))};
     const at::Tensor x = test::trained(noise({kRows, kWidth}, 5).to(at::kBFloat16));
@@ -206,7 +207,7 @@ TEST_CASE("Blocks of 8-bit products are recomputed to the bit", "[w8a8]") {
     for (const auto& block : net.blocks) {
       block->visit([&](nn::Module& module) {
         if (auto* layer = dynamic_cast<nn::Linear*>(&module))
-          layer->weight->set_store(std::make_shared<QuantizedStore>(
+          layer->weight->state().set_store(std::make_shared<QuantizedStore>(
               memory::quantize(layer->weight->draw(), kind), at::kFloat, true));
       });
     }

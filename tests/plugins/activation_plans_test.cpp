@@ -82,8 +82,8 @@ struct Denoiser {
     part.visit([&](nn::Module& module) {
       if (train == Train::kAll) {
         for (const WeightPtr& weight : module.weights()) {
-          weight->set_trainable(true);
-          trained.push_back(weight->leaf());
+          weight->state().set_trainable(true);
+          trained.push_back(weight->state().leaf());
         }
         return;
       }

@@ -1,6 +1,6 @@
 // What a family's model holds in a dry run, beside what it holds in a real one; built for each
 // family.
-#include "atelier/ops/dry_run.h"
+#include "atelier/host/dry_run.h"
 
 #include <catch2/catch.hpp>
 #include <dlfcn.h>

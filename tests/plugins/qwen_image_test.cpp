@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
 #include "atelier/plugin.h"
 
@@ -110,7 +111,7 @@ void fill(nn::Module& module, bool trainable = false) {
       value = value / std::sqrt(static_cast<double>(weight.numel() / sizes[0]));
     }
     weight.set(value);
-    if (trainable) weight.set_trainable(true);
+    if (trainable) weight.state().set_trainable(true);
   });
 }
 
@@ -494,7 +495,7 @@ TEST_CASE("Every weight of the DiT but the last block's text end has a gradient"
                         path.starts_with(last + "txt_mlp.") ||
                         path.starts_with(last + "attn.add_q_proj.") ||
                         path.starts_with(last + "attn.norm_added_q.");
-    const at::Tensor grad = weight.leaf().grad();
+    const at::Tensor grad = weight.state().leaf().grad();
     const bool moved = grad.defined() && grad.abs().max().item<double>() > 0;
     CHECK(moved != unread);
   });
@@ -574,8 +575,8 @@ TEST_CASE("Weights of the noise level are drawn when levels are prepared, and no
   std::vector<std::shared_ptr<WatchedStore>> stores;
   for (const WeightPtr& weight : weights) {
     declared.insert(weight.get());
-    stores.push_back(std::make_shared<WatchedStore>(weight->store()));
-    weight->set_store(stores.back());
+    stores.push_back(std::make_shared<WatchedStore>(weight->state().store()));
+    weight->state().set_store(stores.back());
   }
   CHECK(declared == modulation);
 

@@ -1,6 +1,6 @@
 #include "atelier/ops/attention.h"
 
-#include "atelier/ops/dry_run.h"
+#include "atelier/host/dry_run.h"
 
 #include "support/tensors.h"
 

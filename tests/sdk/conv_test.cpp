@@ -29,12 +29,12 @@ TEST_CASE("A convolution equals LibTorch's, with gradients", "[ops][conv]") {
             const Tensor plain_w = test::trained(w), plain_b = test::trained(b);
             Tensors inputs = {x}, reference_inputs = {x};
             if (train) {
-              weight->set_trainable(true);
-              inputs.push_back(weight->leaf());
+              weight->state().set_trainable(true);
+              inputs.push_back(weight->state().leaf());
               reference_inputs.push_back(plain_w);
               if (with_bias) {
-                bias->set_trainable(true);
-                inputs.push_back(bias->leaf());
+                bias->state().set_trainable(true);
+                inputs.push_back(bias->state().leaf());
                 reference_inputs.push_back(plain_b);
               }
             }
@@ -75,9 +75,9 @@ TEST_CASE("A convolution over time equals LibTorch's, with gradients", "[ops][co
                   wide = {test::trained(x.to(at::kDouble)), test::trained(w.to(at::kDouble)),
                           test::trained(b.to(at::kDouble))};
           if (train) {
-            weight->set_trainable(true);
-            bias->set_trainable(true);
-            inputs.insert(inputs.end(), {weight->leaf(), bias->leaf()});
+            weight->state().set_trainable(true);
+            bias->state().set_trainable(true);
+            inputs.insert(inputs.end(), {weight->state().leaf(), bias->state().leaf()});
           }
           const auto run = [&] { return conv3d(x.contiguous(format), weight, bias, options); };
           const Tensor y = run();
@@ -114,14 +114,14 @@ TEST_CASE("The temporal slice of a frozen weight is made once for each version",
   const Tensor x = at::randn({1, 2, 4, 4}), first = at::randn({3, 2, 3, 1, 1});
   const WeightPtr weight = test::make_weight(first);
   conv2d(x, weight, nullptr, {});
-  const Tensor slice = weight->derived();
+  const Tensor slice = weight->state().derived();
   REQUIRE(slice.defined());
   CHECK(at::equal(slice, first.select(2, 2)));
   conv2d(x, weight, nullptr, {});
-  CHECK(weight->derived().is_same(slice));
+  CHECK(weight->state().derived().is_same(slice));
   const Tensor second = at::randn({3, 2, 3, 1, 1});
   weight->set(second);
-  CHECK_FALSE(weight->derived().defined());
+  CHECK_FALSE(weight->state().derived().defined());
   CHECK(error(conv2d(x, weight, nullptr, {}), at::conv2d(x, second.select(2, 2))) < 1e-6);
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("A lent convolution weight is given back after each product", "[ops][c
     const Tensor x = test::trained(at::randn({1, 2, 6, 6}));
     const Tensor y = conv2d(x, weight, nullptr, {});
     CHECK(test::LeasedStore::live == 0);
-    CHECK_FALSE(weight->derived().defined());
+    CHECK_FALSE(weight->state().derived().defined());
     const Tensor want = at::conv2d(x, temporal ? w.select(2, 1) : w);
     CHECK(error(test::gradients({y}, {x}), test::gradients({want}, {x})) < 1e-5);
     CHECK(test::LeasedStore::live == 0);

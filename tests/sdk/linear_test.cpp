@@ -55,12 +55,12 @@ TEST_CASE("A linear layer equals its expression, with any number of adapters", "
           reference_inputs.push_back(x);
           const Tensor plain_w = test::trained(w), plain_b = test::trained(b);
           if (train_weight) {
-            weight->set_trainable(true);
-            inputs.push_back(weight->leaf());
+            weight->state().set_trainable(true);
+            inputs.push_back(weight->state().leaf());
             reference_inputs.push_back(plain_w);
             if (with_bias) {
-              bias->set_trainable(true);
-              inputs.push_back(bias->leaf());
+              bias->state().set_trainable(true);
+              inputs.push_back(bias->state().leaf());
               reference_inputs.push_back(plain_b);
             }
           }
@@ -184,12 +184,12 @@ TEST_CASE("A frozen layer saves nothing, adapters save x and the rank-r products
 TEST_CASE("A trained weight that was stepped before the backward pass is an error",
           "[ops][linear]") {
   const WeightPtr weight = test::make_weight(at::randn({4, 6}));
-  weight->set_trainable(true);
+  weight->state().set_trainable(true);
   const Tensor x = test::trained(at::randn({5, 6}));
   const Tensor y = linear(x, weight);
   {
     at::NoGradGuard no_grad;
-    weight->leaf().mul_(2);
+    weight->state().leaf().mul_(2);
   }
   const Error e = test::error_of([&] { test::gradients({y}, {x}); });
   CHECK(e.code() == ErrorCode::kInternal);
@@ -216,9 +216,9 @@ TEST_CASE("Rows of a table are gathered, and its gradient comes back", "[ops][em
   CHECK(at::equal(embedding(ids, weight), at::embedding(table, ids)));
   CHECK(at::equal(embedding(ids, test::make_leased(table)), at::embedding(table, ids)));
   CHECK(test::LeasedStore::live == 0);
-  weight->set_trainable(true);
+  weight->state().set_trainable(true);
   const Tensor plain = test::trained(table);
-  CHECK(error(test::gradients({embedding(ids, weight)}, {weight->leaf()}),
+  CHECK(error(test::gradients({embedding(ids, weight)}, {weight->state().leaf()}),
               test::gradients({at::embedding(plain, ids)}, {plain})) < 1e-14);
   CHECK(test::error_of([&] { embedding(ids.to(at::kInt), weight); }).code() ==
         ErrorCode::kInvalidArgument);

@@ -1,4 +1,4 @@
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include <functional>
 

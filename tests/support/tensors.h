@@ -15,7 +15,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
-#include "atelier/weight.h"
+#include "atelier/host/weight_state.h"
 
 #undef CHECK  // c10 has one of its own
 #include <catch2/catch.hpp>
@@ -108,7 +108,7 @@ class LeasedStore final : public WeightStore {
 
 inline WeightPtr make_leased(const at::Tensor& value) {
   auto weight = std::make_shared<Weight>("weight", value.sizes().vec());
-  weight->set_store(std::make_shared<LeasedStore>(value));
+  weight->state().set_store(std::make_shared<LeasedStore>(value));
   return weight;
 }
 

@@ -43,7 +43,8 @@ class ATELIER_API BlockRunner {
   virtual std::shared_ptr<void> hold(Block& block);
 };
 
-// Runs each block where it stands, in grad mode within an ops::LeafScope of its own.
+// Runs each block where it stands. In grad mode the gradients of all uses of a weight leave the
+// block as one.
 class ATELIER_API DirectRunner final : public BlockRunner {
  public:
   ~DirectRunner() override;

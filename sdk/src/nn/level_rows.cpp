@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/weight_state.h"
 
 namespace atelier::nn {
 namespace {
@@ -15,7 +16,8 @@ constexpr int64_t kLevelRows = 8;
 // afar comes once.
 class DrawnOnce final : public WeightStore {
  public:
-  explicit DrawnOnce(WeightPtr weight) : weight_(std::move(weight)), codes_(weight_->draw_codes()) {
+  explicit DrawnOnce(WeightPtr weight)
+      : weight_(std::move(weight)), codes_(weight_->state().draw_codes()) {
     if (!codes_) value_ = weight_->draw();
   }
   at::Tensor draw() const override { return codes_ ? weight_->draw() : value_; }
@@ -44,7 +46,7 @@ at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, int64_t B) {
 
 at::Tensor of_all_levels(const Linear& layer, const at::Tensor& groups, int64_t levels) {
   const auto drawn = std::make_shared<Weight>(layer.weight->name(), layer.weight->sizes().vec());
-  drawn->set_store(std::make_shared<DrawnOnce>(layer.weight));
+  drawn->state().set_store(std::make_shared<DrawnOnce>(layer.weight));
   std::vector<at::Tensor> parts;
   for (const at::Tensor& group : groups.unbind(0))
     parts.push_back(ops::linear(group, drawn, layer.bias, layer.adapters));

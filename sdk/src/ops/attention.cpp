@@ -9,9 +9,9 @@
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/dry_run.h"
-#include "atelier/ops/recompute_scope.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/dry_run.h"
+#include "atelier/host/recompute_scope.h"
+#include "atelier/host/stop.h"
 
 #include "ops/autograd_support.h"
 #include "ops/cpu_flash.h"

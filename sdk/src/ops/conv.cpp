@@ -4,10 +4,11 @@
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/dry_run.h"
-#include "atelier/ops/leaf_scope.h"
-#include "atelier/ops/recompute_scope.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/dry_run.h"
+#include "atelier/host/leaf_scope.h"
+#include "atelier/host/recompute_scope.h"
+#include "atelier/host/stop.h"
+#include "atelier/host/weight_state.h"
 
 #include "ops/autograd_support.h"
 
@@ -44,7 +45,7 @@ using ConvCallPtr = c10::intrusive_ptr<ConvCall>;
 Tensor draw_kernel(const ConvCall& call) {
   const Weight& weight = *call.weight;
   const auto dims = static_cast<int64_t>(call.axes()) + 2;
-  if (Tensor kept = weight.derived(); kept.defined() && kept.dim() == dims) return kept;
+  if (Tensor kept = weight.state().derived(); kept.defined() && kept.dim() == dims) return kept;
   const Tensor drawn = weight.draw();
   // A tensor that its store does not hold itself was lent for one product: nothing of it is held.
   const bool lent = drawn.storage().use_count() == 1;
@@ -53,7 +54,8 @@ Tensor draw_kernel(const ConvCall& call) {
   const bool is_cpu = drawn.is_cpu() || (dry != nullptr && dry->like() == at::kCPU);
   const Tensor made =
       kernel.detach().contiguous(is_cpu ? call.channels_last() : at::MemoryFormat::Contiguous);
-  if (!lent && !weight.is_trainable() && !made.is_alias_of(drawn)) weight.keep_derived(made);
+  if (!lent && !weight.state().is_trainable() && !made.is_alias_of(drawn))
+    weight.state().keep_derived(made);
   return made;
 }
 
@@ -127,7 +129,7 @@ struct ConvFunction : torch::autograd::Function<ConvFunction> {
     auto needed = [&](int64_t edge) { return edge >= 0 && ctx->needs_input_grad(edge); };
     const variable_list saved = ctx->get_saved_variables();
     if (needed(0) && call->weight_edge >= 0 &&
-        call->weight->leaf()._version() != call->weight_version) {
+        call->weight->state().leaf()._version() != call->weight_version) {
       throw Error(ErrorCode::kInternal,
                   c10::str(call->name(), ": weight '", call->weight->name(),
                            "' was changed between the forward and the backward pass"));
@@ -175,14 +177,14 @@ Tensor convolution(const Tensor& x, const WeightPtr& weight, const WeightPtr& bi
                          weight->name(), "' of shape ", weight->sizes()));
   }
   variable_list inputs{x};
-  if (weight->leaf().defined()) {
+  if (weight->state().leaf().defined()) {
     call->weight_edge = inputs.size();
-    call->weight_version = weight->leaf()._version();
-    inputs.push_back(LeafScope::place_of(weight->leaf()));
+    call->weight_version = weight->state().leaf()._version();
+    inputs.push_back(LeafScope::place_of(weight->state().leaf()));
   }
-  if (bias != nullptr && bias->leaf().defined()) {
+  if (bias != nullptr && bias->state().leaf().defined()) {
     call->bias_edge = inputs.size();
-    inputs.push_back(LeafScope::place_of(bias->leaf()));
+    inputs.push_back(LeafScope::place_of(bias->state().leaf()));
   }
   if (!needs_graph(inputs)) return convolve(*call, x);
   return ConvFunction::apply(at::TensorList(inputs), call);

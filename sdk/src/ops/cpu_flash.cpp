@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 namespace atelier::ops {
 namespace {

@@ -1,4 +1,4 @@
-#include "atelier/ops/dry_run.h"
+#include "atelier/host/dry_run.h"
 
 namespace atelier::ops {
 namespace {

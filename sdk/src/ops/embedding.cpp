@@ -1,9 +1,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/leaf_scope.h"
+#include "atelier/host/leaf_scope.h"
+#include "atelier/host/recompute_scope.h"
+#include "atelier/host/weight_state.h"
 #include "atelier/ops/linear.h"
-#include "atelier/ops/recompute_scope.h"
 
 #include "ops/autograd_support.h"
 
@@ -51,8 +52,8 @@ Tensor embedding(const Tensor& ids, const WeightPtr& table) {
                          table->name(), "' of shape ", table->sizes()),
                 "ids are int64, the table is [count, width]");
   }
-  if (!needs_graph({table->leaf()})) return gather(ids, table);
-  return EmbeddingFunction::apply(LeafScope::place_of(table->leaf()), ids, table);
+  if (!needs_graph({table->state().leaf()})) return gather(ids, table);
+  return EmbeddingFunction::apply(LeafScope::place_of(table->state().leaf()), ids, table);
 }
 
 }  // namespace atelier::ops

@@ -1,4 +1,4 @@
-#include "atelier/ops/leaf_scope.h"
+#include "atelier/host/leaf_scope.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -8,10 +8,11 @@
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/dry_run.h"
-#include "atelier/ops/leaf_scope.h"
-#include "atelier/ops/recompute_scope.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/dry_run.h"
+#include "atelier/host/leaf_scope.h"
+#include "atelier/host/recompute_scope.h"
+#include "atelier/host/stop.h"
+#include "atelier/host/weight_state.h"
 
 #include "ops/autograd_support.h"
 #include "ops/eight_bit.h"
@@ -76,7 +77,7 @@ void count_product(const Tensor& t, int64_t n, int passes = 1) {
 
 // x Wᵀ + bias, in 8 bits where the weight is to be multiplied so.
 Tensor base_product(const LinearCall& call, const Tensor& rows) {
-  const std::optional<RowCodes> codes = call.weight->draw_codes();
+  const std::optional<RowCodes> codes = call.weight->state().draw_codes();
   if (!codes) {
     const Tensor weight = call.weight->draw();
     return call.bias ? at::addmm(call.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
@@ -86,7 +87,7 @@ Tensor base_product(const LinearCall& call, const Tensor& rows) {
 }
 
 Tensor base_gradient(const LinearCall& call, const Tensor& grad) {
-  const std::optional<RowCodes> codes = call.weight->draw_codes();
+  const std::optional<RowCodes> codes = call.weight->state().draw_codes();
   return codes ? eight_bit_gradient(grad, *codes) : at::mm(grad, call.weight->draw());
 }
 
@@ -162,7 +163,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const Tensor rows = x.defined() ? rows_of(x) : Tensor();
     Tensor grad_x;
     if (needed(0)) {
-      if (call->weight_edge >= 0 && call->weight->leaf()._version() != call->weight_version) {
+      if (call->weight_edge >= 0 &&
+          call->weight->state().leaf()._version() != call->weight_version) {
         throw Error(ErrorCode::kInternal,
                     "linear: weight '" + call->weight->name() +
                         "' was changed between the forward and the backward pass");
@@ -206,14 +208,14 @@ Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
   call->weight = weight;
   call->bias = bias;
   variable_list inputs{x};
-  if (weight->leaf().defined()) {
+  if (weight->state().leaf().defined()) {
     call->weight_edge = inputs.size();
-    call->weight_version = weight->leaf()._version();
-    inputs.push_back(LeafScope::place_of(weight->leaf()));
+    call->weight_version = weight->state().leaf()._version();
+    inputs.push_back(LeafScope::place_of(weight->state().leaf()));
   }
-  if (bias != nullptr && bias->leaf().defined()) {
+  if (bias != nullptr && bias->state().leaf().defined()) {
     call->bias_edge = inputs.size();
-    inputs.push_back(LeafScope::place_of(bias->leaf()));
+    inputs.push_back(LeafScope::place_of(bias->state().leaf()));
   }
   call->adapter_edge = inputs.size();
   for (const Adapter& adapter : adapters) {

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/dry_run.h"
+#include "atelier/host/dry_run.h"
 
 #include "ops/autograd_support.h"
 #include "ops/pointwise_composed.h"

@@ -1,4 +1,4 @@
-#include "atelier/ops/recompute_scope.h"
+#include "atelier/host/recompute_scope.h"
 
 #include "atelier/error.h"
 

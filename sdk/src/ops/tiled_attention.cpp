@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include "ops/autograd_support.h"
 

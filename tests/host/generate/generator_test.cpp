@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
-#include "atelier/ops/stop.h"
+#include "atelier/host/stop.h"
 
 #include "host/generate/guidance.h"
 #include "host/generate/sigma_schedule.h"

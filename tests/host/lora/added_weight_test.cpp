@@ -134,7 +134,7 @@ TEST_CASE("The sum is rounded once, made once, and gone with its last addition",
   at::manual_seed(5);
   const at::Tensor value = at::randn({32, 32}).to(at::kBFloat16);
   const WeightPtr weight = test::make_leased(value);
-  const auto base = weight->store();
+  const auto base = weight->state().store();
   const int owner = 0, other = 0;
   const Difference first = low_rank(32, 32, 0.01), second = low_rank(32, 32, 0.01);
   const Addition added = addition_of(first);
@@ -153,13 +153,13 @@ TEST_CASE("The sum is rounded once, made once, and gone with its last addition",
   CHECK(at::equal(weight->draw_rows(at::tensor({3, 1})),
                   weight->draw().index_select(0, at::tensor({3, 1}))));
 
-  const int64_t version = weight->version();  // nothing changes: the sum stays
+  const int64_t version = weight->state().version();  // nothing changes: the sum stays
   set_additions(*weight, &owner, {added});
-  CHECK(weight->version() == version);
+  CHECK(weight->state().version() == version);
   set_additions(*weight, &owner, {});
   CHECK(test::error(weight->draw(), value.to(at::kFloat) + 0.01 * product(second)) < 0.004);
   set_additions(*weight, &other, {});
-  CHECK(weight->store() == base);
+  CHECK(weight->state().store() == base);
   CHECK(at::equal(weight->draw(), value));
 }
 
@@ -168,11 +168,11 @@ TEST_CASE("Nothing is added to a weight that is not loaded, or is trained", "[lo
   set_additions(absent, nullptr, {addition_of(low_rank(6, 8))});
   CHECK_FALSE(absent.is_loaded());
   const WeightPtr trained = test::make_weight(at::randn({6, 8}));
-  trained->set_trainable(true);
+  trained->state().set_trainable(true);
   set_additions(*trained, nullptr, {});
   test::expect_error(ErrorCode::kUnsupported, {"\"weight\" is trained"},
                      [&] { set_additions(*trained, nullptr, {addition_of(low_rank(6, 8))}); });
-  CHECK(trained->leaf().defined());
+  CHECK(trained->state().leaf().defined());
 }
 
 }  // namespace atelier::lora

@@ -1,5 +1,7 @@
 #include "host/train/objective.h"
 
+#include "atelier/host/weight_state.h"
+
 #include "host/random/counter.h"
 #include "host/random/noise.h"
 #include "train_toy.h"
@@ -81,12 +83,12 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
   const at::Tensor& clean = sample.cond.at("latents");
   at::Tensor x = random::normal_noise({9}, clean.sizes());
   for (const float sigma : {1.0F, 0.5F}) x = x - bench.velocity(sample, x, sigma) * 0.5F;
-  bench.weight("embed.weight").set_trainable(true);
+  bench.weight("embed.weight").state().set_trainable(true);
   const std::vector<PlacedSample> batch = {{sample, 0}};
   const at::Tensor loss = bench.objective->direct_distillation(batch);
   CHECK(at::allclose(loss, (x - clean).pow(2).mean(), 1e-4));
   loss.backward();
-  CHECK(bench.weight("embed.weight").leaf().grad().abs().max().item<float>() > 0);
+  CHECK(bench.weight("embed.weight").state().leaf().grad().abs().max().item<float>() > 0);
 }
 
 TEST_CASE("A row that says too little for distillation is refused", "[objective]") {

@@ -5,6 +5,8 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
+#include "atelier/host/weight_state.h"
+
 #include "train_toy.h"
 
 namespace atelier::train {
@@ -28,9 +30,9 @@ struct Reference {
     toy.config = config;
     toy.open();
     for (const auto& trained : toy.selection().weights) {
-      trained.weight->set_trainable(true);
+      trained.weight->state().set_trainable(true);
       names.push_back(trained.component + "." + trained.path);
-      leaves.push_back(trained.weight->leaf());
+      leaves.push_back(trained.weight->state().leaf());
     }
     optimizer = std::make_unique<torch::optim::AdamW>(
         leaves, torch::optim::AdamWOptions(config.learning_rate)

@@ -1,5 +1,7 @@
 #include "host/train/trained.h"
 
+#include "atelier/host/weight_state.h"
+
 #include "host/files/checkpoint.h"
 #include "train_toy.h"
 
@@ -100,7 +102,7 @@ TEST_CASE("Parameters on the host are copies, which the model has after publish(
   TrainedTensors trained(*toy.model, toy.selection(), toy.config);
   CHECK(trained.placement().is_on_host());
   const at::Tensor value = tensor_of(trained, "dit.embed.weight");
-  const at::Tensor leaf = toy.weight("embed.weight").leaf();
+  const at::Tensor leaf = toy.weight("embed.weight").state().leaf();
   REQUIRE(leaf.defined());
   CHECK(at::equal(value, leaf.detach()));
   CHECK(value.data_ptr() != leaf.data_ptr());
@@ -115,7 +117,7 @@ TEST_CASE("Parameters on the device are the leaves themselves", "[trained]") {
   toy.open();
   TrainedTensors trained(*toy.model, toy.selection(), toy.config);
   CHECK_FALSE(trained.placement().is_on_host());
-  CHECK(tensor_of(trained, "dit.embed.weight").is_same(toy.weight("embed.weight").leaf()));
+  CHECK(tensor_of(trained, "dit.embed.weight").is_same(toy.weight("embed.weight").state().leaf()));
   CHECK(trained.placement().allocate_beside() == nullptr);
   CHECK(trained.placement().note().empty());
 }
@@ -127,9 +129,9 @@ TEST_CASE("Small weights of streamed blocks stay on the device, and that is told
   TrainedTensors trained(*toy.model, toy.selection(), toy.config);
   CHECK(trained.placement().is_on_host());
   CHECK(trained.placement().note() == "small trained weights stay on the device: 256 bytes");
-  CHECK(toy.weight("blocks.0.down.bias").leaf().defined());
-  CHECK_FALSE(toy.weight("blocks.0.down.weight").leaf().defined());
-  CHECK(toy.weight("blocks.0.down.weight").sink() != nullptr);
+  CHECK(toy.weight("blocks.0.down.bias").state().leaf().defined());
+  CHECK_FALSE(toy.weight("blocks.0.down.weight").state().leaf().defined());
+  CHECK(toy.weight("blocks.0.down.weight").state().sink() != nullptr);
 }
 
 TEST_CASE("The model is as before when nothing is trained any more", "[trained]") {
@@ -152,8 +154,8 @@ TEST_CASE("The model is as before when nothing is trained any more", "[trained]"
     }
     for (const auto& layer : selection.layers) CHECK(layer.linear->adapters.empty());
     for (const auto& trained : selection.weights) {
-      CHECK_FALSE(trained.weight->is_trainable());
-      CHECK(trained.weight->sink() == nullptr);
+      CHECK_FALSE(trained.weight->state().is_trainable());
+      CHECK(trained.weight->state().sink() == nullptr);
     }
   }
 }

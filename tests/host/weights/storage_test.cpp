@@ -58,7 +58,7 @@ std::unique_ptr<LoadedModel> load_dit(const std::string& file, StorageByComponen
 const QuantizedStore* store_of(LoadedModel& model, std::string_view path) {
   const WeightPtr weight = model.model().component("dit").find_weight(path);
   REQUIRE(weight != nullptr);
-  return dynamic_cast<const QuantizedStore*>(weight->store().get());
+  return dynamic_cast<const QuantizedStore*>(weight->state().store().get());
 }
 
 std::map<std::string, at::Tensor> drawn(LoadedModel& model) {
@@ -234,16 +234,17 @@ TEST_CASE("8-bit weights are multiplied as codes where that is asked", "[storage
     int64_t codes = 0;
     model->model().component("dit").visit_weights([&](const std::string& path, Weight& weight) {
       INFO(path);
-      const auto* store = dynamic_cast<const QuantizedStore*>(weight.store().get());
-      CHECK(weight.draw_codes().has_value() == (store != nullptr));
+      const auto* store = dynamic_cast<const QuantizedStore*>(weight.state().store().get());
+      CHECK(weight.state().draw_codes().has_value() == (store != nullptr));
       codes += store != nullptr;
     });
     CHECK(codes == std::ssize(w8a8_weights(model->model(), "dit")));
     const auto plain = open(request({{"dit", storage}}, {{"dit", Compute::kBf16}}));
     plain->load_component("dit");
     CHECK(plain->compute("dit") == Compute::kBf16);
-    plain->model().component("dit").visit_weights(
-        [&](const std::string&, Weight& weight) { CHECK_FALSE(weight.draw_codes().has_value()); });
+    plain->model().component("dit").visit_weights([&](const std::string&, Weight& weight) {
+      CHECK_FALSE(weight.state().draw_codes().has_value());
+    });
     check_same(drawn(*model), drawn(*plain));
   }
   expect_error(ErrorCode::kInvalidArgument, {"--compute", "in --dtype", "add --storage dit=int8"},
