@@ -57,13 +57,11 @@ flags::CommandSpec check_plugin_command() {
         .group = group},
        {.name = "height",
         .kind = flags::FlagKind::kInteger,
-        .help = "pixels",
-        .preset = "1024",
+        .help = "pixels; by default what the model is for",
         .group = group},
        {.name = "width",
         .kind = flags::FlagKind::kInteger,
-        .help = "pixels",
-        .preset = "1024",
+        .help = "pixels; by default what the model is for",
         .group = group},
        {.name = "num_inference_steps",
         .kind = flags::FlagKind::kInteger,
@@ -110,8 +108,8 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
     const auto model = model::LoadedModel::open(*plugin.family, request);
     conformance::PictureOptions options = {.prompt = flags.text("prompt"),
                                            .other_prompt = flags.text("other_prompt"),
-                                           .height = flags.integer("height"),
-                                           .width = flags.integer("width"),
+                                           .height = flags.find_integer("height"),
+                                           .width = flags.find_integer("width"),
                                            .num_steps = flags.find_integer("num_inference_steps")};
     conformance::check_pictures(*model, options, add);
   }

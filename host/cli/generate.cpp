@@ -194,7 +194,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  return make_pictures(prepared, request, flags, progress);
+  return make_pictures(prepared, prepared.request(), flags, progress);
 }
 
 }  // namespace

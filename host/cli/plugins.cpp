@@ -98,22 +98,28 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
   }
   for (const ScheduleDefaults& schedule : family.schedules()) {
     out["schedules"].push_back({{"name", schedule.name},
+                                {"variants", schedule.variants},
                                 {"num_inference_steps", schedule.num_inference_steps},
                                 {"cfg_scale", schedule.cfg_scale},
                                 {"cfg_trunc", schedule.cfg_trunc},
                                 {"cfg_renorm", generate::renorm_name(schedule.cfg_renorm)},
+                                {"solver", schedule.solver},
                                 {"help", schedule.help}});
   }
   return out;
 }
 
-// ", cfg_trunc 0.25, cfg_renorm clamp"; empty for plain guidance.
-std::string guidance_text(const nlohmann::ordered_json& schedule) {
+// ", cfg_trunc 0.25, cfg_renorm clamp, solver unipc, of edit*"; empty for what is usual.
+std::string schedule_text(const nlohmann::ordered_json& schedule) {
   std::string out;
   if (schedule["cfg_trunc"].get<double>() < 1.0)
     out += ", cfg_trunc " + schedule["cfg_trunc"].dump();
   if (const auto renorm = schedule["cfg_renorm"].get<std::string>(); renorm != "none")
     out += ", cfg_renorm " + renorm;
+  if (const auto solver = schedule["solver"].get<std::string>(); solver != "euler")
+    out += ", solver " + solver;
+  if (const auto variants = schedule["variants"].get<std::string>(); variants != "*")
+    out += ", of " + variants;
   return out;
 }
 
@@ -136,7 +142,7 @@ void print_family(const nlohmann::ordered_json& family) {
   for (const auto& item : family.value("schedules", nlohmann::ordered_json::array()))
     std::printf("  %-16s %d steps, cfg_scale %g%s%s\n", text(item["name"]).c_str(),
                 item["num_inference_steps"].get<int>(), item["cfg_scale"].get<double>(),
-                guidance_text(item).c_str(),
+                schedule_text(item).c_str(),
                 text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
 }
 

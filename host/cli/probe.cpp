@@ -216,17 +216,17 @@ void probe_schedule(LoadedModel& model, const std::string& input_path,
   if (!request.is_object()) throw Error(ErrorCode::kInvalidArgument, place + ": is no JSON object");
   report::Problems problems;
   const std::vector<std::string> known = {
-      "height",     "width", "num_inference_steps", "schedule", "denoising_strength",
-      "flow_shift", "sigmas"};
+      "height", "width",  "num_inference_steps", "schedule", "denoising_strength", "flow_shift",
+      "sigmas", "variant"};
   for (const auto& [key, value] : request.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       const std::string nearest = report::nearest_name(key, known);
       problems.add(place + ": " + formats::quote_and_escape(key) + " is not known",
                    nearest.empty() ? "known are " + report::list_names(known)
                                    : "did you mean " + nearest + "?");
-    } else if (key == "schedule" ? !value.is_string()
-               : key == "sigmas" ? !value.is_array()
-                                 : !value.is_number()) {
+    } else if (key == "schedule" || key == "variant" ? !value.is_string()
+               : key == "sigmas"                     ? !value.is_array()
+                                                     : !value.is_number()) {
       problems.add(place + ": " + key + " is " + formats::quote_and_escape(value.dump()) +
                    ", which it cannot be");
     }
@@ -234,7 +234,8 @@ void probe_schedule(LoadedModel& model, const std::string& input_path,
   problems.throw_if_any();
 
   const ScheduleDefaults& defaults =
-      generate::find_schedule(model.family().schedules(), request.value("schedule", std::string()));
+      generate::find_schedule(model.family().schedules(), request.value("schedule", std::string()),
+                              request.value("variant", std::string()));
   const LatentSpec spec = plugins::guard(std::string(model.family().name()) + ".latent_spec",
                                          [&] { return model.model().latent_spec(); });
   generate::ScheduleRequest wanted;

@@ -22,6 +22,8 @@
 #include "formats/glob.h"
 #include "host/conformance/config_probe.h"
 #include "host/files/checkpoint.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/generate/solvers.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/weights/component_writer.h"
@@ -371,10 +373,17 @@ class Suite {
 
   Detail check_schedules() const {
     expect(!family_.schedules().empty(), "there is no schedule");
-    std::set<std::string_view> names;
+    std::set<std::pair<std::string_view, std::string_view>> names;
     for (const ScheduleDefaults& schedule : family_.schedules()) {
-      expect(!schedule.name.empty() && names.insert(schedule.name).second, "schedule '",
-             schedule.name, "' has no name of its own");
+      expect(!schedule.name.empty() && names.emplace(schedule.name, schedule.variants).second,
+             "schedule '", schedule.name, "' has no name of its own");
+      const SigmaGrid& grid = schedule.grid;
+      expect(grid.low >= 0 && grid.low < grid.high && grid.high <= 1, "schedule '", schedule.name,
+             "' falls from ", grid.high, " to ", grid.low);
+      const bool is_known = std::ranges::any_of(
+          generate::solvers(), [&](const auto& solver) { return solver.name == schedule.solver; });
+      expect(is_known, "schedule '", schedule.name, "' names solver '", schedule.solver,
+             "', which there is not");
       expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");
       expect(schedule.terminal_sigma >= 0 && schedule.terminal_sigma < 1, "schedule '",
              schedule.name, "' ends at ", schedule.terminal_sigma);
@@ -387,8 +396,20 @@ class Suite {
       const SigmaRange range = family_.sigma_range(part);
       expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ",
              part.component, ": ", range.low, " to ", range.high);
+      generate::find_schedule(family_.schedules(), {}, part.variant);
+      check_media_defaults(part);
     }
     return {};
+  }
+
+  void check_media_defaults(const Detection& denoiser) const {
+    const MediaDefaults media = family_.media_defaults(denoiser);
+    const auto& [frames, height, width] = media.target;
+    const int64_t multiple = make({})->latent_spec().pixel_multiple;
+    expect(height > 0 && width > 0 && height % multiple == 0 && width % multiple == 0,
+           "default size ", height, "x", width, " is not in multiples of ", multiple);
+    expect(frames > 0 && media.fps >= 0 && (frames == 1 || media.fps > 0), "by default ", frames,
+           " frames at ", media.fps, " a second");
   }
 
   Detail check_parts() {

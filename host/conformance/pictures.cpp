@@ -101,7 +101,7 @@ class Pictures {
     const Tensor latents = model_.model()
                                .encode({.stage = stage->name,
                                         .values = {{input, first().to(model_.device())}},
-                                        .target = {1, options_.height, options_.width}},
+                                        .target = {1, first().size(2), first().size(3)}},
                                        runner)
                                .at("latents");
     const Tensor again = model::decode_whole(
@@ -128,7 +128,9 @@ class Pictures {
     settings.height = options_.height;
     settings.width = options_.width;
     settings.num_inference_steps = options_.num_steps;
-    return generate::make_request(settings, model_.family(), model_.model(), seed);
+    generate::fill_size(settings, model_);
+    return generate::make_request(settings, model_.family(), model_.model(), seed,
+                                  model::variant_of(model_));
   }
   Tensor run(const generate::Request& request) {
     Tensor drawn;

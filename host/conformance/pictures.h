@@ -12,7 +12,7 @@ namespace atelier::conformance {
 
 struct PictureOptions {
   std::string prompt, other_prompt;       // of pictures that look different
-  int64_t height = 0, width = 0;          // pixels
+  std::optional<int64_t> height, width;   // pixels; what the model is for when absent
   std::optional<int64_t> num_steps = {};  // of the family's schedule when absent
 };
 

@@ -12,6 +12,8 @@
 #include "atelier/host/stop.h"
 
 #include "host/generate/guidance.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/generate/solvers.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
@@ -59,6 +61,11 @@ int64_t bytes_of(const Conditioning& cond) {
 
 bool is_guided(const Request& request, size_t step) {
   return request.cfg_scale != 1.0 && is_guided_at(request.sigmas[step], request.cfg_trunc);
+}
+
+// What the denoiser is told of the levels.
+std::vector<float> told_levels(const Request& request) {
+  return request.whole_timesteps ? whole_timesteps(request.sigmas) : request.sigmas;
 }
 
 // At any step.
@@ -282,7 +289,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   both.insert(both.end(), without.begin(), without.end());
 
   // One row of levels a step, on the device before the loop begins.
-  const at::Tensor sigmas = at::tensor(request.sigmas, at::kFloat)
+  const at::Tensor sigmas = at::tensor(told_levels(request), at::kFloat)
                                 .narrow(0, 0, num_steps)
                                 .unsqueeze(1)
                                 .expand({num_steps, rows})
@@ -330,6 +337,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   const KnownLatents known(
       plugins::guard(engine_.family + ".given", [&] { return engine_.model.given(cond.with); }), x);
   known.put_into(x, request.sigmas.front());
+  const std::unique_ptr<Solver> solver = find_solver(request.solver).make(request.sigmas, x);
   Pacer pacer(engine_.device);
   progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
   for (int64_t i = 0; i < num_steps; ++i) {
@@ -339,7 +347,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     input.narrow(0, 0, count).copy_(x);
     const at::Tensor v =
         is_guided(request, static_cast<size_t>(i)) ? guided_velocity(i) : velocity(i, with);
-    x.add_(v, static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
+    solver->step(x, v);
     known.put_into(x, request.sigmas[i + 1]);
     pacer.step();
     progress_step.advance();
@@ -373,8 +381,9 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
     ++end;
   denoiser_ = &wanted;
   first_step_ = step;
+  const std::vector<float> told = told_levels(request);
   const auto levels =
-      std::span(request.sigmas).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
+      std::span(told).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
   try {
     plugins::guard(engine_.family + ".prepare_levels",
                    [&] { engine_.model.prepare_levels(wanted.component, levels, runner()); });

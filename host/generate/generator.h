@@ -64,6 +64,8 @@ struct Request {
   // one does not fit into the device's memory, there are two from that step on.
   bool batches_cfg = true;
   std::vector<float> sigmas;      // see make_sigmas()
+  bool whole_timesteps = false;   // of the levels that the denoiser is told
+  std::string solver = "euler";   // see solvers.h
   int64_t height = 0, width = 0;  // pixels
   std::vector<uint64_t> seeds;    // of each picture
   int64_t batch_size = 1;         // pictures that are denoised together

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "host/generate/request.h"
+#include "host/generate/solvers.h"
 
 namespace atelier::generate {
 namespace {
@@ -21,7 +22,8 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
                             const Request& request, std::string_view schedule, size_t index) {
   std::string text = settings.prompt;
   if (!settings.negative_prompt.empty()) text += "\nNegative prompt: " + settings.negative_prompt;
-  text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) + ", Sampler: Euler";
+  text += "\nSteps: " + std::to_string(request.sigmas.size() - 1) +
+          ", Sampler: " + std::string(find_solver(request.solver).title);
   text += ", Schedule type: " + std::string(schedule);
   text += ", CFG scale: " + number(request.cfg_scale);
   text += ", Seed: " + std::to_string(request.seeds.at(index));
@@ -72,6 +74,7 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
     record["cfg_renorm"] = renorm_name(request.cfg_renorm);
   if (request.cfg_renorm == CfgRenorm::kClamp)
     record["cfg_renorm_ratio"] = request.cfg_renorm_ratio;
+  if (request.solver != "euler") record["solver"] = request.solver;
   if (!model.dtypes.empty()) record["dtypes"] = model.dtypes;
   if (!model.storage.empty()) record["storage"] = model.storage;
   if (!model.compute.empty()) record["compute"] = model.compute;

@@ -11,6 +11,7 @@
 #include "host/media/decode.h"
 #include "host/media/pixels.h"
 #include "host/media/resize.h"
+#include "host/plugins/guard.h"
 
 namespace atelier::generate {
 namespace {
@@ -70,6 +71,18 @@ void add_inputs(Inputs& inputs, const Settings& s, const ModelFamily& family, bo
   }
 }
 
+std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule,
+                             const LatentSpec& spec) {
+  std::vector<float> sigmas = make_sigmas(
+      schedule,
+      {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
+       .tokens = tokens_of(s, spec),
+       .flow_shift = s.flow_shift,
+       .sigmas = s.sigmas});
+  if (s.input_image.empty()) return sigmas;
+  return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength));
+}
+
 }  // namespace
 
 std::optional<CfgRenorm> find_renorm(std::string_view name) {
@@ -88,23 +101,28 @@ files::Checkpoint open_latents(const std::string& path) {
 }
 
 int64_t tokens_of(const Settings& s, const LatentSpec& spec) {
-  return (s.height / spec.token_stride) * (s.width / spec.token_stride);
+  return (*s.height / spec.token_stride) * (*s.width / spec.token_stride);
 }
 
-std::vector<float> sigmas_of(const Settings& s, const ModelFamily& family, const LatentSpec& spec) {
-  const ScheduleDefaults& schedule = find_schedule(family.schedules(), s.schedule);
-  std::vector<float> sigmas = make_sigmas(
-      schedule,
-      {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
-       .tokens = tokens_of(s, spec),
-       .flow_shift = s.flow_shift,
-       .sigmas = s.sigmas});
-  if (s.input_image.empty()) return sigmas;
-  return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength));
+const ScheduleDefaults& schedule_of(const Settings& s, const ModelFamily& family,
+                                    std::string_view variant) {
+  return find_schedule(family.schedules(), s.schedule, variant);
 }
 
-double cfg_scale_of(const Settings& s, const ModelFamily& family) {
-  return s.cfg_scale.value_or(find_schedule(family.schedules(), s.schedule).cfg_scale);
+double cfg_scale_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
+  return s.cfg_scale.value_or(schedule_of(s, family, variant).cfg_scale);
+}
+
+void fill_size(Settings& s, const model::LoadedModel& model) {
+  if (s.height && s.width) return;
+  MediaTarget target = MediaDefaults{}.target;
+  if (const model::LoadedPart* denoiser = model.denoiser()) {
+    target = plugins::guard(std::string(model.family().name()) + ".media_defaults", [&] {
+      return model.family().media_defaults(denoiser->detection).target;
+    });
+  }
+  if (!s.height) s.height = target.height;
+  if (!s.width) s.width = target.width;
 }
 
 std::string_view renorm_name(CfgRenorm renorm) {
@@ -119,19 +137,21 @@ Inputs value_inputs(const Settings& s, const ModelFamily& family) {
 }
 
 Request make_request(const Settings& s, const ModelFamily& family, const Model& model,
-                     uint64_t seed) {
+                     uint64_t seed, std::string_view variant) {
+  const ScheduleDefaults& schedule = schedule_of(s, family, variant);
   Request request;
   request.inputs = value_inputs(s, family);
   add_inputs(request.inputs, s, family, /*from_files=*/true);
   request.negative_prompt = s.negative_prompt;
-  request.cfg_scale = cfg_scale_of(s, family);
-  const ScheduleDefaults& schedule = find_schedule(family.schedules(), s.schedule);
+  request.cfg_scale = s.cfg_scale.value_or(schedule.cfg_scale);
   request.cfg_trunc = s.cfg_trunc.value_or(schedule.cfg_trunc);
   request.cfg_renorm = find_renorm(s.cfg_renorm).value_or(schedule.cfg_renorm);
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);
-  request.sigmas = sigmas_of(s, family, model.latent_spec());
-  request.height = s.height;
-  request.width = s.width;
+  request.sigmas = sigmas_of(s, schedule, model.latent_spec());
+  request.whole_timesteps = schedule.whole_timesteps;
+  request.solver = s.solver.empty() ? schedule.solver : s.solver;
+  request.height = *s.height;
+  request.width = *s.width;
   for (int64_t i = 0; i < s.num_images; ++i)
     request.seeds.push_back(seed + static_cast<uint64_t>(i));
   request.batch_size = s.batch_size;
@@ -139,8 +159,8 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   if (!s.input_image.empty()) {
     const media::Picture picture = media::read_picture(s.input_image);
     request.input_pixels =
-        media::to_pixels(
-            media::crop_and_resize(picture, static_cast<int>(s.width), static_cast<int>(s.height)))
+        media::to_pixels(media::crop_and_resize(picture, static_cast<int>(*s.width),
+                                                static_cast<int>(*s.height)))
             .unsqueeze(1);
   }
   return request;

@@ -11,15 +11,18 @@
 #include "host/files/checkpoint.h"
 #include "host/generate/generator.h"
 #include "host/generate/settings.h"
+#include "host/model/model_loader.h"
 
 namespace atelier::generate {
 
-// The sigmas of a request at this size.
-std::vector<float> sigmas_of(const Settings& settings, const ModelFamily& family,
-                             const LatentSpec& spec);
+// The schedule of a request. `variant`, here and below: of the denoiser; empty where it is not
+// known.
+const ScheduleDefaults& schedule_of(const Settings& settings, const ModelFamily& family,
+                                    std::string_view variant);
 // Of a denoiser's sequence at this size, as its schedule counts them.
 int64_t tokens_of(const Settings& settings, const LatentSpec& spec);
-double cfg_scale_of(const Settings& settings, const ModelFamily& family);
+double cfg_scale_of(const Settings& settings, const ModelFamily& family,
+                    std::string_view variant = {});
 std::string_view renorm_name(CfgRenorm renorm);
 // nullopt for a name that is none.
 std::optional<CfgRenorm> find_renorm(std::string_view name);
@@ -27,12 +30,15 @@ std::optional<CfgRenorm> find_renorm(std::string_view name);
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);
 
+// Where the user left height or width open, they are what the model is for.
+void fill_size(Settings& settings, const model::LoadedModel& model);
+
 // What the text encoder is given beside pictures.
 Inputs value_inputs(const Settings& settings, const ModelFamily& family);
 
 // Reads the input files. `seed` is the first picture's.
 // Throws Error when a file cannot be read or does not fit.
 Request make_request(const Settings& settings, const ModelFamily& family, const Model& model,
-                     uint64_t seed);
+                     uint64_t seed, std::string_view variant = {});
 
 }  // namespace atelier::generate

@@ -11,10 +11,10 @@
 #include "host/generate/engine.h"
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
-#include "host/generate/sigma_schedule.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
 #include "host/model/memory_holders.h"
+#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "memory/clock.h"
 
@@ -89,13 +89,15 @@ void Session::encode_ahead(std::span<const Job> jobs) {
     if (!loras_.encoder_state(settings).empty()) continue;
     settings.input_image.clear();
     settings.latents.clear();
-    requests.push_back(make_request(settings, model_.family(), model_.model(), 0));
+    requests.push_back(make_request(settings, model_.family(), model_.model(), /*seed=*/0,
+                                    model::variant_of(model_)));
   }
   generator_.encode_ahead(requests);
 }
 
 Request Session::request_of(const Settings& settings, uint64_t seed) {
-  Request request = make_request(settings, model_.family(), model_.model(), seed);
+  Request request =
+      make_request(settings, model_.family(), model_.model(), seed, model::variant_of(model_));
   request.batches_cfg = options_.batches_cfg;
   request.tiling = options_.tiling;
   request.encoder_state = loras_.encoder_state(settings);
@@ -107,7 +109,7 @@ void Session::write_picture(const std::string& path, const Settings& settings,
   const media::Picture picture = media::to_picture(pixels.select(1, 0));
   media::PngText text;
   if (options_.writes_metadata) {
-    const auto& schedule = find_schedule(model_.family().schedules(), settings.schedule);
+    const auto& schedule = schedule_of(settings, model_.family(), model::variant_of(model_));
     text = metadata_of(record_, settings, request, schedule.name, index);
   }
   files::write_file(path, media::encode_png(picture, text));

@@ -3,11 +3,14 @@
 #include <charconv>
 #include <functional>
 
+#include <c10/util/StringUtil.h>
+
 #include "atelier/error.h"
 
 #include "formats/escape.h"
 #include "formats/json.h"
 #include "formats/list.h"
+#include "host/generate/solvers.h"
 #include "host/model/model_flags.h"
 
 namespace atelier::generate {
@@ -96,6 +99,16 @@ void read(const json& value, std::vector<double>& to) {
   to = reals_of(value);
 }
 
+flags::FlagSpec solver_flag() {
+  flags::FlagSpec flag = {.name = "solver", .help = "how a step goes on"};
+  for (const SolverSpec& solver : solvers()) {
+    flag.help += c10::str(flag.choices.empty() ? ": " : "; ", solver.name, ", ", solver.help);
+    flag.choices.emplace_back(solver.name);
+  }
+  flag.help += "; by default what the schedule says";
+  return flag;
+}
+
 // A flag, and the setting that gets its value. Its preset is what Settings begin with.
 struct Field {
   template <typename T>
@@ -112,9 +125,13 @@ const std::vector<Field>& fields() {
       {{.name = "prompt", .help = "what the picture shows"}, &Settings::prompt},
       {{.name = "negative_prompt", .help = "what the picture does not show"},
        &Settings::negative_prompt},
-      {{.name = "height", .kind = FlagKind::kInteger, .help = "pixels", .preset = "1024"},
+      {{.name = "height",
+        .kind = FlagKind::kInteger,
+        .help = "pixels; by default what the model is for"},
        &Settings::height},
-      {{.name = "width", .kind = FlagKind::kInteger, .help = "pixels", .preset = "1024"},
+      {{.name = "width",
+        .kind = FlagKind::kInteger,
+        .help = "pixels; by default what the model is for"},
        &Settings::width},
       {{.name = "seed",
         .kind = FlagKind::kSeed,
@@ -155,8 +172,10 @@ const std::vector<Field>& fields() {
         .help = "pictures that are denoised together; more need more memory",
         .preset = "1"},
        &Settings::batch_size},
-      {{.name = "schedule", .help = "of the noise levels, by name; by default the family's first"},
+      {{.name = "schedule",
+        .help = "of the noise levels, by name; by default the first one for the model's variant"},
        &Settings::schedule},
+      {solver_flag(), &Settings::solver},
       {{.name = "flow_shift",
         .kind = FlagKind::kReal,
         .help = "constant shift towards high noise, in place of the schedule's"},
@@ -221,8 +240,8 @@ std::string Place::of(std::string_view field) const {
 
 std::string size_place(const Settings& s, const Place& place) {
   const std::string between = place.file.empty() ? " --" : ", ";
-  return place.of("height") + " " + std::to_string(s.height) + between + "width " +
-         std::to_string(s.width);
+  return place.of("height") + " " + std::to_string(*s.height) + between + "width " +
+         std::to_string(*s.width);
 }
 
 const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name) {

@@ -20,8 +20,9 @@ namespace atelier::generate {
 // Pictures of one prompt.
 struct Settings {
   std::string prompt, negative_prompt;
-  int64_t height = 1024, width = 1024;  // pixels
-  std::optional<uint64_t> seed;         // drawn at random when absent; picture i has seed + i
+  // Pixels; what the model is for where fill_size() finds them open.
+  std::optional<int64_t> height, width;
+  std::optional<uint64_t> seed;  // drawn at random when absent; picture i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent
   std::optional<double> cfg_scale;             // of the schedule when absent
   std::optional<double> cfg_trunc;             // the same
@@ -29,7 +30,8 @@ struct Settings {
   std::optional<double> cfg_renorm_ratio;      // of the schedule when absent
   int64_t num_images = 1;
   int64_t batch_size = 1;
-  std::string schedule;  // empty: the family's first
+  std::string schedule;  // empty: the first one for the model's variant
+  std::string solver;    // empty: of the schedule
   std::optional<double> flow_shift;
   std::vector<double> sigmas;
   std::string input_image;

@@ -9,6 +9,7 @@
 #include "formats/utf8.h"
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/generate/solvers.h"
 #include "host/media/decode.h"
 #include "host/model/stages.h"
 
@@ -67,8 +68,8 @@ void check_guidance(const Settings& s, CfgRenorm preset, const Place& place,
 
 // Schedule, steps, guidance and strength. Numbers are checked even where the schedule's name is
 // wrong.
-void check_schedule(const Settings& s, const ModelFamily* family, const Place& place,
-                    report::Problems& problems) {
+void check_schedule(const Settings& s, const ModelFamily* family, std::string_view variant,
+                    const Place& place, report::Problems& problems) {
   // Messages about schedules begin with the flag's name already.
   const auto collect = [&](auto&& check) {
     try {
@@ -80,8 +81,12 @@ void check_schedule(const Settings& s, const ModelFamily* family, const Place& p
   };
   const ScheduleDefaults any;
   const ScheduleDefaults* schedule = &any;
-  if (family != nullptr)
-    collect([&] { schedule = &find_schedule(family->schedules(), s.schedule); });
+  if (family != nullptr) collect([&] { schedule = &schedule_of(s, *family, variant); });
+  try {
+    find_solver(s.solver.empty() ? schedule->solver : s.solver);
+  } catch (const Error& error) {
+    problems.add(error.at(place.of("solver")));
+  }
   collect([&] {
     const auto steps = s.num_inference_steps.value_or(schedule->num_inference_steps);
     make_sigmas(*schedule,
@@ -140,7 +145,7 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
 }
 
 std::vector<int64_t> latents_shape(const Settings& settings, const Model& model) {
-  std::vector<int64_t> shape = model.latent_shape({1, settings.height, settings.width});
+  std::vector<int64_t> shape = model.latent_shape({1, *settings.height, *settings.width});
   shape.insert(shape.begin(), settings.num_images);
   return shape;
 }
@@ -164,29 +169,31 @@ void check_latents(const Settings& s, const Model& model, bool knows_size, const
 }  // namespace
 
 void check_settings(const Settings& s, const ModelFamily* family, const Place& place,
-                    report::Problems& problems) {
+                    report::Problems& problems, std::string_view variant) {
   check_prompts(s, family, place, problems);
   check_count(s.num_images, place.of("num_images"), problems);
   check_count(s.batch_size, place.of("batch_size"), problems);
-  check_schedule(s, family, place, problems);
+  check_schedule(s, family, variant, place, problems);
   check_pictures(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
 }
 
 void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
-                 const Place& place, report::Problems& problems) {
+                 std::string_view variant, const Place& place, report::Problems& problems) {
   const size_t before = problems.size();
-  check_size(s.height, spec.pixel_multiple, place.of("height"), problems);
-  check_size(s.width, spec.pixel_multiple, place.of("width"), problems);
+  check_size(*s.height, spec.pixel_multiple, place.of("height"), problems);
+  check_size(*s.width, spec.pixel_multiple, place.of("width"), problems);
   if (problems.size() > before || s.flow_shift || !s.sigmas.empty()) return;
-  for (const ScheduleDefaults& schedule : family.schedules()) {
-    const bool is_first = &schedule == &family.schedules().front();
-    if (s.schedule.empty() ? !is_first : s.schedule != schedule.name) continue;
-    try {
-      make_sigmas(schedule,
-                  {.num_steps = schedule.num_inference_steps, .tokens = tokens_of(s, spec)});
-    } catch (const Error& error) {
-      problems.add(error.at(size_place(s, place)));
-    }
+  const ScheduleDefaults* schedule = nullptr;
+  try {
+    schedule = &schedule_of(s, family, variant);
+  } catch (const Error&) {
+    return;  // it is told elsewhere
+  }
+  try {
+    make_sigmas(*schedule,
+                {.num_steps = schedule->num_inference_steps, .tokens = tokens_of(s, spec)});
+  } catch (const Error& error) {
+    problems.add(error.at(size_place(s, place)));
   }
 }
 
@@ -194,7 +201,7 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
                          std::string_view variant, const Place& place, report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
-  check_sizes(s, family, spec, place, problems);
+  check_sizes(s, family, spec, variant, place, problems);
   for (const InputSpec& input : family.inputs()) {
     if (!input.required || input.use == InputUse::kTrain || is_setting(input.name)) continue;
     if (!formats::glob_match(input.variants, variant) || s.family_inputs.contains(input.name))

@@ -9,10 +9,15 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/glob.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
 namespace {
+
+bool is_for(const ScheduleDefaults& schedule, std::string_view variant) {
+  return variant.empty() || formats::glob_match(schedule.variants, variant);
+}
 
 std::vector<float> checked_sigmas(const std::vector<double>& given) {
   std::vector<float> sigmas;
@@ -68,9 +73,10 @@ double shift_factor(const SigmaShift& shift, int64_t tokens) {
   throw Error(ErrorCode::kInternal, "schedule: unknown kind of shift");
 }
 
-SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules) {
+SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules, std::string_view variant) {
   for (const ScheduleDefaults& schedule : schedules) {
-    if (schedule.shift.kind == SigmaShift::Kind::kByTokens) return schedule.shift;
+    if (is_for(schedule, variant) && schedule.shift.kind == SigmaShift::Kind::kByTokens)
+      return schedule.shift;
   }
   return {.kind = SigmaShift::Kind::kByTokens};
 }
@@ -86,7 +92,7 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
   check_shift(a, request);
   std::vector<double> levels(n);
   for (int i = 0; i < n; ++i) {
-    const double s = 1.0 - static_cast<double>(i) / n;
+    const double s = schedule.grid.high - (schedule.grid.high - schedule.grid.low) * i / n;
     levels[i] = a * s / (1.0 + (a - 1.0) * s);
   }
   // A single step begins and ends the grid at 1: there is nothing to stretch.
@@ -97,6 +103,13 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
   std::vector<float> sigmas(levels.begin(), levels.end());
   sigmas.push_back(0.0f);
   return sigmas;
+}
+
+std::vector<float> whole_timesteps(std::span<const float> sigmas) {
+  std::vector<float> told;
+  for (const float sigma : sigmas)
+    told.push_back(static_cast<float>(std::floor(1000.0 * sigma) / 1000.0));
+  return told;
 }
 
 std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength) {
@@ -113,13 +126,17 @@ std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_s
 }
 
 const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedules,
-                                      std::string_view name) {
-  if (schedules.empty()) throw Error(ErrorCode::kInternal, "the family declares no schedule");
-  if (name.empty()) return schedules.front();
+                                      std::string_view name, std::string_view variant) {
   std::vector<std::string> known;
   for (const ScheduleDefaults& schedule : schedules) {
-    if (schedule.name == name) return schedule;
+    if (!is_for(schedule, variant)) continue;
+    if (name.empty() || schedule.name == name) return schedule;
     known.emplace_back(schedule.name);
+  }
+  if (known.empty()) {
+    throw Error(ErrorCode::kInternal,
+                "the family declares no schedule" +
+                    (variant.empty() ? "" : " for variant " + formats::quote_and_escape(variant)));
   }
   const std::string nearest = report::nearest_name(name, known);
   throw Error(ErrorCode::kNotFound,

@@ -25,8 +25,9 @@ struct ScheduleRequest {
 double shift_factor(const SigmaShift& shift, int64_t tokens);
 
 // The shift that follows the picture's size: that of the family's first schedule which has one;
-// without any, the line of SigmaShift.
-SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules);
+// without any, the line of SigmaShift. `variant` as in find_schedule().
+SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules,
+                         std::string_view variant = {});
 
 // Returns the levels from noise to clean, the last one 0: one more than there are steps. Computed
 // in double precision.
@@ -35,14 +36,18 @@ SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules);
 // fall from at most 1 towards 0.
 std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleRequest& request);
 
+// What the denoiser is told of `sigmas`: whole thousandths, rounded down.
+std::vector<float> whole_timesteps(std::span<const float> sigmas);
+
 // Keeps the last steps of `sigmas`: the part `denoising_strength` of them, rounded up, at least
 // one: image to image starts at the first level of what is returned.
 // Throws Error{kInvalidArgument} unless denoising_strength is in (0, 1].
 std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength);
 
-// Returns the schedule of that name; the first one for an empty name.
+// Returns the schedule of that name among those for a variant; the first one for an empty name. The
+// variant of a denoiser that is not known is empty: then all of them are.
 // Throws Error{kNotFound} naming the schedules there are.
 const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedules,
-                                      std::string_view name);
+                                      std::string_view name, std::string_view variant = {});
 
 }  // namespace atelier::generate

@@ -31,13 +31,13 @@ std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::strin
   return std::nullopt;
 }
 
-void TextLengths::check(const Settings& settings, const ModelFamily& family, const Place& place,
-                        report::Problems& problems) {
+void TextLengths::check(const Settings& settings, const ModelFamily& family,
+                        std::string_view variant, const Place& place, report::Problems& problems) {
   const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
   if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
   bool is_guided = true;  // also where the schedule's name is wrong
   try {
-    is_guided = cfg_scale_of(settings, family) != 1.0;
+    is_guided = cfg_scale_of(settings, family, variant) != 1.0;
   } catch (const Error&) {
     // It is told elsewhere.
   }

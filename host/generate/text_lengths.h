@@ -27,8 +27,8 @@ class TextLengths {
   std::optional<Error> check(const EncodeInputs& in, const std::string& place);
 
   // The prompt, and the negative one where guidance uses it.
-  void check(const Settings& settings, const ModelFamily& family, const Place& place,
-             report::Problems& problems);
+  void check(const Settings& settings, const ModelFamily& family, std::string_view variant,
+             const Place& place, report::Problems& problems);
 
   // One line about what will be cut; empty: nothing.
   std::string note() const;

@@ -25,9 +25,13 @@ std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_vi
   return stages;
 }
 
-std::vector<EncodeStage> encode_stages(const LoadedModel& model) {
+std::string_view variant_of(const LoadedModel& model) {
   const LoadedPart* denoiser = model.denoiser();
-  return encode_stages(model.family(), denoiser != nullptr ? denoiser->detection.variant : "");
+  return denoiser != nullptr ? std::string_view(denoiser->detection.variant) : std::string_view();
+}
+
+std::vector<EncodeStage> encode_stages(const LoadedModel& model) {
+  return encode_stages(model.family(), variant_of(model));
 }
 
 bool reads(const EncodeStage& stage, std::string_view input) {

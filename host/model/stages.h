@@ -13,6 +13,9 @@
 
 namespace atelier::model {
 
+// Of the model's denoiser; empty where there is none.
+std::string_view variant_of(const LoadedModel& model);
+
 // Those of a variant, in the order of the family's table; "": of a denoiser that is not known.
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant = {});
 // Of the variant of the model's denoiser.

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "host/generate/solvers.h"
 #include "host/generate/tiling.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
@@ -159,6 +160,7 @@ class GenerationSizes {
     std::vector<int64_t> shape = dry_.model().latent_shape(target());
     shape.insert(shape.begin(), count);
     const Tensor x = dry_.tensor(shape, at::kFloat);
+    const auto solver = generate::find_solver(request().solver).make(request().sigmas, x);
     shape.front() = rows;
     const Tensor input = dry_.tensor(shape, dry_.dtype());
     const Tensor sigma = dry_.tensor({rows}, at::kFloat);

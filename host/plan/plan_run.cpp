@@ -26,9 +26,10 @@ std::string shown(int64_t bytes) {
 }
 
 // Pixels that are denoised at once.
-int64_t area_of(const Settings& settings, const ModelFamily& family) {
-  const int64_t rows = generate::cfg_scale_of(settings, family) == 1.0 ? 1 : 2;
-  return rows * settings.height * settings.width *
+int64_t area_of(const Settings& settings, const LoadedModel& model) {
+  const double cfg_scale =
+      generate::cfg_scale_of(settings, model.family(), model::variant_of(model));
+  return (cfg_scale == 1.0 ? 1 : 2) * *settings.height * *settings.width *
          std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images));
 }
 
@@ -48,7 +49,7 @@ int64_t lora_bytes(const std::vector<Job>& jobs) {
 
 const Job& largest_job(const LoadedModel& model, const GenerationAsked& asked) {
   return *std::max_element(asked.jobs.begin(), asked.jobs.end(), [&](const Job& a, const Job& b) {
-    return area_of(a.settings, model.family()) < area_of(b.settings, model.family());
+    return area_of(a.settings, model) < area_of(b.settings, model);
   });
 }
 
@@ -58,8 +59,8 @@ GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const
         return a.settings.prompt.size() < b.settings.prompt.size();
       });
   GenerationBasis basis;
-  basis.request =
-      generate::make_request(largest.settings, model.family(), model.model(), /*seed=*/0);
+  basis.request = generate::make_request(largest.settings, model.family(), model.model(),
+                                         /*seed=*/0, model::variant_of(model));
   basis.request.inputs["prompt"] = longest.settings.prompt;
   basis.request.batches_cfg = asked.cfg_batch.value_or(true);
   basis.request.tiling = asked.tiling;
@@ -234,9 +235,9 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
   for (const Settings& prompt : asked.prompts) {
-    if (prompt.height * prompt.width <= basis.preview_height * basis.preview_width) continue;
-    basis.preview_height = prompt.height;
-    basis.preview_width = prompt.width;
+    if (*prompt.height * *prompt.width <= basis.preview_height * basis.preview_width) continue;
+    basis.preview_height = *prompt.height;
+    basis.preview_width = *prompt.width;
   }
   return basis;
 }

@@ -3,7 +3,9 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "host/generate/output_paths.h"
+#include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
+#include "host/model/stages.h"
 
 namespace atelier::plan {
 namespace {
@@ -32,11 +34,17 @@ PreparedGeneration::PreparedGeneration(GenerationRequest request, progress::Prog
   if (request_.load && family() != nullptr) open_model(has_wishes, problems);
   for (const generate::Job& job : request_.jobs) check(job, problems);
   if (request_.expects_jobs && model_)  // what they leave out
-    generate::check_sizes(request_.base, *family(), model_->model().latent_spec(), {}, problems);
+    generate::check_sizes(request_.base, *family(), model_->model().latent_spec(),
+                          model::variant_of(*model_), {}, problems);
 }
 
 void PreparedGeneration::open_model(bool has_wishes, report::Problems& problems) {
-  problems.collect([&] { model_ = LoadedModel::open(*family(), *request_.load); });
+  problems.collect([&] {
+    auto model = LoadedModel::open(*family(), *request_.load);
+    generate::fill_size(request_.base, *model);
+    for (generate::Job& job : request_.jobs) generate::fill_size(job.settings, *model);
+    model_ = std::move(model);
+  });
   if (!model_) return;
   if (has_wishes) sizes_.emplace(*model_, *request_.load, request_.wishes);
   lengths_.emplace(model_->model(), family()->name(), request_.load->cuts_texts);
@@ -49,14 +57,14 @@ void PreparedGeneration::open_model(bool has_wishes, report::Problems& problems)
 
 void PreparedGeneration::check(const generate::Job& job, report::Problems& problems) {
   const size_t before = problems.size();
-  generate::check_settings(job.settings, family(), job.place, problems);
+  const std::string_view variant = model_ ? model::variant_of(*model_) : std::string_view();
+  generate::check_settings(job.settings, family(), job.place, problems, variant);
   generate::check_output_path(job.settings.output, job.place.of("output"), problems);
   if (!model_) return;
   loras_->check(job.settings, job.place, problems);
-  const auto* denoiser = model_->denoiser();
-  generate::check_against_model(job.settings, *family(), model_->model(),
-                                denoiser ? denoiser->detection.variant : "", job.place, problems);
-  lengths_->check(job.settings, *family(), job.place, problems);
+  generate::check_against_model(job.settings, *family(), model_->model(), variant, job.place,
+                                problems);
+  lengths_->check(job.settings, *family(), variant, job.place, problems);
   if (sizes_ && problems.size() == before)
     sizes_->check(job.settings, job.place, request_.tiling, /*may_tile=*/true, problems);
 }

@@ -54,6 +54,8 @@ class PreparedGeneration {
   // Places the model as it was planned, and tells what that means.
   void follow_plan();
 
+  // What was asked for, with what its jobs left to the model.
+  const GenerationRequest& request() const { return request_; }
   model::LoadedModel& model() { return *model_; }
   generate::LoraSet& loras() { return *loras_; }
   // What request and plan say of a session; the rest has its presets.

@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
@@ -156,9 +157,10 @@ class Preparation {
                     "use bfloat16 or float32", ErrorCode::kUnsupported);
     open_starting_weights();
     problems_.collect([&] {
-      const train::Timesteps checked(train::training_schedule(model), config_.timesteps,
-                                     generate::dynamic_shift(model.family().schedules()),
-                                     train::running_range(model, run_.selection));
+      const train::Timesteps checked(
+          train::training_schedule(model), config_.timesteps,
+          generate::dynamic_shift(model.family().schedules(), model::variant_of(model)),
+          train::running_range(model, run_.selection));
     });
   }
 
@@ -253,6 +255,11 @@ class Preparation {
         base.width = size->width;
       }
     });
+    const size_t before = problems_.size();
+    problems_.collect([&] {
+      if (run_.model) generate::fill_size(base, *run_.model);
+    });
+    if (problems_.size() > before) return;
     for (const generate::Job& job :
          train::read_sample_prompts(file, base, family_.inputs(), problems_))
       check_prompt(job);
@@ -260,11 +267,12 @@ class Preparation {
 
   void check_prompt(const generate::Job& job) {
     const size_t before = problems_.size();
-    generate::check_settings(job.settings, &family_, job.place, problems_);
+    const auto variant = run_.model ? model::variant_of(*run_.model) : std::string_view();
+    generate::check_settings(job.settings, &family_, job.place, problems_, variant);
     if (!run_.model) return;
-    generate::check_against_model(job.settings, family_, run_.model->model(),
-                                  run_.model->denoiser()->detection.variant, job.place, problems_);
-    lengths_->check(job.settings, family_, job.place, problems_);
+    generate::check_against_model(job.settings, family_, run_.model->model(), variant, job.place,
+                                  problems_);
+    lengths_->check(job.settings, family_, variant, job.place, problems_);
     if (sizes_ && problems_.size() == before)
       sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);
     run_.prompts.push_back(job.settings);

@@ -199,7 +199,7 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
 void SizeGuard::check(const Settings& settings, const generate::Place& place,
                       const std::optional<Tiling>& tiling, bool may_tile,
                       report::Problems& problems) const {
-  const Size size = {settings.height, settings.width};
+  const Size size = {*settings.height, *settings.width};
   if (work_.empty() || size.pixels() < area_of(kSides.front())) return;
   const Need need = most_of(settings, size, tiling);
   const double pixels = kPixelBytes * size.pixels();

@@ -41,8 +41,8 @@ struct Preview::State {
   }
 
   Request request_of(const Settings& settings, int64_t step) const {
-    Request request =
-        generate::make_request(settings, model.family(), model.model(), settings.seed.value_or(0));
+    Request request = generate::make_request(settings, model.family(), model.model(),
+                                             settings.seed.value_or(0), model::variant_of(model));
     // What a trained text encoder gave is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
       if (model::only_encodes(component) && is_trained(component.name))

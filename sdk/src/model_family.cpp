@@ -2,12 +2,22 @@
 
 #include "atelier/error.h"
 
+#include "formats/glob.h"
+
 namespace atelier {
 
 ModelFamily::~ModelFamily() = default;
 
-ScheduleDefaults ModelFamily::training_schedule(const Detection&) const {
-  return schedules().front();
+ScheduleDefaults ModelFamily::training_schedule(const Detection& denoiser) const {
+  for (const ScheduleDefaults& schedule : schedules()) {
+    if (formats::glob_match(schedule.variants, denoiser.variant)) return schedule;
+  }
+  throw Error(ErrorCode::kInternal,
+              "the family declares no schedule for variant '" + denoiser.variant + "'");
+}
+
+MediaDefaults ModelFamily::media_defaults(const Detection&) const {
+  return {};
 }
 
 SigmaRange ModelFamily::sigma_range(const Detection&) const {

@@ -21,7 +21,7 @@ using shared::CausalVaeConfig;
 
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
-constexpr std::string_view kVariants[] = {"experts"};
+constexpr std::string_view kVariants[] = {"experts", "experts-fast"};
 constexpr const char* kReference = "reference";
 
 constexpr InputSpec kInputs[] = {
@@ -45,7 +45,16 @@ constexpr EncodeStage kStages[] = {
     {.name = "reference", .components = kVae, .inputs = kFirstImage},
     {.name = "latents", .components = kVae, .inputs = kImage},
 };
-constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
+constexpr ScheduleDefaults kSchedules[] = {
+    {.variants = "experts", .num_inference_steps = 4},
+    {.variants = "experts-fast",
+     .num_inference_steps = 3,
+     .cfg_scale = 1,
+     .shift = {.kind = SigmaShift::Kind::kConstant, .value = 3},
+     .solver = "unipc",
+     .grid = {.high = 0.999},
+     .whole_timesteps = true},
+};
 
 struct BytesConfig {
   int64_t width;
@@ -277,6 +286,10 @@ struct Family final : ComponentFamily {
   SigmaRange sigma_range(const Detection& denoiser) const override {
     if (denoiser.component == "dit_low") return {.low = 0, .high = kBoundary};
     return {.low = kBoundary, .high = 1};
+  }
+  MediaDefaults media_defaults(const Detection& denoiser) const override {
+    if (denoiser.variant == "experts-fast") return {.target = {1, 24, 16}};
+    return {.target = {1, 16, 32}};
   }
   LoraTargets lora_targets(const Detection& denoiser) const override {
     return {denoiser.component, {"blocks.*.qkv", "blocks.*.out"}, {}, "transformer."};

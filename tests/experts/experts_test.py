@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in ran
 PROGRAM = os.environ["ATELIER_BIN"]
 COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")
 HINTS = json.dumps({"*dit_low*": {"component": "dit_low"}})
+FAST = json.dumps({"*/dit/*": {"variant": "experts-fast"},
+                   "*dit_low*": {"component": "dit_low", "variant": "experts-fast"}})
 
 
 def pixels(path):
@@ -26,6 +29,11 @@ def pixels(path):
             found += data[at + 8:at + 8 + length]
         at += 12 + length
     return found
+
+
+def size_of(path):
+    """Width and height of a PNG."""
+    return struct.unpack(">II", path.read_bytes()[16:24])
 
 
 def tensor_names(path):
@@ -83,12 +91,62 @@ class Experts(unittest.TestCase):
         plain = self.draw("before")
         self.assertNotEqual(plain, self.draw("after", "--first_image", self.folder / "before.png"))
 
-    def test_a_lora_of_each_expert_is_trained(self):
+    def test_a_variant_has_size_schedule_and_solver_of_its_own(self):
+        for hints, size, steps, sampler in ((HINTS, (32, 16), 4, "Euler"), (FAST, (16, 24), 3, "UniPC")):
+            model = [*self.model()[:-1], hints]
+            asked = [*model, "--prompt", "a cat", "--seed", 3, "--output", "variant.png"]
+            self.assertIn("denoise", self.run_program("plan", "generate", *asked, "--vram", "1GiB"))
+            self.run_program("generate", *asked)
+            self.assertEqual(size, size_of(self.folder / "variant.png"))
+            self.assertIn(f"Steps: {steps}, Sampler: {sampler}".encode(), (self.folder / "variant.png").read_bytes())
+            plain = pixels(self.folder / "variant.png")
+            lines = self.folder / "jobs.jsonl"
+            lines.write_text('{"prompt": "a cat", "seed": 3, "output": "a.png"}\n'
+                             '{"prompt": "a cat", "seed": 3, "output": "b.png", "solver": "dpm++", "width": 8}\n')
+            self.run_program("generate", *model, "--prompts_file", lines)
+            self.assertEqual(plain, pixels(self.folder / "a.png"))
+            self.assertEqual((8, size[1]), size_of(self.folder / "b.png"))
+
+    def test_the_solver_is_the_users_choice(self):
+        plain = self.draw("by_schedule")
+        self.assertEqual(plain, self.draw("euler", "--solver", "euler"))
+        drawn = {plain}
+        for solver in ("unipc", "dpm++"):
+            drawn.add(self.draw(solver, "--solver", solver))
+            drawn.add(self.draw(solver + "_from", "--solver", solver, "--input_image", self.folder / "euler.png",
+                                "--denoising_strength", 0.5))
+        self.assertEqual(5, len(drawn))
+        wrong = self.run_program("generate", *self.model(), "--prompt", "a", "--solver", "unipcc", code=2)
+        self.assertIn("did you mean unipc?", wrong)
+        lines = self.folder / "wrong.jsonl"
+        lines.write_text('{"prompt": "a", "solver": "dpm+"}\n')
+        wrong = self.run_program("generate", *self.model(), "--prompts_file", lines, code=2)
+        self.assertIn('wrong.jsonl:1: solver: there is no solver "dpm+"', wrong)
+        self.assertIn("did you mean dpm++?", wrong)
+
+    def write_data(self):
         data = self.folder / "data"
-        data.mkdir()
-        for seed in range(2):
-            self.draw(f"data/{seed}", seed=seed)
-        (data / "metadata.csv").write_text("image,prompt\n0.png,a cat\n1.png,a dog\n")
+        if not data.is_dir():
+            data.mkdir()
+            for seed in range(2):
+                self.draw(f"data/{seed}", seed=seed)
+            (data / "metadata.csv").write_text("image,prompt\n0.png,a cat\n1.png,a dog\n")
+        return data
+
+    def test_pictures_on_the_way_follow_the_variant(self):
+        data, prompts = self.write_data(), self.folder / "prompts.txt"
+        prompts.write_text("a cat --d 3\n")
+        self.run_program("train", *self.model()[:-1], FAST, "--dataset_base_path", data, "--dataset_metadata_path",
+                         data / "metadata.csv", "--lora_base_model", "dit", "--max_train_steps", 1, "--sample_prompts",
+                         prompts, "--sample_at_first", "--sample_every_n_steps", 1, "--output_path",
+                         self.folder / "shown")
+        first = min((self.folder / "shown").rglob("step-00000000_0.png"))
+        self.run_program("generate", *self.model()[:-1], FAST, "--prompt", "a cat", "--seed", 3, "--height", 16,
+                         "--width", 24, "--output", "same.png")
+        self.assertEqual(pixels(self.folder / "same.png"), pixels(first))
+
+    def test_a_lora_of_each_expert_is_trained(self):
+        data = self.write_data()
         plain = self.draw("untrained")
         for component in ("dit", "dit_low"):
             output = self.folder / f"lora_{component}"

@@ -27,6 +27,9 @@ struct ToyMistakes {
   bool ignores_a_field = false;   // a config field is said to be read, and is not
   bool takes_any_field = false;   // a row for fields of any name
   bool miscounts_texts = false;   // text_length counts fewer tokens than are encoded
+  bool invents_a_solver = false;  // a schedule names one that there is not
+  bool lacks_a_variant = false;   // no schedule is for it
+  bool has_an_odd_size = false;   // by default
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
@@ -240,7 +243,15 @@ class ToyFamily : public ModelFamily {
   }
   std::span<const ScheduleDefaults> schedules() const override {
     static constexpr ScheduleDefaults kSchedules[] = {{.num_inference_steps = 4}};
+    static constexpr ScheduleDefaults kInvented[] = {{.solver = "eulre"}};
+    static constexpr ScheduleDefaults kForgotten[] = {{.variants = "other*"}};
+    if (mistakes_.invents_a_solver) return kInvented;
+    if (mistakes_.lacks_a_variant) return kForgotten;
     return kSchedules;
+  }
+  MediaDefaults media_defaults(const Detection&) const override {
+    if (mistakes_.has_an_odd_size) return {.target = {1, 1024, 1023}};
+    return {};
   }
   std::optional<Detection> detect(const TensorIndex& in, const DetectHint& hint) const override {
     std::optional<Detection> found;

@@ -30,6 +30,12 @@ struct MediaTarget {
   int64_t frames = 1, height = 0, width = 0;
 };
 
+// What is made where the user does not say it.
+struct MediaDefaults {
+  MediaTarget target = {1, 1024, 1024};
+  double fps = 0.0;  // of a clip, frames per second; 0: single pictures
+};
+
 struct EncodeInputs {
   std::string_view stage;  // of ModelFamily::encode_stages()
   Inputs values;           // those that the stage reads and that are given, on the compute device

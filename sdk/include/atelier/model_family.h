@@ -61,12 +61,14 @@ class ATELIER_API ModelFamily {
   virtual std::span<const ComponentSpec> components() const = 0;
   virtual std::span<const InputSpec> inputs() const = 0;
   virtual std::span<const EncodeStage> encode_stages() const = 0;
-  // The first is the default; the others are chosen by name with --schedule.
+  // Of those for a variant the first is the default; the others are chosen by name with --schedule.
   virtual std::span<const ScheduleDefaults> schedules() const = 0;
-  // The noise levels that training draws from: 1000 steps of this schedule, its num_inference_steps
-  // and cfg_scale aside. By default the first of schedules().
+  // The noise levels that training draws from: 1000 steps of this schedule, its
+  // num_inference_steps, cfg_scale and solver aside. By default the first of schedules() for the
+  // denoiser's variant.
   virtual ScheduleDefaults training_schedule(const Detection& denoiser) const;
-  virtual SigmaRange sigma_range(const Detection& denoiser) const;  // by default [0, 1]
+  virtual MediaDefaults media_defaults(const Detection& denoiser) const;  // by default 1024x1024
+  virtual SigmaRange sigma_range(const Detection& denoiser) const;        // by default [0, 1]
 
   // ---- What a checkpoint is ----
 

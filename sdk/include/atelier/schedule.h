@@ -1,4 +1,4 @@
-// Defaults of a rectified-flow sampler. The user can override every field.
+// Defaults of a rectified-flow sampler. The user can override most fields.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,17 @@ enum class CfgRenorm {
   kRow,    // v gets the length of `with` along the latent's last axis
 };
 
-// sigma_i = 1 - i / N for i = 0 .. N-1, shifted, then stretched so that the last one is
-// `terminal_sigma` (when above 0), then 0 is appended.
+// Where the levels of N steps lie before they are shifted: evenly from `high` down to `low`, which
+// is what a step behind the last one would begin at.
+struct SigmaGrid {
+  double high = 1.0, low = 0.0;
+};
+
+// sigma_i = high - (high - low) i / N for i = 0 .. N-1, shifted, then stretched so that the last
+// one is `terminal_sigma` (when above 0), then 0 is appended.
 struct ScheduleDefaults {
   std::string_view name = "default";  // chosen with --schedule
+  std::string_view variants = "*";    // glob over Detection::variant of the denoiser
   int num_inference_steps = 30;
   double cfg_scale = 4.0;  // 1 turns classifier-free guidance off
   SigmaShift shift = {};
@@ -37,6 +44,11 @@ struct ScheduleDefaults {
   CfgRenorm cfg_renorm = CfgRenorm::kNone;
   double cfg_renorm_ratio = 1.0;  // kClamp
   std::string_view help = {};
+  std::string_view solver = "euler";  // one of those that --solver lists
+  SigmaGrid grid = {};
+  // The denoiser is told the level in whole thousandths, rounded down, where its published sampler
+  // counts in integer timesteps; the solver goes on with the level itself.
+  bool whole_timesteps = false;
 };
 
 // The noise levels that a denoiser covers. Families with one denoiser have [0, 1].

@@ -71,6 +71,9 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.takes_everything = true}, "detection: refuses", "taken");
   only({.changes_input = true}, "denoise: keeps shape", "changes its input");
   only({.ignores_a_field = true}, "detection: every field", "cells is said to be read");
+  only({.invents_a_solver = true}, "declarations: schedules", "solver 'eulre', which there is not");
+  only({.lacks_a_variant = true}, "declarations: schedules", "no schedule for variant");
+  only({.has_an_odd_size = true}, "declarations: schedules", "1024x1023 is not in multiples of 8");
   only({.takes_any_field = true}, "detection: every field", "invented_field is in no row");
 }
 

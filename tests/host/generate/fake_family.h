@@ -32,7 +32,8 @@ class FakeFamily final : public ModelFamily {
          .shift = {.kind = SigmaShift::Kind::kConstant, .value = 3.0},
          .cfg_trunc = 0.25,
          .cfg_renorm = CfgRenorm::kClamp,
-         .cfg_renorm_ratio = 0.9},
+         .cfg_renorm_ratio = 0.9,
+         .solver = "unipc"},
     };
     return kSchedules;
   }

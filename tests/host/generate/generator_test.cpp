@@ -9,6 +9,7 @@
 
 #include "host/generate/guidance.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/generate/solvers.h"
 #include "host/model/stages.h"
 #include "host/random/noise.h"
 #include "support/files.h"
@@ -410,6 +411,70 @@ TEST_CASE("Each denoiser runs at the noise levels of its range, with its own lev
   bench.model.denoisers_seen.clear();
   generator.run(request_of("four", 4, {8}), keep);
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
+}
+
+// A solver on v = rate x + c, as the generator has it.
+at::Tensor solved(std::string_view solver, at::Tensor x, const std::vector<float>& sigmas,
+                  double rate, double c) {
+  const auto walker = find_solver(solver).make(sigmas, x);
+  for (size_t i = 0; i + 1 < sigmas.size(); ++i) walker->step(x, x * rate + c);
+  return x;
+}
+
+TEST_CASE("Every solver goes on over guidance, starts, batches and denoisers", "[generate]") {
+  for (const SolverSpec& solver : solvers()) {
+    INFO(solver.name);
+    Request request = request_of("four", 6, {7, 8, 9});
+    request.solver = solver.name;
+    const std::vector<at::Tensor> alone = Bench().run(request);
+    const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
+    CHECK(at::allclose(
+        alone[0], decoded(solved(solver.name, noise.clone(), request.sigmas, 0.5, 0.04)), 0, 1e-6));
+    CHECK(at::equal(alone[0], Bench().run(request_of("four", 6, {7}))[0]) ==
+          (solver.name == "euler"));
+    request.batch_size = 2;
+    const std::vector<at::Tensor> batched = Bench().run(request);
+    for (size_t i = 0; i < 3; ++i) CHECK(at::equal(alone[i], batched[i]));
+
+    // What is remembered goes on from one denoiser to the next.
+    Bench two;
+    Engine engine = fake_engine(two.model, two.log);
+    engine.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+    engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}},
+                        {.component = "dit_low", .range = {.low = 0.0, .high = 0.5}}};
+    Generator generator(std::move(engine), two.progress);
+    generator.run(request,
+                  [&](size_t i, const at::Tensor& pixels) { CHECK(at::equal(pixels, alone[i])); });
+
+    Request start = request_of("four", 6, {7});
+    start.solver = solver.name;
+    start.sigmas = keep_last_steps(start.sigmas, 0.5);
+    start.input_pixels = at::zeros({3, 1, 32, 48});
+    CHECK(at::allclose(
+        Bench().run(start)[0],
+        decoded(solved(solver.name, noise * start.sigmas.front(), start.sigmas, 0.5, 0.04)), 0,
+        1e-6));
+
+    // Guided or not, what is known stays.
+    Bench known;
+    known.model.known = GivenLatents{.values_CTHW = at::full({4, 1, 4, 6}, 0.25),
+                                     .free_1THW = at::zeros({1, 1, 4, 6})};
+    request.cfg_scale = 3.0;
+    request.cfg_trunc = 0.5;
+    const at::Tensor kept = known.run(request)[0];
+    CHECK(at::equal(kept, decoded(at::full({4, 1, 4, 6}, 0.25))));
+  }
+}
+
+TEST_CASE("A denoiser may be told whole thousandths of the levels", "[generate]") {
+  Bench bench;
+  Request request = request_of("four", 3, {7});
+  request.sigmas = {0.9996F, 0.7501F, 0.25F, 0.0F};
+  request.whole_timesteps = true;
+  const at::Tensor picture = bench.run(request)[0];  // the model checks what was prepared
+  CHECK(bench.model.sigmas_seen == std::vector<float>{0.999F, 0.75F, 0.25F});
+  const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
+  CHECK(at::allclose(picture, decoded(euler(noise, request.sigmas, 0.5, 0.04)), 0, 1e-6));
 }
 
 TEST_CASE("A noise level without a denoiser says what is missing", "[generate]") {

@@ -86,6 +86,7 @@ TEST_CASE("A family that learns no picture starts from none", "[generate]") {
 TEST_CASE("Lines override what the command line says", "[jobs]") {
   Settings base;
   base.height = 512;
+  base.width = 1024;
   base.negative_prompt = "blurry";
   const auto [jobs, message] = parse(
       "{\"prompt\": \"一只猫\", \"width\": 256, \"seed\": 7, \"cfg_scale\": 2, \"sigmas\": [1, "
@@ -307,7 +308,8 @@ TEST_CASE("Guidance is the schedule's where nothing else is said", "[settings]")
   const auto [jobs, message] = parse(
       "{\"prompt\": \"a\", \"schedule\": \"fast\", \"cfg_trunc\": 0.5, \"cfg_renorm\": \"row\"}\n"
       "{\"prompt\": \"b\", \"cfg_renorm\": \"clamp\", \"cfg_renorm_ratio\": 0.8}\n"
-      "{\"prompt\": \"c\", \"schedule\": \"fast\", \"cfg_renorm\": \"none\"}");
+      "{\"prompt\": \"c\", \"schedule\": \"fast\", \"cfg_renorm\": \"none\"}",
+      good_settings());
   REQUIRE(message.empty());
   request = make_request(jobs[0].settings, family, model, 0);
   REQUIRE(request.cfg_trunc == 0.5);
@@ -317,6 +319,24 @@ TEST_CASE("Guidance is the schedule's where nothing else is said", "[settings]")
   REQUIRE(request.cfg_renorm_ratio == 0.8);
   request = make_request(jobs[2].settings, family, model, 0);
   REQUIRE(request.cfg_renorm == CfgRenorm::kNone);
+}
+
+TEST_CASE("The solver is the schedule's unless a line names one", "[settings]") {
+  const FakeFamily family;
+  const FakeModel model;
+  const auto [jobs, message] = parse(
+      "{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"solver\": \"dpm++\"}\n"
+      "{\"prompt\": \"c\", \"schedule\": \"fast\", \"num_inference_steps\": 2}",
+      good_settings());
+  REQUIRE(message.empty());
+  REQUIRE(make_request(jobs[0].settings, family, model, 0).solver == "euler");
+  REQUIRE(make_request(jobs[1].settings, family, model, 0).solver == "dpm++");
+  REQUIRE(make_request(jobs[2].settings, family, model, 0).solver == "unipc");
+  Settings settings = good_settings();
+  settings.solver = "dpm+";
+  REQUIRE_THAT(check(settings, {"jobs.jsonl", 3}),
+               Catch::Contains("jobs.jsonl:3: solver: there is no solver \"dpm+\"") &&
+                   Catch::Contains("did you mean dpm++?"));
 }
 
 TEST_CASE("Wrong guidance is told", "[settings]") {

@@ -31,14 +31,15 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   request.width = 96;
   request.seeds = {7, 8};
   request.tiling = Tiling{};
+  request.solver = "dpm++";
   const media::PngText text = metadata_of(model, settings, request, "fast", 1);
   REQUIRE(text.size() == 2);
   REQUIRE(text[0].first == "parameters");
-  REQUIRE(
-      text[0].second ==
-      "a \"cat\"\n一只猫\nNegative prompt: blurry\nSteps: 2, Sampler: Euler, Schedule type: fast, "
-      "CFG scale: 3.5, Seed: 8, Size: 96x64, Model: fake plain, Denoising strength: 0.5, "
-      "Loras: \"style: 0.7, oil: -1\", Version: atelier 1.2");
+  REQUIRE(text[0].second ==
+          "a \"cat\"\n一只猫\nNegative prompt: blurry\nSteps: 2, Sampler: DPM++ 2M, Schedule type: "
+          "fast, "
+          "CFG scale: 3.5, Seed: 8, Size: 96x64, Model: fake plain, Denoising strength: 0.5, "
+          "Loras: \"style: 0.7, oil: -1\", Version: atelier 1.2");
   REQUIRE(text[1].first == "atelier");
   const auto record = nlohmann::json::parse(text[1].second);
   REQUIRE(
@@ -59,6 +60,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                       {"cfg_renorm", "clamp"},
                       {"cfg_renorm_ratio", 0.9},
                       {"schedule", "fast"},
+                      {"solver", "dpm++"},
                       {"sigmas", {0.5, 0.25, 0.0}},
                       {"height", 64},
                       {"width", 96},

@@ -134,5 +134,29 @@ TEST_CASE("Schedules are chosen by name, and the first is the default", "[schedu
                           Catch::Contains("did you mean fast?"));
 }
 
+TEST_CASE("A grid need not begin at noise or lead to clean latents", "[schedule]") {
+  ScheduleDefaults schedule = constant_schedule(5.0);
+  schedule.grid = {.high = 0.999};  // as published with a family of clips
+  require_levels(make_sigmas(schedule, {.num_steps = 50}), {0.999800, 0.995732, 0.991530});
+  require_levels(make_sigmas(schedule, {.num_steps = 50}), {0.172265, 0.092507, 0}, 48);
+  const std::vector<float> told = whole_timesteps(make_sigmas(schedule, {.num_steps = 4}));
+  REQUIRE(told == std::vector<float>{0.999F, 0.937F, 0.833F, 0.624F, 0.0F});
+}
+
+TEST_CASE("A schedule is looked up among those for the variant", "[schedule]") {
+  const ScheduleDefaults schedules[] = {
+      {.name = "default", .variants = "t2v*", .num_inference_steps = 50},
+      {.name = "default", .variants = "i2v", .num_inference_steps = 40},
+      {.name = "fast", .variants = "i2v", .num_inference_steps = 4}};
+  REQUIRE(find_schedule(schedules, "").num_inference_steps == 50);
+  REQUIRE(find_schedule(schedules, "", "i2v").num_inference_steps == 40);
+  REQUIRE(find_schedule(schedules, "default", "i2v").num_inference_steps == 40);
+  REQUIRE(find_schedule(schedules, "fast").num_inference_steps == 4);
+  REQUIRE_THROWS_WITH(find_schedule(schedules, "fast", "t2v-14b"),
+                      Catch::Contains("there is no schedule \"fast\", there are \"default\""));
+  REQUIRE_THROWS_WITH(find_schedule(schedules, "", "vace"),
+                      Catch::Contains("no schedule for variant \"vace\""));
+}
+
 }  // namespace
 }  // namespace atelier::generate

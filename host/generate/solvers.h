@@ -1,0 +1,37 @@
+// How latents go from one noise level to the next.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+namespace atelier::generate {
+
+// Walks one batch of latents through the levels it was made for. What it remembers of earlier steps
+// is on the latents' device, and is allocated when it is made. Steps wait for nothing. Not
+// thread-safe.
+class Solver {
+ public:
+  virtual ~Solver();
+
+  // Takes `x` to the next level, in place. Called once for each level but the last one, in order.
+  // x: float32. v: the velocity there, of x's shape, float32; it is left as it is.
+  virtual void step(at::Tensor& x, const at::Tensor& v) = 0;
+};
+
+struct SolverSpec {
+  std::string_view name;   // chosen with --solver
+  std::string_view title;  // as pictures name it
+  std::string_view help;
+  // sigmas: levels that fall to 0, see make_sigmas(). like: the latents that will be walked.
+  std::unique_ptr<Solver> (*make)(std::span<const float> sigmas, const at::Tensor& like);
+};
+
+std::span<const SolverSpec> solvers();
+
+// Throws Error{kNotFound} naming the solvers there are.
+const SolverSpec& find_solver(std::string_view name);
+
+}  // namespace atelier::generate
