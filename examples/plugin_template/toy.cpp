@@ -15,7 +15,9 @@ constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
 constexpr std::string_view kVariants[] = {"toy"};
 constexpr InputSpec kInputs[] = {
     {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "text"},
-    {"image", InputKind::kImage, true, InputUse::kTrain, "*", "to learn", InputRole::kTarget}};
+    {"image", InputKind::kImage, true, InputUse::kTrain, "*", "to learn", InputRole::kTarget},
+    {"input_image", InputKind::kImage, false, InputUse::kGenerate, "*", "start",
+     InputRole::kStart}};
 constexpr std::string_view kEncoder[] = {"text_encoder"}, kPrompt[] = {"prompt"},
                            kImage[] = {"image"};
 constexpr EncodeStage kStages[] = {{"text", kEncoder, kPrompt}, {"latents", {}, kImage}};

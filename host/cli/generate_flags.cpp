@@ -5,6 +5,7 @@
 #include "host/cli/plan.h"
 #include "host/generate/settings.h"
 #include "host/model/model_flags.h"
+#include "host/model/stages.h"
 
 namespace atelier::cli {
 namespace {
@@ -126,6 +127,9 @@ flags::CommandSpec generate_command(const ModelFamily* family) {
   });
   command.lacks_family = family == nullptr;
   command.others = {std::begin(kOthers), std::end(kOthers)};
+  if (family != nullptr && model::start_input(family->inputs()) == nullptr)
+    command.others.push_back(
+        {generate::kStartName, true, std::string(generate::kNoStart) + ": leave it out"});
   return command;
 }
 

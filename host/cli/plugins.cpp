@@ -8,6 +8,7 @@
 #include "formats/escape.h"
 #include "host/cli/commands.h"
 #include "host/generate/request.h"
+#include "host/inputs/parse.h"
 #include "host/model/model_flags.h"
 #include "host/model/stages.h"
 #include "host/plugins/own_process.h"
@@ -30,30 +31,6 @@ flags::CommandSpec plugins_command() {
 namespace {
 
 constexpr auto kShowTime = std::chrono::seconds(12);  // more than opening may take
-
-const char* kind_name(InputKind kind) {
-  switch (kind) {
-    case InputKind::kText:
-      return "text";
-    case InputKind::kImage:
-      return "image";
-    case InputKind::kImageList:
-      return "images";
-    case InputKind::kVideo:
-      return "video";
-    case InputKind::kMask:
-      return "mask";
-    case InputKind::kAudio:
-      return "audio";
-    case InputKind::kInteger:
-      return "integer";
-    case InputKind::kReal:
-      return "real";
-    case InputKind::kFlag:
-      return "flag";
-  }
-  return "";
-}
 
 const char* use_name(InputUse use) {
   switch (use) {
@@ -90,7 +67,7 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
   for (const InputSpec& input : family.inputs()) {
     out["inputs"].push_back({{"name", input.name},
                              {"flag", "--" + std::string(input.name)},
-                             {"kind", kind_name(input.kind)},
+                             {"kind", inputs::kind_name(input)},
                              {"required", input.required},
                              {"use", use_name(input.use)},
                              {"variants", input.variants},

@@ -24,6 +24,7 @@
 #include "host/files/checkpoint.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
+#include "host/inputs/parse.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/weights/component_writer.h"
@@ -339,10 +340,39 @@ class Suite {
       expect(names.insert(input.name).second, "input '", input.name, "' is declared twice");
       expect(!input.help.empty(), "input '", input.name, "' has no help");
       expect(!input.variants.empty(), "input '", input.name, "' fits no variant");
+      check_input(input);
     }
-    expect(std::ranges::count(family_.inputs(), InputRole::kTarget, &InputSpec::role) <= 1,
-           "several inputs are learnt");
+    const auto count = [&](InputRole role) {
+      return std::ranges::count(family_.inputs(), role, &InputSpec::role);
+    };
+    expect(count(InputRole::kTarget) <= 1, "several inputs are learnt");
+    expect(count(InputRole::kStart) <= count(InputRole::kTarget),
+           "sampling begins from several inputs, or nothing encodes the one that it begins from");
     return {};
+  }
+
+  void check_input(const InputSpec& input) const {
+    const auto wants = [&](bool is_right, const char* what) {
+      expect(is_right, "input '", input.name, "' ", what);
+    };
+    const bool is_picture = input.kind == InputKind::kImage;
+    const bool is_text = input.kind == InputKind::kText;
+    const bool is_list = inputs::is_list(input);
+    wants(1 <= input.min_count && input.min_count <= input.max_count, "has no count that is right");
+    wants(!is_list || is_text || inputs::is_picture(input.kind), "is a list of what has no lists");
+    wants(!is_list || input.role == InputRole::kCondition, "is a list and not a condition");
+    wants(input.channels == 3 || (input.channels == 4 && is_picture),
+          "has channels that are wrong");
+    wants(input.role != InputRole::kTarget || is_picture || input.kind == InputKind::kVideo,
+          "is learnt and shows nothing");
+    wants(input.role != InputRole::kStart || (is_picture && input.use == InputUse::kGenerate),
+          "is begun from and no picture of generation");
+    wants(input.role == InputRole::kCondition || input.fit != InputFit::kAsIs,
+          "keeps a size that is not the one of what is made");
+    wants(input.when_absent == WhenAbsent::kNone ||
+              (is_picture && input.channels == 3 && input.use != InputUse::kGenerate &&
+               input.role == InputRole::kCondition && model::target_input(family_.inputs())),
+          "has a stand-in and is no picture beside the one that is learnt");
   }
 
   Detail check_stages() {

@@ -1,14 +1,11 @@
 #include "host/data/columns.h"
 
 #include <algorithm>
-#include <charconv>
-#include <climits>
-#include <cmath>
 #include <filesystem>
 
 #include "formats/escape.h"
-#include "formats/json.h"
 #include "host/files/file_reader.h"
+#include "host/inputs/parse.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
@@ -18,7 +15,6 @@ using formats::quote_and_escape;
 using nlohmann::json;
 
 constexpr std::string_view kColumns = "columns";
-constexpr size_t kMaxChars = 80;  // of a value that a message shows
 constexpr std::string_view kMissingValues = "missing values";
 constexpr std::string_view kWrongValues = "wrong values";
 
@@ -26,80 +22,8 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// A text in quotes, and anything else as JSON.
-std::string shown(const json& value) {
-  if (value.is_string()) return quote_and_escape(value.get_ref<const std::string&>(), kMaxChars);
-  const std::string text =
-      value.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
-  return text.size() <= kMaxChars ? text : text.substr(0, kMaxChars) + "…";
-}
-
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
-}
-
-template <typename T>
-std::optional<T> parse_number(const std::string& text) {
-  T value{};
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-std::optional<json> read_integer(const json& value) {
-  if (value.is_string()) {
-    if (const auto number = parse_number<int64_t>(value.get_ref<const std::string&>()))
-      return json(*number);
-    return std::nullopt;
-  }
-  const bool fits = value.is_number_integer() &&
-                    !(value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX});
-  return fits ? std::optional(value) : std::nullopt;
-}
-
-std::optional<json> read_real(const json& value) {
-  std::optional<double> number;
-  if (value.is_number()) number = value.get<double>();
-  if (value.is_string()) number = parse_number<double>(value.get_ref<const std::string&>());
-  return number && std::isfinite(*number) ? std::optional(json(*number)) : std::nullopt;
-}
-
-std::optional<json> read_flag(const json& value) {
-  if (value.is_boolean()) return value;
-  if (!value.is_string()) return std::nullopt;
-  std::string text = value.get<std::string>();
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (text == "true" || text == "1") return json(true);
-  if (text == "false" || text == "0") return json(false);
-  return std::nullopt;
-}
-
-// The paths of a cell: one, or a JSON list of them, which a csv holds as text.
-std::vector<std::string> read_list(const json& value) {
-  json list = value;
-  if (value.is_string()) {
-    const std::string& text = value.get_ref<const std::string&>();
-    if (!text.starts_with('[') || !text.ends_with(']')) return {text};
-    try {
-      list = formats::parse_json(text);
-    } catch (const formats::ParseError& error) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  shown(value) + " is no list of paths: " + error.what(),
-                  "write for instance [\"a.png\", \"b.png\"]", error.tag);
-    }
-  }
-  std::vector<std::string> paths;
-  if (list.is_array()) {
-    for (const json& path : list) {
-      if (path.is_string()) paths.push_back(path.get<std::string>());
-    }
-  }
-  if (!list.is_array() || paths.size() != list.size()) {
-    throw Error(ErrorCode::kInvalidArgument, shown(value) + " is no path and no list of paths",
-                "write for instance \"a.png\"");
-  }
-  return paths;
 }
 
 // "metadata.csv [image]: ", as messages begin.
@@ -107,44 +31,34 @@ std::string place_of(const Metadata& metadata, const std::string& column) {
   return files::display_path(metadata.file) + " [" + shown_column(column) + "]: ";
 }
 
-void check_path(const std::string& path) {
-  const auto fail = [&](const char* what, const char* hint) {
-    throw Error(ErrorCode::kInvalidArgument, quote_and_escape(path, kMaxChars) + " " + what, hint);
-  };
-  if (path.empty()) fail("is an empty path", "name a file");
-  if (path.find('\0') != std::string::npos) fail("holds a NUL byte", "name a file");
-  if (path.size() >= PATH_MAX) fail("is too long for a path", "name a file");
-  if (path.starts_with("http://") || path.starts_with("https://"))
-    fail("is a web address", "download the file and name it by its path");
-}
-
 }  // namespace
 
-bool is_picture(InputKind kind) {
-  return kind == InputKind::kImage || kind == InputKind::kImageList || kind == InputKind::kMask;
-}
-
 Columns::Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                 const Metadata& metadata, Findings& problems, Findings& odd)
+                 std::string_view variant, const Metadata& metadata, Findings& problems,
+                 Findings& odd)
     : base_(options.dataset_base_path), mask_column_(options.mask_column) {
-  choose_inputs(options, inputs, problems);
+  choose_inputs(options, inputs, variant, problems);
   if (!metadata.records.empty()) check_columns(options, inputs, metadata, problems, odd);
 }
 
 void Columns::choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                            Findings& problems) {
+                            std::string_view variant, Findings& problems) {
   std::vector<std::string> known;
   for (const InputSpec& input : inputs) {
     if (input.use == InputUse::kGenerate) continue;
     known.emplace_back(input.name);
     const bool is_extra =
         contains(options.extra_inputs, input.name) || options.texts_of_all.contains(input.name);
-    if (!input.required && !is_extra) continue;
-    if (input.kind == InputKind::kVideo || input.kind == InputKind::kAudio) {
+    const bool holds = inputs::holds_for(input, variant);
+    if (!is_extra && !(input.required && holds)) continue;
+    const std::string place = "input " + quote_and_escape(input.name);
+    if (!holds) {
+      problems.add(kColumns, inputs::not_taken(input, variant).at(place));
+      continue;
+    }
+    if (const std::string_view unread = inputs::unread_files(input.kind); !unread.empty()) {
       problems.add(
-          kColumns,
-          "input " + quote_and_escape(input.name) + ": " +
-              (input.kind == InputKind::kVideo ? "videos" : "sounds") + " cannot be read yet",
+          kColumns, place + ": " + std::string(unread) + " cannot be read yet",
           input.required ? "train a family that learns pictures" : "leave it out of --extra_inputs",
           ErrorCode::kUnsupported);
       continue;
@@ -153,9 +67,7 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     inputs_.push_back(input);
   }
   for (const InputSpec& input : inputs) {
-    if (is_picture(input.kind) || input.kind == InputKind::kVideo ||
-        input.kind == InputKind::kAudio || !contains(options.data_file_keys, input.name))
-      continue;
+    if (inputs::is_file(input.kind) || !contains(options.data_file_keys, input.name)) continue;
     problems.add(kColumns,
                  "--data_file_keys: " + quote_and_escape(input.name) +
                      " is read as it stands in the row, it is no path of a file",
@@ -186,7 +98,7 @@ void Columns::find_missing(const Metadata& metadata, std::vector<std::string>& u
                            Findings& problems) {
   for (const InputSpec& input : inputs_) {
     const std::string name(input.name);
-    if (contains(metadata.columns, name)) continue;
+    if (contains(metadata.columns, name) || input.when_absent != WhenAbsent::kNone) continue;
     absent_.insert(name);
     const std::string nearest = report::nearest_name(name, unknown);
     problems.add(kColumns, place_of(metadata, name) + "there is no such column",
@@ -243,6 +155,7 @@ std::optional<Item> Columns::read(const Record& record, Findings& problems, Find
     const std::string place = record.place + " [" + std::string(input.name) + "]";
     const auto value = record.values.find(input.name);
     if (value == record.values.end()) {
+      if (input.when_absent != WhenAbsent::kNone) continue;
       problems.add(kMissingValues, place + ": nothing is given",
                    input.kind == InputKind::kText
                        ? "write the text, or a space for none"
@@ -255,8 +168,8 @@ std::optional<Item> Columns::read(const Record& record, Findings& problems, Find
   for (const auto& [column, value] : record.values.items()) {
     if (reads(column)) continue;
     if (column == mask_column_) {
-      is_good &= read_files(column, value, /*takes_list=*/false, record.place + " [" + column + "]",
-                            item, problems);
+      const InputSpec mask = {.name = column, .kind = InputKind::kMask};
+      is_good &= read_value(mask, value, record.place + " [" + column + "]", item, problems, odd);
     } else {
       item.values.emplace(column, value);
     }
@@ -267,51 +180,18 @@ std::optional<Item> Columns::read(const Record& record, Findings& problems, Find
 bool Columns::read_value(const InputSpec& input, const json& value, const std::string& place,
                          Item& item, Findings& problems, Findings& odd) const {
   const std::string name(input.name);
-  if (is_picture(input.kind))
-    return read_files(name, value, input.kind == InputKind::kImageList, place, item, problems);
-  std::optional<json> read;
-  const char* wanted = "text";
-  const char* hint = "put it in double quotes";
-  if (input.kind == InputKind::kInteger) {
-    read = read_integer(value);
-    wanted = "whole number";
-    hint = "write for instance 4";
-  } else if (input.kind == InputKind::kReal) {
-    read = read_real(value);
-    wanted = "number";
-    hint = "write for instance 0.5";
-  } else if (input.kind == InputKind::kFlag) {
-    read = read_flag(value);
-    wanted = "truth value";
-    hint = "write true or false";
-  } else if (value.is_string()) {
-    read = value;
-    if (is_blank(value.get_ref<const std::string&>()))
-      odd.add("empty texts", place + ": the text is empty", "write one if it was forgotten");
-  }
-  if (!read) {
-    problems.add(kWrongValues, place + ": " + shown(value) + " is no " + wanted, hint);
-    return false;
-  }
-  item.values.emplace(name, std::move(*read));
-  return true;
-}
-
-bool Columns::read_files(const std::string& column, const json& value, bool takes_list,
-                         const std::string& place, Item& item, Findings& problems) const {
   try {
-    std::vector<std::string> paths = read_list(value);
-    if (paths.empty() || (!takes_list && paths.size() != 1)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  std::to_string(paths.size()) + " files are given, " +
-                      (takes_list ? "at least one" : "one") + " is expected",
-                  takes_list ? "name one or more" : "give each file a row of its own");
+    json parsed = inputs::parse_value(input, value);
+    if (inputs::is_file(input.kind)) {
+      std::vector<std::string> paths = inputs::texts_of(parsed);
+      for (std::string& path : paths)
+        path = (std::filesystem::path(base_) / path).lexically_normal().string();
+      item.files.emplace(name, std::move(paths));
+      return true;
     }
-    for (std::string& path : paths) {
-      check_path(path);
-      path = (std::filesystem::path(base_) / path).lexically_normal().string();
-    }
-    item.files.emplace(column, std::move(paths));
+    if (parsed.is_string() && is_blank(parsed.get_ref<const std::string&>()))
+      odd.add("empty texts", place + ": the text is empty", "write one if it was forgotten");
+    item.values.emplace(name, std::move(parsed));
     return true;
   } catch (const Error& error) {
     problems.add(kWrongValues, error.at(place));

@@ -4,6 +4,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "atelier/input.h"
@@ -17,12 +18,14 @@ namespace atelier::data {
 
 class Columns {
  public:
-  // Finds columns that are missing, extra inputs that the family does not know, and kinds of input
-  // that cannot be read; `odd` gets columns that look misspelt and known ones that are not used.
+  // Finds columns that are missing, extra inputs that the family or its `variant` does not know,
+  // and kinds of input that cannot be read; `odd` gets columns that look misspelt and known ones
+  // that are not used.
   Columns(const DatasetOptions& options, std::span<const InputSpec> inputs,
-          const Metadata& metadata, Findings& problems, Findings& odd);
+          std::string_view variant, const Metadata& metadata, Findings& problems, Findings& odd);
 
-  // Inputs that every row has: required ones and those of extra_inputs.
+  // Inputs that every row has: required ones and those of extra_inputs. Of those with a when_absent
+  // a row may lack the file.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
   // The first required picture for training; empty, and a problem, when there is none.
   const std::string& learnt() const { return learnt_; }
@@ -32,7 +35,7 @@ class Columns {
 
  private:
   void choose_inputs(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                     Findings& problems);
+                     std::string_view variant, Findings& problems);
   bool reads(std::string_view column) const;
   void find_missing(const Metadata& metadata, std::vector<std::string>& unknown,
                     Findings& problems);
@@ -40,15 +43,10 @@ class Columns {
                      const Metadata& metadata, Findings& problems, Findings& odd);
   bool read_value(const InputSpec& input, const nlohmann::json& value, const std::string& place,
                   Item& item, Findings& problems, Findings& odd) const;
-  bool read_files(const std::string& column, const nlohmann::json& value, bool takes_list,
-                  const std::string& place, Item& item, Findings& problems) const;
 
   std::string base_, mask_column_, learnt_;
   std::vector<InputSpec> inputs_;
   std::set<std::string, std::less<>> absent_;  // inputs without a column, already told
 };
-
-// Inputs of these kinds are read from picture files.
-bool is_picture(InputKind kind);
 
 }  // namespace atelier::data

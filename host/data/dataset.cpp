@@ -11,7 +11,7 @@
 #include "host/data/findings.h"
 #include "host/data/near_files.h"
 #include "host/data/parallel.h"
-#include "host/data/picture_check.h"
+#include "host/data/picture_files.h"
 #include "host/data/sizes.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
@@ -82,16 +82,10 @@ class PictureRules {
       for (const std::string& path : paths) is_good &= check_file(item, column, path);
     }
     if (!is_good || columns_.learnt().empty()) return false;
-    for (const InputSpec& input : columns_.inputs()) {
-      if (!is_picture(input.kind)) continue;
-      const std::string name(input.name);
-      for (const std::string& path : item.files.at(name)) {
-        is_good &= check_size(item, name, path);
-      }
-    }
+    is_good = check_size(item);
     if (const auto mask = item.files.find(options_.mask_column); mask != item.files.end())
       is_good &= check_mask(item, mask->second.front());
-    return is_good && sizes_.is_valid();
+    return is_good;
   }
 
  private:
@@ -125,18 +119,18 @@ class PictureRules {
     return false;
   }
 
-  bool check_size(Item& item, const std::string& column, const std::string& path) {
-    const media::PictureInfo& info = info_of(path);
+  // Of what is learnt, which gives the row its size.
+  bool check_size(Item& item) {
+    const media::PictureInfo& info = info_of(item.files.at(columns_.learnt()).front());
     const Size size = sizes_.of(info.height, info.width);
     if (!sizes_.is_valid()) return false;
-    const std::string place = item.place + " [" + column + "]: ";
+    const std::string place = item.place + " [" + columns_.learnt() + "]: ";
     if (size.height < 1 || size.width < 1) {
       problems_.add("too small pictures",
                     place + size_text(info.height, info.width) + " pixels are too few to train on",
                     "take the row out, or give --height and --width to enlarge every picture");
       return false;
     }
-    if (column != columns_.learnt()) return true;
     item.height = size.height;
     item.width = size.width;
     const double scale = std::max(static_cast<double>(size.height) / info.height,
@@ -237,7 +231,7 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
     for (const auto& [column, paths] : item.files) {
       hash.add(column).add(static_cast<int64_t>(paths.size()));
       for (const std::string& path : paths) {
-        const PictureFile& file = files.find(path)->second;
+        const inputs::PictureFile& file = files.find(path)->second;
         hash.add(path).add(file.bytes).add(file.modified_ns);
       }
     }
@@ -263,19 +257,21 @@ void add_texts(const std::map<std::string, std::string, std::less<>>& texts, Met
 }  // namespace
 
 Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
-                      const LatentSpec& spec, report::Problems& problems, const RowCheck& check) {
+                      const LatentSpec& spec, report::Problems& problems, const RowCheck& check,
+                      std::string_view variant) {
   Dataset dataset;
   dataset.options_ = options;
   const bool is_folder = options.dataset_metadata_path.empty();
   if (is_folder) dataset.options_.mask_column = DatasetOptions().mask_column;
-  dataset.sizes_ = std::make_shared<SizeRule>(options, spec.pixel_multiple, problems);
+  const SizeRule sizes(options, spec.pixel_multiple, problems);
 
   Findings errors(options.max_errors), odd(options.max_errors);
   std::optional<Metadata> metadata = read_rows(options, errors);
   if (metadata) add_texts(options.texts_of_all, *metadata);
   const std::string place =
       files::display_path(is_folder ? options.dataset_base_path : options.dataset_metadata_path);
-  const Columns columns(dataset.options_, inputs, metadata.value_or(Metadata{}), errors, odd);
+  const Columns columns(dataset.options_, inputs, variant, metadata.value_or(Metadata{}), errors,
+                        odd);
   dataset.inputs_ = columns.inputs();
   dataset.learnt_ = columns.learnt();
   if (!metadata) {
@@ -301,7 +297,7 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
     });
   }
   const PictureFiles files = check_pictures(paths, options.decode_all);
-  PictureRules rules(dataset.options_, columns, *dataset.sizes_, files, errors, odd);
+  PictureRules rules(dataset.options_, columns, sizes, files, errors, odd);
   for (size_t i = 0; i < rows.size(); ++i) {
     auto& [line, item] = rows[i];
     errors.set_row(line);

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -51,16 +51,18 @@ struct DatasetOptions {
 // One row that is ready to be read.
 struct Item {
   std::string place;  // names the row in messages
-  // Inputs of the family that are no pictures, and whatever else the row holds.
+  // Inputs of the family that are no files, as inputs::parse_value() gives them, and whatever else
+  // the row holds.
   std::map<std::string, nlohmann::json, std::less<>> values;
-  // Paths of the family's picture inputs and of the mask, as they are opened.
+  // Paths of the family's picture inputs and of the mask, as they are opened. Those whose
+  // when_absent says what stands in may be missing.
   std::map<std::string, std::vector<std::string>, std::less<>> files;
   int64_t height = 0, width = 0;  // of the picture to learn after crop_and_resize
 };
 
 // A decoded row.
 struct Sample {
-  Inputs inputs;    // pictures cropped to the item's size, float32 in [-1, 1]
+  Inputs inputs;    // pictures as their InputSpec::fit brings them to the item's size
   at::Tensor mask;  // float32 [1, H, W] in [0, 1]; undefined: the loss counts everywhere
 };
 
@@ -78,27 +80,29 @@ struct BucketCount {
   int64_t height, width, items;
 };
 
-class SizeRule;
-
 // Immutable, and safe to read from several threads.
 class Dataset {
  public:
   // Reads metadata and the headers of all files, on all cores. `inputs`: of the family; `spec`:
-  // what sizes must be multiples of; `check`: called for every row that has its inputs. Problems
-  // name rows and say what to do; after max_errors of them the rest is counted by kind. Items with
-  // problems are left out.
+  // what sizes must be multiples of; `check`: called for every row that has its inputs; `variant`:
+  // of the denoiser. Problems name rows and say what to do; after max_errors of them the rest is
+  // counted by kind. Items with problems are left out.
   static Dataset open(const DatasetOptions& options, std::span<const InputSpec> inputs,
                       const LatentSpec& spec, report::Problems& problems,
-                      const RowCheck& check = {});
+                      const RowCheck& check = {}, std::string_view variant = {});
 
   const std::vector<Item>& items() const { return items_; }
   const DatasetOptions& options() const { return options_; }
+  // Those that every row has.
+  const std::vector<InputSpec>& inputs() const { return inputs_; }
 
   // Name of the input that is learnt: the first required picture or video for training.
   const std::string& learnt() const { return learnt_; }
 
   // Decodes one item. Throws Error naming the row and the file.
   Sample load(size_t index) const;
+  // Its inputs that are no files.
+  Inputs values(size_t index) const { return values_of(items_.at(index)); }
 
   // Hash of what the items are: rows, paths, sizes and times of their files, target sizes. Equal
   // for equal datasets.
@@ -115,9 +119,8 @@ class Dataset {
   Sample load(const Item& item) const;
 
   DatasetOptions options_;
-  std::shared_ptr<const SizeRule> sizes_;
   std::string learnt_, fingerprint_;
-  std::vector<InputSpec> inputs_;  // those that every row has
+  std::vector<InputSpec> inputs_;
   std::vector<Item> items_;
   std::vector<std::string> warnings_;
 };

@@ -1,14 +1,12 @@
-#include <algorithm>
-
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
 
-#include "host/data/columns.h"
 #include "host/data/dataset.h"
-#include "host/data/picture_check.h"
-#include "host/data/sizes.h"
 #include "host/files/file_reader.h"
+#include "host/inputs/parse.h"
+#include "host/inputs/picture_file.h"
+#include "host/inputs/read.h"
 #include "host/media/decode.h"
 #include "host/media/pixels.h"
 #include "host/media/resize.h"
@@ -16,50 +14,25 @@
 namespace atelier::data {
 namespace {
 
-media::Picture read(const std::string& path) {
-  return media::decode_picture(read_picture_file(path), files::display_path(path));
-}
-
-media::Picture cut(const media::Picture& picture, Size size) {
-  return media::crop_and_resize(picture, static_cast<int>(size.width),
-                                static_cast<int>(size.height));
-}
-
-// Returns float32 [1, H, W] in [0, 1]: the brightness of each pixel, as Pillow's mode L.
-at::Tensor to_mask(const media::Picture& picture) {
-  at::Tensor mask = at::empty({1, picture.height, picture.width}, at::kFloat);
-  float* out = mask.mutable_data_ptr<float>();
-  for (size_t i = 0; i < picture.rgb.size(); i += 3) {
-    const uint8_t* rgb = picture.rgb.data() + i;
-    const uint32_t gray = (rgb[0] * 19595U + rgb[1] * 38470U + rgb[2] * 7471U + 0x8000U) >> 16;
-    *out++ = static_cast<float>(gray) / 255.0F;
-  }
-  return mask;
-}
-
-InputValue value_of(const InputSpec& input, const nlohmann::json& value) {
-  switch (input.kind) {
-    case InputKind::kInteger:
-      return value.get<int64_t>();
-    case InputKind::kReal:
-      return value.get<double>();
-    case InputKind::kFlag:
-      return value.get<bool>();
-    default:
-      return value.get<std::string>();
-  }
+// The transparency of the picture to learn, cut as it is; undefined where it has none.
+at::Tensor read_alpha_mask(const std::string& path, const MediaTarget& target) {
+  const media::Picture alpha =
+      media::decode_with_alpha(inputs::read_picture_file(path), files::display_path(path)).alpha;
+  if (alpha.rgb.empty()) return {};
+  return media::to_mask(media::crop_and_resize(alpha, static_cast<int>(target.width),
+                                               static_cast<int>(target.height)));
 }
 
 }  // namespace
 
 Inputs Dataset::values_of(const Item& item) const {
-  Inputs inputs;
+  Inputs values;
   for (const InputSpec& input : inputs_) {
-    if (is_picture(input.kind)) continue;
+    if (inputs::is_file(input.kind)) continue;
     const std::string name(input.name);
-    inputs.emplace(name, value_of(input, item.values.at(name)));
+    values.emplace(name, inputs::to_input(input, item.values.at(name)));
   }
-  return inputs;
+  return values;
 }
 
 Sample Dataset::load(size_t index) const {
@@ -72,34 +45,24 @@ Sample Dataset::load(size_t index) const {
 }
 
 Sample Dataset::load(const Item& item) const {
-  const Size size = {item.height, item.width};
+  const MediaTarget target = {1, item.height, item.width};
   Sample sample = {values_of(item), {}};
   for (const InputSpec& input : inputs_) {
-    const std::string name(input.name);
-    if (!is_picture(input.kind)) continue;
-    const std::vector<std::string>& paths = item.files.at(name);
-    if (input.kind == InputKind::kImageList) {
-      std::vector<at::Tensor> pictures;
-      for (const std::string& path : paths) {
-        const media::Picture picture = read(path);
-        pictures.push_back(
-            media::to_pixels(cut(picture, sizes_->of(picture.height, picture.width))));
-      }
-      sample.inputs.emplace(name, std::move(pictures));
-    } else if (input.kind == InputKind::kMask) {
-      sample.inputs.emplace(name, to_mask(cut(read(paths.front()), size)));
-    } else if (name == learnt_ && options_.alpha_mask) {
-      auto [picture, alpha] = media::decode_with_alpha(read_picture_file(paths.front()),
-                                                       files::display_path(paths.front()));
-      sample.inputs.emplace(name, media::to_pixels(cut(picture, size)));
-      if (!alpha.rgb.empty()) sample.mask = to_mask(cut(alpha, size));
-    } else {
-      sample.inputs.emplace(name, media::to_pixels(cut(read(paths.front()), size)));
-    }
+    const auto paths = item.files.find(input.name);
+    if (paths != item.files.end())
+      sample.inputs.emplace(input.name, inputs::read_files(input, paths->second, target));
   }
-  const auto mask = item.files.find(options_.mask_column);
-  if (mask != item.files.end() && !sample.inputs.contains(options_.mask_column))
-    sample.mask = to_mask(cut(read(mask->second.front()), size));
+  const at::Tensor& learnt = std::get<at::Tensor>(sample.inputs.at(learnt_));
+  for (const InputSpec& input : inputs_) {
+    if (!sample.inputs.contains(input.name))
+      sample.inputs.emplace(input.name, inputs::stand_in(input, learnt));
+  }
+  const std::string& mask_column = options_.mask_column;
+  if (options_.alpha_mask) sample.mask = read_alpha_mask(item.files.at(learnt_).front(), target);
+  const auto mask = item.files.find(mask_column);
+  if (mask != item.files.end() && !sample.inputs.contains(mask_column))
+    sample.mask = std::get<at::Tensor>(
+        inputs::read_files({.name = mask_column, .kind = InputKind::kMask}, mask->second, target));
   return sample;
 }
 

@@ -14,6 +14,7 @@
 #include "host/generate/guidance.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
+#include "host/inputs/parse.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
@@ -23,35 +24,6 @@ namespace {
 
 // Of encoded prompts that are kept for later requests.
 constexpr int64_t kCacheBytes = int64_t{1} << 30;
-
-void append_tensor(std::string& key, const at::Tensor& tensor) {
-  const at::Tensor bytes = tensor.contiguous();
-  key += c10::str(bytes.sizes());
-  key.append(static_cast<const char*>(bytes.data_ptr()), bytes.nbytes());
-}
-
-// Equal for equal inputs only. Lengths stand before texts, so that no two lists run into one.
-std::string content_key(const Inputs& inputs) {
-  std::string key;
-  for (const auto& [name, value] : inputs) {
-    key += name + '\0' + std::to_string(value.index()) + ':';
-    if (const auto* text = std::get_if<std::string>(&value)) {
-      key += std::to_string(text->size()) + ':' + *text;
-    } else if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-      append_tensor(key, *tensor);
-    } else if (const auto* tensors = std::get_if<std::vector<at::Tensor>>(&value)) {
-      key += std::to_string(tensors->size()) + ':';
-      for (const at::Tensor& tensor : *tensors) append_tensor(key, tensor);
-    } else if (const auto* integer = std::get_if<int64_t>(&value)) {
-      key += std::to_string(*integer) + ';';
-    } else if (const auto* real = std::get_if<double>(&value)) {
-      key.append(reinterpret_cast<const char*>(real), sizeof *real);
-    } else {
-      key += std::get<bool>(value) ? '1' : '0';
-    }
-  }
-  return key;
-}
 
 int64_t bytes_of(const Conditioning& cond) {
   int64_t bytes = 0;
@@ -167,7 +139,7 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
   std::string key = encoder_state + std::string(stage.name) + (in.is_negative ? "-" : "+");
   if (stage.sees_target)
     key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
-  key += content_key(in.values);
+  key += inputs::content_of(in.values);
   if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
   load_where([&](const ComponentSpec& c) { return model::uses(stage, c.name); });
   begin_phase("encode");
@@ -237,7 +209,7 @@ at::Tensor Generator::encode_start(const Request& request) {
   });
   if (engine_.target_input.empty() || stage == engine_.stages.end())
     throw Error(ErrorCode::kUnsupported, "this family does not start from a picture",
-                "leave --input_image out");
+                "leave the picture out");
   load_where([&](const ComponentSpec& c) { return model::uses(*stage, c.name); });
   begin_phase("encode");
   check_cancelled();

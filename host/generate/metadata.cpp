@@ -5,6 +5,7 @@
 
 #include "host/generate/request.h"
 #include "host/generate/solvers.h"
+#include "host/inputs/parse.h"
 
 namespace atelier::generate {
 namespace {
@@ -16,6 +17,14 @@ std::string number(double value) {
   std::ostringstream out;
   out << value;
   return out.str();
+}
+
+// Of one file, or of several.
+json short_paths(const json& value) {
+  if (value.is_string()) return short_path(value.get<std::string>());
+  json paths = json::array();
+  for (const std::string& path : inputs::texts_of(value)) paths.push_back(short_path(path));
+  return paths;
 }
 
 std::string parameters_text(const ModelRecord& model, const Settings& settings,
@@ -30,7 +39,7 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
   text += ", Size: " + std::to_string(request.width) + "x" + std::to_string(request.height);
   text += ", Model: " + model.family;
   if (!model.variant.empty()) text += " " + model.variant;
-  if (!settings.input_image.empty()) {
+  if (has_start(settings, model.inputs)) {
     text +=
         ", Denoising strength: " + number(settings.denoising_strength.value_or(kDefaultStrength));
   }
@@ -80,10 +89,8 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
   if (!model.compute.empty()) record["compute"] = model.compute;
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
   if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
-  if (!settings.input_image.empty()) {
-    record["input_image"] = short_path(settings.input_image);
+  if (has_start(settings, model.inputs))
     record["denoising_strength"] = settings.denoising_strength.value_or(kDefaultStrength);
-  }
   if (!settings.latents.empty()) record["latents"] = short_path(settings.latents);
   if (request.tiling) {
     record["tiled"] = true;
@@ -93,7 +100,11 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
   for (const lora::Use& use : settings.loras)
     record["loras"].push_back(
         {{"name", use.name}, {"file", short_path(use.path)}, {"strength", use.strength}});
-  for (const auto& [name, value] : settings.family_inputs.items()) record[name] = value;
+  for (const auto& [name, value] : settings.family_inputs.items()) {
+    const InputSpec* input = find_input_spec(model.inputs, name);
+    const bool is_file = input != nullptr && inputs::is_file(input->kind);
+    record[name] = is_file ? short_paths(value) : value;
+  }
   return {{"parameters", parameters_text(model, settings, request, schedule, index)},
           {"atelier", record.dump(-1, ' ', false, json::error_handler_t::replace)}};
 }

@@ -29,7 +29,8 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   record.version = ATELIER_SDK_VERSION;
   record.family = plugin.file.family;
   record.plugin_version = plugin.file.version;
-  if (const auto* denoiser = model.denoiser()) record.variant = denoiser->detection.variant;
+  record.variant = model::variant_of(model);
+  record.inputs = model.family().inputs();
   record.dtype = at::toString(model.dtype());
   record.device = model.device().str();
   for (const auto& part : model.parts()) {
@@ -87,7 +88,8 @@ void Session::encode_ahead(std::span<const Job> jobs) {
   for (const Job& job : jobs) {
     Settings settings = job.settings;
     if (!loras_.encoder_state(settings).empty()) continue;
-    settings.input_image.clear();
+    if (const InputSpec* start = model::start_input(model_.family().inputs()))
+      settings.family_inputs.erase(std::string(start->name));
     settings.latents.clear();
     requests.push_back(make_request(settings, model_.family(), model_.model(), /*seed=*/0,
                                     model::variant_of(model_)));

@@ -11,7 +11,9 @@
 #include "formats/json.h"
 #include "formats/list.h"
 #include "host/generate/solvers.h"
-#include "host/model/model_flags.h"
+#include "host/inputs/input_flags.h"
+#include "host/inputs/parse.h"
+#include "host/model/stages.h"
 
 namespace atelier::generate {
 namespace {
@@ -182,10 +184,6 @@ const std::vector<Field>& fields() {
        &Settings::flow_shift},
       {{.name = "sigmas", .help = "the noise levels themselves, falling from 1: 1,0.75,0.5"},
        &Settings::sigmas},
-      {{.name = "input_image",
-        .help = "picture to start from, scaled and cropped to --height and --width",
-        .value_name = "FILE"},
-       &Settings::input_image},
       {{.name = "denoising_strength",
         .kind = FlagKind::kReal,
         .help = "part of the steps that change the input image, in (0, 1] [0.6]"},
@@ -211,24 +209,16 @@ const Field* find_field(std::string_view name) {
   return nullptr;
 }
 
-void check_input_type(const InputSpec& input, const json& value) {
-  switch (input.kind) {
-    case InputKind::kInteger:
-      integer_of(value);
-      return;
-    case InputKind::kReal:
-      real_of(value);
-      return;
-    case InputKind::kFlag:
-      if (!value.is_boolean()) wrong_type(value, "true or false");
-      return;
-    case InputKind::kImageList:
-      if (!value.is_array()) wrong_type(value, "list of paths");
-      for (const json& item : value) text_of(item);
-      return;
-    default:
-      text_of(value);
-  }
+Error unknown_name(const std::string& name, std::span<const InputSpec> inputs, const Place& place) {
+  if (name == kStartName)
+    return {ErrorCode::kInvalidArgument, place.of(name) + ": " + kNoStart, "leave it out"};
+  std::vector<std::string> known = {kLorasKey};
+  for (const flags::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
+  const std::string nearest = report::nearest_name(name, known);
+  return {ErrorCode::kInvalidArgument,
+          place.file + ":" + std::to_string(place.line) + ": " + shown(name) + " is not known",
+          nearest.empty() ? "atelier generate --help lists the names"
+                          : "did you mean " + shown(nearest) + "?"};
 }
 
 }  // namespace
@@ -251,6 +241,11 @@ const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_
   return nullptr;
 }
 
+bool has_start(const Settings& settings, std::span<const InputSpec> inputs) {
+  const InputSpec* start = model::start_input(inputs);
+  return start != nullptr && settings.family_inputs.contains(start->name);
+}
+
 bool is_setting(std::string_view name) {
   return find_field(name) != nullptr;
 }
@@ -262,7 +257,7 @@ std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs) {
     const InputSpec* input = find_input_spec(inputs, field.flag.name);
     if (input && !input->help.empty()) flags.back().help = input->help;
   }
-  const auto own = model::flags_of_inputs(inputs, InputUse::kGenerate, flags);
+  const auto own = inputs::flags_of_inputs(inputs, InputUse::kGenerate, flags);
   flags.insert(flags.end(), own.begin(), own.end());
   return flags;
 }
@@ -317,21 +312,16 @@ Settings settings_of(const json& line, const Settings& base, std::span<const Inp
     const Field* field = find_field(name);
     const InputSpec* input = field ? nullptr : find_input_spec(inputs, name);
     if (!field && !input) {
-      std::vector<std::string> known = {kLorasKey};
-      for (const flags::FlagSpec& flag : settings_flags(inputs)) known.push_back(flag.name);
-      const std::string nearest = report::nearest_name(name, known);
-      problems.add(
-          place.file + ":" + std::to_string(place.line) + ": " + shown(name) + " is not known",
-          nearest.empty() ? "atelier generate --help lists the names"
-                          : "did you mean " + shown(nearest) + "?");
+      problems.add(unknown_name(name, inputs, place));
       continue;
     }
     try {
       if (field) {
         field->set(settings, value);
+      } else if (inputs::is_file(input->kind) && value == "") {
+        settings.family_inputs.erase(name);  // takes back what `base` says
       } else {
-        check_input_type(*input, value);
-        settings.family_inputs[name] = value;
+        settings.family_inputs[name] = inputs::parse_value(*input, value);
       }
     } catch (const Error& error) {
       problems.add(error.at(place.of(name)));

@@ -34,16 +34,19 @@ struct Settings {
   std::string solver;    // empty: of the schedule
   std::optional<double> flow_shift;
   std::vector<double> sigmas;
-  std::string input_image;
   std::optional<double> denoising_strength;  // kDefaultStrength when absent
   std::string latents;                       // safetensors file
   std::string output = "out.png";
   std::vector<lora::Use> loras;
   std::string lora_dir;  // where lines of a prompts file find theirs
-  nlohmann::json family_inputs = nlohmann::json::object();  // by name; paths for pictures
+  // Inputs of the family, by name, as inputs::parse_value() gives them.
+  nlohmann::json family_inputs = nlohmann::json::object();
 };
 
 inline constexpr double kDefaultStrength = 0.6;
+// What families call the picture that sampling begins from, and what those without one say to it.
+inline constexpr const char* kStartName = "input_image";
+inline constexpr const char* kNoStart = "this family does not start from a picture";
 inline constexpr int64_t kMaxImages = 100'000;  // of one prompt
 
 // Where a value was written: names it in messages as "--height" or as "jobs.jsonl:3: height".
@@ -62,6 +65,9 @@ std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
 
 // The input of that name that pictures are made with; null: there is none.
 const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name);
+
+// Whether there is a picture that sampling begins from.
+bool has_start(const Settings& settings, std::span<const InputSpec> inputs);
 
 // Whether settings_flags() has it whatever the family.
 bool is_setting(std::string_view name);

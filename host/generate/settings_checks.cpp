@@ -5,12 +5,12 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
-#include "formats/glob.h"
 #include "formats/utf8.h"
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
-#include "host/media/decode.h"
+#include "host/inputs/parse.h"
+#include "host/inputs/picture_file.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
@@ -100,30 +100,27 @@ void check_schedule(const Settings& s, const ModelFamily* family, std::string_vi
   const int64_t num_steps = s.num_inference_steps.value_or(1);
   check_range(num_steps <= kMaxSteps, place.of("num_inference_steps"), std::to_string(num_steps),
               "above " + std::to_string(kMaxSteps), problems);
-  if (s.denoising_strength && s.input_image.empty())
+  if (s.denoising_strength && family != nullptr && !has_start(s, family->inputs())) {
+    const InputSpec* start = model::start_input(family->inputs());
     problems.add(place.of("denoising_strength") + ": there is no input image to start from",
-                 "give one with " + place.of("input_image"));
-}
-
-void check_picture(const std::string& path, const std::string& place, report::Problems& problems) {
-  try {
-    media::probe_picture(path);
-  } catch (const Error& error) {
-    problems.add(error.at(place));
+                 start ? "give one with " + place.of(start->name) : std::string(kNoStart));
   }
 }
 
-void check_pictures(const Settings& s, std::span<const InputSpec> inputs, const Place& place,
-                    report::Problems& problems) {
-  if (!s.input_image.empty()) check_picture(s.input_image, place.of("input_image"), problems);
+void check_files(const Settings& s, std::span<const InputSpec> inputs, const Place& place,
+                 report::Problems& problems) {
   for (const InputSpec& input : inputs) {
     const auto given = s.family_inputs.find(input.name);
-    if (given == s.family_inputs.end() || input.use == InputUse::kTrain) continue;
-    std::vector<std::string> paths;
-    if (input.kind == InputKind::kImage || input.kind == InputKind::kMask)
-      paths = {given->get<std::string>()};
-    if (input.kind == InputKind::kImageList) paths = given->get<std::vector<std::string>>();
-    for (const std::string& path : paths) check_picture(path, place.of(input.name), problems);
+    if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
+    if (const auto unread = inputs::unread_files(input.kind); !unread.empty()) {
+      problems.add(place.of(input.name) + ": " + std::string(unread) + " cannot be read yet",
+                   "leave it out", ErrorCode::kUnsupported);
+      continue;
+    }
+    for (const std::string& path : inputs::texts_of(*given)) {
+      const auto file = inputs::check_picture(path, /*decode_all=*/false);
+      if (file.error) problems.add(file.error->at(place.of(input.name)));
+    }
   }
 }
 
@@ -174,7 +171,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Place& p
   check_count(s.num_images, place.of("num_images"), problems);
   check_count(s.batch_size, place.of("batch_size"), problems);
   check_schedule(s, family, variant, place, problems);
-  check_pictures(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
+  check_files(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
 }
 
 void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
@@ -203,14 +200,14 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
   const size_t before = problems.size();
   check_sizes(s, family, spec, variant, place, problems);
   for (const InputSpec& input : family.inputs()) {
-    if (!input.required || input.use == InputUse::kTrain || is_setting(input.name)) continue;
-    if (!formats::glob_match(input.variants, variant) || s.family_inputs.contains(input.name))
-      continue;
-    problems.add(place.of(input.name) + " is missing", std::string(input.help));
+    if (input.use == InputUse::kTrain || is_setting(input.name)) continue;
+    const bool is_given = s.family_inputs.contains(input.name);
+    const bool holds = inputs::holds_for(input, variant);
+    if (is_given && !holds)
+      problems.add(inputs::not_taken(input, variant).at(place.of(input.name)));
+    if (input.required && !is_given && holds)
+      problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
-  if (!s.input_image.empty() && model::target_input(family.inputs()) == nullptr)
-    problems.add(place.of("input_image") + ": this family does not start from a picture",
-                 "leave it out");
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);

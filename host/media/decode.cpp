@@ -116,7 +116,7 @@ Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool p
   }
 }
 
-Picture to_rgb(const Raster& raster) {
+Picture to_rgb(const Raster& raster, bool over_white) {
   Picture picture(raster.info.width, raster.info.height);
   const size_t count = picture.rgb.size() / 3;
   const uint8_t* in = raster.data.data();
@@ -127,7 +127,7 @@ Picture to_rgb(const Raster& raster) {
       break;
     case Layout::kRgba:
       for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
-        const unsigned alpha = in[3];
+        const unsigned alpha = over_white ? in[3] : 255;
         for (int c = 0; c < 3; ++c) out[c] = divide_by_255(in[c] * alpha + 255 * (255 - alpha));
       }
       break;
@@ -231,20 +231,17 @@ PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions
 Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
                        const DecodeOptions& options) {
   const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
-  return upright(to_rgb(raster), raster.info.orientation);
+  return upright(to_rgb(raster, options.over_white), raster.info.orientation);
 }
 
 PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
                                    const DecodeOptions& options) {
   const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
-  PictureWithAlpha result = {upright(to_rgb(raster), raster.info.orientation), {}};
+  PictureWithAlpha result = {upright(to_rgb(raster, options.over_white), raster.info.orientation),
+                             {}};
   if (raster.layout == Layout::kRgba)
     result.alpha = upright(to_alpha(raster), raster.info.orientation);
   return result;
-}
-
-Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options) {
-  return decode_picture(read_file(path), path.string(), options);
 }
 
 }  // namespace atelier::media

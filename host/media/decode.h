@@ -15,6 +15,8 @@ namespace atelier::media {
 struct DecodeOptions {
   // Width times height; more is refused before anything is allocated for the pixels.
   int64_t max_pixels = 178'956'970;
+  // Transparent pixels are laid over white; otherwise they keep the colors that the file has.
+  bool over_white = true;
 };
 
 // What the header of a picture says.
@@ -43,15 +45,13 @@ PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
                           const DecodeOptions& options = {});
 
 // Returns the picture as shown: upright by its EXIF orientation, gray and palettes expanded, 16
-// bits rounded to 8, CMYK converted, transparent pixels laid over white, the first frame of an
-// animation, the first page of several. Throws as probe_picture; a picture that ends early is an
-// error.
-Picture read_picture(const std::filesystem::path& path, const DecodeOptions& options = {});
+// bits rounded to 8, CMYK converted, the first frame of an animation, the first page of several.
+// Throws as probe_picture; a picture that ends early is an error.
 Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
                        const DecodeOptions& options = {});
 
 struct PictureWithAlpha {
-  Picture picture;  // as decode_picture returns it
+  Picture picture;  // as decode_picture returns it for these options
   Picture alpha;    // gray, of the same size: white is opaque; empty when the file has none
 };
 PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,

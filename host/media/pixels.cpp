@@ -12,6 +12,17 @@ at::Tensor to_pixels(const Picture& picture) {
   return bytes.permute({2, 0, 1}).to(at::kFloat).contiguous().div_(255.0).mul_(2.0).sub_(1.0);
 }
 
+at::Tensor to_mask(const Picture& picture) {
+  at::Tensor mask = at::empty({1, picture.height, picture.width}, at::kFloat);
+  float* out = mask.mutable_data_ptr<float>();
+  for (size_t i = 0; i < picture.rgb.size(); i += 3) {
+    const uint8_t* rgb = picture.rgb.data() + i;
+    const uint32_t gray = (rgb[0] * 19595U + rgb[1] * 38470U + rgb[2] * 7471U + 0x8000U) >> 16;
+    *out++ = static_cast<float>(gray) / 255.0F;
+  }
+  return mask;
+}
+
 Picture to_picture(const at::Tensor& pixels) {
   TORCH_CHECK(pixels.dim() == 3 && pixels.size(0) == 3, "pixels are [3, H, W]");
   const at::Tensor values = pixels.detach().to(at::kCPU, at::kFloat);

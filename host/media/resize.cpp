@@ -155,6 +155,16 @@ std::string size_text(int width, int height) {
   return std::to_string(width) + "x" + std::to_string(height);
 }
 
+// Colors times opacity, rounded as Pillow's convert("RGBa").
+Picture premultiplied(const Picture& picture, const Picture& alpha) {
+  Picture result = picture;
+  for (size_t i = 0; i < result.rgb.size(); ++i) {
+    const unsigned t = static_cast<unsigned>(result.rgb[i]) * alpha.rgb[i] + 128;
+    result.rgb[i] = static_cast<uint8_t>(((t >> 8) + t) >> 8);
+  }
+  return result;
+}
+
 }  // namespace
 
 Picture resize(const Picture& picture, int width, int height, Filter filter) {
@@ -195,13 +205,28 @@ Picture center_crop(const Picture& picture, int width, int height) {
   return out;
 }
 
-Picture crop_and_resize(const Picture& picture, int width, int height) {
-  if (picture.width == width && picture.height == height) return picture;
+std::pair<int, int> covering_size(const Picture& picture, int width, int height) {
   const double scale = std::max(static_cast<double>(width) / picture.width,
                                 static_cast<double>(height) / picture.height);
-  const Picture scaled = resize(picture, round_half_even(picture.width * scale),
-                                round_half_even(picture.height * scale), Filter::kBilinear);
-  return center_crop(scaled, width, height);
+  return {round_half_even(picture.width * scale), round_half_even(picture.height * scale)};
+}
+
+Picture crop_and_resize(const Picture& picture, int width, int height) {
+  if (picture.width == width && picture.height == height) return picture;
+  const auto [scaled_width, scaled_height] = covering_size(picture, width, height);
+  return center_crop(resize(picture, scaled_width, scaled_height, Filter::kBilinear), width,
+                     height);
+}
+
+void resize_with_alpha(Picture& picture, Picture& alpha, int width, int height, Filter filter) {
+  if (picture.width == width && picture.height == height) return;
+  picture = resize(premultiplied(picture, alpha), width, height, filter);
+  alpha = resize(alpha, width, height, filter);
+  for (size_t i = 0; i < picture.rgb.size(); ++i) {
+    const int opacity = alpha.rgb[i];
+    if (opacity != 0)
+      picture.rgb[i] = static_cast<uint8_t>(std::min(255, 255 * picture.rgb[i] / opacity));
+  }
 }
 
 }  // namespace atelier::media

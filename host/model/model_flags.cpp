@@ -1,54 +1,11 @@
-// The flags that say which model is meant, and those of a family's inputs.
+// The flags that say which model is meant.
 #include "host/model/model_flags.h"
-
-#include <algorithm>
 
 #include "atelier/error.h"
 
 #include "host/flags/flags.h"
 
 namespace atelier::model {
-
-std::vector<flags::FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUse use,
-                                             std::span<const flags::FlagSpec> taken) {
-  std::vector<flags::FlagSpec> flags;
-  for (const InputSpec& input : inputs) {
-    if (input.use != use && input.use != InputUse::kBoth && use != InputUse::kBoth) continue;
-    const bool is_taken = std::any_of(taken.begin(), taken.end(), [&](const flags::FlagSpec& flag) {
-      return flag.name == input.name;
-    });
-    if (is_taken) continue;
-    flags::FlagSpec flag;
-    flag.name = std::string(input.name);
-    flag.help = std::string(input.help);
-    if (input.variants != "*") flag.help += " (" + std::string(input.variants) + ")";
-    switch (input.kind) {
-      case InputKind::kInteger:
-        flag.kind = flags::FlagKind::kInteger;
-        break;
-      case InputKind::kReal:
-        flag.kind = flags::FlagKind::kReal;
-        break;
-      case InputKind::kFlag:
-        flag.kind = flags::FlagKind::kFlag;
-        break;
-      case InputKind::kImageList:
-        flag.repeated = true;
-        flag.value_name = "FILE";
-        break;
-      case InputKind::kImage:
-      case InputKind::kMask:
-      case InputKind::kVideo:
-      case InputKind::kAudio:
-        flag.value_name = "FILE";
-        break;
-      default:
-        break;
-    }
-    flags.push_back(std::move(flag));
-  }
-  return flags;
-}
 
 flags::FlagSpec plugin_flag() {
   return {.name = "plugin",

@@ -1,24 +1,15 @@
-// The flags of every command that opens a model, and those that a family's inputs make.
+// The flags of every command that opens a model.
 #pragma once
 
 #include <map>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <vector>
-
-#include "atelier/input.h"
 
 #include "host/flags/flags.h"
 #include "host/model/model_loader.h"
 
 namespace atelier::model {
-
-// What a family takes, as flags: one per input of that use whose name is not among `taken`. Images,
-// masks, audio and videos are paths; an image list is a repeated flag. Inputs of kText that the
-// family requires stay optional here, because they may come from a file.
-std::vector<flags::FlagSpec> flags_of_inputs(std::span<const InputSpec> inputs, InputUse use,
-                                             std::span<const flags::FlagSpec> taken = {});
 
 // --plugin, required, and --plugin_path.
 flags::FlagSpec plugin_flag();

@@ -15,6 +15,11 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+const InputSpec* find_role(std::span<const InputSpec> inputs, InputRole role) {
+  const auto found = std::ranges::find(inputs, role, &InputSpec::role);
+  return found == inputs.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant) {
@@ -52,8 +57,11 @@ bool is_prompted(const EncodeStage& stage) {
 }
 
 const InputSpec* target_input(std::span<const InputSpec> inputs) {
-  const auto found = std::ranges::find(inputs, InputRole::kTarget, &InputSpec::role);
-  return found == inputs.end() ? nullptr : &*found;
+  return find_role(inputs, InputRole::kTarget);
+}
+
+const InputSpec* start_input(std::span<const InputSpec> inputs) {
+  return find_role(inputs, InputRole::kStart);
 }
 
 const EncodeStage* target_stage(std::span<const EncodeStage> stages,

@@ -18,7 +18,6 @@ std::string_view variant_of(const LoadedModel& model);
 
 // Those of a variant, in the order of the family's table; "": of a denoiser that is not known.
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant = {});
-// Of the variant of the model's denoiser.
 std::vector<EncodeStage> encode_stages(const LoadedModel& model);
 
 bool reads(const EncodeStage& stage, std::string_view input);
@@ -30,6 +29,8 @@ bool is_prompted(const EncodeStage& stage);
 
 // The input that training learns; null when the family has none.
 const InputSpec* target_input(std::span<const InputSpec> inputs);
+// The input that sampling may begin from; null when the family has none.
+const InputSpec* start_input(std::span<const InputSpec> inputs);
 // The stage that makes its latents; null when there is none.
 const EncodeStage* target_stage(std::span<const EncodeStage> stages,
                                 std::span<const InputSpec> inputs);

@@ -225,11 +225,12 @@ class Preparation {
                                                     bool is_learnt) {
     data::RowCheck check;
     if (lengths_) check = train::row_check(config_, family_, *lengths_, is_learnt);
-    const LatentSpec spec = (run_.model ? *run_.model : *without_files_).model().latent_spec();
+    model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
+    const LatentSpec spec = model.model().latent_spec();
     std::shared_ptr<const data::Dataset> dataset;
     problems_.collect([&] {
-      dataset = std::make_shared<const data::Dataset>(
-          data::Dataset::open(options, family_.inputs(), spec, problems_, check));
+      dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
+          options, family_.inputs(), spec, problems_, check, model::variant_of(model)));
       for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
     });
     return dataset;

@@ -173,7 +173,8 @@ SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
   };
   consider("denoise", count * size.pixels(), 0);
   consider("decode", at_once, whole);
-  if (!settings.input_image.empty()) consider("encode a picture", at_once, whole);
+  if (generate::has_start(settings, model_.family().inputs()))
+    consider("encode a picture", at_once, whole);
   return most;
 }
 

@@ -1,7 +1,6 @@
 // What the encoders read of a dataset's rows, and what tells it apart.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -14,21 +13,19 @@
 namespace atelier::train {
 
 // Whether a stage reads any column of the dataset.
-bool has_inputs(const data::Dataset& dataset, std::span<const InputSpec> specs,
-                const EncodeStage& stage);
+bool has_inputs(const data::Dataset& dataset, const EncodeStage& stage);
 
-// What a stage reads of a row. Pictures are decoded only where there are some among it.
+// What a stage reads of a row. Files are read only where there are some among it.
 // `empty_caption`: with an empty prompt.
-Inputs stage_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
-                    const EncodeStage& stage, bool empty_caption);
+Inputs stage_inputs(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
+                    bool empty_caption);
 
-// The same but for pictures.
-Inputs value_inputs(const data::Dataset& dataset, size_t index, std::span<const InputSpec> specs,
-                    const EncodeStage& stage, bool empty_caption);
+// The same but for files.
+Inputs value_inputs(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
+                    bool empty_caption);
 
 // Equal for rows whose stage_inputs() are equal. `files` has the hashes of all files.
-std::string stage_content(const data::Dataset& dataset, size_t index,
-                          std::span<const InputSpec> specs, const EncodeStage& stage,
+std::string stage_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                           bool empty_caption, const SourceFiles& files);
 
 // Equal for rows whose picture to learn, its size and its mask are equal.

@@ -12,6 +12,7 @@
 
 #include "formats/escape.h"
 #include "host/generate/output_paths.h"
+#include "host/model/stages.h"
 #include "host/report/open_failure.h"
 #include "host/train/cache_manifest.h"
 
@@ -40,7 +41,7 @@ constexpr Switch kSwitches[] = {
     {"l", Value::kReal, "cfg_scale", {"cfg", "cfg_scale", "scale"}},
     {"n", Value::kText, "negative_prompt", {"neg", "negative", "negative_prompt"}},
     {"fs", Value::kReal, "flow_shift", {"shift", "flow_shift", "discrete_flow_shift"}},
-    {"i", Value::kText, "input_image", {"image", "input_image", "image_path"}},
+    {"i", Value::kText, generate::kStartName, {"image", "input_image", "image_path"}},
     {"ctr", Value::kReal, "cfg_trunc", {"trunc", "cfg_trunc", "cfg_trunc_ratio"}},
     {"rcfg", Value::kReal, "cfg_renorm_ratio", {"renorm", "cfg_renorm_ratio", "renorm_cfg"}},
     {"f", Value::kInteger, "num_frames", {"frames", "num_frames", "frame_count"}},
@@ -124,10 +125,10 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   const auto known = std::ranges::find(kSwitches, name, &Switch::name);
   if (known == std::end(kSwitches)) refuse(name);
   json value = value_of(*known, trimmed(text.substr(end)));
-  const auto is_taken = [&](const InputSpec& input) {
-    return input.name == known->setting && input.use != InputUse::kTrain;
-  };
-  if (name == "f" && std::ranges::none_of(inputs, is_taken)) {
+  std::string setting(known->setting);
+  if (const InputSpec* start = model::start_input(inputs); name == "i" && start != nullptr)
+    setting = start->name;
+  if (name == "f" && generate::find_input_spec(inputs, setting) == nullptr) {
     if (value == 1) return;
     throw Error(ErrorCode::kUnsupported, "this family makes single pictures",
                 "leave --f out, or write --f 1");
@@ -136,7 +137,7 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
     line["cfg_renorm"] = value == 0 ? "none" : "clamp";
     if (value == 0) return;
   }
-  line[std::string(known->setting)] = std::move(value);
+  line[setting] = std::move(value);
 }
 
 Job parse_line(std::string_view text, const Place& place, const generate::Settings& base,

@@ -11,6 +11,7 @@
 #include "host/data/parallel.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
+#include "host/inputs/parse.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
@@ -59,9 +60,10 @@ std::string make_key(const std::string& family, const EncoderRecords* encoders,
 }
 
 // Whether there is no sample without it.
-bool is_required(const ModelFamily& family, const EncodeStage& stage) {
-  return std::ranges::any_of(family.inputs(), [&](const InputSpec& input) {
-    return input.required && input.use != InputUse::kGenerate && model::reads(stage, input.name);
+bool is_required(const LoadedModel& model, const EncodeStage& stage) {
+  return std::ranges::any_of(model.family().inputs(), [&](const InputSpec& input) {
+    return input.required && input.use != InputUse::kGenerate && model::reads(stage, input.name) &&
+           inputs::holds_for(input, model::variant_of(model));
   });
 }
 
@@ -199,9 +201,8 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
   state->with_empty_caption = with_empty_caption;
   Manifest& manifest = state->manifest;
   manifest.family = family.name();
-  std::erase_if(state->stages, [&](const EncodeStage& stage) {
-    return !has_inputs(*dataset, family.inputs(), stage);
-  });
+  std::erase_if(state->stages,
+                [&](const EncodeStage& stage) { return !has_inputs(*dataset, stage); });
   for (const EncodeStage& stage : state->stages)
     manifest.cached[std::string(stage.name)] = cached.at(std::string(stage.name));
   const Manifest known = known_manifest(state->store.folder(), family.name());
@@ -234,9 +235,9 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
         const EncoderRecords* encoders =
             state->is_cached(stage) ? &manifest.encoders.at(name) : nullptr;
         return make_key(manifest.family, encoders,
-                        state->is_target(stage) ? picture_content(*dataset, i, manifest.files)
-                                                : stage_content(*dataset, i, family.inputs(), stage,
-                                                                empty_caption, manifest.files));
+                        state->is_target(stage)
+                            ? picture_content(*dataset, i, manifest.files)
+                            : stage_content(*dataset, i, stage, empty_caption, manifest.files));
       };
       item.keys[name] = key(/*empty_caption=*/false);
       if (model::is_prompted(stage))
@@ -264,7 +265,7 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
   };
   if (!manifest.is_complete) refuse("the encoding was interrupted", kRunAgain);
   std::erase_if(state->stages, [&](const EncodeStage& stage) {
-    return !manifest.cached.contains(stage.name) && !is_required(model.family(), stage);
+    return !manifest.cached.contains(stage.name) && !is_required(model, stage);
   });
   for (const EncodeStage& stage : state->stages) {
     if (!state->is_cached(stage))

@@ -109,8 +109,7 @@ void Samples::State::note_written(const EncodeStage& stage, const std::string& k
 }
 
 Samples::State::Row Samples::State::read(const EncodeStage& stage, const Job& job) const {
-  if (!is_target(stage))
-    return {stage_inputs(*dataset, job.item, family.inputs(), stage, job.empty_caption), {}};
+  if (!is_target(stage)) return {stage_inputs(*dataset, job.item, stage, job.empty_caption), {}};
   const data::Sample row = dataset->load(job.item);
   return {model::inputs_of(stage, row.inputs), row.mask};
 }
@@ -201,9 +200,9 @@ std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model,
   const std::vector<Job> jobs = missing_jobs(stage);
   std::atomic<int64_t> bytes = 0;
   data::for_each_in_parallel(jobs.size(), [&](size_t i) {
-    const EncodeInputs in = {.stage = stage.name,
-                             .values = value_inputs(*dataset, jobs[i].item, family.inputs(), stage,
-                                                    jobs[i].empty_caption)};
+    const EncodeInputs in = {
+        .stage = stage.name,
+        .values = value_inputs(*dataset, jobs[i].item, stage, jobs[i].empty_caption)};
     const TextLength length =
         plugins::guard(family.name(), [&] { return model.model().text_length(in); });
     const int64_t tokens = std::clamp<int64_t>(length.tokens, 1, length.limit);

@@ -112,6 +112,11 @@ constexpr InputSpec kInputs[] = {
      .use = InputUse::kTrain,
      .help = "the picture to learn",
      .role = atelier::InputRole::kTarget},
+    {.name = "input_image",
+     .kind = InputKind::kImage,
+     .use = InputUse::kGenerate,
+     .help = "picture to start from, scaled and cropped to --height and --width",
+     .role = atelier::InputRole::kStart},
 };
 
 constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};

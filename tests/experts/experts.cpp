@@ -1,5 +1,5 @@
 // A family that is none of the published ones: two expert denoisers of one architecture, latents of
-// clips, an optional picture beside the prompt, and an autoencoder that another family has too. It
+// clips, optional pictures beside the prompt, and an autoencoder that another family has too. It
 // is written in the frame of the SDK alone; nothing outside this folder knows it.
 #include <ATen/ATen.h>
 
@@ -28,8 +28,24 @@ constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
     {.name = "first_image",
      .kind = InputKind::kImage,
+     .help = "a picture to begin with; none: the prompt alone",
+     .fit = InputFit::kStretch,
+     .when_absent = WhenAbsent::kFirstFrame},
+    {.name = "side_images",
+     .kind = InputKind::kImage,
      .use = InputUse::kGenerate,
-     .help = "a picture to begin with; none: the prompt alone"},
+     .help = "pictures to look at, with even sides",
+     .max_count = 2,
+     .fit = InputFit::kAsIs},
+    {.name = "draft",
+     .kind = InputKind::kImage,
+     .use = InputUse::kGenerate,
+     .help = "a picture to change",
+     .role = InputRole::kStart},
+    {.name = "looped",
+     .kind = InputKind::kFlag,
+     .variants = "loops*",
+     .help = "of a variant that is not there"},
     {.name = "image",
      .kind = InputKind::kImage,
      .required = true,
@@ -38,11 +54,11 @@ constexpr InputSpec kInputs[] = {
      .role = InputRole::kTarget},
 };
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},
-                           kPrompt[] = {"prompt"}, kFirstImage[] = {"first_image"},
+                           kPrompt[] = {"prompt"}, kPictures[] = {"first_image", "side_images"},
                            kImage[] = {"image"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPrompt},
-    {.name = "reference", .components = kVae, .inputs = kFirstImage},
+    {.name = "reference", .components = kVae, .inputs = kPictures},
     {.name = "latents", .components = kVae, .inputs = kImage},
 };
 constexpr ScheduleDefaults kSchedules[] = {
@@ -185,8 +201,15 @@ struct Experts final : ComponentModel {
     }
     if (in.stage == "latents")
       return {{"latents", latents_of(clip_input(in.values, "image"), runner)}};
-    const at::Tensor latents = latents_of(clip_input(in.values, "first_image"), runner);
-    return {{kReference, latents.flatten(1).t().contiguous()}};  // [cells, C]
+    std::vector<at::Tensor> cells;  // [cells, C] of each picture
+    const auto add = [&](const at::Tensor& clip) {
+      cells.push_back(latents_of(clip, runner).flatten(1).t());
+    };
+    if (in.values.contains("first_image")) add(clip_input(in.values, "first_image"));
+    if (const auto* sides = find_input<std::vector<at::Tensor>>(in.values, "side_images")) {
+      for (const at::Tensor& side : *sides) add(side.unsqueeze(1));
+    }
+    return {{kReference, at::cat(cells)}};
   }
   at::Tensor latents_of(const at::Tensor& pixels, BlockRunner& runner) {  // [3, T, H, W]
     if (pixels.size(2) % kStride != 0 || pixels.size(3) % kStride != 0)

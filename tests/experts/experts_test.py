@@ -42,6 +42,11 @@ def tensor_names(path):
     return {name for name in header if name != "__metadata__"}
 
 
+def weights(path):
+    data = path.read_bytes()
+    return data[8 + int.from_bytes(data[:8], "little"):]
+
+
 class Experts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -66,9 +71,9 @@ class Experts(unittest.TestCase):
         return ["--plugin", PLUGIN, "--model_paths", json.dumps([str(f) for f in folders.values()]),
                 "--model_hints", HINTS]
 
-    def draw(self, name, *more, changed=None, seed=3):
+    def draw(self, name, *more, changed=None, seed=3, width=24):
         output = self.folder / f"{name}.png"
-        self.run_program("generate", *self.model(changed), "--prompt", "a cat", "--height", 16, "--width", 24,
+        self.run_program("generate", *self.model(changed), "--prompt", "a cat", "--height", 16, "--width", width,
                          "--num_inference_steps", 4, "--seed", seed, "--output", output, *more)
         return pixels(output)
 
@@ -87,9 +92,27 @@ class Experts(unittest.TestCase):
         for component in ("dit", "dit_low"):
             self.assertNotEqual(plain, self.draw("changed_" + component, changed=component))
 
-    def test_a_picture_beside_the_prompt_is_read(self):
+    def test_pictures_beside_the_prompt_are_read(self):
         plain = self.draw("before")
-        self.assertNotEqual(plain, self.draw("after", "--first_image", self.folder / "before.png"))
+        before, wide = self.folder / "before.png", self.folder / "wide.png"
+        self.draw("wide", width=40)
+        drawn = [plain, self.draw("first", "--first_image", before), self.draw("stretched", "--first_image", wide),
+                 self.draw("side", "--side_images", wide),
+                 self.draw("sides", "--side_images", wide, "--side_images", before),
+                 self.draw("changed", "--draft", before, "--denoising_strength", 0.5)]
+        self.assertEqual(len(drawn), len(set(drawn)))
+        self.assertEqual(drawn[2], self.draw("stretched_again", "--first_image", wide))
+
+    def test_inputs_that_do_not_fit_are_refused(self):
+        self.draw("small")
+        flags = [*self.model(), "--prompt", "a cat", "--height", 16, "--width", 24, "--output", "x.png"]
+        said = self.run_program("generate", *flags, *["--side_images", "small.png"] * 3, "--input_image", "small.png",
+                                code=2)
+        self.assertIn("--side_images: 3 files are given, at most 2 are expected", said)
+        self.assertIn("--input_image is not known", said)
+        said = self.run_program("generate", *flags, "--looped", "--denoising_strength", 0.5, code=2)
+        self.assertIn('--looped: the variant "experts" does not take it', said)
+        self.assertIn("--denoising_strength: there is no input image to start from; give one with --draft", said)
 
     def test_a_variant_has_size_schedule_and_solver_of_its_own(self):
         for hints, size, steps, sampler in ((HINTS, (32, 16), 4, "Euler"), (FAST, (16, 24), 3, "UniPC")):
@@ -150,14 +173,39 @@ class Experts(unittest.TestCase):
         plain = self.draw("untrained")
         for component in ("dit", "dit_low"):
             output = self.folder / f"lora_{component}"
-            self.run_program("train", *self.model(), "--dataset_base_path", data, "--dataset_metadata_path",
-                             data / "metadata.csv", "--lora_base_model", component, "--lora_rank", 4,
-                             "--learning_rate", 1e-1, "--max_train_steps", 3, "--save_steps", 3,
-                             "--output_path", output)
+            self.train(data, output, "--lora_base_model", component)
             lora = output / "step-3.safetensors"
             self.assertEqual(8, len(tensor_names(lora)))
             if component == "dit":
                 self.assertNotEqual(plain, self.draw("trained", "--lora", lora))
+
+    def train(self, data, output, *more, base=None, code=0):
+        return self.run_program("train", *self.model(), "--dataset_base_path", base or data,
+                                "--dataset_metadata_path", data / "metadata.csv", "--lora_rank", 4,
+                                "--learning_rate", 1e-1, "--max_train_steps", 3, "--save_steps", 3, "--output_path",
+                                output, *more, code=code)
+
+    def test_rows_without_a_first_picture_are_trained_with_their_own(self):
+        self.draw("rows_0")
+        self.draw("rows_1", width=40)
+        loras = {}
+        tables = {"absent": "image,prompt\nrows_0.png,a cat\n",
+                  "same": "image,prompt,first_image\nrows_0.png,a cat,rows_0.png\n",
+                  "empty": "image,prompt,first_image\nrows_0.png,a cat,\n",
+                  "other": "image,prompt,first_image\nrows_0.png,a cat,rows_1.png\n"}
+        for name, table in tables.items():
+            data = self.folder / ("table_" + name)
+            data.mkdir()
+            (data / "metadata.csv").write_text(table)
+            output = self.folder / ("lora_of_" + name)
+            self.train(data, output, "--lora_base_model", "dit", "--extra_inputs", "first_image", base=self.folder)
+            loras[name] = weights(output / "step-3.safetensors")
+        self.assertEqual(loras["absent"], loras["same"])
+        self.assertEqual(loras["absent"], loras["empty"])
+        self.assertNotEqual(loras["absent"], loras["other"])
+        said = self.train(data, self.folder / "refused", "--extra_inputs", "first_image,looped", "--lora_base_model",
+                          "dit", base=self.folder, code=2)
+        self.assertIn('input "looped": the variant "experts" does not take it', said)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,21 @@ class ToyWithoutTokenizer final : public test::ToyFamily {
   }
 };
 
+// A toy with one more input.
+class ToyWithInput final : public test::ToyFamily {
+ public:
+  explicit ToyWithInput(const InputSpec& input) {
+    inputs_.assign(ToyFamily::inputs().begin(), ToyFamily::inputs().end());
+    inputs_.push_back(input);
+    inputs_.back().name = "more";
+    inputs_.back().help = "one more";
+  }
+  std::span<const InputSpec> inputs() const override { return inputs_; }
+
+ private:
+  std::vector<InputSpec> inputs_;
+};
+
 }  // namespace
 
 TEST_CASE("The toy keeps everything", "[conformance]") {
@@ -99,4 +114,31 @@ TEST_CASE("Every built family keeps everything", "[conformance]") {
     ++checked;
   }
   CHECK(checked >= 1);
+}
+
+TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
+  constexpr InputKind kImage = InputKind::kImage;
+  const std::pair<InputSpec, const char*> cases[] = {
+      {{.kind = kImage, .min_count = 3, .max_count = 2}, "has no count"},
+      {{.kind = InputKind::kReal, .max_count = 2}, "is a list of what has no lists"},
+      {{.kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart, .max_count = 2},
+       "is a list and not a condition"},
+      {{.kind = kImage, .channels = 1}, "has channels"},
+      {{.kind = InputKind::kMask, .channels = 4}, "has channels"},
+      {{.kind = kImage, .role = InputRole::kTarget}, "several inputs are learnt"},
+      {{.kind = kImage, .role = InputRole::kStart}, "no picture of generation"},
+      {{.kind = kImage,
+        .use = InputUse::kGenerate,
+        .role = InputRole::kStart,
+        .fit = InputFit::kAsIs},
+       "keeps a size"},
+      {{.kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame}, "has a stand-in"},
+  };
+  for (const auto& [input, said] : cases) {
+    const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));
+    REQUIRE(!names.empty());
+    CHECK_THAT(names.front(), Catch::Contains("declarations") && Catch::Contains(said));
+  }
+  const InputSpec start = {.kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
+  CHECK(failed(conformance::check_family(ToyWithInput(start))).empty());
 }

@@ -24,7 +24,7 @@ const std::vector<InputSpec> kInputs = {
      .required = true,
      .use = InputUse::kTrain,
      .role = InputRole::kTarget},
-    {.name = "edit_image", .kind = InputKind::kImageList},
+    {.name = "edit_image", .kind = InputKind::kImage, .max_count = 3, .fit = InputFit::kAsIs},
     {.name = "steps", .kind = InputKind::kInteger},
 };
 
@@ -273,6 +273,53 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   CHECK_THAT(warnings[0], Contains("[edit_image]") && Contains("--extra_inputs"));
   CHECK_THAT(warnings[1], Contains("[masc]") && Contains("did you mean mask?"));
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
+}
+
+TEST_CASE("Pictures beside the one to learn are fitted, and may be absent", "[data]") {
+  TestSet set;
+  write_picture(set.folder() / "wide.png", 96, 32, 4);
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back({.name = "first",
+                    .kind = InputKind::kImage,
+                    .fit = InputFit::kStretch,
+                    .when_absent = WhenAbsent::kFirstFrame});
+  inputs.push_back({.name = "region", .kind = InputKind::kMask});
+  set.options().extra_inputs = {"first", "region"};
+  set.write("a.csv", "image,prompt,region\na.png,x,b.png\n");
+  const Sample sample = set.good(inputs).load(0);
+  CHECK(at::equal(std::get<at::Tensor>(sample.inputs.at("first")),
+                  std::get<at::Tensor>(sample.inputs.at("image"))));
+  const at::Tensor region = std::get<at::Tensor>(sample.inputs.at("region"));
+  CHECK(at::equal(region, media::to_mask(media::crop_and_resize(picture(48, 64, 2), 64, 48))));
+
+  set.write("b.csv", "image,prompt,region,first\na.png,x,b.png,\na.png,y,b.png,wide.png\n");
+  const Dataset dataset = set.good(inputs);
+  CHECK(at::equal(std::get<at::Tensor>(dataset.load(0).inputs.at("first")),
+                  std::get<at::Tensor>(dataset.load(0).inputs.at("image"))));
+  CHECK(at::equal(
+      std::get<at::Tensor>(dataset.load(1).inputs.at("first")),
+      media::to_pixels(media::resize(picture(96, 32, 4), 64, 48, media::Filter::kBicubic))));
+  set.write("c.csv", "image,prompt,region,first\na.png,x,b.png,none.png\n");
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(), Contains("c.csv:2 [first]") && Contains("none.png"));
+}
+
+TEST_CASE("Inputs of another variant are not required, and refused where they are named",
+          "[data]") {
+  TestSet set;
+  set.write("a.csv", "image,prompt\na.png,x\n");
+  std::vector<InputSpec> inputs = kInputs;
+  inputs.push_back(
+      {.name = "pose", .kind = InputKind::kImage, .required = true, .variants = "pose*"});
+  CHECK(set.good(inputs).items().size() == 1);
+  report::Problems problems;
+  Dataset::open(set.options(), inputs, LatentSpec{}, problems, {}, "pose-2");
+  test::expect_error(ErrorCode::kInvalidArgument, {"a.csv [pose]: there is no such column"},
+                     [&] { problems.throw_if_any(); });
+  set.options().extra_inputs = {"pose"};
+  REQUIRE(set.problems(inputs).size() == 1);
+  CHECK_THAT(set.problems(inputs).front(),
+             Contains("input \"pose\": only the variant \"pose*\" takes it"));
 }
 
 TEST_CASE("A family that learns videos is refused", "[data]") {

@@ -24,7 +24,7 @@ const InputSpec kInputs[] = {
      .required = true,
      .use = InputUse::kTrain,
      .role = InputRole::kTarget},
-    {.name = "edit_image", .kind = InputKind::kImageList},
+    {.name = "edit_image", .kind = InputKind::kImage, .max_count = 3, .fit = InputFit::kAsIs},
     {.name = "steps", .kind = InputKind::kInteger},
     {.name = "scale", .kind = InputKind::kReal},
     {.name = "tiled", .kind = InputKind::kFlag},

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "host/cli/error_line.h"
-#include "host/model/model_flags.h"
+#include "host/inputs/input_flags.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "support/files.h"
@@ -229,15 +229,15 @@ TEST_CASE("A flag can be read before the others are known", "[flags]") {
 
 TEST_CASE("A family's inputs become flags", "[flags]") {
   const test::ToyFamily family;
-  const std::vector<FlagSpec> flags = model::flags_of_inputs(family.inputs(), InputUse::kGenerate);
+  const std::vector<FlagSpec> flags = inputs::flags_of_inputs(family.inputs(), InputUse::kGenerate);
   REQUIRE(flags.size() == 3);  // the training input is none
   CHECK(flags[0].name == "prompt");
   CHECK(!flags[0].required);
   CHECK(flags[1].kind == FlagKind::kReal);
   CHECK(flags[2].repeated);
   CHECK_THAT(flags[2].help, Catch::Contains("edit*"));
-  CHECK(model::flags_of_inputs(family.inputs(), InputUse::kGenerate, flags).empty());
-  CHECK(model::flags_of_inputs(family.inputs(), InputUse::kTrain).size() == 3);
+  CHECK(inputs::flags_of_inputs(family.inputs(), InputUse::kGenerate, flags).empty());
+  CHECK(inputs::flags_of_inputs(family.inputs(), InputUse::kTrain).size() == 3);
 }
 
 TEST_CASE("Help lists every flag with its preset", "[flags]") {

@@ -19,6 +19,10 @@ class FakeFamily final : public ModelFamily {
         {.name = "edit_strength", .kind = InputKind::kReal, .required = true, .variants = "pl*"},
         {.name = "edit_image", .kind = InputKind::kImage, .required = true, .variants = "*edit*"},
         {.name = "mask", .kind = InputKind::kMask, .use = InputUse::kTrain},
+        {.name = "begin",
+         .kind = InputKind::kImage,
+         .use = InputUse::kGenerate,
+         .role = InputRole::kStart},
     };
     return kInputs;
   }

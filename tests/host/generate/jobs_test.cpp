@@ -72,15 +72,35 @@ class Folder {
   std::filesystem::path path_;
 };
 
-TEST_CASE("A family that learns no picture starts from none", "[generate]") {
-  const FakeFamily family;
-  const FakeModel model;
+TEST_CASE("A family that starts from no picture says so", "[generate]") {
+  using Catch::Contains;
+  REQUIRE_THAT(parse("{\"input_image\": \"in.png\"}").message,
+               Contains("jobs.jsonl:1: input_image: this family does not start from a picture; "
+                        "leave it out"));
   Settings settings = good_settings();
-  settings.input_image = "in.png";
-  report::Problems problems;
-  check_against_model(settings, family, model, "plain", Place{}, problems);
-  CHECK(message_of(problems).find("--input_image: this family does not start from a picture") !=
-        std::string::npos);
+  settings.denoising_strength = 0.5;
+  REQUIRE_THAT(check(settings), Contains("--denoising_strength: there is no input image to start "
+                                         "from; give one with --begin"));
+}
+
+TEST_CASE("An input of another variant is refused where it is given", "[generate]") {
+  Settings settings = good_settings();
+  settings.family_inputs["edit_image"] = "a.png";
+  REQUIRE_THAT(check(settings), Catch::Contains("--edit_image: the variant \"plain\" does not take "
+                                                "it; leave it out; it is for \"*edit*\""));
+}
+
+TEST_CASE("An empty path takes back what the command line says", "[jobs]") {
+  Settings base;
+  base.family_inputs["begin"] = "base.png";
+  const auto [jobs, message] = parse(
+      "{\"prompt\": \"a\"}\n{\"prompt\": \"b\", \"begin\": \"\"}\n"
+      "{\"prompt\": \"c\", \"begin\": \"own.png\"}\n",
+      base);
+  REQUIRE(message.empty());
+  REQUIRE(jobs[0].settings.family_inputs.at("begin") == "base.png");
+  REQUIRE(!jobs[1].settings.family_inputs.contains("begin"));
+  REQUIRE(jobs[2].settings.family_inputs.at("begin") == "own.png");
 }
 
 TEST_CASE("Lines override what the command line says", "[jobs]") {
@@ -93,7 +113,7 @@ TEST_CASE("Lines override what the command line says", "[jobs]") {
       "0.5]}\n"
       "\n"
       "{\"prompt\": \"b\", \"negative_prompt\": \"\", \"num_images\": 3, \"output\": \"b.png\", "
-      "\"num_inference_steps\": 9, \"input_image\": \"in.png\", \"denoising_strength\": 0.4, "
+      "\"num_inference_steps\": 9, \"begin\": \"in.png\", \"denoising_strength\": 0.4, "
       "\"edit_strength\": 2}\r\n"
       "{\"prompt\": \"c\", \"sigmas\": \"1,0.75\", \"flow_shift\": 3.5, \"schedule\": \"fast\"}",
       base);
@@ -248,9 +268,9 @@ TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {
   REQUIRE_THAT(check(settings),
                Catch::Contains("\"quick\"") && Catch::Contains("\"plain\", \"fast\""));
   settings = good_settings();
-  settings.input_image = "absent.png";
+  settings.family_inputs["begin"] = "absent.png";
   settings.latents = "absent.safetensors";
-  REQUIRE_THAT(check(settings), Catch::Contains("--input_image: absent.png") &&
+  REQUIRE_THAT(check(settings), Catch::Contains("--begin: absent.png") &&
                                     Catch::Contains("--latents: absent.safetensors"));
 }
 

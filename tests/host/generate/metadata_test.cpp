@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/host/generate/fake_family.h"
+
 namespace atelier::generate {
 namespace {
 
@@ -12,12 +14,13 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                        .variant = "plain",
                        .dtype = "Float",
                        .device = "cpu"};
+  model.inputs = FakeFamily().inputs();
   model.files["dit"] = {short_path("/home/someone/model/transformer/a.safetensors")};
   Settings settings;
   settings.prompt = "a \"cat\"\n一只猫";
   settings.negative_prompt = "blurry";
   settings.num_inference_steps = 4;
-  settings.input_image = "/home/someone/in.png";
+  settings.family_inputs["begin"] = "/home/someone/in.png";
   settings.denoising_strength = 0.5;
   settings.family_inputs["edit_strength"] = 0.25;
   settings.loras = {{"style", "/home/someone/loras/style.safetensors", 0.7}, {"oil", "oil", -1}};
@@ -64,7 +67,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                       {"sigmas", {0.5, 0.25, 0.0}},
                       {"height", 64},
                       {"width", 96},
-                      {"input_image", "someone/in.png"},
+                      {"begin", "someone/in.png"},
                       {"denoising_strength", 0.5},
                       {"tiled", true},
                       {"tile_size", 256},

@@ -599,8 +599,7 @@ class PictureTest(unittest.TestCase):
         empty = self.dir / "empty.png"
         empty.write_bytes(b"")
         self.assertIn("the file is empty", self.refused("decode", empty, self.dir / "out.ppm"))
-        self.assertIn("NOT_FOUND",
-                      self.refused("decode", self.dir / "absent.png", self.dir / "out.ppm"))
+        self.assertIn("NOT_FOUND", self.refused("probe", self.dir / "absent.png"))
         self.assertIn("a folder", self.refused("probe", self.dir))
 
 

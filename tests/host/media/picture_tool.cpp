@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -48,7 +49,9 @@ std::string run(const std::vector<std::string>& words) {
     }
     return out;
   }
-  const Picture picture = atelier::media::read_picture(words.at(1));
+  std::ifstream file(words.at(1), std::ios::binary);
+  const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
+  const Picture picture = atelier::media::decode_picture(bytes, words.at(1));
   if (command == "decode") {
     write_ppm(words.at(2), picture);
   } else if (command == "resize") {

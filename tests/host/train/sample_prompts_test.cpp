@@ -13,6 +13,10 @@ namespace {
 constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true},
     {.name = "image", .kind = InputKind::kImage, .use = InputUse::kTrain},
+    {.name = "begin",
+     .kind = InputKind::kImage,
+     .use = InputUse::kGenerate,
+     .role = InputRole::kStart},
 };
 constexpr InputSpec kVideoInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true},
@@ -89,7 +93,7 @@ TEST_CASE("Each line is a prompt with its switches", "[sample_prompts]") {
   REQUIRE(first.num_inference_steps == 30);
   REQUIRE(first.cfg_scale == 4.5);
   REQUIRE(first.flow_shift == 3.0);
-  REQUIRE(first.input_image == "my fox.png");
+  REQUIRE(first.family_inputs.at("begin") == "my fox.png");
   REQUIRE(first.output == "out_2.png");
   REQUIRE(jobs[1].place.line == 5);
   REQUIRE(jobs[1].settings.prompt == "well-known fox - no switch");
@@ -168,6 +172,9 @@ TEST_CASE("What has no meaning here is refused with what to use", "[sample_promp
                    Catch::Contains("--l sets the scale"));
   REQUIRE_THAT(parse("a --f 81").message, Catch::Contains("single pictures"));
   REQUIRE(parse("a --f 1").message.empty());
+  REQUIRE_THAT(parse("a --i b.png", kVideoInputs).message,
+               Catch::Contains("prompts.txt:1: input_image: this family does not start from a "
+                               "picture"));
   const auto [jobs, message] = parse("a --f 81", kVideoInputs);
   REQUIRE(message.empty());
   REQUIRE(jobs[0].settings.family_inputs.at("num_frames") == 81);

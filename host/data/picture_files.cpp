@@ -1,0 +1,50 @@
+#include "host/data/picture_files.h"
+
+#include <utility>
+
+#include "host/data/parallel.h"
+#include "host/files/content_hash.h"
+
+namespace atelier::data {
+
+PictureFiles check_pictures(const std::set<std::string>& paths, bool decode_all) {
+  PictureFiles files;
+  std::vector<std::pair<const std::string, inputs::PictureFile>*> entries;
+  entries.reserve(paths.size());
+  for (const std::string& path : paths) {
+    entries.push_back(&*files.emplace_hint(files.end(), path, inputs::PictureFile{}));
+  }
+  for_each_in_parallel(entries.size(), [&](size_t i) {
+    entries[i]->second = inputs::check_picture(entries[i]->first, decode_all);
+  });
+  return files;
+}
+
+std::map<std::string, std::string> find_copies(const std::vector<std::string>& paths,
+                                               const PictureFiles& files) {
+  std::map<int64_t, std::vector<const std::string*>> by_length;
+  for (const std::string& path : paths) {
+    const inputs::PictureFile& file = files.at(path);
+    if (!file.error) by_length[file.bytes].push_back(&path);
+  }
+  std::vector<const std::string*> alike;
+  for (const auto& [bytes, same] : by_length) {
+    if (same.size() > 1) alike.insert(alike.end(), same.begin(), same.end());
+  }
+  std::vector<std::string> hashes(alike.size());
+  for_each_in_parallel(alike.size(), [&](size_t i) {
+    try {
+      hashes[i] = files::hash_file(*alike[i]);
+    } catch (const Error&) {
+      hashes[i] = *alike[i];  // gone meanwhile: like no other
+    }
+  });
+  std::map<std::string, std::string> first_of, copies;
+  for (size_t i = 0; i < alike.size(); ++i) {
+    const auto [first, is_new] = first_of.emplace(hashes[i], *alike[i]);
+    if (!is_new && first->second != *alike[i]) copies.emplace(*alike[i], first->second);
+  }
+  return copies;
+}
+
+}  // namespace atelier::data

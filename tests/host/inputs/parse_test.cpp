@@ -1,0 +1,165 @@
+#include "host/inputs/parse.h"
+
+#include <ATen/ATen.h>
+
+#include "host/inputs/input_flags.h"
+#include "host/inputs/read.h"
+#include "support/files.h"
+
+namespace atelier::inputs {
+namespace {
+
+using Catch::Contains;
+using nlohmann::json;
+
+constexpr InputSpec kPicture = {.name = "picture", .kind = InputKind::kImage};
+constexpr InputSpec kPictures = {
+    .name = "pictures", .kind = InputKind::kImage, .min_count = 2, .max_count = 3};
+constexpr InputSpec kTexts = {.name = "texts", .kind = InputKind::kText, .max_count = 2};
+
+InputSpec of(InputKind kind) {
+  return {.name = "x", .kind = kind};
+}
+
+std::string refusal(const InputSpec& input, const json& given) {
+  try {
+    return "taken: " + parse_value(input, given).dump();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK(!error.hint().empty());
+    return error.what();
+  }
+}
+
+TEST_CASE("Values are taken as JSON and as the text of a cell", "[inputs]") {
+  CHECK(parse_value(of(InputKind::kInteger), 4) == 4);
+  CHECK(parse_value(of(InputKind::kInteger), "-5") == -5);
+  CHECK(parse_value(of(InputKind::kReal), 2) == 2.0);
+  CHECK(parse_value(of(InputKind::kReal), "0.5") == 0.5);
+  CHECK(parse_value(of(InputKind::kFlag), "True") == true);
+  CHECK(parse_value(of(InputKind::kFlag), "0") == false);
+  CHECK(parse_value(of(InputKind::kText), "[not a list]") == "[not a list]");
+  CHECK(parse_value(kPicture, "a.png") == "a.png");
+  CHECK(parse_value(kPicture, json::array({"a.png"})) == "a.png");
+  CHECK(parse_value(kTexts, "one") == json::array({"one"}));
+  CHECK(parse_value(kPictures, "[\"a.png\", \"b.png\"]") == json::array({"a.png", "b.png"}));
+  CHECK(texts_of(parse_value(kPictures, json::array({"a", "b", "c"}))).size() == 3);
+}
+
+TEST_CASE("What an input is not is refused with what it is", "[inputs]") {
+  CHECK_THAT(refusal(of(InputKind::kInteger), 1.5), Contains("1.5 is no whole number"));
+  CHECK_THAT(refusal(of(InputKind::kInteger), UINT64_MAX), Contains("is no whole number"));
+  CHECK_THAT(refusal(of(InputKind::kReal), "wide"), Contains("\"wide\" is no number"));
+  CHECK_THAT(refusal(of(InputKind::kReal), "inf"), Contains("is no number"));
+  CHECK_THAT(refusal(of(InputKind::kFlag), 2), Contains("2 is no truth value"));
+  CHECK_THAT(refusal(of(InputKind::kText), 12), Contains("12 is no text"));
+  CHECK_THAT(refusal(kTexts, json::array({1})), Contains("is no text and no list of texts"));
+  CHECK_THAT(refusal(kPicture, 3), Contains("3 is no path and no list of paths"));
+  CHECK_THAT(refusal(kPicture, "[a.png]"), Contains("is no list of paths"));
+  CHECK_THAT(refusal(kPicture, ""), Contains("is an empty path"));
+  CHECK_THAT(refusal(kPicture, "https://a/b.png"), Contains("is a web address"));
+  CHECK_THAT(refusal(kPicture, std::string("a\0b", 3)), Contains("holds a NUL byte"));
+}
+
+TEST_CASE("Counts are held on both sides", "[inputs]") {
+  CHECK_THAT(refusal(kPicture, json::array({"a", "b"})),
+             Contains("2 files are given, one is expected"));
+  CHECK_THAT(refusal(kPicture, json::array()), Contains("0 files are given, one is expected"));
+  CHECK_THAT(refusal(kPictures, "a.png"), Contains("1 file is given, at least 2 are expected"));
+  CHECK_THAT(refusal(kPictures, json::array({"a", "b", "c", "d"})),
+             Contains("4 files are given, at most 3 are expected"));
+  CHECK_THAT(refusal(kTexts, json::array({"a", "b", "c"})),
+             Contains("3 texts are given, at most 2 are expected"));
+  CHECK_THAT(refusal(kTexts, json::array()), Contains("0 texts are given, at least one is"));
+}
+
+TEST_CASE("Parsed values become inputs of their kind", "[inputs]") {
+  CHECK(std::get<int64_t>(to_input(of(InputKind::kInteger), 4)) == 4);
+  CHECK(std::get<double>(to_input(of(InputKind::kReal), 4)) == 4.0);
+  CHECK(std::get<bool>(to_input(of(InputKind::kFlag), true)));
+  CHECK(std::get<std::string>(to_input(of(InputKind::kText), "a")) == "a");
+  CHECK(std::get<std::vector<std::string>>(to_input(kTexts, json::array({"a", "b"}))) ==
+        std::vector<std::string>{"a", "b"});
+}
+
+TEST_CASE("An input holds for the variants that its glob matches", "[inputs]") {
+  InputSpec input = of(InputKind::kText);
+  CHECK(holds_for(input, "plain"));
+  CHECK(holds_for(input, ""));
+  input.variants = "*-edit*";
+  CHECK(holds_for(input, "a-edit-2"));
+  CHECK(!holds_for(input, "plain"));
+  CHECK(!holds_for(input, ""));
+  CHECK_THAT(not_taken(input, "plain").what(), Contains("\"plain\" does not take it"));
+  CHECK_THAT(not_taken(input, "").what(), Contains("only the variant \"*-edit*\" takes it"));
+}
+
+TEST_CASE("Contents tell values apart and nothing else", "[inputs]") {
+  const at::Tensor zeros = at::zeros({2, 2});
+  const std::vector<InputValue> values = {
+      std::string(),
+      std::string("a"),
+      std::vector<std::string>{},
+      std::vector<std::string>{"a"},
+      std::vector<std::string>{"a", ""},
+      int64_t{0},
+      int64_t{1},
+      0.0,
+      1.0,
+      false,
+      true,
+      zeros,
+      at::ones({2, 2}),
+      at::zeros({4}),
+      at::zeros({2, 2}, at::kInt),
+      std::vector<at::Tensor>{zeros},
+      std::vector<at::Tensor>{zeros, zeros},
+  };
+  std::set<std::string> seen;
+  for (const InputValue& value : values) CHECK(seen.insert(content_of({{"x", value}})).second);
+  CHECK(seen.insert(content_of({})).second);
+  CHECK(seen.insert(content_of({{"y", values[0]}})).second);
+  CHECK(seen.contains(content_of({{"x", at::zeros({2, 4}).slice(1, 0, 4, 2)}})));
+}
+
+TEST_CASE("A stand-in is the first or the last frame of the target", "[inputs]") {
+  InputSpec input = kPicture;
+  input.when_absent = WhenAbsent::kFirstFrame;
+  const at::Tensor picture = at::rand({3, 4, 4}), clip = at::rand({3, 5, 4, 4});
+  CHECK(at::equal(std::get<at::Tensor>(stand_in(input, picture)), picture));
+  CHECK(at::equal(std::get<at::Tensor>(stand_in(input, clip)), clip.select(1, 0)));
+  input.when_absent = WhenAbsent::kLastFrame;
+  CHECK(at::equal(std::get<at::Tensor>(stand_in(input, clip)), clip.select(1, 4)));
+  input.max_count = 2;
+  CHECK(std::get<std::vector<at::Tensor>>(stand_in(input, clip)).size() == 1);
+}
+
+TEST_CASE("What cannot be read yet is named", "[inputs]") {
+  const std::vector<std::string> paths = {"a.mp4"};
+  for (const auto& [kind, name] : {std::pair{InputKind::kVideo, "videos"},
+                                   {InputKind::kVideoMask, "videos"},
+                                   {InputKind::kAudio, "sounds"}}) {
+    CHECK(is_file(kind));
+    CHECK(unread_files(kind) == name);
+    CHECK_THROWS_WITH(read_files(of(kind), paths, {1, 8, 8}),
+                      Contains(name + std::string(" cannot be read yet")));
+  }
+  CHECK(unread_files(InputKind::kMask).empty());
+}
+
+TEST_CASE("Flags follow kind and count", "[inputs]") {
+  const InputSpec specs[] = {kPicture, kPictures, kTexts, of(InputKind::kReal)};
+  const auto flags = flags_of_inputs(specs, InputUse::kGenerate);
+  REQUIRE(flags.size() == 4);
+  CHECK((flags[0].value_name == "FILE" && !flags[0].repeated));
+  CHECK((flags[1].value_name == "FILE" && flags[1].repeated));
+  CHECK((flags[2].value_name.empty() && flags[2].repeated));
+  CHECK(flags[3].kind == flags::FlagKind::kReal);
+  CHECK(kind_name(kPictures) == "images");
+  CHECK(kind_name(kTexts) == "texts");
+  CHECK(kind_name(of(InputKind::kFlag)) == "flag");
+  CHECK(kind_name(of(InputKind::kVideoMask)) == "video mask");
+}
+
+}  // namespace
+}  // namespace atelier::inputs
