@@ -20,11 +20,13 @@
 #include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
 #include "host/generate/sigma_schedule.h"
+#include "host/model/components.h"
 #include "host/model/model_flags.h"
 #include "host/model/model_loader.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
+#include "host/weights/published_tensors.h"
 #include "memory/recompute.h"
 
 namespace atelier::cli {
@@ -269,14 +271,11 @@ int run_probe(std::span<const std::string> arguments) {
   const std::string output = flags.text("output");
 
   model::LoadRequest request = model::load_request(flags);
-  const ComponentSpec* spec = nullptr;
-  for (const ComponentSpec& candidate : family.components()) {
-    if (candidate.name == component) spec = &candidate;
-  }
+  const ComponentSpec* spec = model::find_component(family, component);
   const bool is_schedule = component == "schedule" && spec == nullptr;
   const bool is_tokenizer = spec != nullptr && spec->role == Role::kTokenizer;
-  std::vector<std::string> known = {"schedule"};
-  for (const ComponentSpec& candidate : family.components()) known.emplace_back(candidate.name);
+  std::vector<std::string> known = model::component_names(family);
+  known.insert(known.begin(), "schedule");
 
   report::Problems problems;
   if (spec == nullptr && !is_schedule) {

@@ -22,6 +22,7 @@
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "host/weights/weight_binding.h"
+#include "host/weights/weight_loading.h"
 
 namespace atelier::lora {
 

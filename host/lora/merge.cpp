@@ -20,6 +20,7 @@
 #include "host/plugins/guard.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_binding.h"
+#include "host/weights/weight_loading.h"
 
 namespace atelier::lora {
 

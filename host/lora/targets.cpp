@@ -9,6 +9,7 @@
 #include "host/files/file_reader.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
+#include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 
 namespace atelier::lora {

@@ -51,7 +51,7 @@ std::vector<flags::FlagSpec> model_flags(std::string dtype) {
       {.name = "dtype",
        .help = "for all, or by component: bfloat16,vae=float32",
        .preset = std::move(dtype),
-       .choices = {"auto", "float32", "bfloat16", "float16"},
+       .choices = weights::dtype_choices(),
        .by_component = true},
       {.name = "device",
        .help = "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "

@@ -151,12 +151,10 @@ class LoadedModel {
   [[nodiscard]] std::shared_ptr<const Listener> on_loaded(Listener listener);
 
  private:
+  class Opening;
   class Runner;
 
   explicit LoadedModel(const ModelFamily& family);
-  std::vector<std::string> take_parts(const LoadRequest& request,
-                                      std::vector<RecognisedCheckpoint> checkpoints,
-                                      report::Problems& problems);
   PlacedComponents placed_components();
   void place_blocks();
   void fill(std::string_view name, const weights::WeightBinding& binding,

@@ -7,6 +7,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/weights/weight_loading.h"
 
 namespace atelier::model {
 

@@ -5,6 +5,8 @@
 
 #include "atelier/nn/module.h"
 
+#include "host/model/components.h"
+
 namespace atelier::plan {
 namespace {
 
@@ -67,13 +69,6 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
   return sized;
 }
 
-std::optional<Role> role_of(const LoadedModel& model, const std::string& component) {
-  for (const ComponentSpec& spec : model.family().components()) {
-    if (spec.name == component) return spec.role;
-  }
-  return std::nullopt;
-}
-
 void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
   const model::Placement& placement = basis.placement;
   const auto place = placement.offload.find(component.name);
@@ -116,8 +111,8 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
       storages.insert(storages.end(), basis.allowed_storages.begin(), basis.allowed_storages.end());
     for (const Storage storage : storages)
       component.storages.push_back(size_component(model, part, storage, level_weights));
-    component.may_stream = role_of(model, component.name) != Role::kVae;
-    take_wishes(component, basis, role_of(model, component.name) == Role::kDenoiser);
+    component.may_stream = !model::has_role(model.family(), component.name, Role::kVae);
+    take_wishes(component, basis, model::has_role(model.family(), component.name, Role::kDenoiser));
     components.push_back(std::move(component));
   }
   return components;

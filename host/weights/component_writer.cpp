@@ -8,7 +8,7 @@
 #include "atelier/error.h"
 
 #include "host/files/safetensors_writer.h"
-#include "host/weights/weight_binding.h"
+#include "host/weights/published_tensors.h"
 
 namespace atelier::weights {
 

@@ -15,6 +15,7 @@ namespace atelier::weights {
 namespace {
 
 constexpr int64_t kLeastColumns = 16;
+constexpr const char* kAuto = "auto";
 
 template <typename Kind>
 using Names = std::vector<std::pair<std::string_view, Kind>>;
@@ -88,6 +89,17 @@ at::ScalarType dtype_named(const std::string& name) {
                 "--dtype " + formats::quote_and_escape(name) + " is not known",
                 "use auto, float32, bfloat16 or float16");
   return found->second;
+}
+
+std::optional<at::ScalarType> dtype_or_auto(const std::string& name) {
+  if (name == kAuto) return std::nullopt;
+  return dtype_named(name);
+}
+
+std::vector<std::string> dtype_choices() {
+  std::vector<std::string> names = {kAuto};
+  for (const auto& [name, dtype] : kDtypes) names.emplace_back(name);
+  return names;
 }
 
 std::string dtype_name(at::ScalarType dtype) {

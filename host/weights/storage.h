@@ -24,6 +24,10 @@ RequestedDtypes parse_dtypes(const std::string& text);
 
 // "float32", "bfloat16" and "float16". Throws Error{kInvalidArgument} for another name.
 at::ScalarType dtype_named(const std::string& name);
+// The same, and nullopt for "auto".
+std::optional<at::ScalarType> dtype_or_auto(const std::string& name);
+// Every text that dtype_or_auto() takes.
+std::vector<std::string> dtype_choices();
 // The inverse; LibTorch's name of others.
 std::string dtype_name(at::ScalarType dtype);
 

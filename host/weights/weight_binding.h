@@ -1,20 +1,12 @@
-// A family's weight table between a checkpoint's tensors and a component's weights, in both
-// directions.
+// A family's weight table between a checkpoint's tensors and a component's weights.
 #pragma once
 
-#include <functional>
-#include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "atelier/checkpoint.h"
 #include "atelier/nn/module.h"
 #include "atelier/weight_map.h"
-
-#include "host/files/checkpoint.h"
-#include "host/weights/storage.h"
-#include "memory/residency.h"
 
 namespace atelier::weights {
 
@@ -54,57 +46,5 @@ WeightBinding bind_weights(const WeightMap& rules, const std::string& prefix,
 // How many tensors of `index` a row of the table names.
 int64_t count_known_tensors(const WeightMap& rules, const std::string& prefix,
                             const TensorIndex& index);
-
-// Where load_weights puts weights.
-struct Landing {
-  // Those that are not named go to the device. kDisk leaves a weight in the mapped file, without
-  // bringing its pages into memory; one that cannot rest there goes to the host.
-  std::map<const Weight*, memory::Place> places = {};
-  // On the CPU, whether what goes to the device may stay in the mapped file.
-  bool maps = true;
-};
-
-// Fills the weights. Floating ones arrive in `dtype`, or float32 where they keep that, on `device`,
-// or where `landing` says. On the CPU whole tensors of that dtype are mapped and not copied (see
-// mapped_file.h); all others are read in groups, so that beside the weights little memory is used.
-// Scales of the checkpoint are applied. Weights of `plan` are stored in 8 bits and drawn in
-// `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite.
-void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
-                  at::ScalarType dtype, at::Device device,
-                  const std::function<void(int64_t bytes_done)>& progress = {},
-                  const StoragePlan& plan = {}, const Landing& landing = {});
-// Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
-bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const StoragePlan& plan = {});
-// Bytes of files that load_weights reads.
-int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint);
-
-// A published name and how its tensor is made of the weights.
-struct PublishedTensor {
-  std::string name;  // with prefix
-  std::vector<int64_t> shape;
-  at::ScalarType dtype = at::kFloat;
-  int axis = -1;
-  // Joined along `axis`; of each the part [start, start + length), -1 for the whole.
-  struct Source {
-    std::string path;
-    Weight* weight;
-    int64_t start, length;
-  };
-  std::vector<Source> sources;
-
-  at::Tensor value() const;
-};
-
-// Reads the table backwards: the tensors of a checkpoint of this component, in its published
-// spelling. Where a weight is joined from several tensors, `published` says how long each is, else
-// the table; where that does not, they are equally long. Throws Error{kInternal} when a weight has
-// no row, is not loaded, or cannot be cut.
-std::vector<PublishedTensor> published_tensors(nn::Module& module, const WeightMap& rules,
-                                               const std::string& prefix,
-                                               const TensorIndex* published = nullptr);
-
-// Names and shapes alone, without prefix: of weights that need not be loaded, as float32.
-TensorIndex published_index(nn::Module& module, const WeightMap& rules);
 
 }  // namespace atelier::weights

@@ -5,7 +5,7 @@
 #include "host/files/config_json.h"
 #include "host/model/config_check.h"
 #include "host/plugins/plugin_loader.h"
-#include "host/weights/weight_binding.h"
+#include "host/weights/published_tensors.h"
 #include "support/files.h"
 #include "support/published_keys.h"
 

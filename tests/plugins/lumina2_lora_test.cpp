@@ -8,7 +8,7 @@
 #include "host/lora/respell.h"
 #include "host/lora/targets.h"
 #include "host/weights/component_writer.h"
-#include "host/weights/weight_binding.h"
+#include "host/weights/published_tensors.h"
 #include "support/files.h"
 
 using namespace atelier;

@@ -9,6 +9,7 @@
 #include "atelier/segments.h"
 
 #include "host/model/config_check.h"
+#include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 #include "memory/recompute.h"
 #include "support/models.h"

@@ -4,6 +4,7 @@
 
 #include "host/files/safetensors_writer.h"
 #include "host/weights/component_writer.h"
+#include "host/weights/weight_loading.h"
 #include "support/files.h"
 #include "support/toy_family.h"
 

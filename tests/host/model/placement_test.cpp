@@ -2,6 +2,7 @@
 
 #include "host/files/safetensors_writer.h"
 #include "host/model/model_loader.h"
+#include "host/weights/weight_loading.h"
 #include "tests/host/lora/toy_lora.h"
 
 namespace atelier::model {

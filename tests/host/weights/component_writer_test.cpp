@@ -1,7 +1,6 @@
 #include "host/weights/component_writer.h"
 
 #include "host/files/safetensors_writer.h"
-#include "host/weights/weight_binding.h"
 #include "support/files.h"
 
 using namespace atelier;

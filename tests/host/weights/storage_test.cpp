@@ -3,6 +3,7 @@
 #include "host/files/safetensors_writer.h"
 #include "host/lora/lora_file.h"
 #include "host/model/model_loader.h"
+#include "host/weights/published_tensors.h"
 #include "memory/quantized_store.h"
 #include "support/files.h"
 #include "support/toy_family.h"

@@ -1,0 +1,189 @@
+// What a family declares, asked without any weight.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "host/conformance/checks.h"
+#include "host/generate/sigma_schedule.h"
+#include "host/generate/solvers.h"
+#include "host/inputs/parse.h"
+#include "host/model/stages.h"
+
+namespace atelier::conformance {
+
+namespace {
+
+class DeclarationChecks : Checks {
+ public:
+  explicit DeclarationChecks(Subject& subject) : Checks(subject) {}
+
+  void run() {
+    check("declarations: names are unique and snake_case, help is there",
+          [&] { return check_declarations(); });
+    check("declarations: schedules and sigma range can be used", [&] { return check_schedules(); });
+    check("declarations: stages name what is declared", [&] { return check_stages(); });
+    check("parts: tiny parts are declared, required ones are there", [&] { return check_parts(); });
+  }
+
+ private:
+  Detail check_declarations() const {
+    expect(is_snake_case(family().name()), "family name '", family().name(), "'");
+    expect(!family().help().empty(), "the family has no help");
+    std::set<std::string_view> names;
+    expect(!family().components().empty(), "there is no component");
+    for (const ComponentSpec& spec : family().components()) {
+      expect(is_snake_case(spec.name), "component '", spec.name, "' is not snake_case");
+      expect(names.insert(spec.name).second, "component '", spec.name, "' is declared twice");
+      expect(!spec.help.empty(), "component '", spec.name, "' has no help");
+      expect(!role_name(spec.role).empty(), "component '", spec.name, "' has an unknown role");
+    }
+    names.clear();
+    for (const InputSpec& input : family().inputs()) {
+      expect(is_snake_case(input.name), "input '", input.name, "' is not snake_case");
+      expect(names.insert(input.name).second, "input '", input.name, "' is declared twice");
+      expect(!input.help.empty(), "input '", input.name, "' has no help");
+      expect(!input.variants.empty(), "input '", input.name, "' fits no variant");
+      check_input(input);
+    }
+    const auto count = [&](InputRole role) {
+      return std::ranges::count(family().inputs(), role, &InputSpec::role);
+    };
+    expect(count(InputRole::kTarget) <= 1, "several inputs are learnt");
+    expect(count(InputRole::kStart) <= count(InputRole::kTarget),
+           "sampling begins from several inputs, or nothing encodes the one that it begins from");
+    return {};
+  }
+
+  void check_input(const InputSpec& input) const {
+    const auto wants = [&](bool is_right, const char* what) {
+      expect(is_right, "input '", input.name, "' ", what);
+    };
+    const bool is_picture = input.kind == InputKind::kImage;
+    const bool is_text = input.kind == InputKind::kText;
+    const bool is_list = inputs::is_list(input);
+    wants(1 <= input.min_count && input.min_count <= input.max_count, "has no count that is right");
+    wants(!is_list || is_text || inputs::is_picture(input.kind), "is a list of what has no lists");
+    wants(!is_list || input.role == InputRole::kCondition, "is a list and not a condition");
+    wants(input.channels == 3 || (input.channels == 4 && is_picture),
+          "has channels that are wrong");
+    wants(input.role != InputRole::kTarget || is_picture || input.kind == InputKind::kVideo,
+          "is learnt and shows nothing");
+    wants(input.role != InputRole::kStart || (is_picture && input.use == InputUse::kGenerate),
+          "is begun from and no picture of generation");
+    wants(input.role == InputRole::kCondition || input.fit != InputFit::kAsIs,
+          "keeps a size that is not the one of what is made");
+    wants(input.when_absent == WhenAbsent::kNone ||
+              (is_picture && input.channels == 3 && input.use != InputUse::kGenerate &&
+               input.role == InputRole::kCondition && model::target_input(family().inputs())),
+          "has a stand-in and is no picture beside the one that is learnt");
+  }
+
+  Detail check_stages() {
+    std::set<std::string_view> used;
+    for (const EncodeStage& stage : family().encode_stages()) {
+      expect(is_snake_case(stage.name), "stage '", stage.name, "' is not snake_case");
+      expect(!stage.inputs.empty(), "stage '", stage.name, "' reads nothing");
+      for (const std::string_view component : stage.components) {
+        used.insert(component);
+        expect(spec_of(component) != nullptr, "stage '", stage.name, "': component '", component,
+               "' is not declared");
+      }
+      for (const std::string_view input : stage.inputs)
+        expect(std::ranges::find(family().inputs(), input, &InputSpec::name) !=
+                   family().inputs().end(),
+               "stage '", stage.name, "': input '", input, "' is not declared");
+    }
+    for (const ComponentSpec& spec : family().components())
+      expect(!model::only_encodes(spec) || used.contains(spec.name), "component '", spec.name,
+             "' encodes and is in no stage");
+    const std::vector<EncodeStage> stages = model::encode_stages(family());
+    if (const EncodeStage* stage = model::target_stage(stages, family().inputs()))
+      subject_.target_stage = *stage;
+    const bool is_made = !model::target_input(family().inputs()) || subject_.target_stage;
+    expect(is_made, "no stage reads the input that is learnt");
+    return std::to_string(stages.size()) + " stages";
+  }
+
+  Detail check_schedules() const {
+    expect(!family().schedules().empty(), "there is no schedule");
+    std::set<std::pair<std::string_view, std::string_view>> names;
+    for (const ScheduleDefaults& schedule : family().schedules()) {
+      expect(!schedule.name.empty() && names.emplace(schedule.name, schedule.variants).second,
+             "schedule '", schedule.name, "' has no name of its own");
+      const SigmaGrid& grid = schedule.grid;
+      expect(grid.low >= 0 && grid.low < grid.high && grid.high <= 1, "schedule '", schedule.name,
+             "' falls from ", grid.high, " to ", grid.low);
+      const bool is_known = std::ranges::any_of(
+          generate::solvers(), [&](const auto& solver) { return solver.name == schedule.solver; });
+      expect(is_known, "schedule '", schedule.name, "' names solver '", schedule.solver,
+             "', which there is not");
+      expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");
+      expect(schedule.terminal_sigma >= 0 && schedule.terminal_sigma < 1, "schedule '",
+             schedule.name, "' ends at ", schedule.terminal_sigma);
+      expect(std::isfinite(schedule.cfg_scale), "schedule '", schedule.name,
+             "' has no finite cfg_scale");
+    }
+    for (const Detection& part : family().tiny_parts()) {
+      const ComponentSpec* spec = spec_of(part.component);
+      if (spec == nullptr || spec->role != Role::kDenoiser) continue;
+      const SigmaRange range = family().sigma_range(part);
+      expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ",
+             part.component, ": ", range.low, " to ", range.high);
+      generate::find_schedule(family().schedules(), {}, part.variant);
+      check_media_defaults(part);
+    }
+    return {};
+  }
+
+  void check_media_defaults(const Detection& denoiser) const {
+    const MediaDefaults media = family().media_defaults(denoiser);
+    const auto& [frames, height, width] = media.target;
+    const int64_t multiple = make({})->latent_spec().pixel_multiple;
+    expect(height > 0 && width > 0 && height % multiple == 0 && width % multiple == 0,
+           "default size ", height, "x", width, " is not in multiples of ", multiple);
+    expect(frames > 0 && media.fps >= 0 && (frames == 1 || media.fps > 0), "by default ", frames,
+           " frames at ", media.fps, " a second");
+  }
+
+  Detail check_parts() {
+    std::vector<Detection> parts = family().tiny_parts();
+    std::set<std::string> seen;
+    for (const Detection& part : parts) {
+      expect(spec_of(part.component) != nullptr, "component '", part.component,
+             "' is not declared");
+      expect(seen.insert(part.component).second, "component '", part.component, "' is there twice");
+      expect(!part.variant.empty(), "component '", part.component, "' has no variant");
+    }
+    for (const ComponentSpec& spec : family().components()) {
+      expect(
+          spec.role == Role::kTokenizer || !spec.required || seen.contains(std::string(spec.name)),
+          "required component '", spec.name, "' has no tiny part");
+    }
+    expect(!parts.empty(), "there are no tiny parts");
+    std::unique_ptr<Model> model = make(parts);
+    int64_t weights = 0;
+    for (const Detection& part : parts) {
+      int64_t count = 0;
+      std::set<std::string> paths;
+      model->component(part.component).visit_weights([&](const std::string& path, Weight& weight) {
+        ++count;
+        expect(paths.insert(path).second, "weight '", path, "' is declared twice");
+        expect(weight.numel() <= (1 << 22), "weight '", path, "' of a tiny part has ",
+               weight.numel(), " elements");
+      });
+      expect(count > 0, "component '", part.component, "' has no weight");
+      weights += count;
+    }
+    subject_.parts = std::move(parts);
+    return std::to_string(subject_.parts.size()) + " parts, " + std::to_string(weights) +
+           " weights";
+  }
+};
+
+}  // namespace
+
+void check_declarations(Subject& subject) {
+  DeclarationChecks(subject).run();
+}
+
+}  // namespace atelier::conformance

@@ -1,0 +1,273 @@
+// What is asked of each denoiser.
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "atelier/host/weight_state.h"
+#include "atelier/nn/layers.h"
+
+#include "formats/glob.h"
+#include "host/conformance/checks.h"
+#include "host/model/components.h"
+#include "memory/recompute.h"
+
+namespace atelier::conformance {
+
+namespace {
+
+constexpr double kGradientTolerance = 1e-6;  // of each gradient's largest value
+
+class DenoiserChecks : Checks {
+ public:
+  DenoiserChecks(Subject& subject, const Detection& denoiser)
+      : Checks(subject), denoiser_(&denoiser) {}
+
+  void run() {
+    check("declarations: LoRA globs match linear layers", [&] { return check_lora_targets(); });
+    check("denoise: keeps shape and dtype at two sizes and batches",
+          [&] { return check_shapes(); });
+    check("denoise: a batch equals its samples", [&] { return check_batch(); });
+    check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
+    check("denoise: guidance at scale 1 is the prediction with the prompt",
+          [&] { return check_guide(); });
+    check("blocks: every block of the denoiser runs once and in order",
+          [&] { return check_block_order(); });
+    check("blocks: running one twice gives equal results", [&] { return check_blocks_pure(); });
+    check("gradients: recomputed equal kept", [&] { return check_gradients(); });
+    check("errors: a missing conditioning entry", [&] { return check_missing_conditioning(); });
+    check("errors: a size that does not fit", [&] { return check_wrong_size(); });
+  }
+
+ private:
+  struct Step {
+    at::Tensor x, sigma;
+    std::vector<Conditioning> cond;
+    std::vector<const Conditioning*> pointers;
+    std::string_view denoiser;
+    DenoiseInputs inputs() {
+      pointers.clear();
+      for (const Conditioning& item : cond) pointers.push_back(&item);
+      return {.x_BCTHW = x, .sigma_B = sigma, .cond = pointers, .denoiser = denoiser};
+    }
+  };
+
+  Step make_step(const LatentSpec& spec, int64_t batch, int64_t rows, int64_t columns,
+                 at::ScalarType dtype = at::kFloat, int64_t frames = 1) const {
+    const std::vector<int64_t> size = latent_size(spec, rows, columns);
+    const SigmaRange range = family().sigma_range(*denoiser_);
+    Step step;
+    step.x = at::randn({batch, spec.channels, frames, size[0], size[1]}, at::kFloat).to(dtype);
+    step.sigma = range.low + (range.high - range.low) * at::linspace(0.9, 0.3, batch, at::kFloat);
+    step.denoiser = denoiser_->component;
+    for (int64_t b = 0; b < batch; ++b)
+      step.cond.push_back(family().example_conditioning(*denoiser_, 5 + 2 * b, dtype));
+    return step;
+  }
+
+  Detail check_lora_targets() const {
+    const Detection& dit = *denoiser_;
+    const LoraTargets targets = family().lora_targets(dit);
+    const std::unique_ptr<Model> model = make(parts());
+    expect(spec_of(targets.component) != nullptr, "component '", targets.component,
+           "' is not declared");
+    expect(!targets.include.empty(), "nothing is included");
+    std::vector<std::string> linears;
+    model->component(targets.component).visit([&](nn::Module& module) {
+      if (dynamic_cast<nn::Linear*>(&module) != nullptr) linears.push_back(module.path());
+    });
+    for (const std::string& glob : targets.include) {
+      expect(std::any_of(linears.begin(), linears.end(),
+                         [&](const std::string& path) { return formats::glob_match(glob, path); }),
+             "'", glob, "' matches no linear layer");
+    }
+    return {};
+  }
+
+  Detail check_shapes() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const LatentSpec spec = model->latent_spec();
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(5, 2)}) {
+      for (const int64_t batch : {1, 2}) {
+        // Families of videos take several latent frames, too.
+        const int64_t frames = spec.temporal_stride > 1 ? batch : 1;
+        Step step = make_step(spec, batch, rows, columns, at::kFloat, frames);
+        DirectRunner runner;
+        const at::Tensor before = step.x.clone();
+        const at::Tensor out = model->denoise(step.inputs(), runner);
+        expect(out.sizes() == step.x.sizes(), "gives ", out.sizes(), " for ", step.x.sizes());
+        expect(out.scalar_type() == step.x.scalar_type(), "gives another dtype");
+        expect(at::isfinite(out).all().item<bool>(), "gives values that are not finite");
+        expect(out.data_ptr() != step.x.data_ptr(), "gives its input's memory");
+        expect(at::equal(before, step.x), "changes its input");
+        expect(at::equal(out, model->denoise(step.inputs(), runner)), "differs when it runs again");
+      }
+    }
+    return {};
+  }
+
+  Detail check_batch() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    Step step = make_step(model->latent_spec(), 2, 3, 2);
+    DirectRunner runner;
+    const at::Tensor together = model->denoise(step.inputs(), runner);
+    double worst = 0;
+    for (int64_t b = 0; b < 2; ++b) {
+      Step alone;
+      alone.x = step.x.narrow(0, b, 1);
+      alone.sigma = step.sigma.narrow(0, b, 1);
+      alone.cond = {step.cond[static_cast<size_t>(b)]};
+      alone.denoiser = step.denoiser;
+      worst = std::max(
+          worst, difference(together.narrow(0, b, 1), model->denoise(alone.inputs(), runner)));
+    }
+    expect(worst <= kTolerance, "differs by ", worst, ", at most ", kTolerance, " is allowed");
+    return figure(worst);
+  }
+
+  Detail check_bfloat16() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> exact = make_random(), model = make_random(at::kBFloat16);
+    at::manual_seed(kSeed + 1);
+    Step step = make_step(exact->latent_spec(), 1, 2, 3, at::kBFloat16);
+    DirectRunner runner;
+    const at::Tensor out = model->denoise(step.inputs(), runner);
+    expect(out.scalar_type() == at::kBFloat16, "gives another dtype");
+    step.x = step.x.to(at::kFloat);
+    for (Conditioning& cond : step.cond) {
+      for (auto& [name, value] : cond) {
+        if (value.is_floating_point()) value = value.to(at::kFloat);
+      }
+    }
+    const double error = difference(out, exact->denoise(step.inputs(), runner));
+    expect(error < 0.1, "differs from float32 by ", error);
+    return figure(error);
+  }
+
+  Detail check_guide() const {
+    const std::unique_ptr<Model> model = make(parts());
+    const LatentSpec spec = model->latent_spec();
+    const std::vector<int64_t> size = latent_size(spec, 2, 3);
+    const at::Tensor with = at::randn({1, spec.channels, 1, size[0], size[1]}),
+                     without = at::randn_like(with);
+    const at::Tensor out = model->guide(with, without, 1.0);
+    expect(out.sizes() == with.sizes(), "gives ", out.sizes());
+    expect(difference(out, with) < kTolerance, "differs by ", difference(out, with));
+    return {};
+  }
+
+  Detail check_block_order() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const std::vector<Block*> blocks = model->blocks(denoiser_->component);
+    expect(!blocks.empty(), "there are no blocks");
+    for (const Block* block : blocks) expect(!block->kind().empty(), "a block has no kind");
+    Step step = make_step(model->latent_spec(), 2, 2, 3);
+    CountingRunner runner;
+    model->denoise(step.inputs(), runner);
+    expect(runner.order == blocks, "ran ", paths(runner.order), "; declared are ", paths(blocks));
+    return std::to_string(blocks.size()) + " blocks";
+  }
+
+  Detail check_blocks_pure() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    Step step = make_step(model->latent_spec(), 1, 2, 3);
+    CountingRunner runner;
+    runner.twice = true;
+    model->denoise(step.inputs(), runner);
+    expect(runner.differing.empty(), "block ",
+           runner.differing.empty() ? "" : runner.differing.front(),
+           " gives something else the second time");
+    return {};
+  }
+
+  Detail check_gradients() const {
+    const std::unique_ptr<Model> model = make_random();
+    Step step = make_step(model->latent_spec(), 2, 2, 3);
+    std::vector<at::Tensor> leaves;
+    std::vector<std::string> names;
+    step.x.set_requires_grad(true);
+    leaves.push_back(step.x);
+    names.emplace_back("the latents");
+    model->component(denoiser_->component)
+        .visit_weights([&](const std::string& path, Weight& weight) {
+          weight.state().set_trainable(true);
+          leaves.push_back(weight.state().leaf());
+          names.push_back(path);
+        });
+    const auto gradients = [&](BlockRunner& runner) {
+      const at::Tensor out = model->denoise(step.inputs(), runner);
+      return torch::autograd::grad({out}, leaves, {out.detach()}, /*retain_graph=*/false,
+                                   /*create_graph=*/false,
+                                   /*allow_unused=*/true);
+    };
+    DirectRunner direct;
+    const std::vector<at::Tensor> kept = gradients(direct);
+    const ops::ActionPlan all_kept(4096, ops::Action::kKeep);
+    ops::ActionPlan alternating(4096, ops::Action::kRecompute);
+    for (size_t i = 0; i < alternating.size(); i += 2) alternating[i] = ops::Action::kKeep;
+    double worst = 0;
+    for (const ops::ActionPlan& plan : {ops::ActionPlan{}, all_kept, alternating}) {
+      memory::RecomputeRunner runner(direct, [&](const Block&) { return plan; });
+      const std::vector<at::Tensor> recomputed = gradients(runner);
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        if (!kept[i].defined() && !recomputed[i].defined()) continue;
+        const at::Tensor zero = at::zeros_like(leaves[i]);
+        const at::Tensor& expected = kept[i].defined() ? kept[i] : zero;
+        const double error = difference(recomputed[i].defined() ? recomputed[i] : zero, expected);
+        expect(error <= kGradientTolerance, "the gradient of ", names[i], " differs by ", error);
+        worst = std::max(worst, error);
+      }
+    }
+    return figure(worst) + ", " + std::to_string(leaves.size()) + " gradients, 3 plans";
+  }
+
+  Detail check_missing_conditioning() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const Step whole = make_step(model->latent_spec(), 1, 2, 2);
+    expect(!whole.cond.front().empty(), "example_conditioning gives nothing");
+    Step step = whole;
+    step.cond = {Conditioning{}};
+    DirectRunner runner;
+    expect_error(ErrorCode::kInvalidArgument, "a conditioning without entries",
+                 [&] { model->denoise(step.inputs(), runner); });
+    return {};
+  }
+
+  Detail check_wrong_size() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const LatentSpec spec = model->latent_spec();
+    Step step = make_step(spec, 1, 2, 2);
+    DirectRunner runner;
+    step.x = at::randn({1, spec.channels + 1, 1, step.x.size(3), step.x.size(4)});
+    expect_error(ErrorCode::kInvalidArgument, "latents with a channel too many",
+                 [&] { model->denoise(step.inputs(), runner); });
+    if (spec.pixel_multiple > spec.spatial_stride) {
+      step.x =
+          at::randn({1, spec.channels, 1, 2 * spec.pixel_multiple / spec.spatial_stride + 1, 4});
+      expect_error(ErrorCode::kInvalidArgument, "latents whose height does not fit",
+                   [&] { model->denoise(step.inputs(), runner); });
+    }
+    return {};
+  }
+
+  const Detection* denoiser_;
+};
+
+}  // namespace
+
+void check_denoisers(Subject& subject) {
+  for (const Detection& part : subject.parts) {
+    if (model::has_role(subject.family, part.component, Role::kDenoiser))
+      DenoiserChecks(subject, part).run();
+  }
+}
+
+}  // namespace atelier::conformance

@@ -1,0 +1,170 @@
+// What encodes and decodes: pictures, clips and texts; and names that nobody has.
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "host/conformance/checks.h"
+#include "host/model/stages.h"
+
+namespace atelier::conformance {
+
+namespace {
+
+class EncoderChecks : Checks {
+ public:
+  explicit EncoderChecks(Subject& subject) : Checks(subject) {}
+
+  void run() {
+    if (part_of_role(Role::kVae) != nullptr && subject_.target_stage) {
+      check("media: encoding and decoding keep the size", [&] { return check_media(); });
+      check("blocks: every block of the VAE runs once and in order",
+            [&] { return check_media_blocks(); });
+      check("errors: a picture that does not fit", [&] { return check_wrong_picture(); });
+    }
+    check("texts: the tokens that are counted are those that are encoded",
+          [&] { return check_text_length(); });
+    check("errors: unknown components and tensors", [&] { return check_unknown_names(); });
+  }
+
+ private:
+  at::Tensor encode_target(Model& model, const at::Tensor& pixels, BlockRunner& runner) const {
+    const InputSpec& input = *model::target_input(family().inputs());
+    const bool is_clip = input.kind == InputKind::kVideo;
+    return model
+        .encode({.stage = subject_.target_stage->name,
+                 .values = {{std::string(input.name), is_clip ? pixels : pixels.select(1, 0)}},
+                 .target = {pixels.size(1), pixels.size(2), pixels.size(3)}},
+                runner)
+        .at("latents");
+  }
+
+  // All frames, however many calls they come in.
+  static at::Tensor decode(Model& model, const at::Tensor& latents, BlockRunner& runner) {
+    return model::decode_whole(model, latents, runner, at::kCPU);
+  }
+
+  Detail check_media() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const LatentSpec spec = model->latent_spec();
+    DirectRunner runner;
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(3, 1)}) {
+      const int64_t height = rows * spec.pixel_multiple, width = columns * spec.pixel_multiple;
+      const bool is_clip = model::target_input(family().inputs())->kind == InputKind::kVideo;
+      const int64_t frames = is_clip ? 1 + rows * spec.temporal_stride : 1;
+      const at::Tensor picture = at::rand({3, frames, height, width}) * 2 - 1;
+      const at::Tensor latents = encode_target(*model, picture, runner);
+      const std::vector<int64_t> size = model->latent_shape({frames, height, width});
+      expect(latents.sizes() == at::IntArrayRef(size), "a picture of ", picture.sizes(),
+             " gives latents ", latents.sizes());
+      const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
+      expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == picture.sizes(),
+             "latents ", latents.sizes(), " give pixels ", pixels.sizes());
+      expect(pixels.scalar_type() == at::kFloat, "pixels are not float32");
+      expect(at::isfinite(pixels).all().item<bool>() && at::isfinite(latents).all().item<bool>(),
+             "gives values that are not finite");
+      const at::Tensor two = decode(*model, at::stack({latents, latents * 0.5}), runner);
+      expect(two.size(0) == 2 && difference(two.narrow(0, 0, 1), pixels) <= kTolerance,
+             "a batch of two decodes to something else");
+      if (spec.temporal_stride == 1) continue;
+      const at::Tensor clip = decode(*model, at::cat({latents, latents}, 1).unsqueeze(0), runner);
+      expect(clip.size(2) == 1 + spec.temporal_stride, "two latent frames decode to ",
+             clip.size(2));
+    }
+    return {};
+  }
+
+  Detail check_media_blocks() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const LatentSpec spec = model->latent_spec();
+    const std::vector<Block*> blocks = model->blocks(part_of_role(Role::kVae)->component);
+    CountingRunner encoding, decoding;
+    const at::Tensor latents = encode_target(
+        *model, at::rand({3, 1, 2 * spec.pixel_multiple, 2 * spec.pixel_multiple}) * 2 - 1,
+        encoding);
+    decode(*model, latents.unsqueeze(0), decoding);
+    std::vector<Block*> both = encoding.order;
+    both.insert(both.end(), decoding.order.begin(), decoding.order.end());
+    expect(both == blocks, "encoding and decoding ran ", paths(both), "; declared are ",
+           paths(blocks));
+    return std::to_string(blocks.size()) + " blocks";
+  }
+
+  Detail check_wrong_picture() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const LatentSpec spec = model->latent_spec();
+    if (spec.spatial_stride == 1) return "every size fits";
+    DirectRunner runner;
+    expect_error(ErrorCode::kInvalidArgument, "a picture whose width does not fit", [&] {
+      encode_target(*model, at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
+                    runner);
+    });
+    return {};
+  }
+
+  // A text as long as is allowed is encoded; one token more is refused, or cut when that is asked.
+  Detail check_text_length() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    const std::vector<EncodeStage> stages = model::encode_stages(family());
+    const auto stage = std::ranges::find_if(stages, model::is_prompted);
+    if (stage == stages.end()) return "no stage reads a prompt";
+    const auto text_of = [&](size_t letters) {
+      return EncodeInputs{.stage = stage->name, .values = {{"prompt", std::string(letters, 'a')}}};
+    };
+    if (has_tokenizer()) {
+      expect_error(ErrorCode::kUnsupported, "counting tokens without a tokenizer",
+                   [&] { model->text_length(text_of(4)); });
+      return "without its tokenizer there is nothing to count";
+    }
+    constexpr size_t kMostLetters = size_t{1} << 20;
+    const auto fits = [&](size_t letters) {
+      const TextLength length = model->text_length(text_of(letters));
+      return length.tokens <= length.limit;
+    };
+    expect(fits(1), "a text of one letter is said to be too long");
+    if (fits(kMostLetters)) return "no text is too long";
+    size_t longest = 1, too_long = kMostLetters;
+    while (too_long - longest > 1) {
+      const size_t middle = (longest + too_long) / 2;
+      (fits(middle) ? longest : too_long) = middle;
+    }
+    DirectRunner runner;
+    model->encode(text_of(longest), runner);
+    expect_error(ErrorCode::kInvalidArgument, "a text that is too long",
+                 [&] { model->encode(text_of(too_long), runner); });
+    expect(
+        !make_random(at::kFloat, {.cuts_texts = true})->encode(text_of(too_long), runner).empty(),
+        "a text that is cut gives nothing");
+    return std::to_string(longest) + " letters are encoded";
+  }
+
+  Detail check_unknown_names() const {
+    const std::unique_ptr<Model> model = make_random();
+    DirectRunner runner;
+    expect_error(ErrorCode::kNotFound, "an unknown component",
+                 [&] { model->component("no_such_component"); });
+    for (const Detection& part : parts()) {
+      expect_error(ErrorCode::kInvalidArgument,
+                   "probing " + part.component + " with an unknown tensor", [&] {
+                     model->probe(part.component, {{"no_such_tensor", at::zeros({1})}}, runner);
+                   });
+    }
+    if (has_tokenizer())
+      expect_error(ErrorCode::kUnsupported, "tokenizing without a tokenizer",
+                   [&] { model->tokenize("text"); });
+    return {};
+  }
+};
+
+}  // namespace
+
+void check_encoders(Subject& subject) {
+  EncoderChecks(subject).run();
+}
+
+}  // namespace atelier::conformance

@@ -1,0 +1,215 @@
+// Weight tables, files and what is detected in them.
+#include <algorithm>
+#include <filesystem>
+#include <stdlib.h>
+
+#include <ATen/ATen.h>
+
+#include "host/conformance/checks.h"
+#include "host/conformance/config_probe.h"
+#include "host/files/checkpoint.h"
+#include "host/weights/component_writer.h"
+#include "host/weights/weight_binding.h"
+#include "host/weights/weight_loading.h"
+
+namespace atelier::conformance {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder that is gone when the suite is done.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string form = (fs::temp_directory_path() / "atelier-conformance-XXXXXX").string();
+    if (mkdtemp(form.data()) == nullptr)
+      throw Error(ErrorCode::kEnvironment, form + ": cannot be made");
+    path_ = form;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  fs::path path_;
+};
+
+class WeightChecks : Checks {
+ public:
+  explicit WeightChecks(Subject& subject) : Checks(subject) {}
+
+  void run() {
+    check("weights: the table covers every weight", [&] { return check_tables(); });
+    check("weights: load, save, load is bit-equal", [&] { return check_round_trip(); });
+    check("detection: takes its own files", [&] { return check_detection(); });
+    check("detection: refuses what is not its own", [&] { return check_refusals(); });
+    check("detection: every field of a config is seen", [&] { return check_configs(); });
+    check("parts: any subset makes a model", [&] { return check_subsets(); });
+  }
+
+ private:
+  Detail check_tables() const {
+    const std::unique_ptr<Model> model = make_random();
+    int64_t count = 0;
+    for (const Detection& part : parts()) {
+      const WeightMap rules = family().weight_map(part);
+      nn::Module& module = model->component(part.component);
+      const auto tensors = weights::published_tensors(module, rules, part.prefix);
+      const auto binding = weights::bind_weights(rules, part.prefix, index_of(tensors), module);
+      binding.throw_unless_complete("the table of " + part.component, part.component);
+      expect(binding.unused.empty(), part.component, ": '",
+             binding.unused.empty() ? "" : binding.unused.front(),
+             "' is written and said to be unused");
+      count += static_cast<int64_t>(tensors.size());
+    }
+    return std::to_string(count) + " tensors";
+  }
+
+  std::string file_of(const Detection& part, const std::string& suffix) const {
+    return scratch_.file(part.component + suffix + ".safetensors");
+  }
+
+  Detail check_round_trip() const {
+    const std::unique_ptr<Model> model = make_random(), other = make(parts());
+    for (const Detection& part : parts()) {
+      const WeightMap rules = family().weight_map(part);
+      nn::Module& module = model->component(part.component);
+      nn::Module& loaded = other->component(part.component);
+      weights::save_component(module, rules, part.prefix, file_of(part, ""), {});
+      const auto file = files::Checkpoint::open({part.component, {file_of(part, "")}});
+      const auto binding = weights::bind_weights(rules, part.prefix, file.index(), loaded);
+      binding.throw_unless_complete(part.component, part.component);
+      weights::load_weights(binding, file, at::kFloat, at::kCPU);
+      module.visit_weights([&](const std::string& path, Weight& weight) {
+        const WeightPtr twin = loaded.find_weight(path);
+        expect(twin != nullptr && at::equal(weight.draw(), twin->draw()), part.component, ": '",
+               path, "' is not what was saved");
+      });
+      weights::save_component(loaded, rules, part.prefix, file_of(part, ".again"), {});
+      expect(read_file(file_of(part, "")) == read_file(file_of(part, ".again")), part.component,
+             ": the file saved after loading differs");
+    }
+    return {};
+  }
+
+  Detail check_detection() const {
+    const std::unique_ptr<Model> model = make_random();
+    for (const Detection& part : parts()) {
+      const WeightMap rules = family().weight_map(part);
+      nn::Module& module = model->component(part.component);
+      for (const std::string& prefix : {part.prefix, std::string("model.diffusion_model.")}) {
+        const TensorIndex index = index_of(weights::published_tensors(module, rules, prefix),
+                                           told_config(family(), part));
+        // Components of one architecture are told apart by the hint alone.
+        std::optional<Detection> found = family().detect(index, DetectHint{});
+        if (found && is_twin(found->component, part.component))
+          found = family().detect(index, DetectHint{part.component, ""});
+        if (!found && prefix != part.prefix) continue;  // other prefixes are the family's choice
+        expect(found.has_value(), part.component, ": not recognised");
+        expect(found->component == part.component, part.component, ": taken for ",
+               found->component);
+        expect(found->prefix == prefix, part.component, ": prefix '", found->prefix, "', '", prefix,
+               "' expected");
+        if (prefix == part.prefix) {
+          expect(found->variant == part.variant, part.component, ": variant ", found->variant, ", ",
+                 part.variant, " expected");
+          expect(found->spelling == part.spelling, part.component, ": spelling ", found->spelling,
+                 ", ", part.spelling, " expected");
+        }
+        // What was detected makes the same modules.
+        const std::vector<Detection> alone = {*found};
+        const std::unique_ptr<Model> again = make(alone);
+        weights::bind_weights(family().weight_map(*found), found->prefix, index,
+                              again->component(part.component))
+            .throw_unless_complete(part.component + " as detected", part.component);
+        expect(family().detect(index, DetectHint{part.component, ""}).has_value(), part.component,
+               ": not recognised when its component is named");
+      }
+    }
+    return {};
+  }
+
+  // Whether two components have one role, and their tiny parts the same tensors.
+  bool is_twin(std::string_view one, std::string_view other) const {
+    const ComponentSpec *a = spec_of(one), *b = spec_of(other);
+    if (one == other || a == nullptr || b == nullptr || a->role != b->role) return false;
+    std::vector<std::vector<std::string>> names;
+    for (const Detection& part : parts()) {
+      if (part.component != one && part.component != other) continue;
+      std::vector<std::string>& rows = names.emplace_back();
+      for (const WeightRule& rule : family().weight_map(part)) rows.push_back(rule.from);
+    }
+    return names.size() == 2 && names[0] == names[1];
+  }
+
+  Detail check_refusals() const {
+    expect(!family().detect(TensorIndex({}), DetectHint{}), "an empty checkpoint is taken");
+    const TensorIndex foreign({{"some.other.weight", TensorMeta{at::kFloat, {3, 5}}},
+                               {"some.other.bias", TensorMeta{at::kFloat, {3}}}});
+    expect(!family().detect(foreign, DetectHint{}), "a checkpoint of nobody is taken");
+    const std::unique_ptr<Model> model = make_random();
+    for (const Detection& part : parts()) {
+      const TensorIndex index =
+          index_of(weights::published_tensors(model->component(part.component),
+                                              family().weight_map(part), part.prefix),
+                   told_config(family(), part));
+      for (const Detection& other : parts()) {
+        if (other.component == part.component || is_twin(other.component, part.component)) continue;
+        try {
+          const auto found = family().detect(index, DetectHint{other.component, ""});
+          expect(!found.has_value(), part.component, ": the hint ", other.component,
+                 " is not contradicted");
+        } catch (const Error& error) {
+          expect(error.code() == ErrorCode::kInvalidArgument ||
+                     error.code() == ErrorCode::kUnsupported,
+                 part.component, ": the hint ", other.component, " gives ", error.what());
+        }
+      }
+    }
+    return {};
+  }
+
+  Detail check_configs() const {
+    const std::unique_ptr<Model> model = make_random();
+    size_t rows = 0;
+    for (const Detection& part : parts()) {
+      const TensorIndex index = index_of(weights::published_tensors(
+          model->component(part.component), family().weight_map(part), part.prefix));
+      const std::vector<std::string> faults = config_faults(family(), part, index.tensors());
+      expect(faults.empty(), faults.empty() ? "" : faults.front(), ", ", faults.size(), " in all");
+      rows += family().config_fields(part).rows().size();
+    }
+    return std::to_string(rows) + " fields";
+  }
+
+  Detail check_subsets() const {
+    make({})->latent_spec();
+    for (const Detection& part : parts()) {
+      const std::vector<Detection> alone = {part};
+      const std::unique_ptr<Model> model = make(alone);
+      model->component(part.component);
+      for (const Detection& other : parts()) {
+        if (other.component == part.component) continue;
+        expect_error(ErrorCode::kNotFound,
+                     "component " + other.component + " of a model without it",
+                     [&] { model->component(other.component); });
+      }
+    }
+    return {};
+  }
+
+  ScratchFolder scratch_;
+};
+
+}  // namespace
+
+void check_weights(Subject& subject) {
+  WeightChecks(subject).run();
+}
+
+}  // namespace atelier::conformance

@@ -1,0 +1,24 @@
+#include "host/model/components.h"
+
+#include <algorithm>
+
+namespace atelier::model {
+
+const ComponentSpec* find_component(const ModelFamily& family, std::string_view name) {
+  const auto components = family.components();
+  const auto found = std::ranges::find(components, name, &ComponentSpec::name);
+  return found == components.end() ? nullptr : &*found;
+}
+
+bool has_role(const ModelFamily& family, std::string_view name, Role role) {
+  const ComponentSpec* found = find_component(family, name);
+  return found != nullptr && found->role == role;
+}
+
+std::vector<std::string> component_names(const ModelFamily& family) {
+  std::vector<std::string> names;
+  for (const ComponentSpec& spec : family.components()) names.emplace_back(spec.name);
+  return names;
+}
+
+}  // namespace atelier::model

@@ -1,0 +1,18 @@
+// The components that a family declares, by their names.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "atelier/model_family.h"
+
+namespace atelier::model {
+
+// Null when the family has none of that name.
+const ComponentSpec* find_component(const ModelFamily& family, std::string_view name);
+// Whether that one has the role.
+bool has_role(const ModelFamily& family, std::string_view name, Role role);
+std::vector<std::string> component_names(const ModelFamily& family);
+
+}  // namespace atelier::model

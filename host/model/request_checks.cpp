@@ -1,0 +1,97 @@
+#include "host/model/request_checks.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+#include "host/model/components.h"
+
+namespace atelier::model {
+
+namespace {
+
+std::string place_of(const std::string& flag, const std::string& component) {
+  return flag + ": component " + formats::quote_and_escape(component) + ": ";
+}
+
+}  // namespace
+
+bool check_component(const ModelFamily& family, const std::string& component,
+                     const std::string& flag, report::Problems& problems) {
+  if (find_component(family, component) != nullptr) return true;
+  const std::string nearest = report::nearest_name(component, component_names(family));
+  problems.add(place_of(flag, component) + std::string(family.name()) + " has " +
+                   report::list_names(component_names(family)),
+               nearest.empty() ? "" : "did you mean " + nearest + "?", ErrorCode::kNotFound);
+  return false;
+}
+
+void check_storage(const ModelFamily& family, const LoadRequest& request, Model& model,
+                   const std::vector<LoadedPart>& parts, report::Problems& problems) {
+  for (const auto& [component, storage] : request.storage) {
+    if (!check_component(family, component, "--storage", problems)) continue;
+    const std::string place = place_of("--storage", component);
+    const bool is_here = std::any_of(parts.begin(), parts.end(), [&](const LoadedPart& part) {
+      return part.detection.component == component;
+    });
+    const bool is_plain = storage == weights::Storage::kPlain || storage == weights::Storage::kBf16;
+    if (is_here && !is_plain && weights::storable_weights(model, component).empty())
+      problems.add(place + "it has no linear layers in blocks, whose weights could be stored so",
+                   "leave it out");
+  }
+}
+
+void check_compute(const LoadedModel& model, const LoadRequest& request,
+                   report::Problems& problems) {
+  for (const auto& [component, storage] : request.storage) {
+    if (storage == weights::Storage::kBf16 && model.dtype(component) != at::kBFloat16)
+      problems.add(place_of("--storage", component) + "its weights rest in --dtype, " +
+                       std::string(at::toString(model.dtype(component))),
+                   "pass --dtype bfloat16, or leave it out");
+  }
+  for (const auto& [component, compute] : request.compute) {
+    if (!check_component(model.family(), component, "--compute", problems)) continue;
+    if (model.find_part(component) == nullptr) continue;
+    const weights::Storage storage = model.storage(component);
+    if (compute == weights::Compute::kBf16 && model.dtype(component) != at::kBFloat16)
+      problems.add(place_of("--compute", component) + "its weights are " +
+                       std::string(at::toString(model.dtype(component))) +
+                       ", and are multiplied as such",
+                   "pass --dtype bfloat16, or leave it out");
+    if (compute == weights::Compute::kW8A8 && storage != weights::Storage::kFp8 &&
+        storage != weights::Storage::kInt8)
+      problems.add(place_of("--compute", component) +
+                       "w8a8 multiplies 8-bit codes, and its weights rest " +
+                       (storage == weights::Storage::kPlain ? "in --dtype" : "as published"),
+                   "add --storage " + component + "=int8 or " + component + "=fp8");
+  }
+}
+
+void check_fp8_models(const LoadRequest& request, const files::FoundFiles& found,
+                      report::Problems& problems) {
+  const std::vector<std::string>& entries = found.entries;
+  for (const std::string& name : request.fp8_models) {
+    if (std::find(entries.begin(), entries.end(), name) != entries.end()) continue;
+    const std::string nearest = report::nearest_name(name, entries);
+    problems.add("--fp8_models: " + formats::quote_and_escape(name) +
+                     " is no entry of --model_paths or --model_id_with_origin_paths",
+                 nearest.empty() ? "write it as it stands there" : "did you mean " + nearest + "?",
+                 ErrorCode::kNotFound);
+  }
+}
+
+std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(
+    const LoadRequest& request, const PlacedComponents& components, bool is_host,
+    report::Problems& problems) {
+  auto plans = plan_residency(request.placement, components, problems);
+  if (is_host) {
+    std::erase_if(
+        plans, [&](const auto& plan) { return !request.placement.offload.contains(plan.first); });
+  }
+  return plans;
+}
+
+}  // namespace atelier::model

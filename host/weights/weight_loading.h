@@ -1,0 +1,38 @@
+// From the bytes of a checkpoint to weights, wherever these come to rest.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "host/files/checkpoint.h"
+#include "host/weights/storage.h"
+#include "host/weights/weight_binding.h"
+#include "memory/residency.h"
+
+namespace atelier::weights {
+
+// Where load_weights puts weights.
+struct Landing {
+  // Those that are not named go to the device. kDisk leaves a weight in the mapped file, without
+  // bringing its pages into memory; one that cannot rest there goes to the host.
+  std::map<const Weight*, memory::Place> places = {};
+  // On the CPU, whether what goes to the device may stay in the mapped file.
+  bool maps = true;
+};
+
+// Fills the weights. Floating ones arrive in `dtype`, or float32 where they keep that, on `device`,
+// or where `landing` says. On the CPU whole tensors of that dtype are mapped and not copied (see
+// mapped_file.h); all others are read in groups, so that beside the weights little memory is used.
+// Scales of the checkpoint are applied. Weights of `plan` are stored in 8 bits and drawn in
+// `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite.
+void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
+                  at::ScalarType dtype, at::Device device,
+                  const std::function<void(int64_t bytes_done)>& progress = {},
+                  const StoragePlan& plan = {}, const Landing& landing = {});
+// Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
+bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
+                   at::ScalarType dtype, const StoragePlan& plan = {});
+// Bytes of files that load_weights reads.
+int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint);
+
+}  // namespace atelier::weights
