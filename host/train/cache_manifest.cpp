@@ -1,5 +1,6 @@
 #include "host/train/cache_manifest.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "atelier/error.h"
@@ -19,6 +20,7 @@ using Json = nlohmann::json;
 
 constexpr int kVersion = 1;
 constexpr const char* kFormat = "atelier.cache";
+const std::string kEmpty = "empty_";  // before the stages of a row with an empty prompt
 constexpr uint64_t kMaxBytes = uint64_t{4} << 30;
 
 Json encoders_json(const EncoderRecords& records) {
@@ -35,12 +37,22 @@ EncoderRecords encoders_of(const Json& json) {
   return records;
 }
 
+// What an item calls the key of a stage: "text", and "stage.files" where the name alone would be
+// another field. Stages have no dot in their names.
+std::string key_field(const std::string& stage) {
+  static constexpr std::string_view kFields[] = {"place",         "height", "width",
+                                                 "latents_shape", "values", "files"};
+  const bool is_taken =
+      std::ranges::find(kFields, stage) != std::end(kFields) || stage.starts_with(kEmpty);
+  return is_taken ? "stage." + stage : stage;
+}
+
 Json item_json(const CacheItem& item) {
   Json out = {{"place", item.place},   {"height", item.height},
               {"width", item.width},   {"latents_shape", item.latents_shape},
               {"values", item.values}, {"files", item.files}};
-  for (const auto& [stage, key] : item.keys) out[stage] = key;
-  for (const auto& [stage, key] : item.empty_keys) out["empty_" + stage] = key;
+  for (const auto& [stage, key] : item.keys) out[key_field(stage)] = key;
+  for (const auto& [stage, key] : item.empty_keys) out[kEmpty + stage] = key;
   return out;
 }
 
@@ -51,8 +63,8 @@ CacheItem item_of(const Json& json, const CachedStages& stages) {
   item.width = json.at("width");
   item.latents_shape = json.at("latents_shape").get<std::vector<int64_t>>();
   for (const auto& [stage, is_cached] : stages) {
-    item.keys[stage] = json.at(stage);
-    if (const auto empty = json.find("empty_" + stage); empty != json.end())
+    item.keys[stage] = json.at(key_field(stage));
+    if (const auto empty = json.find(kEmpty + stage); empty != json.end())
       item.empty_keys[stage] = *empty;
   }
   for (const auto& [name, value] : json.at("values").items()) item.values[name] = value;
