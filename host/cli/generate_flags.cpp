@@ -73,7 +73,8 @@ flags::CommandSpec generate_command(const ModelFamily* family) {
        .preset = "false"},
       {.name = "lora",
        .help =
-           "a LoRA, PATH or PATH:STRENGTH; a line of a prompts file names its own with \"loras\"",
+           "a LoRA, PATH or PATH:STRENGTH, and of one of several denoisers "
+           "PATH:STRENGTH:component=NAME; a line of a prompts file names its own with \"loras\"",
        .repeated = true,
        .value_name = "FILE"},
       {.name = "lora_dir",

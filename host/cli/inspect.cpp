@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -19,12 +17,14 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
+#include "formats/lora_names.h"
 #include "host/cli/commands.h"
 #include "host/cli/error_line.h"
 #include "host/files/file_reader.h"
 #include "host/files/model_paths.h"
 #include "host/media/decode.h"
 #include "host/media/png.h"
+#include "host/model/components.h"
 #include "host/model/model_flags.h"
 #include "host/model/model_loader.h"
 #include "host/plugins/guard.h"
@@ -129,13 +129,6 @@ Json tensor_summary(const TensorIndex& index, bool lists_tensors) {
   return out;
 }
 
-const ComponentSpec* spec_of(const ModelFamily& family, std::string_view component) {
-  for (const ComponentSpec& spec : family.components()) {
-    if (spec.name == component) return &spec;
-  }
-  return nullptr;
-}
-
 // What a family makes of one component of a checkpoint.
 Json describe_part(const ModelFamily& family, const model::LoadedPart& part, std::string& refusal) {
   const Detection* const detection = &part.detection;
@@ -148,7 +141,7 @@ Json describe_part(const ModelFamily& family, const model::LoadedPart& part, std
   out["prefix"] = detection->prefix;
   for (const auto& [key, value] : detection->config) out["config"][key] = config_json(value);
   if (file.config()) out["config_place"] = file.config()->place;
-  const ComponentSpec* spec = spec_of(family, detection->component);
+  const ComponentSpec* spec = model::find_component(family, detection->component);
   if (spec != nullptr && spec->role != Role::kVae) {
     for (const InputSpec& input : family.inputs()) {
       if (spec->role == Role::kDenoiser && !formats::glob_match(input.variants, detection->variant))
@@ -210,16 +203,48 @@ std::vector<std::string> layer_globs(const ModelFamily& family, Detection part) 
   return globs;
 }
 
+// A layer's name without what files put before it; underscores stand for dots where it is flat.
+struct BareName {
+  std::string text;
+  bool is_flat = false;
+};
+BareName bare_name(std::string_view layer, const std::string& family_prefix) {
+  while (true) {
+    if (!family_prefix.empty() && layer.starts_with(family_prefix)) {
+      layer.remove_prefix(family_prefix.size());
+    } else if (const auto prefix = formats::without_lora_prefix(layer)) {
+      layer = prefix->path;
+      if (prefix->is_flat) return {std::string(layer), /*is_flat=*/true};
+    } else {
+      return {std::string(layer)};
+    }
+  }
+}
+
+// How many of a LoRA's layers a denoiser of the family has.
+size_t count_known(const ModelFamily& family, const Detection& part,
+                   const std::set<std::string>& layers) {
+  const std::string prefix = family.lora_targets(part).file_prefix;
+  const std::vector<std::string> globs = layer_globs(family, part);
+  return std::ranges::count_if(layers, [&](const std::string& layer) {
+    const BareName name = bare_name(layer, prefix);
+    return std::ranges::any_of(globs, [&](const std::string& glob) {
+      return formats::glob_match(name.is_flat ? formats::flat_lora_name(glob) : glob, name.text);
+    });
+  });
+}
+
 // The layers of a LoRA file and their ranks.
 Json lora_summary(const TensorIndex& index, Context& context) {
-  static const std::regex down(
-      R"((.*)\.(lora_A|lora_down|lora\.down|lora_A\.default|lokr_w1|lokr_w1_a|hada_w1_a)(\.[A-Za-z0-9_]+)?(\.weight)?$)");
+  using formats::LoraRole;
   std::set<std::string> layers;
   std::set<int64_t> ranks;
-  for (const auto& [name, meta] : index.tensors()) {
-    std::smatch match;
-    if (!std::regex_match(name, match, down)) continue;
-    layers.insert(match[1]);
+  for (const auto& [tensor, meta] : index.tensors()) {
+    const formats::LoraTensorName name = formats::parse_lora_tensor(tensor);
+    if (name.role != LoraRole::kDown && name.role != LoraRole::kHada1Down &&
+        name.role != LoraRole::kKron1 && name.role != LoraRole::kKron1Left)
+      continue;
+    layers.insert(name.layer);
     if (meta.shape.size() >= 2) ranks.insert(std::min(meta.shape[0], meta.shape[1]));
   }
   Json out;
@@ -230,32 +255,12 @@ Json lora_summary(const TensorIndex& index, Context& context) {
   for (const ModelFamily* family : context.families) {
     plugins::guard(family->name(), [&] {
       for (const Detection& part : family->tiny_parts()) {
-        const ComponentSpec* spec = spec_of(*family, part.component);
-        if (spec == nullptr || spec->role != Role::kDenoiser) continue;
-        const LoraTargets targets = family->lora_targets(part);
-        const std::vector<std::string> globs = layer_globs(*family, part);
-        size_t known = 0;
-        for (const std::string& layer : layers) {
-          std::string name = layer;
-          for (const std::string& prefix :
-               {targets.file_prefix, std::string("diffusion_model."),
-                std::string("base_model.model."), std::string("transformer.")}) {
-            if (!prefix.empty() && name.starts_with(prefix)) name = name.substr(prefix.size());
-          }
-          std::string flat;
-          if (name.starts_with("lora_unet_")) flat = name.substr(std::strlen("lora_unet_"));
-          known += std::any_of(globs.begin(), globs.end(), [&](std::string glob) {
-            if (!flat.empty()) {
-              std::replace(glob.begin(), glob.end(), '.', '_');
-              return formats::glob_match(glob, flat);
-            }
-            return formats::glob_match(glob, name);
-          });
-        }
+        if (!model::has_role(*family, part.component, Role::kDenoiser)) continue;
+        const size_t known = count_known(*family, part, layers);
         if (known <= best) continue;
         best = known;
         out["family"] = family->name();
-        out["component"] = targets.component;
+        out["component"] = family->lora_targets(part).component;
         out["known_layers"] = known;
       }
     });

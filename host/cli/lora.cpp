@@ -11,6 +11,7 @@
 #include "host/files/file_reader.h"
 #include "host/model/model_flags.h"
 #include "host/report/problems.h"
+#include "host/weights/storage.h"
 
 namespace atelier::cli {
 
@@ -109,25 +110,21 @@ std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
 
 flags::FlagSpec lora_format_flag(const std::optional<std::string>& preset) {
   return {.name = "lora_format",
-          .help = "whose names the file gets: diffusers, comfy, kohya or diffsynth",
+          .help = "whose names the file gets",
           .preset = preset,
           .required = !preset,
-          .choices = {"diffusers", "comfy", "kohya", "diffsynth"}};
+          .choices = lora::format_names()};
 }
 
 flags::FlagSpec lora_dtype_flag(std::string preset, std::string help) {
   return {.name = "dtype",
           .help = std::move(help),
           .preset = std::move(preset),
-          .choices = {"auto", "float32", "bfloat16", "float16"}};
+          .choices = weights::dtype_choices()};
 }
 
 std::optional<at::ScalarType> lora_dtype(const flags::ParsedFlags& flags) {
-  const std::string name = flags.text("dtype");
-  if (name == "float32") return at::kFloat;
-  if (name == "bfloat16") return at::kBFloat16;
-  if (name == "float16") return at::kHalf;
-  return std::nullopt;
+  return weights::dtype_or_auto(flags.text("dtype"));
 }
 
 void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file) {
@@ -138,7 +135,7 @@ void warn_of_unknown(progress::Progress& progress, const lora::LoraFile& file) {
 }
 
 void warn_of_format(progress::Progress& progress, lora::Format format) {
-  const std::string_view warning = lora::warning_of(format);
+  const std::string_view warning = formats::lora_spelling(format).warning;
   if (!warning.empty()) progress.warn("warning: " + std::string(warning));
 }
 

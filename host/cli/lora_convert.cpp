@@ -34,7 +34,7 @@ int run_lora_convert(std::span<const std::string> arguments) {
   const lora::Format format = lora::parse_format(flags.text("lora_format"));
   const lora::LoraFile file = lora::LoraFile::open(flags.positional()[0]);
   const auto model = open_named_model(flags);
-  const lora::LayerNames names(model.get());
+  const lora::LayerNames names(model.get(), file.component());
   lora::check_output(file, output);
   files::refuse_to_replace("OUT", output);
   lora::convert(file, output, format, lora_dtype(flags), names);

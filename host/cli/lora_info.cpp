@@ -6,6 +6,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/lora_names.h"
 #include "host/cli/lora.h"
 #include "host/files/file_reader.h"
 #include "host/lora/lora_file.h"
@@ -80,8 +81,8 @@ Json describe(const std::string& path) {
     ++forms[form_name(layer)];
   }
   for (const auto& [tensor, meta] : file.tensors().index().tensors()) {
-    const lora::TensorRole role = lora::parse_tensor_name(tensor).role;
-    if (role != lora::TensorRole::kAlpha && role != lora::TensorRole::kUnknown)
+    const formats::LoraRole role = formats::parse_lora_tensor(tensor).role;
+    if (role != formats::LoraRole::kAlpha && role != formats::LoraRole::kUnknown)
       ++dtypes[std::string(formats::dtype_name(files::file_dtype(meta.dtype)))];
   }
   Json out;

@@ -32,7 +32,7 @@ flags::CommandSpec lora_merge_command() {
       {.name = "quiet", .kind = flags::FlagKind::kFlag, .help = "no progress", .preset = "false"},
   };
   for (flags::FlagSpec& flag : lora_model_flags()) command.flags.push_back(std::move(flag));
-  command.positional = "FILE[:STRENGTH]...";
+  command.positional = "FILE[:STRENGTH][:component=NAME]...";
   command.min_positional = 1;
   return command;
 }
@@ -43,7 +43,9 @@ std::vector<lora::MergeSource> open_sources(const std::vector<std::string>& word
   std::vector<lora::MergeSource> sources;
   report::Problems problems;
   for (const lora::Use& use : lora::parse_flags(words)) {
-    problems.collect([&] { sources.push_back({lora::LoraFile::open(use.path), use.strength}); });
+    problems.collect([&] {
+      sources.push_back({lora::LoraFile::open(use.path), use.strength, use.component});
+    });
   }
   problems.throw_if_any();
   return sources;

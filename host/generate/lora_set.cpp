@@ -9,7 +9,7 @@ namespace atelier::generate {
 void LoraSet::check(const Settings& settings, const Place& place, report::Problems& problems) {
   for (const lora::Use& use : settings.loras) {
     try {
-      registry().check(use.path);
+      registry().check(use);
     } catch (const Error& error) {
       problems.add(error.at(place.of(place.file.empty() ? "lora" : "loras")));
     }
@@ -20,7 +20,7 @@ void LoraSet::use(const Settings& settings) {
   if (!registry_ && settings.loras.empty()) return;
   registry().use(settings.loras);
   for (const lora::Use& use : settings.loras) {
-    const std::vector<std::string>& unmatched = registry().check(use.path);
+    const std::vector<std::string>& unmatched = registry().check(use);
     if (unmatched.empty() || !warned_.insert(use.path).second) continue;
     progress_.warn("LoRA " + use.name + ": " + std::to_string(unmatched.size()) +
                    " of its names are nothing in this model and change nothing: " +

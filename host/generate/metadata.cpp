@@ -97,9 +97,11 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
     record["tile_size"] = request.tiling->size;
     record["tile_stride"] = request.tiling->stride;
   }
-  for (const lora::Use& use : settings.loras)
-    record["loras"].push_back(
-        {{"name", use.name}, {"file", short_path(use.path)}, {"strength", use.strength}});
+  for (const lora::Use& use : settings.loras) {
+    json& lora = record["loras"].emplace_back(
+        json{{"name", use.name}, {"file", short_path(use.path)}, {"strength", use.strength}});
+    if (!use.component.empty()) lora["component"] = use.component;
+  }
   for (const auto& [name, value] : settings.family_inputs.items()) {
     const InputSpec* input = find_input_spec(model.inputs, name);
     const bool is_file = input != nullptr && inputs::is_file(input->kind);

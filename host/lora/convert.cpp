@@ -19,6 +19,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using formats::LoraRole;
+
+std::string alpha_name() {
+  return std::string(formats::lora_tensor_name(LoraRole::kAlpha));
+}
+
 bool has_factors(const LoraLayer& layer) {
   return layer.form == LayerForm::kLora;
 }
@@ -44,32 +50,34 @@ at::Tensor scaled(const at::Tensor& value, double scale) {
   return scale == 1.0 ? value : value.to(at::kDouble).mul(scale).to(value.scalar_type());
 }
 
-// The tensors of one layer by LyCORIS' names; factors of a plain LoRA are not among them.
+// The tensors of one layer by what their roles are called; factors of a plain LoRA are not among
+// them.
 NamedTensors read_others(const LoraFile& file, const LoraLayer& layer) {
+  using enum LoraRole;
   NamedTensors others;
-  const auto add = [&](const char* name, const std::string& tensor) {
-    if (!tensor.empty()) others.emplace(name, read(file, tensor));
+  const auto add = [&](LoraRole role, at::Tensor value) {
+    others.emplace(std::string(formats::lora_tensor_name(role)), std::move(value));
   };
-  if (!has_factors(layer)) {
-    add("hada_w1_b", layer.down);
-    add("hada_w1_a", layer.up);
-    add("hada_w2_b", layer.down2);
-    add("hada_w2_a", layer.up2);
-    add("lokr_w1", layer.kron1.whole);
-    add("lokr_w1_a", layer.kron1.left);
-    add("lokr_w1_b", layer.kron1.right);
-    add("lokr_w2", layer.kron2.whole);
-    add("lokr_w2_a", layer.kron2.left);
-    add("lokr_w2_b", layer.kron2.right);
-    add("diff", layer.diff);
+  const std::pair<LoraRole, const std::string*> tensors[] = {{kHada1Down, &layer.down},
+                                                             {kHada1Up, &layer.up},
+                                                             {kHada2Down, &layer.down2},
+                                                             {kHada2Up, &layer.up2},
+                                                             {kKron1, &layer.kron1.whole},
+                                                             {kKron1Left, &layer.kron1.left},
+                                                             {kKron1Right, &layer.kron1.right},
+                                                             {kKron2, &layer.kron2.whole},
+                                                             {kKron2Left, &layer.kron2.left},
+                                                             {kKron2Right, &layer.kron2.right},
+                                                             {kDiff, &layer.diff}};
+  for (const auto& [role, tensor] : tensors) {
+    if (!has_factors(layer) && !tensor->empty()) add(role, read(file, *tensor));
   }
   if (!layer.magnitude.empty()) {
     const at::Tensor lengths = read(file, layer.magnitude);
-    others.emplace("dora_scale",
-                   layer.magnitude_axis == 0 ? lengths.reshape({-1, 1}) : lengths.reshape({1, -1}));
+    add(kMagnitude,
+        layer.magnitude_axis == 0 ? lengths.reshape({-1, 1}) : lengths.reshape({1, -1}));
   }
-  if (!layer.bias.empty())
-    others.emplace("diff_b", scaled(read(file, layer.bias), layer.bias_scale));
+  if (!layer.bias.empty()) add(kBiasDiff, scaled(read(file, layer.bias), layer.bias_scale));
   return others;
 }
 
@@ -78,19 +86,19 @@ NamedTensors read_others(const LoraFile& file, const LoraLayer& layer) {
 void put_scale(const LoraLayer& layer, NamedTensors& others) {
   if (layer.rank > 0) {
     if (layer.alpha)
-      others.emplace("alpha", at::scalar_tensor(layer.scale * static_cast<double>(layer.rank),
-                                                at::TensorOptions(at::kFloat)));
+      others.emplace(alpha_name(), at::scalar_tensor(layer.scale * static_cast<double>(layer.rank),
+                                                     at::TensorOptions(at::kFloat)));
     return;
   }
-  for (const char* whole : {"lokr_w1", "diff"}) {
-    const auto found = others.find(whole);
+  for (const LoraRole whole : {LoraRole::kKron1, LoraRole::kDiff}) {
+    const auto found = others.find(formats::lora_tensor_name(whole));
     if (found != others.end()) found->second = scaled(found->second, layer.scale);
   }
 }
 
 void cast(NamedTensors& tensors, at::ScalarType dtype) {
   for (auto& [name, value] : tensors) {
-    if (name != "alpha" && value.is_floating_point()) value = value.to(dtype);
+    if (name != alpha_name() && value.is_floating_point()) value = value.to(dtype);
   }
 }
 

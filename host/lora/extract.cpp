@@ -247,6 +247,11 @@ ExtractReport extract(LoadedModel& base, LoadedModel& tuned, const std::string& 
   description.architecture = std::string(base.family().name());
   description.target_modules = options.target_modules;
   description.title = std::filesystem::path(output).stem().string();
+  const auto is_first = [&](const LayerWeights& layer) {
+    return layer.component == extraction.layers().front().component;
+  };
+  if (std::ranges::all_of(extraction.layers(), is_first))
+    description.component = extraction.layers().front().component;
   const std::vector<LayerWeights> layers = respell(extraction.layers(), base, options.format);
   write_lora(output, options.format, layers, LayerNames(&base).targets(), options.dtype,
              description);

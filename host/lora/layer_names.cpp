@@ -1,92 +1,53 @@
 #include "host/lora/layer_names.h"
 
-#include <algorithm>
-
 #include "atelier/error.h"
 
+#include "formats/lora_names.h"
 #include "host/files/file_reader.h"
-#include "host/lora/targets.h"
+#include "host/lora/lora_writer.h"
+#include "host/model/components.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
 namespace atelier::lora {
 
-namespace {
+using formats::flat_lora_name;
+using Owner = formats::LoraLayerName::Owner;
 
-constexpr std::string_view kDenoiserPrefixes[] = {
-    "base_model.model.", "transformer.", "model.diffusion_model.", "diffusion_model.", "unet.",
-    "pipe.dit.",         "dit.",
-};
-// Before names whose dots became underscores; the longer of two comes first.
-constexpr std::string_view kFlatDenoiserPrefixes[] = {"lora_unet__", "lora_unet_",
-                                                      "lora_transformer_", "lycoris_"};
-struct FlatText {
-  std::string_view prefix;
-  const char* component;
-};
-constexpr FlatText kFlatText[] = {{"lora_te_", "text_encoder"},
-                                  {"lora_te1_", "text_encoder"},
-                                  {"lora_te2_", "text_encoder_2"},
-                                  {"lora_te3_", "text_encoder_3"}};
-// Components that files name by their names, where no model says which there are.
-constexpr const char* kOthers[] = {"text_encoder", "text_encoder_2", "text_encoder_3",
-                                   "transformer_2", "vae"};
-
-std::string flat(std::string name) {
-  std::replace(name.begin(), name.end(), '.', '_');
-  return name;
+LoraTargets file_targets(model::LoadedModel& model, const model::LoadedPart& part) {
+  const std::string& component = part.detection.component;
+  if (!model::has_role(model.family(), component, Role::kDenoiser))
+    return {component, {}, {}, component + "."};
+  return plugins::guard(model.family().name(),
+                        [&] { return model.family().lora_targets(part.detection); });
 }
 
-std::string without_parameter(const std::string& name) {
-  for (const std::string_view end : {".weight", ".bias"}) {
-    if (name.ends_with(end)) return name.substr(0, name.size() - end.size());
-  }
-  return name;
-}
-
-}  // namespace
-
-LayerNames::LayerNames(model::LoadedModel* model) : model_(model) {
+LayerNames::LayerNames(model::LoadedModel* model, std::string_view component) : model_(model) {
+  const std::string prefix(formats::lora_spelling(Format::kDiffusers).prefix);
   if (model == nullptr) {
-    targets_[denoiser_] = {denoiser_, {}, {}, "transformer."};
-    for (const char* name : kOthers) targets_[name] = {name, {}, {}, std::string(name) + "."};
+    const auto names = formats::text_encoder_names();
+    text_encoders_.assign(names.begin(), names.end());
+    targets_[unsaid_] = {unsaid_, {}, {}, prefix};
+    for (const std::string_view name : formats::named_components())
+      targets_[std::string(name)] = {std::string(name), {}, {}, std::string(name) + "."};
     return;
   }
-  const model::LoadedPart* denoiser = model->denoiser();
-  for (const model::LoadedPart& part : model->parts()) {
-    const std::string& component = part.detection.component;
-    targets_[component] = {component, {}, {}, component + "."};
-    if (&part == denoiser) {
-      denoiser_ = component;
-      targets_[component] = plugins::guard(
-          model->family().name(), [&] { return model->family().lora_targets(part.detection); });
-      if (targets_[component].file_prefix.empty()) targets_[component].file_prefix = "transformer.";
-    }
-    auto& dotted = dotted_[component];
-    for (const auto& [tensor, meta] : part.checkpoint.index().tensors()) {
-      if (!tensor.starts_with(part.detection.prefix)) continue;
-      const std::string path = without_parameter(tensor.substr(part.detection.prefix.size()));
-      dotted.emplace(flat(path), path);
-    }
-    const auto add = [&](const std::string& weight) {
-      const std::string path = without_parameter(weight);
-      dotted.emplace(flat(path), path);
-    };
-    model->model().component(component).visit_weights(
-        [&](const std::string& weight, Weight&) { add(weight); });
-    if (&part != denoiser) continue;
-    const std::vector<std::string> spellings = plugins::guard(
-        model->family().name(), [&] { return model->family().spellings(part.detection); });
-    for (const std::string& spelling : spellings) {
-      for (const auto& [name, target] : spelled_targets(*model, part, spelling)) add(name);
-    }
+  for (const ComponentSpec& spec : model->family().components()) {
+    if (spec.role == Role::kTextEncoder) text_encoders_.emplace_back(spec.name);
   }
+  for (const model::LoadedPart& part : model->parts()) {
+    LoraTargets& targets = targets_[part.detection.component] = file_targets(*model, part);
+    if (targets.file_prefix.empty()) targets.file_prefix = prefix;
+  }
+  if (const model::LoadedPart* first = model->denoiser()) unsaid_ = first->detection.component;
+  if (model->find_part(component) != nullptr) unsaid_ = component;
+  layers_.emplace(*model);
 }
 
 void LayerNames::learn(const LoraFile& file) {
   for (const LoraLayer& layer : file.layers()) {
     const Layer found = find(layer.name);
-    if (!found.is_flat) dotted_[found.component].emplace(flat(found.path), found.path);
+    if (!found.is_flat) dotted_[found.component].emplace(flat_lora_name(found.path), found.path);
   }
 }
 
@@ -98,35 +59,34 @@ LayerNames::Layer LayerNames::from_flat(const std::string& component, std::strin
   return {component, std::string(name), name.find('_') != std::string_view::npos};
 }
 
+std::string LayerNames::text_encoder(size_t number) const {
+  return number < text_encoders_.size() ? text_encoders_[number]
+                                        : std::string(formats::text_encoder_names()[number]);
+}
+
 LayerNames::Layer LayerNames::find(std::string_view name) const {
-  if (name.find('.') == std::string_view::npos) {
-    for (const std::string_view prefix : kFlatDenoiserPrefixes) {
-      if (name.starts_with(prefix)) return from_flat(denoiser_, name.substr(prefix.size()));
-    }
-    for (const FlatText& of : kFlatText) {
-      if (name.starts_with(of.prefix))
-        return from_flat(of.component, name.substr(of.prefix.size()));
-    }
+  if (layers_) {
+    if (auto known = layers_->find_name(name, unsaid_)) return {known->component, known->path};
   }
   // Files of some tools have several prefixes: "base_model.model.transformer.".
   for (int i = 0; i < 4; ++i) {
     for (const auto& [component, targets] : targets_) {
-      if (component != denoiser_ && name.starts_with(component + "."))
+      if (component != unsaid_ && name.starts_with(component + "."))
         return {component, std::string(name.substr(component.size() + 1))};
     }
-    const auto known = dotted_.find(denoiser_);
-    const bool is_known = known != dotted_.end() && known->second.contains(flat(std::string(name)));
-    const auto* prefix =
-        std::find_if(std::begin(kDenoiserPrefixes), std::end(kDenoiserPrefixes),
-                     [&](std::string_view text) { return name.starts_with(text); });
-    if (is_known || prefix == std::end(kDenoiserPrefixes)) break;
-    name.remove_prefix(prefix->size());
+    const auto prefix = formats::without_lora_prefix(name);
+    if (!prefix || (prefix->is_flat && name.find('.') != std::string_view::npos)) break;
+    name = prefix->path;
+    if (prefix->is_flat)
+      return from_flat(
+          prefix->owner == Owner::kTextEncoder ? text_encoder(prefix->text_encoder) : unsaid_,
+          name);
   }
-  return {denoiser_, std::string(name)};
+  return {unsaid_, std::string(name)};
 }
 
 void LayerNames::check(const LoraFile& file, bool wants_dots) const {
-  if (model_ != nullptr) Targets(*model_).match(file);
+  if (layers_) layers_->match(file, unsaid_);
   if (!wants_dots) return;
   std::vector<std::string> flat_names;
   for (const LoraLayer& layer : file.layers()) {

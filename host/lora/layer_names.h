@@ -2,7 +2,7 @@
 #pragma once
 
 #include <map>
-#include <set>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +10,7 @@
 #include "atelier/model_family.h"
 
 #include "host/lora/lora_file.h"
+#include "host/lora/targets.h"
 #include "host/model/model_loader.h"
 
 namespace atelier::lora {
@@ -19,8 +20,9 @@ namespace atelier::lora {
 // of the model, and the dotted ones of files that were learnt.
 class LayerNames {
  public:
-  // `model` may be null. Its weights need not be loaded.
-  explicit LayerNames(model::LoadedModel* model);
+  // `model` may be null. Its weights need not be loaded. `component`: the one that names mean which
+  // do not say it; where the model has none of that name, its first denoiser.
+  explicit LayerNames(model::LoadedModel* model, std::string_view component = {});
 
   // Remembers the dotted names of a file.
   void learn(const LoraFile& file);
@@ -36,6 +38,8 @@ class LayerNames {
   // have to be split (`wants_dots`) and cannot be, naming them.
   void check(const LoraFile& file, bool wants_dots) const;
 
+  // The component that names mean which do not say it.
+  const std::string& unsaid() const { return unsaid_; }
   // Of every component that find() gives.
   const std::map<std::string, LoraTargets>& targets() const { return targets_; }
   // Empty without a model.
@@ -44,12 +48,19 @@ class LayerNames {
 
  private:
   Layer from_flat(const std::string& component, std::string_view flat) const;
+  std::string text_encoder(size_t number) const;
 
   model::LoadedModel* model_;
-  std::string denoiser_ = "dit";
+  std::string unsaid_ = "dit";
+  std::vector<std::string> text_encoders_;  // in their order
+  std::optional<Targets> layers_;           // of the model
   std::map<std::string, LoraTargets> targets_;
-  // By component, paths by themselves with underscores for dots.
+  // By component, the paths that were learnt by themselves with underscores for dots.
   std::map<std::string, std::map<std::string, std::string, std::less<>>> dotted_;
 };
+
+// What a component's layers are named in files: what its family says of a denoiser, and for others
+// "NAME.".
+LoraTargets file_targets(model::LoadedModel& model, const model::LoadedPart& part);
 
 }  // namespace atelier::lora

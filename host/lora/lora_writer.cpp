@@ -25,24 +25,8 @@ namespace {
 using files::display_path;
 using formats::quote_and_escape;
 using nlohmann::json;
-
-struct Spelling {
-  Format format;
-  std::string_view name;
-  std::string_view prefix;  // of a denoiser's layers; empty in diffusers: the family's
-  std::string_view down, up;
-};
-constexpr Spelling kSpellings[] = {
-    {Format::kDiffusers, "diffusers", "", ".lora_A.weight", ".lora_B.weight"},
-    {Format::kComfy, "comfy", "diffusion_model.", ".lora_A.weight", ".lora_B.weight"},
-    {Format::kKohya, "kohya", "lora_unet_", ".lora_down.weight", ".lora_up.weight"},
-    {Format::kDiffsynth, "diffsynth", "", ".lora_A.default.weight", ".lora_B.default.weight"},
-};
-
-const Spelling& spelling_of(Format format) {
-  return *std::find_if(std::begin(kSpellings), std::end(kSpellings),
-                       [&](const Spelling& of) { return of.format == format; });
-}
+using Spelling = formats::LoraSpelling;
+using Alpha = Spelling::Alpha;
 
 // What the file says of the tensors; never taken from Description::more.
 constexpr std::string_view kOwnKeys[] = {"format",
@@ -99,32 +83,32 @@ std::string prefix_of(const std::string& component, const LoraTargets& targets) 
   return targets.file_prefix.empty() ? component + "." : targets.file_prefix;
 }
 
-std::string name_of(const LayerWeights& layer, const LoraTargets& targets,
-                    const Spelling& spelling) {
-  const std::string prefix = prefix_of(layer.component, targets);
-  const bool is_denoiser = prefix != layer.component + ".";
-  if (spelling.format == Format::kDiffusers) return prefix + layer.path;
-  if (spelling.format != Format::kKohya)
-    return (is_denoiser ? std::string(spelling.prefix) : prefix) + layer.path;
-  std::string flat = layer.path;
-  std::replace(flat.begin(), flat.end(), '.', '_');
-  if (is_denoiser) return std::string(spelling.prefix) + flat;
-  constexpr std::string_view kTextEncoder = "text_encoder";
-  if (!layer.component.starts_with(kTextEncoder))
+// What kohya's tools put before the layers of a text encoder.
+std::string text_prefix_of(const LayerWeights& layer) {
+  const auto names = formats::text_encoder_names();
+  const auto found = std::ranges::find(names, layer.component);
+  if (found == names.end())
     throw Error(ErrorCode::kUnsupported,
                 describe(layer) + ": the kohya spelling has names for denoisers and text encoders",
                 "use the spelling diffusers", "LORA_FORMAT");
-  std::string number = layer.component.substr(kTextEncoder.size());  // "", "_2"
-  std::erase(number, '_');
-  return "lora_te" + number + "_" + flat;
+  return formats::kohya_text_prefix(static_cast<size_t>(found - names.begin()));
+}
+
+std::string name_of(const LayerWeights& layer, const LoraTargets& targets,
+                    const Spelling& spelling) {
+  const std::string prefix = prefix_of(layer.component, targets);
+  if (spelling.has_family_prefix) return prefix + layer.path;
+  const bool is_denoiser = prefix != layer.component + ".";
+  if (spelling.is_flat)
+    return (is_denoiser ? std::string(spelling.prefix) : text_prefix_of(layer)) +
+           formats::flat_lora_name(layer.path);
+  return (is_denoiser ? std::string(spelling.prefix) : prefix) + layer.path;
 }
 
 void check_form(const LayerWeights& layer, const Spelling& spelling) {
-  if (layer.others.empty() || spelling.format == Format::kComfy ||
-      spelling.format == Format::kKohya)
-    return;
+  if (layer.others.empty() || spelling.has_all_forms) return;
   const bool is_dora = layer.is_dora_of_rows();
-  if (is_dora && spelling.format == Format::kDiffusers) return;
+  if (is_dora && !spelling.magnitude.empty()) return;
   throw Error(ErrorCode::kUnsupported,
               describe(layer) + ": the " + std::string(spelling.name) +
                   " spelling has no name for " + quote_and_escape(layer.others.begin()->first),
@@ -133,7 +117,7 @@ void check_form(const LayerWeights& layer, const Spelling& spelling) {
 
 // diffusers says once for a whole component whether it is DoRA.
 void check_is_all_dora(std::span<const LayerWeights> layers, const Spelling& spelling) {
-  if (spelling.format != Format::kDiffusers) return;
+  if (spelling.alpha != Alpha::kMetadata) return;
   std::set<std::string> with_dora;
   for (const LayerWeights& layer : layers) {
     if (layer.is_dora_of_rows()) with_dora.insert(layer.component);
@@ -145,6 +129,23 @@ void check_is_all_dora(std::span<const LayerWeights> layers, const Spelling& spe
                     ": is no DoRA as others are, and the diffusers spelling has "
                     "either all or none of a component",
                 "comfy and kohya can tell them apart", "LORA_FORMAT");
+  }
+}
+
+// Sets rank and alpha as the file gives them. `is_rslora`: the metadata says it of the component.
+void set_alpha(Written& written, const Spelling& spelling, bool is_rslora) {
+  const LayerWeights& layer = *written.layer;
+  if (!layer.down.defined()) return;
+  written.rank = layer.down.size(0);
+  written.alpha = layer.alpha;
+  const auto rank = static_cast<double>(written.rank);
+  written.use_rslora = is_rslora && spelling.alpha == Alpha::kMetadata;
+  if (layer.use_rslora && !written.use_rslora) written.alpha *= std::sqrt(rank);
+  if (spelling.alpha == Alpha::kFolded) {
+    written.fold = written.alpha / rank;
+    written.alpha = rank;
+  } else if (spelling.alpha == Alpha::kTensor) {
+    written.alpha = static_cast<float>(written.alpha);
   }
 }
 
@@ -168,22 +169,7 @@ std::vector<Written> plan(std::span<const LayerWeights> layers, const Spelling& 
                       quote_and_escape(written.name) + " in the " + std::string(spelling.name) +
                       " spelling",
                   "save them as a file each", "LORA_TWICE");
-    if (layer.down.defined()) {
-      written.rank = layer.down.size(0);
-      written.alpha = layer.alpha;
-      const double root = std::sqrt(static_cast<double>(written.rank));
-      if (spelling.format == Format::kDiffusers && !without_rslora.contains(layer.component)) {
-        written.use_rslora = true;
-      } else if (layer.use_rslora) {
-        written.alpha *= root;
-      }
-      if (spelling.format == Format::kDiffsynth) {
-        written.fold = written.alpha / static_cast<double>(written.rank);
-        written.alpha = static_cast<double>(written.rank);
-      } else if (spelling.format != Format::kDiffusers) {
-        written.alpha = static_cast<float>(written.alpha);
-      }
-    }
+    set_alpha(written, spelling, !without_rslora.contains(layer.component));
     planned.push_back(std::move(written));
   }
   check_is_all_dora(layers, spelling);
@@ -209,8 +195,8 @@ std::map<std::string, Entry> entries_of(const std::vector<Written>& plan, const 
   for (const Written& written : plan) {
     const LayerWeights& layer = *written.layer;
     for (const auto& [key, value] : layer.others) {
-      const bool is_vector = spelling.format == Format::kDiffusers;  // check_form() lets DoRA pass
-      const std::string name = is_vector ? "lora_magnitude_vector" : key;
+      const bool is_vector = !spelling.magnitude.empty();  // check_form() lets DoRA pass
+      const std::string name = is_vector ? std::string(spelling.magnitude) : key;
       const at::Tensor held = is_vector ? value.flatten() : value;
       entries.emplace(written.name + "." + name,
                       Entry{held.scalar_type(), held.sizes().vec(), [held] { return held; }});
@@ -223,7 +209,7 @@ std::map<std::string, Entry> entries_of(const std::vector<Written>& plan, const 
                     Entry{dtype, layer.up.sizes().vec(), [&written, dtype] {
                             return cast(written.layer->up, written.fold, dtype);
                           }});
-    if (spelling.format == Format::kComfy || spelling.format == Format::kKohya)
+    if (spelling.alpha == Alpha::kTensor)
       entries.emplace(written.name + ".alpha", Entry{at::kFloat, {}, [&written] {
                                                        return at::scalar_tensor(
                                                            written.alpha,
@@ -328,13 +314,14 @@ std::map<std::string, std::string> metadata_of(const std::vector<Written>& plan,
     metadata["rank"] = metadata["ss_network_dim"] = common_text(ranks);
     metadata["alpha"] = metadata["ss_network_alpha"] = common_text(alphas);
   }
-  if (spelling.format == Format::kDiffusers)
+  if (spelling.alpha == Alpha::kMetadata)
     metadata["lora_adapter_metadata"] = adapter_metadata(plan, targets, description.target_modules);
   const auto add = [&](const char* key, const std::string& value) {
     if (!value.empty()) metadata.emplace(key, value);
   };
   add("targets", joined(description.target_modules));
   add("base", description.base_model);
+  add(formats::kLoraComponentKey, description.component);
   add("ss_network_module", "networks.lora");
   add("ss_sd_model_name", description.base_model);
   add("ss_base_model_version", description.architecture);
@@ -401,17 +388,16 @@ void compare(const std::string& path, const std::vector<Written>& plan, const Sp
 }  // namespace
 
 bool LayerWeights::is_dora_of_rows() const {
-  const auto lengths = others.find("dora_scale");
+  const auto lengths = others.find(formats::lora_tensor_name(formats::LoraRole::kMagnitude));
   return down.defined() && others.size() == 1 && lengths != others.end() &&
          lengths->second.sizes() == at::IntArrayRef({up.size(0), 1});
 }
 
 Format parse_format(std::string_view name) {
-  std::vector<std::string> names;
-  for (const Spelling& spelling : kSpellings) {
+  for (const Spelling& spelling : formats::lora_spellings()) {
     if (spelling.name == name) return spelling.format;
-    names.emplace_back(spelling.name);
   }
+  const std::vector<std::string> names = format_names();
   const std::string nearest = report::nearest_name(name, names);
   throw Error(ErrorCode::kInvalidArgument,
               "LoRA spelling " + quote_and_escape(name) + " is not known; there are " +
@@ -419,11 +405,10 @@ Format parse_format(std::string_view name) {
               nearest.empty() ? "use diffusers" : "did you mean " + nearest + "?", "LORA_FORMAT");
 }
 
-std::string_view warning_of(Format format) {
-  if (format != Format::kDiffsynth) return {};
-  return "--lora_format diffsynth: DiffSynth-Studio reads it for models that it has; most "
-         "pipelines "
-         "of diffusers load such a file and change nothing (docs/lora.md says which)";
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const Spelling& spelling : formats::lora_spellings()) names.emplace_back(spelling.name);
+  return names;
 }
 
 void write_lora(const std::string& path, Format format, std::span<const LayerWeights> layers,
@@ -433,7 +418,7 @@ void write_lora(const std::string& path, Format format, std::span<const LayerWei
   if (layers.empty())
     throw Error(ErrorCode::kInvalidArgument, display_path(path) + ": there is no layer to write",
                 "choose targets that the model has", "LORA_NONE");
-  const Spelling& spelling = spelling_of(format);
+  const Spelling& spelling = formats::lora_spelling(format);
   const std::vector<Written> planned = plan(layers, spelling, targets);
   const std::map<std::string, Entry> entries = entries_of(planned, spelling, dtype);
   write_entries(path, entries, metadata_of(planned, spelling, targets, description));

@@ -13,23 +13,17 @@
 #include "atelier/conditioning.h"
 #include "atelier/model_family.h"
 
+#include "formats/lora_names.h"
+
 namespace atelier::lora {
 
-// Names of one layer X with prefix P of the family ("transformer."):
-//   diffusers  P X.lora_A.weight, P X.lora_B.weight; alpha in the metadata lora_adapter_metadata;
-//              DoRA as P X.lora_magnitude_vector
-//   comfy      diffusion_model.X.lora_A.weight, .lora_B.weight, .alpha
-//   kohya      lora_unet_X_with_underscores.lora_down.weight, .lora_up.weight, .alpha
-//   diffsynth  X.lora_A.default.weight, X.lora_B.default.weight; alpha is the rank (B is scaled)
-// Of a component whose prefix is none, or its own name, layers are "text_encoder.X" in all of them,
-// and in kohya lora_te_X: other components have no names there.
-enum class Format { kDiffusers, kComfy, kKohya, kDiffsynth };
+using Format = formats::LoraFormat;
 
 // Throws Error{kInvalidArgument} naming the formats there are.
 Format parse_format(std::string_view name);
 
-// What to warn of before files of this format are written; empty for none.
-std::string_view warning_of(Format format);
+// Those names, for a flag.
+std::vector<std::string> format_names();
 
 // The addition to one linear layer: alpha / rank * up * down, or alpha / sqrt(rank) with rsLoRA.
 struct LayerWeights {
@@ -56,6 +50,7 @@ struct Description {
   std::string architecture;  // family and variant
   std::vector<std::string> target_modules;
   std::string title;
+  std::string component;  // that all layers are of; empty where files need not say it
   int64_t step = 0, epoch = 0;
   // As they stand; they win over what the fields above would write, and not over rank, alpha and
   // targets of the tensors.

@@ -95,6 +95,31 @@ LayerWeights joined(const std::string& component, const std::string& path, const
   return layer;
 }
 
+// The denoiser that all sources say they are for; empty where one does not. Experts have layers of
+// the same names, which must not be added up.
+std::string common_component(std::span<const MergeSource> sources, const LayerNames& names) {
+  std::map<std::string, const LoraFile*> said;
+  for (const MergeSource& source : sources) {
+    const auto& layers = source.file.layers();
+    const bool is_unsaid = std::any_of(layers.begin(), layers.end(), [&](const LoraLayer& layer) {
+      return names.find(layer.name).component == names.unsaid();
+    });
+    if (is_unsaid)
+      said.emplace(source.component.empty() ? source.file.component() : source.component,
+                   &source.file);
+  }
+  const auto first = said.find("");
+  const bool is_open = first != said.end();
+  if (is_open) said.erase(first);
+  if (said.size() > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                display_path(said.begin()->second->path()) + " is for the component " +
+                    said.begin()->first + ", and " + display_path(said.rbegin()->second->path()) +
+                    " for " + said.rbegin()->first,
+                "merge LoRAs of one component", "LORA_COMPONENT");
+  return is_open || said.empty() ? std::string() : said.begin()->first;
+}
+
 // The files and strengths that something was made of, as JSON.
 std::string sources_text(std::span<const MergeSource> sources) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -117,6 +142,8 @@ MergeReport merge_loras(std::span<const MergeSource> sources, const std::string&
     check_output(source.file, output);
     names.learn(source.file);
   }
+  Description description;
+  description.component = common_component(sources, names);
   PartsByLayer layers;
   for (const MergeSource& source : sources) {
     names.check(source.file, /*wants_dots=*/format != Format::kKohya);
@@ -131,7 +158,6 @@ MergeReport merge_loras(std::span<const MergeSource> sources, const std::string&
   }
   report.layers = written.size();
   report.relative_error = whole > 0 ? std::sqrt(std::max(lost, 0.0) / whole) : 0.0;
-  Description description;
   description.title = fs::path(output).stem().string();
   description.architecture = names.family();
   description.more["atelier.merged"] = sources_text(sources);
@@ -169,7 +195,7 @@ struct Additions {
 
   void add(const MergeSource& source, const Targets& targets) {
     const LoraFile& file = source.file;
-    const Match match = targets.match(file);
+    const Match match = targets.match(file, source.component);
     unmatched.insert(unmatched.end(), match.unmatched.begin(), match.unmatched.end());
     if (source.strength == 0) return;
     for (const Match::Pair& pair : match.pairs)

@@ -18,6 +18,7 @@ namespace atelier::lora {
 struct MergeSource {
   LoraFile file;
   double strength = 1.0;
+  std::string component = {};  // as in Use
 };
 
 struct MergeReport {
@@ -30,8 +31,8 @@ struct MergeReport {
 // Writes the sum of strength times each LoRA as one LoRA: ranks stand beside each other, and what
 // scales and strengths say is multiplied into `up` in float64. `rank` cuts layers that have more to
 // it. Throws Error{kUnsupported} for layers that are no product of two factors,
-// Error{kInvalidArgument} when shapes differ, nothing is left, or `output` is one of the sources,
-// and what write_lora throws.
+// Error{kInvalidArgument} when shapes differ, nothing is left, sources are for different denoisers,
+// or `output` is one of the sources, and what write_lora throws.
 MergeReport merge_loras(std::span<const MergeSource> sources, const std::string& output,
                         Format format, std::optional<int64_t> rank, at::ScalarType dtype,
                         LayerNames& names);

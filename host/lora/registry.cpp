@@ -36,7 +36,7 @@ void check_strength(const Use& use) {
 
 void check_name(const std::vector<Use>& taken, const Use& use) {
   for (const Use& other : taken) {
-    if (other.name == use.name)
+    if (other.name == use.name && other.component == use.component)
       throw Error(ErrorCode::kInvalidArgument,
                   "LoRA " + quote_and_escape(use.name) + ": given twice",
                   "give it once, with one strength", "LORA_TWICE");
@@ -67,21 +67,22 @@ Registry::~Registry() {
   place();
 }
 
-Registry::LoadedPtr Registry::open(const std::string& path) {
-  const auto known = files_.find(path);
+Registry::LoadedPtr Registry::open(const Use& use) {
+  const std::pair key(use.path, use.component);
+  const auto known = files_.find(key);
   if (known != files_.end()) {
     if (known->second->stamp == stamp_of(known->second->file.path())) return known->second;
     files_.erase(known);
   }
-  LoraFile file = LoraFile::open(path);
-  Match match = targets_.match(file);
+  LoraFile file = LoraFile::open(use.path);
+  Match match = targets_.match(file, use.component);
   const auto stamp = stamp_of(file.path());
   auto loaded = std::make_shared<Loaded>(Loaded{.file = std::move(file),
                                                 .match = std::move(match),
                                                 .id = ++clock_,
                                                 .last_use = clock_,
                                                 .stamp = stamp});
-  files_.emplace(path, loaded);
+  files_.emplace(key, loaded);
   return loaded;
 }
 
@@ -136,15 +137,15 @@ void Registry::add_to_weights(Values& values, const Difference& difference,
                                  .length = piece.length}});
 }
 
-const std::vector<std::string>& Registry::check(const std::string& path) {
-  return open(path)->match.unmatched;
+const std::vector<std::string>& Registry::check(const Use& use) {
+  return open(use)->match.unmatched;
 }
 
 std::string Registry::fingerprint(std::span<const Use> set, std::string_view component) {
   std::string text;
   for (const Use& use : set) {
     if (use.strength == 0) continue;
-    const LoadedPtr loaded = open(use.path);
+    const LoadedPtr loaded = open(use);
     const auto changes_it = [&](const std::vector<Match::Pair>& pairs) {
       return std::any_of(pairs.begin(), pairs.end(), [&](const Match::Pair& pair) {
         return pair.target->component == component;
@@ -156,22 +157,10 @@ std::string Registry::fingerprint(std::span<const Use> set, std::string_view com
   return text;
 }
 
-std::vector<Use>::iterator Registry::find(std::string_view name) {
-  const auto found = std::find_if(in_use_.begin(), in_use_.end(),
-                                  [&](const Use& use) { return use.name == name; });
-  if (found != in_use_.end()) return found;
-  std::vector<std::string> names;
-  for (const Use& use : in_use_) names.push_back(use.name);
-  throw Error(ErrorCode::kNotFound,
-              "LoRA " + quote_and_escape(name) + " is not loaded" +
-                  (names.empty() ? std::string() : "; there are " + report::list_names(names)),
-              "load it first", "LORA_NAME");
-}
-
 void Registry::load(const Use& use) {
   check_strength(use);
   check_name(in_use_, use);
-  const LoadedPtr loaded = open(use.path);
+  const LoadedPtr loaded = open(use);
   if (use.strength != 0) read(*loaded);
   loaded->last_use = ++clock_;
   in_use_.push_back(use);
@@ -181,9 +170,20 @@ void Registry::load(const Use& use) {
 }
 
 void Registry::unload(std::string_view name) {
-  const auto found = find(name);
-  used_.erase(used_.begin() + (found - in_use_.begin()));
-  in_use_.erase(found);
+  const size_t before = in_use_.size();
+  for (size_t i = before; i-- > 0;) {
+    if (in_use_[i].name != name) continue;
+    used_.erase(used_.begin() + static_cast<ptrdiff_t>(i));
+    in_use_.erase(in_use_.begin() + static_cast<ptrdiff_t>(i));
+  }
+  if (in_use_.size() == before) {
+    std::vector<std::string> names;
+    for (const Use& use : in_use_) names.push_back(use.name);
+    throw Error(ErrorCode::kNotFound,
+                "LoRA " + quote_and_escape(name) + " is not loaded" +
+                    (names.empty() ? std::string() : "; there are " + report::list_names(names)),
+                "load it first", "LORA_NAME");
+  }
   place();
   drop_idle();
 }
@@ -195,7 +195,7 @@ void Registry::use(std::span<const Use> set) {
     check_strength(use);
     check_name(names, use);
     names.push_back(use);
-    used.push_back(open(use.path));
+    used.push_back(open(use));
   }
   for (size_t i = 0; i < set.size(); ++i) {
     if (set[i].strength != 0) read(*used[i]);

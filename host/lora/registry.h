@@ -47,17 +47,18 @@ class Registry {
 
   // Reads headers and matches names and shapes; no values. Returns the layers and tensors of the
   // file that are nothing in this model. Throws what LoraFile::open and Targets::match throw.
-  const std::vector<std::string>& check(const std::string& path);
+  const std::vector<std::string>& check(const Use& use);
 
   // What `set` does to one component, as a text: equal for sets that do the same, and empty for
   // those that leave it as it is. Results that the component gave are stale when it changed.
   std::string fingerprint(std::span<const Use> set, std::string_view component);
 
   // Adds a LoRA behind those that are there. Throws what check() throws, and
-  // Error{kInvalidArgument} when the name is taken or the strength is not finite; the set is then
-  // as before.
+  // Error{kInvalidArgument} when the name is taken for this component or the strength is not
+  // finite; the set is then as before.
   void load(const Use& use);
-  // Throws Error{kNotFound} naming those that there are.
+  // Of a name that several components have, all. Throws Error{kNotFound} naming those that there
+  // are.
   void unload(std::string_view name);
 
   // Makes `set` the LoRAs in use, in this order. Throws as load().
@@ -92,7 +93,7 @@ class Registry {
   };
   using LoadedPtr = std::shared_ptr<Loaded>;
 
-  LoadedPtr open(const std::string& path);
+  LoadedPtr open(const Use& use);
   void read(Loaded& loaded) const;
   void add_to_products(Values& values, const LoraFile& file, const Match::Pair& pair) const;
   void add_to_weights(Values& values, const Difference& difference, const Target& target) const;
@@ -100,12 +101,11 @@ class Registry {
   void place_adapters();
   void place_additions();
   void drop_idle();
-  std::vector<Use>::iterator find(std::string_view name);
 
   model::LoadedModel& model_;
   Options options_;
   Targets targets_;
-  std::map<std::string, LoadedPtr> files_;  // by path
+  std::map<std::pair<std::string, std::string>, LoadedPtr> files_;  // by path and component
   std::vector<Use> in_use_;
   std::vector<LoadedPtr> used_;                             // of in_use_
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`

@@ -38,10 +38,6 @@ struct Rows {
   int64_t layer_rows, first, length, up_first;
 };
 
-std::string_view spelling_of(Format format) {
-  return format == Format::kDiffusers || format == Format::kDiffsynth ? "diffusers" : "original";
-}
-
 // nullopt when the family has no such spelling.
 std::optional<NamedTargets> targets_in(LoadedModel& model, const LoadedPart& part,
                                        std::string_view spelling) {
@@ -215,11 +211,11 @@ std::vector<LayerWeights> respell(std::vector<LayerWeights> layers, LoadedModel&
       return layer.component == component;
     });
     if (!is_used) continue;
-    const auto names = targets_in(model, part, spelling_of(format));
+    const auto names = targets_in(model, part, formats::lora_spelling(format).layers);
     Additions additions;
     for (const LayerWeights& layer : layers) {
       if (layer.component != component) continue;
-      const Target* target = targets.find_weight(component + "." + layer.path);
+      const Target* target = targets.find_weight(layer.path, component);
       if (!names || target == nullptr) {
         result.push_back(layer);
         continue;

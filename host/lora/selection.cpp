@@ -21,6 +21,8 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kExtension = ".safetensors";
+constexpr std::string_view kComponent = "component=";
+constexpr const char* kUse = "PATH:STRENGTH, or PATH:STRENGTH:component=NAME";
 
 [[noreturn]] void refuse(const std::string& message, const std::string& hint) {
   throw Error(ErrorCode::kInvalidArgument, message, hint);
@@ -36,6 +38,15 @@ std::optional<double> number_of(std::string_view text) {
 void check_strength(double strength, const std::string& name) {
   if (!std::isfinite(strength))
     refuse(quote_and_escape(name) + ": the strength is not finite", "1 adds it as it was trained");
+}
+
+// Cuts off what stands behind the last colon, where `take` wants it and no file has the whole name.
+template <class Take>
+void take_end(std::string& path, Take take) {
+  std::error_code failure;
+  const size_t colon = path.rfind(':');
+  if (colon == std::string::npos || fs::exists(path, failure)) return;
+  if (take(std::string_view(path).substr(colon + 1))) path.resize(colon);
 }
 
 // A relative path without "." and "..", in plain characters.
@@ -64,15 +75,18 @@ std::string without_extension(std::string name) {
 Use parse_use(std::string_view text) {
   Use use;
   use.path = std::string(text);
-  std::error_code failure;
-  const size_t colon = text.rfind(':');
-  if (colon != std::string_view::npos && !fs::exists(use.path, failure)) {
-    if (const auto strength = number_of(text.substr(colon + 1))) {
-      use.path = std::string(text.substr(0, colon));
-      use.strength = *strength;
-    }
-  }
-  if (use.path.empty()) refuse(quote_and_escape(text) + ": there is no path", "PATH:STRENGTH");
+  take_end(use.path, [&](std::string_view end) {
+    if (!end.starts_with(kComponent)) return false;
+    use.component = end.substr(kComponent.size());
+    if (use.component.empty()) refuse(quote_and_escape(text) + ": there is no component", kUse);
+    return true;
+  });
+  take_end(use.path, [&](std::string_view end) {
+    const auto strength = number_of(end);
+    if (strength) use.strength = *strength;
+    return strength.has_value();
+  });
+  if (use.path.empty()) refuse(quote_and_escape(text) + ": there is no path", kUse);
   fs::path path(use.path);
   if (path.filename().empty()) path = path.parent_path();  // "folder/"
   use.name = without_extension(path.filename().string());
@@ -88,7 +102,7 @@ std::vector<Use> parse_flags(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     Use use = parse_use(text);
     for (const Use& other : uses) {
-      if (other.path == use.path)
+      if (other.path == use.path && other.component == use.component)
         refuse(quote_and_escape(use.path) + ": given twice", "give it once, with one strength");
     }
     const std::string stem = use.name;
@@ -98,35 +112,48 @@ std::vector<Use> parse_flags(const std::vector<std::string>& texts) {
   return uses;
 }
 
+namespace {
+
+constexpr const char* kForm = "write [{\"name\": \"style\", \"strength\": 0.7}]";
+
+// One entry of a list: a name, or an object.
+Use parse_entry(const json& item) {
+  Use use;
+  if (item.is_string()) {
+    use.name = item.get<std::string>();
+    return use;
+  }
+  if (!item.is_object()) refuse(quote_and_escape(item.dump()) + " is no object", kForm);
+  for (const auto& [key, value] : item.items()) {
+    if (key == "name" && value.is_string()) {
+      use.name = value.get<std::string>();
+    } else if (key == "strength" && value.is_number()) {
+      use.strength = value.get<double>();
+    } else if (key == "component" && value.is_string()) {
+      use.component = value.get<std::string>();
+    } else {
+      refuse(
+          quote_and_escape(key) + ": " + quote_and_escape(value.dump()) + " is no part of a LoRA",
+          kForm);
+    }
+  }
+  if (!item.contains("name"))
+    refuse(quote_and_escape(item.dump()) + ": \"name\" is missing", kForm);
+  return use;
+}
+
+}  // namespace
+
 std::vector<Use> parse_uses(const json& list, const std::string& folder) {
-  constexpr const char* kForm = "write [{\"name\": \"style\", \"strength\": 0.7}]";
   if (!list.is_array()) refuse(quote_and_escape(list.dump()) + " is no list", kForm);
   std::vector<Use> uses;
   for (const json& item : list) {
-    Use use;
-    if (item.is_string()) {
-      use.name = item.get<std::string>();
-    } else {
-      if (!item.is_object()) refuse(quote_and_escape(item.dump()) + " is no object", kForm);
-      for (const auto& [key, value] : item.items()) {
-        if (key == "name" && value.is_string()) {
-          use.name = value.get<std::string>();
-        } else if (key == "strength" && value.is_number()) {
-          use.strength = value.get<double>();
-        } else {
-          refuse(quote_and_escape(key) + ": " + quote_and_escape(value.dump()) +
-                     " is no part of a LoRA",
-                 kForm);
-        }
-      }
-      if (!item.contains("name"))
-        refuse(quote_and_escape(item.dump()) + ": \"name\" is missing", kForm);
-    }
+    Use use = parse_entry(item);
     use.name = without_extension(use.name);
     check_strength(use.strength, use.name);
     use.path = find_in_folder(folder, use.name);
     for (const Use& other : uses) {
-      if (other.name == use.name)
+      if (other.name == use.name && other.component == use.component)
         refuse(quote_and_escape(use.name) + ": given twice", "give it once, with one strength");
     }
     uses.push_back(std::move(use));

@@ -13,19 +13,25 @@ struct Use {
   std::string name;  // what the user calls it
   std::string path = {};
   double strength = 1.0;  // 0 leaves the layers as they are
+  // Which of several denoisers it is for, or kEveryDenoiser; empty: what the file says. See
+  // Targets::match().
+  std::string component = {};
+
+  bool operator==(const Use&) const = default;
 };
 
-// "PATH" or "PATH:STRENGTH"; what stands behind the last colon is a strength when it is a number
-// and no file has the whole name. The LoRA is called what its file is called, without
-// ".safetensors". Throws Error{kInvalidArgument} when there is no path, or the strength is not
-// finite.
+// "PATH", "PATH:STRENGTH", "PATH:component=NAME" or "PATH:STRENGTH:component=NAME"; what stands
+// behind the last colon is a strength when it is a number and no file has the whole name. The LoRA
+// is called what its file is called, without ".safetensors". Throws Error{kInvalidArgument} when
+// there is no path, or the strength is not finite.
 Use parse_use(std::string_view text);
 
 // All that are on a command line; files of one name in several folders are told apart as "style",
-// "style_2". Throws as parse_use, and Error{kInvalidArgument} when a file is given twice.
+// "style_2". Throws as parse_use, and Error{kInvalidArgument} when a file is given twice for one
+// component.
 std::vector<Use> parse_flags(const std::vector<std::string>& texts);
 
-// [{"name": "style", "strength": 0.7}, "other"]: names in `folder`.
+// [{"name": "style", "strength": 0.7, "component": "dit"}, "other"]: names in `folder`.
 // Throws Error{kInvalidArgument} for another form, and what find_in_folder throws.
 std::vector<Use> parse_uses(const nlohmann::json& list, const std::string& folder);
 

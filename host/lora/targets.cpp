@@ -7,6 +7,7 @@
 
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
+#include "host/model/components.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "host/weights/published_tensors.h"
@@ -22,20 +23,6 @@ namespace {
 
 constexpr std::string_view kEndings[] = {".weight", ".bias"};
 constexpr size_t kShown = 3;  // names in an error
-
-constexpr std::string_view kDenoiserPrefixes[] = {
-    "base_model.model.", "transformer.", "model.diffusion_model.", "diffusion_model.", "unet.",
-    "pipe.dit.",         "dit.",
-};
-// Before names whose dots became underscores; the longer of two comes first.
-constexpr std::string_view kFlatDenoiserPrefixes[] = {"lora_unet__", "lora_unet_",
-                                                      "lora_transformer_", "lycoris_"};
-constexpr std::string_view kFlatTextPrefixes[] = {"lora_te1_", "lora_te2_", "lora_te_"};
-
-std::string flat(std::string name) {
-  std::replace(name.begin(), name.end(), '.', '_');
-  return name;
-}
 
 // "blocks.0.up" of "blocks.0.up.weight"; nullopt for names that end otherwise.
 std::optional<std::string> layer_of(const std::string& name) {
@@ -70,21 +57,22 @@ class Linears {
   std::map<const Weight*, nn::Linear*> by_weight_;
 };
 
-// "tensor X: [2, 64], [2, 32] expected" where a layer's addition does not fit its target; empty
-// where it does.
+// "tensor X: [2, 64], [2, 32] expected".
+std::string expected_text(const std::string& tensor, const std::vector<int64_t>& is,
+                          const std::vector<int64_t>& expected) {
+  return "tensor " + quote_and_escape(tensor) + ": " + c10::str(at::IntArrayRef(is)) + ", " +
+         c10::str(at::IntArrayRef(expected)) + " expected";
+}
+
+// The text where a layer's addition does not fit its target; empty where it does.
 std::string misfit(const LoraLayer& layer, const Target& target) {
-  const auto text = [](const std::string& tensor, const std::vector<int64_t>& is,
-                       const std::vector<int64_t>& expected) {
-    return "tensor " + quote_and_escape(tensor) + ": " + c10::str(at::IntArrayRef(is)) + ", " +
-           c10::str(at::IntArrayRef(expected)) + " expected";
-  };
   if (layer.shape == target.shape) return {};
   if (layer.form == LayerForm::kLora || layer.form == LayerForm::kLoha) {
     if (layer.in != target.in)
-      return text(layer.down, {layer.rank, layer.in}, {layer.rank, target.in});
-    return text(layer.up, {layer.out, layer.rank}, {target.out, layer.rank});
+      return expected_text(layer.down, {layer.rank, layer.in}, {layer.rank, target.in});
+    return expected_text(layer.up, {layer.out, layer.rank}, {target.out, layer.rank});
   }
-  return text(layer.any_tensor(), layer.shape, target.shape);
+  return expected_text(layer.any_tensor(), layer.shape, target.shape);
 }
 
 // DoRA's lengths are of whole rows or columns of the named matrix: where the model keeps it as
@@ -135,184 +123,295 @@ NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
   });
 }
 
-Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part) {
-  Component component;
-  component.name = part.detection.component;
-  for (const ComponentSpec& spec : model.family().components()) {
-    if (spec.name != component.name) continue;
-    component.is_denoiser = spec.role == Role::kDenoiser;
-    component.is_text_encoder = spec.role == Role::kTextEncoder;
-  }
-  component.prefixes.push_back(component.name + ".");
-  if (component.is_denoiser) {
-    component.prefixes.insert(component.prefixes.end(), std::begin(kDenoiserPrefixes),
-                              std::end(kDenoiserPrefixes));
-    const std::string own = plugins::guard(model.family().name(), [&] {
-      return model.family().lora_targets(part.detection).file_prefix;
-    });
-    if (!own.empty()) component.prefixes.push_back(own);
-  }
-  if (component.is_text_encoder) component.prefixes.emplace_back("base_model.model.");
+namespace {
 
-  // Names of the checkpoint first: where they and others differ, files speak the former.
-  component.by_name = spelled_targets(model, part, part.detection.spelling);
-  if (component.is_denoiser || component.is_text_encoder) {
+bool is_linear(const Target& target) {
+  return target.shape.size() == 2 &&
+         std::all_of(target.pieces.begin(), target.pieces.end(),
+                     [](const TargetPiece& piece) { return piece.linear != nullptr; });
+}
+
+// The names of a component's layers: those of its checkpoint first, where they and others differ.
+NamedTargets all_targets(LoadedModel& model, const LoadedPart& part, bool has_spellings) {
+  NamedTargets targets = spelled_targets(model, part, part.detection.spelling);
+  if (has_spellings) {
     const std::vector<std::string> spellings = plugins::guard(
         model.family().name(), [&] { return model.family().spellings(part.detection); });
     for (const std::string& spelling : spellings) {
       if (spelling != part.detection.spelling)
-        component.by_name.merge(spelled_targets(model, part, spelling));
+        targets.merge(spelled_targets(model, part, spelling));
     }
   }
-  nn::Module& root = model.model().component(component.name);
+  nn::Module& root = model.model().component(part.detection.component);
   const Linears linears(root);
   root.visit_weights([&](const std::string& path, Weight& weight) {
     const std::optional<std::string> layer = layer_of(path);
     if (!layer) return;
-    Target target = {component.name, {}, 0, 0, {{&weight, linears.find(weight), *layer}}};
+    Target target = {part.detection.component, {}, 0, 0, {{&weight, linears.find(weight), *layer}}};
     set_shape(target, weight.sizes().vec());
-    component.by_name.emplace(path, std::move(target));
+    targets.emplace(path, std::move(target));
   });
-  for (const auto& [name, target] : component.by_name) {
-    component.by_flat_name.emplace(flat(name), &target);
-    if (target.pieces.front().linear != nullptr)
-      component.widest = std::max({component.widest, target.in, target.out});
+  return targets;
+}
+
+}  // namespace
+
+Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part) {
+  Component component;
+  component.name = part.detection.component;
+  size_t text_encoders = 0;
+  for (const ComponentSpec& spec : model.family().components()) {
+    if (spec.name == component.name) {
+      component.is_denoiser = spec.role == Role::kDenoiser;
+      if (spec.role == Role::kTextEncoder) component.text_encoder = text_encoders;
+    }
+    if (spec.role == Role::kTextEncoder) ++text_encoders;
+  }
+  if (component.is_denoiser)
+    component.file_prefix = plugins::guard(model.family().name(), [&] {
+      return model.family().lora_targets(part.detection).file_prefix;
+    });
+  component.by_name =
+      all_targets(model, part, component.is_denoiser || component.text_encoder.has_value());
+  for (auto found = component.by_name.cbegin(); found != component.by_name.cend(); ++found) {
+    component.by_flat_name.emplace(formats::flat_lora_name(found->first), found);
+    if (found->second.pieces.front().linear != nullptr)
+      component.widest = std::max({component.widest, found->second.in, found->second.out});
   }
   return component;
 }
 
-Targets::Targets(LoadedModel& model) : family_(model.family().name()) {
+Targets::Targets(LoadedModel& model) : family_(model.family()) {
   for (const LoadedPart& part : model.parts()) components_.push_back(table_of(model, part));
   std::stable_partition(components_.begin(), components_.end(),
                         [](const Component& component) { return component.is_denoiser; });
 }
 
-const Target* Targets::find_in(const Component& component, std::string_view name,
-                               std::string_view ending) {
+std::optional<Targets::Found> Targets::find_in(const Component& component, std::string_view name,
+                                               std::string_view ending) {
+  using Owner = formats::LoraLayerName::Owner;
+  const auto find = [&](const auto& table, std::string text) { return table.find(text += ending); };
   // Files of some tools have several prefixes: "base_model.model.transformer.".
   for (int i = 0; i < 4; ++i) {
-    if (const auto found = component.by_name.find(std::string(name) + std::string(ending));
+    if (const auto found = find(component.by_name, std::string(name));
         found != component.by_name.end())
-      return &found->second;
-    const auto prefix =
-        std::find_if(component.prefixes.begin(), component.prefixes.end(),
-                     [&](const std::string& text) { return name.starts_with(text); });
-    if (prefix == component.prefixes.end()) return nullptr;
-    name.remove_prefix(prefix->size());
-  }
-  return nullptr;
-}
-
-const Target* Targets::find(std::string_view name, std::string_view ending) const {
-  const auto find_flat = [&](auto& prefixes, auto is_meant) -> const Target* {
-    for (const std::string_view prefix : prefixes) {
-      if (!name.starts_with(prefix)) continue;
-      for (const Component& component : components_) {
-        if (!is_meant(component)) continue;
-        const auto found = component.by_flat_name.find(
-            flat(std::string(name.substr(prefix.size())) + std::string(ending)));
-        if (found != component.by_flat_name.end()) return found->second;
-      }
+      return Found{&component, found};
+    const auto prefix = formats::without_lora_prefix(name);
+    if (name.starts_with(component.name + ".")) {
+      name.remove_prefix(component.name.size() + 1);
+    } else if (!component.file_prefix.empty() && name.starts_with(component.file_prefix)) {
+      name.remove_prefix(component.file_prefix.size());
+    } else if (prefix && (prefix->owner == Owner::kUnsaid ||
+                          (prefix->owner == Owner::kDenoiser && component.is_denoiser) ||
+                          (prefix->owner == Owner::kTextEncoder &&
+                           component.text_encoder == prefix->text_encoder))) {
+      name = prefix->path;
+      if (!prefix->is_flat) continue;
+      const auto found =
+          component.by_flat_name.find(formats::flat_lora_name(std::string(name).append(ending)));
+      if (found == component.by_flat_name.end()) return std::nullopt;
+      return Found{&component, found->second};
+    } else {
+      return std::nullopt;
     }
-    return nullptr;
-  };
-  const auto is_denoiser = [](const Component& component) { return component.is_denoiser; };
-  const auto is_text = [](const Component& component) { return component.is_text_encoder; };
-  if (const Target* target = find_flat(kFlatDenoiserPrefixes, is_denoiser)) return target;
-  if (const Target* target = find_flat(kFlatTextPrefixes, is_text)) return target;
-  for (const Component& component : components_) {
-    if (const Target* target = find_in(component, name, ending)) return target;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
-const Target* Targets::find(std::string_view name) const {
-  const Target* target = find_weight(name);
-  if (target == nullptr) return nullptr;
-  const bool is_linear =
-      target->shape.size() == 2 &&
-      std::all_of(target->pieces.begin(), target->pieces.end(),
-                  [](const TargetPiece& piece) { return piece.linear != nullptr; });
-  return is_linear ? target : nullptr;
-}
-
-// One rank for all layers goes beyond narrow ones, but not beyond all of them.
-void Targets::check_rank(const std::string& path, const LoraLayer& layer,
-                         const std::string& name) const {
-  for (const Component& component : components_) {
-    if (component.name != name || layer.rank <= component.widest) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                path + ": layer " + quote_and_escape(layer.name) + ": rank " +
-                    std::to_string(layer.rank) + ", and no layer of " + name + " is wider than " +
-                    std::to_string(component.widest),
-                "the file is damaged, or no LoRA", "LORA_RANK");
+std::vector<Targets::Found> Targets::find_all(std::string_view name, std::string_view ending,
+                                              std::string_view component) const {
+  std::vector<Found> denoisers, others;
+  for (const Component& one : components_) {
+    const auto found = find_in(one, name, ending);
+    if (!found) continue;
+    if (one.name == component) return {*found};
+    (one.is_denoiser ? denoisers : others).push_back(*found);
   }
+  const bool is_for_another = !component.empty() && component != kEveryDenoiser;
+  if (!denoisers.empty()) return is_for_another ? std::vector<Found>() : denoisers;
+  if (others.size() > 1) others.erase(others.begin() + 1, others.end());
+  return others;
 }
 
-Match Targets::match(const LoraFile& file) const {
-  const std::string path = files::display_path(file.path());
-  Match match;
-  std::map<const Target*, size_t> named;  // layer of the file that a target was named by
-  std::vector<std::string> misfits;
-  const auto add = [&](std::vector<Match::Pair>& pairs, size_t layer, const Target* target) {
-    const auto [other, is_new] = named.emplace(target, layer);
-    if (!is_new)
-      throw Error(ErrorCode::kInvalidArgument,
-                  path + ": " + quote_and_escape(file.layers()[other->second].name) + " and " +
-                      quote_and_escape(file.layers()[layer].name) + " are one layer of " +
-                      target->component,
-                  "the file names a layer in two ways: save it again", "LORA_TWICE");
-    pairs.push_back({layer, target});
-  };
-  for (size_t i = 0; i < file.layers().size(); ++i) {
-    const LoraLayer& layer = file.layers()[i];
+const Target* Targets::find_weight(std::string_view name, std::string_view component) const {
+  const std::vector<Found> all = find_all(name, ".weight", component);
+  return all.empty() ? nullptr : &all.front().target->second;
+}
+
+const Target* Targets::find_bias(std::string_view name, std::string_view component) const {
+  const std::vector<Found> all = find_all(name, ".bias", component);
+  return all.empty() ? nullptr : &all.front().target->second;
+}
+
+const Target* Targets::find(std::string_view name, std::string_view component) const {
+  const Target* target = find_weight(name, component);
+  return target != nullptr && is_linear(*target) ? target : nullptr;
+}
+
+std::optional<Targets::LayerName> Targets::find_name(std::string_view name,
+                                                     std::string_view component) const {
+  for (const std::string_view ending : kEndings) {
+    const std::vector<Found> all = find_all(name, ending, component);
+    if (!all.empty())
+      return LayerName{all.front().component->name, *layer_of(all.front().target->first)};
+  }
+  return std::nullopt;
+}
+
+const Targets::Component* Targets::find_component(std::string_view name) const {
+  const auto found = std::ranges::find(components_, name, &Component::name);
+  return found == components_.end() ? nullptr : &*found;
+}
+
+std::string Targets::component_of(const LoraFile& file, std::string_view asked) const {
+  std::vector<std::string> names;
+  for (const Component& component : components_) names.push_back(component.name);
+  if (!asked.empty()) {
+    if (asked == kEveryDenoiser || find_component(asked) != nullptr) return std::string(asked);
+    const std::string nearest = report::nearest_name(std::string(asked), names);
+    throw Error(ErrorCode::kNotFound,
+                files::display_path(file.path()) + ": component " + quote_and_escape(asked) +
+                    " is none of the model; there are " + report::list_names(names),
+                nearest.empty() ? "name one of them" : "did you mean " + nearest + "?",
+                "LORA_COMPONENT");
+  }
+  const std::string said = file.component();
+  if (find_component(said) != nullptr) return said;
+  if (model::find_component(family_, said) != nullptr)
+    throw Error(ErrorCode::kNotFound,
+                files::display_path(file.path()) + ": is for the component " + said +
+                    ", and the model is open without it",
+                "pass its files as well, or put the LoRA into another one with component=NAME",
+                "LORA_COMPONENT");
+  return {};
+}
+
+// One file, layer by layer.
+class Targets::Matching {
+ public:
+  Matching(const Targets& targets, const LoraFile& file, std::string component)
+      : targets_(targets),
+        file_(file),
+        component_(std::move(component)),
+        path_(files::display_path(file.path())) {}
+
+  void add_layer(size_t index) {
+    const LoraLayer& layer = file_.layers()[index];
     const bool is_any_weight =
         layer.form == LayerForm::kNone || layer.form == LayerForm::kDifference;
-    const Target* target = is_any_weight ? find_weight(layer.name) : find(layer.name);
-    if (target == nullptr) {
-      match.unmatched.push_back(layer.name);
-      continue;
-    }
-    if (layer.form != LayerForm::kNone) {
-      if (std::string text = misfit(layer, *target); !text.empty()) {
-        misfits.push_back(std::move(text));
-        continue;
-      }
-      check_rank(path, layer, target->component);
-      check_magnitude(path, layer, *target);
-      add(match.pairs, i, target);
-    }
-    if (layer.bias.empty()) continue;
-    const Target* bias = find_bias(layer.name);
-    if (bias == nullptr)
-      throw Error(ErrorCode::kInvalidArgument,
-                  path + ": tensor " + quote_and_escape(layer.bias) +
-                      ": the layer has no bias in " + family_,
-                  "use a LoRA of this model", "LORA_SHAPE");
-    if (bias->out == file.tensors().index().dim(layer.bias, 0)) {
-      add(match.biases, i, bias);
-    } else {
-      misfits.push_back("tensor " + quote_and_escape(layer.bias) + ": " +
-                        c10::str(at::IntArrayRef(file.tensors().index().find(layer.bias)->shape)) +
-                        ", " + c10::str(at::IntArrayRef(bias->shape)) + " expected");
+    std::vector<Found> found = targets_.find_all(layer.name, ".weight", component_);
+    if (!is_any_weight)
+      std::erase_if(found, [](const Found& one) { return !is_linear(one.target->second); });
+    if (found.empty()) match_.unmatched.push_back(layer.name);
+    if (found.size() > 1 && component_.empty()) refuse_unsaid(layer, found);
+    for (const Found& one : found) {
+      if (layer.form == LayerForm::kNone || add_weight(index, one)) add_bias(index, one);
     }
   }
-  if (!misfits.empty()) {
-    std::string message = path + ": is made for another model: ";
-    for (size_t i = 0; i < std::min(misfits.size(), kShown); ++i)
-      message += (i > 0 ? "; " : "") + misfits[i];
-    if (misfits.size() > kShown)
-      message += "; and " + std::to_string(misfits.size() - kShown) + " more";
+
+  Match finish() {
+    refuse_misfits();
+    if (match_.pairs.empty() && match_.biases.empty())
+      throw Error(ErrorCode::kInvalidArgument,
+                  path_ + ": none of its " + std::to_string(file_.layers().size()) +
+                      " layers is one of " + std::string(targets_.family_.name()) + ": " +
+                      report::list_names(match_.unmatched, kShown),
+                  "use a LoRA of this model", "LORA_NO_MATCH");
+    match_.unmatched.insert(match_.unmatched.end(), file_.unknown().begin(), file_.unknown().end());
+    return std::move(match_);
+  }
+
+ private:
+  // Experts have layers of the same names, and a LoRA of one does harm in the other.
+  [[noreturn]] void refuse_unsaid(const LoraLayer& layer, const std::vector<Found>& found) const {
+    std::vector<std::string> names;
+    for (const Found& one : found) names.push_back(one.component->name);
+    const std::string denoisers = report::list_names(names);
+    names.emplace_back(kEveryDenoiser);
+    throw Error(ErrorCode::kInvalidArgument,
+                path_ + ": does not say which denoiser it is for: " + quote_and_escape(layer.name) +
+                    " is a layer of " + denoisers,
+                "say it behind the file, " + path_ + ":component=NAME; a NAME is one of " +
+                    report::list_names(names),
+                "LORA_COMPONENT");
+  }
+
+  // Whether it fits.
+  bool add_weight(size_t index, const Found& found) {
+    const LoraLayer& layer = file_.layers()[index];
+    const Target& target = found.target->second;
+    if (std::string text = misfit(layer, target); !text.empty()) {
+      misfits_.push_back(std::move(text));
+      return false;
+    }
+    check_rank(layer, *found.component);
+    check_magnitude(path_, layer, target);
+    add(match_.pairs, index, target);
+    return true;
+  }
+
+  void add_bias(size_t index, const Found& found) {
+    const LoraLayer& layer = file_.layers()[index];
+    if (layer.bias.empty()) return;
+    const std::vector<Found> biases = targets_.find_all(layer.name, ".bias", found.component->name);
+    if (biases.empty())
+      throw Error(ErrorCode::kInvalidArgument,
+                  path_ + ": tensor " + quote_and_escape(layer.bias) +
+                      ": the layer has no bias in " + std::string(targets_.family_.name()),
+                  "use a LoRA of this model", "LORA_SHAPE");
+    const Target& bias = biases.front().target->second;
+    const TensorMeta& meta = *file_.tensors().index().find(layer.bias);
+    if (bias.out == meta.shape[0]) {
+      add(match_.biases, index, bias);
+    } else {
+      misfits_.push_back(expected_text(layer.bias, meta.shape, bias.shape));
+    }
+  }
+
+  void add(std::vector<Match::Pair>& pairs, size_t index, const Target& target) {
+    const auto [other, is_new] = named_.emplace(&target, index);
+    if (!is_new)
+      throw Error(ErrorCode::kInvalidArgument,
+                  path_ + ": " + quote_and_escape(file_.layers()[other->second].name) + " and " +
+                      quote_and_escape(file_.layers()[index].name) + " are one layer of " +
+                      target.component,
+                  "the file names a layer in two ways: save it again", "LORA_TWICE");
+    pairs.push_back({index, &target});
+  }
+
+  // One rank for all layers goes beyond narrow ones, but not beyond all of them.
+  void check_rank(const LoraLayer& layer, const Component& component) const {
+    if (layer.rank <= component.widest) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                path_ + ": layer " + quote_and_escape(layer.name) + ": rank " +
+                    std::to_string(layer.rank) + ", and no layer of " + component.name +
+                    " is wider than " + std::to_string(component.widest),
+                "the file is damaged, or no LoRA", "LORA_RANK");
+  }
+
+  void refuse_misfits() const {
+    if (misfits_.empty()) return;
+    std::string message = path_ + ": is made for another model: ";
+    for (size_t i = 0; i < std::min(misfits_.size(), kShown); ++i)
+      message += (i > 0 ? "; " : "") + misfits_[i];
+    if (misfits_.size() > kShown)
+      message += "; and " + std::to_string(misfits_.size() - kShown) + " more";
     throw Error(ErrorCode::kInvalidArgument, message, "use a LoRA of this model", "LORA_SHAPE");
   }
-  if (match.pairs.empty() && match.biases.empty())
-    throw Error(ErrorCode::kInvalidArgument,
-                path + ": none of its " + std::to_string(file.layers().size()) +
-                    " layers is one of " + family_ + ": " +
-                    report::list_names(match.unmatched, kShown),
-                "use a LoRA of this model", "LORA_NO_MATCH");
-  match.unmatched.insert(match.unmatched.end(), file.unknown().begin(), file.unknown().end());
-  return match;
+
+  const Targets& targets_;
+  const LoraFile& file_;
+  std::string component_;
+  std::string path_;
+  Match match_;
+  std::map<const Target*, size_t> named_;  // layer of the file that a target was named by
+  std::vector<std::string> misfits_;
+};
+
+Match Targets::match(const LoraFile& file, std::string_view component) const {
+  Matching matching(*this, file, component_of(file, component));
+  for (size_t i = 0; i < file.layers().size(); ++i) matching.add_layer(i);
+  return matching.finish();
 }
 
 }  // namespace atelier::lora

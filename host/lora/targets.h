@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,8 +49,14 @@ struct Match {
   std::vector<std::string> unmatched;  // layers and tensors of the file that are nothing here
 };
 
+// In the place of a component's name: every denoiser that has a layer of the name.
+inline constexpr std::string_view kEveryDenoiser = "all";
+
 // All names of a model's layers: their own paths, and those of every spelling that the family
 // knows, whichever the checkpoints have that the model was opened with. Immutable.
+//
+// Where several denoisers have layers of one name, `component` says which is meant; names that tell
+// their component ("text_encoder.X", "lora_te_X") stand for that one all the same.
 class Targets {
  public:
   // `model` outlives the targets. Its weights need not be loaded.
@@ -58,19 +65,32 @@ class Targets {
   Targets(const Targets&) = delete;
   Targets& operator=(const Targets&) = delete;
 
-  // The linear layer that a file calls `name`; null when there is none. Understood are the prefixes
-  // "transformer.", "diffusion_model.", "base_model.model." and their like, names whose dots became
-  // underscores behind "lora_unet_", "lora_te_" or "lycoris_", and bare names.
-  const Target* find(std::string_view name) const;
+  // The linear layer that a file calls `name`; null when there is none. Understood are all prefixes
+  // of formats::without_lora_prefix() and bare names. Without `component`: of the first denoiser
+  // that has it.
+  const Target* find(std::string_view name, std::string_view component = {}) const;
   // The weight, and the bias, of any layer: also of norms, tables and convolutions.
-  const Target* find_weight(std::string_view name) const { return find(name, ".weight"); }
-  const Target* find_bias(std::string_view name) const { return find(name, ".bias"); }
+  const Target* find_weight(std::string_view name, std::string_view component = {}) const;
+  const Target* find_bias(std::string_view name, std::string_view component = {}) const;
 
+  // The component and the path that `name` stands for; nullopt where it is no layer.
+  struct LayerName {
+    std::string component;
+    std::string path;  // in the component, or in any published spelling
+  };
+  std::optional<LayerName> find_name(std::string_view name, std::string_view component = {}) const;
+
+  // What the layers of `file` are. `component`: a component, kEveryDenoiser, or empty for what the
+  // file's metadata says.
   // Throws Error{kInvalidArgument} naming the file and what does not fit: when no layer is found,
-  // when shapes differ, when a rank is larger than any layer of the component, when one layer is
-  // named twice, and when a bias is added to that is not there; and Error{kUnsupported} for a DoRA
-  // whose lengths run over several layers.
-  Match match(const LoraFile& file) const;
+  // when several denoisers have them and nothing says which is meant, when shapes differ, when a
+  // rank is larger than any layer of the component, when one layer is named twice, and when a bias
+  // is added to that is not there; Error{kNotFound} for a component that the model has not; and
+  // Error{kUnsupported} for a DoRA whose lengths run over several layers.
+  Match match(const LoraFile& file, std::string_view component = {}) const;
+
+  // The component that `file` is for, as match() takes it; empty where nothing says it.
+  std::string component_of(const LoraFile& file, std::string_view asked) const;
 
  private:
   struct Component {
@@ -79,20 +99,30 @@ class Targets {
     Component& operator=(Component&&) = default;
 
     std::string name;
-    bool is_denoiser = false, is_text_encoder = false;
-    std::vector<std::string> prefixes;  // that LoRA files put before its names
+    bool is_denoiser = false;
+    std::optional<size_t> text_encoder;  // which of the family's
+    std::string file_prefix;             // that the family's files put before its names; or empty
     NamedTargets by_name;
-    std::map<std::string, const Target*, std::less<>> by_flat_name;  // dots are underscores
+    std::map<std::string, NamedTargets::const_iterator, std::less<>> by_flat_name;
     int64_t widest = 0;  // longest side of its linear layers
   };
-  static const Target* find_in(const Component& component, std::string_view name,
-                               std::string_view ending);
-  const Target* find(std::string_view name, std::string_view ending) const;
-  void check_rank(const std::string& path, const LoraLayer& layer, const std::string& name) const;
-  static Component table_of(model::LoadedModel& model, const model::LoadedPart& part);
+  // A name with the component that has it.
+  struct Found {
+    const Component* component;
+    NamedTargets::const_iterator target;
+  };
+  class Matching;
 
-  std::string family_;
-  std::vector<Component> components_;  // the denoiser first
+  static Component table_of(model::LoadedModel& model, const model::LoadedPart& part);
+  static std::optional<Found> find_in(const Component& component, std::string_view name,
+                                      std::string_view ending);
+  // What `name` stands for: of several denoisers all, unless `component` names one.
+  std::vector<Found> find_all(std::string_view name, std::string_view ending,
+                              std::string_view component) const;
+  const Component* find_component(std::string_view name) const;
+
+  const ModelFamily& family_;
+  std::vector<Component> components_;  // the denoisers first
 };
 
 }  // namespace atelier::lora

@@ -7,6 +7,7 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "formats/lora_names.h"
 #include "host/files/file_reader.h"
 #include "host/model/config_check.h"
 #include "host/plugins/guard.h"
@@ -61,16 +62,8 @@ Error unknown_checkpoint(const ModelFamily& family, const files::Checkpoint& che
 }  // namespace
 
 bool is_lora(const TensorIndex& index) {
-  static constexpr std::string_view kMarks[] = {
-      ".lora_A.",   ".lora_B.",   ".lora_down.", ".lora_up.",  ".lora.down.",
-      ".lora.up.",  "lora_unet_", ".lokr_w",     ".hada_w",    "_lora.down.",
-      ".lora_mid.", ".lora_A",    ".lora_B",     ".dora_scale"};
-  for (const auto& [name, meta] : index.tensors()) {
-    for (const std::string_view mark : kMarks) {
-      if (name.find(mark) != std::string::npos) return true;
-    }
-  }
-  return false;
+  return std::ranges::any_of(
+      index.tensors(), [](const auto& tensor) { return formats::is_lora_tensor(tensor.first); });
 }
 
 std::optional<Detection> detect_checkpoint(const ModelFamily& family,

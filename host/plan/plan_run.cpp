@@ -33,14 +33,16 @@ int64_t area_of(const Settings& settings, const LoadedModel& model) {
          std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images));
 }
 
-int64_t lora_bytes(const std::vector<Job>& jobs) {
+int64_t lora_bytes(const LoadedModel& model, const std::vector<Job>& jobs) {
   int64_t most = 0;
   for (const Job& job : jobs) {
     int64_t bytes = 0;
     for (const lora::Use& use : job.settings.loras) {
       std::error_code failure;
       const auto size = std::filesystem::file_size(use.path, failure);
-      if (!failure) bytes += static_cast<int64_t>(size);
+      const size_t copies =
+          use.component == lora::kEveryDenoiser ? model.denoisers().size() : size_t{1};
+      if (!failure) bytes += static_cast<int64_t>(size * copies);
     }
     most = std::max(most, bytes);
   }
@@ -67,7 +69,7 @@ GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const
   basis.picks_cfg_batch = !asked.cfg_batch;
   basis.pictures = 0;
   for (const Job& job : asked.jobs) basis.pictures += std::max<int64_t>(1, job.settings.num_images);
-  basis.lora_bytes = lora_bytes(asked.jobs);
+  basis.lora_bytes = lora_bytes(model, asked.jobs);
   basis.comes_back = asked.reads_stdin;
   return basis;
 }

@@ -141,11 +141,12 @@ class Preparation {
     run_.selection = train::select_trained(model, config_, problems_);
     place_trained(run_, problems_);
     open_preset();
-    if (!config_.lora.base_model.empty()) {
-      if (const auto warning = lora::warning_of(config_.lora.format); !warning.empty())
+    if (!config_.lora.base_models.empty()) {
+      if (const auto warning = formats::lora_spelling(config_.lora.format).warning;
+          !warning.empty())
         progress_.warn("warning: " + std::string(warning));
     }
-    if (!config_.lora.checkpoint.empty())
+    if (!config_.lora.checkpoint.empty() && !config_.lora.base_models.empty())
       problems_.collect(
           [&] { train::check_lora_checkpoint(model, run_.selection, config_.lora, problems_); });
     const auto is_trained_in_half = [&](const model::LoadedPart& part) {
@@ -185,8 +186,9 @@ class Preparation {
     }
     problems_.collect([&] {
       run_.preset = std::make_unique<lora::Registry>(*run_.model);
-      const lora::Use use{"preset", lora.preset_path, 1.0};
-      run_.preset->check(use.path);
+      const lora::Use use = {
+          .name = "preset", .path = lora.preset_path, .component = lora.preset_model};
+      run_.preset->check(use);
       if (run_.preset->fingerprint(std::span(&use, 1), lora.preset_model).empty())
         problems_.add(
             "--preset_lora_path: " + lora.preset_path + " changes nothing in " + lora.preset_model,

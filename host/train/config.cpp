@@ -270,7 +270,7 @@ void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& prob
 
 void fill_lora(Config& c, const ParsedFlags& flags) {
   LoraSettings& lora = c.lora;
-  lora.base_model = flags.text("lora_base_model");
+  lora.base_models = flags.list("lora_base_model");
   lora.target_modules = flags.list("lora_target_modules");
   lora.rank = flags.integer("lora_rank");
   lora.alpha = flags.find_real("lora_alpha");
@@ -280,11 +280,7 @@ void fill_lora(Config& c, const ParsedFlags& flags) {
   lora.checkpoint = flags.text("lora_checkpoint");
   lora.preset_path = flags.text("preset_lora_path");
   lora.preset_model = flags.text("preset_lora_model");
-  lora.format = pick<lora::Format>(flags, "lora_format",
-                                   {{"diffusers", lora::Format::kDiffusers},
-                                    {"comfy", lora::Format::kComfy},
-                                    {"kohya", lora::Format::kKohya},
-                                    {"diffsynth", lora::Format::kDiffsynth}});
+  lora.format = lora::parse_format(flags.text("lora_format"));
 }
 
 void fill_optimizer(Config& c, const ParsedFlags& flags) {
@@ -498,7 +494,7 @@ void append(std::vector<std::string>& lines, const std::vector<std::string>& mor
 
 std::vector<std::string> Config::trained_names() const {
   std::vector<std::string> names = trainable_models;
-  if (!lora.base_model.empty()) names.push_back(lora.base_model);
+  names.insert(names.end(), lora.base_models.begin(), lora.base_models.end());
   return names;
 }
 

@@ -29,7 +29,7 @@ enum class Task { kSft, kDirectDistill };
 enum class Stage { kBoth, kDataProcess, kTrain };
 
 struct LoraSettings {
-  std::string base_model;  // component, "dit"; empty: no LoRA is trained
+  std::vector<std::string> base_models;  // components, "dit"; empty: no LoRA is trained
   // Names of linear layers, or ends of their paths behind a dot; empty: the family's own choice.
   std::vector<std::string> target_modules;
   int64_t rank = 32;

@@ -122,12 +122,17 @@ class Checks {
       check_component("trainable_models", component_of(path));
       if (!whole.insert(path).second) add("trainable_models", quote(path) + " stands there twice");
     }
-    if (!lora.base_model.empty()) check_component("lora_base_model", lora.base_model);
-    if (whole.contains(lora.base_model))
-      add("trainable_models", quote(lora.base_model) + " is trained whole and gets a LoRA",
-          "leave out one of --trainable_models and --lora_base_model");
+    std::set<std::string> adapted;
+    for (const std::string& component : lora.base_models) {
+      check_component("lora_base_model", component);
+      if (!adapted.insert(component).second)
+        add("lora_base_model", quote(component) + " stands there twice");
+      if (whole.contains(component))
+        add("trainable_models", quote(component) + " is trained whole and gets a LoRA",
+            "leave out one of --trainable_models and --lora_base_model");
+    }
     if (config_.stage == Stage::kDataProcess) return;
-    if (!config_.trainable_models.empty() || !lora.base_model.empty()) return;
+    if (!config_.trainable_models.empty() || !lora.base_models.empty()) return;
     const std::string name = denoiser();
     problems_.add("nothing is trained", "give --lora_base_model " + name +
                                             " for a LoRA, or --trainable_models " + name +
@@ -144,8 +149,11 @@ class Checks {
 
   void check_lora() {
     const LoraSettings& lora = config_.lora;
-    if (!lora.checkpoint.empty() && lora.base_model.empty())
+    if (!lora.checkpoint.empty() && lora.base_models.empty())
       add("lora_checkpoint", "no LoRA is trained", "give --lora_base_model as well");
+    if (!lora.checkpoint.empty() && lora.base_models.size() > 1)
+      add("lora_checkpoint", "one file cannot begin the LoRAs of several components",
+          "train one component of --lora_base_model after the other");
     if (!lora.preset_path.empty() && lora.preset_model.empty())
       add("preset_lora_path", "the component that it belongs to is missing",
           "give --preset_lora_model " + denoiser());
@@ -302,7 +310,7 @@ std::vector<std::string> note_idle_flags(const Config& config, const flags::Pars
        "--lr_scheduler cosine_with_restarts");
   for (const char* flag : {"lora_target_modules", "lora_rank", "lora_alpha", "lora_dropout",
                            "use_rslora", "loraplus_lr_ratio", "lora_format"})
-    idle(!config.lora.base_model.empty(), flag, "--lora_base_model");
+    idle(!config.lora.base_models.empty(), flag, "--lora_base_model");
   for (const char* flag :
        {"bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale"})
     idle(config.dataset.enable_bucket, flag, "--enable_bucket");

@@ -36,7 +36,7 @@ std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selec
   const auto files = weight_files(selection, stem);
   const bool are_there = std::all_of(files.begin(), files.end(), [](const auto& file) {
     std::error_code ignored;
-    return fs::exists(file.second, ignored);
+    return fs::exists(file.path, ignored);
   });
   return are_there ? "" : name;
 }

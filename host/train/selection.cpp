@@ -5,6 +5,7 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "host/model/components.h"
 #include "host/plugins/guard.h"
 #include "host/weights/weight_binding.h"
 
@@ -19,12 +20,10 @@ namespace {
 // Names that no component has were found with the flags.
 void add_not_given(const LoadedModel& model, const std::string& flag, const std::string& component,
                    Problems& problems) {
-  for (const ComponentSpec& spec : model.family().components()) {
-    if (spec.name == component)
-      problems.add(flag + ": component " + component + " was not given",
-                   "pass its files with --model_paths or --model_id_with_origin_paths",
-                   ErrorCode::kNotFound);
-  }
+  if (model::find_component(model.family(), component) == nullptr) return;
+  problems.add(flag + ": component " + component + " was not given",
+               "pass its files with --model_paths or --model_id_with_origin_paths",
+               ErrorCode::kNotFound);
 }
 
 // The last parts of paths, by which users name things: "to_q".
@@ -122,22 +121,22 @@ std::set<std::string> automatic_targets(LoadedModel& model, const std::string& c
   return chosen;
 }
 
-void select_layers(LoadedModel& model, const LoraSettings& lora, Selection& selection,
-                   Problems& problems) {
-  if (model.find_part(lora.base_model) == nullptr) {
-    add_not_given(model, "--lora_base_model", lora.base_model, problems);
+void select_layers(LoadedModel& model, const LoraSettings& lora, const std::string& component,
+                   Selection& selection, Problems& problems) {
+  if (model.find_part(component) == nullptr) {
+    add_not_given(model, "--lora_base_model", component, problems);
     return;
   }
   std::map<std::string, nn::Linear*> linears;
   std::vector<std::string> paths;
-  model.model().component(lora.base_model).visit([&](nn::Module& module) {
+  model.model().component(component).visit([&](nn::Module& module) {
     auto* linear = dynamic_cast<nn::Linear*>(&module);
     if (linear == nullptr) return;
     linears.emplace(module.path(), linear);
     paths.push_back(module.path());
   });
   std::set<std::string> chosen;
-  if (lora.target_modules.empty()) chosen = automatic_targets(model, lora.base_model, linears);
+  if (lora.target_modules.empty()) chosen = automatic_targets(model, component, linears);
   for (const std::string& target : lora.target_modules) {
     bool is_known = false;
     for (const std::string& path : paths) {
@@ -147,7 +146,7 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, Selection& sele
     }
     if (!is_known)
       problems.add("--lora_target_modules: " + quote_and_escape(target) +
-                       " is no linear layer of " + lora.base_model,
+                       " is no linear layer of " + component,
                    did_you_mean(target, paths));
   }
   int64_t largest_rank = 0;
@@ -155,10 +154,10 @@ void select_layers(LoadedModel& model, const LoraSettings& lora, Selection& sele
     if (!chosen.contains(path)) continue;
     const nn::Linear& linear = *linears[path];
     largest_rank = std::max(largest_rank, std::min(linear.in_features(), linear.out_features()));
-    selection.layers.push_back({lora.base_model, path, linears[path]});
+    selection.layers.push_back({component, path, linears[path]});
   }
   if (lora.target_modules.empty() && chosen.empty())
-    problems.add("--lora_base_model: no layer of " + lora.base_model + " gets a LoRA by itself",
+    problems.add("--lora_base_model: no layer of " + component + " gets a LoRA by itself",
                  "name layers with --lora_target_modules");
   if (largest_rank > 0 && lora.rank > largest_rank)
     problems.add(
@@ -179,7 +178,8 @@ Selection select_trained(LoadedModel& model, const Config& config, Problems& pro
   for (const std::string& name : config.trainable_models)
     select_weights(model, name, selection, problems);
   drop_twice_named(selection);
-  if (!config.lora.base_model.empty()) select_layers(model, config.lora, selection, problems);
+  for (const std::string& component : config.lora.base_models)
+    select_layers(model, config.lora, component, selection, problems);
   return selection;
 }
 

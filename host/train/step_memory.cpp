@@ -106,7 +106,7 @@ void StepMemory::report(const optim::Optimizer& optimizer) {
   for (const optim::Group& group : trained_.groups()) {
     for (const optim::Parameter& parameter : group.parameters) {
       const auto bytes = static_cast<int64_t>(parameter.leaf.nbytes());
-      if (!config_.lora.base_model.empty()) layers += bytes;
+      if (!config_.lora.base_models.empty()) layers += bytes;
       if (parameter.leaf.grad().defined()) gradients += bytes;
     }
   }
@@ -127,7 +127,7 @@ Error StepMemory::does_not_fit(const Error& failure) const {
   if (config_.order.batch_size > 1)
     flags.push_back("--batch_size 1 with more --gradient_accumulation_steps");
   const auto for_weights = model::flags_for_weights(model_);
-  const bool trains_whole = config_.lora.base_model.empty();  // that is not stored in 8 bits
+  const bool trains_whole = config_.lora.base_models.empty();  // that is not stored in 8 bits
   std::copy_if(
       for_weights.begin(), for_weights.end(), std::back_inserter(flags),
       [&](const std::string& flag) { return !trains_whole || !flag.starts_with("--storage "); });

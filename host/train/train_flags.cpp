@@ -165,7 +165,8 @@ void add_training(Table& table, const Config& c, const ModelFamily* family) {
       .list("trainable_models", "",
             "components, or parts of them behind a dot, whose own weights are trained" +
                 components_of(family))
-      .text("lora_base_model", "", "component that gets a LoRA" + components_of(family))
+      .list("lora_base_model", "",
+            "component that gets a LoRA, or several, each saved as a file" + components_of(family))
       .list("lora_target_modules", "",
             "layers that get one, by name or by the end of their path; empty: the family's choice")
       .integer("lora_rank", c.lora.rank, "rank")
@@ -178,8 +179,7 @@ void add_training(Table& table, const Config& c, const ModelFamily* family) {
       .path("preset_lora_path", "", "FILE",
             "LoRA that is part of the frozen model (differential LoRA)")
       .text("preset_lora_model", "", "component of preset_lora_path" + components_of(family))
-      .choice("lora_format", "diffusers", {"diffusers", "comfy", "kohya", "diffsynth"},
-              "spelling of saved LoRA files")
+      .choice("lora_format", "diffusers", lora::format_names(), "spelling of saved LoRA files")
       .path("resume_from_checkpoint", "", "FILE",
             "file of weights that the one trained component begins with");
 }
@@ -235,7 +235,7 @@ void add_output(Table& table, const OutputSettings& o, const LogSettings& l) {
   table.group("Output")
       .path("output_path", o.output_path, "FOLDER", "folder of the run, and of no other")
       .integer("save_steps", kNone, "optimizer steps between two saves; without it each epoch")
-      .choice("save_dtype", o.save_dtype, {"auto", "float32", "bfloat16", "float16"},
+      .choice("save_dtype", o.save_dtype, weights::dtype_choices(),
               "of saved weights; auto: float32 for LoRA, else the model's")
       .flag("save_state", o.save_state, "checkpoints to resume from, beside the weights")
       .integer("checkpoints_total_limit", o.checkpoints_total_limit,

@@ -15,6 +15,7 @@
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
 #include "host/generate/metadata.h"
+#include "host/lora/layer_names.h"
 #include "host/lora/lora_file.h"
 #include "host/lora/lora_writer.h"
 #include "host/lora/respell.h"
@@ -23,25 +24,12 @@
 #include "host/random/counter.h"
 #include "host/report/problems.h"
 #include "host/weights/component_writer.h"
+#include "host/weights/storage.h"
 
 namespace atelier::train {
 
 using model::LoadedModel;
 using model::LoadedPart;
-
-namespace {
-
-constexpr const char* kLoraPart = "lora";  // among weight_files()
-
-// Of --save_dtype; nullopt for "auto".
-std::optional<at::ScalarType> saved_dtype(const std::string& name) {
-  if (name == "float32") return at::kFloat;
-  if (name == "bfloat16") return at::kBFloat16;
-  if (name == "float16") return at::kHalf;
-  return std::nullopt;
-}
-
-}  // namespace
 
 TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config)
     : model_(model),
@@ -103,7 +91,7 @@ void TrainedTensors::adapt(const Selection::AdaptedLayer& layer) {
 void TrainedTensors::load_lora_checkpoint() {
   const lora::LoraFile file = lora::LoraFile::open(config_.lora.checkpoint);
   const lora::Targets targets(model_);
-  const lora::Match match = targets.match(file);
+  const lora::Match match = targets.match(file, config_.lora.base_models.front());
   for (const auto& pair : match.pairs) {
     const lora::LoraLayer& layer = file.layers()[pair.layer];
     for (AdaptedLayer& adapted : adapted_) {
@@ -118,7 +106,7 @@ void check_lora_checkpoint(LoadedModel& model, const Selection& selection,
                            const LoraSettings& settings, report::Problems& problems) {
   const lora::LoraFile file = lora::LoraFile::open(settings.checkpoint);
   const lora::Targets targets(model);
-  const lora::Match match = targets.match(file);
+  const lora::Match match = targets.match(file, settings.base_models.front());
   const std::string name = "--lora_checkpoint: " + files::display_path(file.path()) + ": ";
   if (!match.unmatched.empty())
     problems.add(name + "not in this model: " + report::list_names(match.unmatched, 5),
@@ -209,45 +197,56 @@ void TrainedTensors::load(const NamedTensors& values) {
   placement_->publish();
 }
 
-std::map<std::string, std::string> weight_files(const Selection& selection,
-                                                const std::string& stem) {
-  std::map<std::string, std::string> files;  // by what is in them
-  if (!selection.layers.empty()) files[kLoraPart] = stem + "." + kLoraPart + ".safetensors";
-  for (const auto& trained : selection.weights)
-    files[trained.component] = stem + "." + trained.component + ".safetensors";
-  if (files.size() == 1) files.begin()->second = stem + ".safetensors";
+std::vector<WeightFile> weight_files(const Selection& selection, const std::string& stem) {
+  std::vector<WeightFile> files;
+  const auto add = [&](const std::string& component, bool is_lora) {
+    const auto is_same = [&](const WeightFile& file) {
+      return file.component == component && file.is_lora == is_lora;
+    };
+    if (std::none_of(files.begin(), files.end(), is_same))
+      files.push_back({component, is_lora, stem + "." + component + ".safetensors"});
+  };
+  for (const auto& layer : selection.layers) add(layer.component, /*is_lora=*/true);
+  const size_t loras = files.size();
+  for (const auto& trained : selection.weights) add(trained.component, /*is_lora=*/false);
+  for (size_t i = 0; i < loras; ++i)
+    files[i].path =
+        stem + ".lora" + (loras > 1 ? "." + files[i].component : std::string()) + ".safetensors";
+  if (files.size() == 1) files.front().path = stem + ".safetensors";
+  std::ranges::sort(files, {}, &WeightFile::path);
   return files;
 }
 
 std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step,
                                               int64_t epoch) const {
-  std::vector<std::string> files;
-  for (const auto& [part, path] : weight_files(selection_, stem)) {
-    if (part == kLoraPart) {
-      save_lora(path, step, epoch);
+  std::vector<std::string> paths;
+  for (const WeightFile& file : weight_files(selection_, stem)) {
+    if (file.is_lora) {
+      save_lora(file, step, epoch);
     } else {
-      save_whole(part, path, step);
+      save_whole(file, step);
     }
-    files.push_back(path);
+    paths.push_back(file.path);
   }
-  return files;
+  return paths;
 }
 
 uint64_t TrainedTensors::saved_bytes() const {
   constexpr uint64_t kPerTensor = 512;
-  const std::optional<at::ScalarType> dtype = saved_dtype(config_.output.save_dtype);
+  const std::optional<at::ScalarType> dtype = weights::dtype_or_auto(config_.output.save_dtype);
   uint64_t bytes = 0;
-  for (const auto& [part, path] : weight_files(selection_, "")) {
-    if (part == kLoraPart) {
+  for (const WeightFile& file : weight_files(selection_, "")) {
+    if (file.is_lora) {
       const size_t size = c10::elementSize(dtype.value_or(at::kFloat));
-      for (const lora::LayerWeights& layer : lora_layers())
+      for (const lora::LayerWeights& layer : lora_layers(file.component))
         bytes += 3 * kPerTensor + size * (layer.down.numel() + layer.up.numel());
       continue;
     }
-    for (const auto& [name, meta] : model_.find_part(part)->checkpoint.index().tensors()) {
-      const size_t size =
-          dtype ? c10::elementSize(*dtype)
-                : std::max(c10::elementSize(meta.dtype), c10::elementSize(model_.dtype(part)));
+    const auto& index = model_.find_part(file.component)->checkpoint.index();
+    for (const auto& [name, meta] : index.tensors()) {
+      const size_t size = dtype ? c10::elementSize(*dtype)
+                                : std::max(c10::elementSize(meta.dtype),
+                                           c10::elementSize(model_.dtype(file.component)));
       bytes += kPerTensor + size * c10::multiply_integers(meta.shape);
     }
   }
@@ -255,45 +254,43 @@ uint64_t TrainedTensors::saved_bytes() const {
 }
 
 // In the names and cuts of the file's spelling.
-std::vector<lora::LayerWeights> TrainedTensors::lora_layers() const {
+std::vector<lora::LayerWeights> TrainedTensors::lora_layers(const std::string& component) const {
   std::vector<lora::LayerWeights> layers;
   for (const AdaptedLayer& adapted : adapted_) {
-    layers.push_back({adapted.layer.component, adapted.layer.path, adapted.a.detach(),
-                      adapted.b.detach(),
+    if (adapted.layer.component != component) continue;
+    layers.push_back({component, adapted.layer.path, adapted.a.detach(), adapted.b.detach(),
                       config_.lora.alpha.value_or(static_cast<double>(config_.lora.rank)),
                       config_.lora.use_rslora});
   }
   return lora::respell(std::move(layers), model_, config_.lora.format);
 }
 
-void TrainedTensors::save_lora(const std::string& path, int64_t step, int64_t epoch) const {
-  const std::string& component = config_.lora.base_model;
-  const LoadedPart& part = *model_.find_part(component);
-  LoraTargets targets = plugins::guard(
-      model_.family().name(), [&] { return model_.family().lora_targets(part.detection); });
-  if (targets.component != component) targets = {component, {}, {}, component + "."};
+void TrainedTensors::save_lora(const WeightFile& file, int64_t step, int64_t epoch) const {
+  const LoadedPart& part = *model_.find_part(file.component);
   lora::Description description;
   description.base_model = generate::short_path(part.checkpoint.name());
   description.architecture = part.detection.variant;
   description.target_modules = config_.lora.target_modules;
+  description.component = file.component;
   description.step = step;
   description.epoch = epoch;
   description.more = {{"atelier_version", ATELIER_SDK_VERSION},
                       {"ss_learning_rate", c10::str(config_.learning_rate)},
                       {"ss_seed", std::to_string(config_.seed)}};
-  lora::write_lora(path, config_.lora.format, lora_layers(), {{component, targets}},
-                   saved_dtype(config_.output.save_dtype).value_or(at::kFloat), description);
+  lora::write_lora(file.path, config_.lora.format, lora_layers(file.component),
+                   {{file.component, lora::file_targets(model_, part)}},
+                   weights::dtype_or_auto(config_.output.save_dtype).value_or(at::kFloat),
+                   description);
 }
 
-void TrainedTensors::save_whole(const std::string& component, const std::string& path,
-                                int64_t step) const {
-  const LoadedPart& part = *model_.find_part(component);
+void TrainedTensors::save_whole(const WeightFile& file, int64_t step) const {
+  const LoadedPart& part = *model_.find_part(file.component);
   const WeightMap rules = plugins::guard(
       model_.family().name(), [&] { return model_.family().weight_map(part.detection); });
   weights::save_component(
-      model_.model().component(component), rules, part.detection.prefix, path,
+      model_.model().component(file.component), rules, part.detection.prefix, file.path,
       {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},
-      &part.checkpoint, saved_dtype(config_.output.save_dtype));
+      &part.checkpoint, weights::dtype_or_auto(config_.output.save_dtype));
 }
 
 }  // namespace atelier::train

@@ -23,10 +23,16 @@ namespace atelier::train {
 void check_lora_checkpoint(model::LoadedModel& model, const Selection& selection,
                            const LoraSettings& settings, report::Problems& problems);
 
+// One file of what is trained of one component.
+struct WeightFile {
+  std::string component;
+  bool is_lora;
+  std::string path;
+};
 // What weights of `selection` are saved as: "STEM.safetensors"; of several parts, one file each:
-// "STEM.lora.safetensors", "STEM.text_encoder.safetensors".
-std::map<std::string, std::string> weight_files(const Selection& selection,
-                                                const std::string& stem);
+// "STEM.lora.safetensors", "STEM.text_encoder.safetensors"; and LoRAs of several components as
+// "STEM.lora.dit.safetensors".
+std::vector<WeightFile> weight_files(const Selection& selection, const std::string& stem);
 
 // Makes the selected weights leaves of the autograd graph and puts LoRA factors into the selected
 // layers; taken out again by the destructor. Not thread-safe.
@@ -69,9 +75,9 @@ class TrainedTensors {
   };
   void adapt(const Selection::AdaptedLayer& layer);
   void load_lora_checkpoint();
-  std::vector<lora::LayerWeights> lora_layers() const;
-  void save_lora(const std::string& path, int64_t step, int64_t epoch) const;
-  void save_whole(const std::string& component, const std::string& path, int64_t step) const;
+  std::vector<lora::LayerWeights> lora_layers(const std::string& component) const;
+  void save_lora(const WeightFile& file, int64_t step, int64_t epoch) const;
+  void save_whole(const WeightFile& file, int64_t step) const;
   double lora_scale() const;
 
   model::LoadedModel& model_;

@@ -115,7 +115,9 @@ class TrainingRun {
       if (runs || run_.selection.trains(name)) load(model_, name, progress_);
     }
     if (run_.starting_weights) run_.starting_weights->load();
-    if (run_.preset) run_.preset->load({"preset", config_.lora.preset_path, 1.0});
+    if (run_.preset) run_.preset->load({.name = "preset",
+                         .path = config_.lora.preset_path,
+                         .component = config_.lora.preset_model});
   }
 
   RunEnd train(const Samples& samples, const Samples* validation) {

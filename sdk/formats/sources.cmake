@@ -9,6 +9,7 @@ set(ATELIER_FORMATS_SOURCES
   json.cpp
   json_reader.cpp
   list.cpp
+  lora_names.cpp
   safetensors.cpp
   sentencepiece_model.cpp
   shard_index.cpp

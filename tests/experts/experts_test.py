@@ -36,10 +36,17 @@ def size_of(path):
     return struct.unpack(">II", path.read_bytes()[16:24])
 
 
-def tensor_names(path):
+def header(path):
     data = path.read_bytes()
-    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
-    return {name for name in header if name != "__metadata__"}
+    return json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+
+
+def tensor_names(path):
+    return set(header(path)) - {"__metadata__"}
+
+
+def metadata(path):
+    return header(path)["__metadata__"]
 
 
 def weights(path):
@@ -73,8 +80,9 @@ class Experts(unittest.TestCase):
 
     def draw(self, name, *more, changed=None, seed=3, width=24):
         output = self.folder / f"{name}.png"
+        steps = [] if "--num_inference_steps" in more else ["--num_inference_steps", 4]
         self.run_program("generate", *self.model(changed), "--prompt", "a cat", "--height", 16, "--width", width,
-                         "--num_inference_steps", 4, "--seed", seed, "--output", output, *more)
+                         *steps, "--seed", seed, "--output", output, *more)
         return pixels(output)
 
     def test_it_passes_the_conformance_suite(self):
@@ -168,22 +176,55 @@ class Experts(unittest.TestCase):
                          "--width", 24, "--output", "same.png")
         self.assertEqual(pixels(self.folder / "same.png"), pixels(first))
 
-    def test_a_lora_of_each_expert_is_trained(self):
-        data = self.write_data()
-        plain = self.draw("untrained")
-        for component in ("dit", "dit_low"):
-            output = self.folder / f"lora_{component}"
-            self.train(data, output, "--lora_base_model", component)
-            lora = output / "step-3.safetensors"
-            self.assertEqual(8, len(tensor_names(lora)))
-            if component == "dit":
-                self.assertNotEqual(plain, self.draw("trained", "--lora", lora))
-
     def train(self, data, output, *more, base=None, code=0):
         return self.run_program("train", *self.model(), "--dataset_base_path", base or data,
                                 "--dataset_metadata_path", data / "metadata.csv", "--lora_rank", 4,
                                 "--learning_rate", 1e-1, "--max_train_steps", 3, "--save_steps", 3, "--output_path",
                                 output, *more, code=code)
+
+    def train_lora(self, name, components):
+        """Trains LoRAs and returns their folder."""
+        self.train(self.write_data(), self.folder / name, "--lora_base_model", components)
+        return self.folder / name
+
+    def test_a_lora_of_each_expert_changes_its_noise_levels_alone(self):
+        # Of one step all is the first expert's, of four each has two.
+        plain = {steps: self.draw(f"untrained_{steps}", "--num_inference_steps", steps) for steps in (1, 4)}
+        for component in ("dit", "dit_low"):
+            lora = self.train_lora(f"lora_{component}", component) / "step-3.safetensors"
+            self.assertEqual(8, len(tensor_names(lora)))
+            self.assertEqual(component, metadata(lora)["atelier.component"])
+            for steps in (1, 4):
+                drawn = self.draw("trained", "--lora", lora, "--num_inference_steps", steps)
+                is_reached = component == "dit" or steps == 4
+                self.assertEqual(is_reached, drawn != plain[steps], (component, steps))
+
+    def test_loras_of_both_experts_are_saved_as_a_file_each(self):
+        output = self.train_lora("lora_both", "dit,dit_low")
+        for component in ("dit", "dit_low"):
+            lora = output / f"step-3.lora.{component}.safetensors"
+            self.assertEqual(8, len(tensor_names(lora)))
+            self.assertEqual(component, metadata(lora)["atelier.component"])
+        self.run_program("train", "--resume", output, "--max_train_steps", 4)
+
+    def test_the_user_says_which_expert_a_lora_is_for(self):
+        lora = self.train_lora("lora_unsaid", "dit") / "step-3.safetensors"
+        unsaid = self.folder / "unsaid.safetensors"
+        unsaid.write_bytes(lora.read_bytes().replace(b"atelier.component", b"atelier.something"))
+        plain = self.draw("before_choice", "--num_inference_steps", 1)
+        said = self.run_program("generate", *self.model(), "--prompt", "a cat", "--lora", unsaid, "--output", "x.png",
+                                code=2)
+        self.assertIn("does not say which denoiser it is for", said)
+        self.assertIn("[LORA_COMPONENT]", said)
+        for component, is_reached in (("dit", True), ("dit_low", False), ("all", True)):
+            drawn = self.draw("chosen", "--lora", f"{unsaid}:0.5:component={component}", "--num_inference_steps", 1)
+            self.assertEqual(is_reached, drawn != plain, component)
+        line = {"prompt": "a cat", "height": 16, "width": 24, "num_inference_steps": 1, "seed": 3, "output": "line.png",
+                "loras": [{"name": "unsaid", "component": "dit_low"}]}
+        (self.folder / "lines.jsonl").write_text(json.dumps(line) + "\n")
+        self.run_program("generate", *self.model(), "--lora_dir", self.folder, "--prompts_file",
+                         self.folder / "lines.jsonl")
+        self.assertEqual(plain, pixels(self.folder / "line.png"))
 
     def test_rows_without_a_first_picture_are_trained_with_their_own(self):
         self.draw("rows_0")

@@ -29,49 +29,6 @@ NamedTensors layer_and(const NamedTensors& more = {}, const std::string& name = 
 
 }  // namespace
 
-TEST_CASE("Every published spelling of a factor is read", "[lora]") {
-  struct Case {
-    std::string name, layer;
-    TensorRole role;
-  };
-  const Case cases[] = {
-      {"transformer.a.b.lora_A.weight", "transformer.a.b", TensorRole::kDown},
-      {"a.b.lora_B.default.weight", "a.b", TensorRole::kUp},
-      {"base_model.model.a.to_out.0.lora_A.weight", "base_model.model.a.to_out.0",
-       TensorRole::kDown},
-      {"diffusion_model.a.lora_down.weight", "diffusion_model.a", TensorRole::kDown},
-      {"diffusion_model.a.lora_up.weight", "diffusion_model.a", TensorRole::kUp},
-      {"a.lora_down.default.weight", "a", TensorRole::kDown},
-      {"lora_unet_a_b_0.lora_up.weight", "lora_unet_a_b_0", TensorRole::kUp},
-      {"lora_unet_a_b_0.alpha", "lora_unet_a_b_0", TensorRole::kAlpha},
-      {"a.to_q.lora.down.weight", "a.to_q", TensorRole::kDown},
-      {"a.to_q_lora.up.weight", "a.to_q", TensorRole::kUp},
-      {"text.q_proj.lora_linear_layer.up.weight", "text.q_proj", TensorRole::kUp},
-      {"a.lora_A", "a", TensorRole::kDown},
-      {"transformer.a.lora_magnitude_vector", "transformer.a", TensorRole::kMagnitude},
-      {"a.lora_magnitude_vector.default.weight", "a", TensorRole::kMagnitude},
-      {"lora_unet_a_b.dora_scale", "lora_unet_a_b", TensorRole::kMagnitude},
-      {"lycoris_a_b.lokr_w1", "lycoris_a_b", TensorRole::kKron1},
-      {"lycoris_a_b.lokr_w1_a", "lycoris_a_b", TensorRole::kKron1Left},
-      {"base_model.model.a.lokr_w2_b", "base_model.model.a", TensorRole::kKron2Right},
-      {"diffusion_model.a.diff", "diffusion_model.a", TensorRole::kDiff},
-      {"diffusion_model.a.diff_b", "diffusion_model.a", TensorRole::kBiasDiff},
-      {"lycoris_a_norm.w_norm", "lycoris_a_norm", TensorRole::kDiff},
-      {"lycoris_a_norm.b_norm", "lycoris_a_norm", TensorRole::kBiasDiff},
-      {"a.lora_B.default.bias", "a", TensorRole::kUpBias},
-      {"a.diff.weight", "a.diff.weight", TensorRole::kUnknown},
-      {"a.b.weight", "a.b.weight", TensorRole::kUnknown},
-      {"a.lora_A.one.two.weight", "a.lora_A.one.two.weight", TensorRole::kUnknown},
-      {".lora_A.weight", ".lora_A.weight", TensorRole::kUnknown},
-  };
-  for (const Case& c : cases) {
-    INFO(c.name);
-    const TensorName name = parse_tensor_name(c.name);
-    CHECK(name.layer == c.layer);
-    CHECK((name.role == c.role));
-  }
-}
-
 TEST_CASE("The scale is alpha over rank, and 1 where no alpha is given", "[lora]") {
   const Folder folder;
   const auto scale = [&](const std::string& path) {

@@ -107,7 +107,7 @@ TEST_CASE("All spellings of one LoRA give the same bits", "[lora]") {
       files::write_safetensors(path, tensors);
       const std::vector<Use> set = {{"spelled", path}};
       registry.use(set);
-      CHECK(registry.check(path).empty());
+      CHECK(registry.check({.name = "x", .path = path}).empty());
       CHECK(at::equal(scene.velocity(), wanted));
     }
   }
@@ -215,7 +215,7 @@ TEST_CASE("Every kind gives what changed weights give, hot and merged", "[lora]"
       INFO(kind.name << (mode == Mode::kHot ? ", hot" : ", merged"));
       files::write_safetensors(path, kind.file);
       registry.load({"kind", path});
-      CHECK(registry.check(path).empty());
+      CHECK(registry.check({.name = "x", .path = path}).empty());
       const at::Tensor wanted = test::changed_velocity(scene.folder.path(), kind.change);
       REQUIRE(test::error(wanted, scene.plain) > 0.02);
       CHECK(test::error(scene.velocity(), wanted) < 5e-5);
@@ -489,7 +489,7 @@ TEST_CASE("500 random changes leave every weight, the velocity and the memory as
     const std::string name = "lora" + std::to_string(i);
     return Use{name, scene.folder / (name + ".safetensors"), strength};
   };
-  for (size_t i = 0; i < 5; ++i) registry.check(use_of(i, 1).path);
+  for (size_t i = 0; i < 5; ++i) registry.check(use_of(i, 1));
   test::Bytes live;
   scene.model->unload_component("dit");
   scene.velocity();  // weights that are counted when they leave

@@ -28,17 +28,35 @@ TEST_CASE("A LoRA on the command line is a path and a strength", "[lora]") {
   check(folder / "odd:2", folder / "odd:2", "odd:2", 1.0);
 }
 
+TEST_CASE("A LoRA on the command line may name its component", "[lora]") {
+  const Use expected = {
+      .name = "a", .path = "x/a.safetensors", .strength = 0.5, .component = "low"};
+  CHECK(parse_use("x/a.safetensors:0.5:component=low") == expected);
+  CHECK(parse_use("a:component=all").component == "all");
+  CHECK(parse_use("a:component=all").strength == 1.0);
+  expect_error(ErrorCode::kInvalidArgument, {"there is no component"},
+               [] { parse_use("a:0.5:component="); });
+  const auto uses = parse_flags({"a:component=dit", "a:0.5:component=low"});
+  REQUIRE(uses.size() == 2);
+  CHECK(uses[1].name == "a_2");
+  expect_error(ErrorCode::kInvalidArgument, {"given twice"}, [] {
+    parse_flags({"a:component=dit", "a:0.5:component=dit"});
+  });
+}
+
 TEST_CASE("A line of a prompts file names files of one folder", "[lora]") {
   const Folder folder;
   test::write_bytes(folder / "style.safetensors", "");
   test::write_bytes(folder / "oil/thick.safetensors", "");
   const auto uses =
-      parse_uses(json::parse(R"([{"name": "style", "strength": 0.7}, "oil/thick.safetensors"])"),
+      parse_uses(json::parse(R"([{"name": "style", "strength": 0.7, "component": "low"},
+                                "oil/thick.safetensors"])"),
                  folder.path());
   REQUIRE(uses.size() == 2);
   CHECK(uses[0].name == "style");
   CHECK(uses[0].path == folder / "style.safetensors");
   CHECK(uses[0].strength == 0.7);
+  CHECK(uses[0].component == "low");
   CHECK(uses[1].name == "oil/thick");
   CHECK(uses[1].path == folder / "oil/thick.safetensors");
   CHECK(uses[1].strength == 1.0);

@@ -114,7 +114,7 @@ TEST_CASE("A LoRA run takes its settings from the flags", "[config]") {
                                            "--model_paths",
                                            "[\"a\"]"});
   CHECK(c.lora.target_modules == std::vector<std::string>{"to_q", "to_k", "to_v"});
-  CHECK(c.lora.base_model == "dit");
+  CHECK(c.lora.base_models == std::vector<std::string>{"dit"});
   CHECK(c.lora.rank == 8);
   CHECK(c.lora.alpha == 4.0);
   CHECK(c.lora.format == lora::Format::kKohya);
@@ -196,7 +196,7 @@ TEST_CASE("A command line of DiffSynth-Studio is read as it stands", "[config]")
                           "--use_gradient_checkpointing",
                           "--find_unused_parameters"});
   CHECK(c.trainable_models == std::vector<std::string>{"dit"});
-  CHECK(c.lora.base_model.empty());
+  CHECK(c.lora.base_models.empty());
   CHECK(c.num_epochs == 2);
   CHECK(c.learning_rate == 1e-5);
   CHECK(c.use_gradient_checkpointing);
@@ -503,7 +503,7 @@ TEST_CASE("A resumed run brings its configuration below all others", "[config]")
       {"--resume", folder / "out", "--config", folder / "more.toml", "--learning_rate", "1e-4"});
   CHECK(c.resume == folder / "out");
   CHECK(c.lora.rank == 4);
-  CHECK(c.lora.base_model == "dit");
+  CHECK(c.lora.base_models == std::vector<std::string>{"dit"});
   CHECK(c.dataset.dataset_base_path == test::fs::absolute("data").string());
   CHECK(c.learning_rate == 1e-4);
   CHECK(c.num_epochs == 5);

@@ -77,7 +77,7 @@ struct TrainToy {
   }
   void train_lora(int64_t rank = 4) {
     config.trainable_models.clear();
-    config.lora.base_model = "dit";
+    config.lora.base_models = {"dit"};
     config.lora.target_modules = {"q", "down"};
     config.lora.rank = rank;
   }

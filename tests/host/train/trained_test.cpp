@@ -61,7 +61,7 @@ TEST_CASE("Where parameters live changes no bit", "[trained]") {
 TEST_CASE("A LoRA has the same bits on the device and on the host", "[trained]") {
   const auto lora = [](Config& config) {
     config.trainable_models.clear();
-    config.lora.base_model = "dit";
+    config.lora.base_models = {"dit"};
     config.lora.target_modules = {"q", "down"};
     config.lora.rank = 4;
     config.lora.loraplus_lr_ratio = 4;

@@ -1,0 +1,98 @@
+#include "formats/lora_names.h"
+
+#include <catch2/catch.hpp>
+
+namespace atelier::formats {
+
+TEST_CASE("Every published spelling of a factor is read", "[names]") {
+  struct Case {
+    std::string name, layer;
+    LoraRole role;
+  };
+  const Case cases[] = {
+      {"transformer.a.b.lora_A.weight", "transformer.a.b", LoraRole::kDown},
+      {"a.b.lora_B.default.weight", "a.b", LoraRole::kUp},
+      {"base_model.model.a.to_out.0.lora_A.weight", "base_model.model.a.to_out.0",
+       LoraRole::kDown},
+      {"diffusion_model.a.lora_down.weight", "diffusion_model.a", LoraRole::kDown},
+      {"diffusion_model.a.lora_up.weight", "diffusion_model.a", LoraRole::kUp},
+      {"a.lora_down.default.weight", "a", LoraRole::kDown},
+      {"lora_unet_a_b_0.lora_up.weight", "lora_unet_a_b_0", LoraRole::kUp},
+      {"lora_unet_a_b_0.alpha", "lora_unet_a_b_0", LoraRole::kAlpha},
+      {"a.to_q.lora.down.weight", "a.to_q", LoraRole::kDown},
+      {"a.to_q_lora.up.weight", "a.to_q", LoraRole::kUp},
+      {"text.q_proj.lora_linear_layer.up.weight", "text.q_proj", LoraRole::kUp},
+      {"a.lora_A", "a", LoraRole::kDown},
+      {"transformer.a.lora_magnitude_vector", "transformer.a", LoraRole::kMagnitude},
+      {"a.lora_magnitude_vector.default.weight", "a", LoraRole::kMagnitude},
+      {"lora_unet_a_b.dora_scale", "lora_unet_a_b", LoraRole::kMagnitude},
+      {"lycoris_a_b.lokr_w1", "lycoris_a_b", LoraRole::kKron1},
+      {"lycoris_a_b.lokr_w1_a", "lycoris_a_b", LoraRole::kKron1Left},
+      {"base_model.model.a.lokr_w2_b", "base_model.model.a", LoraRole::kKron2Right},
+      {"diffusion_model.a.diff", "diffusion_model.a", LoraRole::kDiff},
+      {"diffusion_model.a.diff_b", "diffusion_model.a", LoraRole::kBiasDiff},
+      {"lycoris_a_norm.w_norm", "lycoris_a_norm", LoraRole::kDiff},
+      {"lycoris_a_norm.b_norm", "lycoris_a_norm", LoraRole::kBiasDiff},
+      {"a.lora_B.default.bias", "a", LoraRole::kUpBias},
+      {"a.diff.weight", "a.diff.weight", LoraRole::kUnknown},
+      {"a.b.weight", "a.b.weight", LoraRole::kUnknown},
+      {"a.lora_A.one.two.weight", "a.lora_A.one.two.weight", LoraRole::kUnknown},
+      {".lora_A.weight", ".lora_A.weight", LoraRole::kUnknown},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    const LoraTensorName name = parse_lora_tensor(c.name);
+    CHECK(name.layer == c.layer);
+    CHECK((name.role == c.role));
+  }
+}
+
+TEST_CASE("A tensor's name makes a file a LoRA, or does not", "[names]") {
+  for (const std::string name :
+       {"a.lora_A.weight", "a.lora.down.weight", "a.to_q_lora.up.weight", "a.hada_w1_a", "a.lokr_w2",
+        "a.dora_scale", "a.lora_mid.weight", "a.oft_blocks", "lora_unet_a.diff"}) {
+    INFO(name);
+    CHECK(is_lora_tensor(name));
+  }
+  for (const std::string name : {"a.weight", "a.alpha", "a.diff", "a.b_norm", "transformer.a.bias",
+                                 "lora.a.weight"}) {
+    INFO(name);
+    CHECK(!is_lora_tensor(name));
+  }
+}
+
+TEST_CASE("A prefix says whose layer a name is", "[names]") {
+  using Owner = LoraLayerName::Owner;
+  const auto check = [](const std::string& name, Owner owner, const std::string& path,
+                        bool is_flat = false, size_t text_encoder = 0) {
+    INFO(name);
+    const auto read = without_lora_prefix(name);
+    REQUIRE(read.has_value());
+    CHECK((read->owner == owner));
+    CHECK(read->path == path);
+    CHECK(read->is_flat == is_flat);
+    CHECK(read->text_encoder == text_encoder);
+  };
+  check("base_model.model.transformer.a", Owner::kUnsaid, "transformer.a");
+  check("pipe.dit.a.b", Owner::kDenoiser, "a.b");
+  check("lora_unet__a_b", Owner::kDenoiser, "a_b", /*is_flat=*/true);
+  check("lora_te_a_b", Owner::kTextEncoder, "a_b", /*is_flat=*/true, 0);
+  check("lora_te3_a", Owner::kTextEncoder, "a", /*is_flat=*/true, 2);
+  CHECK(!without_lora_prefix("blocks.0.to_q"));
+  for (size_t i = 0; i < text_encoder_names().size(); ++i)
+    check(kohya_text_prefix(i) + "a", Owner::kTextEncoder, "a", /*is_flat=*/true, i);
+}
+
+TEST_CASE("Every format has names of its own", "[names]") {
+  for (const LoraSpelling& spelling : lora_spellings()) {
+    INFO(spelling.name);
+    CHECK(&lora_spelling(spelling.format) == &spelling);
+    CHECK((parse_lora_tensor("a" + std::string(spelling.down)).role == LoraRole::kDown));
+    CHECK((parse_lora_tensor("a" + std::string(spelling.up)).role == LoraRole::kUp));
+  }
+  for (const LoraRole role : {LoraRole::kHada1Down, LoraRole::kKron2Left, LoraRole::kMagnitude,
+                              LoraRole::kDiff, LoraRole::kBiasDiff, LoraRole::kAlpha})
+    CHECK((parse_lora_tensor("a." + std::string(lora_tensor_name(role))).role == role));
+}
+
+}  // namespace atelier::formats
