@@ -54,7 +54,12 @@ Objective::Objective(model::LoadedModel& model, BlockRunner& runner, const Times
       schedule_(training_schedule(model)),
       noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
       timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
-      family_(model.family().name()) {}
+      family_(model.family().name()) {
+  for (const model::LoadedPart* part : model.denoisers())
+    experts_.push_back({part->detection.component, plugins::guard(family_ + ".sigma_range", [&] {
+                          return model.family().sigma_range(part->detection);
+                        })});
+}
 
 Objective::Prepared Objective::prepare(const TrainSample& sample) {
   Prepared prepared;
@@ -85,12 +90,12 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
 
 // Of those that are loaded, the one for a noise level.
 const std::string& Objective::denoiser_at(float sigma) const {
-  for (const model::LoadedPart* part : model_.denoisers()) {
-    const SigmaRange range = model_.family().sigma_range(part->detection);
-    if (model_.is_loaded(part->detection.component) && sigma >= range.low && sigma <= range.high)
-      return part->detection.component;
+  for (const Expert& expert : experts_) {
+    if (model_.is_loaded(expert.component) && sigma >= expert.range.low &&
+        sigma <= expert.range.high)
+      return expert.component;
   }
-  return model_.denoiser()->detection.component;
+  return experts_.front().component;
 }
 
 // One call for the samples of each denoiser.

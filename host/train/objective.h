@@ -62,6 +62,10 @@ class Objective {
     at::Tensor pinned, pinned_where;  // replaces the noisy latents where it is true
     at::Tensor counted;               // part of the elements that the family counts; undefined: all
   };
+  struct Expert {
+    std::string component;
+    SigmaRange range;
+  };
   Prepared prepare(const TrainSample& sample);
   at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
                      const std::vector<at::Tensor>& noise);
@@ -73,6 +77,7 @@ class Objective {
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 
   model::LoadedModel& model_;
+  std::vector<Expert> experts_;  // the denoisers, that of the noisiest levels first
   BlockRunner& runner_;
   const Timesteps& timesteps_;
   ScheduleDefaults schedule_;

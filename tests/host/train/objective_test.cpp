@@ -63,6 +63,14 @@ TEST_CASE("A batch has the loss of its samples", "[objective]") {
   CHECK(at::allclose(bench.objective->flow_matching(batch, 0), apart, 1e-5));
 }
 
+TEST_CASE("The family is asked once which denoiser a noise level is for", "[objective]") {
+  Bench bench;
+  const int before = test::num_ranges_asked;
+  bench.objective->flow_matching(std::vector<PlacedSample>{{toy_sample(1), 0}, {toy_sample(2), 1}},
+                                 0);
+  CHECK(test::num_ranges_asked == before);
+}
+
 TEST_CASE("Validation has one error for each level", "[objective]") {
   Bench bench;
   const TrainSample sample = toy_sample(3);

@@ -15,9 +15,14 @@ namespace atelier::test {
 // Is called with each velocity that the denoiser gives, and may change it or throw.
 using VelocityHook = std::function<at::Tensor(const at::Tensor& velocity)>;
 inline VelocityHook velocity_hook;
+inline int num_ranges_asked = 0;  // calls of sigma_range()
 
 class HookedToy final : public PictureToy {
  public:
+  SigmaRange sigma_range(const Detection& denoiser) const override {
+    ++num_ranges_asked;
+    return PictureToy::sigma_range(denoiser);
+  }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions& options) const override {
     struct Hooked final : ToyModel {
