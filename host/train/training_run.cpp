@@ -115,7 +115,8 @@ class TrainingRun {
       if (runs || run_.selection.trains(name)) load(model_, name, progress_);
     }
     if (run_.starting_weights) run_.starting_weights->load();
-    if (run_.preset) run_.preset->load({.name = "preset",
+    if (run_.preset)
+      run_.preset->load({.name = "preset",
                          .path = config_.lora.preset_path,
                          .component = config_.lora.preset_model});
   }

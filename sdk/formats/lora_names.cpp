@@ -87,8 +87,8 @@ constexpr Prefix kPrefixes[] = {
     {"lora_te3_", Owner::kTextEncoder, /*is_flat=*/true, 2},
 };
 
-constexpr std::array<std::string_view, 5> kComponents = {
-    "text_encoder", "text_encoder_2", "text_encoder_3", "transformer_2", "vae"};
+constexpr std::array<std::string_view, 5> kComponents = {"text_encoder", "text_encoder_2",
+                                                         "text_encoder_3", "transformer_2", "vae"};
 constexpr size_t kTextEncoders = 3;  // of them
 
 constexpr LoraSpelling kSpellings[] = {

@@ -98,7 +98,7 @@ struct LoraSpelling {
   std::string_view prefix = {};  // of a denoiser's layers
   std::string_view down, up;     // behind a layer's name
   Alpha alpha;
-  bool has_family_prefix = false;  // where a family has a prefix of its own, that is used
+  bool has_family_prefix = false;   // where a family has a prefix of its own, that is used
   bool is_flat = false;             // underscores for dots
   bool has_all_forms = false;       // LoHa, LoKr, differences and biases have names, too
   std::string_view layers = {};     // the family's spelling that layers are named and cut in

@@ -12,8 +12,7 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
   const Case cases[] = {
       {"transformer.a.b.lora_A.weight", "transformer.a.b", LoraRole::kDown},
       {"a.b.lora_B.default.weight", "a.b", LoraRole::kUp},
-      {"base_model.model.a.to_out.0.lora_A.weight", "base_model.model.a.to_out.0",
-       LoraRole::kDown},
+      {"base_model.model.a.to_out.0.lora_A.weight", "base_model.model.a.to_out.0", LoraRole::kDown},
       {"diffusion_model.a.lora_down.weight", "diffusion_model.a", LoraRole::kDown},
       {"diffusion_model.a.lora_up.weight", "diffusion_model.a", LoraRole::kUp},
       {"a.lora_down.default.weight", "a", LoraRole::kDown},
@@ -49,13 +48,13 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
 
 TEST_CASE("A tensor's name makes a file a LoRA, or does not", "[names]") {
   for (const std::string name :
-       {"a.lora_A.weight", "a.lora.down.weight", "a.to_q_lora.up.weight", "a.hada_w1_a", "a.lokr_w2",
-        "a.dora_scale", "a.lora_mid.weight", "a.oft_blocks", "lora_unet_a.diff"}) {
+       {"a.lora_A.weight", "a.lora.down.weight", "a.to_q_lora.up.weight", "a.hada_w1_a",
+        "a.lokr_w2", "a.dora_scale", "a.lora_mid.weight", "a.oft_blocks", "lora_unet_a.diff"}) {
     INFO(name);
     CHECK(is_lora_tensor(name));
   }
-  for (const std::string name : {"a.weight", "a.alpha", "a.diff", "a.b_norm", "transformer.a.bias",
-                                 "lora.a.weight"}) {
+  for (const std::string name :
+       {"a.weight", "a.alpha", "a.diff", "a.b_norm", "transformer.a.bias", "lora.a.weight"}) {
     INFO(name);
     CHECK(!is_lora_tensor(name));
   }
