@@ -10,8 +10,8 @@
 
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
+#include "host/cli/generate_flags.h"
 #include "host/cli/plan.h"
-#include "host/cli/process_flags.h"
 #include "host/files/file_reader.h"
 #include "host/generate/session.h"
 #include "host/model/model_flags.h"
@@ -58,14 +58,20 @@ void print_line(const std::string& line) {
   }
 }
 
+// What was given, and what the table gave to `own`.
+struct Given {
+  flags::ParsedFlags parsed;
+  GenerateFlags own;
+};
+
 // What lines of a prompts file leave out.
-generate::Settings read_base(const flags::ParsedFlags& flags, std::span<const InputSpec> inputs,
+generate::Settings read_base(const Given& given, std::span<const InputSpec> inputs,
                              report::Problems& problems) {
-  generate::Settings base = generate::settings_of(flags, inputs, problems);
-  base.lora_dir = flags.text("lora_dir");
+  generate::Settings base = generate::settings_of(given.parsed, inputs, problems);
+  base.lora_dir = given.own.lora_dir;
   check_lora_dir(base.lora_dir, problems);
   try {
-    base.loras = lora::parse_flags(flags.texts("lora"));
+    base.loras = lora::parse_flags(given.parsed.texts("lora"));
   } catch (const Error& error) {
     problems.add(error.at("--lora"));
   }
@@ -73,9 +79,8 @@ generate::Settings read_base(const flags::ParsedFlags& flags, std::span<const In
 }
 
 // The jobs of --prompts_file, or the one of the command line.
-void read_jobs(GenerationRequest& request, const flags::ParsedFlags& flags,
+void read_jobs(GenerationRequest& request, const std::string& file,
                std::span<const InputSpec> inputs, report::Problems& problems) {
-  const std::string file = flags.find_text("prompts_file").value_or("");
   request.keeps_components = !file.empty();
   request.expects_jobs = file == "-";
   if (file.empty()) {
@@ -88,25 +93,26 @@ void read_jobs(GenerationRequest& request, const flags::ParsedFlags& flags,
   }
 }
 
-GenerationRequest read_request(const flags::ParsedFlags& flags, const plugins::Plugin* plugin,
+GenerationRequest read_request(const Given& given, const plugins::Plugin* plugin,
                                const PlanOnly* only, report::Problems& problems) {
+  const auto& [parsed, own] = given;
   const auto inputs = plugin ? plugin->family->inputs() : std::span<const InputSpec>();
-  GenerationRequest request = {.plugin = plugin, .base = read_base(flags, inputs, problems)};
-  read_jobs(request, flags, inputs, problems);
-  request.wishes = memory_wishes(flags);
-  run::check_report_path(flags.text("report_memory"), problems);
+  GenerationRequest request = {.plugin = plugin,
+                               .wishes = own.wishes,
+                               .base = read_base(given, inputs, problems),
+                               .lora_mode = own.lora_mode};
+  read_jobs(request, own.prompts_file, inputs, problems);
+  run::check_report_path(own.report_memory, problems);
   problems.collect([&] {
-    model::LoadRequest load = model::load_request(flags);
+    model::LoadRequest load = model::load_request(parsed);
     load.prepares_levels = true;
-    load.cuts_texts = flags.flag("truncate_captions");
+    load.cuts_texts = own.truncate_captions;
     if (only != nullptr) plan::plan_elsewhere(only->device_profile, request.wishes, load);
     request.load = std::move(load);
   });
-  if (flags.text("lora_mode") == "merge") request.lora_mode = lora::Mode::kMerge;
-  if (flags.flag("tiled"))
-    request.tiling = {flags.integer("tile_size"), flags.integer("tile_stride")};
-  if (flags.is_given("cfg_batch")) request.cfg_batch = flags.text("cfg_batch") == "on";
-  if (flags.is_given("prefetch")) request.prefetch = flags.integer("prefetch");
+  if (own.tiled) request.tiling = own.tiling;
+  if (parsed.is_given("cfg_batch")) request.cfg_batch = own.cfg_batch;
+  if (parsed.is_given("prefetch")) request.prefetch = parsed.integer("prefetch");
   return request;
 }
 
@@ -154,15 +160,14 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
 }
 
 int make_pictures(PreparedGeneration& prepared, const GenerationRequest& request,
-                  const flags::ParsedFlags& flags, Progress& progress) {
+                  const GenerateFlags& own, Progress& progress) {
   prepared.follow_plan();
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
   std::optional<run::MemoryTimeline> timeline;
-  if (const std::string file = flags.text("report_memory"); !file.empty())
-    timeline.emplace(file, model.device(), model.port());
+  if (!own.report_memory.empty()) timeline.emplace(own.report_memory, model.device(), model.port());
   generate::SessionOptions options = prepared.session_options();
-  options.writes_metadata = !flags.flag("no_metadata");
+  options.writes_metadata = !own.no_metadata;
   options.is_cancelled = StopSignals::is_requested;
   options.timeline = timeline ? &*timeline : nullptr;
   Session session(model, prepared.loras(), *request.plugin, options, progress);
@@ -184,17 +189,17 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   }
   report::Problems problems;
   const plugins::Plugin* const plugin = choose_generate_family(arguments, problems);
-  const flags::ParsedFlags flags = flags::parse_flags(
-      generate_command(plugin ? plugin->family : nullptr), arguments, {}, problems);
-  Progress progress(progress::stderr_options(flags.flag("quiet")));
-  apply_process_flags(flags.text("attention"), flags.text("kernels"), flags.integer("threads"),
-                      problems);
-  const GenerationRequest request = read_request(flags, plugin, only, problems);
+  const ModelFamily* const family = plugin ? plugin->family : nullptr;
+  Given given = {flags::parse_flags(generate_command(family), arguments, {}, problems), {}};
+  generate_table(given.own, family).read(given.parsed, problems);
+  Progress progress(progress::stderr_options(given.own.quiet));
+  flags::apply(given.own.process);
+  const GenerationRequest request = read_request(given, plugin, only, problems);
   PreparedGeneration prepared(request, progress, problems);
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  return make_pictures(prepared, prepared.request(), flags, progress);
+  return make_pictures(prepared, prepared.request(), given.own, progress);
 }
 
 }  // namespace

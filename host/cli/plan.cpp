@@ -122,27 +122,15 @@ int run_plan(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
 }
 
-std::vector<flags::FlagSpec> memory_flags() {
-  return {
-      {.name = "vram",
-       .help =
-           "what the run may take of the device, 12GiB; auto: what a GPU has free; off: nothing "
-           "is planned. Where weights do not fit, blocks rest on the host and come when they run",
-       .preset = "auto"},
-      {.name = "host_memory",
-       .help = "what it may take of the host for that; auto: what is free",
-       .preset = "auto"},
-      {.name = "allow_storage",
-       .kind = flags::FlagKind::kList,
-       .help = "8-bit storages that a plan may choose where that is faster: fp8, int8",
-       .preset = ""},
-  };
-}
-
-plan::MemoryWishes memory_wishes(const flags::ParsedFlags& flags) {
-  return {.vram = flags.text("vram"),
-          .host_memory = flags.text("host_memory"),
-          .allow_storage = flags.list("allow_storage")};
+void add_memory_flags(flags::Table& table, plan::MemoryWishes& wishes) {
+  table
+      .text("vram", wishes.vram,
+            "what the run may take of the device, 12GiB; auto: what a GPU has free; off: nothing "
+            "is planned. Where weights do not fit, blocks rest on the host and come when they run")
+      .text("host_memory", wishes.host_memory,
+            "what it may take of the host for that; auto: what is free")
+      .list("allow_storage", wishes.allow_storage,
+            "8-bit storages that a plan may choose where that is faster: fp8, int8");
 }
 
 int print_plan(const std::optional<plan::Planned>& made, const std::string& reason,

@@ -6,15 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "host/flags/flags.h"
+#include "host/flags/table.h"
 #include "host/plan/plan_run.h"
 
 namespace atelier::cli {
 
 // --vram, --host_memory and --allow_storage.
-std::vector<flags::FlagSpec> memory_flags();
-// Of a command with memory_flags().
-plan::MemoryWishes memory_wishes(const flags::ParsedFlags& flags);
+void add_memory_flags(flags::Table& table, plan::MemoryWishes& wishes);
 
 // A command that is only planned.
 struct PlanOnly {

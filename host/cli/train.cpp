@@ -5,7 +5,6 @@
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/plan.h"
-#include "host/cli/process_flags.h"
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
@@ -23,8 +22,7 @@ plan::TrainingRequest read_training(std::span<const std::string> arguments,
       train::parse_config(arguments, plugin ? plugin->family : nullptr, problems, command);
   progress::Progress progress(progress::stderr_options(config.log.quiet));
   for (const std::string& note : config.notes) progress.note("note: " + note);
-  apply_process_flags(config.process.attention, config.process.kernels, config.process.threads,
-                      problems);
+  flags::apply(config.process);
   if (plugin == nullptr) problems.throw_if_any();
   return {.family = *plugin->family, .config = std::move(config)};
 }

@@ -1,7 +1,6 @@
 #include "host/flags/flags.h"
 
 #include <algorithm>
-#include <boost/program_options.hpp>
 #include <charconv>
 #include <cmath>
 
@@ -14,11 +13,7 @@
 
 namespace atelier::flags {
 
-namespace po = boost::program_options;
-
 namespace {
-
-constexpr const char* kPositional = "\x01";  // no flag can be called so
 
 std::optional<int64_t> parse_integer(const std::string& text) {
   int64_t value = 0;
@@ -121,16 +116,8 @@ std::string value_hint(const FlagSpec& flag, const std::string& text) {
 }
 
 const OtherFlag* find_other(const CommandSpec& command, std::string_view name) {
-  const auto it = std::find_if(command.others.begin(), command.others.end(),
-                               [&](const OtherFlag& other) { return other.name == name; });
+  const auto it = std::ranges::find(command.others, name, &OtherFlag::name);
   return it == command.others.end() ? nullptr : &*it;
-}
-
-const FlagSpec* find_flag(const CommandSpec& command, std::string_view name) {
-  for (const FlagSpec& flag : command.flags) {
-    if (flag.name == name) return &flag;
-  }
-  return nullptr;
 }
 
 void add_unknown(const CommandSpec& command, const std::string& name, report::Problems& problems) {
@@ -140,9 +127,7 @@ void add_unknown(const CommandSpec& command, const std::string& name, report::Pr
                  other->use);
     return;
   }
-  std::vector<std::string> known;
-  for (const FlagSpec& flag : command.flags) known.push_back(flag.name);
-  const std::string nearest = report::nearest_name(name, known);
+  const std::string nearest = report::nearest_name(name, names_of(command));
   std::string hint = "atelier " + command.name + " --help lists the flags";
   if (command.lacks_family) hint += ", with --plugin also those of a family";
   if (!nearest.empty()) hint = "did you mean --" + nearest + "?";
@@ -150,6 +135,17 @@ void add_unknown(const CommandSpec& command, const std::string& name, report::Pr
 }
 
 }  // namespace
+
+const FlagSpec* find_flag(const CommandSpec& command, std::string_view name) {
+  const auto it = std::ranges::find(command.flags, name, &FlagSpec::name);
+  return it == command.flags.end() ? nullptr : &*it;
+}
+
+std::vector<std::string> names_of(const CommandSpec& command) {
+  std::vector<std::string> names;
+  for (const FlagSpec& flag : command.flags) names.push_back(flag.name);
+  return names;
+}
 
 std::string known_word(const std::string& text, const std::vector<std::string>& choices) {
   static const std::map<std::string, std::string, std::less<>> kOtherWords = {
@@ -252,141 +248,150 @@ ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string>
   return parsed;
 }
 
-ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments,
-                        std::span<const GivenValue> below, report::Problems& problems) {
-  ParsedFlags parsed;
-  std::vector<std::string> known;
-  po::options_description options;
-  for (const FlagSpec& flag : command.flags) {
-    known.push_back(flag.name);
-    auto* value = po::value<std::vector<std::string>>()->composing();
-    if (flag.kind == FlagKind::kFlag) value->implicit_value({"true"}, "true");
-    options.add_options()(flag.name.c_str(), value, flag.help.c_str());
-    parsed.values_.emplace(flag.name, ParsedFlags::Value{flag.kind, {}, false});
+// One reading of a command line: the words are told apart, their values are checked, and what the
+// user left out is filled in.
+class Parser {
+ public:
+  Parser(const CommandSpec& command, report::Problems& problems)
+      : command_(command), problems_(problems) {
+    for (const FlagSpec& flag : command.flags)
+      parsed_.values_.emplace(flag.name, ParsedFlags::Value{});
+  }
+
+  ParsedFlags run(std::span<const std::string> arguments, std::span<const GivenValue> below) {
+    for (rest_ = arguments; !rest_.empty();) take_word();
+    take_values();
+    take_below(below);
+    fill_in();
+    check_positional();
+    return std::move(parsed_);
+  }
+
+ private:
+  struct Occurrence {
+    const FlagSpec& flag;
+    std::string text;
+  };
+
+  const std::string& next() {
+    const std::string& word = rest_.front();
+    rest_ = rest_.subspan(1);
+    return word;
+  }
+
+  void take_word() {
+    const std::string& word = next();
+    if (word == "--") {
+      while (!rest_.empty()) parsed_.positional_.push_back(next());
+    } else if (word.starts_with("--")) {
+      take_flag(word);
+    } else if (word.size() > 1 && word.front() == '-' && !parse_real(word)) {
+      const std::string nearest = report::nearest_name(word.substr(1), names_of(command_));
+      problems_.add(
+          quote(word) + " is no flag of " + command_.name,
+          nearest.empty() ? "flags begin with two dashes" : "did you mean --" + nearest + "?");
+    } else {
+      parsed_.positional_.push_back(word);
+    }
   }
 
   // One value per flag, whatever it begins with: "--cfg_scale -1". What names a flag is no value,
   // so that a forgotten value is told from the next flag.
-  const auto names_flag = [&](const std::string& text) {
-    return text.starts_with("--") && text.size() > 2 &&
-           find_flag(command, std::string_view(text).substr(2, text.find('=') - 2)) != nullptr;
-  };
-  const auto style = [&](std::vector<std::string>& rest) {
-    std::vector<po::option> found;
-    const std::string token = rest.front();
-    po::option option;
-    option.original_tokens = {token};
-    if (token == "--") {
-      rest.erase(rest.begin());
-      for (const std::string& text : rest) {
-        option.string_key = kPositional;
-        option.value = {text};
-        found.push_back(option);
-      }
-      rest.clear();
-      return found;
-    }
-    if (!token.starts_with("--")) {
-      rest.erase(rest.begin());
-      const bool looks_like_flag = token.size() > 1 && token.front() == '-' && !parse_real(token);
-      if (looks_like_flag) {
-        const std::string nearest = report::nearest_name(token.substr(1), known);
-        problems.add(
-            quote(token) + " is no flag of " + command.name,
-            nearest.empty() ? "flags begin with two dashes" : "did you mean --" + nearest + "?");
-        return found.emplace_back(), found;
-      }
-      option.string_key = kPositional;
-      option.value = {token};
-      found.push_back(option);
-      return found;
-    }
-    const size_t equals = token.find('=');
-    const std::string name = token.substr(2, equals == std::string::npos ? equals : equals - 2);
-    rest.erase(rest.begin());
-    const FlagSpec* flag = find_flag(command, name);
-    if (flag == nullptr) {
-      add_unknown(command, name, problems);
-      // Its values, if it has any, are no files of ours.
-      const OtherFlag* const other = find_other(command, name);
-      while (equals == std::string::npos && (other == nullptr || other->has_value) &&
-             !rest.empty() && !rest.front().starts_with("--")) {
-        rest.erase(rest.begin());
-        if (other == nullptr) break;
-      }
-      return found.emplace_back(), found;
-    }
-    option.string_key = name;
+  void take_flag(const std::string& word) {
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(2, equals == std::string::npos ? equals : equals - 2);
+    const FlagSpec* const flag = find_flag(command_, name);
+    if (flag == nullptr) return refuse(name, equals == std::string::npos);
     if (equals != std::string::npos) {
-      option.value = {token.substr(equals + 1)};
+      given_.push_back({*flag, word.substr(equals + 1)});
     } else if (flag->kind == FlagKind::kFlag) {
-      option.value = {"true"};
-      if (!rest.empty() && parse_flag(rest.front()) && command.positional.empty()) {
-        option.value = {rest.front()};
-        rest.erase(rest.begin());
-      }
-    } else if (rest.empty() || names_flag(rest.front())) {
-      problems.add("--" + name + ": a value is missing", "write --" + name + value_text(*flag));
-      return found.emplace_back(), found;
+      const bool has_value =
+          !rest_.empty() && parse_flag(rest_.front()) && command_.positional.empty();
+      given_.push_back({*flag, has_value ? next() : "true"});
+    } else if (rest_.empty() || names_flag(rest_.front())) {
+      problems_.add("--" + name + ": a value is missing", "write --" + name + value_text(*flag));
     } else {
-      option.value = {rest.front()};
-      rest.erase(rest.begin());
+      given_.push_back({*flag, next()});
     }
-    found.push_back(option);
-    return found;
-  };
+  }
 
-  po::command_line_parser parser(std::vector<std::string>(arguments.begin(), arguments.end()));
-  parser.options(options).extra_style_parser(style).allow_unregistered();
-  const po::parsed_options tokens = parser.run();
-  const auto take = [&](const FlagSpec& flag, const std::string& text, const std::string& place) {
-    ParsedFlags::Value& value = parsed.values_.at(flag.name);
+  bool names_flag(const std::string& word) const {
+    return word.starts_with("--") && word.size() > 2 &&
+           find_flag(command_, std::string_view(word).substr(2, word.find('=') - 2)) != nullptr;
+  }
+
+  // An unknown flag. Its values, if it has any, are no files of ours.
+  void refuse(const std::string& name, bool may_have_values) {
+    add_unknown(command_, name, problems_);
+    const OtherFlag* const other = find_other(command_, name);
+    if (!may_have_values || (other != nullptr && !other->has_value)) return;
+    while (!rest_.empty() && !rest_.front().starts_with("--")) {
+      next();
+      if (other == nullptr) return;
+    }
+  }
+
+  void take_values() {
+    for (const auto& [flag, text] : given_) {
+      if (parsed_.values_.at(flag.name).given && !flag.repeated)
+        problems_.add("--" + flag.name + ": given twice", "give it once");
+      take(flag, text, "");
+    }
+  }
+
+  void take(const FlagSpec& flag, const std::string& text, const std::string& place) {
+    ParsedFlags::Value& value = parsed_.values_.at(flag.name);
     value.given = true;
     if (const std::string wrong = value_problem(flag, text); !wrong.empty()) {
-      problems.add((place.empty() ? "--" + flag.name : place) + ": " + wrong,
-                   value_hint(flag, text));
+      problems_.add((place.empty() ? "--" + flag.name : place) + ": " + wrong,
+                    value_hint(flag, text));
       return;
     }
     value.place = place;
     value.texts.push_back(text);
-  };
-  for (const po::option& option : tokens.options) {
-    if (option.string_key.empty()) continue;  // reported above
-    if (option.string_key == kPositional) {
-      parsed.positional_.push_back(option.value.front());
-      continue;
-    }
-    const FlagSpec& flag = *find_flag(command, option.string_key);
-    if (parsed.values_.at(flag.name).given && !flag.repeated)
-      problems.add("--" + flag.name + ": given twice", "give it once");
-    take(flag, option.value.front(), "");
   }
-  for (const FlagSpec& flag : command.flags) {
-    if (parsed.values_.at(flag.name).given) continue;
-    for (const GivenValue& given : below) {
-      if (given.name != flag.name) continue;
-      take(flag, given.text, given.place);
-      break;
+
+  void take_below(std::span<const GivenValue> below) {
+    for (const FlagSpec& flag : command_.flags) {
+      if (parsed_.values_.at(flag.name).given) continue;
+      const auto given = std::ranges::find(below, flag.name, &GivenValue::name);
+      if (given != below.end()) take(flag, given->text, given->place);
     }
   }
-  for (const FlagSpec& flag : command.flags) {
-    ParsedFlags::Value& value = parsed.values_.at(flag.name);
-    if (value.texts.empty() && flag.preset) value.texts = {*flag.preset};
-    if (flag.required && !value.given) problems.add("--" + flag.name + " is missing", flag.help);
+
+  void fill_in() {
+    for (const FlagSpec& flag : command_.flags) {
+      ParsedFlags::Value& value = parsed_.values_.at(flag.name);
+      if (value.texts.empty() && flag.preset) value.texts = {*flag.preset};
+      if (flag.required && !value.given) problems_.add("--" + flag.name + " is missing", flag.help);
+    }
   }
-  const auto count = static_cast<int>(parsed.positional_.size());
-  if (command.positional.empty() && count > 0) {
-    problems.add(quote(parsed.positional_.front()) + ": " + command.name + " takes flags only",
-                 "quote a value that holds spaces");
-  } else if (count < command.min_positional) {
-    problems.add(command.positional + " is missing",
-                 "atelier " + command.name + " " + command.positional);
-  } else if (count > command.max_positional) {
-    problems.add(
-        quote(parsed.positional_[static_cast<size_t>(command.max_positional)]) + " is one too many",
-        "atelier " + command.name + " " + command.positional);
+
+  void check_positional() {
+    const std::vector<std::string>& words = parsed_.positional_;
+    const auto count = static_cast<int>(words.size());
+    const std::string usage = "atelier " + command_.name + " " + command_.positional;
+    if (command_.positional.empty() && count > 0) {
+      problems_.add(quote(words.front()) + ": " + command_.name + " takes flags only",
+                    "quote a value that holds spaces");
+    } else if (count < command_.min_positional) {
+      problems_.add(command_.positional + " is missing", usage);
+    } else if (count > command_.max_positional) {
+      problems_.add(quote(words[static_cast<size_t>(command_.max_positional)]) + " is one too many",
+                    usage);
+    }
   }
-  return parsed;
+
+  const CommandSpec& command_;
+  report::Problems& problems_;
+  ParsedFlags parsed_;
+  std::span<const std::string> rest_;
+  std::vector<Occurrence> given_;
+};
+
+ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments,
+                        std::span<const GivenValue> below, report::Problems& problems) {
+  return Parser(command, problems).run(arguments, below);
 }
 
 std::optional<std::string> peek_flag(std::span<const std::string> arguments,

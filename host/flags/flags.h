@@ -53,6 +53,11 @@ struct CommandSpec {
   bool lacks_family = false;  // a family would have flags of its own
 };
 
+// null: the command has none of that name.
+const FlagSpec* find_flag(const CommandSpec& command, std::string_view name);
+
+std::vector<std::string> names_of(const CommandSpec& command);
+
 // A flag's value from elsewhere than the command line: a file, an earlier run.
 struct GivenValue {
   std::string name;   // of the flag
@@ -97,10 +102,8 @@ class ParsedFlags {
   std::map<std::string, std::string> all() const;
 
  private:
-  friend ParsedFlags parse_flags(const CommandSpec&, std::span<const std::string>,
-                                 std::span<const GivenValue>, report::Problems&);
+  friend class Parser;
   struct Value {
-    FlagKind kind;
     std::vector<std::string> texts;
     bool given = false;
     std::string place = {};  // empty: the command line

@@ -4,18 +4,19 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <initializer_list>
 #include <set>
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
+#include "host/flags/compat_flags.h"
 #include "host/model/model_flags.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
 #include "host/train/config_checks.h"
 #include "host/train/config_file.h"
-#include "host/train/foreign_flags.h"
+#include "host/train/config_table.h"
 #include "host/train/foreign_line.h"
 
 namespace atelier::train {
@@ -38,11 +39,6 @@ const GivenValue* find_value(const std::vector<GivenValue>& values, std::string_
   const auto it = std::find_if(values.begin(), values.end(),
                                [&](const GivenValue& value) { return value.name == name; });
   return it == values.end() ? nullptr : &*it;
-}
-
-const FlagSpec& find_flag(const CommandSpec& command, std::string_view name) {
-  return *std::find_if(command.flags.begin(), command.flags.end(),
-                       [&](const FlagSpec& flag) { return flag.name == name; });
 }
 
 struct Layers {
@@ -73,7 +69,7 @@ std::vector<GivenValue> values_of(const std::string& text, const std::string& fi
   const std::string old = found->text;
   for (GivenValue& value : values) {
     if (value.name == "output_path") value.text = folder;
-    if (is_path(value.name) && value.text.starts_with(old + "/"))
+    if (is_path(*flags::find_flag(command, value.name)) && value.text.starts_with(old + "/"))
       value.text.replace(0, old.size(), folder);
   }
   return values;
@@ -82,8 +78,7 @@ std::vector<GivenValue> values_of(const std::string& text, const std::string& fi
 // What --resume says a run in this folder began and did not get to a checkpoint: its config.toml.
 std::optional<std::string> begun_config(const std::string& folder) {
   const fs::path file = fs::path(folder) / run::kConfigName;
-  std::error_code failure;
-  if (!fs::is_regular_file(file, failure)) return std::nullopt;
+  if (!files::is_file(file)) return std::nullopt;
   return file.string();
 }
 
@@ -110,7 +105,7 @@ class LayerReader {
   std::string setting(std::string_view name) const {
     if (const auto text = flags::peek_flag(arguments_, name)) return *text;
     if (const GivenValue* value = find_value(layers_.values, name)) return value->text;
-    return find_flag(command_, name).preset.value_or("");
+    return flags::find_flag(command_, name)->preset.value_or("");
   }
 
   // Damaged checkpoints are passed over here, and told when the run takes its state.
@@ -166,29 +161,20 @@ std::vector<GivenValue> choose(const std::vector<GivenValue>& values, const Comm
   std::set<std::string> seen;
   for (const GivenValue& value : values) {
     if (!seen.insert(value.name).second || is_beginning(value.name)) continue;
-    if (find_flag(command, value.name).preset != value.text) chosen.push_back(value);
+    if (flags::find_flag(command, value.name)->preset != value.text) chosen.push_back(value);
   }
   return chosen;
 }
 
 // ---- From flags to a configuration ----
 
-template <typename T>
-struct Named {
-  std::string_view name;
-  T value;
-};
-
-// The value of a flag with choices.
-template <typename T>
-T pick(const ParsedFlags& flags, std::string_view flag, std::initializer_list<Named<T>> values) {
-  const std::string text = flags.text(flag);
-  for (const Named<T>& value : values) {
-    if (value.name == text) return value.value;
-  }
-  throw Error(ErrorCode::kInternal, "--" + std::string(flag) + ": " + quote(text));
+// Columns that direct distillation reads itself: they are no inputs of a family.
+bool is_distill_column(std::string_view name) {
+  return name == "seed" || name == "rand_device" || name == "num_inference_steps" ||
+         name == "cfg_scale";
 }
 
+// What the task and the seed decide.
 void fill_task(Config& c, const ParsedFlags& flags, std::string_view command) {
   const std::string task = flags.text("task");
   c.task = task.starts_with("direct_distill") ? Task::kDirectDistill : Task::kSft;
@@ -197,68 +183,23 @@ void fill_task(Config& c, const ParsedFlags& flags, std::string_view command) {
   } else if (task.ends_with(":train")) {
     c.stage = Stage::kTrain;
   }
-  c.dry_run = command == "cache" && flags.flag("dry_run");
-  c.seed = flags.seed("seed").value_or(0);  // -1 is refused by check_config()
-  c.num_epochs = flags.integer("num_epochs");
-  c.max_train_steps = flags.find_integer("max_train_steps");
-  c.order.batch_size = flags.integer("batch_size");
-  c.order.gradient_accumulation_steps = flags.integer("gradient_accumulation_steps");
-  c.order.dataset_repeat = flags.integer("dataset_repeat");
-  c.order.seed = c.seed;
-}
-
-void fill_model(Config& c, const ParsedFlags& flags, report::Problems& problems) {
-  problems.collect([&] { c.model = model::load_request(flags); });
-}
-
-// Columns that direct distillation reads itself: they are no inputs of a family.
-bool is_distill_column(std::string_view name) {
-  return name == "seed" || name == "rand_device" || name == "num_inference_steps" ||
-         name == "cfg_scale";
-}
-
-void fill_dataset(Config& c, const ParsedFlags& flags, const ModelFamily* family) {
-  data::DatasetOptions& d = c.dataset;
-  d.dataset_base_path = flags.text("dataset_base_path");
-  d.dataset_metadata_path = flags.text("dataset_metadata_path");
-  d.data_file_keys = flags.list("data_file_keys");
-  d.extra_inputs = flags.list("extra_inputs");
-  if (c.task == Task::kDirectDistill) std::erase_if(d.extra_inputs, is_distill_column);
-  for (const flags::FlagSpec& flag : text_flags(family)) {
-    if (const auto text = flags.find_text(flag.name)) d.texts_of_all.emplace(flag.name, *text);
-  }
-  d.caption_extension = flags.text("caption_extension");
-  d.height = flags.find_integer("height");
-  d.width = flags.find_integer("width");
-  d.max_pixels = flags.integer("max_pixels");
-  d.enable_bucket = flags.flag("enable_bucket");
-  d.bucket_reso_steps = flags.integer("bucket_reso_steps");
-  d.min_bucket_reso = flags.integer("min_bucket_reso");
-  d.max_bucket_reso = flags.integer("max_bucket_reso");
-  d.bucket_no_upscale = flags.flag("bucket_no_upscale");
-  d.mask_column = flags.text("mask_column");
-  d.alpha_mask = flags.flag("alpha_mask");
-  d.decode_all = flags.text("validate") == "full";
-  c.dataset_num_workers =
-      static_cast<int>(std::clamp<int64_t>(flags.integer("dataset_num_workers"), 0, 1'000'000));
-  c.caption_dropout_rate = flags.real("caption_dropout_rate");
-  c.model.cuts_texts = flags.flag("truncate_captions");
+  c.order.seed = c.optimizer.seed = c.seed;
+  if (c.task == Task::kDirectDistill) std::erase_if(c.dataset.extra_inputs, is_distill_column);
 }
 
 bool is_cache(const fs::path& folder) {
-  std::error_code failure;
-  return fs::is_regular_file(folder / "manifest.json", failure);
+  return files::is_file(folder / "manifest.json");
 }
 
 // Where encoded samples lie. Without a dataset, dataset_base_path is a cache, or a run's folder
 // that holds one: what DiffSynth-Studio's second stage is told.
 void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& problems) {
-  const fs::path own = fs::path(c.output.output_path) / "cache";
+  const bool is_said = !c.cache_path.empty();
   std::string& base = c.dataset.dataset_base_path;
-  c.cache_path = flags.text("cache_path").empty() ? own.string() : flags.text("cache_path");
+  if (!is_said) c.cache_path = (fs::path(c.output.output_path) / "cache").string();
   if (c.stage != Stage::kTrain || !c.dataset.dataset_metadata_path.empty()) return;
   if (base.empty() || is_cache(base) || is_cache(fs::path(base) / "cache")) {
-    if (flags.text("cache_path").empty() && !base.empty())
+    if (!is_said && !base.empty())
       c.cache_path = is_cache(base) ? base : (fs::path(base) / "cache").string();
     base.clear();
   } else if (!is_cache(c.cache_path)) {
@@ -266,45 +207,6 @@ void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& prob
                      " is no cache, and there is none in " + files::display_path(c.cache_path),
                  "run --task sft:data_process first", ErrorCode::kNotFound);
   }
-}
-
-void fill_lora(Config& c, const ParsedFlags& flags) {
-  LoraSettings& lora = c.lora;
-  lora.base_models = flags.list("lora_base_model");
-  lora.target_modules = flags.list("lora_target_modules");
-  lora.rank = flags.integer("lora_rank");
-  lora.alpha = flags.find_real("lora_alpha");
-  lora.dropout = flags.real("lora_dropout");
-  lora.use_rslora = flags.flag("use_rslora");
-  lora.loraplus_lr_ratio = flags.real("loraplus_lr_ratio");
-  lora.checkpoint = flags.text("lora_checkpoint");
-  lora.preset_path = flags.text("preset_lora_path");
-  lora.preset_model = flags.text("preset_lora_model");
-  lora.format = lora::parse_format(flags.text("lora_format"));
-}
-
-void fill_optimizer(Config& c, const ParsedFlags& flags) {
-  c.learning_rate = flags.real("learning_rate");
-  c.weight_decay = flags.real("weight_decay");
-  c.max_grad_norm = flags.real("max_grad_norm");
-  c.max_skipped_steps = flags.integer("max_skipped_steps");
-  c.ema_decay = flags.real("ema_decay");
-  c.optimizer.kind = pick<optim::Kind>(flags, "optimizer_type",
-                                       {{"AdamW", optim::Kind::kAdamW},
-                                        {"AdamW8bit", optim::Kind::kAdamW8bit},
-                                        {"Adafactor", optim::Kind::kAdafactor},
-                                        {"Prodigy", optim::Kind::kProdigy}});
-  c.optimizer.beta1 = flags.real("adam_beta1");
-  c.optimizer.beta2 = flags.real("adam_beta2");
-  c.optimizer.eps = flags.real("adam_epsilon");
-  c.optimizer.master_weights = pick<optim::MasterWeights>(
-      flags, "master_weights",
-      {{"fp32", optim::MasterWeights::kFp32}, {"stochastic", optim::MasterWeights::kStochastic}});
-  c.optimizer.seed = c.seed;
-  c.lr_schedule.kind = flags.text("lr_scheduler");
-  c.lr_schedule.warmup_steps = flags.integer("lr_warmup_steps");
-  c.lr_schedule.num_cycles = flags.real("lr_scheduler_num_cycles");
-  c.lr_schedule.power = flags.real("lr_scheduler_power");
 }
 
 double parse_number(const std::string& name, const std::string& text) {
@@ -372,8 +274,6 @@ int64_t integer_of(const ParsedFlags& flags, const std::string& name, const std:
 }
 
 void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems& problems) {
-  o.weights = flags.flag("cpu_offload") || flags.flag("enable_model_cpu_offload");
-  o.optimizer = flags.flag("optimize_on_cpu") || flags.flag("enable_optimizer_cpu_offload");
   const int64_t least =
       integer_of(flags, "param_size_threshold", "cpu_offload_split_threshold", problems);
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -387,17 +287,12 @@ void fill_offload(OffloadSettings& o, const ParsedFlags& flags, report::Problems
 }
 
 void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems) {
-  c.memory = {.vram = flags.text("vram"),
-              .host_memory = flags.text("host_memory"),
-              .allow_storage = flags.list("allow_storage"),
-              .says_prefetch = flags.is_given("prefetch"),
-              .report = flags.text("report_memory")};
-  run::check_report_path(c.memory.report, problems, flags.text("output_path"));
+  c.memory.says_prefetch = flags.is_given("prefetch");
+  run::check_report_path(c.memory.report, problems, c.output.output_path);
   fill_offload(c.offload, flags, problems);
   c.model.placement.offload_others = c.offload.weights;
-  c.offloads_activations = flags.flag("use_gradient_checkpointing_offload");
-  c.use_gradient_checkpointing = flags.flag("use_gradient_checkpointing") || c.offloads_activations;
-  const std::string budget = flags.find_text("activation_memory_budget").value_or("");
+  c.use_gradient_checkpointing |= c.offloads_activations;
+  const std::string budget = flags.text("activation_memory_budget");
   if (budget.empty()) return;
   try {
     c.activation_budget = memory::parse_activation_budget(budget);
@@ -406,84 +301,12 @@ void fill_memory(Config& c, const ParsedFlags& flags, report::Problems& problems
   }
 }
 
-void fill_timesteps(TimestepOptions& t, const ParsedFlags& flags) {
-  t.sampling =
-      pick<TimestepSampling>(flags, "timestep_sampling",
-                             {{"uniform", TimestepSampling::kUniform},
-                              {"logit_normal", TimestepSampling::kLogitNormal},
-                              {"sigmoid", TimestepSampling::kSigmoid},
-                              {"shift", TimestepSampling::kShift},
-                              {"mode", TimestepSampling::kMode},
-                              {"uniform_dynamic_shift", TimestepSampling::kUniformDynamicShift},
-                              {"sigmoid_dynamic_shift", TimestepSampling::kSigmoidDynamicShift}});
-  t.weighting = pick<Weighting>(flags, "weighting_scheme",
-                                {{"bsmntw", Weighting::kBsmntw},
-                                 {"none", Weighting::kNone},
-                                 {"sigma_sqrt", Weighting::kSigmaSqrt},
-                                 {"cosmap", Weighting::kCosmap}});
-  t.logit_mean = flags.real("logit_mean");
-  t.logit_std = flags.real("logit_std");
-  t.mode_scale = flags.real("mode_scale");
-  t.sigmoid_scale = flags.real("sigmoid_scale");
-  t.discrete_flow_shift = flags.real("discrete_flow_shift");
-  t.min_timestep_boundary = flags.real("min_timestep_boundary");
-  t.max_timestep_boundary = flags.real("max_timestep_boundary");
-}
-
-void fill_output(Config& c, const ParsedFlags& flags) {
-  c.output.output_path = flags.text("output_path");
-  c.output.save_steps = flags.find_integer("save_steps");
-  c.output.checkpoints_total_limit = flags.integer("checkpoints_total_limit");
-  c.output.weights_total_limit = flags.integer("weights_total_limit");
-  c.output.save_state = flags.flag("save_state");
-  c.output.save_dtype = flags.text("save_dtype");
-  c.log.tensorboard = flags.flag("enable_tensorboard_log");
-  c.log.csv = flags.flag("enable_csv_log");
-  c.log.logging_steps = flags.integer("logging_steps");
-  c.log.quiet = flags.flag("quiet");
-}
-
-void fill_watching(Config& c, const ParsedFlags& flags) {
-  c.samples.prompts_file = flags.text("sample_prompts");
-  c.samples.every_n_steps = flags.find_integer("sample_every_n_steps");
-  c.samples.every_n_epochs = flags.find_integer("sample_every_n_epochs");
-  c.samples.at_first = flags.flag("sample_at_first");
-  c.validation.base_path = flags.text("validation_dataset_base_path");
-  c.validation.metadata_path = flags.text("validation_dataset_metadata_path");
-  c.validation.steps = flags.integer("validation_steps");
-  c.validation.timesteps = flags.integer("validation_timesteps");
-}
-
 void check_utf8(const CommandSpec& command, const ParsedFlags& flags, report::Problems& problems) {
   for (const FlagSpec& flag : command.flags) {
     const std::string text = flags.find_text(flag.name).value_or("");
     if (const size_t at = formats::find_invalid_utf8(text); at != std::string::npos)
       problems.add(flags.place(flag.name) + ": byte " + std::to_string(at) + " is no UTF-8");
   }
-}
-
-Config config_of(const ParsedFlags& flags, const Layers& layers, std::string_view command,
-                 const ModelFamily* family, report::Problems& problems) {
-  Config c;
-  c.resume = layers.resume;
-  fill_task(c, flags, command);
-  fill_model(c, flags, problems);
-  fill_dataset(c, flags, family);
-  c.trainable_models = flags.list("trainable_models");
-  fill_lora(c, flags);
-  c.resume_from_checkpoint = flags.text("resume_from_checkpoint");
-  fill_optimizer(c, flags);
-  fill_optimizer_args(c, flags, problems);
-  fill_timesteps(c.timesteps, flags);
-  fill_memory(c, flags, problems);
-  fill_output(c, flags);
-  std::error_code failure;
-  c.output.is_resumed = !layers.resumed_folder.empty() &&
-                        fs::equivalent(layers.resumed_folder, c.output.output_path, failure);
-  fill_watching(c, flags);
-  fill_cache_path(c, flags, problems);
-  c.process = {flags.text("attention"), flags.text("kernels"), flags.integer("threads")};
-  return c;
 }
 
 void append(std::vector<std::string>& lines, const std::vector<std::string>& more) {
@@ -503,12 +326,24 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily* f
   const CommandSpec spec = train_command(family, std::string(command));
   const size_t before = problems.size();
   const Layers layers = LayerReader(arguments, spec, problems, problems).read();
-  const std::vector<GivenValue> below = choose(layers.values, spec);
-  const ParsedFlags flags = flags::parse_flags(spec, arguments, below, problems);
+  const ParsedFlags flags =
+      flags::parse_flags(spec, arguments, choose(layers.values, spec), problems);
   check_utf8(spec, flags, problems);
-  Config config = config_of(flags, layers, command, family, problems);
+  Config config;
+  const flags::Table table = config_table(config, family, command);
+  problems.collect([&] { config.model = model::load_request(flags); });
+  table.read(flags, problems);
+  config.resume = layers.resume;
+  std::error_code failure;
+  config.output.is_resumed =
+      !layers.resumed_folder.empty() &&
+      fs::equivalent(layers.resumed_folder, config.output.output_path, failure);
+  fill_task(config, flags, command);
+  fill_optimizer_args(config, flags, problems);
+  fill_memory(config, flags, problems);
+  fill_cache_path(config, flags, problems);
   config.notes = layers.notes;
-  append(config.notes, note_foreign_flags(flags, problems));
+  append(config.notes, flags::note_compat_flags(flags, problems));
   append(config.notes, note_foreign_variables());
   append(config.notes, note_idle_flags(config, flags));
   check_config(config, flags, family, problems);

@@ -14,6 +14,7 @@
 #include "host/data/dataset.h"
 #include "host/data/order.h"
 #include "host/flags/flags.h"
+#include "host/flags/process_flags.h"
 #include "host/lora/lora_writer.h"
 #include "host/model/model_loader.h"
 #include "host/optim/lr_schedule.h"
@@ -72,12 +73,6 @@ struct ValidationSettings {
   int64_t timesteps = 8;                 // levels of the grid
 };
 
-struct ProcessSettings {
-  std::string attention = "auto";  // auto, flash, efficient, cudnn or math
-  std::string kernels = "auto";    // auto or composed
-  int64_t threads = 0;             // of the CPU; 0: one for each core
-};
-
 // --cpu_offload and the flags beside it.
 struct OffloadSettings {
   bool weights = false;     // blocks rest on the host and come when they run
@@ -130,7 +125,7 @@ struct Config {
   LogSettings log;
   SampleSettings samples;
   ValidationSettings validation;
-  ProcessSettings process;
+  flags::ProcessSettings process;
 
   // trainable_models and the component of the LoRA.
   std::vector<std::string> trained_names() const;
@@ -142,12 +137,8 @@ struct Config {
   std::vector<std::string> notes;
 };
 
-// Optional texts that the family is trained with, as flags: what rows have that give none. Empty
-// for null.
-std::vector<flags::FlagSpec> text_flags(const ModelFamily* family);
-
 // Every flag of `atelier train`, in groups; with a family, its names stand in the help and its
-// text_flags() among the others. The name "cache" adds --dry_run.
+// optional texts among the others. The name "cache" adds --dry_run.
 flags::CommandSpec train_command(const ModelFamily* family, std::string name = "train");
 
 // Flags, --config and, below both, the configuration in the run of --resume. Everything that can be

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <set>
 
 #include "formats/escape.h"
@@ -11,8 +10,6 @@
 
 namespace atelier::train {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -26,7 +23,6 @@ class Checks {
       : config_(config), flags_(flags), family_(family), problems_(problems) {}
 
   void run() {
-    check_numbers();
     check_targets();
     check_lora();
     check_first_values();
@@ -43,58 +39,6 @@ class Checks {
   }
   bool is_given(std::string_view flag) const { return flags_.is_given(flag); }
   std::string text(std::string_view flag) const { return flags_.find_text(flag).value_or(""); }
-
-  void least(std::string_view flag, int64_t smallest) {
-    const auto value = flags_.find_integer(flag);
-    if (value && *value < smallest)
-      add(flag, std::to_string(*value) + " is less than " + std::to_string(smallest));
-  }
-
-  // Bounds are written as in mathematics: "[0, 1)".
-  void within(std::string_view flag, double low, double high, std::string_view range) {
-    const auto value = flags_.find_real(flag);
-    if (!value) return;
-    const bool is_low = range.front() == '[' ? *value >= low : *value > low;
-    const bool is_high = range.back() == ']' ? *value <= high : *value < high;
-    if (!is_low || !is_high) add(flag, text(flag) + " is outside " + std::string(range));
-  }
-
-  void check_numbers() {
-    for (const char* flag :
-         {"num_epochs", "max_train_steps", "batch_size", "gradient_accumulation_steps",
-          "dataset_repeat", "height", "width", "max_pixels", "bucket_reso_steps", "min_bucket_reso",
-          "max_bucket_reso", "lora_rank", "save_steps", "logging_steps", "max_skipped_steps",
-          "sample_every_n_steps", "sample_every_n_epochs", "validation_steps",
-          "validation_timesteps"})
-      least(flag, 1);
-    for (const char* flag : {"seed", "dataset_num_workers", "lr_warmup_steps", "threads",
-                             "checkpoints_total_limit", "weights_total_limit"})
-      least(flag, 0);
-    for (const char* flag :
-         {"learning_rate", "adam_epsilon", "loraplus_lr_ratio", "lora_alpha", "logit_std",
-          "sigmoid_scale", "discrete_flow_shift", "lr_scheduler_num_cycles", "lr_scheduler_power"})
-      within(flag, 0, kInfinity, "(0, inf)");
-    for (const char* flag : {"weight_decay", "max_grad_norm"})
-      within(flag, 0, kInfinity, "[0, inf)");
-    for (const char* flag : {"adam_beta1", "adam_beta2", "ema_decay", "lora_dropout"})
-      within(flag, 0, 1, "[0, 1)");
-    for (const char* flag :
-         {"caption_dropout_rate", "min_timestep_boundary", "max_timestep_boundary"})
-      within(flag, 0, 1, "[0, 1]");
-    most("dataset_num_workers", 256);
-    most("threads", 4096);
-    most("validation_timesteps", 1000);
-    // So that steps can be counted.
-    for (const char* flag : {"num_epochs", "batch_size", "gradient_accumulation_steps"})
-      most(flag, std::numeric_limits<int32_t>::max());
-    most("dataset_repeat", std::numeric_limits<uint32_t>::max());
-  }
-
-  void most(std::string_view flag, int64_t largest) {
-    const auto value = flags_.find_integer(flag);
-    if (value && *value > largest)
-      add(flag, std::to_string(*value) + " is more than " + std::to_string(largest));
-  }
 
   std::vector<std::string> trainable_components() const {
     std::vector<std::string> names;

@@ -1,17 +1,16 @@
 #include "host/train/config_file.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "atelier/error.h"
 
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
 #include "host/files/model_paths.h"
+#include "host/flags/table.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -28,13 +27,6 @@ using nlohmann::json;
 
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
-}
-
-// The shortest digits that give this number again.
-std::string shortest(double value) {
-  char buffer[32];
-  const auto [end, failure] = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  return {buffer, end};
 }
 
 // What a value is, in words.
@@ -121,14 +113,8 @@ std::string value_text(const FlagSpec& flag, const toml::node& node) {
                          flag.kind == FlagKind::kSeed;
   if (node.is_integer() && is_number) return std::to_string(*node.value_exact<int64_t>());
   if (node.is_floating_point() && flag.kind == FlagKind::kReal)
-    return shortest(*node.value_exact<double>());
+    return flags::number_text(*node.value_exact<double>());
   throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag));
-}
-
-const FlagSpec* find_flag(const flags::CommandSpec& command, std::string_view name) {
-  const auto it = std::find_if(command.flags.begin(), command.flags.end(),
-                               [&](const FlagSpec& flag) { return flag.name == name; });
-  return it == command.flags.end() ? nullptr : &*it;
 }
 
 toml::table parse_toml(const std::string& text, const std::string& shown) {
@@ -144,9 +130,7 @@ toml::table parse_toml(const std::string& text, const std::string& shown) {
 
 void add_unknown(const std::string& place, const std::string& name, bool is_table,
                  const flags::CommandSpec& command, report::Problems& problems) {
-  std::vector<std::string> known;
-  for (const FlagSpec& flag : command.flags) known.push_back(flag.name);
-  const std::string nearest = report::nearest_name(name, known);
+  const std::string nearest = report::nearest_name(name, flags::names_of(command));
   std::string hint = "atelier " + command.name + " --help lists the names";
   if (!nearest.empty()) hint = "did you mean " + nearest + "?";
   if (is_table) hint = "keys stand at the top level, without [sections]";
@@ -155,7 +139,7 @@ void add_unknown(const std::string& place, const std::string& name, bool is_tabl
 
 // A number as TOML tells it from a whole one.
 std::string real_text(double value) {
-  std::string text = shortest(value);
+  std::string text = flags::number_text(value);
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
 }
@@ -247,7 +231,7 @@ std::vector<std::string> portable_list(const FlagSpec& flag, const flags::Parsed
 // The text of a flag that is no list, with absolute paths.
 std::string portable_text(const FlagSpec& flag, const flags::ParsedFlags& flags) {
   const std::string text = flags.text(flag.name);
-  if (is_path(flag.name)) return absolute(text);
+  if (is_path(flag)) return absolute(text);
   if (flag.name == "plugin") return text.find('/') == std::string::npos ? text : absolute(text);
   if (flag.name == "plugin_path") return absolute_parts(text, ':');
   if (flag.name == "model_paths") return absolute_model_paths(text);
@@ -278,20 +262,11 @@ std::string value_line(const FlagSpec& flag, const flags::ParsedFlags& flags) {
 
 }  // namespace
 
-bool is_path(std::string_view name) {
-  static const std::set<std::string_view> names = {"tokenizer_path",
-                                                   "dataset_base_path",
-                                                   "dataset_metadata_path",
-                                                   "cache_path",
-                                                   "lora_checkpoint",
-                                                   "preset_lora_path",
-                                                   "resume_from_checkpoint",
-                                                   "output_path",
-                                                   "sample_prompts",
-                                                   "validation_dataset_base_path",
-                                                   "validation_dataset_metadata_path",
-                                                   "report_memory"};
-  return names.contains(name);
+bool is_path(const FlagSpec& flag) {
+  const std::string& name = flag.value_name;
+  const bool holds_path = name == "FILE" || name == "FOLDER" || name == "FILE|FOLDER";
+  // These two hold several.
+  return holds_path && flag.name != "model_paths" && flag.name != "plugin_path";
 }
 
 std::vector<flags::GivenValue> parse_config_text(const std::string& text, const std::string& file,
@@ -307,7 +282,7 @@ std::vector<flags::GivenValue> parse_config_text(const std::string& text, const 
     const toml::node& node = *table.get(*key);
     const std::string name(key->str());
     const std::string line = shown + ":" + std::to_string(number) + ": ";
-    const FlagSpec* flag = find_flag(command, name);
+    const FlagSpec* flag = flags::find_flag(command, name);
     if (!flag) {
       add_unknown(line + quote(name), name, node.is_table(), command, problems);
       continue;

@@ -32,6 +32,6 @@ std::string write_config(const flags::CommandSpec& command, const flags::ParsedF
 bool is_beginning(std::string_view name);
 
 // Whether the flag's value is the path of one file or folder.
-bool is_path(std::string_view name);
+bool is_path(const flags::FlagSpec& flag);
 
 }  // namespace atelier::train

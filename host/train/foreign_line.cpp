@@ -12,15 +12,18 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
 #include "host/train/config.h"
-#include "host/train/foreign_flags.h"
 #include "host/train/kohya_dataset.h"
 
 namespace atelier::train {
 namespace {
 
 using flags::CommandSpec;
+using flags::CompatFlag;
+using flags::find_compat_flag;
+using Fate = flags::CompatFate;
 using flags::FlagKind;
 using flags::FlagSpec;
 
@@ -151,11 +154,7 @@ class Rewriter {
     note(line + " here");
   }
 
-  const FlagSpec* find_spec(std::string_view name) const {
-    const auto it = std::find_if(spec_.flags.begin(), spec_.flags.end(),
-                                 [&](const FlagSpec& flag) { return flag.name == name; });
-    return it == spec_.flags.end() ? nullptr : &*it;
-  }
+  const FlagSpec* find_spec(std::string_view name) const { return flags::find_flag(spec_, name); }
 
   size_t take_variables(std::span<const std::string> words) {
     size_t at = 0;
@@ -182,7 +181,7 @@ class Rewriter {
       if (word == "-m" && at < words.size()) ++at;  // a launcher as a module of Python
       if (!word.starts_with("--")) continue;
       Given flag = given_of(word);
-      const ForeignFlag* known = find_foreign_flag(launcher_flags(), flag.name);
+      const CompatFlag* known = find_compat_flag(flag.name, flags::kLauncher);
       const bool takes_value = known == nullptr || known->has_value;
       if (takes_value && flag.values.empty() && at < words.size() && !words[at].starts_with("-") &&
           !is_script(words[at])) {
@@ -202,7 +201,7 @@ class Rewriter {
     return at + 1;
   }
 
-  void take_launcher_flag(const Given& flag, const ForeignFlag& known) {
+  void take_launcher_flag(const Given& flag, const CompatFlag& known) {
     if (known.fate == Fate::kIdle) return leave_out(flag.shown, known.text);
     if (known.fate == Fate::kLost) return lose(flag.shown, known.text);
     if (flag.name == "mixed_precision") return take_precision(flag, "dtype");
@@ -259,13 +258,11 @@ class Rewriter {
   }
 
   void take_flag(const Given& flag) {
-    const ForeignFlag* known = nullptr;
-    if (is_kohya_) known = find_foreign_flag(kohya_flags(), flag.name);
+    const CompatFlag* known = nullptr;
+    if (is_kohya_) known = find_compat_flag(flag.name, flags::kKohya);
     if (is_kohya_ && flag.name == "mixed_precision") return take_precision(flag, "dtype");
     if (known == nullptr && find_spec(flag.name) != nullptr) return take_own(flag);
-    for (const auto& table : {kohya_flags(), trainer_flags()}) {
-      if (known == nullptr) known = find_foreign_flag(table, flag.name);
-    }
+    if (known == nullptr) known = find_compat_flag(flag.name, flags::kKohya | flags::kTrainer);
     if (known == nullptr) {
       unknown_.push_back("--" + flag.name);
       return;
@@ -290,7 +287,7 @@ class Rewriter {
 
   // A flag of atelier train, with the words of other programs for its choices.
   void take_own(const Given& flag) {
-    if (is_idle_flag(flag.name)) {
+    if (find_compat_flag(flag.name, flags::kStudio) != nullptr) {
       flags::GivenValue value = {flag.name, flag.values.empty() ? "true" : flag.value(),
                                  flag.shown};
       own_idle_.push_back(std::move(value));
@@ -338,7 +335,7 @@ class Rewriter {
     if (!rest.empty()) set(flag.name, rest);
   }
 
-  void read_flag(const Given& flag, const ForeignFlag& known) {
+  void read_flag(const Given& flag, const CompatFlag& known) {
     const std::string value = flag.value();
     if (flag.name == "pretrained_model_name_or_path" || flag.name == "gemma2" ||
         flag.name == "ae" || flag.name == "vae") {
@@ -440,7 +437,7 @@ class Rewriter {
     CommandSpec spec = spec_;
     for (FlagSpec& flag : spec.flags) flag.required = false;
     const flags::ParsedFlags parsed = flags::parse_flags(spec, words, own_idle_, problems_);
-    for (std::string& line : note_foreign_flags(parsed, problems_)) note(line);
+    for (std::string& line : flags::note_compat_flags(parsed, problems_)) note(line);
     if (family_ == nullptr && find("plugin") == nullptr)
       problems_.add("--plugin is missing", "add the model family; atelier plugins lists them");
     if (find("dataset_base_path") == nullptr && find("resume") == nullptr && problems_.empty())

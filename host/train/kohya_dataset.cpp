@@ -11,7 +11,8 @@
 #include "formats/escape.h"
 #include "formats/list.h"
 #include "host/files/file_reader.h"
-#include "host/train/foreign_flags.h"
+#include "host/flags/compat_flags.h"
+#include "host/flags/table.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -19,7 +20,7 @@
 namespace atelier::train {
 namespace {
 
-// Keys that a flag stands for. Others are those of the command line, see kohya_flags().
+// Keys that a flag stands for. Others are those of the command line.
 constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
     {"image_dir", "dataset_base_path"},
     {"batch_size", "batch_size"},
@@ -118,9 +119,9 @@ class Reader {
       lost(key, "each picture has a caption file");
       return;
     }
-    const ForeignFlag* flag = find_foreign_flag(kohya_flags(), key);
-    if (flag != nullptr && flag->fate == Fate::kIdle) return;
-    if (flag == nullptr || flag->fate != Fate::kLost) return lost(key);
+    const flags::CompatFlag* flag = flags::find_compat_flag(key, flags::kKohya);
+    if (flag != nullptr && flag->fate == flags::CompatFate::kIdle) return;
+    if (flag == nullptr || flag->fate != flags::CompatFate::kLost) return lost(key);
     lost(key, flag->text);
   }
 
@@ -129,11 +130,7 @@ class Reader {
     if (const auto text = node.value_exact<std::string>()) return *text;
     if (const auto integer = node.value_exact<int64_t>()) return std::to_string(*integer);
     if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
-    if (const auto real = node.value_exact<double>()) {
-      char buffer[32];
-      const auto [end, failure] = std::to_chars(buffer, buffer + sizeof(buffer), *real);
-      return {buffer, end};
-    }
+    if (const auto real = node.value_exact<double>()) return flags::number_text(*real);
     std::string out;
     if (const toml::array* array = node.as_array()) {
       for (const toml::node& item : *array)

@@ -1,0 +1,30 @@
+// The flags of atelier generate that are no settings of a picture, and where their values go.
+#pragma once
+
+#include <string>
+
+#include "atelier/model_family.h"
+
+#include "host/flags/process_flags.h"
+#include "host/flags/table.h"
+#include "host/generate/tiling.h"
+#include "host/lora/registry.h"
+#include "host/plan/planning.h"
+
+namespace atelier::cli {
+
+struct GenerateFlags {
+  plan::MemoryWishes wishes;
+  std::string prompts_file, lora_dir, report_memory;
+  bool truncate_captions = false, tiled = false, no_metadata = false, quiet = false;
+  lora::Mode lora_mode = lora::Mode::kHot;
+  bool cfg_batch = true;
+  generate::Tiling tiling;
+  flags::ProcessSettings process;
+};
+
+// All flags of the command; those of the model and of settings are read by load_request() and
+// settings_of(). `family` may be null.
+flags::Table generate_table(GenerateFlags& own, const ModelFamily* family);
+
+}  // namespace atelier::cli

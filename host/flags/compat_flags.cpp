@@ -1,0 +1,411 @@
+#include "host/flags/compat_flags.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace atelier::flags {
+namespace {
+
+using enum CompatFate;
+
+constexpr std::string_view kOneProcess = "one process trains on one device";
+constexpr std::string_view kAllPlanned =
+    "--vram says what the run may take, and where weights and the optimizer rest is planned";
+constexpr std::string_view kPlanned = "--vram says what the run may take, and the rest is planned";
+constexpr std::string_view kPlacement = "use --vram, or --offload dit=host";
+constexpr std::string_view kModelPaths = "list all files of the model in --model_paths";
+constexpr std::string_view kAlwaysEncoded =
+    "samples are always encoded ahead and kept in --cache_path";
+constexpr std::string_view kLoss = "the loss is the squared error, weighted by --weighting_scheme";
+constexpr std::string_view kNever = "nothing here corresponds to it";
+constexpr std::string_view kOtherModels = "it belongs to other models";
+constexpr std::string_view kFused = "operators are fused as they are built";
+constexpr std::string_view kAttention = "masks are never made, and --attention chooses by itself";
+constexpr std::string_view kCaptions = "captions are learnt as they stand";
+constexpr std::string_view kNoAugmentation = "pictures are learnt as they stand";
+constexpr std::string_view kResumed = "--resume goes on where the checkpoint is";
+constexpr std::string_view kNotUploaded = "nothing is uploaded";
+constexpr std::string_view kNames = "files are named after steps and epochs in --output_path";
+constexpr std::string_view kLogs = "--enable_tensorboard_log is on; logs lie in --output_path";
+constexpr std::string_view kNoLog = "there is no such log";
+
+constexpr CompatFlag kFlags[] = {
+    // Of the launchers: accelerate launch, torchrun and deepspeed.
+    {"config_file", kLauncher, true, kIdle, kAllPlanned},
+    {"mixed_precision", kLauncher, true, kRead,
+     "--dtype says what weights are kept and computed in"},
+    {"num_processes", kLauncher, true, kRead, kOneProcess},
+    {"nproc_per_node", kLauncher, true, kRead, kOneProcess},
+    {"nproc-per-node", kLauncher, true, kRead, kOneProcess},
+    {"num_gpus", kLauncher, true, kRead, kOneProcess},
+    {"num_machines", kLauncher, true, kRead, kOneProcess},
+    {"nnodes", kLauncher, true, kRead, kOneProcess},
+    {"multi_gpu", kLauncher, false, kLost, kOneProcess},
+    {"machine_rank", kLauncher, true, kIdle, kOneProcess},
+    {"node_rank", kLauncher, true, kIdle, kOneProcess},
+    {"main_process_ip", kLauncher, true, kIdle, kOneProcess},
+    {"main_process_port", kLauncher, true, kIdle, kOneProcess},
+    {"master_addr", kLauncher, true, kIdle, kOneProcess},
+    {"master_port", kLauncher, true, kIdle, kOneProcess},
+    {"rdzv_backend", kLauncher, true, kIdle, kOneProcess},
+    {"rdzv_endpoint", kLauncher, true, kIdle, kOneProcess},
+    {"standalone", kLauncher, false, kIdle, kOneProcess},
+    {"gpu_ids", kLauncher, true, kRead, "--device cuda:N chooses a GPU"},
+    {"use_deepspeed", kLauncher, false, kIdle, kAllPlanned},
+    {"deepspeed_config_file", kLauncher, true, kIdle, kAllPlanned},
+    {"zero_stage", kLauncher, true, kIdle, kAllPlanned},
+    {"use_fsdp", kLauncher, false, kIdle, kAllPlanned},
+    {"dynamo_backend", kLauncher, true, kIdle, "operators are fused as they are built"},
+    {"dynamo_mode", kLauncher, true, kIdle, "operators are fused as they are built"},
+    {"num_cpu_threads_per_process", kLauncher, true, kIdle, "--threads is one for each core"},
+    // Of kohya's trainers: the model.
+    {"pretrained_model_name_or_path", kKohya, true, kRead, kModelPaths},
+    {"gemma2", kKohya, true, kRead, kModelPaths},
+    {"ae", kKohya, true, kRead, kModelPaths},
+    {"vae", kKohya, true, kRead, kModelPaths},
+    {"gemma2_max_token_length", kKohya, true, kIdle, "the family's own limit holds"},
+    {"max_token_length", kKohya, true, kIdle, "the family's own limit holds"},
+    {"tokenizer_cache_dir", kKohya, true, kIdle, "tokenizers are read from the model's folder"},
+    {"disable_mmap_load_safetensors", kKohya, false, kIdle,
+     "files are read, not mapped, where that is quicker"},
+    {"no_half_vae", kKohya, false, kIdle, "--dtype bfloat16,vae=float32 keeps the VAE in float32"},
+    {"clip_skip", kKohya, true, kIdle, kOtherModels},
+    {"v2", kKohya, false, kIdle, kOtherModels},
+    {"v_parameterization", kKohya, false, kIdle, kOtherModels},
+    // What is trained.
+    {"network_module", kKohya, true, kRead, "--lora_base_model dit trains a LoRA"},
+    {"network_dim", kKohya, true, kRenamed, "lora_rank"},
+    {"network_alpha", kKohya, true, kRenamed, "lora_alpha"},
+    {"network_dropout", kKohya, true, kRenamed, "lora_dropout"},
+    {"network_weights", kKohya, true, kRenamed, "lora_checkpoint"},
+    {"dim_from_weights", kKohya, false, kLost, "--lora_rank is the rank of the file"},
+    {"network_args", kKohya, true, kRead,
+     "--lora_target_modules chooses layers, --lora_rank their rank"},
+    {"network_train_unet_only", kKohya, false, kIdle, "--lora_base_model dit trains nothing else"},
+    {"network_train_text_encoder_only", kKohya, false, kFixed, "--lora_base_model text_encoder"},
+    {"base_weights", kKohya, true, kRenamed, "preset_lora_path"},
+    {"base_weights_multiplier", kKohya, true, kLost, "--preset_lora_path has strength 1"},
+    {"scale_weight_norms", kKohya, true, kLost, kNever},
+    {"training_comment", kKohya, true, kIdle,
+     "metadata holds settings of the layers, and no comment"},
+    {"no_metadata", kKohya, false, kIdle, "metadata holds settings of the layers, and no data"},
+    // The dataset.
+    {"train_data_dir", kKohya, true, kRenamed, "dataset_base_path"},
+    {"reg_data_dir", kKohya, true, kLost, kNever},
+    {"dataset_config", kKohya, true, kRead,
+     "use --dataset_base_path and the flags of the group Size"},
+    {"dataset_class", kKohya, true, kLost, kNever},
+    {"in_json", kKohya, true, kRenamed, "dataset_metadata_path"},
+    {"dataset_repeats", kKohya, true, kRenamed, "dataset_repeat"},
+    {"conditioning_data_dir", kKohya, true, kLost, kNever},
+    {"resolution", kKohya, true, kRead,
+     "use --height and --width, or --max_pixels with --enable_bucket"},
+    {"train_batch_size", kKohya, true, kRenamed, "batch_size"},
+    {"max_data_loader_n_workers", kKohya, true, kRenamed, "dataset_num_workers"},
+    {"persistent_data_loader_workers", kKohya, false, kIdle, "workers live as long as the run"},
+    {"shuffle_caption", kKohya, false, kLost, kCaptions},
+    {"keep_tokens", kKohya, true, kIdle, kCaptions},
+    {"keep_tokens_separator", kKohya, true, kIdle, kCaptions},
+    {"caption_separator", kKohya, true, kIdle, kCaptions},
+    {"secondary_separator", kKohya, true, kLost, kCaptions},
+    {"caption_prefix", kKohya, true, kLost, kCaptions},
+    {"caption_suffix", kKohya, true, kLost, kCaptions},
+    {"enable_wildcard", kKohya, false, kLost, kCaptions},
+    {"caption_tag_dropout_rate", kKohya, true, kLost, kCaptions},
+    {"caption_dropout_every_n_epochs", kKohya, true, kLost,
+     "--caption_dropout_rate drops by chance"},
+    {"color_aug", kKohya, false, kLost, kNoAugmentation},
+    {"flip_aug", kKohya, false, kLost, kNoAugmentation},
+    {"random_crop", kKohya, false, kLost, kNoAugmentation},
+    {"face_crop_aug_range", kKohya, true, kLost, kNoAugmentation},
+    {"resize_interpolation", kKohya, true, kIdle, "pictures are scaled as DiffSynth-Studio does"},
+    {"masked_loss", kKohya, false, kLost,
+     "--mask_column or --alpha_mask says where the loss counts"},
+    {"vae_batch_size", kKohya, true, kIdle, kAlwaysEncoded},
+    {"text_encoder_batch_size", kKohya, true, kIdle, kAlwaysEncoded},
+    {"cache_latents", kKohya, false, kIdle, kAlwaysEncoded},
+    {"cache_latents_to_disk", kKohya, false, kIdle, kAlwaysEncoded},
+    {"cache_text_encoder_outputs", kKohya, false, kIdle, kAlwaysEncoded},
+    {"cache_text_encoder_outputs_to_disk", kKohya, false, kIdle, kAlwaysEncoded},
+    {"skip_cache_check", kKohya, false, kIdle, kAlwaysEncoded},
+    {"cache_info", kKohya, false, kIdle, "headers of pictures are read at every start"},
+    // Memory and speed.
+    {"gradient_checkpointing", kKohya, false, kFixed, "--use_gradient_checkpointing"},
+    {"cpu_offload_checkpointing", kKohya, false, kFixed, "--use_gradient_checkpointing_offload"},
+    {"full_bf16", kKohya, false, kFixed, "--dtype bfloat16"},
+    {"full_fp16", kKohya, false, kFixed, "--dtype bfloat16"},
+    {"fp8_base", kKohya, false, kFixed, "--storage dit=fp8"},
+    {"fp8_base_unet", kKohya, false, kFixed, "--storage dit=fp8"},
+    {"blocks_to_swap", kKohya, true, kIdle, kPlanned},
+    {"lowram", kKohya, false, kIdle, kPlanned},
+    {"highvram", kKohya, false, kIdle, kPlanned},
+    {"use_flash_attn", kKohya, false, kIdle, kAttention},
+    {"use_sage_attn", kKohya, false, kIdle, kAttention},
+    {"sdpa", kKohya, false, kIdle, kAttention},
+    {"xformers", kKohya, false, kIdle, kAttention},
+    {"mem_eff_attn", kKohya, false, kIdle, kAttention},
+    {"torch_compile", kKohya | kSampler, false, kIdle, kFused},
+    {"fused_backward_pass", kKohya, false, kFixed, "--optimize_on_cpu"},
+    {"blockwise_fused_optimizers", kKohya, false, kFixed, "--optimize_on_cpu"},
+    {"mem_eff_save", kKohya, false, kIdle, "files are always written so"},
+    {"ddp_timeout", kKohya, true, kIdle, "one process trains on one device"},
+    {"ddp_gradient_as_bucket_view", kKohya, false, kIdle, "one process trains on one device"},
+    {"ddp_static_graph", kKohya, false, kIdle, "one process trains on one device"},
+    // The optimizer and the loss.
+    {"use_8bit_adam", kKohya, false, kFixed, "--optimizer_type AdamW8bit"},
+    {"use_lion_optimizer", kKohya, false, kLost, kNever},
+    {"unet_lr", kKohya, true, kRenamed, "learning_rate"},
+    {"text_encoder_lr", kKohya, true, kIdle, "one rate holds for all: --learning_rate"},
+    {"lr_scheduler_type", kKohya, true, kLost, "--lr_scheduler chooses by name"},
+    {"lr_scheduler_args", kKohya, true, kLost,
+     "--lr_scheduler_num_cycles and --lr_scheduler_power are flags"},
+    {"lr_scheduler_timescale", kKohya, true, kLost, kNever},
+    {"lr_scheduler_min_lr_ratio", kKohya, true, kLost, kNever},
+    {"lr_decay_steps", kKohya, true, kLost, kNever},
+    {"lr_scheduler_num_cycles_ratio", kKohya, true, kLost,
+     "--lr_scheduler_num_cycles is a number of cycles"},
+    {"lr_warmup_ratio", kKohya, true, kLost, "--lr_warmup_steps is a number of steps"},
+    {"max_train_epochs", kKohya, true, kRenamed, "num_epochs"},
+    {"model_prediction_type", kKohya, true, kRead, "the model predicts the velocity (raw)"},
+    {"loss_type", kKohya, true, kRead, kLoss},
+    {"huber_schedule", kKohya, true, kIdle, kLoss},
+    {"huber_c", kKohya, true, kIdle, kLoss},
+    {"huber_scale", kKohya, true, kIdle, kLoss},
+    {"min_snr_gamma", kKohya, true, kLost, kLoss},
+    {"debiased_estimation_loss", kKohya, false, kLost, kLoss},
+    {"prior_loss_weight", kKohya, true, kIdle, kNever},
+    {"noise_offset", kKohya, true, kLost, kNever},
+    {"noise_offset_random_strength", kKohya, false, kLost, kNever},
+    {"adaptive_noise_scale", kKohya, true, kLost, kNever},
+    {"multires_noise_iterations", kKohya, true, kLost, kNever},
+    {"multires_noise_discount", kKohya, true, kIdle, kNever},
+    {"ip_noise_gamma", kKohya, true, kLost, kNever},
+    {"ip_noise_gamma_random_strength", kKohya, false, kLost, kNever},
+    {"zero_terminal_snr", kKohya, false, kLost, kNever},
+    {"min_timestep", kKohya, true, kRead,
+     "use --max_timestep_boundary: N of 1000 is 1 - N / 1000 there"},
+    {"max_timestep", kKohya, true, kRead,
+     "use --min_timestep_boundary: N of 1000 is 1 - N / 1000 there"},
+    // What is written.
+    {"output_dir", kKohya, true, kRenamed, "output_path"},
+    {"output_name", kKohya, true, kIdle, kNames},
+    {"save_model_as", kKohya, true, kIdle, "files are always safetensors"},
+    {"use_safetensors", kKohya, false, kIdle, "files are always safetensors"},
+    {"save_precision", kKohya, true, kRead, "use --save_dtype"},
+    {"save_every_n_steps", kKohya, true, kRenamed, "save_steps"},
+    {"save_every_n_epochs", kKohya, true, kRead,
+     "weights are saved after each epoch unless --save_steps is given"},
+    {"save_n_epoch_ratio", kKohya, true, kIdle, "weights are saved after each epoch"},
+    {"save_last_n_steps", kKohya, true, kRead, "--weights_total_limit is a number of files"},
+    {"save_last_n_epochs", kKohya, true, kRenamed, "weights_total_limit"},
+    {"save_last_n_steps_state", kKohya, true, kIdle,
+     "--checkpoints_total_limit is a number of checkpoints"},
+    {"save_last_n_epochs_state", kKohya, true, kRenamed, "checkpoints_total_limit"},
+    {"save_state_on_train_end", kKohya, false, kFixed, "--save_state"},
+    {"initial_step", kKohya, true, kLost, kResumed},
+    {"initial_epoch", kKohya, true, kLost, kResumed},
+    {"skip_until_initial_step", kKohya, false, kIdle, kResumed},
+    {"log_with", kKohya, true, kIdle, kLogs},
+    {"logging_dir", kKohya, true, kIdle, kLogs},
+    {"log_prefix", kKohya, true, kIdle, kLogs},
+    {"log_tracker_name", kKohya, true, kIdle, kLogs},
+    {"log_tracker_config", kKohya, true, kIdle, kLogs},
+    {"log_config", kKohya, false, kIdle, "config.toml in --output_path holds every flag"},
+    {"output_config", kKohya, false, kIdle, "config.toml in --output_path holds every flag"},
+    {"wandb_run_name", kKohya, true, kIdle, kLogs},
+    {"wandb_api_key", kKohya, true, kIdle, kLogs},
+    {"huggingface_repo_id", kKohya, true, kIdle, kNotUploaded},
+    {"huggingface_repo_type", kKohya, true, kIdle, kNotUploaded},
+    {"huggingface_path_in_repo", kKohya, true, kIdle, kNotUploaded},
+    {"huggingface_token", kKohya, true, kIdle, kNotUploaded},
+    {"huggingface_repo_visibility", kKohya, true, kIdle, kNotUploaded},
+    {"save_state_to_huggingface", kKohya, false, kIdle, kNotUploaded},
+    {"async_upload", kKohya, false, kIdle, kNotUploaded},
+    {"sample_sampler", kKohya, true, kIdle, "previews are drawn with the family's own solver"},
+    {"sample_batch_size", kKohya, true, kIdle, "previews are drawn one by one"},
+    {"validate_every_n_steps", kKohya, true, kRenamed, "validation_steps"},
+    {"validate_every_n_epochs", kKohya, true, kLost, "--validation_steps counts steps"},
+    {"validation_split", kKohya, true, kLost,
+     "--validation_dataset_base_path is a dataset of its own"},
+    {"validation_seed", kKohya, true, kIdle, "validation always has the same noise"},
+    {"max_validation_steps", kKohya, true, kIdle, "the whole validation dataset is used"},
+    // Of other trainers, and of DiffSynth-Studio's past.
+    {"lr", kTrainer, true, kRenamed, "learning_rate"},
+    {"rank", kTrainer, true, kRenamed, "lora_rank"},
+    {"steps", kTrainer, true, kRenamed, "max_train_steps"},
+    {"num_train_epochs", kTrainer, true, kRenamed, "num_epochs"},
+    {"checkpointing_steps", kTrainer, true, kRenamed, "save_steps"},
+    {"instance_data_dir", kTrainer, true, kRenamed, "dataset_base_path"},
+    {"use_bf16", kTrainer | kSampler, false, kFixed, "--dtype bfloat16"},
+    {"bf16", kTrainer | kSampler, false, kFixed, "--dtype bfloat16"},
+    {"use_activation_checkpointing", kTrainer, false, kFixed, "--use_gradient_checkpointing"},
+    {"enable_fp8_training", kTrainer, false, kFixed, "--storage dit=fp8"},
+    {"align_to_opensource_format", kTrainer, false, kIdle,
+     "--lora_format chooses the spelling of files"},
+    {"dataset_input_configs", kTrainer, true, kIdle,
+     "--data_file_keys names the columns with paths"},
+    {"guidance_scale", kTrainer, true, kLost, "guidance is a matter of sampling"},
+    {"report_to", kTrainer, true, kIdle, "--enable_tensorboard_log is on"},
+    // What diffusers, DiffSynth-Studio, kohya's and other programs call settings of a picture.
+    {"guidance_scale", kSampler, true, kRenamed, "cfg_scale"},
+    {"true_cfg_scale", kSampler, true, kRenamed, "cfg_scale"},
+    {"cfg", kSampler, true, kRenamed, "cfg_scale"},
+    {"cfg_trunc_ratio", kSampler, true, kRenamed, "cfg_trunc"},
+    {"cfg_normalization", kSampler, true, kFixed, "--cfg_renorm row"},
+    {"num_images_per_prompt", kSampler, true, kRenamed, "num_images"},
+    {"generator", kSampler, true, kRenamed, "seed"},
+    {"image", kSampler, true, kRenamed, "input_image"},
+    {"strength", kSampler, true, kRenamed, "denoising_strength"},
+    {"shift", kSampler, true, kRenamed, "flow_shift"},
+    {"max_sequence_length", kSampler, true, kIdle, "the family's own limit holds"},
+    {"torch_dtype", kSampler, true, kRenamed, "dtype"},
+    {"precision", kSampler, true, kRenamed, "dtype"},
+    {"mixed_precision", kSampler, true, kRenamed, "dtype"},
+    {"fp16", kSampler, false, kFixed, "--dtype float16"},
+    {"fp8", kSampler, false, kFixed, "--storage dit=fp8"},
+    {"compile", kSampler, false, kIdle, kFused},
+    {"pretrained_model_name_or_path", kSampler, true, kRenamed, "model_paths"},
+    {"model", kSampler, true, kRenamed, "model_paths"},
+    {"ckpt", kSampler, true, kRenamed, "model_paths"},
+    {"lora_path", kSampler, true, kFixed, "--lora PATH:STRENGTH"},
+    {"lora_weights", kSampler, true, kFixed, "--lora PATH:STRENGTH"},
+    {"lora_scale", kSampler, true, kFixed, "--lora PATH:STRENGTH"},
+    {"cpu_offload", kSampler, false, kRead, kPlacement},
+    {"enable_model_cpu_offload", kSampler, false, kRead, kPlacement},
+    {"blocks_to_swap", kSampler, true, kRead, kPlacement},
+    {"vram_limit", kSampler, true, kRenamed, "vram"},
+    {"vae_tiling", kSampler, false, kRenamed, "tiled"},
+    {"output_path", kSampler, true, kRenamed, "output"},
+    {"output_dir", kSampler, true, kRenamed, "output"},
+    {"save_path", kSampler, true, kRenamed, "output"},
+    {"from_file", kSampler, true, kRenamed, "prompts_file"},
+    {"lr", kSampler, true, kIdle, "a learning rate is a matter of training"},
+    {"learning_rate", kSampler, true, kIdle, "a learning rate is a matter of training"},
+    // Of DiffSynth-Studio: atelier train takes them, so that its command lines run as they are.
+    {"find_unused_parameters", kStudio, false, kIdle,
+     "parameters without a gradient are never in the way", "unused parameters never are in the way",
+     ""},
+    {"remove_prefix_in_ckpt", kStudio, true, kIdle, "names in saved files never have such a prefix",
+     "names in saved files have no such prefix", ""},
+    {"customized_optimizer", kStudio, true, kLost, "optimizers are chosen by name",
+     "use optimizer_type", "--optimizer_type"},
+    {"quant_options", kStudio, true, kLost, "weights are kept in 8 bits by another flag",
+     "use storage, which keeps weights in fp8 or int8", "--storage"},
+    {"template_model_id_or_path", kStudio, true, kIdle, "no family has templates", "", ""},
+    {"enable_lora_hot_loading", kStudio, false, kIdle, "LoRAs are always loaded so",
+     "LoRAs are always loaded so", ""},
+    {"enable_swanlab_log", kStudio, false, kIdle, kNoLog, "use enable_tensorboard_log",
+     "--enable_tensorboard_log"},
+    {"swanlab_project", kStudio, true, kIdle, kNoLog, "", ""},
+    {"enable_wandb_log", kStudio, false, kIdle, kNoLog, "use enable_tensorboard_log",
+     "--enable_tensorboard_log"},
+    {"wandb_project", kStudio, true, kIdle, kNoLog, "", ""},
+    {"processor_path", kStudio, true, kIdle, "no text encoder sees pictures", "use tokenizer_path",
+     "--tokenizer_path"},
+    {"audio_processor_path", kStudio, true, kIdle, "no input is sound", "no input is sound", ""},
+    {"zero_cond_t", kStudio, false, kLost, "no family has models that are trained so",
+     "models that need it are not there", ""},
+    {"framewise_decoding", kStudio, false, kLost, "training on videos is not supported",
+     "videos are not there", ""},
+    {"initialize_model_on_cpu", kStudio, false, kIdle,
+     "weights are read into the memory of --device", "weights are read into the memory of --device",
+     ""},
+    {"offload_models", kStudio, true, kIdle,
+     "components that a stage does not need are not loaded anyway",
+     "what a stage does not need is not loaded anyway", ""},
+};
+
+// Flags of kStudio that stand beside others in the help.
+bool has_own_place(std::string_view name) {
+  return name == "initialize_model_on_cpu" || name == "offload_models";
+}
+
+std::string program_of(unsigned origins) {
+  if (origins & kKohya) return "kohya's trainers";
+  if (origins & kLauncher) return "a launcher, not of train";
+  return origins & kTrainer ? "other trainers" : "";
+}
+
+// What to do about one: "use --lora_rank".
+std::string hint_of(const CompatFlag& flag) {
+  const std::string text(flag.text);
+  switch (flag.fate) {
+    case kRenamed:
+      return "use --" + text;
+    case kFixed:
+      return "use " + text;
+    case kIdle:
+    case kLost:
+      return text + ": leave it out";
+    case kRead:
+      break;
+  }
+  return text;
+}
+
+FlagSpec spec_of(const CompatFlag& flag) {
+  std::string help = flag.fate == kLost ? "refused" : "no effect";
+  if (!flag.help.empty()) help += ": " + std::string(flag.help);
+  return {.name = std::string(flag.name),
+          .kind = flag.has_value ? FlagKind::kText : FlagKind::kFlag,
+          .help = std::move(help),
+          .preset = flag.has_value ? "" : "false"};
+}
+
+// Given, and not to say no.
+bool is_wanted(const ParsedFlags& flags, std::string_view name) {
+  if (!flags.is_given(name)) return false;
+  const std::string text = flags.find_text(name).value_or("");
+  for (const std::string_view no : {"", "false", "False", "0", "off", "no"}) {
+    if (text == no) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const CompatFlag* find_compat_flag(std::string_view name, unsigned origins) {
+  const auto* it = std::ranges::find_if(kFlags, [&](const CompatFlag& flag) {
+    return (flag.origins & origins) != 0 && flag.name == name;
+  });
+  return it == std::end(kFlags) ? nullptr : it;
+}
+
+std::vector<OtherFlag> compat_answers(unsigned origins) {
+  std::vector<OtherFlag> answers;
+  for (const CompatFlag& flag : kFlags) {
+    if (const unsigned asked = flag.origins & origins; asked != 0)
+      answers.push_back({flag.name, flag.has_value, hint_of(flag), program_of(asked)});
+  }
+  return answers;
+}
+
+FlagSpec compat_spec(std::string_view name) {
+  return spec_of(*find_compat_flag(name, kStudio));
+}
+
+std::vector<FlagSpec> compat_specs() {
+  std::vector<FlagSpec> specs;
+  for (const CompatFlag& flag : kFlags) {
+    if (flag.origins == kStudio && !has_own_place(flag.name)) specs.push_back(spec_of(flag));
+  }
+  return specs;
+}
+
+std::vector<std::string> note_compat_flags(const ParsedFlags& flags, report::Problems& problems) {
+  std::vector<std::string> notes;
+  for (const CompatFlag& flag : kFlags) {
+    if (flag.origins != kStudio || !is_wanted(flags, flag.name)) continue;
+    const std::string place = flags.place(flag.name);
+    const std::string use = flag.use.empty() ? "" : "use " + std::string(flag.use);
+    if (flag.fate == kLost) {
+      problems.add(place + ": " + std::string(flag.text), use.empty() ? "leave it out" : use);
+      continue;
+    }
+    notes.push_back(place + " has no effect: " + std::string(flag.text) +
+                    (use.empty() ? "" : "; " + use));
+  }
+  return notes;
+}
+
+}  // namespace atelier::flags

@@ -1,0 +1,154 @@
+// Flags that are bound to variables: a row says what a flag is called, what it means, which values
+// it may have, and where its value goes.
+#pragma once
+
+#include <charconv>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "host/flags/flags.h"
+#include "host/report/problems.h"
+
+namespace atelier::flags {
+
+// The shortest digits that give this number again.
+template <typename T>
+std::string number_text(T value) {
+  char buffer[32];
+  const auto [end, failure] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return {buffer, end};
+}
+
+// Which numbers a flag takes.
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool takes_low = true, takes_high = true;
+
+  std::string text() const;  // "[0, 1)"
+};
+inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+inline constexpr Range kPositive = {0, kNoLimit, false, false};    // of parts and rates
+inline constexpr Range kNotNegative = {0, kNoLimit, true, false};  // the same
+inline constexpr Range kPart = {0, 1};
+inline constexpr Range kPartBelowOne = {0, 1, true, false};
+constexpr Range at_least(double low) {
+  return {low, kNoLimit};
+}
+constexpr Range between(double low, double high) {
+  return {low, high};
+}
+
+// A word of a flag with choices, and what it stands for.
+template <typename T>
+struct Choice {
+  std::string_view word;
+  T value;
+};
+
+// Presets are what the variables hold when a row is added. The variables outlive the table.
+class Table {
+ public:
+  using Set = std::function<void(const ParsedFlags&)>;
+
+  // Heading of the rows that follow.
+  Table& group(std::string name);
+
+  // A row of any kind. `set` may be empty: somebody else reads the value.
+  Table& add(FlagSpec spec, Set set = {}, Range range = {});
+  Table& add(std::vector<FlagSpec> specs);
+
+  // `value_name` as in FlagSpec: "FILE", "FOLDER".
+  Table& text(std::string name, std::string& value, std::string help, std::string value_name = {});
+  // One of a few words.
+  Table& word(std::string name, std::string& value, std::vector<std::string> choices,
+              std::string help);
+  Table& list(std::string name, std::vector<std::string>& value, std::string help);
+  Table& seed(std::string name, uint64_t& value, std::string help, Range range = {});
+  Table& flag(std::string name, bool& value, std::string help);
+  // A flag that turns on what another one does.
+  Table& also(std::string name, bool& value, std::string help);
+
+  // One of a few words that stand for values.
+  template <typename T>
+  Table& choice(std::string name, T& value, std::vector<Choice<T>> choices, std::string help) {
+    FlagSpec spec = {.name = std::move(name), .help = std::move(help)};
+    for (const Choice<T>& choice : choices) {
+      spec.choices.emplace_back(choice.word);
+      if (choice.value == value) spec.preset = choice.word;
+    }
+    return add(spec, [&value, choices, name = spec.name](const ParsedFlags& flags) {
+      const std::string word = flags.text(name);
+      for (const Choice<T>& choice : choices) {
+        if (choice.word == word) value = choice.value;
+      }
+    });
+  }
+
+  // A whole number, or a real one: as the variable. An optional has no preset where it is empty.
+  template <typename T>
+  Table& number(std::string name, T& value, std::string help, Range range = {}) {
+    FlagSpec spec = {.name = std::move(name),
+                     .kind = is_whole<T> ? FlagKind::kInteger : FlagKind::kReal,
+                     .help = std::move(help),
+                     .preset = preset_of(value)};
+    return add(
+        spec,
+        [&value, name = spec.name](const ParsedFlags& flags) {
+          if constexpr (is_whole<T>) {
+            assign(value, flags.find_integer(name));
+          } else {
+            assign(value, flags.find_real(name));
+          }
+        },
+        range);
+  }
+
+  std::vector<FlagSpec> specs() const;
+  // Gives the variables the values of `flags`, of a command with specs(). Numbers out of their
+  // range become problems.
+  void read(const ParsedFlags& flags, report::Problems& problems) const;
+
+ private:
+  struct Row {
+    FlagSpec spec;
+    Set set;
+    Range range;
+  };
+
+  static void check(const Row& row, const ParsedFlags& flags, report::Problems& problems);
+
+  template <typename T>
+  static constexpr bool is_whole = std::integral<T> || std::same_as<T, std::optional<int64_t>>;
+
+  template <typename T>
+  static std::optional<std::string> preset_of(const T& value) {
+    return number_text(value);
+  }
+  template <typename T>
+  static std::optional<std::string> preset_of(const std::optional<T>& value) {
+    return value ? std::optional(number_text(*value)) : std::nullopt;
+  }
+
+  template <typename T, typename Given>
+  static void assign(T& value, const std::optional<Given>& given) {
+    if constexpr (std::same_as<T, std::optional<Given>>) {
+      value = given;
+    } else {
+      value = static_cast<T>(*given);
+    }
+  }
+
+  std::vector<Row> rows_;
+  std::string group_;
+};
+
+}  // namespace atelier::flags
