@@ -19,12 +19,12 @@
 
 #include "formats/escape.h"
 #include "host/cli/commands.h"
-#include "host/cli/error_line.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/files/mapped_file.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/train/foreign_line.h"
 
@@ -49,8 +49,8 @@ void print_stack() {
 
 // What a plugin does to the process, on whose stack that is seen.
 [[noreturn]] void end_of_plugin(const std::string& plugin, const std::string& what) {
-  std::fputs(atelier::cli::error_line(Error(ErrorCode::kEnvironment, plugin + ": " + what,
-                                            "ask its author", "PLUGIN_THROWS"))
+  std::fputs(atelier::report::error_line(Error(ErrorCode::kEnvironment, plugin + ": " + what,
+                                               "ask its author", "PLUGIN_THROWS"))
                  .c_str(),
              stderr);
   std::_Exit(atelier::exit_code(ErrorCode::kEnvironment));
@@ -68,10 +68,10 @@ void print_stack() {
   }
   if (const std::string plugin = atelier::plugins::plugin_on_stack(); !plugin.empty())
     end_of_plugin(plugin, "it throws " + what.substr(0, what.find('\n')));
-  std::fputs(
-      atelier::cli::error_line(Error(ErrorCode::kInternal, what, "this is a bug: please report it"))
-          .c_str(),
-      stderr);
+  std::fputs(atelier::report::error_line(
+                 Error(ErrorCode::kInternal, what, "this is a bug: please report it"))
+                 .c_str(),
+             stderr);
   print_stack();
   std::_Exit(70);
 }
@@ -153,7 +153,7 @@ int main(int count, char** values) {
     std::fflush(stdout);
     if (error.code() == ErrorCode::kEnvironment && std::ferror(stdout) != 0 && has_lost_reader())
       return kReaderLeft;
-    std::fputs(atelier::cli::error_line(error).c_str(), stderr);
+    std::fputs(atelier::report::error_line(error).c_str(), stderr);
     const int code = atelier::exit_code(error.code());
     // The one of the throw, where LibTorch took it; this one here would tell nothing.
     const std::string stack = atelier::plugins::last_internal_stack();

@@ -55,10 +55,7 @@ void print_result(const PreparedRun& run, const Samples& samples,
 }  // namespace
 
 int run_cache(std::span<const std::string> arguments) {
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(cache_command(family_for_help(arguments))).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(cache_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingRequest request = read_training(arguments, "cache", problems);
   Progress progress(progress::stderr_options(request.config.log.quiet));

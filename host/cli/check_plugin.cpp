@@ -237,10 +237,7 @@ struct Tally {
 
 int run_check_plugin(std::span<const std::string> arguments) {
   const flags::CommandSpec command = check_plugin_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::string& name = flags.positional().front();
   if (flags.flag("in_process")) return run_in_process(name, flags);

@@ -1,5 +1,7 @@
 #include "host/cli/commands.h"
 
+#include <cstdio>
+
 #include "host/train/config.h"
 
 namespace atelier::cli {
@@ -24,6 +26,11 @@ constexpr Command kCommands[] = {
 
 std::span<const Command> commands() {
   return kCommands;
+}
+
+int print_help(const flags::CommandSpec& command) {
+  std::fputs(flags::help_text(command).c_str(), stdout);
+  return 0;
 }
 
 flags::CommandSpec train_command(const ModelFamily* family) {

@@ -24,6 +24,9 @@ std::span<const Command> commands();
 // "lora info".
 std::vector<flags::CommandSpec> command_specs(const ModelFamily* family);
 
+// What `--help` says of a command. Returns the exit code.
+int print_help(const flags::CommandSpec& command);
+
 // What one of them takes.
 flags::CommandSpec cache_command(const ModelFamily* family);
 flags::CommandSpec check_plugin_command();

@@ -330,10 +330,7 @@ flags::CommandSpec completion_command() {
 
 int run_completion(std::span<const std::string> arguments) {
   const flags::CommandSpec command = completion_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const std::string shell = flags::parse_flags(command, arguments).positional().front();
   const std::map<std::string, std::string (*)(const Tables&)> scripts = {
       {"bash", bash_script}, {"fish", fish_script}, {"zsh", zsh_script}};

@@ -231,10 +231,7 @@ flags::CommandSpec doctor_command() {
 
 int run_doctor(std::span<const std::string> arguments) {
   const flags::CommandSpec command = doctor_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   std::vector<Item> items = {check_libtorch(), check_cpu(), check_memory()};
   for (Item& item : check_gpus()) items.push_back(std::move(item));

@@ -183,10 +183,7 @@ int make_pictures(PreparedGeneration& prepared, const GenerationRequest& request
 // `only`: null to run, otherwise the plan is printed and nothing is made. Everything that can be
 // wrong is found before any weight is read.
 int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(generate_command(family_for_help(arguments))).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(generate_command(family_for_help(arguments)));
   report::Problems problems;
   const plugins::Plugin* const plugin = choose_generate_family(arguments, problems);
   const ModelFamily* const family = plugin ? plugin->family : nullptr;

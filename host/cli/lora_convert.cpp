@@ -25,10 +25,7 @@ flags::CommandSpec lora_convert_command() {
 
 int run_lora_convert(std::span<const std::string> arguments) {
   const flags::CommandSpec command = lora_convert_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::string& output = flags.positional()[1];
   const lora::Format format = lora::parse_format(flags.text("lora_format"));

@@ -73,10 +73,7 @@ void print(const std::string& output, const ExtractReport& report) {
 
 int run_lora_extract(std::span<const std::string> arguments) {
   const flags::CommandSpec command = lora_extract_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const ModelFamily& family =
       *plugins::open_plugin(flags.text("plugin"), flags.text("plugin_path")).family;

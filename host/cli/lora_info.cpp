@@ -147,10 +147,7 @@ void print(const Json& info) {
 
 int run_lora_info(std::span<const std::string> arguments) {
   const flags::CommandSpec command = lora_info_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   report::Problems problems;
   for (const std::string& path : flags.positional()) {

@@ -108,10 +108,7 @@ void merge_to_model(const flags::ParsedFlags& flags, const std::vector<lora::Mer
 
 int run_lora_merge(std::span<const std::string> arguments) {
   const flags::CommandSpec command = lora_merge_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::vector<lora::MergeSource> sources = open_sources(flags.positional());
   const auto model = open_named_model(flags);

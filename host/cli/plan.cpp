@@ -34,50 +34,47 @@ void print_help() {
   std::puts("\natelier plan COMMAND --help lists the flags beside those of atelier COMMAND.");
 }
 
+flags::Table own_table(PlanOnly& only) {
+  flags::Table table;
+  table
+      .text("device_profile", only.device_profile,
+            "plan for another device: h200, 4090, or a JSON file with its numbers",
+            "h200|4090|FILE")
+      .text("json", only.json, "file for the plan as JSON", "FILE")
+      .text("curve", only.curve,
+            "file for the time of the run over the memory of the device, .csv or .svg", "FILE");
+  return table;
+}
+
 flags::CommandSpec own_flags(const PlanCommand& command) {
-  flags::CommandSpec spec{std::string("plan ") + command.name,
-                          "Takes the flags of atelier " + std::string(command.name) +
-                              " and prints a plan in place of the run. Beside them:"};
-  spec.flags = {
-      {.name = "device_profile",
-       .help = "plan for another device: h200, 4090, or a JSON file with its numbers",
-       .preset = "",
-       .value_name = "h200|4090|FILE"},
-      {.name = "json", .help = "file for the plan as JSON", .preset = "", .value_name = "FILE"},
-      {.name = "curve",
-       .help = "file for the time of the run over the memory of the device, .csv or .svg",
-       .preset = "",
-       .value_name = "FILE"},
-  };
-  return spec;
+  PlanOnly presets;
+  return {.name = std::string("plan ") + command.name,
+          .summary = "Takes the flags of atelier " + std::string(command.name) +
+                     " and prints a plan in place of the run. Beside them:",
+          .flags = own_table(presets).specs()};
 }
 
-// Takes `--name VALUE` or `--name=VALUE` out of `arguments`.
-std::optional<std::string> take(std::vector<std::string>& arguments, const std::string& name) {
-  const std::string flag = "--" + name;
+// Takes the flags of `own` and their values out of `arguments`.
+std::vector<std::string> take(std::vector<std::string>& arguments, const flags::CommandSpec& own) {
+  std::vector<std::string> taken, rest;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& argument = arguments[i];
-    if (argument.starts_with(flag + "=")) {
-      std::string value = argument.substr(flag.size() + 1);
-      arguments.erase(arguments.begin() + static_cast<ptrdiff_t>(i));
-      return value;
-    }
-    if (argument != flag) continue;
-    if (i + 1 == arguments.size())
-      throw Error(ErrorCode::kInvalidArgument, flag + " has no value", "write one behind it");
-    std::string value = arguments[i + 1];
-    const auto at = arguments.begin() + static_cast<ptrdiff_t>(i);
-    arguments.erase(at, at + 2);
-    return value;
+    const std::string& word = arguments[i];
+    const size_t equals = word.find('=');
+    const bool is_own =
+        word.starts_with("--") && flags::find_flag(own, word.substr(2, equals - 2)) != nullptr;
+    (is_own ? taken : rest).push_back(word);
+    if (is_own && equals == std::string::npos && i + 1 < arguments.size())
+      taken.push_back(arguments[++i]);
   }
-  return std::nullopt;
+  arguments = std::move(rest);
+  return taken;
 }
 
-PlanOnly take_own_flags(std::vector<std::string>& arguments) {
+PlanOnly take_own_flags(const PlanCommand& command, std::vector<std::string>& arguments) {
   PlanOnly only;
-  only.device_profile = take(arguments, "device_profile").value_or("");
-  only.json = take(arguments, "json").value_or("");
-  only.curve = take(arguments, "curve").value_or("");
+  const flags::CommandSpec own = own_flags(command);
+  report::Problems problems;
+  own_table(only).read(flags::parse_flags(own, take(arguments, own)), problems);
   if (!only.curve.empty() && !only.curve.ends_with(".csv") && !only.curve.ends_with(".svg"))
     throw Error(ErrorCode::kInvalidArgument,
                 "--curve " + formats::quote_and_escape(only.curve) + ": it is no table or picture",
@@ -108,11 +105,8 @@ int run_plan(std::span<const std::string> arguments) {
     names.emplace_back(command.name);
     if (arguments[0] != command.name) continue;
     std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
-    if (flags::wants_help(rest)) {
-      std::fputs(flags::help_text(own_flags(command)).c_str(), stdout);
-      return 0;
-    }
-    const PlanOnly only = take_own_flags(rest);
+    if (flags::wants_help(rest)) return print_help(own_flags(command));
+    const PlanOnly only = take_own_flags(command, rest);
     return command.run(rest, only);
   }
   const std::string nearest = report::nearest_name(arguments[0], names);

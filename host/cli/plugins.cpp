@@ -127,10 +127,7 @@ void print_family(const nlohmann::ordered_json& family) {
 
 int run_plugins(std::span<const std::string> arguments) {
   const flags::CommandSpec command = plugins_command();
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(command).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
   const std::vector<std::string>& words = flags.positional();
   const std::string path = flags.text("plugin_path");

@@ -1,5 +1,4 @@
 // atelier train: LoRA and full training.
-#include <cstdio>
 #include <optional>
 
 #include "host/cli/commands.h"
@@ -49,10 +48,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress) {
 // `only`: null to train, otherwise the plan is printed and nothing is trained.
 int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
   if (train::is_foreign_line(arguments)) return run_foreign_line(arguments);
-  if (flags::wants_help(arguments)) {
-    std::fputs(flags::help_text(train_command(family_for_help(arguments))).c_str(), stdout);
-    return 0;
-  }
+  if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingRequest request = read_training(arguments, "train", problems);
   progress::Progress progress(progress::stderr_options(request.config.log.quiet));

@@ -1,7 +1,6 @@
 #include "host/flags/flags.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "atelier/error.h"
@@ -10,27 +9,24 @@
 #include "formats/json.h"
 #include "formats/list.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::flags {
 
 namespace {
 
-std::optional<int64_t> parse_integer(const std::string& text) {
-  int64_t value = 0;
-  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
-  const auto [end, failure] = std::from_chars(begin, text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || text.empty())
-    return std::nullopt;
-  return value;
+// "+5" is 5.
+std::string_view without_plus(std::string_view text) {
+  return text.starts_with('+') ? text.substr(1) : text;
 }
 
-std::optional<double> parse_real(const std::string& text) {
-  double value = 0;
-  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
-  const auto [end, failure] = std::from_chars(begin, text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
-    return std::nullopt;
-  return value;
+std::optional<int64_t> parse_integer(std::string_view text) {
+  return report::parse_number<int64_t>(without_plus(text));
+}
+
+std::optional<double> parse_real(std::string_view text) {
+  const auto value = report::parse_number<double>(without_plus(text));
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 // "1", "true", "on", "yes" and their opposites.
@@ -54,12 +50,8 @@ std::string display_flag(const std::string& name) {
   return text.size() == name.size() + 4 ? "--" + name : text;
 }
 
-std::optional<uint64_t> parse_unsigned(const std::string& text) {
-  uint64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, failure] = std::from_chars(text.data(), end, value);
-  if (failure != std::errc() || stop != end) return std::nullopt;
-  return value;
+std::optional<uint64_t> parse_unsigned(std::string_view text) {
+  return report::parse_number<uint64_t>(text);
 }
 
 // What of `text` is none of the flag's choices; nullopt when all of it is.
@@ -231,14 +223,6 @@ std::vector<std::string> ParsedFlags::texts(std::string_view name) const {
 
 std::vector<std::string> ParsedFlags::list(std::string_view name) const {
   return formats::parse_list(find_text(name).value_or(""));
-}
-
-std::map<std::string, std::string> ParsedFlags::all() const {
-  std::map<std::string, std::string> out;
-  for (const auto& [name, found] : values_) {
-    if (!found.texts.empty()) out[name] = found.texts.back();
-  }
-  return out;
 }
 
 ParsedFlags parse_flags(const CommandSpec& command, std::span<const std::string> arguments) {

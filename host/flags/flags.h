@@ -98,9 +98,6 @@ class ParsedFlags {
 
   const std::vector<std::string>& positional() const { return positional_; }
 
-  // Every flag with a value, given or preset, as text: what a picture's metadata holds.
-  std::map<std::string, std::string> all() const;
-
  private:
   friend class Parser;
   struct Value {

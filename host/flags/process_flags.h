@@ -2,16 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+
+#include "atelier/ops/attention.h"
+#include "atelier/ops/pointwise.h"
 
 #include "host/flags/table.h"
 
 namespace atelier::flags {
 
 struct ProcessSettings {
-  std::string attention = "auto";  // auto, flash, efficient, cudnn or math
-  std::string kernels = "auto";    // auto or composed
-  int64_t threads = 0;             // of the CPU; 0: one for each core
+  ops::AttentionBackend attention = ops::AttentionBackend::kAuto;
+  ops::Kernels kernels = ops::Kernels::kAuto;
+  int64_t threads = 0;  // of the CPU; 0: one for each core
 };
 
 // --attention, --kernels and --threads.

@@ -4,7 +4,7 @@ namespace atelier::flags {
 
 std::string Range::text() const {
   std::string text(1, takes_low ? '[' : '(');
-  text.append(number_text(low)).append(", ").append(number_text(high));
+  text.append(report::number_text(low)).append(", ").append(report::number_text(high));
   text.push_back(takes_high ? ']' : ')');
   return text;
 }
@@ -45,7 +45,7 @@ Table& Table::list(std::string name, std::vector<std::string>& value, std::strin
 
 Table& Table::seed(std::string name, uint64_t& value, std::string help, Range range) {
   return add(
-      {.name = name, .kind = FlagKind::kSeed, .help = help, .preset = number_text(value)},
+      {.name = name, .kind = FlagKind::kSeed, .help = help, .preset = report::number_text(value)},
       [&value, name](const ParsedFlags& flags) {
         if (const auto seed = flags.seed(name)) value = *seed;
       },
@@ -89,8 +89,8 @@ void Table::check(const Row& row, const ParsedFlags& flags, report::Problems& pr
   if (row.spec.kind == FlagKind::kReal) {
     problems.add(what + " is outside " + row.range.text());
   } else {
-    problems.add(what + (is_low ? " is less than " + number_text(low)
-                                : " is more than " + number_text(high)));
+    problems.add(what + (is_low ? " is less than " + report::number_text(low)
+                                : " is more than " + report::number_text(high)));
   }
 }
 

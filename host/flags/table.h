@@ -2,7 +2,6 @@
 // it may have, and where its value goes.
 #pragma once
 
-#include <charconv>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -16,16 +15,9 @@
 
 #include "host/flags/flags.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::flags {
-
-// The shortest digits that give this number again.
-template <typename T>
-std::string number_text(T value) {
-  char buffer[32];
-  const auto [end, failure] = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  return {buffer, end};
-}
 
 // Which numbers a flag takes.
 struct Range {
@@ -47,12 +39,9 @@ constexpr Range between(double low, double high) {
   return {low, high};
 }
 
-// A word of a flag with choices, and what it stands for.
+// Words of a flag, and what each stands for.
 template <typename T>
-struct Choice {
-  std::string_view word;
-  T value;
-};
+using Choices = std::vector<std::pair<std::string_view, T>>;
 
 // Presets are what the variables hold when a row is added. The variables outlive the table.
 class Table {
@@ -79,16 +68,16 @@ class Table {
 
   // One of a few words that stand for values.
   template <typename T>
-  Table& choice(std::string name, T& value, std::vector<Choice<T>> choices, std::string help) {
+  Table& choice(std::string name, T& value, Choices<T> choices, std::string help) {
     FlagSpec spec = {.name = std::move(name), .help = std::move(help)};
-    for (const Choice<T>& choice : choices) {
-      spec.choices.emplace_back(choice.word);
-      if (choice.value == value) spec.preset = choice.word;
+    for (const auto& [word, meant] : choices) {
+      spec.choices.emplace_back(word);
+      if (meant == value) spec.preset = word;
     }
     return add(spec, [&value, choices, name = spec.name](const ParsedFlags& flags) {
-      const std::string word = flags.text(name);
-      for (const Choice<T>& choice : choices) {
-        if (choice.word == word) value = choice.value;
+      const std::string text = flags.text(name);
+      for (const auto& [word, meant] : choices) {
+        if (word == text) value = meant;
       }
     });
   }
@@ -131,11 +120,11 @@ class Table {
 
   template <typename T>
   static std::optional<std::string> preset_of(const T& value) {
-    return number_text(value);
+    return report::number_text(value);
   }
   template <typename T>
   static std::optional<std::string> preset_of(const std::optional<T>& value) {
-    return value ? std::optional(number_text(*value)) : std::nullopt;
+    return value ? std::optional(report::number_text(*value)) : std::nullopt;
   }
 
   template <typename T, typename Given>

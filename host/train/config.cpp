@@ -1,7 +1,6 @@
 #include "host/train/config.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -12,6 +11,7 @@
 #include "host/files/folder.h"
 #include "host/flags/compat_flags.h"
 #include "host/model/model_flags.h"
+#include "host/report/text.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
 #include "host/train/config_checks.h"
@@ -210,11 +210,10 @@ void fill_cache_path(Config& c, const ParsedFlags& flags, report::Problems& prob
 }
 
 double parse_number(const std::string& name, const std::string& text) {
-  double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+  const auto value = report::parse_number<double>(text);
+  if (!value || !std::isfinite(*value))
     throw Error(ErrorCode::kInvalidArgument, name + ": " + quote(text) + " is no number");
-  return value;
+  return *value;
 }
 
 bool parse_truth(const std::string& name, const std::string& text) {

@@ -10,7 +10,7 @@
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
 #include "host/files/model_paths.h"
-#include "host/flags/table.h"
+#include "host/report/text.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -113,7 +113,7 @@ std::string value_text(const FlagSpec& flag, const toml::node& node) {
                          flag.kind == FlagKind::kSeed;
   if (node.is_integer() && is_number) return std::to_string(*node.value_exact<int64_t>());
   if (node.is_floating_point() && flag.kind == FlagKind::kReal)
-    return flags::number_text(*node.value_exact<double>());
+    return report::number_text(*node.value_exact<double>());
   throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag));
 }
 
@@ -139,7 +139,7 @@ void add_unknown(const std::string& place, const std::string& name, bool is_tabl
 
 // A number as TOML tells it from a whole one.
 std::string real_text(double value) {
-  std::string text = flags::number_text(value);
+  std::string text = report::number_text(value);
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -14,6 +13,7 @@
 #include "formats/escape.h"
 #include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
+#include "host/report/text.h"
 #include "host/train/config.h"
 #include "host/train/kohya_dataset.h"
 
@@ -365,16 +365,12 @@ class Rewriter {
 
   // Timesteps of there count up with the noise, parts of the table here fall.
   void take_boundary(const Given& flag) {
-    const std::string value = flag.value();
-    double level = 0;
-    const char* const end = value.data() + value.size();
-    const auto [stop, failure] = std::from_chars(value.data(), end, level);
-    if (failure != std::errc() || stop != end || level < 0 || level > 1000)
+    const auto level = report::parse_number<double>(flag.value());
+    if (!level || !(*level >= 0 && *level <= 1000))
       return problems_.add(flag.shown + ": no number from 0 to 1000");
-    char text[32];
-    std::snprintf(text, sizeof text, "%g", 1.0 - level / 1000.0);
     rename(flag.shown,
-           flag.name == "min_timestep" ? "max_timestep_boundary" : "min_timestep_boundary", text);
+           flag.name == "min_timestep" ? "max_timestep_boundary" : "min_timestep_boundary",
+           report::print("%g", 1.0 - *level / 1000.0));
   }
 
   std::string denoiser() const {

@@ -1,7 +1,6 @@
 #include "host/train/kohya_dataset.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -12,7 +11,7 @@
 #include "formats/list.h"
 #include "host/files/file_reader.h"
 #include "host/flags/compat_flags.h"
-#include "host/flags/table.h"
+#include "host/report/text.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -40,10 +39,8 @@ std::string quote(std::string_view text) {
 }
 
 int64_t pixels_of(const std::string& text) {
-  int64_t pixels = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, failure] = std::from_chars(text.data(), end, pixels);
-  if (failure != std::errc() || stop != end || pixels < 1 || pixels > 1'000'000)
+  const int64_t pixels = report::parse_number<int64_t>(text).value_or(0);
+  if (pixels < 1 || pixels > 1'000'000)
     throw Error(ErrorCode::kInvalidArgument, quote(text) + " is no number of pixels");
   return pixels;
 }
@@ -130,7 +127,7 @@ class Reader {
     if (const auto text = node.value_exact<std::string>()) return *text;
     if (const auto integer = node.value_exact<int64_t>()) return std::to_string(*integer);
     if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
-    if (const auto real = node.value_exact<double>()) return flags::number_text(*real);
+    if (const auto real = node.value_exact<double>()) return report::number_text(*real);
     std::string out;
     if (const toml::array* array = node.as_array()) {
       for (const toml::node& item : *array)

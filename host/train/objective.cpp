@@ -1,7 +1,5 @@
 #include "host/train/objective.h"
 
-#include <charconv>
-
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -11,6 +9,7 @@
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/random/noise.h"
+#include "host/report/text.h"
 #include "host/train/encoders.h"
 
 namespace atelier::train {
@@ -25,11 +24,7 @@ std::optional<int64_t> integer_of(const RowValues& values, std::string_view name
   if (found == values.end()) return std::nullopt;
   if (found->second.is_number_integer()) return found->second.get<int64_t>();
   if (!found->second.is_string()) return std::nullopt;
-  const std::string text = found->second.get<std::string>();
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return report::parse_number<int64_t>(found->second.get<std::string>());
 }
 
 std::vector<const Conditioning*> pointers(const auto& samples) {

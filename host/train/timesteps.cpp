@@ -1,7 +1,6 @@
 #include "host/train/timesteps.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -13,6 +12,7 @@
 #include "formats/escape.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/random/counter.h"
+#include "host/report/text.h"
 
 namespace atelier::train {
 namespace {
@@ -76,17 +76,11 @@ double bell(double sigma) {
   return std::exp(-2.0 * (sigma - 0.5) * (sigma - 0.5));
 }
 
-// As short as it reads back.
-std::string shown(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 void require(bool is_right, const char* flag, double value, const std::string& what,
              const std::string& hint = {}) {
   if (is_right) return;
   throw Error(ErrorCode::kInvalidArgument,
-              "--" + std::string(flag) + ": " + shown(value) + " is " + what, hint);
+              "--" + std::string(flag) + ": " + report::number_text(value) + " is " + what, hint);
 }
 
 bool is_positive(double value) {
@@ -129,7 +123,7 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
   first_ = static_cast<int64_t>(options.min_timestep_boundary * kLevels);
   last_ = static_cast<int64_t>(options.max_timestep_boundary * kLevels);
   require(first_ < last_, "min_timestep_boundary", options.min_timestep_boundary,
-          "not below --max_timestep_boundary " + shown(options.max_timestep_boundary),
+          "not below --max_timestep_boundary " + report::number_text(options.max_timestep_boundary),
           "leave a part of the table in between, at least 0.001 of it");
   while (first_ < last_ && sigmas_[static_cast<size_t>(first_)] > range.high) ++first_;
   while (first_ < last_ && sigmas_[static_cast<size_t>(last_ - 1)] < range.low) --last_;

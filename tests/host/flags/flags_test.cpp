@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <sstream>
 
-#include "host/cli/error_line.h"
 #include "host/inputs/input_flags.h"
 #include "host/plugins/guard.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "support/files.h"
 #include "support/toy_family.h"
@@ -282,16 +282,16 @@ TEST_CASE("Hints are globs with a component and a variant", "[flags]") {
 }
 
 TEST_CASE("An error is one line of at most 400 bytes", "[errors]") {
-  CHECK(cli::error_line(Error(ErrorCode::kNotFound, "a: b", "do c")) ==
+  CHECK(report::error_line(Error(ErrorCode::kNotFound, "a: b", "do c")) ==
         "error: a: b; do c [NOT_FOUND]\n");
-  CHECK(cli::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X")) == "error: a [ST_X]\n");
-  CHECK(cli::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X"), "warning") ==
+  CHECK(report::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X")) == "error: a [ST_X]\n");
+  CHECK(report::error_line(Error(ErrorCode::kDataLoss, "a", "", "ST_X"), "warning") ==
         "warning: a [ST_X]\n");
-  CHECK(cli::error_line(Error(ErrorCode::kInvalidArgument, "2 mistakes:\n  one\n  two")) ==
+  CHECK(report::error_line(Error(ErrorCode::kInvalidArgument, "2 mistakes:\n  one\n  two")) ==
         "error: 2 mistakes: [INVALID_ARGUMENT]\n  one\n  two\n");
   std::string message;
   for (int i = 0; i < 300; ++i) message += "中";
-  const std::string line = cli::error_line(Error(ErrorCode::kNotFound, message, "hint"));
+  const std::string line = report::error_line(Error(ErrorCode::kNotFound, message, "hint"));
   const size_t end = line.find('\n');
   CHECK(end <= 400);
   CHECK(line.substr(0, end).ends_with("… [NOT_FOUND]"));

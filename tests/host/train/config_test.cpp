@@ -141,7 +141,7 @@ TEST_CASE("A LoRA run takes its settings from the flags", "[config]") {
   CHECK(c.timesteps.weighting == Weighting::kCosmap);
   CHECK(!c.log.tensorboard);
   CHECK(c.log.csv);
-  CHECK(c.process.attention == "math");
+  CHECK((c.process.attention == ops::AttentionBackend::kMath));
   CHECK(c.process.threads == 2);
   CHECK(c.model.model_paths == "[\"a\"]");
   CHECK(c.cache_path == "out/cache");
@@ -730,4 +730,17 @@ TEST_CASE("The document of training has every flag once, under its heading", "[c
     INFO(flag.name);
     CHECK(rows[flag.name] == 1);
   }
+}
+
+TEST_CASE("What other programs' flags are called here are flags of train", "[config]") {
+  const flags::CommandSpec command = train_command(nullptr);
+  int64_t renamed = 0;
+  for (const flags::OtherFlag& other : command.others) {
+    if (!other.use.starts_with("use --")) continue;
+    INFO(other.name);
+    const size_t end = other.use.find_first_of(" :,", 6);
+    CHECK(flags::find_flag(command, std::string_view(other.use).substr(6, end - 6)) != nullptr);
+    ++renamed;
+  }
+  CHECK(renamed > 40);
 }

@@ -1,6 +1,6 @@
-#include "host/cli/error_line.h"
+#include "host/report/error_line.h"
 
-namespace atelier::cli {
+namespace atelier::report {
 
 namespace {
 
@@ -30,4 +30,4 @@ std::string error_line(const Error& error, std::string_view label) {
   return line + tag + rest + "\n";
 }
 
-}  // namespace atelier::cli
+}  // namespace atelier::report

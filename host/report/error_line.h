@@ -6,11 +6,11 @@
 
 #include "atelier/error.h"
 
-namespace atelier::cli {
+namespace atelier::report {
 
 // "error: message; hint [CODE]" and a line end, with `label` in place of "error". Lines after the
 // first of the message follow indented; a first line of more than 400 bytes is cut, and then the
 // whole follows indented too.
 std::string error_line(const Error& error, std::string_view label = "error");
 
-}  // namespace atelier::cli
+}  // namespace atelier::report

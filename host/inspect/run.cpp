@@ -1,4 +1,6 @@
 // What a training run left: its folder, states to resume from, encoded samples, settings, metrics.
+#include "host/inspect/run.h"
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -7,11 +9,10 @@
 #include "atelier/error.h"
 
 #include "formats/csv.h"
-#include "host/cli/error_line.h"
-#include "host/cli/inspect.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
 #include "host/plugins/plugin_loader.h"
+#include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "host/run/manifest.h"
 #include "host/run/run_folder.h"
@@ -19,10 +20,9 @@
 #include "host/train/config.h"
 #include "host/train/config_file.h"
 
-namespace atelier::cli {
+namespace atelier::inspect {
 
 namespace fs = std::filesystem;
-using Json = InspectedThing;
 
 namespace {
 
@@ -56,8 +56,8 @@ bool is_run_folder(const std::string& path) {
          fs::is_directory(fs::path(path) / "checkpoints", failure);
 }
 
-Json inspect_state(const std::string& path) {
-  Json out = {{"path", path}, {"kind", "state"}};
+Thing inspect_state(const std::string& path) {
+  Thing out = {{"path", path}, {"kind", "state"}};
   try {
     const run::Checkpoint state = run::open_checkpoint(path);
     out["step"] = state.step;
@@ -67,33 +67,33 @@ Json inspect_state(const std::string& path) {
     out["files"] = state.files.size();
     out["facts"] = state.facts;
   } catch (const Error& error) {
-    out["refused"] = error_line(error);
+    out["refused"] = report::error_line(error);
   }
   return out;
 }
 
-Json inspect_run(const std::string& path) {
-  Json out = {{"path", path}, {"kind", "run"}};
+Thing inspect_run(const std::string& path) {
+  Thing out = {{"path", path}, {"kind", "run"}};
   if (const std::string file = (fs::path(path) / "config.toml").string(); files::is_file(file)) {
     try {
       out["settings"] = inspect_settings(file)["settings"];
     } catch (const Error& error) {
-      out["refused"] = error_line(error);
+      out["refused"] = report::error_line(error);
     }
   }
-  out["states"] = Json::array();
+  out["states"] = Thing::array();
   const fs::path states = fs::path(path) / "checkpoints";
   for (const std::string& name : files::names_in(states)) {
     if (!run::step_of(name)) continue;
-    Json state = inspect_state((states / name).string());
+    Thing state = inspect_state((states / name).string());
     state.erase("facts");
     out["states"].push_back(std::move(state));
   }
-  out["weights"] = Json::array();
+  out["weights"] = Thing::array();
   for (const std::string& name : files::names_in(path)) {
     if (name.ends_with(".safetensors")) out["weights"].push_back(name);
   }
-  out["previews"] = Json::array();
+  out["previews"] = Thing::array();
   for (const std::string& name : files::names_in(fs::path(path) / "samples")) {
     if (name.ends_with(".png")) out["previews"].push_back("samples/" + name);
   }
@@ -101,14 +101,14 @@ Json inspect_run(const std::string& path) {
     try {
       out["metrics"] = inspect_metrics(file);
     } catch (const Error& error) {
-      out["refused"] = error_line(error);
+      out["refused"] = report::error_line(error);
     }
   }
   return out;
 }
 
-Json inspect_cache(const std::string& path) {
-  Json out = {{"path", path}, {"kind", "encoded samples"}};
+Thing inspect_cache(const std::string& path) {
+  Thing out = {{"path", path}, {"kind", "encoded samples"}};
   try {
     const train::Manifest manifest = train::Manifest::read(path);
     out["family"] = manifest.family;
@@ -118,26 +118,26 @@ Json inspect_cache(const std::string& path) {
     out["complete"] = manifest.is_complete;
     std::set<std::pair<int64_t, int64_t>> sizes;
     for (const train::CacheItem& item : manifest.items) sizes.insert({item.height, item.width});
-    out["sizes"] = Json::array();
+    out["sizes"] = Thing::array();
     for (const auto& [height, width] : sizes) out["sizes"].push_back({height, width});
   } catch (const Error& error) {
-    out["refused"] = error_line(error);
+    out["refused"] = report::error_line(error);
   }
   return out;
 }
 
-Json inspect_settings(const std::string& path) {
+Thing inspect_settings(const std::string& path) {
   report::Problems unknown;  // without the family, its own flags are among them
   std::vector<flags::GivenValue> values =
       train::read_config_file(path, train::train_command(nullptr), unknown);
-  Json out = {{"path", path}, {"kind", "settings"}};
+  Thing out = {{"path", path}, {"kind", "settings"}};
   report::Problems problems;
   problems.collect([&] {
     if (const ModelFamily* family = family_of(values))
       values = train::read_config_file(path, train::train_command(family), problems);
   });
   out["count"] = values.size();
-  out["settings"] = Json::object();
+  out["settings"] = Thing::object();
   for (const std::string_view name : kTold) {
     const auto value = std::ranges::find(values, name, &flags::GivenValue::name);
     if (value != values.end() && !value->text.empty())
@@ -146,7 +146,7 @@ Json inspect_settings(const std::string& path) {
   try {
     problems.throw_if_any();
   } catch (const Error& error) {
-    out["refused"] = error_line(error);
+    out["refused"] = report::error_line(error);
   }
   return out;
 }
@@ -155,10 +155,10 @@ bool is_metrics(const std::vector<std::string>& columns) {
   return columns == std::vector<std::string>{"step", "key", "value"};
 }
 
-Json inspect_metrics(const std::string& path) {
+Thing inspect_metrics(const std::string& path) {
   const std::vector<formats::CsvRow> rows =
       formats::parse_csv(files::read_text_file(path, kMaxTableBytes));
-  Json out = {{"path", path}, {"kind", "metrics"}, {"last", Json::object()}};
+  Thing out = {{"path", path}, {"kind", "metrics"}, {"last", Thing::object()}};
   for (size_t i = 1; i < rows.size(); ++i) {
     const std::vector<std::string>& fields = rows[i].fields;
     if (fields.size() != 3)
@@ -173,4 +173,4 @@ Json inspect_metrics(const std::string& path) {
   return out;
 }
 
-}  // namespace atelier::cli
+}  // namespace atelier::inspect

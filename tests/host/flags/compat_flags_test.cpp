@@ -1,0 +1,79 @@
+#include "host/flags/compat_flags.h"
+
+#include <catch2/catch.hpp>
+#include <set>
+
+namespace atelier::flags {
+namespace {
+
+// What a command says of another program's flag; empty: nothing.
+std::string answer_to(std::string_view name, unsigned origins) {
+  for (const OtherFlag& answer : compat_answers(origins)) {
+    if (answer.name == name) return answer.of + ": " + answer.use;
+  }
+  return "";
+}
+
+CommandSpec studio_command() {
+  CommandSpec command{"train", "", compat_specs()};
+  command.flags.push_back(compat_spec("offload_models"));
+  return command;
+}
+
+}  // namespace
+
+TEST_CASE("No program has a flag twice", "[compat_flags]") {
+  for (const unsigned origin : {kLauncher, kKohya, kTrainer, kSampler}) {
+    std::set<std::string_view> names;
+    for (const OtherFlag& answer : compat_answers(origin)) {
+      INFO(answer.name);
+      CHECK(names.insert(answer.name).second);
+    }
+    CHECK(names.size() > 10);
+  }
+}
+
+TEST_CASE("A flag of another program is answered with what to do here", "[compat_flags]") {
+  CHECK(answer_to("network_dim", kKohya | kTrainer) == "kohya's trainers: use --lora_rank");
+  CHECK(answer_to("use_8bit_adam", kKohya) == "kohya's trainers: use --optimizer_type AdamW8bit");
+  CHECK(answer_to("lowram", kKohya) ==
+        "kohya's trainers: --vram says what the run may take, and the rest is planned: leave it "
+        "out");
+  CHECK(answer_to("multi_gpu", kLauncher) ==
+        "a launcher, not of train: one process trains on one device: leave it out");
+  CHECK(answer_to("network_dim", kSampler).empty());
+}
+
+TEST_CASE("One row answers for several programs", "[compat_flags]") {
+  CHECK(answer_to("bf16", kTrainer) == "other trainers: use --dtype bfloat16");
+  CHECK(answer_to("bf16", kSampler) == ": use --dtype bfloat16");
+  CHECK(answer_to("guidance_scale", kTrainer) ==
+        "other trainers: guidance is a matter of sampling: leave it out");
+  CHECK(answer_to("guidance_scale", kSampler) == ": use --cfg_scale");
+}
+
+TEST_CASE("Flags of DiffSynth-Studio are taken, noted and refused", "[compat_flags]") {
+  CHECK(compat_spec("wandb_project").help == "no effect");
+  CHECK(compat_spec("quant_options").help ==
+        "refused: use storage, which keeps weights in fp8 or int8");
+  report::Problems problems;
+  const ParsedFlags flags =
+      parse_flags(studio_command(),
+                  std::vector<std::string>{"--enable_wandb_log", "--find_unused_parameters=no",
+                                           "--offload_models", "dit"});
+  CHECK(note_compat_flags(flags, problems) ==
+        std::vector<std::string>{
+            "--enable_wandb_log has no effect: there is no such log; use --enable_tensorboard_log",
+            "--offload_models has no effect: components that a stage does not need are not loaded "
+            "anyway"});
+  CHECK(problems.empty());
+}
+
+TEST_CASE("What would be missed is refused", "[compat_flags]") {
+  report::Problems problems;
+  const std::vector<std::string> words = {"--quant_options", "fp8", "--zero_cond_t"};
+  CHECK(note_compat_flags(parse_flags(studio_command(), words), problems).empty());
+  CHECK(problems.size() == 2);
+}
+
+}  // namespace atelier::flags
