@@ -103,7 +103,7 @@ class Table {
 
   std::vector<FlagSpec> specs() const;
   // Gives the variables the values of `flags`, of a command with specs(). Numbers out of their
-  // range become problems.
+  // range become problems; what the `set` of a row throws passes.
   void read(const ParsedFlags& flags, report::Problems& problems) const;
 
  private:

@@ -1,9 +1,11 @@
 // The flags that say which model is meant.
 #include "host/model/model_flags.h"
 
+#include <functional>
+
 #include "atelier/error.h"
 
-#include "host/flags/flags.h"
+#include "host/flags/table.h"
 
 namespace atelier::model {
 
@@ -30,64 +32,6 @@ flags::FlagSpec model_hints_flag() {
           .preset = "{}"};
 }
 
-std::vector<flags::FlagSpec> model_flags(std::string dtype) {
-  return {
-      plugin_flag(),
-      plugin_path_flag(),
-      {.name = "model_paths",
-       .help = "files, folders or globs: a path, paths between commas, or JSON '[\"a\", "
-               "[\"b-1\", \"b-2\"]]'",
-       .preset = "",
-       .value_name = "FILE|FOLDER"},
-      {.name = "model_id_with_origin_paths",
-       .kind = flags::FlagKind::kList,
-       .help = "published files: org/name:glob,org/name:glob",
-       .preset = ""},
-      {.name = "tokenizer_path",
-       .help = "folder or file of the tokenizer",
-       .preset = "",
-       .value_name = "FILE|FOLDER"},
-      model_hints_flag(),
-      {.name = "dtype",
-       .help = "for all, or by component: bfloat16,vae=float32",
-       .preset = std::move(dtype),
-       .choices = weights::dtype_choices(),
-       .by_component = true},
-      {.name = "device",
-       .help = "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "
-               "copies of such a GPU",
-       .preset = "auto"},
-      {.name = "storage",
-       .kind = flags::FlagKind::kList,
-       .help = "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
-               "them; bf16 and plain: in dtype",
-       .preset = ""},
-      {.name = "compute",
-       .kind = flags::FlagKind::kList,
-       .help = "of products by component: dit=w8a8 multiplies weights that are stored as fp8 or "
-               "int8 in 8 bits; bf16 and plain: in dtype",
-       .preset = ""},
-      {.name = "fp8_models",
-       .kind = flags::FlagKind::kList,
-       .help = "entries of model_paths or model_id_with_origin_paths that are stored as fp8",
-       .preset = ""},
-      {.name = "offload",
-       .kind = flags::FlagKind::kList,
-       .help = "where blocks rest that come to the device when they run, by component: "
-               "dit=host,text_encoder=disk",
-       .preset = ""},
-      {.name = "resident_blocks",
-       .kind = flags::FlagKind::kList,
-       .help = "with offload, blocks that stay on the device: 20 of the denoiser, or "
-               "dit=20,text_encoder=4",
-       .preset = ""},
-      {.name = "prefetch",
-       .kind = flags::FlagKind::kInteger,
-       .help = "with offload, blocks that are on their way while one runs",
-       .preset = "2"},
-  };
-}
-
 std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints) {
   const Error malformed(ErrorCode::kInvalidArgument,
                         "--model_hints: globs with component and variant are expected",
@@ -106,22 +50,94 @@ std::map<std::string, DetectHint> parse_hints(const nlohmann::json& hints) {
   return out;
 }
 
-model::LoadRequest load_request(const flags::ParsedFlags& flags) {
-  model::LoadRequest request;
-  request.model_paths = flags.text("model_paths");
-  request.model_id_with_origin_paths = flags.text("model_id_with_origin_paths");
-  request.tokenizer_path = flags.text("tokenizer_path");
-  weights::RequestedDtypes dtypes = weights::parse_dtypes(flags.text("dtype"));
-  request.dtype = std::move(dtypes.all);
-  request.dtypes = std::move(dtypes.components);
-  request.device = flags.text("device");
-  request.hints = parse_hints(flags.json("model_hints"));
-  request.storage = weights::parse_storage(flags.list("storage"));
-  request.compute = weights::parse_compute(flags.list("compute"));
-  request.fp8_models = flags.list("fp8_models");
-  request.placement.offload = model::parse_offload(flags.list("offload"));
-  model::parse_resident_blocks(flags.list("resident_blocks"), request.placement);
-  request.placement.prefetch = flags.integer("prefetch");
+namespace {
+
+// A list, and what becomes of its parts.
+void add_list(flags::Table& table, const std::string& name, std::string help,
+              std::function<void(const std::vector<std::string>&)> take) {
+  table.add({.name = name, .kind = flags::FlagKind::kList, .help = std::move(help), .preset = ""},
+            [name, take](const flags::ParsedFlags& flags) { take(flags.list(name)); });
+}
+
+void add_files(flags::Table& table, LoadRequest& r) {
+  table.add(plugin_flag())
+      .add(plugin_path_flag())
+      .text("model_paths", r.model_paths,
+            "files, folders or globs: a path, paths between commas, or JSON '[\"a\", "
+            "[\"b-1\", \"b-2\"]]'",
+            "FILE|FOLDER")
+      .add({.name = "model_id_with_origin_paths",
+            .kind = flags::FlagKind::kList,
+            .help = "published files: org/name:glob,org/name:glob",
+            .preset = ""},
+           [&r](const flags::ParsedFlags& flags) {
+             r.model_id_with_origin_paths = flags.text("model_id_with_origin_paths");
+           })
+      .text("tokenizer_path", r.tokenizer_path, "folder or file of the tokenizer", "FILE|FOLDER")
+      .add(model_hints_flag(), [&r](const flags::ParsedFlags& flags) {
+        r.hints = parse_hints(flags.json("model_hints"));
+      });
+}
+
+void add_dtypes(flags::Table& table, LoadRequest& r, std::string dtype) {
+  table
+      .add({.name = "dtype",
+            .help = "for all, or by component: bfloat16,vae=float32",
+            .preset = std::move(dtype),
+            .choices = weights::dtype_choices(),
+            .by_component = true},
+           [&r](const flags::ParsedFlags& flags) {
+             weights::RequestedDtypes dtypes = weights::parse_dtypes(flags.text("dtype"));
+             r.dtype = std::move(dtypes.all);
+             r.dtypes = std::move(dtypes.components);
+           })
+      .text("device", r.device,
+            "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "
+            "copies of such a GPU");
+}
+
+void add_storage(flags::Table& table, LoadRequest& r) {
+  add_list(table, "storage",
+           "8-bit weights by component: dit=fp8,text_encoder=int8; published: as the file has "
+           "them; bf16 and plain: in dtype",
+           [&r](const auto& entries) { r.storage = weights::parse_storage(entries); });
+  add_list(table, "compute",
+           "of products by component: dit=w8a8 multiplies weights that are stored as fp8 or "
+           "int8 in 8 bits; bf16 and plain: in dtype",
+           [&r](const auto& entries) { r.compute = weights::parse_compute(entries); });
+  table.list("fp8_models", r.fp8_models,
+             "entries of model_paths or model_id_with_origin_paths that are stored as fp8");
+  add_list(table, "offload",
+           "where blocks rest that come to the device when they run, by component: "
+           "dit=host,text_encoder=disk",
+           [&r](const auto& entries) { r.placement.offload = parse_offload(entries); });
+  add_list(table, "resident_blocks",
+           "with offload, blocks that stay on the device: 20 of the denoiser, or "
+           "dit=20,text_encoder=4",
+           [&r](const auto& entries) { parse_resident_blocks(entries, r.placement); });
+  table.number("prefetch", r.placement.prefetch,
+               "with offload, blocks that are on their way while one runs");
+}
+
+flags::Table model_table(LoadRequest& request, std::string dtype) {
+  flags::Table table;
+  add_files(table, request);
+  add_dtypes(table, request, std::move(dtype));
+  add_storage(table, request);
+  return table;
+}
+
+}  // namespace
+
+std::vector<flags::FlagSpec> model_flags(std::string dtype) {
+  LoadRequest presets;
+  return model_table(presets, std::move(dtype)).specs();
+}
+
+LoadRequest load_request(const flags::ParsedFlags& flags) {
+  LoadRequest request;
+  report::Problems none;  // rows of this table throw
+  model_table(request, "auto").read(flags, none);
   return request;
 }
 
