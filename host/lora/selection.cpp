@@ -1,7 +1,6 @@
 #include "host/lora/selection.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
 
 namespace atelier::lora {
 
@@ -26,13 +26,6 @@ constexpr const char* kUse = "PATH:STRENGTH, or PATH:STRENGTH:component=NAME";
 
 [[noreturn]] void refuse(const std::string& message, const std::string& hint) {
   throw Error(ErrorCode::kInvalidArgument, message, hint);
-}
-
-std::optional<double> number_of(std::string_view text) {
-  double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc() || end != text.data() + text.size()) return {};
-  return value;
 }
 
 void check_strength(double strength, const std::string& name) {
@@ -82,7 +75,7 @@ Use parse_use(std::string_view text) {
     return true;
   });
   take_end(use.path, [&](std::string_view end) {
-    const auto strength = number_of(end);
+    const auto strength = report::parse_number<double>(end);
     if (strength) use.strength = *strength;
     return strength.has_value();
   });

@@ -1,12 +1,12 @@
 #include "host/model/placement.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/report/text.h"
 #include "host/weights/weight_loading.h"
 
 namespace atelier::model {
@@ -17,10 +17,8 @@ using memory::Place;
 namespace {
 
 std::optional<int64_t> parse_count(std::string_view text) {
-  int64_t count = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (failure != std::errc() || end != text.data() + text.size() || count < 0) return std::nullopt;
-  return count;
+  const auto count = report::parse_number<int64_t>(text);
+  return count && *count >= 0 ? count : std::nullopt;
 }
 
 }  // namespace

@@ -16,7 +16,6 @@
 #include "host/run/run_folder.h"
 #include "host/train/config_checks.h"
 #include "host/train/config_file.h"
-#include "host/train/config_table.h"
 #include "host/train/foreign_line.h"
 
 namespace atelier::train {

@@ -137,6 +137,10 @@ struct Config {
   std::vector<std::string> notes;
 };
 
+// The flags of `command`, each with the setting that gets its value; but those whose value decides
+// several settings are read by parse_config(). `config` outlives the table, and holds the presets.
+flags::Table config_table(Config& config, const ModelFamily* family, std::string_view command);
+
 // Every flag of `atelier train`, in groups; with a family, its names stand in the help and its
 // optional texts among the others. The name "cache" adds --dry_run.
 flags::CommandSpec train_command(const ModelFamily* family, std::string name = "train");

@@ -40,17 +40,9 @@ class Checks {
   bool is_given(std::string_view flag) const { return flags_.is_given(flag); }
   std::string text(std::string_view flag) const { return flags_.find_text(flag).value_or(""); }
 
-  std::vector<std::string> trainable_components() const {
-    std::vector<std::string> names;
-    for (const ComponentSpec& component : family_->components()) {
-      if (component.role != Role::kTokenizer) names.emplace_back(component.name);
-    }
-    return names;
-  }
-
   void check_component(std::string_view flag, const std::string& name) {
     if (family_ == nullptr) return;
-    const std::vector<std::string> known = trainable_components();
+    const std::vector<std::string> known = trainable_components(*family_);
     if (std::find(known.begin(), known.end(), name) != known.end()) return;
     const std::string nearest = report::nearest_name(name, known);
     add(flag,
@@ -77,18 +69,10 @@ class Checks {
     }
     if (config_.stage == Stage::kDataProcess) return;
     if (!config_.trainable_models.empty() || !lora.base_models.empty()) return;
-    const std::string name = denoiser();
+    const std::string name = denoiser_of(family_);
     problems_.add("nothing is trained", "give --lora_base_model " + name +
                                             " for a LoRA, or --trainable_models " + name +
                                             " to train the component whole");
-  }
-
-  std::string denoiser() const {
-    if (family_ == nullptr) return "dit";
-    for (const ComponentSpec& component : family_->components()) {
-      if (component.role == Role::kDenoiser) return std::string(component.name);
-    }
-    return "NAME";
   }
 
   void check_lora() {
@@ -100,7 +84,7 @@ class Checks {
           "train one component of --lora_base_model after the other");
     if (!lora.preset_path.empty() && lora.preset_model.empty())
       add("preset_lora_path", "the component that it belongs to is missing",
-          "give --preset_lora_model " + denoiser());
+          "give --preset_lora_model " + denoiser_of(family_));
     if (!lora.preset_model.empty()) {
       check_component("preset_lora_model", lora.preset_model);
       if (lora.preset_path.empty())
@@ -272,6 +256,22 @@ std::vector<std::string> note_idle_flags(const Config& config, const flags::Pars
                     ": Prodigy finds the size of its steps itself and multiplies it by this; 1 is "
                     "usual");
   return notes;
+}
+
+std::vector<std::string> trainable_components(const ModelFamily& family) {
+  std::vector<std::string> names;
+  for (const ComponentSpec& component : family.components()) {
+    if (component.role != Role::kTokenizer) names.emplace_back(component.name);
+  }
+  return names;
+}
+
+std::string denoiser_of(const ModelFamily* family) {
+  if (family == nullptr) return "dit";
+  for (const ComponentSpec& component : family->components()) {
+    if (component.role == Role::kDenoiser) return std::string(component.name);
+  }
+  return "NAME";
 }
 
 std::string component_of(std::string_view path) {

@@ -16,6 +16,12 @@ void check_config(const Config& config, const flags::ParsedFlags& flags, const M
 // A line for each given flag that other flags make meaningless.
 std::vector<std::string> note_idle_flags(const Config& config, const flags::ParsedFlags& flags);
 
+// Names of the components that can be trained.
+std::vector<std::string> trainable_components(const ModelFamily& family);
+
+// The first component that denoises; "dit" where the family is not known.
+std::string denoiser_of(const ModelFamily* family);
+
 // The component of a dotted name: "dit" of "dit.blocks.0".
 std::string component_of(std::string_view path);
 

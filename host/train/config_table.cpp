@@ -1,7 +1,9 @@
-#include "host/train/config_table.h"
+// The flags of atelier train and atelier cache.
 
 #include "host/flags/compat_flags.h"
 #include "host/model/model_flags.h"
+#include "host/train/config.h"
+#include "host/train/config_checks.h"
 
 namespace atelier::train {
 namespace {
@@ -24,13 +26,7 @@ std::string among(const std::vector<std::string>& names) {
 }
 
 std::string components_of(const ModelFamily* family) {
-  std::vector<std::string> names;
-  if (family) {
-    for (const ComponentSpec& component : family->components()) {
-      if (component.role != Role::kTokenizer) names.emplace_back(component.name);
-    }
-  }
-  return among(names);
+  return family ? among(trainable_components(*family)) : "";
 }
 
 std::string optional_inputs_of(const ModelFamily* family) {

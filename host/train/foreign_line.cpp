@@ -15,6 +15,7 @@
 #include "host/flags/flags.h"
 #include "host/report/text.h"
 #include "host/train/config.h"
+#include "host/train/config_checks.h"
 #include "host/train/kohya_dataset.h"
 
 namespace atelier::train {
@@ -342,7 +343,7 @@ class Rewriter {
       model_files_.push_back(value);
       note(flag.shown + " is in --model_paths here");
     } else if (flag.name == "network_module") {
-      rename(flag.shown, "lora_base_model", denoiser());
+      rename(flag.shown, "lora_base_model", denoiser_of(family_));
     } else if (flag.name == "resolution") {
       resolution_ = flag;
     } else if (flag.name == "dataset_config") {
@@ -371,15 +372,6 @@ class Rewriter {
     rename(flag.shown,
            flag.name == "min_timestep" ? "max_timestep_boundary" : "min_timestep_boundary",
            report::print("%g", 1.0 - *level / 1000.0));
-  }
-
-  std::string denoiser() const {
-    if (family_ != nullptr) {
-      for (const ComponentSpec& component : family_->components()) {
-        if (component.role == Role::kDenoiser) return std::string(component.name);
-      }
-    }
-    return "dit";
   }
 
   // What kohya's trainers do where their line says nothing, as far as it is not done here anyway.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +13,7 @@
 #include "host/generate/output_paths.h"
 #include "host/model/stages.h"
 #include "host/report/open_failure.h"
+#include "host/report/text.h"
 #include "host/train/cache_manifest.h"
 
 namespace atelier::train {
@@ -75,10 +75,7 @@ std::string dashed(std::string_view name) {
 // Throws Error{kInvalidArgument} when the whole text is no such number.
 template <typename T>
 T number_of(std::string_view text, const char* wanted) {
-  T number{};
-  const char* end = text.data() + text.size();
-  const auto [stop, failure] = std::from_chars(text.data(), end, number);
-  if (failure == std::errc() && stop == end && !text.empty()) return number;
+  if (const auto number = report::parse_number<T>(text)) return *number;
   throw Error(ErrorCode::kInvalidArgument,
               formats::quote_and_escape(text) + " is no " + std::string(wanted));
 }
