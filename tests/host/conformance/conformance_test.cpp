@@ -50,7 +50,6 @@ class ToyWithInput final : public test::ToyFamily {
   explicit ToyWithInput(const InputSpec& input) {
     inputs_.assign(ToyFamily::inputs().begin(), ToyFamily::inputs().end());
     inputs_.push_back(input);
-    inputs_.back().name = "more";
     inputs_.back().help = "one more";
   }
   std::span<const InputSpec> inputs() const override { return inputs_; }
@@ -119,26 +118,34 @@ TEST_CASE("Every built family keeps everything", "[conformance]") {
 TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
   constexpr InputKind kImage = InputKind::kImage;
   const std::pair<InputSpec, const char*> cases[] = {
-      {{.kind = kImage, .min_count = 3, .max_count = 2}, "has no count"},
-      {{.kind = InputKind::kReal, .max_count = 2}, "is a list of what has no lists"},
-      {{.kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart, .max_count = 2},
+      {{.name = "more", .kind = kImage, .min_count = 3, .max_count = 2}, "has no count"},
+      {{.name = "more", .kind = InputKind::kReal, .max_count = 2},
+       "is a list of what has no lists"},
+      {{.name = "more",
+        .kind = kImage,
+        .use = InputUse::kGenerate,
+        .role = InputRole::kStart,
+        .max_count = 2},
        "is a list and not a condition"},
-      {{.kind = kImage, .channels = 1}, "has channels"},
-      {{.kind = InputKind::kMask, .channels = 4}, "has channels"},
-      {{.kind = kImage, .role = InputRole::kTarget}, "several inputs are learnt"},
-      {{.kind = kImage, .role = InputRole::kStart}, "no picture of generation"},
-      {{.kind = kImage,
+      {{.name = "more", .kind = kImage, .channels = 1}, "has channels"},
+      {{.name = "more", .kind = InputKind::kMask, .channels = 4}, "has channels"},
+      {{.name = "more", .kind = kImage, .role = InputRole::kTarget}, "several inputs are learnt"},
+      {{.name = "more", .kind = kImage, .role = InputRole::kStart}, "no picture of generation"},
+      {{.name = "more",
+        .kind = kImage,
         .use = InputUse::kGenerate,
         .role = InputRole::kStart,
         .fit = InputFit::kAsIs},
        "keeps a size"},
-      {{.kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame}, "has a stand-in"},
+      {{.name = "more", .kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame},
+       "has a stand-in"},
   };
   for (const auto& [input, said] : cases) {
     const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));
     REQUIRE(!names.empty());
     CHECK_THAT(names.front(), Catch::Contains("declarations") && Catch::Contains(said));
   }
-  const InputSpec start = {.kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
+  const InputSpec start = {
+      .name = "more", .kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
   CHECK(failed(conformance::check_family(ToyWithInput(start))).empty());
 }

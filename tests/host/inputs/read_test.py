@@ -67,13 +67,13 @@ class Reading(unittest.TestCase):
         for size in SIZES:
             for target in TARGETS:
                 for fit in ("crop", "stretch", "as_is"):
-                    with self.subTest(size=size, target=target, fit=fit):
-                        picture = Image.fromarray(noise(*size, channels))
-                        yield fit, target, self.save(picture), self.fitted(picture, fit, target)
+                    self.case = f"{size} for {target}, {fit}"
+                    picture = Image.fromarray(noise(*size, channels))
+                    yield fit, target, self.save(picture), self.fitted(picture, fit, target)
 
     def check_pixels(self, values, picture):
         bytes_of = np.round((values.astype(np.float64) + 1) / 2 * 255)
-        np.testing.assert_array_equal(bytes_of, np.asarray(picture))
+        np.testing.assert_array_equal(bytes_of, np.asarray(picture), self.case)
 
     def test_pictures_are_cropped_stretched_or_left(self):
         for fit, target, path, want in self.cases(3):
@@ -84,6 +84,7 @@ class Reading(unittest.TestCase):
             self.check_pixels(self.read("image", 4, fit, target, path), want)
 
     def test_a_picture_without_transparency_is_opaque(self):
+        self.case = "opaque"
         picture = Image.fromarray(noise(24, 16, 3))
         values = self.read("image", 4, "as_is", (8, 8), self.save(picture))
         self.check_pixels(values, picture.convert("RGBA"))
@@ -92,7 +93,7 @@ class Reading(unittest.TestCase):
         for fit, target, path, want in self.cases(3):
             values = self.read("mask", 3, fit, target, path)
             want = np.asarray(want.convert("L"), np.float32)[..., None] / np.float32(255)
-            np.testing.assert_array_equal(values, want)
+            np.testing.assert_array_equal(values, want, self.case)
 
     def test_a_file_that_is_no_picture_is_named(self):
         path = self.dir / "text.png"
