@@ -1,11 +1,11 @@
 #include "memory/planner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
-#include <set>
-#include <tuple>
+#include <span>
 
 #include "atelier/error.h"
 
@@ -71,14 +71,16 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
   return computed - before;
 }
 
-// What can be chosen for one component, and what that takes.
+// What a choice takes, in numbers of which less is never worse.
+enum Cost : size_t { kDevice, kHost, kStorage, kStreamed, kOnDisk, kOnce, kNumCosts };
+using Costs = std::vector<int64_t>;  // these, then the time of a pass for each manner of each phase
+
+// What can be chosen for one component.
 struct Choice {
   ComponentChoice what;
-  size_t storage = 0;
   std::vector<int64_t> copies = {};  // picoseconds of each block; 0: it is there
   int64_t slots = 0;
-  int64_t once_time = 0;  // of copies that are made once in a run
-  int64_t num_streamed = 0;
+  Costs costs = Costs(kNumCosts, 0);
 };
 
 double copy_rate(Place place, const DeviceProfile& profile) {
@@ -91,34 +93,40 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const StoredComponent& stored = component.storages[storage];
   const auto count = static_cast<int64_t>(stored.blocks.size());
   Choice choice;
-  choice.storage = storage;
   choice.what = {component.name, stored.storage, count, resident, others, prefetch, 0, 0};
-  choice.what.device_bytes = stored.outside;
   choice.copies.assign(stored.blocks.size(), 0);
+  int64_t device = stored.outside, host = 0, once_time = 0, largest = 0;
   const ResidencyPlan plan = spread_residents(count, resident, others, prefetch);
-  int64_t largest = 0;
   for (size_t i = 0; i < stored.blocks.size(); ++i) {
     const int64_t once = stored.once.empty() || resident == count ? 0 : stored.once[i];
     if (plan.blocks[i] == Place::kDevice) {
-      choice.what.device_bytes += stored.blocks[i] - once;
-      choice.what.host_bytes += once;
-      choice.once_time += copy_time(once, profile.copy_bytes_per_second);
+      device += stored.blocks[i] - once;
+      host += once;
+      once_time += copy_time(once, profile.copy_bytes_per_second);
       continue;
     }
     const int64_t streamed = stored.blocks[i] - once;
     largest = std::max(largest, streamed);
-    ++choice.num_streamed;
     choice.copies[i] = std::max<int64_t>(1, copy_time(streamed, copy_rate(others, profile)));
-    choice.once_time += copy_time(once, copy_rate(others, profile));
-    if (others == Place::kHost) choice.what.host_bytes += stored.blocks[i];
-    if (!stored.kept.empty()) choice.what.device_bytes += stored.kept[i];
+    once_time += copy_time(once, copy_rate(others, profile));
+    if (others == Place::kHost) host += stored.blocks[i];
+    if (!stored.kept.empty()) device += stored.kept[i];
   }
-  choice.slots = std::min(prefetch + 1, choice.num_streamed);
-  choice.what.device_bytes += choice.slots * largest;
+  const int64_t num_streamed = count - resident;
+  choice.slots = std::min(prefetch + 1, num_streamed);
+  choice.what.device_bytes = device + choice.slots * largest;
+  choice.what.host_bytes = host;
+  choice.costs = {choice.what.device_bytes,
+                  host,
+                  static_cast<int64_t>(storage),
+                  num_streamed,
+                  others == Place::kDisk ? num_streamed : 0,
+                  once_time};
   return choice;
 }
 
-std::vector<Choice> choices_of(const PlannedComponent& component, const DeviceProfile& profile) {
+std::vector<Choice> choices_of(const PlannedComponent& component, int64_t prefetch,
+                               const DeviceProfile& profile) {
   std::vector<Choice> choices;
   for (size_t storage = 0; storage < component.storages.size(); ++storage) {
     const auto count = static_cast<int64_t>(component.storages[storage].blocks.size());
@@ -126,18 +134,13 @@ std::vector<Choice> choices_of(const PlannedComponent& component, const DevicePr
     const int64_t wanted = std::min(component.resident.value_or(count), count);
     if (!may_stream || !component.resident || wanted == count)
       choices.push_back(make_choice(component, storage, count,
-                                    component.others.value_or(Place::kHost),
-                                    component.prefetch.value_or(2), profile));
+                                    component.others.value_or(Place::kHost), prefetch, profile));
     if (!may_stream) continue;
     for (int64_t resident = 0; resident < count; ++resident) {
       if (component.resident && resident != wanted) continue;
       for (const Place place : {Place::kHost, Place::kDisk}) {
         if (component.others && *component.others != place) continue;
-        for (int64_t prefetch = 1; prefetch <= kMostPrefetch; ++prefetch) {
-          if (component.prefetch && prefetch != 1) break;
-          choices.push_back(make_choice(component, storage, resident, place,
-                                        component.prefetch.value_or(prefetch), profile));
-        }
+        choices.push_back(make_choice(component, storage, resident, place, prefetch, profile));
       }
     }
   }
@@ -149,26 +152,35 @@ struct Group {
   std::vector<size_t> components, phases;
 };
 
-// What is best is the least of these, from left to right.
-using Score = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+// Whether `a` is in no way worse than `b`.
+bool is_as_good(const Costs& a, const Costs& b) {
+  return std::ranges::equal(a, b, std::less_equal());
+}
 
+// What is best is the least of these, from left to right.
+using Score = std::array<int64_t, 5>;
+
+// Branch and bound. Less of any cost never makes a plan worse, so choices that are in no way better
+// than another one of their component are left out, and components that are not picked yet count
+// with the least of each cost that any of their choices has that may still fit.
 class Search {
  public:
-  Search(const PlannedRun& run, const PlanLimits& limits, const DeviceProfile& profile,
-         bool wants_smallest)
+  Search(const PlannedRun& run, int64_t prefetch, const PlanLimits& limits,
+         const DeviceProfile& profile, bool wants_smallest)
       : run_(run), limits_(limits), profile_(profile), wants_smallest_(wants_smallest) {
-    for (const PlannedComponent& component : run_.components)
-      choices_.push_back(choices_of(component, profile_));
+    size_t num_costs = kNumCosts;
     for (const PlannedPhase& phase : run_.phases) {
-      std::vector<size_t> members;
+      std::vector<size_t>& members = members_.emplace_back();
       for (const std::string& name : phase.components) members.push_back(component_index(name));
-      members_.push_back(std::move(members));
+      first_times_.push_back(num_costs);
+      num_costs += phase.manners.size();
     }
-    times_.resize(run_.phases.size());
-    for (size_t phase = 0; phase < run_.phases.size(); ++phase) measure(phase);
+    for (size_t i = 0; i < run_.components.size(); ++i) add_front(i, prefetch);
   }
 
-  std::optional<MemoryPlan> solve() {
+  // Of plans that take less than `bar`, picoseconds or, where the smallest is wanted, bytes;
+  // nullopt: there is none.
+  std::optional<MemoryPlan> solve(int64_t bar) {
     MemoryPlan plan;
     plan.components.resize(run_.components.size());
     plan.phases.resize(run_.phases.size());
@@ -176,14 +188,21 @@ class Search {
     int64_t total = 0;
     for (const Group& group : groups()) {
       best_.reset();
-      picked_.assign(run_.components.size(), 0);
+      picked_.assign(run_.components.size(), nullptr);
+      chosen_.assign(run_.components.size(), 0);
+      bar_ = wants_smallest_ ? bar : bar - total;
       visit(group, 0);
       if (!best_) return std::nullopt;
-      for (const size_t component : group.components)
-        plan.components[component] = choices_[component][best_->picked[component]].what;
-      for (size_t i = 0; i < group.phases.size(); ++i)
-        plan.phases[group.phases[i]] = describe(group.phases[i], best_->picked, best_->manners[i]);
-      total = plus(total, best_->time);
+      for (const size_t component : group.components) {
+        const Choice& choice = fronts_[component].choices[best_->chosen[component]];
+        picked_[component] = &choice.costs;
+        plan.components[component] = choice.what;
+        total = plus(total, choice.costs[kOnce]);
+      }
+      for (const size_t phase : group.phases) {
+        plan.phases[phase] = describe(phase);
+        total = plus(total, all_passes(phase, fit_of(phase)->time));
+      }
     }
     for (const PhaseChoice& phase : plan.phases) {
       plan.device_bytes = std::max(plan.device_bytes, phase.device_bytes);
@@ -193,18 +212,24 @@ class Search {
     return plan;
   }
 
+  int64_t num_tried() const { return num_tried_; }
+
  private:
-  // Of a phase: for each manner and component the time of a pass with each of its choices.
-  struct Times {
-    std::vector<std::vector<std::vector<int64_t>>> by_manner;
+  // Of a component: choices, the smallest on the device first, and the least of each cost of the
+  // first one, the first two and so on.
+  struct Front {
+    std::vector<Choice> choices;
+    std::vector<Costs> least;
   };
   struct Best {
     Score score;
-    std::vector<size_t> picked, manners;
-    int64_t time = 0;
+    std::vector<size_t> chosen;
   };
-  struct Taken {
-    int64_t device = 0, host = 0;
+  // Of a phase with what is picked: the manner that is wanted of those that fit, and the least
+  // bytes of any.
+  struct Fit {
+    size_t manner = 0;
+    int64_t time = 0, device = 0, least_device = 0;
   };
 
   size_t component_index(const std::string& name) const {
@@ -214,14 +239,36 @@ class Search {
     throw Error(ErrorCode::kInternal, "planner: no component '" + name + "'");
   }
 
-  void measure(size_t phase) {
-    for (const Manner& manner : run_.phases[phase].manners) {
-      auto& of_manner = times_[phase].by_manner.emplace_back();
-      for (const size_t component : members_[phase]) {
-        std::vector<int64_t>& times = of_manner.emplace_back();
-        const std::vector<TimedStep> order = order_of(manner, run_.components[component].name);
-        for (const Choice& choice : choices_[component])
-          times.push_back(
+  void add_front(size_t component, int64_t prefetch) {
+    std::vector<Choice> choices = choices_of(run_.components[component], prefetch, profile_);
+    std::erase_if(choices, [&](const Choice& choice) {
+      return choice.what.device_bytes > limits_.device_bytes;
+    });
+    add_times(component, choices);
+    std::ranges::stable_sort(choices, {}, [](const Choice& choice) { return choice.costs; });
+    Front& front = fronts_.emplace_back();
+    for (Choice& choice : choices) {
+      if (std::ranges::any_of(front.choices, [&](const Choice& other) {
+            return is_as_good(other.costs, choice.costs);
+          }))
+        continue;
+      Costs least = choice.costs;
+      if (!front.least.empty())
+        std::ranges::transform(least, front.least.back(), least.begin(),
+                               [](int64_t a, int64_t b) { return std::min(a, b); });
+      front.least.push_back(std::move(least));
+      front.choices.push_back(std::move(choice));
+    }
+  }
+
+  void add_times(size_t component, std::vector<Choice>& choices) const {
+    for (size_t phase = 0; phase < run_.phases.size(); ++phase) {
+      const bool is_member = std::ranges::count(members_[phase], component) > 0;
+      for (const Manner& manner : run_.phases[phase].manners) {
+        std::vector<TimedStep> order;
+        if (is_member) order = order_of(manner, run_.components[component].name);
+        for (Choice& choice : choices)
+          choice.costs.push_back(
               order.empty() ? 0
                             : repeated(streamed_time(order, choice.copies, choice.slots), manner));
       }
@@ -263,103 +310,139 @@ class Search {
     return groups;
   }
 
+  // Picks for the components from `place` on, the most promising first.
   void visit(const Group& group, size_t place) {
-    if (place == group.components.size()) {
-      judge(group);
-      return;
-    }
     const size_t component = group.components[place];
-    for (size_t i = 0; i < choices_[component].size(); ++i) {
-      picked_[component] = i;
-      visit(group, place + 1);
+    const std::vector<Choice>& choices = fronts_[component].choices;
+    std::vector<std::pair<Score, size_t>> promising;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      picked_[component] = &choices[i].costs;
+      if (const auto score = least_score(group, place + 1); score && score->front() < bar_)
+        promising.emplace_back(*score, i);
+    }
+    std::ranges::sort(promising);
+    for (const auto& [score, i] : promising) {
+      if (best_ && score >= best_->score) return;
+      picked_[component] = &choices[i].costs;
+      chosen_[component] = i;
+      if (place + 1 < group.components.size()) {
+        visit(group, place + 1);
+      } else {
+        best_ = {score, chosen_};
+      }
     }
   }
 
-  Taken taken(size_t phase, const std::vector<size_t>& picked) const {
-    Taken sum{profile_.reserve_bytes, 0};
-    for (const size_t component : members_[phase]) {
-      const ComponentChoice& what = choices_[component][picked[component]].what;
-      sum.device += what.device_bytes;
-      sum.host += what.host_bytes;
+  // The score of what is picked, where the components from `place` on take the least that they can:
+  // no pick of them gives less. nullopt: none fits.
+  std::optional<Score> least_score(const Group& group, size_t place) {
+    ++num_tried_;
+    const bool is_whole = place == group.components.size();
+    if (!is_whole && !pick_least(group, place)) return std::nullopt;
+    int64_t time = 0, device = 0, storage = 0, streamed = 0, on_disk = 0;
+    for (const size_t phase : group.phases) {
+      const std::optional<Fit> fit = fit_of(phase);
+      if (!fit) return std::nullopt;
+      time = plus(time, all_passes(phase, fit->time));
+      const bool is_exact = is_whole && !wants_smallest_;
+      device = std::max(device, is_exact ? fit->device : fit->least_device);
     }
+    if (wants_smallest_) return Score{device};
+    for (const size_t component : group.components) {
+      time = plus(time, (*picked_[component])[kOnce]);
+      storage += (*picked_[component])[kStorage];
+      streamed += (*picked_[component])[kStreamed];
+      on_disk += (*picked_[component])[kOnDisk];
+    }
+    return Score{time, storage, streamed, device, on_disk};
+  }
+
+  // Picks the least of what fits, for the components from `place` on. Returns whether anything
+  // does.
+  bool pick_least(const Group& group, size_t place) {
+    const auto rest = std::span(group.components).subspan(place);
+    for (const size_t component : rest) {
+      if (fronts_[component].least.empty()) return false;
+      picked_[component] = &fronts_[component].least.front();
+    }
+    for (const size_t component : rest) {
+      const int64_t room = room_for(group, component);
+      const std::vector<Choice>& choices = fronts_[component].choices;
+      const auto end = std::ranges::upper_bound(
+          choices, room, {}, [](const Choice& choice) { return choice.costs[kDevice]; });
+      if (end == choices.begin()) return false;
+      picked_[component] =
+          &fronts_[component].least[static_cast<size_t>(end - choices.begin()) - 1];
+    }
+    return true;
+  }
+
+  // What a component may take of the device beside all others as they are picked.
+  int64_t room_for(const Group& group, size_t component) const {
+    int64_t room = limits_.device_bytes;
+    for (const size_t phase : group.phases) {
+      if (std::ranges::count(members_[phase], component) == 0) continue;
+      const auto& manners = run_.phases[phase].manners;
+      const int64_t least = std::ranges::min(manners, {}, &Manner::device_bytes).device_bytes;
+      const int64_t others = taken(phase, kDevice) - (*picked_[component])[kDevice];
+      room = std::min(room, limits_.device_bytes - profile_.reserve_bytes - least - others);
+    }
+    return room;
+  }
+
+  int64_t taken(size_t phase, Cost cost) const {
+    int64_t sum = 0;
+    for (const size_t component : members_[phase]) sum += (*picked_[component])[cost];
     return sum;
   }
 
-  int64_t pass_time(size_t phase, size_t manner, const std::vector<size_t>& picked) const {
+  int64_t pass_time(size_t phase, size_t manner) const {
     int64_t time = picoseconds(run_.phases[phase].manners[manner].seconds);
-    for (size_t i = 0; i < members_[phase].size(); ++i)
-      time = plus(time, times_[phase].by_manner[manner][i][picked[members_[phase][i]]]);
+    for (const size_t component : members_[phase])
+      time = plus(time, (*picked_[component])[first_times_[phase] + manner]);
     return time;
+  }
+
+  // nullopt: no manner fits.
+  std::optional<Fit> fit_of(size_t phase) const {
+    const int64_t device = profile_.reserve_bytes + taken(phase, kDevice);
+    const int64_t host = taken(phase, kHost);
+    const bool streams = taken(phase, kStreamed) > 0;
+    std::optional<Fit> fit;
+    const std::vector<Manner>& manners = run_.phases[phase].manners;
+    for (size_t i = 0; i < manners.size(); ++i) {
+      const int64_t bytes = device + manners[i].device_bytes;
+      if ((manners[i].needs_all_blocks && streams) || bytes > limits_.device_bytes ||
+          host + manners[i].host_bytes > limits_.host_bytes)
+        continue;
+      const int64_t time = pass_time(phase, i);
+      const int64_t least = fit ? std::min(fit->least_device, bytes) : bytes;
+      if (!fit || (wants_smallest_ ? bytes < fit->device : time < fit->time))
+        fit = {i, time, bytes, least};
+      fit->least_device = least;
+    }
+    return fit;
   }
 
   int64_t all_passes(size_t phase, int64_t time) const {
     return whole(static_cast<double>(time) * run_.phases[phase].passes);
   }
 
-  bool streams(size_t phase) const {
-    return std::any_of(members_[phase].begin(), members_[phase].end(), [&](size_t component) {
-      return choices_[component][picked_[component]].num_streamed > 0;
-    });
-  }
-
-  // The manner of a phase that is best with what is picked; nullopt: none fits.
-  std::optional<size_t> best_manner(size_t phase) const {
-    const Taken base = taken(phase, picked_);
-    std::optional<size_t> best;
-    std::pair<int64_t, int64_t> best_score;
-    const std::vector<Manner>& manners = run_.phases[phase].manners;
-    for (size_t i = 0; i < manners.size(); ++i) {
-      if (manners[i].needs_all_blocks && streams(phase)) continue;
-      const int64_t device = base.device + manners[i].device_bytes;
-      if (device > limits_.device_bytes || base.host + manners[i].host_bytes > limits_.host_bytes)
-        continue;
-      const int64_t time = pass_time(phase, i, picked_);
-      const auto score = wants_smallest_ ? std::pair(device, time) : std::pair(time, int64_t{0});
-      if (!best || score < best_score) best = i, best_score = score;
-    }
-    return best;
-  }
-
-  void judge(const Group& group) {
-    std::vector<size_t> manners;
-    int64_t time = 0, device = 0, streamed = 0, preference = 0;
-    for (const size_t component : group.components) {
-      const Choice& choice = choices_[component][picked_[component]];
-      time = plus(time, choice.once_time);
-      streamed += choice.num_streamed;
-      preference += static_cast<int64_t>(choice.storage);
-    }
-    for (const size_t phase : group.phases) {
-      const std::optional<size_t> manner = best_manner(phase);
-      if (!manner) return;
-      manners.push_back(*manner);
-      time = plus(time, all_passes(phase, pass_time(phase, *manner, picked_)));
-      device = std::max(
-          device, taken(phase, picked_).device + run_.phases[phase].manners[*manner].device_bytes);
-    }
-    const Score score = wants_smallest_ ? Score(device, time, preference, streamed)
-                                        : Score(time, preference, streamed, device);
-    if (!best_ || score < best_->score) best_ = {score, picked_, manners, time};
-  }
-
-  PhaseChoice describe(size_t phase, const std::vector<size_t>& picked, size_t manner) const {
-    const Manner& how = run_.phases[phase].manners[manner];
-    const Taken base = taken(phase, picked);
-    PhaseChoice choice{run_.phases[phase].name,
-                       manner,
-                       base.device + how.device_bytes,
-                       base.host + how.host_bytes,
-                       run_.phases[phase].passes,
-                       0.0,
-                       0.0};
-    const int64_t time = pass_time(phase, manner, picked);
+  PhaseChoice describe(size_t phase) const {
+    const Fit fit = fit_of(phase).value();
+    const Manner& how = run_.phases[phase].manners[fit.manner];
+    PhaseChoice choice{.name = run_.phases[phase].name,
+                       .manner = fit.manner,
+                       .device_bytes = fit.device,
+                       .host_bytes = taken(phase, kHost) + how.host_bytes,
+                       .passes = run_.phases[phase].passes,
+                       .seconds = seconds_of(fit.time)};
     int64_t computing = picoseconds(how.seconds);
     for (const size_t component : members_[phase]) {
       for (const TimedStep& step : order_of(how, run_.components[component].name))
         computing = plus(computing, repeated(step.time, how));
     }
-    choice.seconds = seconds_of(time);
-    choice.waited_seconds = seconds_of(time - computing);
+    choice.waited_seconds = seconds_of(fit.time - computing);
     return choice;
   }
 
@@ -367,12 +450,32 @@ class Search {
   PlanLimits limits_;
   const DeviceProfile& profile_;
   bool wants_smallest_;
-  std::vector<std::vector<Choice>> choices_;  // by component
   std::vector<std::vector<size_t>> members_;  // components, by phase
-  std::vector<Times> times_;
-  std::vector<size_t> picked_;
+  std::vector<size_t> first_times_;           // among the costs, by phase
+  std::vector<Front> fronts_;                 // by component
+  std::vector<const Costs*> picked_;          // by component
+  std::vector<size_t> chosen_;                // which of its choices that is
   std::optional<Best> best_;
+  int64_t bar_ = 0;
+  int64_t num_tried_ = 0;
 };
+
+// The best of all numbers of blocks that may come ahead; of equally good ones the fewest.
+std::optional<MemoryPlan> best_plan(const PlannedRun& run, const PlanLimits& limits,
+                                    const DeviceProfile& profile, bool wants_smallest) {
+  std::optional<MemoryPlan> best;
+  int64_t num_tried = 0;
+  const int64_t most = run.prefetch.value_or(kMostPrefetch);
+  for (int64_t prefetch = run.prefetch.value_or(1); prefetch <= most; ++prefetch) {
+    int64_t bar = INT64_MAX;
+    if (best) bar = wants_smallest ? best->device_bytes : picoseconds(best->seconds);
+    Search search(run, prefetch, limits, profile, wants_smallest);
+    if (auto plan = search.solve(bar)) best = std::move(plan);
+    num_tried += search.num_tried();
+  }
+  if (best) best->num_tried = num_tried;
+  return best;
+}
 
 }  // namespace
 
@@ -392,12 +495,13 @@ const PhaseChoice* MemoryPlan::phase(std::string_view name) const {
 
 std::optional<MemoryPlan> plan_memory(const PlannedRun& run, const PlanLimits& limits,
                                       const DeviceProfile& profile) {
-  return Search(run, limits, profile, /*wants_smallest=*/false).solve();
+  return best_plan(run, limits, profile, /*wants_smallest=*/false);
 }
 
 std::optional<MemoryPlan> smallest_plan(const PlannedRun& run, int64_t host_bytes,
                                         const DeviceProfile& profile) {
-  return Search(run, {INT64_MAX, host_bytes}, profile, /*wants_smallest=*/true).solve();
+  const auto smallest = best_plan(run, {INT64_MAX, host_bytes}, profile, /*wants_smallest=*/true);
+  return smallest ? plan_memory(run, {smallest->device_bytes, host_bytes}, profile) : std::nullopt;
 }
 
 std::vector<CurvePoint> plan_curve(const PlannedRun& run, int64_t host_bytes,

@@ -33,7 +33,6 @@ struct PlannedComponent {
   // What the user said; the planner chooses the rest.
   std::optional<int64_t> resident = std::nullopt;  // blocks
   std::optional<Place> others = std::nullopt;      // kHost or kDisk
-  std::optional<int64_t> prefetch = std::nullopt;
 };
 
 // One way to do the work of a phase. Times are of one pass.
@@ -62,6 +61,8 @@ struct PlannedPhase {
 struct PlannedRun {
   std::vector<PlannedComponent> components;
   std::vector<PlannedPhase> phases;
+  // Of all components, see ResidencyPlan; nullopt: the planner chooses.
+  std::optional<int64_t> prefetch = std::nullopt;
 };
 
 struct PlanLimits {
@@ -92,7 +93,8 @@ struct MemoryPlan {
   std::vector<PhaseChoice> phases;
   int64_t device_bytes = 0;  // at most, with the profile's reserve
   int64_t host_bytes = 0;
-  double seconds = 0.0;  // of the run
+  double seconds = 0.0;   // of the run
+  int64_t num_tried = 0;  // combinations that were looked at to find it
 
   const ComponentChoice& component(std::string_view name) const;
   const PhaseChoice* phase(std::string_view name) const;  // null: there is none
@@ -103,7 +105,7 @@ struct MemoryPlan {
 std::optional<MemoryPlan> plan_memory(const PlannedRun& run, const PlanLimits& limits,
                                       const DeviceProfile& profile);
 
-// The plan that takes the fewest bytes of the device, whatever the device has.
+// The fastest of the plans that take the fewest bytes of the device, whatever the device has.
 std::optional<MemoryPlan> smallest_plan(const PlannedRun& run, int64_t host_bytes,
                                         const DeviceProfile& profile);
 

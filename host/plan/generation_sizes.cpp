@@ -37,6 +37,7 @@ class GenerationSizes {
     SizedRun sized;
     sized.main_phase = "denoise";
     sized.batch_size = std::max<int64_t>(1, request().batch_size);
+    sized.run.prefetch = basis_.prefetch;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
     sized.run.phases.push_back(encode_phase());
     if (request().input_pixels.defined()) sized.run.phases.push_back(input_phase());

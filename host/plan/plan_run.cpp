@@ -114,8 +114,10 @@ Alternative tiled(LoadedModel& model, const GenerationBasis& basis, const PlanBa
 }  // namespace
 
 std::vector<memory::CurvePoint> Planned::curve(int64_t count) const {
-  return memory::plan_curve(result.sized.run, target.limits.host_bytes, target.basis.profile,
-                            count);
+  auto points =
+      memory::plan_curve(result.sized.run, target.limits.host_bytes, target.basis.profile, count);
+  for (memory::CurvePoint& point : points) point.limit_bytes = limit_for(point.limit_bytes);
+  return points;
 }
 
 namespace {
@@ -145,7 +147,8 @@ bool everything_stays(const Planned& planned) {
 std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& request,
                                        const MemoryWishes& wishes, const GenerationAsked& asked,
                                        std::string& reason) {
-  const PlanTarget target = plan_target(wishes, request, model);
+  PlanTarget target = plan_target(wishes, request, model);
+  target.basis.prefetch = asked.prefetch;
   if (!target.has_limit) return std::nullopt;
   return plan_unless_impossible(wishes, reason, [&] {
     const Job& largest = largest_job(model, asked);
@@ -156,8 +159,8 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
     if (!basis.request.tiling) alternatives.push_back(tiled(model, basis, target.basis));
     Planned planned{{}, target};
     try {
-      planned.result = plan_or_refuse(size_generation(model, basis, target.basis), target,
-                                      asked.prefetch, alternatives);
+      planned.result =
+          plan_or_refuse(size_generation(model, basis, target.basis), target, alternatives);
     } catch (const Error& error) {
       if (asked.jobs.size() == 1) throw;
       throw error.at(generate::size_place(largest.settings, largest.place));
@@ -290,22 +293,21 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
 
 std::optional<Planned> plan_training(LoadedModel& model, const MemoryWishes& wishes,
                                      const TrainingAsked& asked, std::string& reason) {
-  const PlanTarget target = plan_target(wishes, asked.config.model, model);
+  PlanTarget target = plan_target(wishes, asked.config.model, model);
+  target.basis.prefetch = asked.prefetch;
   if (!target.has_limit) return std::nullopt;
   return plan_unless_impossible(wishes, reason, [&] {
     TrainingBasis basis = training_basis(model, asked);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
     const SizedRun sized = size_training(model, basis, target.basis);
     // On the device it is faster; where that does not fit, trained weights and optimizer move.
-    if (!basis.on_host && !asked.selection.weights.empty() &&
-        !try_plan(sized, target, asked.prefetch)) {
+    if (!basis.on_host && !asked.selection.weights.empty() && !try_plan(sized, target)) {
       basis.on_host = true;
       const SizedRun moved = size_training(model, basis, target.basis);
-      if (auto planned = try_plan(moved, target, asked.prefetch))
-        return Planned{std::move(*planned), target};
-      return Planned{plan_or_refuse(moved, target, asked.prefetch, alternatives), target};
+      if (auto planned = try_plan(moved, target)) return Planned{std::move(*planned), target};
+      return Planned{plan_or_refuse(moved, target, alternatives), target};
     }
-    return Planned{plan_or_refuse(sized, target, asked.prefetch, alternatives), target};
+    return Planned{plan_or_refuse(sized, target, alternatives), target};
   });
 }
 

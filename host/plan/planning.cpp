@@ -19,7 +19,6 @@ using model::LoadedModel;
 using model::LoadRequest;
 using weights::Storage;
 
-constexpr int64_t kMostPrefetch = 3;
 constexpr std::string_view kOff = "off";
 
 std::string shown(int64_t bytes) {
@@ -114,26 +113,11 @@ PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
   return target;
 }
 
-namespace {
-
-// The limit within which a plan of `bytes` fits.
 int64_t limit_for(int64_t bytes) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / kPlannedPart));
 }
 
-// One prefetch for all components, as the loader takes it.
-std::optional<MemoryPlan> best_plan(memory::PlannedRun run, const PlanTarget& target,
-                                    std::optional<int64_t> prefetch) {
-  std::optional<MemoryPlan> best;
-  for (int64_t count = 1; count <= kMostPrefetch; ++count) {
-    for (memory::PlannedComponent& component : run.components)
-      component.prefetch = prefetch.value_or(count);
-    auto plan = memory::plan_memory(run, within(target.limits), target.basis.profile);
-    if (plan && (!best || plan->seconds < best->seconds)) best = std::move(plan);
-    if (prefetch) break;
-  }
-  return best;
-}
+namespace {
 
 // The phase that takes most.
 std::string largest_phase(const MemoryPlan& plan) {
@@ -180,17 +164,16 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
 
 }  // namespace
 
-std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target,
-                                      std::optional<int64_t> prefetch) {
-  std::optional<MemoryPlan> plan = best_plan(sized.run, target, prefetch);
+std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target) {
+  std::optional<MemoryPlan> plan =
+      memory::plan_memory(sized.run, within(target.limits), target.basis.profile);
   if (!plan) return std::nullopt;
   return PlannedResult{sized, std::move(*plan)};
 }
 
 PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
-                             std::optional<int64_t> prefetch,
                              const std::vector<Alternative>& alternatives) {
-  std::optional<PlannedResult> planned = try_plan(sized, target, prefetch);
+  std::optional<PlannedResult> planned = try_plan(sized, target);
   if (!planned) throw refusal(sized.run, target, alternatives);
   return std::move(*planned);
 }

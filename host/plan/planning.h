@@ -51,6 +51,8 @@ PlanTarget plan_target(const MemoryWishes& wishes, const model::LoadRequest& req
 
 // What a plan may take of the limits: its prediction is not exact.
 memory::PlanLimits within(memory::PlanLimits limits);
+// The limit within which a plan of `bytes` fits.
+int64_t limit_for(int64_t bytes);
 
 // A run, its plan and what it was made for.
 struct PlannedResult {
@@ -65,12 +67,10 @@ struct Alternative {
 };
 
 // The fastest plan; nullopt when nothing fits.
-std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target,
-                                      std::optional<int64_t> prefetch);
-// The fastest plan. `prefetch`: what the user said, nullopt where he said nothing. Throws
-// Error{kOutOfMemory} when nothing fits, with the alternatives that do and what they need.
+std::optional<PlannedResult> try_plan(const SizedRun& sized, const PlanTarget& target);
+// The fastest plan. Throws Error{kOutOfMemory} when nothing fits, with the alternatives that do and
+// what they need.
 PlannedResult plan_or_refuse(const SizedRun& sized, const PlanTarget& target,
-                             std::optional<int64_t> prefetch,
                              const std::vector<Alternative>& alternatives);
 
 // Puts the plan's storages and places into a request.

@@ -28,6 +28,7 @@ struct PlanBasis {
   // the user said.
   std::vector<weights::Storage> allowed_storages = {};
   weights::StorageByComponent stored = {};
+  std::optional<int64_t> prefetch = std::nullopt;  // as the user said; nullopt: he did not
 };
 
 struct GenerationBasis {

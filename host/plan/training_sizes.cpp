@@ -87,6 +87,7 @@ class TrainingSizes {
     const bool on_host = training_.on_host || sends_away_trained();
     sized.on_host = on_host;
     sized.batch_size = training_.config.order.batch_size;
+    sized.run.prefetch = basis_.prefetch;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
       if (!trains_weights_of(component.name)) continue;

@@ -1,6 +1,7 @@
 #include "memory/planner.h"
 
 #include <catch2/catch.hpp>
+#include <functional>
 #include <map>
 #include <random>
 
@@ -44,20 +45,20 @@ StoredComponent random_storage(Dice& dice, int64_t blocks, const std::string& na
 }
 
 // Three components in three phases, as a generation has them; sometimes with a backward pass.
-PlannedRun random_run(uint64_t seed) {
+PlannedRun random_run(uint64_t seed, int64_t most_blocks = 5) {
   Dice dice(seed);
   PlannedRun run;
   for (const char* name : {"text", "dit", "vae"}) {
     const bool may_stream = std::string(name) != "vae";
-    const int64_t blocks = may_stream ? dice.between(1, 5) : 0;
+    const int64_t blocks = may_stream ? dice.between(1, most_blocks) : 0;
     PlannedComponent component{.name = name, .storages = {random_storage(dice, blocks, "plain")}};
     component.may_stream = may_stream;
     if (dice.coin()) component.storages.push_back(random_storage(dice, blocks, "fp8"));
     if (may_stream && dice.below(4) == 0) component.resident = dice.below(blocks + 1);
     if (may_stream && dice.below(4) == 0) component.others = Place::kDisk;
-    if (may_stream && dice.coin()) component.prefetch = dice.between(1, 3);
     run.components.push_back(std::move(component));
   }
+  if (dice.coin()) run.prefetch = dice.between(1, 3);
   const auto add = [&](const std::string& name, std::vector<std::string> members, size_t main) {
     PlannedPhase phase{.name = name, .components = std::move(members)};
     phase.passes = static_cast<double>(dice.between(1, 4));
@@ -92,7 +93,7 @@ struct Placed {
   bool streams = false;
 };
 
-std::vector<Placed> every_place(const PlannedComponent& component) {
+std::vector<Placed> every_place(const PlannedComponent& component, int64_t prefetch) {
   std::vector<Placed> all;
   for (const StoredComponent& stored : component.storages) {
     const auto count = static_cast<int64_t>(stored.blocks.size());
@@ -101,35 +102,32 @@ std::vector<Placed> every_place(const PlannedComponent& component) {
       if (component.resident && resident != std::min(*component.resident, count)) continue;
       for (const Place place : {Place::kHost, Place::kDisk}) {
         if (component.others && *component.others != place) continue;
-        for (int64_t prefetch = 1; prefetch <= 3; ++prefetch) {
-          if (component.prefetch && *component.prefetch != prefetch) continue;
-          Placed placed;
-          placed.rate = place == Place::kHost ? 1000.0 : 250.0;
-          placed.device = stored.outside;
-          const ResidencyPlan plan = spread_residents(count, resident, place, prefetch);
-          int64_t largest = 0, streamed = 0;
-          for (int64_t i = 0; i < count; ++i) {
-            const auto at = static_cast<size_t>(i);
-            const bool stays = plan.blocks[at] == Place::kDevice;
-            const int64_t once = resident < count ? stored.once[at] : 0;
-            const int64_t moved = stored.blocks[at] - once;
-            placed.copied.push_back(stays ? 0 : moved);
-            placed.device += stays ? moved : 0;
-            if (stays) {
-              placed.host += once;
-              placed.once_seconds += static_cast<double>(once) / 1000.0;
-              continue;
-            }
-            ++streamed;
-            largest = std::max(largest, moved);
-            placed.once_seconds += static_cast<double>(once) / placed.rate;
-            if (place == Place::kHost) placed.host += stored.blocks[at];
+        Placed placed;
+        placed.rate = place == Place::kHost ? 1000.0 : 250.0;
+        placed.device = stored.outside;
+        const ResidencyPlan plan = spread_residents(count, resident, place, prefetch);
+        int64_t largest = 0, streamed = 0;
+        for (int64_t i = 0; i < count; ++i) {
+          const auto at = static_cast<size_t>(i);
+          const bool stays = plan.blocks[at] == Place::kDevice;
+          const int64_t once = resident < count ? stored.once[at] : 0;
+          const int64_t moved = stored.blocks[at] - once;
+          placed.copied.push_back(stays ? 0 : moved);
+          placed.device += stays ? moved : 0;
+          if (stays) {
+            placed.host += once;
+            placed.once_seconds += static_cast<double>(once) / 1000.0;
+            continue;
           }
-          placed.slots = std::min(prefetch + 1, streamed);
-          placed.device += placed.slots * largest;
-          placed.streams = streamed > 0;
-          all.push_back(std::move(placed));
+          ++streamed;
+          largest = std::max(largest, moved);
+          placed.once_seconds += static_cast<double>(once) / placed.rate;
+          if (place == Place::kHost) placed.host += stored.blocks[at];
         }
+        placed.slots = std::min(prefetch + 1, streamed);
+        placed.device += placed.slots * largest;
+        placed.streams = streamed > 0;
+        all.push_back(std::move(placed));
       }
     }
   }
@@ -178,41 +176,51 @@ double phase_seconds(const Manner& manner, const PlannedPhase& phase,
   return seconds * phase.passes;
 }
 
+// Seconds of one combination; nullopt when it does not fit.
+std::optional<double> run_seconds(const PlannedRun& run, const PlanLimits& limits,
+                                  const DeviceProfile& profile,
+                                  const std::map<std::string, Placed>& placed) {
+  double total = 0;
+  for (const auto& [name, where] : placed) total += where.once_seconds;
+  for (const PlannedPhase& phase : run.phases) {
+    std::optional<double> least;
+    int64_t device = profile.reserve_bytes, host = 0;
+    bool streams = false;
+    for (const std::string& name : phase.components) {
+      device += placed.at(name).device;
+      host += placed.at(name).host;
+      streams |= placed.at(name).streams;
+    }
+    for (const Manner& manner : phase.manners) {
+      if (device + manner.device_bytes > limits.device_bytes ||
+          host + manner.host_bytes > limits.host_bytes || (manner.needs_all_blocks && streams))
+        continue;
+      const double seconds = phase_seconds(manner, phase, placed);
+      least = std::min(least.value_or(seconds), seconds);
+    }
+    if (!least) return std::nullopt;
+    total += *least;
+  }
+  return total;
+}
+
 // Seconds of the best of all combinations; nullopt when none fits.
 std::optional<double> brute_force(const PlannedRun& run, const PlanLimits& limits,
                                   const DeviceProfile& profile) {
-  std::vector<std::vector<Placed>> places;
-  for (const PlannedComponent& component : run.components) places.push_back(every_place(component));
   std::optional<double> best;
-  for (const Placed& text : places[0]) {
-    for (const Placed& dit : places[1]) {
-      for (const Placed& vae : places[2]) {
-        const std::map<std::string, Placed> placed = {{"text", text}, {"dit", dit}, {"vae", vae}};
-        double total = text.once_seconds + dit.once_seconds + vae.once_seconds;
-        bool fits = true;
-        for (const PlannedPhase& phase : run.phases) {
-          std::optional<double> least;
-          int64_t device = profile.reserve_bytes, host = 0;
-          bool streams = false;
-          for (const std::string& name : phase.components) {
-            device += placed.at(name).device;
-            host += placed.at(name).host;
-            streams |= placed.at(name).streams;
-          }
-          for (const Manner& manner : phase.manners) {
-            if (device + manner.device_bytes > limits.device_bytes ||
-                host + manner.host_bytes > limits.host_bytes ||
-                (manner.needs_all_blocks && streams))
-              continue;
-            const double seconds = phase_seconds(manner, phase, placed);
-            least = std::min(least.value_or(seconds), seconds);
-          }
-          fits = fits && least.has_value();
-          total += least.value_or(0.0);
-        }
-        if (fits) best = std::min(best.value_or(total), total);
+  std::map<std::string, Placed> placed;
+  const std::function<void(size_t, int64_t)> place = [&](size_t number, int64_t prefetch) {
+    if (number < run.components.size()) {
+      for (const Placed& where : every_place(run.components[number], prefetch)) {
+        placed[run.components[number].name] = where;
+        place(number + 1, prefetch);
       }
+    } else if (const auto seconds = run_seconds(run, limits, profile, placed)) {
+      best = std::min(best.value_or(*seconds), *seconds);
     }
+  };
+  for (int64_t prefetch = 1; prefetch <= 3; ++prefetch) {
+    if (run.prefetch.value_or(prefetch) == prefetch) place(0, prefetch);
   }
   return best;
 }
@@ -236,6 +244,88 @@ TEST_CASE("The planner finds the best of all combinations", "[planner]") {
   }
   CHECK(num_fitting > 100);
   CHECK(num_refused > 20);
+}
+
+// Beside the components of random_run() a second denoiser, with a phase of its own.
+PlannedRun random_run_of_experts(uint64_t seed) {
+  Dice dice(seed + 20'000);
+  PlannedRun run = random_run(seed, /*most_blocks=*/2);
+  PlannedComponent expert = run.components[1];
+  expert.name = "expert";
+  expert.storages = {random_storage(dice, 2, "plain"), random_storage(dice, 2, "int8")};
+  run.components.push_back(expert);
+  PlannedPhase phase = run.phases[1];
+  phase.components = {"expert"};
+  if (dice.coin()) phase.components.emplace_back("dit");
+  if (dice.coin()) phase.components.emplace_back("text");
+  for (Manner& manner : phase.manners) {
+    manner.backward.clear();
+    manner.forward = {{"expert", {0.02, static_cast<double>(dice.below(40)) * 1e-3}}};
+  }
+  run.phases.insert(run.phases.begin() + 2, phase);
+  run.phases.back().components.emplace_back("expert");
+  return run;
+}
+
+TEST_CASE("The planner finds the best of all combinations of two denoisers", "[planner]") {
+  const DeviceProfile profile = slow_profile();
+  int num_fitting = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const PlannedRun run = random_run_of_experts(seed);
+    Dice dice(seed + 10'000);
+    const PlanLimits limits{dice.between(80, 400), dice.coin() ? INT64_MAX : dice.between(40, 200)};
+    const auto expected = brute_force(run, limits, profile);
+    const auto plan = plan_memory(run, limits, profile);
+    INFO("seed " << seed);
+    REQUIRE(plan.has_value() == expected.has_value());
+    if (!plan) continue;
+    ++num_fitting;
+    CHECK(plan->seconds == Approx(*expected).epsilon(1e-9).margin(1e-9));
+  }
+  CHECK(num_fitting > 40);
+}
+
+// As bench_planner.cpp has it, with blocks of different sizes: 2.8e8 combinations and more.
+TEST_CASE("The planner looks at few of the combinations", "[planner]") {
+  Dice dice(1);
+  PlannedRun run;
+  const auto add = [&](const char* name, size_t blocks, const std::vector<const char*>& storages) {
+    PlannedComponent component{.name = name, .may_stream = blocks > 0};
+    std::vector<int64_t> plain;
+    for (size_t i = 0; i < blocks; ++i) plain.push_back(dice.between(500, 700));
+    for (const char* storage : storages) {
+      component.storages.push_back({.storage = storage, .blocks = plain, .outside = 200});
+      for (int64_t& bytes : plain) bytes = bytes * 3 / 4;
+    }
+    run.components.push_back(component);
+  };
+  const auto add_phase = [&](const char* main, double seconds, double passes) {
+    PlannedPhase phase{.name = main, .components = {"text", "high", "low", "vae"}};
+    phase.passes = passes;
+    for (const double repeats : {1.0, 2.0}) {
+      Manner manner{.device_bytes = repeats == 1.0 ? 3000 : 1800, .repeats = repeats};
+      manner.forward[main] = std::vector<double>(main == std::string("text") ? 24 : 40, seconds);
+      phase.manners.push_back(std::move(manner));
+    }
+    run.phases.push_back(std::move(phase));
+  };
+  const auto storages =
+      GENERATE(std::vector<const char*>{"plain", "fp8", "int8"}, std::vector<const char*>{"plain"});
+  add("text", 24, storages);
+  add("high", 40, storages);
+  add("low", 40, storages);
+  add("vae", 0, {"plain"});
+  add_phase("text", 0.01, 2);
+  add_phase("high", 0.3, 20);
+  add_phase("low", 0.4, 30);
+  for (const int64_t limit : {8'000, 16'000, 24'000, 32'000, 48'000, 90'000}) {
+    const auto plan = plan_memory(run, {limit, 60'000}, slow_profile());
+    REQUIRE(plan);
+    INFO("limit " << limit);
+    CHECK(plan->device_bytes <= limit);
+    CHECK(plan->num_tried > 0);
+    CHECK(plan->num_tried < 50'000);
+  }
 }
 
 TEST_CASE("More memory never gives a slower plan, and the smallest plan is the limit",
@@ -386,7 +476,8 @@ TEST_CASE("What is kept beside a streamed block counts, and of a resident one it
           "[planner]") {
   PlannedRun run;
   StoredComponent stored{.blocks = {10, 10, 10, 10}};
-  run.components = {{.name = "dit", .storages = {stored}, .may_stream = true, .prefetch = 1}};
+  run.components = {{.name = "dit", .storages = {stored}, .may_stream = true}};
+  run.prefetch = 1;
   run.phases = {{.name = "train", .components = {"dit"}, .manners = {Manner{}}}};
   const auto bytes = [&](int64_t resident) {
     run.components[0].resident = resident;
