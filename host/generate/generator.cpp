@@ -31,10 +31,6 @@ int64_t bytes_of(const Conditioning& cond) {
   return bytes;
 }
 
-bool is_guided(const Request& request, size_t step) {
-  return request.cfg_scale != 1.0 && is_guided_at(request.sigmas[step], request.cfg_trunc);
-}
-
 // What the denoiser is told of the levels.
 std::vector<float> told_levels(const Request& request) {
   return request.whole_timesteps ? whole_timesteps(request.sigmas) : request.sigmas;
@@ -42,7 +38,7 @@ std::vector<float> told_levels(const Request& request) {
 
 // At any step.
 bool is_guided(const Request& request) {
-  for (size_t i = 0; i + 1 < request.sigmas.size(); ++i) {
+  for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
     if (is_guided(request, i)) return true;
   }
   return false;
@@ -93,7 +89,7 @@ class Pacer {
 
   // Call after the work of a step is queued: waits for the step before it.
   void step() {
-    if (device_.is_cpu()) return;
+    if (device_.is_cpu() || device_.is_meta()) return;
     c10::Event event(device_.type());
     event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
     if (previous_) previous_->synchronize();
@@ -216,13 +212,13 @@ at::Tensor Generator::encode_start(const Request& request) {
   progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
-  const auto encode = [&](const at::Tensor& pixels) {
+  const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
     const EncodeInputs in = {.stage = stage->name,
                              .values = {{engine_.target_input, pixels}},
                              .target = {pixels.size(1), pixels.size(2), pixels.size(3)}};
     return plugins::guard(engine_.family + ".encode",
                           [&] { return engine_.model.encode(in, blocks).at("latents"); });
-  };
+  });
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
   const auto on_tile = [&](int64_t done, int64_t total) {
     step.set(done, total);
@@ -314,11 +310,11 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
   for (int64_t i = 0; i < num_steps; ++i) {
     check_cancelled();
+    if (engine_.makes_step && !engine_.makes_step(i)) continue;
     use_denoiser(request, i);
     begin_phase("denoise", i + 1);
     input.narrow(0, 0, count).copy_(x);
-    const at::Tensor v =
-        is_guided(request, static_cast<size_t>(i)) ? guided_velocity(i) : velocity(i, with);
+    const at::Tensor v = is_guided(request, i) ? guided_velocity(i) : velocity(i, with);
     solver->step(x, v);
     known.put_into(x, request.sigmas[i + 1]);
     pacer.step();
@@ -328,8 +324,13 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   return x;
 }
 
-const Denoiser& Generator::denoiser_at(double sigma) const {
-  for (const Denoiser& denoiser : engine_.denoisers) {
+bool is_guided(const Request& request, int64_t step) {
+  return request.cfg_scale != 1.0 &&
+         is_guided_at(request.sigmas[static_cast<size_t>(step)], request.cfg_trunc);
+}
+
+const Denoiser& denoiser_at(const Engine& engine, double sigma) {
+  for (const Denoiser& denoiser : engine.denoisers) {
     if (sigma >= denoiser.range.low && sigma <= denoiser.range.high) return denoiser;
   }
   throw Error(ErrorCode::kNotFound,
@@ -339,7 +340,7 @@ const Denoiser& Generator::denoiser_at(double sigma) const {
 
 // Brings the denoiser of a step, and has it compute ahead what the levels of its steps say.
 void Generator::use_denoiser(const Request& request, int64_t step) {
-  const Denoiser& wanted = denoiser_at(request.sigmas[static_cast<size_t>(step)]);
+  const Denoiser& wanted = denoiser_at(engine_, request.sigmas[static_cast<size_t>(step)]);
   if (denoiser_ == &wanted) return;
   forget_denoiser();
   for (const Denoiser& other : engine_.denoisers) {
@@ -349,7 +350,8 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   check_cancelled();
   const auto num_steps = std::ssize(request.sigmas) - 1;
   int64_t end = step + 1;
-  while (end < num_steps && &denoiser_at(request.sigmas[static_cast<size_t>(end)]) == &wanted)
+  while (end < num_steps &&
+         &denoiser_at(engine_, request.sigmas[static_cast<size_t>(end)]) == &wanted)
     ++end;
   denoiser_ = &wanted;
   first_step_ = step;
@@ -376,11 +378,12 @@ at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_C
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
-  const auto decode = [&](const at::Tensor& latents) {
+  const at::Device host = engine_.device.is_meta() ? at::kMeta : at::kCPU;
+  const TileFunction decode = through_vae([&](const at::Tensor& latents) {
     return plugins::guard(engine_.family + ".decode", [&] {
-      return model::decode_whole(engine_.model, latents, blocks, at::kCPU);
+      return model::decode_whole(engine_.model, latents, blocks, host);
     });
-  };
+  });
   const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
   const auto on_tile = [&](int64_t done, int64_t total) {
     step.set(done, total);
@@ -390,12 +393,18 @@ at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_C
       request.tiling ? decode_tiled(latents, *request.tiling,
                                     engine_.model.latent_spec().spatial_stride, decode, on_tile)
                      : decode(latents);
-  const at::Tensor on_cpu = pixels[0].to(at::kCPU, at::kFloat);
+  const at::Tensor on_host = pixels[0].to(host, at::kFloat);
   step.finish();
-  if (!at::isfinite(on_cpu).all().item<bool>())
+  if (!host.is_meta() && !at::isfinite(on_host).all().item<bool>())
     throw Error(ErrorCode::kNumerics, "the picture has values that are not finite",
                 "compute in another --dtype, and check the model's files");
-  return on_cpu;
+  return on_host;
+}
+
+TileFunction Generator::through_vae(TileFunction run) const {
+  if (!engine_.through_vae) return run;
+  return
+      [this, run = std::move(run)](const at::Tensor& in) { return engine_.through_vae(run, in); };
 }
 
 void Generator::run(const Request& request, const OnPicture& on_picture) {

@@ -46,7 +46,14 @@ struct Engine {
   bool keeps_all = false;
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
+  // What a dry run makes only once of what is alike: steps that are left out, and what the VAE is
+  // called through with a tile or a whole picture. Empty: everything is made.
+  std::function<bool(int64_t step)> makes_step = {};
+  std::function<at::Tensor(const TileFunction& run, const at::Tensor& in)> through_vae = {};
 };
+
+// The one for a noise level. Throws Error{kNotFound}.
+const Denoiser& denoiser_at(const Engine& engine, double sigma);
 
 // Pictures of one prompt and one size.
 struct Request {
@@ -74,6 +81,9 @@ struct Request {
   at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1]: image to image; may be undefined
   std::optional<Tiling> tiling;  // of the VAE
 };
+
+// Whether the step of that number, from 0, is made with guidance.
+bool is_guided(const Request& request, int64_t step);
 
 // Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
 // own arithmetic does with another batch. Not thread-safe.
@@ -109,10 +119,10 @@ class Generator {
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
                      const std::string& label);
-  const Denoiser& denoiser_at(double sigma) const;
   void use_denoiser(const Request& request, int64_t step);
   void forget_denoiser();
   at::Tensor decode(const Request& request, const at::Tensor& latents_CTHW);
+  TileFunction through_vae(TileFunction run) const;
   void begin_phase(std::string_view phase, int64_t number = 0) const;
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }

@@ -65,14 +65,53 @@ void Work::repeat(double times) {
   written_bytes = static_cast<int64_t>(static_cast<double>(written_bytes) * times);
 }
 
-void DryPass::repeat(double times) {
-  work.repeat(times);
-  for (auto& [block, of_block] : blocks) of_block.repeat(times);
+Work& Work::operator+=(const Work& other) {
+  product_flops += other.product_flops;
+  attention_flops += other.attention_flops;
+  written_bytes += other.written_bytes;
+  return *this;
 }
 
+void DryPass::repeat(double times) {
+  work.repeat(times);
+  for (auto& [block, of_block] : blocks) {
+    of_block.work.repeat(times);
+    of_block.runs *= times;
+  }
+}
+
+DryPass& DryPass::operator+=(const DryPass& other) {
+  peak_bytes = std::max(peak_bytes, other.peak_bytes);
+  work += other.work;
+  for (const auto& [block, of_block] : other.blocks) {
+    OfBlock& sum = blocks[block];
+    sum.work += of_block.work;
+    sum.runs += of_block.runs;
+  }
+  return *this;
+}
+
+class DryModel::CountingRunner final : public BlockRunner {
+ public:
+  explicit CountingRunner(DryModel& model) : model_(model) {}
+
+  Tensors run(Block& block, const Tensors& inputs) override {
+    const Work before = model_.work();
+    Tensors outputs = block.forward(inputs);
+    DryPass::OfBlock& sum = model_.lap_.blocks[&block];
+    sum.work += model_.work() - before;
+    ++sum.runs;
+    return outputs;
+  }
+
+ private:
+  DryModel& model_;
+};
+
 DryModel::DryModel(model::LoadedModel& model, at::DeviceType like)
-    : model_(model), like_(like), run_(like) {
+    : model_(model), like_(like), run_(like), runner_(std::make_unique<CountingRunner>(*this)) {
   place_weights();
+  lap();
 }
 
 DryModel::~DryModel() {
@@ -155,43 +194,44 @@ Work DryModel::work() const {
   return {run_.product_flops(), run_.attention_flops(), bytes_.written()};
 }
 
-namespace {
-
-class MeteringRunner final : public BlockRunner {
- public:
-  MeteringRunner(const DryModel& model, DryPass& pass) : model_(model), pass_(pass) {}
-
-  Tensors run(Block& block, const Tensors& inputs) override {
-    const Work before = model_.work();
-    Tensors outputs = block.forward(inputs);
-    const Work done = model_.work() - before;
-    Work& sum = pass_.blocks[&block];
-    sum.product_flops += done.product_flops;
-    sum.attention_flops += done.attention_flops;
-    sum.written_bytes += done.written_bytes;
-    return outputs;
-  }
-
- private:
-  const DryModel& model_;
-  DryPass& pass_;
-};
-
-}  // namespace
-
 void DryModel::guarded(const Call& call, BlockRunner& runner) const {
   plugins::guard(std::string(model_.family().name()) + " in a dry run", [&] { call(runner); });
 }
 
-DryPass DryModel::measure(const Call& call) {
-  DryPass pass;
-  const Work before = work();
-  bytes_.forget_peak();
-  MeteringRunner runner(*this, pass);
-  guarded(call, runner);
+BlockRunner& DryModel::runner() {
+  return *runner_;
+}
+
+DryPass DryModel::lap() {
+  DryPass pass = std::exchange(lap_, {});
   pass.peak_bytes = bytes_.peak() - weight_bytes_;
-  pass.work = work() - before;
+  pass.work += work() - lap_begin_;
+  bytes_.forget_peak();
+  lap_begin_ = work();
   return pass;
+}
+
+Tensor DryModel::once(const Function& run, const Tensor& in) {
+  const auto [place, is_new] = known_.try_emplace(c10::str(in.sizes(), in.scalar_type()));
+  Known& known = place->second;
+  if (!is_new) {
+    lap_ += known.pass;
+    return tensor(known.sizes, known.dtype);
+  }
+  DryPass before = std::exchange(lap_, {});
+  const Work work_before = work();
+  const Tensor out = run(in);
+  known = {.sizes = out.sizes().vec(), .dtype = out.scalar_type()};
+  known.pass.work = work() - work_before;
+  known.pass.blocks = lap_.blocks;
+  lap_ += before;
+  return out;
+}
+
+DryPass DryModel::measure(const Call& call) {
+  lap();
+  guarded(call, *runner_);
+  return lap();
 }
 
 namespace {

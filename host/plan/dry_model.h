@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,16 +28,23 @@ struct Work {
 
   double seconds(const memory::DeviceProfile& profile, at::ScalarType dtype) const;
   Work operator-(const Work& other) const;
+  Work& operator+=(const Work& other);
   void repeat(double times);
 };
 
-// One call of the model.
+// A part of a run.
 struct DryPass {
+  struct OfBlock {
+    Work work;
+    double runs = 0.0;
+  };
   int64_t peak_bytes = 0;  // beside weights
   Work work;               // all of it, that of blocks too
-  std::map<const Block*, Work> blocks;
+  std::map<const Block*, OfBlock> blocks;
   // As if it were made so often, one after the other.
   void repeat(double times);
+  // With another one behind it.
+  DryPass& operator+=(const DryPass& other);
 };
 
 // While one lives, the weights of a model are meta tensors and LibTorch's meta tensors are counted.
@@ -62,8 +70,16 @@ class DryModel {
   // The same inputs, tensors among them without values.
   Inputs without_values(const Inputs& inputs) const;
 
-  // Runs `call` with a runner that measures. Memory that the call leaves behind counts in the calls
-  // that follow as long as it is held.
+  // Runs blocks in place, and counts them.
+  BlockRunner& runner();
+  // What was done since the last lap. Memory that it left behind counts in those that follow as
+  // long as it is held.
+  DryPass lap();
+  // `run` on `in`; on inputs of one size the first time only, and counted each time.
+  using Function = std::function<at::Tensor(const at::Tensor& in)>;
+  at::Tensor once(const Function& run, const at::Tensor& in);
+
+  // A lap of `call` alone.
   using Call = std::function<void(BlockRunner& runner)>;
   DryPass measure(const Call& call);
 
@@ -81,6 +97,12 @@ class DryModel {
   Work work() const;
 
  private:
+  class CountingRunner;
+  struct Known {
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype = at::kFloat;
+    DryPass pass;
+  };
   // Calls the plugin.
   void guarded(const Call& call, BlockRunner& runner) const;
   void place_weights();
@@ -92,6 +114,10 @@ class DryModel {
   memory::MetaBytes bytes_;
   std::vector<std::pair<nn::Linear*, at::Tensor>> adapted_;  // layers, and the factor put there
   int64_t weight_bytes_ = 0;                                 // of meta tensors that are weights
+  std::unique_ptr<CountingRunner> runner_;
+  DryPass lap_;                         // blocks, and the work of what once() left out
+  Work lap_begin_;                      // what had been done
+  std::map<std::string, Known> known_;  // by input, of once()
 };
 
 }  // namespace atelier::plan

@@ -1,211 +1,136 @@
 // The phases of a generation: encode, denoise, decode.
 #include <algorithm>
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "host/generate/solvers.h"
-#include "host/generate/tiling.h"
+#include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
-#include "host/plugins/guard.h"
 
 namespace atelier::plan {
 namespace {
 
-using at::Tensor;
 using generate::Request;
 using memory::Manner;
 using memory::PlannedPhase;
 using model::LoadedModel;
 
-struct Prompts {
-  Conditioning with, without;
-};
-
-bool is_guided(const Request& request) {
-  return request.cfg_scale != 1.0;
-}
+// As next() runs: nothing that was encoded is known.
+constexpr const char* kAnotherState = "another;";
 
 class GenerationSizes {
  public:
   GenerationSizes(LoadedModel& model, const GenerationBasis& generation, const PlanBasis& basis)
-      : model_(model), generation_(generation), basis_(basis), dry_(model, basis.like) {}
+      : model_(model),
+        generation_(generation),
+        basis_(basis),
+        dry_(model, basis.like),
+        generator_(dry_, model),
+        count_(std::clamp<int64_t>(generation.request.batch_size, 1, generation.pictures)) {}
 
   SizedRun sized() {
     const at::NoGradGuard no_grad;
-    SizedRun sized;
-    sized.main_phase = "denoise";
-    sized.batch_size = std::max<int64_t>(1, request().batch_size);
-    sized.run.prefetch = basis_.prefetch;
-    sized.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
-    sized.run.phases.push_back(encode_phase());
-    if (request().input_pixels.defined()) sized.run.phases.push_back(input_phase());
-    const int64_t count = std::min(sized.batch_size, generation_.pictures);
-    sized.run.phases.push_back(denoise_phase(count, sized));
-    sized.run.phases.push_back(decode_phase());
-    hold_loras(sized.run);
-    return sized;
+    sized_.batch_size = std::max<int64_t>(1, generation_.request.batch_size);
+    sized_.run.prefetch = basis_.prefetch;
+    sized_.run.components = size_components(model_, basis_, /*prepares_levels=*/true);
+    add_way(generation_.request.batches_cfg, /*is_named=*/picks());
+    if (picks()) add_way(/*batches_cfg=*/false, /*is_named=*/true);
+    hold_loras();
+    return std::move(sized_);
   }
 
  private:
-  const Request& request() const { return generation_.request; }
-  bool keeps_vae() const {
-    return generation_.comes_back || request().input_pixels.defined() ||
-           generation_.pictures > std::max<int64_t>(1, request().batch_size);
-  }
-
-  Conditioning encode(const std::string* negative, BlockRunner& runner) {
-    return encode_conditions(dry_, model_, request().inputs, target(), negative, runner);
-  }
-  MediaTarget target() const { return {1, request().height, request().width}; }
-
-  PlannedPhase encode_phase() {
-    PlannedPhase phase{.name = "encode", .components = condition_encoders(model_)};
-    if (generation_.comes_back) {
-      phase.components = components_where(model_, [](const ComponentSpec&) { return true; });
+  bool is_guided() const {
+    const auto num_steps = std::ssize(generation_.request.sigmas) - 1;
+    for (int64_t i = 0; i < num_steps; ++i) {
+      if (generate::is_guided(generation_.request, i)) return true;
     }
-    const DryPass pass =
-        dry_.measure([&](BlockRunner& runner) { prompts_.with = encode(nullptr, runner); });
-    phase.manners = {manner_of(dry_, pass, condition_encoders(model_), basis_.profile)};
-    if (is_guided(request())) {
-      const DryPass second = dry_.measure([&](BlockRunner& runner) {
-        prompts_.without = encode(&request().negative_prompt, runner);
+    return false;
+  }
+  bool picks() const {
+    return generation_.picks_cfg_batch && generation_.request.batches_cfg && is_guided();
+  }
+
+  Request request(int64_t count, bool batches_cfg) const {
+    Request request = generation_.request;
+    request.batches_cfg = batches_cfg;
+    request.batch_size = count;
+    request.seeds.assign(static_cast<size_t>(count), 0);
+    return request;
+  }
+
+  // A batch of pictures, and where more of them follow the next one.
+  std::vector<DryPhase> run(bool batches_cfg) {
+    Request asked = request(count_, batches_cfg);
+    std::vector<DryPhase> phases = generator_.run(asked);
+    if (!generation_.comes_back && generation_.pictures <= count_) return phases;
+    if (generation_.comes_back) asked.encoder_state += kAnotherState;
+    for (const DryPhase& next : generator_.run(asked, /*is_next=*/true)) {
+      const auto same = std::ranges::find_if(phases, [&](const DryPhase& phase) {
+        return phase.name == next.name && phase.denoiser == next.denoiser;
       });
-      phase.manners[0].device_bytes = std::max(phase.manners[0].device_bytes, second.peak_bytes);
-      phase.passes = 2;
+      if (same == phases.end()) continue;
+      same->components.insert(next.components.begin(), next.components.end());
+      same->pass.peak_bytes = std::max(same->pass.peak_bytes, next.pass.peak_bytes);
     }
-    return phase;
+    return phases;
   }
 
-  // Tiles are alike: the first one is run, and counts for all of them. AsTiles makes such a
-  // function of one that runs a tile.
-  using AsTiles = std::function<generate::TileFunction(const generate::TileFunction&)>;
-  DryPass measure_tiles(const std::function<void(BlockRunner&, const AsTiles&)>& call) {
-    int64_t count = 0;
-    std::vector<int64_t> shape;
-    at::TensorOptions options;
-    const AsTiles as_tiles = [&](const generate::TileFunction& run) {
-      return [&, run](const Tensor& tile) {
-        if (count++ > 0) return at::empty(shape, options);
-        const Tensor first = run(tile);
-        shape = first.sizes().vec();
-        options = first.options();
-        return first;
-      };
-    };
-    DryPass pass = dry_.measure([&](BlockRunner& runner) { call(runner, as_tiles); });
-    pass.repeat(static_cast<double>(std::max<int64_t>(1, count)));
-    return pass;
-  }
-
-  PlannedPhase input_phase() {
-    PlannedPhase phase{.name = "encode picture", .components = target_encoders(model_)};
-    const std::vector<std::string> resident = condition_encoders(model_);
-    phase.components.insert(phase.components.end(), resident.begin(), resident.end());
-    const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
-      const Tensor pixels = dry_.tensor(request().input_pixels.sizes(), at::kFloat);
-      const auto encode = [&](const Tensor& part) {
-        return encode_target(dry_, model_, part, runner);
-      };
-      const int64_t stride = dry_.model().latent_spec().spatial_stride;
-      input_ = request().tiling
-                   ? generate::encode_tiled(pixels, *request().tiling, stride, as_tiles(encode))
-                   : encode(pixels);
-      input_ = input_.to(at::kFloat);
-    });
-    phase.manners = {manner_of(dry_, pass, target_encoders(model_), basis_.profile)};
-    return phase;
-  }
-
-  PlannedPhase denoise_phase(int64_t count, SizedRun& sized) {
-    PlannedPhase phase{.name = "denoise"};
-    phase.components = components_where(model_, [&](const ComponentSpec& spec) {
-      return spec.role == Role::kDenoiser || (keeps_vae() && spec.role == Role::kVae);
-    });
-    const auto batches = static_cast<double>((generation_.pictures + count - 1) / count);
-    phase.passes = batches * static_cast<double>(std::ssize(request().sigmas) - 1);
-    std::vector<bool> ways = {is_guided(request()) && request().batches_cfg};
-    if (ways.front() && generation_.picks_cfg_batch) ways.push_back(false);
-    for (const bool batched : ways) {
-      Manner manner = denoise_manner(count, batched);
-      if (ways.size() > 1) {
-        manner.name = batched ? "--cfg_batch on" : "--cfg_batch off";
-        manner.why = batched ? "both halves of guidance at once" : "needs less memory";
-      }
-      sized.cfg_batch.push_back(batched);
-      sized.more_bytes.push_back(denoise_manner(count + 1, batched).device_bytes -
-                                 manner.device_bytes);
-      phase.manners.push_back(std::move(manner));
+  // One way to make the two halves of guidance.
+  void add_way(bool batches_cfg, bool is_named) {
+    const std::vector<DryPhase> phases = run(batches_cfg);
+    int64_t peak = 0, larger_peak = 0;
+    for (const DryPhase& phase : phases) {
+      if (phase.is_denoising()) peak = std::max(peak, phase.pass.peak_bytes);
+      add(phase, batches_cfg, is_named);
     }
-    return phase;
-  }
-
-  Manner denoise_manner(int64_t count, bool batched) {
-    const int64_t rows = batched ? 2 * count : count;
-    std::vector<const Conditioning*> cond(static_cast<size_t>(count), &prompts_.with);
-    if (batched) cond.insert(cond.end(), static_cast<size_t>(count), &prompts_.without);
-    const DryPass pass =
-        dry_.measure([&](BlockRunner& runner) { denoise(count, rows, cond, runner); });
-    Manner manner = manner_of(dry_, pass, denoisers(model_), basis_.profile);
-    if (is_guided(request()) && !batched) {
-      manner.repeats = 2;
-      manner.seconds *= 2;
+    for (const DryPhase& phase : generator_.run(request(count_ + 1, batches_cfg))) {
+      if (phase.is_denoising()) larger_peak = std::max(larger_peak, phase.pass.peak_bytes);
     }
-    return manner;
+    sized_.cfg_batch.push_back(batches_cfg && is_guided());
+    sized_.more_bytes.push_back(larger_peak - peak);
   }
 
-  // One step, as the generator makes it.
-  void denoise(int64_t count, int64_t rows, std::span<const Conditioning* const> cond,
-               BlockRunner& runner) {
-    std::vector<int64_t> shape = dry_.model().latent_shape(target());
-    shape.insert(shape.begin(), count);
-    const Tensor x = dry_.tensor(shape, at::kFloat);
-    const auto solver = generate::find_solver(request().solver).make(request().sigmas, x);
-    shape.front() = rows;
-    const Tensor input = dry_.tensor(shape, dry_.dtype());
-    const Tensor sigma = dry_.tensor({rows}, at::kFloat);
-    const std::string& denoiser = model_.denoiser()->detection.component;
-    const auto levels = std::span(request().sigmas).first(request().sigmas.size() - 1);
-    plugins::guard("denoise of a dry run", [&] {
-      dry_.model().prepare_levels(denoiser, levels, runner);
-      const Tensor v = dry_.model()
-                           .denoise({.x_BCTHW = input,
-                                     .sigma_B = sigma,
-                                     .cond = cond,
-                                     .level = 0,
-                                     .denoiser = denoiser},
-                                    runner)
-                           .to(at::kFloat);
-      dry_.model().forget_levels();
-    });
+  void add(const DryPhase& phase, bool batches_cfg, bool is_named) {
+    std::string name = phase.name;
+    if (phase.is_denoising() && model_.denoisers().size() > 1) name += " with " + phase.denoiser;
+    if (phase.is_denoising() && sized_.main_phase.empty()) sized_.main_phase = name;
+    auto planned = std::ranges::find(sized_.run.phases, name, &PlannedPhase::name);
+    const bool is_new = planned == sized_.run.phases.end();
+    if (!is_new && !phase.is_denoising()) return;
+    DryPass one = phase.pass;
+    one.repeat(1.0 / phase.passes);
+    Manner manner = manner_of(dry_, model_, one, dtype_of(phase), basis_.profile);
+    if (is_named && phase.is_denoising()) {
+      manner.name = batches_cfg ? "--cfg_batch on" : "--cfg_batch off";
+      manner.why = batches_cfg ? "both halves of guidance at once" : "needs less memory";
+    }
+    if (is_new) {
+      sized_.run.phases.push_back({.name = name,
+                                   .components = {phase.components.begin(), phase.components.end()},
+                                   .passes = passes_of(phase)});
+      planned = sized_.run.phases.end() - 1;
+    }
+    planned->manners.push_back(std::move(manner));
   }
 
-  PlannedPhase decode_phase() {
-    PlannedPhase phase{.name = "decode"};
-    phase.components = components_where(model_, [](const ComponentSpec& spec) {
-      return spec.role == Role::kDenoiser || spec.role == Role::kVae;
-    });
-    phase.passes = static_cast<double>(generation_.pictures);
-    std::vector<int64_t> shape = dry_.model().latent_shape(target());
-    shape.insert(shape.begin(), 1);
-    const DryPass pass = measure_tiles([&](BlockRunner& runner, const AsTiles& as_tiles) {
-      const Tensor latents = dry_.tensor(shape, model_.decoder_dtype());
-      const auto decode = [&](const Tensor& part) { return plan::decode(dry_, part, runner); };
-      const int64_t stride = dry_.model().latent_spec().spatial_stride;
-      const Tensor pixels = request().tiling ? generate::decode_tiled(latents, *request().tiling,
-                                                                      stride, as_tiles(decode))
-                                             : decode(latents);
-    });
-    phase.manners = {manner_of(dry_, pass, decoders(model_), basis_.profile)};
-    return phase;
+  double passes_of(const DryPhase& phase) const {
+    if (phase.name == "decode") return static_cast<double>(generation_.pictures);
+    const int64_t batches = (generation_.pictures + count_ - 1) / count_;
+    return phase.passes * (phase.is_denoising() ? static_cast<double>(batches) : 1.0);
+  }
+
+  at::ScalarType dtype_of(const DryPhase& phase) const {
+    if (phase.is_denoising()) return dry_.dtype(phase.denoiser);
+    return phase.name == "decode" ? model_.decoder_dtype() : dry_.dtype(*phase.components.begin());
   }
 
   // LoRA factors rest on the device with their layers, whichever those are.
-  void hold_loras(memory::PlannedRun& run) const {
-    for (memory::PlannedComponent& component : run.components) {
-      const std::vector<std::string> adapted = denoisers(model_);
-      if (std::find(adapted.begin(), adapted.end(), component.name) == adapted.end()) continue;
+  void hold_loras() {
+    const auto denoisers = model_.denoisers();
+    for (memory::PlannedComponent& component : sized_.run.components) {
+      if (std::ranges::find(denoisers, model_.find_part(component.name)) == denoisers.end())
+        continue;
       for (memory::StoredComponent& stored : component.storages)
         stored.outside += generation_.lora_bytes;
     }
@@ -215,8 +140,9 @@ class GenerationSizes {
   const GenerationBasis& generation_;
   const PlanBasis& basis_;
   DryModel dry_;
-  Prompts prompts_;
-  Tensor input_;
+  DryGeneration generator_;
+  int64_t count_;  // pictures that are denoised together
+  SizedRun sized_;
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 
 namespace atelier::plan {
@@ -14,17 +13,6 @@ namespace {
 // Of the kernels of a block, when each begins a little after it could.
 constexpr double kLaunchSeconds = 100e-6;
 
-std::vector<std::string> encoders_where(const LoadedModel& model,
-                                        const std::function<bool(bool is_target)>& is_one) {
-  const std::vector<EncodeStage> stages = model::encode_stages(model);
-  const EncodeStage* target = model::target_stage(stages, model.family().inputs());
-  return components_where(model, [&](const ComponentSpec& spec) {
-    return std::any_of(stages.begin(), stages.end(), [&](const EncodeStage& stage) {
-      return is_one(&stage == target) && model::uses(stage, spec.name);
-    });
-  });
-}
-
 }  // namespace
 
 std::vector<std::string> components_where(const LoadedModel& model,
@@ -35,63 +23,6 @@ std::vector<std::string> components_where(const LoadedModel& model,
       names.emplace_back(spec.name);
   }
   return names;
-}
-
-std::vector<std::string> condition_encoders(const LoadedModel& model) {
-  return encoders_where(model, [](bool is_target) { return !is_target; });
-}
-
-std::vector<std::string> target_encoders(const LoadedModel& model) {
-  return encoders_where(model, [](bool is_target) { return is_target; });
-}
-
-std::vector<std::string> denoisers(const LoadedModel& model) {
-  return components_where(model,
-                          [](const ComponentSpec& spec) { return spec.role == Role::kDenoiser; });
-}
-
-std::vector<std::string> decoders(const LoadedModel& model) {
-  return components_where(model, [](const ComponentSpec& spec) { return spec.role == Role::kVae; });
-}
-
-Conditioning encode_conditions(DryModel& dry, const LoadedModel& model, const Inputs& inputs,
-                               const MediaTarget& target, const std::string* negative,
-                               BlockRunner& runner) {
-  const std::vector<EncodeStage> stages = model::encode_stages(model);
-  const EncodeStage* of_target = model::target_stage(stages, model.family().inputs());
-  Conditioning cond;
-  for (const EncodeStage& stage : stages) {
-    EncodeInputs in = {.stage = stage.name,
-                       .values = model::inputs_of(stage, dry.without_values(inputs)),
-                       .target = target};
-    if (&stage == of_target || in.values.empty()) continue;
-    if (negative != nullptr && model::is_prompted(stage))
-      in = model::negative_of(std::move(in), *negative);
-    cond.merge(
-        plugins::guard("encode of a dry run", [&] { return dry.model().encode(in, runner); }));
-  }
-  return cond;
-}
-
-at::Tensor encode_target(DryModel& dry, const LoadedModel& model, const at::Tensor& pixels,
-                         BlockRunner& runner) {
-  const std::vector<EncodeStage> stages = model::encode_stages(model);
-  const EncodeStage* stage = model::target_stage(stages, model.family().inputs());
-  const std::string input(model::target_input(model.family().inputs())->name);
-  return plugins::guard("encode of a dry run", [&] {
-    return dry.model()
-        .encode({.stage = stage->name,
-                 .values = {{input, pixels}},
-                 .target = {pixels.size(1), pixels.size(2), pixels.size(3)}},
-                runner)
-        .at("latents");
-  });
-}
-
-at::Tensor decode(DryModel& dry, const at::Tensor& latents, BlockRunner& runner) {
-  return plugins::guard("decode of a dry run", [&] {
-    return model::decode_whole(dry.model(), latents, runner, at::kMeta);
-  });
 }
 
 Conditioning example_text(const DryModel& dry, const LoadedModel& model, int64_t tokens) {
@@ -112,27 +43,30 @@ double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType li
   return bytes / profile.memory_bytes_per_second + (like == at::kCPU ? 0.0 : kLaunchSeconds);
 }
 
-memory::Manner manner_of(DryModel& dry, const DryPass& pass,
-                         const std::vector<std::string>& components,
-                         const memory::DeviceProfile& profile) {
+memory::Manner manner_of(DryModel& dry, const LoadedModel& model, const DryPass& pass,
+                         at::ScalarType dtype, const memory::DeviceProfile& profile) {
   memory::Manner manner;
   manner.device_bytes = pass.peak_bytes;
-  manner.seconds =
-      pass.work.seconds(profile, components.empty() ? dry.dtype() : dry.dtype(components.front()));
-  for (const std::string& name : components) {
-    const at::ScalarType dtype = dry.dtype(name);
+  manner.seconds = pass.work.seconds(profile, dtype);
+  manner.repeats = pass.blocks.empty() ? 1.0 : 0.0;
+  for (const auto& [block, of_block] : pass.blocks)
+    manner.repeats = std::max(manner.repeats, of_block.runs);
+  for (const model::LoadedPart& part : model.parts()) {
+    const std::string& name = part.detection.component;
     std::vector<double> seconds;
+    bool runs = false;
     for (Block* block : dry.model().blocks(name)) {
+      double& of_one = seconds.emplace_back(0.0);  // of a run
       const auto found = pass.blocks.find(block);
-      if (found == pass.blocks.end()) {
-        seconds.push_back(0.0);
-        continue;
-      }
-      const double computing = found->second.seconds(profile, dtype);
+      if (found == pass.blocks.end()) continue;
+      runs = true;
+      const auto& [work, times] = found->second;
+      const double computing = work.seconds(profile, dry.dtype(name));
+      const double beside = seconds_beside_work(*block, dry.dtype(name), dry.like(), profile);
       manner.seconds -= computing;
-      seconds.push_back(computing + seconds_beside_work(*block, dtype, dry.like(), profile));
+      of_one = (computing + times * beside) / manner.repeats;
     }
-    if (!seconds.empty()) manner.forward.emplace(name, std::move(seconds));
+    if (runs) manner.forward.emplace(name, std::move(seconds));
   }
   manner.seconds = std::max(0.0, manner.seconds);
   return manner;

@@ -12,6 +12,7 @@
 #include "host/model/stages.h"
 #include "host/report/problems.h"
 #include "host/train/cache_manifest.h"
+#include "host/train/objective.h"
 
 namespace atelier::plan {
 namespace {
@@ -173,8 +174,9 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
 }
 
 bool cfg_batch_of(const Planned& planned) {
-  const memory::PhaseChoice* phase = planned.result.plan.phase("denoise");
-  return planned.result.sized.cfg_batch.at(phase->manner);
+  return std::ranges::all_of(planned.result.plan.phases, [&](const memory::PhaseChoice& phase) {
+    return !phase.name.starts_with("denoise") || planned.result.sized.cfg_batch.at(phase.manner);
+  });
 }
 
 namespace {
@@ -184,6 +186,8 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
   int64_t area = 0;
   size_t longest = 0;
   for (const data::Item& item : dataset.items()) {
+    basis.distillation_steps =
+        std::max(basis.distillation_steps, train::distillation_steps(item.values));
     if (item.height * item.width > area) {
       area = item.height * item.width;
       basis.height = item.height;
@@ -210,6 +214,8 @@ void take_cache(TrainingBasis& basis, const std::string& folder) {
   const train::Manifest manifest = train::Manifest::read(folder);
   int64_t area = 0;
   for (const train::CacheItem& item : manifest.items) {
+    basis.distillation_steps =
+        std::max(basis.distillation_steps, train::distillation_steps(item.values));
     if (item.height * item.width <= area) continue;
     area = item.height * item.width;
     basis.height = item.height;
@@ -239,10 +245,11 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
-  for (const Settings& prompt : asked.prompts) {
-    if (*prompt.height * *prompt.width <= basis.preview_height * basis.preview_width) continue;
-    basis.preview_height = *prompt.height;
-    basis.preview_width = *prompt.width;
+  if (!asked.prompts.empty()) {
+    const Settings& largest = std::ranges::max(
+        asked.prompts, {}, [](const Settings& prompt) { return *prompt.height * *prompt.width; });
+    basis.preview = generate::make_request(largest, model.family(), model.model(), /*seed=*/0,
+                                           model::variant_of(model));
   }
   return basis;
 }
@@ -257,8 +264,8 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
           .longest_text = basis.longest_text,
           .samples = basis.samples,
           .steps = basis.steps,
-          .preview_height = basis.preview_height,
-          .preview_width = basis.preview_width,
+          .distillation_steps = basis.distillation_steps,
+          .preview = basis.preview,
           .on_host = basis.on_host};
 }
 

@@ -47,8 +47,8 @@ struct TrainingBasis {
   Inputs longest_text = {};             // of a sample; empty: not known
   int64_t samples = 1;
   double steps = 1.0;
-  // Pixels of the largest picture that is made on the way; 0: none is.
-  int64_t preview_height = 0, preview_width = 0;
+  int64_t distillation_steps = 1;                           // the most of a sample
+  std::optional<generate::Request> preview = std::nullopt;  // the largest picture on the way
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
 };
 

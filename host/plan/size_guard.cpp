@@ -9,10 +9,12 @@
 
 #include "host/device/stand_in.h"
 #include "host/generate/generator.h"
+#include "host/model/stages.h"
 #include "host/plan/dry_model.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/plugins/guard.h"
+#include "host/train/encoders.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::plan {
@@ -130,9 +132,15 @@ void SizeGuard::measure() {
     shape.insert(shape.begin(), 1);
     return dry.tensor(shape, dtype);
   };
-  if (!target_encoders(model_).empty()) {
+  const std::vector<EncodeStage> stages = model::encode_stages(model_);
+  const auto inputs = model_.family().inputs();
+  const EncodeStage* target = model::target_stage(stages, inputs);
+  const auto is_there = [&](std::string_view name) { return model_.find_part(name) != nullptr; };
+  if (target != nullptr && std::ranges::any_of(target->components, is_there)) {
+    const std::string input(model::target_input(inputs)->name);
     add("encode a picture", [&](int64_t side, BlockRunner& runner) {
-      encode_target(dry, model_, dry.tensor({3, 1, side, side}, at::kFloat), runner);
+      const Inputs values = {{input, dry.tensor({3, 1, side, side}, at::kFloat)}};
+      train::run_stage(model_, target->name, values, {1, side, side}, runner, at::kMeta);
     });
   }
   if (model_.denoiser() != nullptr) {
@@ -147,9 +155,10 @@ void SizeGuard::measure() {
                           runner);
     });
   }
-  if (!decoders(model_).empty()) {
+  const auto decodes = [](const ComponentSpec& spec) { return spec.role == Role::kVae; };
+  if (!components_where(model_, decodes).empty()) {
     add("decode", [&](int64_t side, BlockRunner& runner) {
-      plan::decode(dry, latents(side, model_.decoder_dtype()), runner);
+      model::decode_whole(dry.model(), latents(side, model_.decoder_dtype()), runner, at::kMeta);
     });
   }
 }

@@ -1,6 +1,5 @@
 // The phases of a training: encode what is cached, train, and make pictures on the way.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
 
@@ -9,13 +8,14 @@
 
 #include "atelier/host/weight_state.h"
 
-#include "host/generate/generator.h"
+#include "host/generate/sigma_schedule.h"
 #include "host/model/stages.h"
+#include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
-#include "host/plugins/guard.h"
 #include "host/report/problems.h"
-#include "host/train/samples.h"
+#include "host/train/encoders.h"
+#include "host/train/objective.h"
 #include "memory/activation_plan.h"
 
 namespace atelier::plan {
@@ -34,34 +34,6 @@ constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
 
-// Of each trained number, beside its value.
-struct StateBytes {
-  double gradient = 4.0, state = 8.0;
-};
-
-StateBytes state_bytes(const optim::Options& options, at::ScalarType leaf) {
-  StateBytes bytes;
-  bytes.gradient = static_cast<double>(c10::elementSize(leaf));
-  switch (options.kind) {
-    case optim::Kind::kAdamW:
-      bytes.state = 8.0;
-      break;
-    case optim::Kind::kAdamW8bit:
-      bytes.state = 2.0 + 8.0 / 256.0;
-      break;
-    case optim::Kind::kAdafactor:
-      bytes.state = 0.01;  // a row and a column of each matrix
-      break;
-    case optim::Kind::kProdigy:
-      bytes.state = 12.0 + bytes.gradient;
-      break;
-  }
-  const bool has_master =
-      leaf != at::kFloat && options.master_weights == optim::MasterWeights::kFp32;
-  if (has_master) bytes.state += 4.0;
-  return bytes;
-}
-
 // That AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
 // value without a master, and of 8-bit moments.
 double copied_bytes(const optim::Options& options, at::ScalarType leaf) {
@@ -78,7 +50,9 @@ class TrainingSizes {
       : model_(model),
         training_(training),
         basis_(basis),
-        cached_(train::cached_stages(model::encode_stages(model), training.config.trained_names())),
+        stages_(model::encode_stages(model)),
+        target_(model::target_stage(stages_, model.family().inputs())),
+        cached_(train::cached_stages(stages_, training.config.trained_names())),
         dry_(model, basis.like) {}
 
   SizedRun sized() {
@@ -99,8 +73,9 @@ class TrainingSizes {
     if (training_.config.stage != train::Stage::kTrain) add_encoding(sized.run);
     if (training_.config.stage == train::Stage::kDataProcess) return sized;
     dry_.train(training_.selection, training_.config.lora.rank);
+    trained_ = trained();
     sized.run.phases.push_back(train_phase(sized, on_host));
-    if (training_.preview_height > 0) sized.run.phases.push_back(preview_phase(on_host));
+    if (training_.preview) sized.run.phases.push_back(preview_phase(on_host));
     return sized;
   }
 
@@ -146,81 +121,75 @@ class TrainingSizes {
     }
   }
 
-  void add_encoding(memory::PlannedRun& run) {
-    const at::NoGradGuard no_grad;
-    if (caches(/*target=*/false) && !condition_encoders(model_).empty() &&
-        !training_.longest_text.empty()) {
-      PlannedPhase phase{.name = "encode texts", .components = condition_encoders(model_)};
-      const DryPass pass = dry_.measure([&](BlockRunner& runner) { text_ = encode(runner); });
-      phase.manners = {manner_of(dry_, pass, phase.components, basis_.profile)};
-      phase.passes = static_cast<double>(training_.samples);
-      run.phases.push_back(std::move(phase));
-    }
-    if (caches(/*target=*/true) && !target_encoders(model_).empty()) {
-      PlannedPhase phase{.name = "encode pictures", .components = target_encoders(model_)};
-      const DryPass pass =
-          dry_.measure([&](BlockRunner& runner) { encode_target(dry_, model_, pixels(), runner); });
-      phase.manners = {manner_of(dry_, pass, phase.components, basis_.profile)};
-      phase.passes = static_cast<double>(training_.samples);
-      run.phases.push_back(std::move(phase));
-    }
-  }
-
-  Conditioning encode(BlockRunner& runner) {
-    return encode_conditions(dry_, model_, training_.longest_text, target(), nullptr, runner);
+  // What the rows hold.
+  Inputs inputs() const {
+    Inputs values = training_.longest_text;
+    if (const InputSpec* target = model::target_input(model_.family().inputs()))
+      values.emplace(target->name,
+                     dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat));
+    return values;
   }
   MediaTarget target() const { return {1, training_.height, training_.width}; }
-  Tensor pixels() const {
-    return dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat);
+  bool is_target(std::string_view stage) const {
+    return target_ != nullptr && stage == target_->name;
   }
 
-  // Whether what is learnt, or all that the denoiser is given beside it, is made ahead.
-  bool caches(bool target) const {
-    const std::vector<EncodeStage> stages = model::encode_stages(model_);
-    const EncodeStage* of_target = model::target_stage(stages, model_.family().inputs());
-    return std::all_of(stages.begin(), stages.end(), [&](const EncodeStage& stage) {
-      return (&stage == of_target) != target || cached_.find(stage.name)->second;
-    });
-  }
+  bool is_cached(const EncodeStage& stage) const { return cached_.find(stage.name)->second; }
 
-  // What a sample's text is to the denoiser.
-  Conditioning text_of_sample(BlockRunner& runner) {
-    if (!caches(/*target=*/false)) return encode(runner);
-    if (!text_.empty()) return text_;
-    return example_text(dry_, model_, kUnknownTokens);
-  }
-
-  // A step as Objective makes it, of `count` samples.
-  void step(int64_t count, BlockRunner& runner) {
-    std::vector<Conditioning> texts;
-    std::vector<Tensor> noisy, noise;
-    Tensor clean;
-    const std::vector<int64_t> shape = dry_.model().latent_shape(target());
-    for (int64_t i = 0; i < count; ++i) {
-      texts.push_back(text_of_sample(runner));
-      if (caches(/*target=*/true)) {
-        clean = dry_.tensor(shape, at::kFloat);
-      } else {
-        clean = encode_target(dry_, model_, pixels(), runner).to(at::kFloat);
-      }
-      noise.push_back(dry_.tensor(shape, at::kFloat));
-      noisy.push_back((clean * 0.5 + noise.back() * 0.5).to(dry_.dtype()));
+  // What is made ahead.
+  void add_encoding(memory::PlannedRun& run) {
+    const at::NoGradGuard no_grad;
+    for (const EncodeStage& stage : stages_) {
+      const Inputs values = model::inputs_of(stage, inputs());
+      std::vector<std::string> components = components_where(
+          model_, [&](const ComponentSpec& spec) { return model::uses(stage, spec.name); });
+      if (!is_cached(stage) || values.empty() || components.empty()) continue;
+      Conditioning made;
+      const DryPass pass = dry_.measure([&](BlockRunner& runner) {
+        made = train::run_stage(model_, stage.name, values, target(), runner, at::kMeta);
+      });
+      if (!is_target(stage.name)) encoded_.merge(made);
+      run.phases.push_back({.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
+                            .components = components,
+                            .manners = {manner_of(dry_, model_, pass,
+                                                  dry_.dtype(components.front()), basis_.profile)},
+                            .passes = static_cast<double>(training_.samples)});
     }
-    std::vector<const Conditioning*> cond;
-    for (const Conditioning& text : texts) cond.push_back(&text);
-    const Tensor velocity = plugins::guard("denoise of a dry run", [&] {
-      return dry_.model().denoise({.x_BCTHW = at::stack(noisy),
-                                   .sigma_B = dry_.tensor({count}, at::kFloat),
-                                   .cond = cond,
-                                   .denoiser = model_.denoiser()->detection.component},
-                                  runner);
-    });
-    std::vector<Tensor> losses;
-    for (int64_t i = 0; i < count; ++i) {
-      const Tensor target = noise[static_cast<size_t>(i)] - clean;
-      losses.push_back((velocity[i].to(at::kFloat) - target).square().mean());
+  }
+
+  // The largest one, as it is read from the cache and from the dataset.
+  train::TrainSample sample() const {
+    train::TrainSample sample;
+    sample.target = target();
+    sample.values = {{"seed", 0}, {"num_inference_steps", training_.distillation_steps}};
+    sample.cond = encoded_;
+    for (const EncodeStage& stage : stages_) {
+      if (is_cached(stage)) continue;
+      Inputs values = model::inputs_of(stage, inputs());
+      if (!values.empty()) sample.inputs.emplace(stage.name, std::move(values));
     }
-    const Tensor loss = at::stack(losses).sum();
+    const bool has_text = std::ranges::any_of(
+        sample.inputs, [&](const auto& entry) { return !is_target(entry.first); });
+    if (sample.cond.empty() && !has_text) sample.cond = example_text(dry_, model_, kUnknownTokens);
+    if (target_ == nullptr || is_cached(*target_))
+      sample.cond["latents"] =
+          dry_.tensor(dry_.model().latent_shape(target()), model_.decoder_dtype());
+    return sample;
+  }
+
+  // Forward and backward pass of a batch of `count` samples, as a step makes them, at a level of
+  // `denoiser`.
+  void step(int64_t count, const model::LoadedPart& denoiser, BlockRunner& runner) {
+    const train::Timesteps timesteps(
+        train::training_schedule(model_), config().timesteps,
+        generate::dynamic_shift(model_.family().schedules(), model::variant_of(model_)),
+        model_.family().sigma_range(denoiser.detection));
+    train::Objective objective(model_, runner, timesteps, config().seed, at::kMeta);
+    const std::vector<train::PlacedSample> batch(static_cast<size_t>(count), {sample(), 0});
+    const Tensor sum = config().task == train::Task::kDirectDistill
+                           ? objective.direct_distillation(batch)
+                           : objective.flow_matching(batch, /*step=*/0);
+    const Tensor loss = sum / static_cast<double>(count);
     if (loss.requires_grad()) loss.backward();
     forget_gradients();
   }
@@ -238,34 +207,49 @@ class TrainingSizes {
     }
   }
 
-  // What is trained: numbers of LoRA factors and of weights, and their bytes. Values of weights are
-  // the components'.
+  // What is trained, as the optimizer has it.
+  std::vector<optim::Group> groups() const {
+    optim::Group group;
+    const auto add = [&](const std::string& name, const Tensor& leaf) {
+      group.parameters.push_back({name, leaf});
+    };
+    for (const auto& layer : training_.selection.layers) {
+      const std::string name = layer.component + "." + layer.path;
+      add(name + ".lora_A", layer.linear->adapters.back().a);
+      add(name + ".lora_B", layer.linear->adapters.back().b);
+    }
+    for (const auto& [component, path, weight] : training_.selection.weights)
+      add(component + "." + path,
+          dry_.tensor(weight->sizes(), weight->drawn_dtype(model_.dtype(component))));
+    return {std::move(group)};
+  }
+
+  // Bytes of what is trained. Values of weights are the components'.
   struct Trained {
     double numbers = 0, factors = 0, gradients = 0, state = 0;
     double moving = 0;  // most that one call of the optimizer makes for itself
   };
   Trained trained() const {
+    const std::vector<optim::Group> groups = this->groups();
     Trained sum;
-    double factors = 0, whole = 0, largest = 0, copied = 0;
-    for (const auto& layer : training_.selection.layers) {
-      factors += static_cast<double>(config().lora.rank *
-                                     (layer.linear->in_features() + layer.linear->out_features()));
-    }
-    for (const auto& weight : training_.selection.weights) {
-      const auto numbers = static_cast<double>(weight.weight->numel());
-      const at::ScalarType dtype = weight.weight->drawn_dtype(model_.dtype(weight.component));
-      const StateBytes bytes = state_bytes(config().optimizer, dtype);
-      sum.gradients += numbers * bytes.gradient;
-      sum.state += numbers * bytes.state;
-      copied = std::max<double>(copied, copied_bytes(config().optimizer, dtype));
+    sum.state =
+        static_cast<double>(optim::make_optimizer(groups, config().optimizer)->state_bytes());
+    double whole = 0, factors = 0, largest = 0, copied = 0;
+    const size_t num_factors = 2 * training_.selection.layers.size();
+    for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
+      const Tensor& leaf = groups.front().parameters[i].leaf;
+      const auto numbers = static_cast<double>(leaf.numel());
+      sum.gradients += static_cast<double>(leaf.nbytes());
+      if (i < num_factors) {
+        factors += numbers;
+        continue;
+      }
       whole += numbers;
       largest = std::max(largest, numbers);
+      copied = std::max(copied, copied_bytes(config().optimizer, leaf.scalar_type()));
     }
-    const StateBytes of_lora = state_bytes(config().optimizer, at::kFloat);
     sum.numbers = factors + whole;
     sum.factors = 4.0 * factors;
-    sum.gradients += factors * of_lora.gradient;
-    sum.state += factors * of_lora.state;
     const bool is_in_batches = config().optimizer.kind == optim::Kind::kAdamW ||
                                config().optimizer.kind == optim::Kind::kAdamW8bit;
     sum.moving = is_in_batches ? std::max(copied_bytes(config().optimizer, at::kFloat) *
@@ -278,7 +262,7 @@ class TrainingSizes {
   // Gradients come while activations go, so only those of earlier passes of a step meet all of
   // these; then the optimizer works. Returns how many bytes less the activations take than that.
   int64_t add_trained(bool on_host, Manner& manner) const {
-    const Trained sum = trained();
+    const Trained& sum = trained_;
     if (config().ema_decay > 0) manner.host_bytes += std::llround(4.0 * sum.numbers);
     if (on_host) {
       const double rest = sum.factors + sum.gradients + sum.state;
@@ -298,59 +282,96 @@ class TrainingSizes {
 
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
     PlannedPhase phase{.name = "train"};
-    phase.components = components_where(model_, [&](const ComponentSpec& spec) {
-      return spec.role == Role::kDenoiser || training_.selection.trains(spec.name);
-    });
+    const auto components = train::running_components(model_, training_.selection);
+    phase.components = {components.begin(), components.end()};
     phase.passes = training_.steps;
-    const DryModel::TrainingPass pass = measure(sized.batch_size);
-    const DryModel::TrainingPass larger = measure(sized.batch_size + 1);
+    struct Passes {
+      DryModel::TrainingPass pass, larger;  // larger: of one more sample
+    };
+    std::vector<Passes> of_denoisers;
+    for (const model::LoadedPart* denoiser : denoisers_)
+      of_denoisers.push_back(
+          {measure(sized.batch_size, *denoiser), measure(sized.batch_size + 1, *denoiser)});
     for (const ActivationBudget& budget : possible_budgets()) {
-      const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
-      Manner manner = manner_of_plan(pass, plan, budget);
-      if (sends_inputs()) send_inputs(pass, manner);
-      const bool is_part = budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
-      if (is_part)
-        manner.device_bytes =
-            std::max(manner.device_bytes, pass.outside_bytes + measuring_bytes(pass));
-      Manner of_larger = manner_of_plan(larger, plan_of(larger, budget, offload_limits()), budget);
-      if (sends_inputs()) send_inputs(larger, of_larger);
-      sized.more_bytes.push_back(of_larger.device_bytes - manner.device_bytes);
+      std::vector<Manner> manners;
+      int64_t larger_bytes = 0, planned_bytes = 0;
+      for (const auto& [pass, larger] : of_denoisers) {
+        const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
+        planned_bytes = std::max(planned_bytes, plan.peak_bytes);
+        manners.push_back(manner_of_budget(pass, plan, budget));
+        if (is_part(budget))
+          manners.back().device_bytes =
+              std::max(manners.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
+        larger_bytes =
+            std::max(larger_bytes,
+                     manner_of_budget(larger, plan_of(larger, budget, offload_limits()), budget)
+                         .device_bytes);
+      }
+      Manner manner = mean_of(std::move(manners));
+      sized.more_bytes.push_back(larger_bytes - manner.device_bytes);
       sized.slack_bytes.push_back(add_trained(on_host, manner));
       phase.manners.push_back(std::move(manner));
       sized.activations.push_back(budget);
-      if (is_part && !is_forced())
-        sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes,
-                                    .bytes = plan.peak_bytes};
+      if (is_part(budget) && !is_forced())
+        sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = planned_bytes};
     }
     return phase;
   }
 
-  // Pictures on the way, while everything that is trained stays.
+  static bool is_part(const ActivationBudget& budget) {
+    return budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
+  }
+
+  Manner manner_of_budget(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
+                          const ActivationBudget& budget) {
+    Manner manner = manner_of_plan(pass, plan, budget);
+    if (sends_inputs()) send_inputs(pass, manner);
+    return manner;
+  }
+
+  // Of steps that one denoiser makes and steps that another one makes, equally often.
+  static Manner mean_of(std::vector<Manner> manners) {
+    const double share = 1.0 / static_cast<double>(manners.size());
+    Manner mean = manners.front();
+    mean.seconds = 0.0;
+    mean.forward.clear();
+    mean.backward.clear();
+    for (Manner& manner : manners) {
+      mean.device_bytes = std::max(mean.device_bytes, manner.device_bytes);
+      mean.host_bytes = std::max(mean.host_bytes, manner.host_bytes);
+      mean.seconds += share * manner.seconds;
+      for (auto [from, to] : {std::pair(&manner.forward, &mean.forward),
+                              std::pair(&manner.backward, &mean.backward)}) {
+        for (auto& [name, seconds] : *from) {
+          std::vector<double>& sum = (*to)[name];
+          sum.resize(seconds.size());
+          for (size_t i = 0; i < seconds.size(); ++i) sum[i] += share * seconds[i];
+        }
+      }
+    }
+    return mean;
+  }
+
+  // Pictures on the way, as train::Preview makes them: everything that training needs stays.
   PlannedPhase preview_phase(bool on_host) {
-    const at::NoGradGuard no_grad;
+    const auto stays = train::running_components(model_, training_.selection);
+    DryGeneration generator(dry_, model_, stays);
+    generate::Request request = *training_.preview;
+    generator.encode_ahead(request);
+    const auto encoders = model_.family().components();
+    if (std::ranges::any_of(encoders, [&](const ComponentSpec& spec) {
+          return model::only_encodes(spec) && stays.contains(std::string(spec.name));
+        }))
+      request.encoder_state = "trained;";  // what was made ahead is stale
     PlannedPhase phase{.name = "make pictures"};
-    phase.components = components_where(model_, [&](const ComponentSpec& spec) {
-      return spec.role == Role::kDenoiser || spec.role == Role::kVae ||
-             training_.selection.trains(spec.name);
-    });
-    std::vector<int64_t> shape =
-        dry_.model().latent_shape({1, training_.preview_height, training_.preview_width});
-    shape.insert(shape.begin(), 2);  // both halves of guidance
-    const DryPass denoised = dry_.measure([&](BlockRunner& runner) {
-      const Conditioning text = text_of_sample(runner);
-      const std::array<const Conditioning*, 2> cond = {&text, &text};
-      dry_.model().denoise({.x_BCTHW = dry_.tensor(shape, dry_.dtype()),
-                            .sigma_B = dry_.tensor({2}, at::kFloat),
-                            .cond = cond,
-                            .denoiser = model_.denoiser()->detection.component},
-                           runner);
-    });
-    shape.front() = 1;
-    const DryPass decoded = dry_.measure([&](BlockRunner& runner) {
-      plan::decode(dry_, dry_.tensor(shape, model_.decoder_dtype()), runner);
-    });
-    Manner manner = manner_of(dry_, decoded, decoders(model_), basis_.profile);
-    manner.device_bytes = std::max(denoised.peak_bytes, decoded.peak_bytes);
+    std::set<std::string> components = stays;
+    DryPass pass;
+    for (const DryPhase& part : generator.run(request)) {
+      components.insert(part.components.begin(), part.components.end());
+      pass += part.pass;
+    }
+    phase.components = {components.begin(), components.end()};
+    Manner manner = manner_of(dry_, model_, pass, model_.dtype(), basis_.profile);
     const double seconds = manner.seconds;
     add_trained(on_host, manner);
     manner.seconds = seconds;
@@ -358,8 +379,9 @@ class TrainingSizes {
     return phase;
   }
 
-  DryModel::TrainingPass measure(int64_t batch) {
-    return dry_.measure_training([&](BlockRunner& runner) { step(batch, runner); }, basis_.profile);
+  DryModel::TrainingPass measure(int64_t batch, const model::LoadedPart& denoiser) {
+    return dry_.measure_training([&](BlockRunner& runner) { step(batch, denoiser, runner); },
+                                 basis_.profile);
   }
 
   // The first step of a budget keeps inputs of blocks alone, measures, and tries which outputs no
@@ -441,7 +463,8 @@ class TrainingSizes {
     manner.host_bytes = plan.offloaded_bytes;
     const auto passes =
         static_cast<double>(std::max<int64_t>(1, config().order.gradient_accumulation_steps));
-    manner.repeats = passes;
+    const double runs = runs_of_denoiser(pass);
+    manner.repeats = passes * runs;
     manner.seconds = pass.outside_seconds * passes;
     const double again = plan.num_recomputed == 0
                              ? 0
@@ -461,19 +484,35 @@ class TrainingSizes {
                        [&](Block* block) { return seconds.contains(block); }))
         continue;
       for (Block* block : blocks) {
-        manner.forward[name].push_back(seconds[block].first);
-        manner.backward[name].push_back(seconds[block].second);
+        manner.forward[name].push_back(seconds[block].first / runs);
+        manner.backward[name].push_back(seconds[block].second / runs);
       }
     }
     return manner;
   }
 
+  // How often each of its blocks runs: distillation goes through all levels.
+  double runs_of_denoiser(const DryModel::TrainingPass& pass) const {
+    for (const model::LoadedPart* denoiser : denoisers_) {
+      for (Block* block : dry_.model().blocks(denoiser->detection.component)) {
+        if (const auto runs = std::ranges::count(pass.blocks, block); runs > 0)
+          return static_cast<double>(runs);
+      }
+    }
+    return 1.0;
+  }
+
   LoadedModel& model_;
   const TrainingBasis& training_;
   const PlanBasis& basis_;
+  const std::vector<EncodeStage> stages_;
+  const EncodeStage* target_;  // the stage that makes what is learnt; null: there is none
   train::CachedStages cached_;
   DryModel dry_;
-  Conditioning text_;
+  std::vector<const model::LoadedPart*> denoisers_ =
+      train::running_denoisers(model_, training_.selection);
+  Trained trained_;
+  Conditioning encoded_;  // what is made ahead, what is learnt left out
 };
 
 }  // namespace

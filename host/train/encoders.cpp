@@ -89,17 +89,17 @@ void Encoders::unload() {
 
 Conditioning Encoders::encode(const Inputs& values, const MediaTarget& target) {
   const at::NoGradGuard no_grad;
-  Conditioning cond = run_stage(model_, stage_.name, values, target, model_.runner());
+  Conditioning cond =
+      run_stage(model_, stage_.name, values, target, model_.runner(), model_.device());
   for (auto& [name, tensor] : cond) tensor = checked(tensor, "the encoding '" + name + "'");
   return cond;
 }
 
 Conditioning run_stage(LoadedModel& model, std::string_view stage, const Inputs& values,
-                       const MediaTarget& target, BlockRunner& runner) {
+                       const MediaTarget& target, BlockRunner& runner, at::Device device) {
   return plugins::guard(std::string(model.family().name()) + ".encode", [&] {
     return model.model().encode(
-        {.stage = stage, .values = model::on_device(values, model.device()), .target = target},
-        runner);
+        {.stage = stage, .values = model::on_device(values, device), .target = target}, runner);
   });
 }
 

@@ -40,8 +40,8 @@ class Encoders {
   std::vector<std::string> loaded_;
 };
 
-// Runs a stage where the model is, with the caller's grad mode.
+// Runs a stage on `device`, with the caller's grad mode.
 Conditioning run_stage(model::LoadedModel& model, std::string_view stage, const Inputs& values,
-                       const MediaTarget& target, BlockRunner& runner);
+                       const MediaTarget& target, BlockRunner& runner, at::Device device);
 
 }  // namespace atelier::train

@@ -42,10 +42,11 @@ ScheduleDefaults training_schedule(const model::LoadedModel& model) {
 }
 
 Objective::Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
-                     uint64_t seed)
+                     uint64_t seed, std::optional<at::Device> device)
     : model_(model),
       runner_(runner),
       timesteps_(timesteps),
+      device_(device.value_or(model.device())),
       schedule_(training_schedule(model)),
       noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
       timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
@@ -58,26 +59,25 @@ Objective::Objective(model::LoadedModel& model, BlockRunner& runner, const Times
 
 Objective::Prepared Objective::prepare(const TrainSample& sample) {
   Prepared prepared;
-  const at::Device device = model_.device();
   for (const auto& [name, tensor] : sample.cond)
-    prepared.cond.emplace(name, tensor.to(device, /*non_blocking=*/true));
+    prepared.cond.emplace(name, tensor.to(device_, /*non_blocking=*/true));
   for (const auto& [stage, values] : sample.inputs) {
-    for (auto& [name, tensor] : run_stage(model_, stage, values, sample.target, runner_))
+    for (auto& [name, tensor] : run_stage(model_, stage, values, sample.target, runner_, device_))
       prepared.cond.insert_or_assign(name, tensor);
   }
   prepared.clean = prepared.cond.at("latents").to(at::kFloat);
   const auto given =
       plugins::guard(family_ + ".given", [&] { return model_.model().given(prepared.cond); });
   if (given) {
-    prepared.mask = given->free_1THW.to(device, at::kFloat);
+    prepared.mask = given->free_1THW.to(device_, at::kFloat);
     prepared.counted = prepared.mask.mean();
     if (!given->is_noised) {
-      prepared.pinned = given->values_CTHW.to(device, at::kFloat);
+      prepared.pinned = given->values_CTHW.to(device_, at::kFloat);
       prepared.pinned_where = prepared.mask == 0;
     }
   }
   if (sample.mask.defined()) {
-    const Tensor mask = sample.mask.to(device, at::kFloat, /*non_blocking=*/true);
+    const Tensor mask = sample.mask.to(device_, at::kFloat, /*non_blocking=*/true);
     prepared.mask = prepared.mask.defined() ? prepared.mask * mask : mask;
   }
   return prepared;
@@ -86,8 +86,8 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
 // Of those that are loaded, the one for a noise level.
 const std::string& Objective::denoiser_at(float sigma) const {
   for (const Expert& expert : experts_) {
-    if (model_.is_loaded(expert.component) && sigma >= expert.range.low &&
-        sigma <= expert.range.high)
+    const bool is_there = device_.is_meta() || model_.is_loaded(expert.component);
+    if (is_there && sigma >= expert.range.low && sigma <= expert.range.high)
       return expert.component;
   }
   return experts_.front().component;
@@ -110,7 +110,7 @@ std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
       given.push_back(cond[i]);
     }
     const DenoiseInputs inputs = {.x_BCTHW = at::stack(x),
-                                  .sigma_B = at::tensor(levels, at::kFloat).to(model_.device()),
+                                  .sigma_B = at::tensor(levels, at::kFloat).to(device_),
                                   .cond = given,
                                   .denoiser = denoiser};
     const Tensor velocity = plugins::guard(family_ + ".denoise",
@@ -152,6 +152,11 @@ int64_t Objective::tokens_of(const Tensor& latents) const {
   return latents.size(1) * (latents.size(2) / patch) * (latents.size(3) / patch);
 }
 
+Tensor Objective::noise(const random::NoiseKey& key, at::IntArrayRef shape) const {
+  if (device_.is_meta()) return at::empty(shape, at::TensorOptions(at::kMeta).dtype(at::kFloat));
+  return random::normal_noise(key, shape).to(device_, /*non_blocking=*/true);
+}
+
 Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t step) {
   std::vector<Prepared> samples;
   std::vector<Timestep> levels;
@@ -163,11 +168,9 @@ Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t ste
     levels.push_back(
         timesteps_.draw(timestep_seed_, placed.slot, number, tokens_of(samples.back().clean)));
     weights.push_back(static_cast<float>(levels.back().weight));
-    noise.push_back(
-        random::normal_noise({noise_seed_, placed.slot, number}, samples.back().clean.sizes())
-            .to(model_.device(), /*non_blocking=*/true));
+    noise.push_back(this->noise({noise_seed_, placed.slot, number}, samples.back().clean.sizes()));
   }
-  const Tensor weight = at::tensor(weights, at::kFloat).to(model_.device());
+  const Tensor weight = at::tensor(weights, at::kFloat).to(device_);
   return (predict(samples, levels, noise) * weight).sum();
 }
 
@@ -176,9 +179,8 @@ Tensor Objective::at_levels(const TrainSample& sample, std::span<const Timestep>
   const Prepared prepared = prepare(sample);
   std::vector<Tensor> losses;
   for (size_t i = 0; i < levels.size(); ++i) {
-    const random::NoiseKey key{noise_seed, slot, static_cast<uint32_t>(i)};
-    const Tensor noise = random::normal_noise(key, prepared.clean.sizes())
-                             .to(model_.device(), /*non_blocking=*/true);
+    const Tensor noise =
+        this->noise({noise_seed, slot, static_cast<uint32_t>(i)}, prepared.clean.sizes());
     losses.push_back(predict(std::span(&prepared, 1), levels.subspan(i, 1), {noise})[0]);
   }
   return at::stack(losses);
@@ -189,8 +191,7 @@ Tensor Objective::at_levels(const TrainSample& sample, std::span<const Timestep>
 Tensor Objective::initial_noise(const TrainSample& sample, at::IntArrayRef shape) const {
   const auto seed = integer_of(sample.values, "seed").value();
   const auto device = sample.values.find("rand_device");
-  if (device == sample.values.end())
-    return random::normal_noise({static_cast<uint64_t>(seed)}, shape);
+  if (device == sample.values.end()) return noise({static_cast<uint64_t>(seed)}, shape);
   const at::Device where(device->second.get<std::string>());
   at::Generator generator = where.is_cpu()
                                 ? at::detail::createCPUGenerator(static_cast<uint64_t>(seed))
@@ -210,17 +211,15 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
                   "direct_distill needs seed and num_inference_steps in each row");
     const Prepared sample = prepare(placed.sample);
     generate::ScheduleRequest request;
-    request.num_steps =
-        static_cast<int>(integer_of(placed.sample.values, "num_inference_steps").value());
+    request.num_steps = static_cast<int>(distillation_steps(placed.sample.values));
     const std::vector<float> sigmas = generate::make_sigmas(schedule_, request);
-    Tensor x = initial_noise(placed.sample, sample.clean.sizes()).to(model_.device()).unsqueeze(0);
+    Tensor x = initial_noise(placed.sample, sample.clean.sizes()).to(device_).unsqueeze(0);
     const Conditioning* cond = &sample.cond;
     for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
-      const DenoiseInputs inputs = {
-          .x_BCTHW = x.to(model_.dtype()),
-          .sigma_B = at::tensor({sigmas[i]}, at::kFloat).to(model_.device()),
-          .cond = std::span(&cond, 1),
-          .denoiser = denoiser_at(sigmas[i])};
+      const DenoiseInputs inputs = {.x_BCTHW = x.to(model_.dtype()),
+                                    .sigma_B = at::tensor({sigmas[i]}, at::kFloat).to(device_),
+                                    .cond = std::span(&cond, 1),
+                                    .denoiser = denoiser_at(sigmas[i])};
       const Tensor velocity = plugins::guard(
           family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
       x = x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]);
@@ -229,6 +228,10 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
     total = total.defined() ? total + loss : loss;
   }
   return total;
+}
+
+int64_t distillation_steps(const RowValues& values) {
+  return integer_of(values, "num_inference_steps").value_or(1);
 }
 
 std::string distillation_problem(const RowValues& values) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "atelier/model.h"
 
 #include "host/model/model_loader.h"
+#include "host/random/noise.h"
 #include "host/train/samples.h"
 #include "host/train/timesteps.h"
 
@@ -33,8 +35,10 @@ ScheduleDefaults training_schedule(const model::LoadedModel& model);
 // Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
 class Objective {
  public:
+  // `device`: where it works; absent: where the model does. In a dry run nothing has values, and
+  // nothing is loaded.
   Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
-            uint64_t seed);
+            uint64_t seed, std::optional<at::Device> device = std::nullopt);
 
   // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
   // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once.
@@ -74,17 +78,21 @@ class Objective {
                                      std::span<const float> sigmas,
                                      std::span<const Conditioning* const> cond);
   int64_t tokens_of(const at::Tensor& latents) const;
+  at::Tensor noise(const random::NoiseKey& key, at::IntArrayRef shape) const;
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 
   model::LoadedModel& model_;
   std::vector<Expert> experts_;  // the denoisers, that of the noisiest levels first
   BlockRunner& runner_;
   const Timesteps& timesteps_;
+  at::Device device_;
   ScheduleDefaults schedule_;
   uint64_t noise_seed_, timestep_seed_;
   std::string family_;
 };
 
+// Steps that direct distillation makes for a row; 1 where it does not say.
+int64_t distillation_steps(const RowValues& values);
 // What is wrong with the values of a row for direct distillation; empty: nothing.
 std::string distillation_problem(const RowValues& values);
 

@@ -1,6 +1,5 @@
 #include "host/train/preview.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "atelier/error.h"
@@ -24,19 +23,17 @@ struct Preview::State {
   model::LoadedModel& model;
   std::vector<Settings> prompts;
   std::string folder;
-  std::vector<std::string> trained;
+  std::set<std::string> stays;
   progress::Progress& progress;
   std::unique_ptr<Generator> generator;
 
-  bool is_trained(std::string_view component) const {
-    return std::find(trained.begin(), trained.end(), component) != trained.end();
+  void unload(std::string_view component) {
+    if (!stays.contains(std::string(component))) model.unload_component(component);
   }
 
   generate::Engine engine() {
     generate::Engine engine = generate::make_engine(model);
-    engine.unload = [this](std::string_view component) {
-      if (!is_trained(component)) model.unload_component(component);
-    };
+    engine.unload = [this](std::string_view component) { unload(component); };
     return engine;
   }
 
@@ -45,7 +42,7 @@ struct Preview::State {
                                              settings.seed.value_or(0), model::variant_of(model));
     // What a trained text encoder gave is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
-      if (model::only_encodes(component) && is_trained(component.name))
+      if (model::only_encodes(component) && stays.contains(std::string(component.name)))
         request.encoder_state = std::to_string(step) + ";";
     }
     return request;
@@ -53,8 +50,8 @@ struct Preview::State {
 };
 
 Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
-                 std::vector<std::string> trained, progress::Progress& progress)
-    : state_(new State{model, std::move(prompts), std::move(folder), std::move(trained), progress,
+                 std::set<std::string> stays, progress::Progress& progress)
+    : state_(new State{model, std::move(prompts), std::move(folder), std::move(stays), progress,
                        nullptr}) {
   state_->generator =
       std::make_unique<Generator>(state_->engine(), progress, run::StopSignals::is_requested);
@@ -68,8 +65,7 @@ void Preview::encode_ahead() {
     requests.push_back(state_->request_of(settings, 0));
   state_->generator->encode_ahead(requests);
   for (const ComponentSpec& component : state_->model.family().components()) {
-    if (model::only_encodes(component) && !state_->is_trained(component.name))
-      state_->model.unload_component(component.name);
+    if (model::only_encodes(component)) state_->unload(component.name);
   }
 }
 
@@ -95,10 +91,8 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
         });
     ++number;
   }
-  for (const ComponentSpec& component : state_->model.family().components()) {
-    if (component.role != Role::kDenoiser && !state_->is_trained(component.name))
-      state_->model.unload_component(component.name);
-  }
+  for (const ComponentSpec& component : state_->model.family().components())
+    state_->unload(component.name);
 }
 
 }  // namespace atelier::train

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,14 +13,14 @@
 
 namespace atelier::train {
 
-// Generates the prompts of --sample_prompts. Components that are not trained are loaded for it and
-// leave again; noise is keyed by the prompts' seeds, so that nothing of the run changes.
+// Generates the prompts of --sample_prompts. Components that training does not run are loaded for
+// it and leave again; noise is keyed by the prompts' seeds, so that nothing of the run changes.
 class Preview {
  public:
-  // Pictures go to FOLDER/step-00000100_0.png. `trains` says which components stay loaded and may
-  // not be reloaded. `model` outlives the preview.
+  // Pictures go to FOLDER/step-00000100_0.png. Components of `stays` are loaded by
+  // training and do not leave. `model` outlives the preview.
   Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
-          std::vector<std::string> trained, progress::Progress& progress);
+          std::set<std::string> stays, progress::Progress& progress);
   ~Preview();
 
   // Encodes the prompts before training, while text encoders are not in the way of the denoiser.

@@ -192,6 +192,16 @@ std::vector<const model::LoadedPart*> running_denoisers(const LoadedModel& model
   return trained.empty() ? all : trained;
 }
 
+std::set<std::string> running_components(const LoadedModel& model, const Selection& selection) {
+  std::set<std::string> names;
+  for (const model::LoadedPart* denoiser : running_denoisers(model, selection))
+    names.insert(denoiser->detection.component);
+  for (const model::LoadedPart& part : model.parts()) {
+    if (selection.trains(part.detection.component)) names.insert(part.detection.component);
+  }
+  return names;
+}
+
 SigmaRange running_range(const LoadedModel& model, const Selection& selection) {
   SigmaRange range = {.low = 1.0, .high = 0.0};
   for (const model::LoadedPart* part : running_denoisers(model, selection)) {

@@ -1,6 +1,7 @@
 // What of a model is trained, found by name before any weight is read.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,11 @@ Selection select_trained(model::LoadedModel& model, const Config& config,
 // The denoisers that training runs: those that are trained, or all where none is.
 std::vector<const model::LoadedPart*> running_denoisers(const model::LoadedModel& model,
                                                         const Selection& selection);
-// The noise levels between the ends of theirs.
+// They and everything that is trained: what a step runs, and what is loaded as long as there are
+// steps.
+std::set<std::string> running_components(const model::LoadedModel& model,
+                                         const Selection& selection);
+// The noise levels between the ends of those of the denoisers.
 SigmaRange running_range(const model::LoadedModel& model, const Selection& selection);
 
 }  // namespace atelier::train

@@ -98,21 +98,16 @@ class TrainingRun {
 
   void make_preview() {
     if (run_.prompts.empty()) return;
-    std::vector<std::string> trained;
-    for (const auto& part : model_.parts()) {
-      if (run_.selection.trains(part.detection.component))
-        trained.push_back(part.detection.component);
-    }
-    preview_.emplace(model_, run_.prompts, file_in_folder(run::kPreviewsName), trained, progress_);
+    preview_.emplace(model_, run_.prompts, file_in_folder(run::kPreviewsName),
+                     running_components(model_, run_.selection), progress_);
     preview_->encode_ahead();
   }
 
   void load_components() {
-    const auto denoisers = running_denoisers(model_, run_.selection);
-    for (const auto& part : model_.parts()) {
-      const std::string& name = part.detection.component;
-      const bool runs = std::ranges::find(denoisers, &part) != denoisers.end();
-      if (runs || run_.selection.trains(name)) load(model_, name, progress_);
+    const std::set<std::string> components = running_components(model_, run_.selection);
+    for (const auto& part : model_.parts()) {  // in the order of the files
+      if (components.contains(part.detection.component))
+        load(model_, part.detection.component, progress_);
     }
     if (run_.starting_weights) run_.starting_weights->load();
     if (run_.preset)

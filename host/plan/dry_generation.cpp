@@ -1,0 +1,105 @@
+#include "host/plan/dry_generation.h"
+
+#include <algorithm>
+
+#include "host/generate/engine.h"
+#include "host/plugins/guard.h"
+
+namespace atelier::plan {
+
+using generate::Engine;
+using generate::Request;
+
+DryGeneration::DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays)
+    : dry_(dry),
+      model_(model),
+      stays_(std::move(stays)),
+      progress_(progress::Options{.quiet = true}),
+      engine_(make_engine()),
+      generator_(engine_, progress_) {}
+
+Engine DryGeneration::make_engine() {
+  Engine engine = generate::make_engine(model_);
+  engine.device = at::kMeta;
+  engine.runner = &dry_.runner();
+  engine.load = [this](std::string_view component) { load(component); };
+  engine.unload = [this](std::string_view component) {
+    if (!stays_.contains(std::string(component))) there_.erase(std::string(component));
+  };
+  engine.on_phase = [this](std::string_view phase, int64_t number) { begin(phase, number - 1); };
+  engine.makes_step = [this](int64_t step) { return steps_.contains(step); };
+  engine.through_vae = [this](const generate::TileFunction& run, const at::Tensor& in) {
+    return dry_.once(run, in);
+  };
+  return engine;
+}
+
+// The first step of each denoiser, and of those the first one without guidance.
+void DryGeneration::choose_steps(const Request& request) {
+  std::map<std::pair<const generate::Denoiser*, bool>, int64_t> first;
+  steps_.clear();
+  for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
+    const float sigma = request.sigmas[static_cast<size_t>(i)];
+    const auto [kind, is_new] = first.try_emplace(
+        {&generate::denoiser_at(engine_, sigma), generate::is_guided(request, i)}, i);
+    ++steps_[kind->second];
+  }
+}
+
+std::vector<DryPhase> DryGeneration::run(Request request, bool is_next) {
+  choose_steps(request);
+  std::vector<int64_t> shape = dry_.model().latent_shape({1, request.height, request.width});
+  shape.insert(shape.begin(), std::ssize(request.seeds));
+  request.latents = dry_.tensor(shape, at::kFloat);
+  if (!is_next) there_ = stays_;
+  has_encoded_ = has_more_to_encode_with_ = false;
+  phases_.clear();
+  now_ = SIZE_MAX;
+  dry_.lap();
+  plugins::guard("a dry run", [&] { generator_.run(request, [](size_t, const at::Tensor&) {}); });
+  end_lap();
+  return std::move(phases_);
+}
+
+void DryGeneration::encode_ahead(const Request& request) {
+  plugins::guard("a dry run", [&] { generator_.encode_ahead({&request, 1}); });
+}
+
+void DryGeneration::begin(std::string_view phase, int64_t step) {
+  if (phase == "denoise") return switch_to("denoise", denoiser_, steps_.at(step));
+  if (phase != "encode") return switch_to(std::string(phase), "", 1.0);
+  // What comes with a component of its own is not held beside what came before.
+  switch_to(has_more_to_encode_with_ ? "encode picture" : "encode", "", 1.0);
+  has_encoded_ = true;
+}
+
+void DryGeneration::load(std::string_view component) {
+  const bool is_new = there_.emplace(component).second;
+  has_more_to_encode_with_ |= is_new && has_encoded_;
+  const bool denoises = std::ranges::any_of(
+      engine_.denoisers, [&](const auto& denoiser) { return denoiser.component == component; });
+  if (!denoises) return;
+  denoiser_ = component;
+  switch_to("denoise", denoiser_, 0.0);  // what it computes ahead
+}
+
+void DryGeneration::switch_to(const std::string& name, const std::string& denoiser, double times) {
+  end_lap();
+  const auto found = std::ranges::find_if(phases_, [&](const DryPhase& phase) {
+    return phase.name == name && phase.denoiser == denoiser;
+  });
+  now_ = static_cast<size_t>(found - phases_.begin());
+  if (found == phases_.end()) phases_.push_back({.name = name, .denoiser = denoiser});
+  phases_[now_].components.insert(there_.begin(), there_.end());
+  times_ = times;
+}
+
+void DryGeneration::end_lap() {
+  DryPass pass = dry_.lap();
+  if (now_ == SIZE_MAX) return;
+  if (times_ > 0) pass.repeat(times_);
+  phases_[now_].pass += pass;
+  phases_[now_].passes += times_;
+}
+
+}  // namespace atelier::plan

@@ -1,0 +1,306 @@
+// What a plan knows of a run: found by the generator and by the objective, run without values.
+#include "host/generate/request.h"
+#include "host/plan/dry_generation.h"
+#include "host/plan/run_sizes.h"
+#include "tests/host/train/picture_toy.h"
+
+namespace atelier::plan {
+namespace {
+
+using memory::Manner;
+using memory::PlannedPhase;
+using Names = std::vector<std::string>;
+
+constexpr float kBoundary = 0.5F;
+
+// What a denoiser was given.
+struct Seen {
+  std::string denoiser;
+  int64_t rows = 0;
+  bool operator==(const Seen&) const = default;
+};
+
+struct Log {
+  std::vector<Seen> steps;
+  std::map<std::string, std::vector<float>> levels;  // that were prepared, by denoiser
+};
+Log seen;
+
+// The toy with a second denoiser, for the levels below the boundary.
+class TwoToys final : public ToyModel {
+ public:
+  TwoToys(std::span<const Detection> parts, const ModelOptions& options)
+      : ToyModel(parts, options, {}), low_(low_parts(parts), options, {}) {}
+
+  nn::Module& component(std::string_view name) override {
+    return name == "dit_low" ? low_.component("dit") : ToyModel::component(name);
+  }
+  std::vector<Block*> blocks(std::string_view name) override {
+    return name == "dit_low" ? low_.blocks("dit") : ToyModel::blocks(name);
+  }
+  at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
+    seen.steps.push_back({std::string(in.denoiser), in.x_BCTHW.size(0)});
+    return in.denoiser == "dit_low" ? low_.denoise(in, runner) : ToyModel::denoise(in, runner);
+  }
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                      BlockRunner&) override {
+    seen.levels[std::string(denoiser)].assign(sigmas.begin(), sigmas.end());
+  }
+
+ private:
+  static std::vector<Detection> low_parts(std::span<const Detection> parts) {
+    std::vector<Detection> low;
+    for (Detection part : parts) {
+      if (part.component != "dit_low") continue;
+      part.component = "dit";
+      low.push_back(part);
+    }
+    return low;
+  }
+
+  ToyModel low_;
+};
+
+class TwoToysFamily final : public test::PictureToy {
+ public:
+  std::span<const ComponentSpec> components() const override {
+    static constexpr ComponentSpec kSpecs[] = {
+        {"text_encoder", Role::kTextEncoder, true, "a table"},
+        {"vae", Role::kVae, true, "folded pixels"},
+        {"dit", Role::kDenoiser, true, "for much noise"},
+        {"dit_low", Role::kDenoiser, true, "for little noise"},
+        {"tokenizer", Role::kTokenizer, true, "any folder with a tokenizer.json"}};
+    return kSpecs;
+  }
+  std::optional<Detection> detect(const TensorIndex& in, const DetectHint& hint) const override {
+    if (hint.component != "dit_low") return PictureToy::detect(in, hint);
+    std::optional<Detection> found = PictureToy::detect(in, {});
+    found->component = "dit_low";
+    return found;
+  }
+  SigmaRange sigma_range(const Detection& denoiser) const override {
+    if (denoiser.component == "dit_low") return {.low = 0, .high = kBoundary};
+    return {.low = kBoundary, .high = 1};
+  }
+  std::unique_ptr<Model> make_model(std::span<const Detection> parts,
+                                    const ModelOptions& options) const override {
+    return std::make_unique<TwoToys>(parts, options);
+  }
+};
+
+const TwoToysFamily& two_toys() {
+  static const TwoToysFamily family;
+  return family;
+}
+
+struct Workshop {
+  test::Folder folder;
+  std::unique_ptr<model::LoadedModel> model;
+  PlanBasis basis{.profile = memory::known_profile("h200").value()};
+  GenerationBasis generation;
+  train::Config config;
+  train::Selection selection;
+
+  Workshop() {
+    test::write_toy_model(folder / "model");
+    test::fs::copy(folder / "model/transformer", folder / "model/dit_low");
+    nlohmann::json paths;
+    for (const char* part : {"text_encoder", "vae", "transformer", "dit_low"})
+      paths.push_back(folder / (std::string("model/") + part));
+    model =
+        model::LoadedModel::open(two_toys(), {.model_paths = paths.dump(),
+                                              .tokenizer_path = folder / "model/tokenizer",
+                                              .hints = {{"*dit_low*", {.component = "dit_low"}}},
+                                              .dtype = "float32",
+                                              .device = "cpu"});
+    generation.request.inputs["prompt"] = std::string("a lighthouse");
+    generation.request.negative_prompt = "grey";
+    generation.request.height = generation.request.width = 32;
+    generation.request.sigmas = {1.0F, 0.9F, 0.6F, 0.4F, 0.0F};
+    generation.request.cfg_scale = 4;
+    config.stage = train::Stage::kTrain;
+    config.lora.rank = 4;
+    seen = {};
+  }
+
+  SizedRun generate() { return size_generation(*model, generation, basis); }
+  SizedRun train(const std::string& component, int64_t distillation_steps = 0) {
+    config.lora.base_models = {component};
+    config.lora.target_modules = {"q", "down"};
+    config.task = distillation_steps > 0 ? train::Task::kDirectDistill : train::Task::kSft;
+    report::Problems problems;
+    selection = train::select_trained(*model, config, problems);
+    problems.throw_if_any();
+    return size_training(*model,
+                         {.config = config,
+                          .selection = selection,
+                          .height = 32,
+                          .width = 32,
+                          .distillation_steps = std::max<int64_t>(1, distillation_steps)},
+                         basis);
+  }
+};
+
+const PlannedPhase& phase(const SizedRun& sized, const std::string& name) {
+  const auto found = std::ranges::find(sized.run.phases, name, &PlannedPhase::name);
+  INFO(name);
+  REQUIRE(found != sized.run.phases.end());
+  return *found;
+}
+
+Names names_of(const SizedRun& sized) {
+  Names names;
+  for (const PlannedPhase& phase : sized.run.phases) names.push_back(phase.name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("Every denoiser is planned, with its own steps and without the other one", "[plan]") {
+  Workshop shop;
+  SECTION("one picture") {
+    const SizedRun sized = shop.generate();
+    CHECK(names_of(sized) == Names{"encode", "denoise with dit", "denoise with dit_low", "decode"});
+    CHECK(phase(sized, "encode").components == Names{"text_encoder"});
+    CHECK(phase(sized, "denoise with dit").components == Names{"dit"});
+    CHECK(phase(sized, "denoise with dit").passes == 3);
+    CHECK(phase(sized, "denoise with dit_low").components == Names{"dit_low"});
+    CHECK(phase(sized, "denoise with dit_low").passes == 1);
+    CHECK(phase(sized, "decode").components == Names{"dit_low", "vae"});
+    for (const char* name : {"denoise with dit", "denoise with dit_low"}) {
+      CHECK(phase(sized, name).manners.size() == 2);
+      for (const Manner& manner : phase(sized, name).manners) {
+        CHECK(manner.device_bytes > 0);
+        CHECK(manner.forward.size() == 1);
+      }
+    }
+    CHECK(sized.main_phase == "denoise with dit");
+    CHECK(sized.cfg_batch == std::vector<bool>{true, false});
+  }
+  SECTION("several pictures: the VAE stays beside the next one's steps") {
+    shop.generation.pictures = 3;
+    const SizedRun sized = shop.generate();
+    CHECK(phase(sized, "denoise with dit").components == Names{"dit", "vae"});
+    CHECK(phase(sized, "denoise with dit").passes == 9);
+    CHECK(phase(sized, "decode").passes == 3);
+  }
+  SECTION("requests that come later find everything that was loaded") {
+    shop.generation.comes_back = true;
+    const SizedRun sized = shop.generate();
+    CHECK(phase(sized, "encode").components == Names{"dit_low", "text_encoder", "vae"});
+    CHECK(phase(sized, "encode").passes == 2);
+  }
+}
+
+TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
+  Workshop shop;
+  generate::Request& request = shop.generation.request;
+  SECTION("every step") {
+    const SizedRun sized = shop.generate();
+    CHECK(phase(sized, "encode").passes == 2);
+    CHECK(phase(sized, "denoise with dit").manners[0].repeats == 1);
+    CHECK(phase(sized, "denoise with dit").manners[1].repeats == 2);
+  }
+  SECTION("no step") {
+    SECTION("for the scale") {
+      request.cfg_scale = 1;
+    }
+    SECTION("for the truncation") {
+      request.cfg_trunc = 0;
+    }
+    const SizedRun sized = shop.generate();
+    CHECK(phase(sized, "encode").passes == 1);
+    CHECK(phase(sized, "denoise with dit").manners.size() == 1);
+    CHECK(phase(sized, "denoise with dit").manners[0].repeats == 1);
+    CHECK(sized.cfg_batch == std::vector<bool>{false});
+    CHECK(std::ranges::count(seen.steps, Seen{"dit", 2}) ==
+          1);  // of a batch of two, to know what that takes
+  }
+  SECTION("the first two of four steps") {
+    request.cfg_trunc = 0.3;
+    const SizedRun sized = shop.generate();
+    CHECK(phase(sized, "encode").passes == 2);
+    CHECK(phase(sized, "denoise with dit").manners[1].repeats == Approx(5.0 / 3.0));
+    CHECK(phase(sized, "denoise with dit_low").manners[1].repeats == 1);
+  }
+}
+
+TEST_CASE("Levels are prepared as the generator does it, without the last one", "[plan]") {
+  Workshop shop;
+  shop.generate();
+  CHECK(seen.levels.at("dit") == std::vector<float>{1.0F, 0.9F, 0.6F});
+  CHECK(seen.levels.at("dit_low") == std::vector<float>{0.4F});
+}
+
+TEST_CASE("A dry generation makes one of the steps that are alike", "[plan]") {
+  Workshop shop;
+  const at::NoGradGuard no_grad;
+  DryModel dry(*shop.model, at::kCPU);
+  DryGeneration generation(dry, *shop.model);
+  generate::Request request = shop.generation.request;
+  request.seeds = {1};
+  const std::vector<DryPhase> phases = generation.run(request);
+  CHECK(seen.steps == std::vector<Seen>{{"dit", 2}, {"dit_low", 2}});
+  const auto denoise = std::ranges::find(phases, "dit", &DryPhase::denoiser);
+  REQUIRE(denoise != phases.end());
+  CHECK(denoise->passes == 3);
+  REQUIRE(denoise->pass.blocks.size() == 2);
+  CHECK(denoise->pass.blocks.begin()->second.runs == 3);
+}
+
+TEST_CASE("What a dry model is given once is counted each time", "[plan]") {
+  Workshop shop;
+  DryModel dry(*shop.model, at::kCPU);
+  int num_runs = 0;
+  const DryModel::Function twice = [&](const at::Tensor& in) {
+    ++num_runs;
+    return at::cat({in, in});
+  };
+  dry.lap();
+  const at::Tensor in = dry.tensor({3, 5}, at::kFloat);
+  CHECK(dry.once(twice, in).sizes() == at::IntArrayRef{6, 5});
+  const int64_t written = dry.lap().work.written_bytes;
+  CHECK(dry.once(twice, in).sizes() == at::IntArrayRef{6, 5});
+  CHECK(dry.lap().work.written_bytes >= written - 3 * 5 * 4);
+  CHECK(num_runs == 1);
+  dry.once(twice, dry.tensor({4, 5}, at::kFloat));
+  CHECK(num_runs == 2);
+}
+
+TEST_CASE("Training is planned with the denoiser that it trains, at a level of its own", "[plan]") {
+  Workshop shop;
+  for (const std::string component : {"dit", "dit_low"}) {
+    seen = {};
+    const SizedRun sized = shop.train(component);
+    CHECK(phase(sized, "train").components == Names{component});
+    CHECK(phase(sized, "train").manners.front().forward.contains(component));
+    REQUIRE(!seen.steps.empty());
+    CHECK(std::ranges::all_of(seen.steps,
+                              [&](const Seen& step) { return step.denoiser == component; }));
+  }
+}
+
+TEST_CASE("Distillation is planned with all its steps", "[plan]") {
+  Workshop shop;
+  const auto keep_all = [](const SizedRun& sized) { return phase(sized, "train").manners.front(); };
+  const Manner one = keep_all(shop.train("dit", 1));
+  const Manner four = keep_all(shop.train("dit", 4));
+  CHECK(one.name == "keep all activations");
+  CHECK(four.device_bytes > one.device_bytes);
+  // The schedule's steps below the boundary are the other denoiser's.
+  CHECK(one.repeats == 1);
+  CHECK(four.repeats > 1);
+}
+
+TEST_CASE("The optimizer's own state is what a plan counts", "[plan]") {
+  Workshop shop;
+  const auto resting = [&](optim::Kind kind) {
+    shop.config.optimizer.kind = kind;
+    return phase(shop.train("dit"), "train").manners.back().device_bytes;
+  };
+  const int64_t adamw = resting(optim::Kind::kAdamW);
+  CHECK(resting(optim::Kind::kProdigy) > adamw);
+  CHECK(resting(optim::Kind::kAdafactor) < adamw);
+}
+
+}  // namespace atelier::plan
