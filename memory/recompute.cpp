@@ -144,15 +144,16 @@ class ValueWatch final : public ops::RecomputeObserver {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
 
-// Whether gradients that were made twice are the same: to the bit on the CPU; elsewhere kernels may
-// add up in any order.
+// Whether gradients that were made twice are the same: to the bit on the CPU. Elsewhere kernels may
+// add up in any order, so that bfloat16 values differ by a few units of the last place, 2^-8;
+// values that were put in to be noticed make NaN of a gradient, or something of quite another size.
 bool agree(const Tensors& a, const Tensors& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i].defined() != b[i].defined()) return false;
     if (!a[i].defined() || at::equal(a[i], b[i])) continue;
     if (a[i].is_cpu() || a[i].numel() == 0) return false;
     const Tensor far = (a[i] - b[i]).abs().max(), most = b[i].abs().max();
-    if (!(far <= 1e-3 * most).item<bool>()) return false;  // NaN is not
+    if (!(far <= 2e-2 * most).item<bool>()) return false;  // NaN is not
   }
   return true;
 }

@@ -1,6 +1,7 @@
 #include "host/device/cuda.h"
 
 #include <charconv>
+#include <cstdlib>
 #include <dlfcn.h>
 #include <fstream>
 #include <limits.h>
@@ -71,6 +72,10 @@ CudaStatus probe() {
     status.reason = "the driver finds no GPU (cuInit gives " + std::to_string(code) + ")";
     return status;
   }
+  // LibTorch reads this when its CUDA library is loaded: segments that grow leave no gaps where
+  // components come and go.
+  if (getenv("PYTORCH_ALLOC_CONF") == nullptr)
+    setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
   void* backend = dlopen(backend_path().c_str(), RTLD_NOW | RTLD_LOCAL);
   if (backend == nullptr) {
     status.reason = std::string("libatelier_cuda.so cannot be opened: ") + dlerror();
@@ -82,6 +87,7 @@ CudaStatus probe() {
     status.reason = std::string("libatelier_cuda.so: ") + problem;
     return status;
   }
+  at::globalContext().setAllowTF32CuDNN(false);  // float32 has 24 bits there, too
   status.usable = true;
   return status;
 }

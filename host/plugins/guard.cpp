@@ -18,6 +18,17 @@ std::string first_line(const char* text) {
   return line;
 }
 
+// Whether a message says that memory is used up. Beside LibTorch's allocators, which have an error
+// type of their own or say so in words, CUDA and its libraries take memory for themselves.
+bool says_out_of_memory(const std::string& line) {
+  const auto has = [&](const char* part) { return line.find(part) != std::string::npos; };
+  return (has("DefaultCPUAllocator") && has("memory")) || has("CUDA error: out of memory") ||
+         has("CUDA out of memory") || has("CUBLAS_STATUS_ALLOC_FAILED") ||
+         has("CUDNN_STATUS_ALLOC_FAILED") ||
+         has("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED") ||
+         has("CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED");
+}
+
 struct LastStack {
   std::mutex mutex;
   std::string text;
@@ -50,10 +61,7 @@ std::optional<Error> out_of_memory() {
     return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", hint);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
-    // LibTorch's CPU allocator reports exhaustion as a plain error.
-    if (line.find("DefaultCPUAllocator") != std::string::npos &&
-        line.find("memory") != std::string::npos)
-      return Error(ErrorCode::kOutOfMemory, line, hint);
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, hint);
   } catch (...) {
   }
   return std::nullopt;

@@ -13,7 +13,12 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// {normalised, mean, 1 / standard deviation}
+// LibTorch's kernels take any layout on the CPU, and elsewhere [B, C, H, W] in this order alone.
+Tensor in_kernel_layout(const Tensor& x) {
+  return x.is_cpu() ? x : x.contiguous();
+}
+
+// {normalised, mean, 1 / standard deviation}; x in_kernel_layout().
 std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weight,
                                              const Tensor& bias, int64_t groups, double eps) {
   if (x.is_meta()) {  // LibTorch has none of meta tensors
@@ -26,8 +31,9 @@ std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weig
 
 Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
                double eps, bool silu) {
-  Tensor y = std::get<0>(normalise(x, weight, bias, groups, eps));
-  return silu ? at::silu_(y) : y;
+  Tensor y = std::get<0>(normalise(in_kernel_layout(x), weight, bias, groups, eps));
+  if (silu) at::silu_(y);
+  return y.contiguous(x.suggest_memory_format());
 }
 
 struct GroupNorm : torch::autograd::Function<GroupNorm> {
@@ -45,18 +51,18 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
     variable_list result(6);
     if (!grads[0].defined()) return result;
     const variable_list saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const Tensor x = in_kernel_layout(saved[0]), &weight = saved[1], &bias = saved[2];
     const int64_t groups = ctx->saved_data["groups"].toInt();
     const auto [y, mean, rstd] =
         normalise(x, weight, bias, groups, ctx->saved_data["eps"].toDouble());
-    Tensor grad = grads[0].contiguous(x.suggest_memory_format());
+    Tensor grad = in_kernel_layout(grads[0].contiguous(x.suggest_memory_format()));
     if (ctx->saved_data["silu"].toBool()) grad = at::silu_backward(grad, y);
     if (x.is_meta())
       return {at::empty_like(x), at::empty_like(weight), at::empty_like(bias), {}, {}, {}};
     auto [grad_x, grad_weight, grad_bias] = at::native_group_norm_backward(
         grad, x, mean, rstd, weight, x.size(0), x.size(1), x.size(2) * x.size(3), groups,
         {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
-    result[0] = grad_x;
+    if (grad_x.defined()) result[0] = grad_x.contiguous(saved[0].suggest_memory_format());
     result[1] = grad_weight;
     result[2] = grad_bias;
     return result;

@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "host/inputs/input_flags.h"
-#include "host/plugins/guard.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
 #include "support/files.h"
@@ -331,23 +330,4 @@ TEST_CASE("Several problems become one error, one problem stays itself", "[error
   REQUIRE(more.size() == 3);
   expect_error(ErrorCode::kInvalidArgument, {"3 mistakes:", "\n  c: late", "\n  a: wrong; mend it"},
                [&] { more.throw_if_any(); });
-}
-
-TEST_CASE("The guard says where, and what kind of error it was", "[errors]") {
-  using plugins::guard;
-  CHECK(guard("x", [] { return 3; }) == 3);
-  expect_error(ErrorCode::kNotFound, {"toy.denoise: gone; look"}, [] {
-    guard("toy.denoise", [] { throw Error(ErrorCode::kNotFound, "gone", "look"); });
-  });
-  expect_error(ErrorCode::kOutOfMemory, {"here: "},
-               [] { guard("here", [] { throw std::bad_alloc(); }); });
-  expect_error(ErrorCode::kOutOfMemory, {"here: ", "allocat"},
-               [] { guard("here", [] { at::empty({int64_t{1} << 46}); }); });
-  expect_error(ErrorCode::kInternal, {"here: first [INTERNAL]"},
-               [] { guard("here", [] { throw std::runtime_error("first\nsecond"); }); });
-  expect_error(ErrorCode::kInternal, {"here: "},
-               [] { guard("here", [] { at::ones({2}).view({3}); }); });
-  CHECK(!plugins::last_internal_stack().empty());
-  expect_error(ErrorCode::kInternal, {"not a std::exception"},
-               [] { guard("here", [] { throw 3; }); });
 }

@@ -1,0 +1,46 @@
+#include "host/plugins/guard.h"
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include "support/files.h"
+
+using namespace atelier;
+using plugins::guard;
+using test::expect_error;
+
+TEST_CASE("The guard says where, and what kind of error it was", "[plugins]") {
+  CHECK(guard("x", [] { return 3; }) == 3);
+  expect_error(ErrorCode::kNotFound, {"toy.denoise: gone; look"}, [] {
+    guard("toy.denoise", [] { throw Error(ErrorCode::kNotFound, "gone", "look"); });
+  });
+  expect_error(ErrorCode::kOutOfMemory, {"here: "},
+               [] { guard("here", [] { throw std::bad_alloc(); }); });
+  expect_error(ErrorCode::kOutOfMemory, {"here: ", "allocat"},
+               [] { guard("here", [] { at::empty({int64_t{1} << 46}); }); });
+  expect_error(ErrorCode::kInternal, {"here: first [INTERNAL]"},
+               [] { guard("here", [] { throw std::runtime_error("first\nsecond"); }); });
+  expect_error(ErrorCode::kInternal, {"here: "},
+               [] { guard("here", [] { at::ones({2}).view({3}); }); });
+  CHECK(!plugins::last_internal_stack().empty());
+  expect_error(ErrorCode::kInternal, {"not a std::exception"},
+               [] { guard("here", [] { throw 3; }); });
+}
+
+TEST_CASE("Memory that CUDA's libraries lack is told as memory", "[plugins]") {
+  for (const char* message :
+       {"CUDA out of memory. Tried to allocate 2.00 GiB.", "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"}) {
+    expect_error(ErrorCode::kOutOfMemory, {"dit: ", message},
+                 [&] { guard("dit", [&] { TORCH_CHECK(false, message); }); });
+  }
+  expect_error(ErrorCode::kInternal, {"CUBLAS_STATUS_EXECUTION_FAILED"}, [] {
+    guard("dit", [] { TORCH_CHECK(false, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"); });
+  });
+}
