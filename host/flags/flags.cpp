@@ -1,6 +1,7 @@
 #include "host/flags/flags.h"
 
 #include <algorithm>
+#include <boost/program_options.hpp>
 #include <cmath>
 
 #include "atelier/error.h"
@@ -12,6 +13,8 @@
 #include "host/report/text.h"
 
 namespace atelier::flags {
+
+namespace po = boost::program_options;
 
 namespace {
 
@@ -243,7 +246,7 @@ class Parser {
   }
 
   ParsedFlags run(std::span<const std::string> arguments, std::span<const GivenValue> below) {
-    for (rest_ = arguments; !rest_.empty();) take_word();
+    split(arguments);
     take_values();
     take_below(below);
     fill_in();
@@ -256,6 +259,20 @@ class Parser {
     const FlagSpec& flag;
     std::string text;
   };
+
+  // The library walks over the words; each is ours to take with its value, because values may begin
+  // with dashes.
+  void split(std::span<const std::string> arguments) {
+    const po::options_description none;
+    po::command_line_parser parser(std::vector<std::string>(arguments.begin(), arguments.end()));
+    parser.options(none).extra_style_parser([this](std::vector<std::string>& words) {
+      rest_ = words;
+      take_word();
+      words.erase(words.begin(), words.end() - static_cast<std::ptrdiff_t>(rest_.size()));
+      return std::vector<po::option>(1);
+    });
+    parser.allow_unregistered().run();
+  }
 
   const std::string& next() {
     const std::string& word = rest_.front();
