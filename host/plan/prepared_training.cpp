@@ -34,15 +34,23 @@ bool trains(const Config& config, std::string_view component) {
   return false;
 }
 
-// The components that this stage uses; empty: all that the family requires.
+// The components that this stage uses; empty: all that the family requires. Of several denoisers
+// those that are trained are enough, and where none is, all are used.
 std::vector<std::string> needed_components(const ModelFamily& family, const Config& config) {
-  if (config.stage == Stage::kBoth || !config.samples.prompts_file.empty()) return {};
+  if (!config.samples.prompts_file.empty()) return {};
+  const auto is_trained_denoiser = [&](const ComponentSpec& component) {
+    return component.role == Role::kDenoiser && trains(config, component.name);
+  };
+  const bool trains_denoiser = std::ranges::any_of(family.components(), is_trained_denoiser);
+  const auto is_used = [&](const ComponentSpec& component) {
+    if (config.stage == Stage::kDataProcess) return model::encodes(family, component.name);
+    if (trains(config, component.name)) return true;
+    if (component.role == Role::kDenoiser) return !trains_denoiser && component.required;
+    return config.stage == Stage::kBoth && component.required;
+  };
   std::vector<std::string> names;
   for (const ComponentSpec& component : family.components()) {
-    const bool is_used = config.stage == Stage::kDataProcess
-                             ? model::encodes(family, component.name)
-                             : component.role == Role::kDenoiser || trains(config, component.name);
-    if (is_used) names.emplace_back(component.name);
+    if (is_used(component)) names.emplace_back(component.name);
   }
   return names;
 }

@@ -114,10 +114,12 @@ class ResumeChecks {
 
   void check_model() {
     const std::string theirs = checkpoint_.facts.value("model", "");
-    if (theirs.empty() || theirs == model::fingerprint(*model_.denoiser())) return;
+    if (theirs.empty() || theirs == fingerprint_of(model_, selection_)) return;
+    std::string ours;
+    for (const model::LoadedPart* part : running_denoisers(model_, selection_))
+      ours += (ours.empty() ? "" : ", ") + display_path(part->checkpoint.name());
     problems_.add("--resume: " + display_path(checkpoint_.folder) +
-                      " is of a run on other weights than those of " +
-                      display_path(model_.denoiser()->checkpoint.name()),
+                      " is of a run on other weights than those of " + ours,
                   "pass the model files that the run began with");
   }
 
@@ -180,6 +182,15 @@ void check_output_folder(const Config& config, Problems& problems) {
                (is_resumable ? "go on with that run by --resume " + display_path(folder) + ", "
                              : std::string("move them away, ")) +
                    "or choose another folder");
+}
+
+std::string fingerprint_of(const model::LoadedModel& model, const Selection& selection) {
+  std::string all;
+  for (const model::LoadedPart* part : running_denoisers(model, selection)) {
+    if (!all.empty()) all += ',';
+    all += model::fingerprint(*part);
+  }
+  return all;
 }
 
 void check_resume(const run::Checkpoint& checkpoint, model::LoadedModel& model,

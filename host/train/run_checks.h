@@ -13,6 +13,9 @@ namespace atelier::train {
 // problem. A run that was started once more before its first save has the folder still.
 void check_output_folder(const Config& config, report::Problems& problems);
 
+// The fingerprints of the denoisers that the run computes with, which a resumed run must have, too.
+std::string fingerprint_of(const model::LoadedModel& model, const Selection& selection);
+
 // What a resumed run cannot change, and was changed, becomes a problem that names the flag and both
 // values: model, trained tensors, optimizer, average. Reads headers only.
 void check_resume(const run::Checkpoint& checkpoint, model::LoadedModel& model,

@@ -6,7 +6,7 @@
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
-#include "host/model/fingerprint.h"
+#include "host/train/run_checks.h"
 
 namespace atelier::train {
 
@@ -45,7 +45,7 @@ RunState::RunState(const RunParts& parts, Selection selection)
     : parts_(parts),
       trained_(parts.model, std::move(selection), parts.config),
       optimizer_(make_optimizer(trained_, parts.config)),
-      fingerprint_(model::fingerprint(*parts.model.denoiser())) {
+      fingerprint_(fingerprint_of(parts.model, trained_.selection())) {
   if (const std::string note = trained_.placement().note(); !note.empty())
     parts.progress.note(note);
   if (parts.config.ema_decay <= 0) return;

@@ -88,7 +88,7 @@ class RunState {
   TrainedTensors trained_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<optim::Ema> ema_;
-  std::string fingerprint_;  // of the denoiser that the run began with
+  std::string fingerprint_;  // of the denoisers that the run began with
   RunCounters counters_;
   int64_t saved_weights_step_ = -1, saved_state_step_ = -1;
   uint64_t state_bytes_ = 0;  // of the last checkpoint, on the disk

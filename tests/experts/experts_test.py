@@ -144,7 +144,7 @@ class Experts(unittest.TestCase):
         drawn = {plain}
         for solver in ("unipc", "dpm++"):
             drawn.add(self.draw(solver, "--solver", solver))
-            drawn.add(self.draw(solver + "_from", "--solver", solver, "--input_image", self.folder / "euler.png",
+            drawn.add(self.draw(solver + "_from", "--solver", solver, "--draft", self.folder / "euler.png",
                                 "--denoising_strength", 0.5))
         self.assertEqual(5, len(drawn))
         wrong = self.run_program("generate", *self.model(), "--prompt", "a", "--solver", "unipcc", code=2)
@@ -198,6 +198,23 @@ class Experts(unittest.TestCase):
                 drawn = self.draw("trained", "--lora", lora, "--num_inference_steps", steps)
                 is_reached = component == "dit" or steps == 4
                 self.assertEqual(is_reached, drawn != plain[steps], (component, steps))
+
+    def test_a_run_goes_on_with_the_expert_that_it_began_with(self):
+        data, output = self.write_data(), self.folder / "resumed"
+        flags = ["--dataset_base_path", data, "--dataset_metadata_path", data / "metadata.csv", "--lora_base_model",
+                 "dit_low", "--lora_rank", 4, "--save_steps", 2]
+        self.run_program("train", *self.model(), *flags, "--max_train_steps", 2, "--output_path", output)
+        resume = ["--resume", output, "--max_train_steps", 3, "--output_path", output]
+        said = self.run_program("train", *self.model("dit_low"), *flags, *resume, code=2)
+        self.assertIn("is of a run on other weights than those of", said)
+        self.assertIn("other_dit_low", said)
+        # The other expert took no part in the run, so it may be another one, or absent.
+        self.run_program("train", *self.model("dit"), *flags, *resume)
+        alone = self.model()
+        alone[3] = json.dumps([str(self.folder / "model" / name) for name in COMPONENTS if name != "dit"])
+        self.run_program("train", *alone, *flags, "--max_train_steps", 3, "--output_path", self.folder / "alone")
+        self.assertEqual((output / "step-3.safetensors").read_bytes(),
+                         (self.folder / "alone" / "step-3.safetensors").read_bytes())
 
     def test_loras_of_both_experts_are_saved_as_a_file_each(self):
         output = self.train_lora("lora_both", "dit,dit_low")
