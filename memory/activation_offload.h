@@ -30,16 +30,16 @@ class Offloader {
 
   Port& port() const { return port_; }
   int64_t host_bytes() const { return limit_; }
-  // Of a copy to the host; measured when it is asked for first.
+  // The rate of a copy to the host; measured when it is asked for first.
   double bytes_per_second();
   Stats stats() const;
 
  private:
   friend class Freight;
 
-  // Memory of `size` bytes for `used` ones. Undefined: that is more than is left.
+  // Takes a buffer of `size` bytes, `used` of them filled; undefined: that is more than is left.
   at::Tensor take(int64_t size, int64_t used);
-  // Memory that is not idle goes when the last copy is done.
+  // A buffer that copies still use (not `is_idle`) is freed when the last of them is done.
   void give_back(at::Tensor memory, int64_t used, bool is_idle);
   // Two loads are on their way at most: the host waits for the one before those.
   void sent(const Ticket& ticket, int64_t bytes);
@@ -67,9 +67,9 @@ class Freight {
   bool accepts(const at::Tensor& tensor) const;
   // Returns its place in take().
   size_t add(at::Tensor tensor);
-  // Queues the way out and lets go of the tensors. Where the host has no room for them they stay.
+  // Queues the copies to the host and drops the tensors; without room on the host they stay.
   void send();
-  // Queues the way back, when it is not queued.
+  // Queues the copies back to the device, unless they are queued already.
   void fetch();
   // The tensors, after fetch(). Computing that follows waits for them. Can be asked for again: the
   // host's copies stay.

@@ -128,7 +128,7 @@ bool is_recomputed(Runs runs, size_t i) {
   return runs[i]->always_recomputed || i + 1 < runs.size();
 }
 
-// Of outputs that somebody reads.
+// The bytes of outputs that somebody reads.
 int64_t operator_bytes(const BlockCosts& run) {
   int64_t bytes = 0;
   for (const OperatorCosts& op : run.operators) bytes += op.is_unread ? 0 : op.bytes;
@@ -214,7 +214,7 @@ struct Group {
       bytes += offloads[op] ? costs->operators[op].bytes : 0;
     return bytes;
   }
-  // Of each member.
+  // Says of each member whether it is moved.
   std::vector<bool> movers() const {
     std::vector<bool> result(members.size());
     for (size_t i = 0; i < moving; ++i) result[i * movable / moving] = true;
@@ -244,7 +244,8 @@ struct Solution {
   KeepSolution kept;
   int64_t picoseconds = 0;                        // that are saved in all
   int64_t moving_bytes = 0, offloaded_bytes = 0;  // see ActivationPlan
-  // Of any two the same one is, whatever the budget: a larger one gives no plan that takes less.
+  // An order of solutions that no budget changes, so that a larger budget gives no plan that takes
+  // less.
   bool is_better_than(const Solution& other) const {
     if (picoseconds != other.picoseconds) return picoseconds > other.picoseconds;
     if (offloaded_bytes != other.offloaded_bytes) return offloaded_bytes < other.offloaded_bytes;
@@ -283,7 +284,7 @@ class Search {
     double bound;   // picoseconds
   };
 
-  // Of the runs of all groups but what is offloaded.
+  // The choices for the runs of all groups, without what is offloaded.
   std::vector<KeepChoice> choices(const std::vector<Group>& groups) const {
     std::vector<KeepChoice> result;
     for (const Group& group : groups) {

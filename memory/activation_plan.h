@@ -11,7 +11,7 @@
 
 namespace atelier::memory {
 
-// Equal outputs, each of which is kept or made again.
+// Outputs of equal size and cost; each of them is either kept or recomputed.
 struct KeepChoice {
   int64_t bytes = 0;        // of one
   int64_t picoseconds = 0;  // that making one again takes
@@ -25,7 +25,7 @@ struct KeepSolution {
   int64_t steps = 0;        // that finding it took
 };
 
-// Bounds the time of choose_kept() and of a plan, in comparisons.
+// The most comparisons that choose_kept() and a plan make; this bounds their time.
 inline constexpr int64_t kMostPlanSteps = 4'000'000;
 
 // Saves the most time with at most `budget` bytes; of equal times, with the fewest bytes. A larger
@@ -65,7 +65,7 @@ struct ActivationPlan {
 // `available`: bytes that the device has left, of kAuto. Of equal runs, late ones keep more.
 // Outputs that no gradient reads are skipped.
 //
-// Of one kind of runs, the same outputs are offloaded in as many runs as the host has room for,
+// The same outputs of one kind of runs are offloaded in as many runs as the host has room for,
 // spread evenly, the last two of the pass left out. They fit into the time of one forward pass of
 // the block; a backward pass takes longer, so they are back in time too. Which they are is found by
 // trying: all sets when kMostPlanSteps allow it, and otherwise the most promising ones.

@@ -108,7 +108,7 @@ void ActivationRunner::follow(const Costs& costs) {
   guide_ = nullptr;
   if (plan_ != nullptr) spent_ += plan_->moving_bytes;  // of runs before this one
   plan_ = nullptr;
-  // Of several the longest: its plan leaves room for what the others hold.
+  // Takes the longest of several: its plan leaves room for what the others hold.
   for (Pass& pass : passes_) {
     if (begins_alike(pass) && (guide_ == nullptr || pass.runs.size() > guide_->runs.size()))
       guide_ = &pass;

@@ -28,7 +28,7 @@ class ActivationRunner final : public BlockRunner {
   ActivationRunner(BlockRunner& inner, const ActivationBudget& budget, at::Device device,
                    OnPlan on_plan = {}, std::shared_ptr<Offloader> offloader = nullptr);
 
-  // The runs that follow end in one backward pass of their own.
+  // Begins a forward pass: the runs from now on belong to one backward pass.
   void begin_pass();
 
   // The pass did not fit, and what was made of it is dropped: from now on plans need a tenth less
@@ -38,7 +38,7 @@ class ActivationRunner final : public BlockRunner {
   // What tighten() would say, without doing it.
   bool can_tighten() const;
   const ActivationBudget& budget() const { return budget_; }
-  // Of the plan that this pass follows; 0: there is none yet.
+  // The peak of the plan that this pass follows; 0: there is none yet.
   int64_t planned_bytes() const { return plan_ != nullptr ? plan_->peak_bytes : 0; }
 
   // Blocks that nobody trains, without grad mode and inside other blocks are not planned. Blocks
@@ -49,10 +49,10 @@ class ActivationRunner final : public BlockRunner {
 
  private:
   using Costs = std::shared_ptr<BlockCosts>;
-  // A forward pass that was seen whole.
+  // What is known of a forward pass that was measured from its beginning to its end.
   struct Pass {
     std::vector<Costs> runs;
-    // By first planned run, bytes that are spent before it, and bytes that are in host memory.
+    // Keys: the first planned run, the bytes kept before it, and the bytes in host memory.
     std::map<std::tuple<size_t, int64_t, int64_t>, ActivationPlan> plans;
   };
 

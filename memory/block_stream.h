@@ -48,7 +48,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   BlockStream(const BlockStream&) = delete;
   BlockStream& operator=(const BlockStream&) = delete;
 
-  // All blocks, before anything else is called. The first ones set out. Returns the bytes of pinned
+  // Takes all blocks and starts copying the first; is called first. Returns the bytes of pinned
   // memory that reading takes.
   int64_t start(std::vector<Source> sources);
   // Lets go of the port and of the slots that are not held, after the calls of other threads that
@@ -60,7 +60,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   std::shared_ptr<void> hold(int64_t block);
   // The block's slab if it is on the device, or on its way there.
   Lease lease(int64_t block);
-  // A copy of `value` on the device, made for this moment.
+  // Returns a copy of `value` on the device, which the stream does not keep.
   at::Tensor fetch(const at::Tensor& value);
   // Forgets the copy of a block that is not held.
   void forget(int64_t block);
@@ -95,7 +95,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   std::shared_ptr<void> keep(Slot& slot);
   void release(Slot& slot);
   Slot* slot_of(int64_t block);
-  // One that is not held, and holds none of `needed` unless `any` is set; null: there is none.
+  // Finds a slot that nobody holds and, unless `any`, with no block of `needed`; null: none is.
   Slot* free_slot(const std::vector<int64_t>& needed, bool any);
   void load(Slot& slot, int64_t block);
   void load_ahead();

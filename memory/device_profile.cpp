@@ -20,7 +20,8 @@ namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr double kDiskBytesPerSecond = 2e9;  // of a usual NVMe drive
-// Of a CUDA context, the workspaces of its libraries, and what its allocator cannot use.
+// The GiB of a CUDA context, of the workspaces of its libraries, and of what its allocator cannot
+// use.
 constexpr double kCudaReserveGiB = 0.75;
 
 // Waits for the device.

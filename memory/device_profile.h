@@ -15,7 +15,7 @@ struct DeviceProfile {
   std::string name;
   int64_t memory_bytes = 0;   // of the device; 0: not known
   int64_t reserve_bytes = 0;  // of these, what driver and libraries take beside tensors
-  // Sustained: of large matrix products with 16-bit and with 32-bit numbers, and of attention.
+  // Sustained rates of large matrix products in 16 and in 32 bits, and of attention.
   double flops_16 = 0.0, flops_32 = 0.0, attention_flops = 0.0;
   double memory_bytes_per_second = 0.0;  // read and written by pointwise operators
   double copy_bytes_per_second = 0.0;    // from pinned memory, in one direction
@@ -35,8 +35,8 @@ std::optional<DeviceProfile> known_profile(std::string_view name);
 // Throws Error{kInvalidArgument} with `place` in front.
 DeviceProfile parse_profile(std::string_view json, const std::string& place);
 
-// Of the device that is there, in about a tenth of a second. `copy_bytes_per_second`: what is known
-// of it, 0 to measure it too.
+// Measures the device that is there, in about a tenth of a second. `copy_bytes_per_second`: what is
+// known of it, 0 to measure it too.
 DeviceProfile measure_profile(at::Device device, double copy_bytes_per_second = 0.0);
 
 }  // namespace atelier::memory

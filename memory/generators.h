@@ -12,12 +12,12 @@ namespace atelier::memory {
 // Default generators that a block may draw from, with their states.
 class Generators {
  public:
-  // Of the CPU and of every other device among `inputs`.
+  // Captures the generators of the CPU and of every other device among `inputs`.
   static Generators capture(const std::vector<at::Tensor>& inputs);
 
-  // Forgets the generators that were not drawn from since.
+  // Drops the generators from which nothing was drawn since capture().
   void keep_used();
-  // Sets the states, and keeps those that they replace.
+  // Exchanges the captured states with the current ones of the generators.
   void swap_states();
   void clear() { entries_.clear(); }
   int64_t bytes() const;

@@ -50,7 +50,7 @@ class MemoryLimit {
   // Throws Error{kOutOfMemory}, naming `what` the bytes are for, when less than that is left.
   void take(int64_t bytes, std::string_view what);
   void give(int64_t bytes);
-  // From now on there is none: the device is gone.
+  // Removes the limit; called when its device is destroyed.
   void lift();
 
   int64_t capacity() const;

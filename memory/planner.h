@@ -27,7 +27,7 @@ struct StoredComponent {
 
 struct PlannedComponent {
   std::string name;
-  // That may be chosen; of equally fast ones the first.
+  // How its weights may be stored; of equally fast choices the first is taken.
   std::vector<StoredComponent> storages = {};
   bool may_stream = false;
   // What the user said; the planner chooses the rest.
@@ -44,9 +44,9 @@ struct Manner {
   double seconds = 0.0;           // outside of blocks
   double repeats = 1.0;           // how often the blocks run in one pass
   bool needs_all_blocks = false;  // nothing streams: a plain backward pass needs the weights
-  // Of each block of a component that runs in this phase.
+  // Seconds of each block of a component that runs in this phase.
   std::map<std::string, std::vector<double>> forward = {};
-  // The same in the backward pass, with what is computed again; empty: there is none.
+  // The same in the backward pass, with recomputation; empty: there is no backward pass.
   std::map<std::string, std::vector<double>> backward = {};
 };
 

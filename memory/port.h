@@ -92,7 +92,7 @@ struct StandInOptions {
 };
 std::unique_ptr<Port> make_stand_in(const StandInOptions& options);
 
-// Of a CUDA device; a stand-in without limits for the CPU.
+// Makes the one of a CUDA device; a stand-in without limits for the CPU.
 std::unique_ptr<Port> make_port(at::Device device);
 
 // While it lives, what LibTorch allocates on this thread rests on the host: no stand-in counts it.

@@ -15,7 +15,7 @@ namespace atelier::memory {
 
 namespace {
 
-// That are float32 at once. On the CPU few enough to stay in its cache, and to leave no holes
+// Elements that are float32 at once. On the CPU few enough to fit its cache, and to leave no gaps
 // between the codes that stay.
 constexpr int64_t kChunkElements = int64_t{1} << 16, kDeviceChunkElements = int64_t{1} << 24;
 constexpr int64_t kElementsPerTask = 32768;
@@ -30,7 +30,7 @@ constexpr double largest_code(QuantizedKind kind) {
 
 using CodeValues = std::array<float, 256>;
 
-// By the bits of a code.
+// The value of each code; the index is the code's bits.
 const CodeValues& code_values(at::ScalarType type) {
   const auto values_of = [](at::ScalarType codes) {
     const at::Tensor values = at::arange(256, at::kByte).view(codes).to(at::kFloat);

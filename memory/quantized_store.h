@@ -32,7 +32,7 @@ at::Tensor dequantize(const Quantized& quantized, at::ScalarType dtype);
 // use from several threads.
 class QuantizedStore final : public WeightStore {
  public:
-  // With `is_w8a8` products are to be made of the codes: draw_codes() gives them.
+  // With `is_w8a8`, draw_codes() returns the codes, so that products are computed in 8 bits.
   QuantizedStore(Quantized value, at::ScalarType dtype, bool is_w8a8 = false);
 
   at::Tensor draw() const override;

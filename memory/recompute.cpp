@@ -32,7 +32,7 @@ struct RecomputeShared {
   RecomputeRunner::Planner planner;
   const RecomputeOptions options;
 
-  // Of the run that was last, when its graph is still there. Of the thread that runs the model.
+  // The last run, when its graph is still there. Used by the thread that runs the model alone.
   std::weak_ptr<Freight> latest;
   std::deque<std::weak_ptr<Freight>> waiting;  // to be sent
 
@@ -542,7 +542,7 @@ Tensors RecomputeRunner::run(Block& block, const Tensors& inputs, ops::ActionPla
   }
   if (shared_->options.offloader) node->load(inputs);
   for (Tensor& output : outputs) {
-    // A tensor of its own: neither an input handed back nor a view, and free of the kept ones.
+    // The output becomes a new tensor object: no input, no view, and none of the kept tensors.
     output = output.tensor_data();
     if (torch::autograd::isDifferentiableType(output.scalar_type())) {
       torch::autograd::set_history(output, node);

@@ -237,7 +237,7 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
   return source;
 }
 
-// Of a weight that does not come with its block.
+// Sends away a weight that does not come with its block.
 void Residency::Impl::send_away(Demanded from, Port& port) {
   auto& [found, place] = from;
   Parts host = std::move(found.parts);

@@ -18,7 +18,7 @@ enum class Place {
   kDisk,    // in mapped files
 };
 
-// Of one component.
+// Where the blocks of one component rest.
 struct ResidencyPlan {
   std::vector<Place> blocks;  // one for each block in running order
   int64_t prefetch = 2;       // blocks that are on their way while one runs

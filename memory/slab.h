@@ -24,7 +24,7 @@ struct SlabPiece {
 
 class SlabLayout {
  public:
-  // A place for `value`, aligned to 256 bytes. Strides stay what they are when it has no holes.
+  // Reserves space for `value`, aligned to 256 bytes. Strides are kept where it has no gaps.
   SlabPiece add(const at::Tensor& value);
 
   int64_t bytes() const { return bytes_; }

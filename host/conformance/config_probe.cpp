@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kUnknown = "invented_field";
 
-// Of each type a few values; which of them an architecture may have is not known here.
+// A few values of each type; which of them an architecture may have is not known here.
 const std::vector<std::vector<ConfigValue>>& invented_values() {
   static const std::vector<std::vector<ConfigValue>> kinds = {
       {true, false},

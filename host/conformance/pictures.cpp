@@ -21,8 +21,8 @@ using generate::Settings;
 
 constexpr double kLeastDecibels = 20.0;  // of a picture that was encoded and decoded
 constexpr double kStrength = 0.3;        // of image to image
-// Of the distance between the pictures of two seeds, what image to image may go away from its
-// input.
+// The part of the distance between the pictures of two seeds that image to image may go away from
+// its input.
 constexpr double kLayoutShare = 0.5;
 
 // The mean of |a - b|, of values in [-1, 1].

@@ -50,7 +50,7 @@ std::string kind_of(const json& value) {
   return value.is_null() ? "null" : value.is_boolean() ? "a truth value" : "a number";
 }
 
-// Of the texts in it, names among them.
+// The bytes of the texts in it, names among them.
 uint64_t bytes_of(const json& value) {
   if (value.is_string()) return value.get_ref<const std::string&>().size();
   uint64_t bytes = 0;

@@ -66,10 +66,10 @@ class Checkpoint {
   const TensorIndex& index() const { return *index_; }
   // `__metadata__` of all files; the first file that has a key wins.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // Of index(): the one in the metadata, else the config.json beside the files; nullopt where
-  // there is neither.
+  // The config of index(): the one in the metadata, else the config.json beside the files; nullopt
+  // where there is neither.
   const std::optional<ConfigText>& config() const { return config_; }
-  // Of all tensors.
+  // The bytes of all tensors.
   uint64_t bytes() const { return bytes_; }
 
   // Throws Error{kNotFound}.
@@ -88,7 +88,7 @@ class Checkpoint {
   // Throws Error{kNotFound}, and Error{kDataLoss} when the file was changed since it was opened.
   at::Tensor read(std::string_view tensor, std::optional<at::ScalarType> dtype = {}) const;
 
-  // Of the files, as they were when their headers were read.
+  // The sizes of the files, as they were when their headers were read.
   const std::vector<uint64_t>& file_sizes() const { return file_sizes_; }
 
  private:

@@ -30,7 +30,7 @@ class ContentHash {
   std::unique_ptr<State> state_;
 };
 
-// Of a whole file. Throws Error{kNotFound} or {kEnvironment} naming it.
+// Hashes a whole file. Throws Error{kNotFound} or {kEnvironment} naming it.
 std::string hash_file(const std::string& path);
 
 }  // namespace atelier::files

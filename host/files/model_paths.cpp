@@ -224,7 +224,8 @@ void from_list(const std::string& name, const std::vector<std::string>& paths, F
   found.checkpoints.push_back({CheckpointFiles{name, std::move(files), {}, config}, false});
 }
 
-// Of what a glob gives, the model files: a folder of a published model holds others beside them.
+// Keeps the model files of what a glob gives: a folder of a published model holds others beside
+// them.
 std::vector<std::string> model_files(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {

@@ -75,12 +75,13 @@ class ParsedFlags {
   // Names the value in messages: "--learning_rate", or the place of its GivenValue.
   std::string place(std::string_view name) const;
 
-  // Of the preset where the user gave none. Throw Error{kInternal} when there is neither.
+  // The value of the preset where the user gave none. They throw Error{kInternal} when there is
+  // neither.
   std::string text(std::string_view name) const;
   int64_t integer(std::string_view name) const;
   double real(std::string_view name) const;
   nlohmann::json json(std::string_view name) const;
-  // Of a kSeed; nullopt stands for -1.
+  // The value of a kSeed; nullopt stands for -1.
   std::optional<uint64_t> seed(std::string_view name) const;
   // Given as `--name` or `--name=true`.
   bool flag(std::string_view name) const;

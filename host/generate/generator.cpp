@@ -22,7 +22,7 @@
 namespace atelier::generate {
 namespace {
 
-// Of encoded prompts that are kept for later requests.
+// The most bytes of encoded prompts that are kept for later requests.
 constexpr int64_t kCacheBytes = int64_t{1} << 30;
 
 int64_t bytes_of(const Conditioning& cond) {
@@ -36,7 +36,7 @@ std::vector<float> told_levels(const Request& request) {
   return request.whole_timesteps ? whole_timesteps(request.sigmas) : request.sigmas;
 }
 
-// At any step.
+// Whether any step uses guidance.
 bool is_guided(const Request& request) {
   for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
     if (is_guided(request, i)) return true;

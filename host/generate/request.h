@@ -19,7 +19,7 @@ namespace atelier::generate {
 // known.
 const ScheduleDefaults& schedule_of(const Settings& settings, const ModelFamily& family,
                                     std::string_view variant);
-// Of a denoiser's sequence at this size, as its schedule counts them.
+// The tokens of a denoiser's sequence at this size, as its schedule counts them.
 int64_t tokens_of(const Settings& settings, const LatentSpec& spec);
 double cfg_scale_of(const Settings& settings, const ModelFamily& family,
                     std::string_view variant = {});

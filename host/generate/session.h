@@ -79,10 +79,10 @@ class JobRunner {
   // Rethrows errors after which the next job would fare no better.
   void run(const Job& job);
 
-  // A job of this line that never began.
+  // Reports `error` as the result of a job that was not started.
   void refuse(uint64_t line, const Error& error);
 
-  // Of the first job that failed; 0 when none did.
+  // The exit code of the first job that failed; 0 when none did.
   int exit_code() const { return exit_code_; }
 
  private:

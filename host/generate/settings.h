@@ -72,7 +72,7 @@ bool has_start(const Settings& settings, std::span<const InputSpec> inputs);
 // Whether settings_flags() has it whatever the family.
 bool is_setting(std::string_view name);
 
-// Of a command that has settings_flags().
+// The settings that the flags of a command with settings_flags() ask for.
 Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec> inputs,
                      report::Problems& problems);
 

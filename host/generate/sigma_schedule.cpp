@@ -38,7 +38,7 @@ std::vector<float> checked_sigmas(const std::vector<double>& given) {
   return sigmas;
 }
 
-// Of larger shifts the levels of a schedule are 1 but for the last one, as far as numbers go.
+// With larger shifts the levels of a schedule are 1 but for the last one, as far as numbers go.
 constexpr double kMaxShift = 1e9;
 
 void check_shift(double a, const ScheduleRequest& request) {

@@ -39,7 +39,7 @@ class AddedWeight final : public WeightStore {
   const std::shared_ptr<const WeightStore>& base() const { return base_; }
   const std::vector<Addition>& additions() const { return additions_; }
   bool keeps_sum() const { return keeps_sum_; }
-  // Of the sum that is kept; 0 before the first draw.
+  // The bytes of the sum that is kept; 0 before the first draw.
   int64_t bytes() const;
 
  private:

@@ -40,7 +40,7 @@ class LayerNames {
 
   // The component that names mean which do not say it.
   const std::string& unsaid() const { return unsaid_; }
-  // Of every component that find() gives.
+  // The targets of every component that find() gives.
   const std::map<std::string, LoraTargets>& targets() const { return targets_; }
   // Empty without a model.
   std::string family() const;

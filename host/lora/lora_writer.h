@@ -52,7 +52,7 @@ struct Description {
   std::string title;
   std::string component;  // that all layers are of; empty where files need not say it
   int64_t step = 0, epoch = 0;
-  // As they stand; they win over what the fields above would write, and not over rank, alpha and
+  // Copied as they are: they replace what the fields above would write, but not rank, alpha and
   // targets of the tensors.
   std::map<std::string, std::string> more = {};
 };

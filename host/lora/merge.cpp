@@ -299,7 +299,7 @@ void write_merged(MergedTensors& tensors, const model::LoadedPart& part, const s
   weights::write_component(path, part.checkpoint, std::move(entries), metadata, value);
 }
 
-// Not a file of the model, nor another one.
+// Checks that `path` is no file of the model, and that nothing is there yet.
 void check_new(const model::LoadedPart& part, const std::string& path) {
   for (const std::string& input : part.checkpoint.files()) {
     std::error_code failure;

@@ -24,7 +24,7 @@ struct MergeSource {
 struct MergeReport {
   size_t layers = 0;
   int64_t most_rank = 0;
-  // Of what is lost by `rank`, beside the whole sum: both as the root of the sum of squares.
+  // How much is lost by `rank`, beside the whole sum: both as the root of the sum of squares.
   double relative_error = 0.0;
 };
 
@@ -41,7 +41,7 @@ MergeReport merge_loras(std::span<const MergeSource> sources, const std::string&
 struct MergedComponent {
   std::string component, path;
   size_t changed = 0;  // tensors
-  // Of the first component only: layers and tensors of the LoRAs that are nothing in the model.
+  // Layers and tensors of the LoRAs that are nothing in the model; of its first component only.
   std::vector<std::string> unmatched = {};
 };
 struct MergeProgress {

@@ -33,8 +33,8 @@ class Registry {
  public:
   struct Options {
     Mode mode = Mode::kHot;
-    // Of files that are not in use and stay in memory for the next call, on the compute device; the
-    // one that was used longest ago goes first.
+    // The most bytes of files that are not in use and stay in memory for the next call, on the
+    // compute device; the one that was used longest ago goes first.
     int64_t idle_bytes = int64_t{4} << 30;
   };
 
@@ -64,8 +64,8 @@ class Registry {
   // Makes `set` the LoRAs in use, in this order. Throws as load().
   void use(std::span<const Use> set);
 
-  // Of all that is in memory, in use and idle: the values of the files, and the sums with those
-  // weights that are added to, which are made when such a weight is first drawn.
+  // The bytes of all that is in memory, in use and idle: the values of the files, and the sums with
+  // those weights that are added to, which are made when such a weight is first drawn.
   int64_t bytes() const;
 
  private:

@@ -64,7 +64,7 @@ void check_rows(const Target& target, const LayerWeights& layer) {
   }
 }
 
-// Without columns of `up` that add nothing, where the scale stays the same without them.
+// Removes columns of `up` that are all zero, where this leaves the scale as it is.
 LayerWeights without_idle_ranks(LayerWeights layer) {
   const int64_t rank = layer.down.size(0);
   const at::Tensor used = layer.up.ne(0).any(0).nonzero().flatten();

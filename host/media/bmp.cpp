@@ -15,7 +15,7 @@ struct Header {
   int bits = 0;
   uint32_t compression = kRaw;
   size_t pixels_at = 0;
-  // Of red, green, blue and alpha; bits 16 to 32.
+  // The masks of red, green, blue and alpha, for 16 and 32 bits.
   std::array<uint32_t, 4> masks = {};
   size_t palette_at = 0, palette_entries = 0, palette_entry_bytes = 4;  // bits 1 to 8
 

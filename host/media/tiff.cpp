@@ -101,7 +101,7 @@ uint16_t field_or_default(TIFF* tiff, uint32_t tag) {
   return value;
 }
 
-// Of the photometric interpretation; JPEG data is converted by libtiff.
+// The channels that the photometric interpretation means; JPEG data is converted by libtiff.
 int colors_of(TIFF* tiff, const Header& header) {
   switch (header.photometric) {
     case PHOTOMETRIC_MINISWHITE:

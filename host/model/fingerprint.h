@@ -12,7 +12,7 @@ namespace atelier::model {
 // count. Reads about 256 KiB a file. Throws Error{kNotFound}, {kEnvironment} or {kDataLoss}.
 std::string fingerprint(const LoadedPart& part);
 
-// Of the files that a tokenizer is read from: `path` is its folder or its tokenizer.json.
+// A hash of the files that a tokenizer is read from: `path` is its folder or its tokenizer.json.
 std::string tokenizer_fingerprint(const std::string& path);
 
 }  // namespace atelier::model

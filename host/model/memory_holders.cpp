@@ -17,7 +17,7 @@ class WeightBytes {
   WeightBytes(LoadedModel& model, std::string_view component)
       : model_(model), dtype_(model.dtype(component)), stored_(model.storage_plan(component)) {}
 
-  // Of those of `module` that are always on the device.
+  // The bytes of the weights of `module` that are always on the device.
   int64_t resident(nn::Module& module) const {
     int64_t bytes = 0;
     module.visit_weights([&](const std::string&, Weight& weight) {

@@ -22,7 +22,8 @@ flags::FlagSpec model_hints_flag();
 // --prefetch; `dtype` is the preset of --dtype.
 std::vector<flags::FlagSpec> model_flags(std::string dtype = "auto");
 
-// Of a command with model_flags(). Throws Error{kInvalidArgument} when one of them is malformed.
+// What the flags of a command with model_flags() ask for. Throws Error{kInvalidArgument} when one
+// of them is malformed.
 model::LoadRequest load_request(const flags::ParsedFlags& flags);
 
 // '{"*glob*": {"component": "dit", "variant": "name"}}'. Throws Error{kInvalidArgument}.

@@ -21,7 +21,7 @@ namespace atelier::model {
 
 namespace {
 
-// Of the same component, one after the other.
+// Adds up the statistics of residencies that one component had one after the other.
 void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats) {
   total.device_bytes = std::max(total.device_bytes, stats.device_bytes);
   total.host_bytes = std::max(total.host_bytes, stats.host_bytes);

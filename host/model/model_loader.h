@@ -40,7 +40,7 @@ struct LoadRequest {
   // "auto", "float32", "bfloat16" or "float16": of every weight. auto is bfloat16 on CUDA, and on
   // the CPU the dtype that the denoiser is published in.
   std::string dtype = "auto";
-  // Of components that have another one.
+  // The dtypes of components that have another one.
   weights::DtypeByComponent dtypes = {};
   // "auto", "cpu", "cuda", "cuda:1", or a stand-in (see host/device/stand_in.h), which computes on
   // the CPU. auto takes the first GPU; a GPU that cannot be used is an error.
@@ -50,7 +50,7 @@ struct LoadRequest {
   std::vector<std::string> components = {};
   // How weights rest, by component: see StoragePlan.
   weights::StorageByComponent storage = {};
-  // In what products of a component's weights are made.
+  // The kind of arithmetic for products with a component's weights, by component.
   weights::ComputeByComponent compute = {};
   // Entries of the two lists above whose components are stored as Storage::kFp8, where `storage`
   // does not name them.
@@ -80,7 +80,7 @@ class LoadedModel {
   // checkpoints, two for one component, required ones that are missing, LoRA files, and missing,
   // unexpected or mis-shaped tensors. `family` outlives the model.
   static std::unique_ptr<LoadedModel> open(const ModelFamily& family, const LoadRequest& request);
-  // Without any part: sizes and declarations only.
+  // Makes a model without files, for its sizes and declarations only.
   static std::unique_ptr<LoadedModel> open_empty(const ModelFamily& family);
   ~LoadedModel();
 
@@ -88,21 +88,21 @@ class LoadedModel {
   Model& model() { return *model_; }
   const Model& model() const { return *model_; }
   at::Device device() const { return device_; }
-  // Of the denoiser: what latents and activations between components have.
+  // The denoiser's dtype, which latents and activations between components have.
   at::ScalarType dtype() const;
-  // In which a component computes. Weights that keep float32 are drawn in that all the same.
+  // The dtype in which a component computes. Weights that keep float32 are drawn in float32.
   at::ScalarType dtype(std::string_view component) const;
   // What latents are given to Model::decode() in.
   at::ScalarType decoder_dtype() const;
 
   const std::vector<LoadedPart>& parts() const { return parts_; }
-  // In what the weights of a component rest.
+  // How the weights of a component are stored.
   weights::Storage storage(std::string_view component) const;
   weights::Compute compute(std::string_view component) const;
   // For load_weights: what load_component passes to it.
   weights::StoragePlan storage_plan(std::string_view component);
 
-  // Runs the blocks of every component, wherever their weights rest. As long as the model.
+  // Runs the blocks of every component, wherever their weights are. It lives as long as the model.
   BlockRunner& runner();
   // Blocks with one of these stay on the device. No component is loaded.
   void keep_on_device(const std::set<const Weight*>& weights);
@@ -131,7 +131,7 @@ class LoadedModel {
   std::vector<const LoadedPart*> denoisers() const;
   // The first of them, for what they have in common; null when there is none.
   const LoadedPart* denoiser() const;
-  // Of components without tensors, by name: {"tokenizer": folder or file}.
+  // Paths of components without tensors, by name: {"tokenizer": folder or file}.
   const std::map<std::string, std::string, std::less<>>& files() const { return files_; }
 
   // Fills the weights of one component; does nothing when they are there. Peak memory is that of

@@ -139,8 +139,8 @@ class LoadedModel::Opening {
     are_files_right_ = problems_.size() == before;
   }
 
-  // Of each component one part. A file of several components takes the place of what a model folder
-  // has, and a file of one component that is named by itself the place of both.
+  // Chooses one part for each component. A file of several components takes the place of what a
+  // model folder has, and a file of one component that is named by itself the place of both.
   void take_parts(RecognisedCheckpoint& item) {
     if (item.parts.empty()) unknown_.push_back(item.checkpoint.name());
     const int rank = item.found.in_model_folder ? 0 : item.parts.size() > 1 ? 1 : 2;

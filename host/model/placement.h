@@ -22,13 +22,14 @@ namespace atelier::model {
 using PlaceByComponent = std::map<std::string, memory::Place, std::less<>>;
 
 struct Placement {
-  // Of the blocks that do not stay on the device; components that are not named stay there whole.
+  // Where blocks rest that do not stay on the device; components that are not named stay there
+  // whole.
   PlaceByComponent offload = {};
-  // They rest on the host, too, unless that is the device.
+  // Whether blocks of the other components rest on the host, too, unless that is the device.
   bool offload_others = false;
   // Blocks that stay on the device all the same, by component.
   std::map<std::string, int64_t, std::less<>> resident_blocks = {};
-  // Those of the denoiser, whatever it is called.
+  // The same for the denoisers, whatever the family calls them.
   std::optional<int64_t> resident_denoiser_blocks = std::nullopt;
   int64_t prefetch = 2;  // see memory::ResidencyPlan
 };
@@ -39,7 +40,7 @@ PlaceByComponent parse_offload(const std::vector<std::string>& entries);
 // "20", of the denoiser, or "dit=20,text_encoder=4". Throws Error{kInvalidArgument}.
 void parse_resident_blocks(const std::vector<std::string>& entries, Placement& placement);
 
-// Of a family, and of a model of it.
+// The components of a family, and of a model of it, as far as placing them asks.
 struct PlacedComponents {
   std::vector<std::string> known;         // to the family
   std::vector<std::string> denoisers;     // of the family

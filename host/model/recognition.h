@@ -60,7 +60,7 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
 // The numbers in which two checkpoints of one component differ, for messages: "axes".
 std::vector<std::string> differing_numbers(const Detection& one, const Detection& other);
 
-// By its tensor names, in every published spelling.
+// Whether tensor names, in any published spelling, say that a file is a LoRA.
 bool is_lora(const TensorIndex& index);
 
 }  // namespace atelier::model

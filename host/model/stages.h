@@ -16,7 +16,7 @@ namespace atelier::model {
 // Of the model's denoiser; empty where there is none.
 std::string_view variant_of(const LoadedModel& model);
 
-// Those of a variant, in the order of the family's table; "": of a denoiser that is not known.
+// Lists a variant's stages in the order of the family's table; "": the denoiser is not known.
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant = {});
 std::vector<EncodeStage> encode_stages(const LoadedModel& model);
 
@@ -47,7 +47,7 @@ Inputs inputs_of(const EncodeStage& stage, const Inputs& inputs);
 // `values` with their tensors on `device`.
 Inputs on_device(Inputs values, at::Device device);
 
-// "prompt" in place of the one in front of the model, as guidance needs it.
+// Returns `in` with `prompt` as its prompt, marked as the negative one of guidance.
 EncodeInputs negative_of(EncodeInputs in, const std::string& prompt);
 
 // Decodes to one tensor, [B, 3, T, H, W] on `device`.

@@ -15,7 +15,7 @@ namespace {
 constexpr std::array kKinds = {"constant", "constant_with_warmup", "linear",
                                "cosine",   "cosine_with_restarts", "polynomial"};
 
-// Of the part after the warm-up, from 1 down to 0; `progress` is in [0, 1].
+// The factor of the part after the warm-up, from 1 down to 0; `progress` is in [0, 1].
 double decay(const LrSchedule& schedule, double progress) {
   if (schedule.kind == "linear") return 1.0 - progress;
   if (schedule.kind == "polynomial") return std::pow(1.0 - progress, schedule.power);

@@ -66,9 +66,9 @@ class Optimizer {
 
   // Whether one parameter's move depends on no other one's, so that a step may be made in parts.
   virtual bool has_parts() const { return false; }
-  // Of a step some parameters, by their places over all groups, in any order; step() then ends it
-  // for those that still have gradients, to the bits of a whole step. May be called on another
-  // thread than step(), not at the same time.
+  // Moves some of the parameters, given by their places over all groups, in any order; step() then
+  // ends the step for those that still have gradients, to the bits of a whole step. May be called
+  // on another thread than step(), not at the same time.
   virtual void step_part(std::span<const size_t> places, double lr, const at::Tensor& grad_scale,
                          const at::Tensor& is_skipped);
 

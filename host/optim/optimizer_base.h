@@ -59,7 +59,7 @@ class OptimizerBase : public Optimizer {
 
   // The float32 tensor that a step moves in place: the leaf, its master, or a copy.
   at::Tensor moved_value(const Slot& slot) const;
-  // Brings it to the leaf.
+  // Writes the moved value back to the leaf.
   void store(const Slot& slot, const at::Tensor& value);
   // The gradient in float32, contiguous; shares storage where it can.
   static at::Tensor gradient(const Slot& slot);

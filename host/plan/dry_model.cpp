@@ -36,7 +36,7 @@ class MetaStore final : public WeightStore {
   MetaStore(at::IntArrayRef sizes, at::ScalarType dtype, bool is_stored)
       : value_(at::empty(sizes, meta(dtype))), is_stored_(is_stored) {}
 
-  // Of 8-bit storage each draw makes a tensor.
+  // Each draw from 8-bit storage makes a tensor.
   Tensor draw() const override { return is_stored_ ? at::empty_like(value_) : value_; }
   Tensor draw_rows(const Tensor& index) const override {
     return at::empty({index.numel(), value_.size(1)}, value_.options());

@@ -41,7 +41,7 @@ struct DryPass {
   int64_t peak_bytes = 0;  // beside weights
   Work work;               // all of it, that of blocks too
   std::map<const Block*, OfBlock> blocks;
-  // As if it were made so often, one after the other.
+  // Multiplies the work, as if the call were made `times` times.
   void repeat(double times);
   // With another one behind it.
   DryPass& operator+=(const DryPass& other);

@@ -10,7 +10,7 @@ using model::LoadedModel;
 
 namespace {
 
-// Of the kernels of a block, when each begins a little after it could.
+// How long the launches of a block's kernels take, when each begins a little after it could.
 constexpr double kLaunchSeconds = 100e-6;
 
 }  // namespace

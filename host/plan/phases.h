@@ -18,7 +18,8 @@ std::vector<std::string> components_where(const model::LoadedModel& model,
 // What the denoiser is given for a text of that many tokens, without values.
 Conditioning example_text(const DryModel& dry, const model::LoadedModel& model, int64_t tokens);
 
-// Of one run of a block: reading its weights, and on a GPU launching its kernels.
+// The seconds of one run of a block beside its arithmetic: reading its weights, and on a GPU
+// launching its kernels.
 double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,
                            const memory::DeviceProfile& profile);
 

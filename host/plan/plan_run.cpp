@@ -224,7 +224,7 @@ void take_cache(TrainingBasis& basis, const std::string& folder) {
   basis.samples = std::max<int64_t>(1, std::ssize(manifest.items));
 }
 
-// Of a whole run, however many they are.
+// The steps of a whole run, however many they are.
 double count_steps(const train::Config& config, int64_t samples) {
   const data::OrderOptions& order = config.order;
   const double in_a_step =

@@ -49,11 +49,12 @@ std::optional<Planned> plan_generation(model::LoadedModel& model, const model::L
 std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryWishes& wishes,
                                      const TrainingAsked& asked, std::string& reason);
 
-// Of a plan for training: what it says of activations and of the optimizer, where the user did not.
+// Puts what a plan for training says of activations and of the optimizer where the user said
+// nothing.
 void apply_to_training(const Planned& planned, train::Config& config);
 // Whether all components have room beside each other, so that none needs to leave for another.
 bool everything_stays(const Planned& planned);
-// Of a plan for generation: whether both halves of guidance are made at once.
+// Whether both halves of guidance are made at once, as a plan for generation says.
 bool cfg_batch_of(const Planned& planned);
 
 // Tells what was planned, before a run that goes on with it.

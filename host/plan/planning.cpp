@@ -54,7 +54,7 @@ memory::DeviceProfile profile_named(const std::string& name) {
   return memory::parse_profile(files::read_text_file(name), name);
 }
 
-// Of a limit of the device.
+// The part of a device's limit that is planned with.
 constexpr double kPlannedPart = 0.97;
 
 }  // namespace

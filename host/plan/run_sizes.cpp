@@ -33,7 +33,7 @@ bool is_published_in_8_bits(const model::LoadedPart& part) {
   return 2 * narrow > all;
 }
 
-// Of one weight on the device.
+// The bytes of one weight on the device.
 int64_t bytes_of(const Weight& weight, bool is_stored, at::ScalarType dtype) {
   if (is_stored) return rounded(weight.numel()) + rounded(weight.sizes()[0] * kScaleBytes);
   return rounded(weight.numel() *

@@ -55,7 +55,7 @@ struct TrainingBasis {
 // A run with what the planner's choices mean for it.
 struct SizedRun {
   memory::PlannedRun run;
-  // Of the denoiser's phase, "denoise" or "train", by manner.
+  // Settings of the denoiser's phase, "denoise" or "train", by manner.
   std::vector<bool> cfg_batch;
   std::vector<memory::ActivationBudget> activations;
   int64_t batch_size = 1;

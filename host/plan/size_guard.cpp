@@ -27,7 +27,7 @@ using model::LoadRequest;
 
 constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the pictures that are tried
 constexpr int64_t kTokens = 16;                                    // of their texts
-// Of a pixel of a finished picture: three numbers, and the bytes that are written.
+// Bytes for a pixel of a finished picture: three numbers, and the bytes that are written.
 constexpr double kPixelBytes = 3.0 * 4.0 + 3.0;
 // What is counted and what is taken differ by less.
 constexpr double kCertain = 0.95;

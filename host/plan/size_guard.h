@@ -23,7 +23,7 @@ namespace atelier::plan {
 // tried at a few sizes without values, and grows from one to the next ever faster.
 class BytesOfSize {
  public:
-  // Of more pixels than before.
+  // Adds a size of more pixels than those before.
   void add(double pixels, double bytes) { tried_.emplace_back(pixels, bytes); }
   double at(double pixels) const;  // 0 of fewer than were tried
 
@@ -45,9 +45,9 @@ class SizeGuard {
              const std::optional<generate::Tiling>& tiling, bool may_tile,
              report::Problems& problems) const;
 
-  // Of rows that are encoded, or looked at without being learnt. `options` names the flags.
+  // Checks rows that are encoded, or looked at without being trained on. `options` names the flags.
   void check(const data::Dataset& dataset, report::Problems& problems) const;
-  // Of rows that are learnt.
+  // Checks rows that are trained on.
   void check(const data::Dataset& dataset, const train::Config& config,
              const train::Selection& selection, report::Problems& problems);
 

@@ -16,8 +16,8 @@ namespace atelier::plugins {
 // the first line of its message.
 [[noreturn]] void rethrow_at(std::string_view where);
 
-// Of the exception that is being handled, when it says that memory is used up: LibTorch's,
-// std::bad_alloc, or an Error with kOutOfMemory as it is.
+// The error for the exception that is being handled, when it says that memory is used up:
+// LibTorch's, std::bad_alloc, or an Error with kOutOfMemory as it is.
 std::optional<Error> out_of_memory();
 
 // The stack of the last exception that became kInternal, as LibTorch recorded it; empty when it

@@ -30,8 +30,8 @@ class EndWatch {
   bool is_outer_;
 };
 
-// Of the exception that is being handled, which came out of the plugin `place`: an Error as it is,
-// any other one as Error{kEnvironment} that says so in one line.
+// Throws the exception that is being handled, which came out of the plugin `place`: an Error as it
+// is, any other one as Error{kEnvironment} that says so in one line.
 [[noreturn]] void rethrow_of_plugin(const std::string& place);
 
 }  // namespace atelier::plugins

@@ -13,7 +13,7 @@ inline bool is_wrong_path(int why) {
   return why == ENAMETOOLONG || why == ELOOP;
 }
 
-// Of errno after a call that opens a file by its name.
+// The error code for errno after a call that opens a file by its name.
 inline ErrorCode open_failure(int why) {
   if (why == ENOENT || why == ENOTDIR) return ErrorCode::kNotFound;
   return is_wrong_path(why) ? ErrorCode::kInvalidArgument : ErrorCode::kEnvironment;

@@ -12,7 +12,7 @@ namespace atelier::run {
 // Makes a folder and those above it, and flushes the entry of each new one.
 void make_folders(const std::string& path);
 
-// Without flushing.
+// Renames a folder without flushing.
 void rename_folder(const std::string& from, const std::string& to);
 
 // Removes a folder with all that it holds; links are not followed.

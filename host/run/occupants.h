@@ -1,4 +1,4 @@
-// Whose a folder is that a run is to be written to.
+// What an output folder already holds: which run or model it belongs to.
 #pragma once
 
 #include <string>

@@ -207,7 +207,8 @@ void RunFolder::require_space(std::string_view what, uint64_t bytes) const {
               what_to_delete(), "DISK_FULL");
 }
 
-// Of what the run itself wrote. The newest of its weights and checkpoints are not among it.
+// Names what may be deleted of what the run itself wrote. The newest of its weights and checkpoints
+// are not among it.
 std::string RunFolder::what_to_delete() const {
   std::vector<std::pair<fs::file_time_type, std::string>> weights;
   for (const std::string& name : folder_names(path_)) {

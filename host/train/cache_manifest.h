@@ -33,7 +33,7 @@ struct CacheItem {
   int64_t height = 0, width = 0;       // pixels
   std::vector<int64_t> latents_shape;  // empty: not cached
   Keys keys;
-  // Of the row with an empty prompt, for stages that read one; empty texts: not cached.
+  // The entries of the row with an empty prompt, for stages that read one; empty texts: not cached.
   Keys empty_keys;
   std::map<std::string, nlohmann::json, std::less<>> values;
   std::vector<std::string> files;  // absolute paths

@@ -100,7 +100,7 @@ class LayerReader {
   }
 
  private:
-  // Of the command line, --config, or the preset.
+  // The value on the command line, in --config, or of the preset.
   std::string setting(std::string_view name) const {
     if (const auto text = flags::peek_flag(arguments_, name)) return *text;
     if (const GivenValue* value = find_value(layers_.values, name)) return value->text;

@@ -147,7 +147,7 @@ class Checks {
     }
   }
 
-  // Of the dataset, which is opened with a family only.
+  // Checks the paths of the dataset, which is opened with a family only.
   void check_paths() {
     for (const char* flag : {"dataset_base_path", "dataset_metadata_path"})
       check_exists(flag, text(flag));

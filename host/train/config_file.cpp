@@ -188,7 +188,7 @@ json absolute_entries(const json& entries) {
   return out;
 }
 
-// Of --model_paths: JSON, one path, or several between commas.
+// The value of --model_paths (JSON, one path, or several between commas) with absolute paths.
 std::string absolute_model_paths(const std::string& text) {
   std::error_code failure;
   if (fs::exists(text, failure)) return absolute(text);
@@ -197,7 +197,7 @@ std::string absolute_model_paths(const std::string& text) {
   return entries.is_discarded() ? text : absolute_entries(entries).dump();
 }
 
-// Of --model_hints: a relative glob fits the end of a path.
+// The value of --model_hints with globs that fit anywhere: a relative one fits the end of a path.
 std::string floating_hints(const json& hints) {
   json out = json::object();
   for (const auto& [glob, hint] : hints.items())

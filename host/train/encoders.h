@@ -11,7 +11,7 @@
 
 namespace atelier::train {
 
-// Of the components of a stage that `model` has, tokenizers included.
+// Lists the components of a stage that `model` has, tokenizers included.
 EncoderRecords encoder_records(const model::LoadedModel& model, const EncodeStage& stage);
 
 // The same; a required one that the model was made without is taken to be that of `recorded`.

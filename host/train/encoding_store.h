@@ -28,15 +28,15 @@ class EncodingStore {
   const std::string& folder() const { return folder_; }
   std::string path(std::string_view stage, std::string_view key) const;
 
-  // Of an entry whose header is whole; nullopt when there is none or it is damaged. Reads the
-  // header only.
+  // The shapes of an entry whose header is whole; nullopt when there is none or it is damaged.
+  // Reads the header only.
   std::optional<EntryShapes> find(std::string_view stage, std::string_view key) const;
 
   // On the CPU. Throws Error{kDataLoss} naming the file and what to do, also when values are not
   // those that were written.
   NamedTensors read(std::string_view stage, std::string_view key) const;
 
-  // There whole or not at all. Throws Error{kEnvironment}.
+  // Writes an entry, which is then there whole or not at all. Throws Error{kEnvironment}.
   void write(std::string_view stage, std::string_view key, const NamedTensors& tensors) const;
 
  private:

@@ -102,7 +102,7 @@ void HostGradients::begin_backward(const Tensor& loss, std::optional<Move> move)
   loss_arrived_ = port_.copy_out(value, loss_, port_.computed());
 }
 
-// On autograd's device thread.
+// Called on autograd's device thread.
 void HostGradients::take(Entry& entry, const Tensor& gradient) {
   Part& part = *entry.part;
   if (part.is_moved)
@@ -199,7 +199,7 @@ void HostGradients::clear() {
   move_.reset();
 }
 
-// Of the entry's shape; sizes recur from block to block, so buffers are used again.
+// A buffer of the entry's shape; sizes recur from block to block, so buffers are used again.
 Tensor HostGradients::buffer(const Entry& entry) {
   const Tensor& leaf = entry.parameter.leaf;
   const auto bytes = static_cast<int64_t>(leaf.nbytes());

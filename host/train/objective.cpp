@@ -83,7 +83,7 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
   return prepared;
 }
 
-// Of those that are loaded, the one for a noise level.
+// The name of the loaded denoiser for a noise level.
 const std::string& Objective::denoiser_at(float sigma) const {
   for (const Expert& expert : experts_) {
     const bool is_there = device_.is_meta() || model_.is_loaded(expert.component);
@@ -145,7 +145,7 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
   return at::stack(losses);
 }
 
-// Of the denoiser, for latents [C, T, H, W].
+// The denoiser's tokens for latents [C, T, H, W].
 int64_t Objective::tokens_of(const Tensor& latents) const {
   const LatentSpec spec = model_.model().latent_spec();
   const int64_t patch = std::max<int64_t>(spec.token_stride / spec.spatial_stride, 1);

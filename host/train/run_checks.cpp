@@ -33,7 +33,7 @@ bool began_here(const Config& config) {
 
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
-// Of the tensors that this run trains.
+// The names and shapes of the tensors that this run trains.
 Shapes trained_shapes(const Selection& selection, const Config& config) {
   Shapes shapes;
   for (const auto& trained : selection.weights)

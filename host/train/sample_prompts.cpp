@@ -176,7 +176,7 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// Of the samples of a cache.
+// The size that most samples of a cache have.
 std::optional<data::Size> commonest_size(const Manifest& manifest) {
   std::map<std::pair<int64_t, int64_t>, int64_t> counts;
   for (const CacheItem& item : manifest.items) ++counts[{item.height, item.width}];

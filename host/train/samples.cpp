@@ -24,8 +24,8 @@ using nlohmann::json;
 
 namespace {
 
-// Of keys: raised when pictures are decoded or cropped otherwise than before, or when what an entry
-// holds changes.
+// A part of every key: raised when pictures are decoded or cropped otherwise than before, or when
+// what an entry holds changes.
 constexpr int64_t kEncodingVersion = 1;
 constexpr const char* kRunAgain = "run --task sft:data_process again";
 

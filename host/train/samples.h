@@ -53,19 +53,20 @@ struct TrainSample {
 // encoded anew. Immutable once filled; load() is safe to call from several threads.
 class Samples {
  public:
-  // Of a dataset; `cached` names every stage. Hashes contents; encodes nothing. Encoders that
-  // `model` was made without are taken to be those that the cache in `folder` was made by; throws
-  // Error{kNotFound} when there is none. `with_empty_caption` also needs the encoding of an empty
-  // prompt (caption dropout).
+  // Opens the samples of a dataset; `cached` names every stage. Hashes contents; encodes nothing.
+  // Encoders that `model` was made without are taken to be those that the cache in `folder` was
+  // made by; throws Error{kNotFound} when there is none. `with_empty_caption` also needs the
+  // encoding of an empty prompt (caption dropout).
   static Samples of_dataset(std::shared_ptr<const data::Dataset> dataset,
                             const model::LoadedModel& model, const CachedStages& cached,
                             std::string folder, bool with_empty_caption);
 
-  // Of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when there is no
-  // manifest, and Error{kInvalidArgument} when the cache is stale: made by other encoders, for
-  // another family, or from files that have changed since; it names the first of them and says to
-  // run sft:data_process again. Encoders that `model` was made without are not compared, nor files
-  // that are gone. Throws Error{kDataLoss} when entries are missing or their headers are damaged.
+  // Opens the samples of a cache alone (sft:train without a dataset). Throws Error{kNotFound} when
+  // there is no manifest, and Error{kInvalidArgument} when the cache is stale: made by other
+  // encoders, for another family, or from files that have changed since; it names the first of them
+  // and says to run sft:data_process again. Encoders that `model` was made without are not
+  // compared, nor files that are gone. Throws Error{kDataLoss} when entries are missing or their
+  // headers are damaged.
   static Samples of_cache(std::string folder, const model::LoadedModel& model,
                           bool with_empty_caption);
 
@@ -102,7 +103,7 @@ class Samples {
   // naming an entry that is damaged.
   TrainSample load(size_t index, bool empty_caption) const;
 
-  // Of everything that load() gives; stands in checkpoints.
+  // A hash of everything that load() gives; stands in checkpoints.
   const std::string& fingerprint() const;
 
  private:

@@ -47,13 +47,13 @@ struct Samples::State {
   };
   Row read(const EncodeStage& stage, const Job& job) const;
 
-  // Of fill(). Returns whether it was not stopped.
+  // The part of fill() for one stage. Returns whether it was not stopped.
   bool encode(const EncodeStage& stage, model::LoadedModel& model, int workers,
               progress::Progress& progress, const std::function<bool()>& stop);
   // An entry that is on the disk now.
   void note_written(const EncodeStage& stage, const std::string& key, const EntryShapes& shapes);
 
-  // Of missing_bytes().
+  // The part of missing_bytes() for a stage that reads texts.
   std::optional<int64_t> missing_text_bytes(model::LoadedModel& model, const EncodeStage& stage);
 
   std::shared_ptr<const data::Dataset> dataset;  // null: of a cache alone

@@ -21,7 +21,7 @@ using SourceFiles = std::map<std::string, SourceFile, std::less<>>;  // by absol
 // Size and time of a file, without its hash; nullopt when it is not there.
 std::optional<SourceFile> stat_file(const std::string& path);
 
-// As keys of SourceFiles are written.
+// The path as keys of SourceFiles have it: absolute.
 std::string absolute_path(const std::string& path);
 
 // Hashes what stands at `paths`, which may repeat, on all cores. Files whose size and time are

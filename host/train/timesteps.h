@@ -61,8 +61,8 @@ class Timesteps {
   // The table, from pure noise to nearly clean.
   const std::vector<float>& sigmas() const { return sigmas_; }
 
-  // Of one sample of one step; `seed` of the stream kTimestep. `tokens` of the picture count where
-  // the shift follows them. Sigma is at least 0.001.
+  // Draws for one sample of one step; `seed` of the stream kTimestep. `tokens` of the picture count
+  // where the shift follows them. Sigma is at least 0.001.
   Timestep draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t tokens = 0) const;
 
   // The levels in the middle of `count` equal parts of what is between the boundaries: a fixed grid
@@ -74,7 +74,7 @@ class Timesteps {
   double quantile(double probability, double shift) const;
   double probability(double value, double shift) const;
   double shift_of(int64_t tokens) const;
-  // Of what lies between the boundaries.
+  // The cumulative chances of what lies between the boundaries.
   std::pair<double, double> chances(double shift) const;
   bool draws_sigma() const;
   Timestep at_sigma(double sigma) const;

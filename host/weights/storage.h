@@ -70,7 +70,7 @@ struct StoragePlan {
 // norm, bias, embedding, or layer at the model's ends. Rows of less than 16 values stay plain.
 std::set<const Weight*> storable_weights(Model& model, std::string_view component);
 
-// Of those, the ones that are worth multiplying in 8 bits: not what only the noise level reaches,
+// The ones of those that are worth multiplying in 8 bits: not what only the noise level reaches,
 // whose products are of a few rows.
 std::set<const Weight*> w8a8_weights(Model& model, std::string_view component);
 

@@ -179,7 +179,7 @@ void apply_scales(const at::Tensor& value, const BoundWeight& bound,
   });
 }
 
-// Of codes that stay as they are.
+// The scales of codes that stay as they are.
 at::Tensor row_scales(const BoundWeight& bound, const files::Checkpoint& checkpoint) {
   at::Tensor all = at::ones({bound.weight->sizes()[0]}, at::kFloat);
   for_each_scale(bound, checkpoint, [&](const WeightPiece& piece, const at::Tensor& scales) {

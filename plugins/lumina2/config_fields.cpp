@@ -46,7 +46,7 @@ ConfigFields gemma2_fields(const Detection& part) {
       .told("attention_bias", {c.attention_bias})
       .fixed("hidden_activation", {"gelu_pytorch_tanh"})
       .fixed("use_bidirectional_attention", {nullptr, false})
-      // Of the head, and earlier names that nothing reads any more.
+      // Fields of the head, and earlier names that nothing reads any more.
       .ignored({"final_logit_softcapping", "hidden_act", "sliding_window_size"})
       .read({"num_hidden_layers", "head_dim", "query_pre_attn_scalar", "attn_logit_softcapping",
              "sliding_window", "rms_norm_eps"})

@@ -50,7 +50,7 @@ class Dit final : public atelier::Denoiser {
   atelier::nn::Linear time_in_, time_out_;
   atelier::nn::RMSNorm caption_norm_;
   atelier::nn::Linear caption_in_;
-  // Of the text, of the picture, of both.
+  // The blocks of the text, of the picture, and of both.
   std::vector<std::unique_ptr<DitBlock>> context_refiner_, noise_refiner_, layers_;
   atelier::nn::Linear final_modulation_, final_linear_;
   atelier::nn::NoiseLevels levels_;

@@ -22,7 +22,7 @@ using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
 
-// Of numbers that shapes alone tell, so that no config.json is needed.
+// Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
   return detection_of("text_encoder", "transformers",
                       Gemma2Config{.layers = 3,

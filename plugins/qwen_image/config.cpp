@@ -66,7 +66,7 @@ DitConfig read_dit(const PartView& view) {
   view.require_config(c.width == 3072 && c.head_dim == 128 && c.mlp_width == 12288 &&
                           c.text_width == 3584 && c.channels == 16,
                       "axes_dims_rope");
-  // Of 128: 16, 56 and 56.
+  // The axes of 128 are 16, 56 and 56.
   c.axes = view.rope_axes("axes_dims_rope", c.head_dim,
                           {c.head_dim / 8, c.head_dim / 16 * 7, c.head_dim / 16 * 7});
   return c;

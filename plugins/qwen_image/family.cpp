@@ -23,7 +23,7 @@ using atelier::SigmaShift;
 using atelier::shared::CausalVae;
 using atelier::shared::CausalVaeConfig;
 
-// Of numbers that shapes alone tell, so that no config.json is needed.
+// Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
   return detection_of("text_encoder", "disk",
                       TextEncoderConfig{.layers = 2,

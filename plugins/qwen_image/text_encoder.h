@@ -44,8 +44,8 @@ class PromptTemplate {
 
   // Tokens of the template before the prompt, whose embeddings are dropped.
   int64_t skip() const { return skip_; }
-  // Of the whole template; an empty prompt stands for one space. Throws Error{kInvalidArgument}
-  // when the tokenizer lacks the template's marks.
+  // The tokens of the whole template; an empty prompt stands for one space. Throws
+  // Error{kInvalidArgument} when the tokenizer lacks the template's marks.
   std::vector<int64_t> tokens(std::string_view prompt) const;
 
  private:

@@ -54,7 +54,7 @@ class ChannelNorm final : public Module {
   WeightPtr gamma_;
 };
 
-// norm, SiLU, convolution, twice, and the way around them. Input and output: [B, C, H, W].
+// Norm, SiLU and convolution, twice, and a residual connection. Input and output: [B, C, H, W].
 class ResBlock final : public Block {
  public:
   ResBlock(Module* parent, std::string name, int64_t in, int64_t out)

@@ -150,7 +150,7 @@ ConfigFields causal_vae_fields(const Detection& part, std::vector<ConfigValue> c
       .fixed("attn_scales", {std::vector<double>()})
       .fixed("input_channels", {3})
       .read({"latents_mean", "latents_std"})
-      // Of one of diffusers' two classes alone, which has another form, too.
+      // Fields of one of diffusers' two classes alone, which has another form, too.
       .fixed("is_residual", {false})
       .fixed("patch_size", {nullptr})
       .fixed("in_channels", {3})

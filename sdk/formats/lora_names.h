@@ -83,7 +83,7 @@ std::string flat_lora_name(std::string_view name);
 //   comfy      diffusion_model.X.lora_A.weight, .lora_B.weight, .alpha
 //   kohya      lora_unet_X_with_underscores.lora_down.weight, .lora_up.weight, .alpha
 //   diffsynth  X.lora_A.default.weight, X.lora_B.default.weight; alpha is the rank (B is scaled)
-// Of a component whose prefix is none, or its own name, layers are "text_encoder.X" in all of them,
+// Layers of a component whose prefix is none, or its own name, are "text_encoder.X" in all of them,
 // and in kohya lora_te_X: other components have no names there.
 enum class LoraFormat { kDiffusers, kComfy, kKohya, kDiffsynth };
 

@@ -63,12 +63,12 @@ struct AddedToken {
 // One step of the normalizer, data only: whether it is supported is for the tokenizer to say.
 struct NormalizerStep {
   std::string type;  // "NFC", "Replace", "Prepend", "Precompiled", "Strip", …
-  // Of a Replace: a regular expression or literal text.
+  // For a Replace: a regular expression or literal text.
   std::string pattern;
   bool pattern_is_regex = false;
   std::string content;  // what a Replace puts there, or a Prepend in front
   CharsMap chars_map;   // of a Precompiled
-  // Of a Strip: the ends from which white space goes.
+  // For a Strip: the ends from which white space goes.
   bool strips_left = false;
   bool strips_right = false;
 };
@@ -76,15 +76,15 @@ struct NormalizerStep {
 // One step of the pre-tokenizer, data only: whether it is supported is for the tokenizer to say.
 struct PreTokenizerStep {
   std::string type;  // "Split", "ByteLevel", "Metaspace", "WhitespaceSplit", …
-  // Of a Split: a regular expression or literal text, and what becomes of a match ("Isolated").
+  // For a Split: a regular expression or literal text, and what becomes of a match ("Isolated").
   std::string pattern;
   bool pattern_is_regex = false;
   std::string behavior;
   bool is_inverted = false;
-  // Of a ByteLevel: a space put in front, and its own GPT-2 split.
+  // For a ByteLevel: a space put in front, and its own GPT-2 split.
   bool add_prefix_space = false;
   bool use_regex = false;
-  // Of a Metaspace: what a space becomes, where one is put in front ("always", "first", "never"),
+  // For a Metaspace: what a space becomes, where one is put in front ("always", "first", "never"),
   // and whether words begin there.
   std::string replacement;
   std::string prepend_scheme;

@@ -25,7 +25,7 @@ struct TensorMeta {
 using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<double>,
                                  std::vector<std::string>, std::nullptr_t>;
 
-// For messages: texts in quotes and escaped, long lists cut.
+// The value as messages show it: texts are quoted and escaped, long lists are cut.
 ATELIER_API std::string to_text(const ConfigValue& value);
 
 // Whether two values say the same: the integer 1 and the real 1.0 do, and empty lists do.

@@ -34,9 +34,9 @@ struct ComponentSpec {
 struct EncodeStage {
   // "text": names folders of caches, and steps of the progress.
   std::string_view name;
-  // That Model::encode() uses in this stage, tokenizers among them.
+  // The components that Model::encode() uses in this stage, tokenizers included.
   std::span<const std::string_view> components;
-  // Of ModelFamily::inputs(), that it reads. A stage runs where one of them is given; one that
+  // Names of ModelFamily::inputs() that it reads. A stage runs where one of them is given; one that
   // reads "prompt" runs again for the negative prompt.
   std::span<const std::string_view> inputs;
   bool sees_target = false;         // the result depends on the size of what is generated

@@ -32,7 +32,7 @@ struct ComponentRow {
   Detection (*tiny)() = nullptr;
   // See ModelFamily::spellings; empty: that of the checkpoint alone.
   std::array<const char*, 4> spellings = {};
-  // Of a text encoder: the component that is its tokenizer.
+  // For a text encoder: the component that is its tokenizer.
   std::string_view tokenizer = {};
   // How that one's vocab.json is split, where the family takes one; see text::Tokenizer::load.
   std::optional<text::ByteLevelRules> tokenizer_rules = std::nullopt;

@@ -59,8 +59,8 @@ struct ConditioningEntry {
   // Each sample has rows of its own number, [L, width]. 0: a tensor of any shape, which may be
   // absent.
   int64_t width = 0;
-  // Of rows. In Model::probe(), where they are padded to [B, L, width], the tensor that says how
-  // many count; and the text encoder that gives them, or none.
+  // For an entry of rows: in Model::probe(), where they are padded to [B, L, width], the tensor
+  // that says how many count; and the text encoder that gives them, or none.
   std::string_view lengths = "prompt_lengths", encoder = "text_encoder";
 };
 
@@ -111,7 +111,7 @@ class ATELIER_API ComponentModel : public Model {
   // Throws Error{kUnsupported} for clips in a family of still pictures.
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner, const FrameSink& sink) override;
 
-  // With in.denoiser, once latents, noise levels and conditionings fit it.
+  // Checks latents, noise levels and conditionings, then runs the component in.denoiser.
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override;
 
   std::vector<WeightPtr> level_weights(std::string_view denoiser) override;
@@ -128,7 +128,7 @@ class ATELIER_API ComponentModel : public Model {
   std::vector<int64_t> tokenize(std::string_view text) const override;
 
  protected:
-  // A component as the class that it is. Throws Error{kNotFound} when it is not loaded.
+  // Returns a component as its own class. Throws Error{kNotFound} when it is not loaded.
   template <class Part>
   Part& loaded(std::string_view name) {
     return dynamic_cast<Part&>(component(name));
@@ -143,7 +143,7 @@ class ATELIER_API ComponentModel : public Model {
   void cut_to_limit(std::vector<int64_t>& ids, const TextLength& length,
                     std::string_view note = {}) const;
 
-  // The rows of one text.
+  // Runs a text encoder on the tokens of one text: [L, width].
   at::Tensor encode_ids(std::string_view encoder, const std::vector<int64_t>& ids,
                         BlockRunner& runner);
 

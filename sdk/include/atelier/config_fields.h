@@ -22,10 +22,10 @@ struct ConfigField {
     kFixed,    // the component computes as one of `values` says, and in no other way
     kTold,     // the tensors say `values`, and a config that says something else is another's
   };
-  // Nested ones with dots: "text_config.rope_theta". A '*' at the end stands for any rest.
+  // Names of nested fields have dots: "text_config.rope_theta". A '*' at the end matches anything.
   std::string name;
   Use use = Use::kIgnored;
-  // Of kRead: those that say the same as a missing field.
+  // For kRead: the values that say the same as a missing field.
   std::vector<ConfigValue> values = {};
   // A flag without which the field means nothing; empty: it always means something.
   std::string only_with = {};

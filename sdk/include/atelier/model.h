@@ -65,7 +65,7 @@ struct GivenLatents {
 // compute device.
 using FrameSink = std::function<void(const at::Tensor& pixels_BCTHW)>;
 
-// How long a text is to the encoder.
+// How many tokens a text has for its encoder, and how many the encoder takes.
 struct TextLength {
   int64_t tokens = 0;  // of the whole text, those that the family adds among them
   int64_t limit = 0;   // that are encoded at most

@@ -41,8 +41,8 @@ struct DetectHint {
 };
 
 struct ModelOptions {
-  // Of components without tensors, by name: {"tokenizer": folder or file}. May lack entries: what
-  // needs them then throws.
+  // Paths of components without tensors, by name: {"tokenizer": folder or file}. May lack entries:
+  // what needs them then throws.
   std::map<std::string, std::string, std::less<>> files = {};
   // Texts of too many tokens are cut, and not refused: see Model::encode.
   bool cuts_texts = false;

@@ -22,7 +22,7 @@ ATELIER_API std::string shape_text(const at::Tensor& tensor);
 ATELIER_API const at::Tensor& named_tensor(const NamedTensors& inputs, std::string_view name,
                                            int64_t dims);
 
-// Throws when there is one beside `known`.
+// Throws when `inputs` has a tensor whose name is not in `known`.
 ATELIER_API void allow_only(const NamedTensors& inputs, const std::vector<std::string_view>& known);
 
 // int64 [B], each from 1 to L: how many of the L rows of each sample count. All of them where there

@@ -1,4 +1,4 @@
-// The door between host and plugin. This header's structs are plain C and never change shape: a
+// The binary interface of plugins. This header's structs are plain C and never change shape: a
 // host can read them whatever the plugin was built with, and say what does not match.
 #pragma once
 

@@ -33,7 +33,7 @@ class ATELIER_API Weight {
   at::IntArrayRef sizes() const;
   int64_t numel() const;
   bool keeps_float32() const;
-  // In what it is drawn where its component computes in `dtype`.
+  // The dtype in which it is drawn where its component computes in `dtype`.
   at::ScalarType drawn_dtype(at::ScalarType dtype) const;
   bool is_loaded() const;
 

@@ -18,8 +18,8 @@ struct WeightRule {
   std::string from;     // in the checkpoint: "layers.{}.attention.qkv.weight"
   std::string to = {};  // in the component: "layers.{}.attn.q.weight"
   int axis = -1;        // -1: the whole tensor
-  // Of the tensor along `axis`, in a row that joins: what it has where no checkpoint says so. 0: as
-  // the checkpoint says, and where there is none all tensors of one `to` are equal.
+  // The tensor's length along `axis`, in a row that joins, where no checkpoint says so. 0: as the
+  // checkpoint says, and where there is none all tensors of one `to` are equal.
   int64_t length = 0;
 };
 

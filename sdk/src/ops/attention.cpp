@@ -183,7 +183,7 @@ Tensor math(const AttentionCall& call, const Tensor& q, const Tensor& k, const T
       q, k, v, {}, 0.0, call.options.causal, {}, call.scale(), q.size(1) != k.size(1)));
 }
 
-// Of one forward pass.
+// The operations of one forward pass.
 double flops_of(const AttentionCall& call, const Tensor& q) {
   double pairs = 0;
   for (int64_t s = 0; s < call.q_rows.count(); ++s)

@@ -32,7 +32,7 @@ struct ConvCall : torch::CustomClassHolder {
   const char* name() const { return axes() == 2 ? "conv2d" : "conv3d"; }
   // The kernel's extent along each axis: the last sizes of the weight.
   at::IntArrayRef kernel() const { return weight->sizes().slice(weight->sizes().size() - axes()); }
-  // Of a weight with a temporal axis that the convolution lacks, the last slice is used.
+  // Whether the last slice is used of a weight with a temporal axis that the convolution lacks.
   bool takes_slice() const { return weight->sizes().size() > axes() + 2; }
   at::MemoryFormat channels_last() const {
     return axes() == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
@@ -66,7 +66,7 @@ std::vector<int64_t> output_sizes(const ConvCall& call, at::IntArrayRef x) {
   return sizes;
 }
 
-// Of one pass: forward, or backward to the input or to the weight.
+// The operations of one pass: forward, or backward to the input or to the weight.
 double flops_of(const ConvCall& call, const Tensor& output) {
   return 2.0 * static_cast<double>(output.numel()) *
          static_cast<double>(call.weight->sizes()[1] * c10::multiply_integers(call.kernel()));

@@ -62,7 +62,7 @@ struct Tiles {
   Tensor queries(const Tensor& t, int64_t first, int64_t count) const {
     return of_heads ? t.narrow(1, first * shared, count * shared) : t.narrow(2, first, count);
   }
-  // Of k or v.
+  // Rows `first` to `first + count` of k or v.
   Tensor keys(const Tensor& t, int64_t first, int64_t count) const {
     return of_heads ? t.narrow(1, first, count) : t;
   }

@@ -27,7 +27,7 @@ using torch::autograd::variable_list;
 // What one call of linear() knows beside its tensors.
 struct LinearCall : torch::CustomClassHolder {
   WeightPtr weight, bias;
-  // Of the adapters that take part.
+  // The scales of the adapters that take part.
   std::vector<double> scales;
   std::vector<double> dropouts;
   std::vector<uint64_t> seeds;  // of their dropouts' masks; 0 without dropout

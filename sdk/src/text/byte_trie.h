@@ -49,7 +49,7 @@ class ByteTrie {
   uint32_t child(uint32_t node, uint8_t byte) const;
 
   std::array<uint32_t, 256> roots_;  // nodes of first bytes
-  // Of each node: the byte that leads to it, its value, and its first child. Children of a node
+  // The byte that leads to each node, the node's value, and its first child. Children of a node
   // follow each other by rising byte, and those of the next node come behind them.
   std::vector<uint8_t> bytes_;
   std::vector<uint32_t> values_;

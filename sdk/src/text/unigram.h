@@ -32,7 +32,7 @@ class Unigram {
   };
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // Of equal texts the first piece holds.
+  // The first piece of several with equal texts holds.
   Unigram(const std::vector<Piece>& pieces, const Rules& rules);
 
   // Appends the tokens of valid UTF-8, shorter than 2^32 bytes, in time linear in its length times

@@ -17,7 +17,7 @@ namespace atelier::nn {
 // [groups, n, K]. Outside training.
 ATELIER_API at::Tensor level_groups(const at::Tensor& rows);
 
-// `layer` of rows [B, K], or of the first B of rows in groups: [B, N].
+// Applies `layer` to rows [B, K], or to the first B rows of level_groups(): returns [B, N].
 ATELIER_API at::Tensor of_levels(const Linear& layer, const at::Tensor& rows, int64_t B);
 
 // of_levels() of rows in groups for all `levels`, with the layer's weight drawn once: [levels, N],

@@ -19,7 +19,7 @@ namespace atelier::nn {
 ATELIER_API at::Tensor time_channels(const at::Tensor& position_B, int64_t channels,
                                      double scale = 1.0);
 
-// Of rows, [N, head_dim / 2] float32 each.
+// Cosines and sines of rows, [N, head_dim / 2] float32 each.
 struct Waves {
   at::Tensor cos, sin;
 };

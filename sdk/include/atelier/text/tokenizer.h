@@ -16,7 +16,7 @@ namespace atelier::text {
 // What vocab.json with merges.txt leave to the class of their tokenizer, so that a family says it.
 // tokenizer.json and SentencePiece models say it themselves.
 struct ByteLevelRules {
-  // That tokenizer_config.json must name, with or without "Fast" behind it; empty: any.
+  // The class tokenizer_config.json must name, with or without "Fast" at the end; empty: any.
   std::string_view tokenizer_class = {};
   bool nfc = false;  // the text is brought into normalisation form C first
   // Words are split as published byte-level tokenizers with single digits do; otherwise as GPT-2's.
