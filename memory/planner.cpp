@@ -178,8 +178,8 @@ class Search {
     for (size_t i = 0; i < run_.components.size(); ++i) add_front(i, prefetch);
   }
 
-  // Of plans that take less than `bar`, picoseconds or, where the smallest is wanted, bytes;
-  // nullopt: there is none.
+  // Finds the best of the plans that take less than `bar`, in picoseconds or, where the smallest is
+  // wanted, in bytes. nullopt: there is none.
   std::optional<MemoryPlan> solve(int64_t bar) {
     MemoryPlan plan;
     plan.components.resize(run_.components.size());
@@ -215,8 +215,8 @@ class Search {
   int64_t num_tried() const { return num_tried_; }
 
  private:
-  // Of a component: choices, the smallest on the device first, and the least of each cost of the
-  // first one, the first two and so on.
+  // The choices of a component, the smallest on the device first, and behind each the least of
+  // every cost that it or one before it has.
   struct Front {
     std::vector<Choice> choices;
     std::vector<Costs> least;
@@ -225,7 +225,7 @@ class Search {
     Score score;
     std::vector<size_t> chosen;
   };
-  // Of a phase with what is picked: the manner that is wanted of those that fit, and the least
+  // How a phase runs with what is picked: the wanted one of the manners that fit, and the least
   // bytes of any.
   struct Fit {
     size_t manner = 0;

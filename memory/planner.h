@@ -61,7 +61,7 @@ struct PlannedPhase {
 struct PlannedRun {
   std::vector<PlannedComponent> components;
   std::vector<PlannedPhase> phases;
-  // Of all components, see ResidencyPlan; nullopt: the planner chooses.
+  // The prefetch of every component, see ResidencyPlan; nullopt: the planner chooses one.
   std::optional<int64_t> prefetch = std::nullopt;
 };
 

@@ -101,7 +101,7 @@ class DryModel {
   struct Known {
     std::vector<int64_t> sizes;
     at::ScalarType dtype = at::kFloat;
-    DryPass pass;
+    DryPass pass = {};
   };
   // Calls the plugin.
   void guarded(const Call& call, BlockRunner& runner) const;

@@ -329,7 +329,7 @@ class TrainingSizes {
     return manner;
   }
 
-  // Of steps that one denoiser makes and steps that another one makes, equally often.
+  // Joins the ways of several denoisers, each of which makes as many of the steps.
   static Manner mean_of(std::vector<Manner> manners) {
     const double share = 1.0 / static_cast<double>(manners.size());
     Manner mean = manners.front();

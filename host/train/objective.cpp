@@ -8,7 +8,6 @@
 #include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
-#include "host/random/noise.h"
 #include "host/report/text.h"
 #include "host/train/encoders.h"
 
