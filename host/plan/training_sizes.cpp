@@ -173,7 +173,7 @@ class TrainingSizes {
     if (sample.cond.empty() && !has_text) sample.cond = example_text(dry_, model_, kUnknownTokens);
     if (target_ == nullptr || is_cached(*target_))
       sample.cond["latents"] =
-          dry_.tensor(dry_.model().latent_shape(target()), model_.decoder_dtype());
+          dry_.tensor(model_.model().latent_shape(target()), model_.decoder_dtype());
     return sample;
   }
 
@@ -494,7 +494,7 @@ class TrainingSizes {
   // How often each of its blocks runs: distillation goes through all levels.
   double runs_of_denoiser(const DryModel::TrainingPass& pass) const {
     for (const model::LoadedPart* denoiser : denoisers_) {
-      for (Block* block : dry_.model().blocks(denoiser->detection.component)) {
+      for (Block* block : model_.model().blocks(denoiser->detection.component)) {
         if (const auto runs = std::ranges::count(pass.blocks, block); runs > 0)
           return static_cast<double>(runs);
       }
