@@ -16,7 +16,8 @@ std::string answer_to(std::string_view name, unsigned origins) {
 
 CommandSpec studio_command() {
   CommandSpec command{"train", "", compat_specs()};
-  command.flags.push_back(compat_spec("offload_models"));
+  for (const char* name : {"offload_models", "initialize_model_on_cpu"})
+    command.flags.push_back(compat_spec(name));
   return command;
 }
 
