@@ -1,6 +1,7 @@
 // atelier lora convert: one LoRA from a spelling to another.
 #include <cstdio>
 
+#include "host/cli/commands.h"
 #include "host/cli/lora.h"
 #include "host/files/file_reader.h"
 #include "host/files/outputs.h"

@@ -4,6 +4,7 @@
 
 #include "atelier/error.h"
 
+#include "host/cli/commands.h"
 #include "host/cli/lora.h"
 #include "host/files/file_reader.h"
 #include "host/files/outputs.h"

@@ -7,6 +7,7 @@
 
 #include "formats/escape.h"
 #include "formats/lora_names.h"
+#include "host/cli/commands.h"
 #include "host/cli/lora.h"
 #include "host/files/file_reader.h"
 #include "host/lora/lora_file.h"

@@ -3,6 +3,7 @@
 
 #include "atelier/error.h"
 
+#include "host/cli/commands.h"
 #include "host/cli/lora.h"
 #include "host/files/file_reader.h"
 #include "host/files/outputs.h"

@@ -12,6 +12,7 @@
 
 #include "atelier/block.h"
 
+#include "host/files/checkpoint.h"
 #include "host/report/problems.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"

@@ -57,7 +57,7 @@ class DryModel {
   DryModel(const DryModel&) = delete;
   DryModel& operator=(const DryModel&) = delete;
 
-  Model& model() { return model_.model(); }
+  Model& model() const { return model_.model(); }
   at::ScalarType dtype() const { return model_.dtype(); }
   at::ScalarType dtype(std::string_view component) const { return model_.dtype(component); }
   at::DeviceType like() const { return like_; }

@@ -9,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "host/generate/request.h"
+#include "host/lora/targets.h"
 #include "host/model/stages.h"
 #include "host/report/problems.h"
 #include "host/train/cache_manifest.h"

@@ -175,6 +175,14 @@ TEST_CASE("A stored weight cannot be trained itself", "[quantized]") {
   const WeightPtr weight = stored(noise({4, 16}), QuantizedKind::kInt8, at::kFloat);
   CHECK(error_of([&] { weight->state().set_trainable(true); }).code() ==
         ErrorCode::kInvalidArgument);
-  const auto copy = store->over({store->parts().at(0).clone(), store->parts().at(1).clone()});
+}
+
+TEST_CASE("A stored weight is the same over copies of its codes and scales", "[quantized]") {
+  const WeightPtr weight = stored(noise({4, 16}), QuantizedKind::kInt8, at::kFloat);
+  const WeightStore& store = *weight->state().store();
+  const std::vector<at::Tensor> parts = store.parts();
+  REQUIRE(parts.size() == 2);
+  const auto copy = store.over({parts[0].clone(), parts[1].clone()});
   CHECK(at::equal(copy->draw(), weight->draw()));
+  CHECK_FALSE(store.is_resident());
 }

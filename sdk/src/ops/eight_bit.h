@@ -1,7 +1,7 @@
 // Matrix products in 8 bits: both factors are codes with a scale a row.
 #pragma once
 
-#include "atelier/weight.h"
+#include "atelier/host/weight_state.h"
 
 namespace atelier::ops {
 

@@ -1,4 +1,6 @@
 // What a plan knows of a run: found by the generator and by the objective, run without values.
+#include <ATen/core/grad_mode.h>
+
 #include "host/generate/request.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/run_sizes.h"
@@ -10,6 +12,7 @@ namespace {
 using memory::Manner;
 using memory::PlannedPhase;
 using Names = std::vector<std::string>;
+using test::ToyModel;
 
 constexpr float kBoundary = 0.5F;
 
@@ -240,7 +243,7 @@ TEST_CASE("A dry generation makes one of the steps that are alike", "[plan]") {
   generate::Request request = shop.generation.request;
   request.seeds = {1};
   const std::vector<DryPhase> phases = generation.run(request);
-  CHECK(seen.steps == std::vector<Seen>{{"dit", 2}, {"dit_low", 2}});
+  CHECK((seen.steps == std::vector<Seen>{{"dit", 2}, {"dit_low", 2}}));
   const auto denoise = std::ranges::find(phases, "dit", &DryPhase::denoiser);
   REQUIRE(denoise != phases.end());
   CHECK(denoise->passes == 3);
