@@ -215,7 +215,7 @@ std::vector<LayerWeights> respell(std::vector<LayerWeights> layers, LoadedModel&
     Additions additions;
     for (const LayerWeights& layer : layers) {
       if (layer.component != component) continue;
-      const Target* target = targets.find_weight(layer.path, component);
+      const Target* target = targets.find(layer.path, component);
       if (!names || target == nullptr) {
         result.push_back(layer);
         continue;

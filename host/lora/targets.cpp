@@ -233,19 +233,9 @@ std::vector<Targets::Found> Targets::find_all(std::string_view name, std::string
   return others;
 }
 
-const Target* Targets::find_weight(std::string_view name, std::string_view component) const {
+const Target* Targets::find(std::string_view name, std::string_view component) const {
   const std::vector<Found> all = find_all(name, ".weight", component);
   return all.empty() ? nullptr : &all.front().target->second;
-}
-
-const Target* Targets::find_bias(std::string_view name, std::string_view component) const {
-  const std::vector<Found> all = find_all(name, ".bias", component);
-  return all.empty() ? nullptr : &all.front().target->second;
-}
-
-const Target* Targets::find(std::string_view name, std::string_view component) const {
-  const Target* target = find_weight(name, component);
-  return target != nullptr && is_linear(*target) ? target : nullptr;
 }
 
 std::optional<Targets::LayerName> Targets::find_name(std::string_view name,
@@ -311,10 +301,12 @@ class Targets::Matching {
 
   Match finish() {
     refuse_misfits();
+    const bool is_for_one = !component_.empty() && component_ != kEveryDenoiser;
     if (match_.pairs.empty() && match_.biases.empty())
       throw Error(ErrorCode::kInvalidArgument,
                   path_ + ": none of its " + std::to_string(file_.layers().size()) +
-                      " layers is one of " + std::string(targets_.family_.name()) + ": " +
+                      " layers is one of " + (is_for_one ? component_ + " of " : std::string()) +
+                      std::string(targets_.family_.name()) + ": " +
                       report::list_names(match_.unmatched, kShown),
                   "use a LoRA of this model", "LORA_NO_MATCH");
     match_.unmatched.insert(match_.unmatched.end(), file_.unknown().begin(), file_.unknown().end());

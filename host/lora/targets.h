@@ -65,13 +65,10 @@ class Targets {
   Targets(const Targets&) = delete;
   Targets& operator=(const Targets&) = delete;
 
-  // The linear layer that a file calls `name`; null when there is none. Understood are all prefixes
-  // of formats::without_lora_prefix() and bare names. Without `component`: of the first denoiser
-  // that has it.
+  // The weight of the layer that a file calls `name`; null when there is none. Understood are all
+  // prefixes of formats::without_lora_prefix() and bare names. Without `component`: of the first
+  // denoiser that has it.
   const Target* find(std::string_view name, std::string_view component = {}) const;
-  // The weight, and the bias, of any layer: also of norms, tables and convolutions.
-  const Target* find_weight(std::string_view name, std::string_view component = {}) const;
-  const Target* find_bias(std::string_view name, std::string_view component = {}) const;
 
   // The component and the path that `name` stands for; nullopt where it is no layer.
   struct LayerName {
@@ -88,9 +85,6 @@ class Targets {
   // is added to that is not there; Error{kNotFound} for a component that the model has not; and
   // Error{kUnsupported} for a DoRA whose lengths run over several layers.
   Match match(const LoraFile& file, std::string_view component = {}) const;
-
-  // The component that `file` is for, as match() takes it; empty where nothing says it.
-  std::string component_of(const LoraFile& file, std::string_view asked) const;
 
  private:
   struct Component {
@@ -120,6 +114,8 @@ class Targets {
   std::vector<Found> find_all(std::string_view name, std::string_view ending,
                               std::string_view component) const;
   const Component* find_component(std::string_view name) const;
+  // The component that `file` is for, as match() takes it; empty where nothing says it.
+  std::string component_of(const LoraFile& file, std::string_view asked) const;
 
   const ModelFamily& family_;
   std::vector<Component> components_;  // the denoisers first

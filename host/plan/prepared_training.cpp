@@ -196,7 +196,11 @@ class Preparation {
       run_.preset = std::make_unique<lora::Registry>(*run_.model);
       const lora::Use use = {
           .name = "preset", .path = lora.preset_path, .component = lora.preset_model};
-      run_.preset->check(use);
+      try {
+        run_.preset->check(use);
+      } catch (const Error& error) {
+        throw error.at("--preset_lora_path, for --preset_lora_model " + lora.preset_model);
+      }
       if (run_.preset->fingerprint(std::span(&use, 1), lora.preset_model).empty())
         problems_.add(
             "--preset_lora_path: " + lora.preset_path + " changes nothing in " + lora.preset_model,

@@ -136,8 +136,8 @@ TEST_CASE("A LoRA that could be meant for either denoiser is refused", "[lora]")
   Registry registry(*scene.model);
   expect_error(ErrorCode::kInvalidArgument,
                {"plain.safetensors: does not say which denoiser it is for",
-                "is a layer of \"dit\", \"dit_low\"",
-                ":component=NAME", "one of \"dit\", \"dit_low\", \"all\""},
+                "is a layer of \"dit\", \"dit_low\"", ":component=NAME",
+                "one of \"dit\", \"dit_low\", \"all\""},
                [&] { registry.check({.name = "plain", .path = path}); });
   expect_error(ErrorCode::kNotFound, {"component \"dit_lo\"", "did you mean dit_low?"},
                [&] { registry.check({.name = "plain", .path = path, .component = "dit_lo"}); });
