@@ -442,8 +442,8 @@ class TrainingSizes {
     return budgets;
   }
 
-  Manner manner_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
-                        const ActivationBudget& budget) {
+  // A way with its name, and nothing else.
+  static Manner named_manner(const memory::ActivationPlan& plan, const ActivationBudget& budget) {
     using Kind = ActivationBudget::Kind;
     Manner manner;
     const bool is_whole = plan.num_recomputed == 0;
@@ -459,6 +459,12 @@ class TrainingSizes {
       manner.name = "keep activations of " + peak;
       manner.why = std::to_string(plan.num_recomputed) + " blocks are computed again in part";
     }
+    return manner;
+  }
+
+  Manner manner_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
+                        const ActivationBudget& budget) {
+    Manner manner = named_manner(plan, budget);
     manner.device_bytes = pass.outside_bytes + plan.peak_bytes;
     manner.host_bytes = plan.offloaded_bytes;
     const auto passes =
