@@ -12,6 +12,7 @@
 #include "host/lora/lora_writer.h"
 #include "host/model/stages.h"
 #include "host/plan/size_guard.h"
+#include "host/report/text.h"
 #include "host/train/objective.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
@@ -171,6 +172,19 @@ class Preparation {
           generate::dynamic_shift(model.family().schedules(), model::variant_of(model)),
           train::running_range(model, run_.selection));
     });
+    check_distilled_levels();
+  }
+
+  // Direct distillation goes through all noise levels, so every denoiser has to take part.
+  void check_distilled_levels() {
+    if (config_.task != train::Task::kDirectDistill) return;
+    const SigmaRange range = train::running_range(*run_.model, run_.selection);
+    if (range.low <= 0.0 && range.high >= 1.0) return;
+    problems_.add(
+        "--task direct_distill: goes through noise levels from 1 to 0, and the denoisers "
+        "that are trained have those from " +
+            report::number_text(range.high) + " to " + report::number_text(range.low),
+        "name every denoiser in --lora_base_model or --trainable_models");
   }
 
   // The LoRA that is part of the frozen model.

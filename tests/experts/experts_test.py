@@ -216,6 +216,19 @@ class Experts(unittest.TestCase):
         self.assertEqual(weights(output / "step-3.safetensors"),
                          weights(self.folder / "alone" / "step-3.safetensors"))
 
+    def test_distillation_needs_every_expert(self):
+        self.write_data()
+        rows = "image,prompt,seed,rand_device,num_inference_steps,cfg_scale\n0.png,a cat,1,cpu,4,1\n"
+        (self.folder / "data" / "distill.csv").write_text(rows)
+        flags = ["--dataset_base_path", self.folder / "data", "--dataset_metadata_path",
+                 self.folder / "data" / "distill.csv", "--task", "direct_distill", "--extra_inputs",
+                 "seed,rand_device,num_inference_steps,cfg_scale", "--max_train_steps", 1, "--lora_base_model"]
+        for component in ("dit", "dit_low"):
+            said = self.run_program("train", *self.model(), *flags, component, "--output_path",
+                                    self.folder / "distilled", code=2)
+            self.assertIn("--task direct_distill: goes through noise levels from 1 to 0", said)
+        self.run_program("train", *self.model(), *flags, "dit,dit_low", "--output_path", self.folder / "distilled")
+
     def test_loras_of_both_experts_are_saved_as_a_file_each(self):
         output = self.train_lora("lora_both", "dit,dit_low")
         for component in ("dit", "dit_low"):
