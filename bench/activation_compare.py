@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--side", type=int, default=24, help="tokens along a side of the picture")
+    parser.add_argument("--side", type=int, default=24, help="tokens along a side of the image")
     options = parser.parse_args()
 
     lines = atelier(options)

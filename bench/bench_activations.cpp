@@ -126,7 +126,7 @@ void time_plans() {
 
 }  // namespace
 
-// PLUGIN BLOCKS WIDTH HEADS SIDE TOKENS: tokens of the picture along a side, and of the prompt.
+// PLUGIN BLOCKS WIDTH HEADS SIDE TOKENS: tokens of the image along a side, and of the prompt.
 int main(int argc, char** argv) try {
   if (argc != 7) throw std::runtime_error("PLUGIN BLOCKS WIDTH HEADS SIDE TOKENS");
   LiveBytes::install();

@@ -38,10 +38,11 @@ PlannedRun generation(double block_seconds) {
                        size_t blocks, double passes) {
     PlannedPhase phase{.name = name, .components = std::move(components), .passes = passes};
     for (const bool halves : {false, true}) {
-      Manner manner{.device_bytes = (halves ? 3000 : 1800) * kMiB, .repeats = halves ? 1.0 : 2.0};
-      manner.forward[phase.components.back()] =
+      Strategy strategy{.device_bytes = (halves ? 3000 : 1800) * kMiB,
+                        .repeats = halves ? 1.0 : 2.0};
+      strategy.forward[phase.components.back()] =
           std::vector<double>(blocks, halves ? 1.9 * seconds : seconds);
-      phase.manners.push_back(std::move(manner));
+      phase.strategies.push_back(std::move(strategy));
     }
     run.phases.push_back(std::move(phase));
   };
@@ -57,10 +58,10 @@ PlannedRun training() {
   run.components = {component("dit", 60, 680 * kMiB), component("vae", 0, 0)};
   PlannedPhase phase{.name = "train", .components = {"dit"}, .passes = 1000};
   for (int i = 0; i <= 20; ++i) {
-    Manner manner{.device_bytes = (28000 - 1200 * i) * kMiB};
-    manner.forward["dit"] = std::vector<double>(60, 0.01);
-    manner.backward["dit"] = std::vector<double>(60, 0.02 + 0.0005 * i);
-    phase.manners.push_back(std::move(manner));
+    Strategy strategy{.device_bytes = (28000 - 1200 * i) * kMiB};
+    strategy.forward["dit"] = std::vector<double>(60, 0.01);
+    strategy.backward["dit"] = std::vector<double>(60, 0.02 + 0.0005 * i);
+    phase.strategies.push_back(std::move(strategy));
   }
   run.phases = {phase};
   return run;

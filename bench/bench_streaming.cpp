@@ -1,6 +1,7 @@
 // Passes through streamed blocks beside resident ones, and beside the least time that is possible:
-// the larger one of computing and copying. The device is a stand-in whose copies take as long as
-// their bytes at a rate; the rate is chosen by how long the computing takes on this machine.
+// the larger one of computing and copying. The device is a simulated device whose copies take as
+// long as their bytes at a rate; the rate is chosen by how long the computing takes on this
+// machine.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -94,9 +95,10 @@ double scheduled(const Case& of, double computing) {
     block->seconds = computing / kBlocks;
   }
   const double rate = kBytes * kBlocks / (of.copying * computing);
-  const auto port = memory::make_stand_in({.bytes_per_second = rate, .clock = clock});
+  const auto transfer = memory::make_simulated_device({.bytes_per_second = rate, .clock = clock});
   memory::Residency residency(
-      net.all(), memory::spread_residents(kBlocks, of.resident, Place::kHost, of.prefetch), *port);
+      net.all(), memory::spread_residents(kBlocks, of.resident, Place::kHost, of.prefetch),
+      *transfer);
   DirectRunner direct;
   memory::StreamingRunner runner(direct, {&residency});
   for (int i = 0; i < 2; ++i) net.run(runner);
@@ -120,9 +122,9 @@ void row(const Case& of, int passes) {
   for (int i = 0; i < 4; ++i) computing = std::min(computing, seconds_of(plain, direct));
   const double rate = kBytes * kBlocks / (of.copying * computing);
   const double copying = kBytes * static_cast<double>(kBlocks - of.resident) / rate;
-  const auto port = memory::make_stand_in({.bytes_per_second = rate});
+  const auto transfer = memory::make_simulated_device({.bytes_per_second = rate});
   memory::Residency residency(
-      net.all(), memory::spread_residents(kBlocks, of.resident, of.place, of.prefetch), *port);
+      net.all(), memory::spread_residents(kBlocks, of.resident, of.place, of.prefetch), *transfer);
   memory::StreamingRunner runner(direct, {&residency});
   std::vector<double> resident, streamed, floors, ratios, waits;
   for (int i = -1; i < passes; ++i) {

@@ -38,7 +38,7 @@ def make_dataset(folder):
     for number in range(ROWS):
         coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))
         coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
-        lines.append(f'{number}.png,"picture number {number}, a photo of blue and green shapes"')
+        lines.append(f'{number}.png,"image number {number}, a photo of blue and green shapes"')
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 

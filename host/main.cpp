@@ -26,7 +26,7 @@
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
-#include "host/train/foreign_line.h"
+#include "host/train/compat_line.h"
 
 namespace {
 
@@ -110,7 +110,7 @@ int run(std::span<const std::string> arguments) {
     std::printf("atelier %s\n%s\n", ATELIER_SDK_VERSION, ATELIER_ABI);
     return 0;
   }
-  if (atelier::train::is_foreign_line(arguments)) return atelier::cli::run_foreign_line(arguments);
+  if (atelier::train::is_compat_line(arguments)) return atelier::cli::run_compat_line(arguments);
   std::vector<std::string> names;
   for (const atelier::cli::Command& command : atelier::cli::commands()) {
     if (arguments.front() == command.name) {

@@ -25,19 +25,20 @@ at::Tensor as_row(const at::Tensor& t) {
 
 }  // namespace
 
-Offloader::Offloader(Port& port, int64_t host_bytes) : port_(port), limit_(host_bytes) {}
+Offloader::Offloader(TransferDevice& transfer, int64_t host_bytes)
+    : transfer_(transfer), limit_(host_bytes) {}
 
 double Offloader::bytes_per_second() {
   const std::lock_guard lock(mutex_);
   if (bytes_per_second_) return *bytes_per_second_;
   const at::Tensor from =
-      at::empty({kMeasured}, at::TensorOptions(at::kByte).device(port_.device()));
-  const at::Tensor to = port_.host_memory(kMeasured);
+      at::empty({kMeasured}, at::TensorOptions(at::kByte).device(transfer_.device()));
+  const at::Tensor to = transfer_.host_memory(kMeasured);
   double best = 0;
   for (int i = 0; i < 2; ++i) {  // the first touches the memory
-    port_.wait(port_.computed());
+    transfer_.wait(transfer_.computed());
     const double start = seconds_now();
-    port_.wait(port_.copy_out(from, to, port_.computed()));
+    transfer_.wait(transfer_.copy_out(from, to, transfer_.computed()));
     const double seconds = seconds_now() - start;
     best = std::max(best, static_cast<double>(kMeasured) / std::max(seconds, 1e-9));
   }
@@ -61,7 +62,7 @@ at::Tensor Offloader::take(int64_t size, int64_t used) {
       stats_.host_bytes -= idle_.begin()->first;
       idle_.erase(idle_.begin());
     }
-    memory = port_.host_memory(size);
+    memory = transfer_.host_memory(size);
     stats_.host_bytes += size;
   }
   used_ += used;
@@ -89,7 +90,7 @@ void Offloader::sent(const Ticket& ticket, int64_t bytes) {
     last = std::move(on_their_way_.front());
     on_their_way_.pop_front();
   }
-  port_.wait(last);
+  transfer_.wait(last);
 }
 
 void Offloader::brought(int64_t bytes) {
@@ -97,21 +98,22 @@ void Offloader::brought(int64_t bytes) {
   stats_.brought_bytes += bytes;
 }
 
-Freight::Freight(std::shared_ptr<Offloader> offloader) : offloader_(std::move(offloader)) {}
+OffloadBatch::OffloadBatch(std::shared_ptr<Offloader> offloader)
+    : offloader_(std::move(offloader)) {}
 
-Freight::~Freight() {
+OffloadBatch::~OffloadBatch() {
   // Whoever writes there next does so after what is queued for computing now, and so after a copy
   // that was taken. One that was not may still be reading.
   if (memory_.defined())
     offloader_->give_back(std::move(memory_), bytes_, /*is_idle=*/!is_fetched_);
 }
 
-bool Freight::accepts(const at::Tensor& tensor) const {
-  return tensor.defined() && tensor.device().type() == offloader_->port().device().type() &&
+bool OffloadBatch::accepts(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.device().type() == offloader_->transfer().device().type() &&
          tensor.numel() > 0 && tensor.is_non_overlapping_and_dense();
 }
 
-size_t Freight::add(at::Tensor tensor) {
+size_t OffloadBatch::add(at::Tensor tensor) {
   Item item{std::move(tensor), {}, {}, {}, {}};
   item.sizes = item.value.sizes().vec();
   item.strides = item.value.strides().vec();
@@ -120,7 +122,7 @@ size_t Freight::add(at::Tensor tensor) {
   return items_.size() - 1;
 }
 
-void Freight::send() {
+void OffloadBatch::send() {
   if (memory_.defined() || items_.empty()) return;
   const at::NoGradGuard no_grad;
   int64_t size = 0;
@@ -132,38 +134,38 @@ void Freight::send() {
   memory_ = offloader_->take(size, bytes_);
   if (!memory_.defined()) return;
 
-  Port& port = offloader_->port();
-  const Ticket computed = port.computed();
+  TransferDevice& transfer = offloader_->transfer();
+  const Ticket computed = transfer.computed();
   int64_t place = 0;
   for (Item& item : items_) {
     const auto bytes = static_cast<int64_t>(item.value.nbytes());
     item.on_host = memory_.narrow(0, place, bytes).view(item.value.scalar_type());
-    out_ = port.copy_out(as_row(item.value), item.on_host, computed);
+    out_ = transfer.copy_out(as_row(item.value), item.on_host, computed);
     item.value = at::Tensor();
     place += aligned(bytes);
   }
   offloader_->sent(out_, bytes_);
 }
 
-void Freight::fetch() {
+void OffloadBatch::fetch() {
   if (!memory_.defined() || is_fetched_) return;
   const at::NoGradGuard no_grad;
-  Port& port = offloader_->port();
+  TransferDevice& transfer = offloader_->transfer();
   // As good as always done by now. What follows needs both this copy and room on the device.
-  port.wait(out_);
-  const Ticket computed = port.computed();
+  transfer.wait(out_);
+  const Ticket computed = transfer.computed();
   for (Item& item : items_) {
     item.value = at::empty_strided(item.sizes, item.strides, item.options);
-    in_ = port.copy_in(item.on_host, as_row(item.value), computed);
+    in_ = transfer.copy_in(item.on_host, as_row(item.value), computed);
   }
   offloader_->brought(bytes_);
   is_fetched_ = true;
 }
 
-std::vector<at::Tensor> Freight::take() {
+std::vector<at::Tensor> OffloadBatch::take() {
   fetch();
   std::vector<at::Tensor> result;
-  if (is_fetched_) offloader_->port().compute_after(in_);
+  if (is_fetched_) offloader_->transfer().compute_after(in_);
   for (Item& item : items_) {
     result.push_back(item.value);
     if (memory_.defined()) item.value = at::Tensor();

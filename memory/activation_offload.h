@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 
@@ -24,18 +24,18 @@ class Offloader {
     int64_t brought_bytes = 0;
   };
 
-  // `port` outlives this and all that is sent. `host_bytes`: most that is in use at once; what
+  // `transfer` outlives this and all that is sent. `host_bytes`: most that is in use at once; what
   // aligning it takes comes on top.
-  Offloader(Port& port, int64_t host_bytes);
+  Offloader(TransferDevice& transfer, int64_t host_bytes);
 
-  Port& port() const { return port_; }
+  TransferDevice& transfer() const { return transfer_; }
   int64_t host_bytes() const { return limit_; }
   // The rate of a copy to the host; measured when it is asked for first.
   double bytes_per_second();
   Stats stats() const;
 
  private:
-  friend class Freight;
+  friend class OffloadBatch;
 
   // Takes a buffer of `size` bytes, `used` of them filled; undefined: that is more than is left.
   at::Tensor take(int64_t size, int64_t used);
@@ -45,7 +45,7 @@ class Offloader {
   void sent(const Ticket& ticket, int64_t bytes);
   void brought(int64_t bytes);
 
-  Port& port_;
+  TransferDevice& transfer_;
   const int64_t limit_;
   mutable std::mutex mutex_;
   int64_t used_ = 0;
@@ -56,12 +56,12 @@ class Offloader {
 };
 
 // What one run of a block sends to the host and gets back. Not thread-safe.
-class Freight {
+class OffloadBatch {
  public:
-  explicit Freight(std::shared_ptr<Offloader> offloader);
-  ~Freight();
-  Freight(const Freight&) = delete;
-  Freight& operator=(const Freight&) = delete;
+  explicit OffloadBatch(std::shared_ptr<Offloader> offloader);
+  ~OffloadBatch();
+  OffloadBatch(const OffloadBatch&) = delete;
+  OffloadBatch& operator=(const OffloadBatch&) = delete;
 
   // Whether `tensor` can be sent: it is on the device, without gaps.
   bool accepts(const at::Tensor& tensor) const;

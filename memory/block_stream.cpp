@@ -25,25 +25,25 @@ Error closed(const BlockStream::Source& source) {
 
 }  // namespace
 
-BlockStream::BlockStream(Port& port, int64_t blocks)
-    : port_(&port), device_(port.device()), order_(blocks) {}
+BlockStream::BlockStream(TransferDevice& transfer, int64_t blocks)
+    : transfer_(&transfer), device_(transfer.device()), order_(blocks) {}
 
 BlockStream::~BlockStream() {
   close();
 }
 
-std::shared_ptr<BlockStream> BlockStream::make(Port& port, int64_t blocks, int64_t slots,
-                                               int64_t slot_bytes) {
-  std::shared_ptr<BlockStream> stream(new BlockStream(port, blocks));
+std::shared_ptr<BlockStream> BlockStream::make(TransferDevice& transfer, int64_t blocks,
+                                               int64_t slots, int64_t slot_bytes) {
+  std::shared_ptr<BlockStream> stream(new BlockStream(transfer, blocks));
   try {
     for (int64_t i = 0; i < slots; ++i) {
       stream->slots_.emplace_back();
-      stream->slots_.back().memory = port.device_memory(slot_bytes);
+      stream->slots_.back().memory = transfer.device_memory(slot_bytes);
     }
   } catch (const Error& error) {
     throw error.at(c10::str(slots, " places for blocks that come and go"));
   }
-  const Ticket before = port.computed();
+  const Ticket before = transfer.computed();
   for (Slot& slot : stream->slots_) slot.free_after = before;
   return stream;
 }
@@ -57,7 +57,7 @@ int64_t BlockStream::start(std::vector<Source> sources) {
   }
   if (read_bytes > 0) {
     staging_.resize(kStagings);
-    for (Staging& staging : staging_) staging.memory = port_->host_memory(read_bytes);
+    for (Staging& staging : staging_) staging.memory = transfer_->host_memory(read_bytes);
     reader_ = std::thread([this] { read(); });
   }
   for (const int64_t block : order_.next(static_cast<int64_t>(slots_.size()))) {
@@ -76,11 +76,11 @@ void BlockStream::close() {
   if (reader_.joinable()) reader_.join();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return users_ == 0; });
-  if (port_ == nullptr) return;
+  if (transfer_ == nullptr) return;
   for (Slot& slot : slots_) {
     try {
-      port_->wait(slot.arrived);  // until then the copy keeps the memory
-    } catch (...) {               // NOLINT(bugprone-empty-catch): nobody asks for the block
+      transfer_->wait(slot.arrived);  // until then the copy keeps the memory
+    } catch (...) {                   // NOLINT(bugprone-empty-catch): nobody asks for the block
     }
     slot.arrived = slot.free_after = {};
     if (slot.holds > 0) continue;
@@ -88,13 +88,13 @@ void BlockStream::close() {
     slot.memory.reset();
   }
   staging_.clear();
-  port_ = nullptr;
+  transfer_ = nullptr;
 }
 
-std::shared_ptr<Port> BlockStream::use_port() {
+std::shared_ptr<TransferDevice> BlockStream::use_transfer() {
   if (is_closing_) return nullptr;
   ++users_;
-  return {port_, [this](Port*) {
+  return {transfer_, [this](TransferDevice*) {
             const std::lock_guard lock(mutex_);
             --users_;
             changed_.notify_all();
@@ -110,9 +110,9 @@ std::shared_ptr<void> BlockStream::keep(Slot& slot) {
 void BlockStream::release(Slot& slot) {
   const std::lock_guard lock(mutex_);
   if (--slot.holds > 0) return;
-  if (port_ == nullptr) return slot.memory.reset();
+  if (transfer_ == nullptr) return slot.memory.reset();
   try {
-    slot.free_after = port_->computed();
+    slot.free_after = transfer_->computed();
   } catch (...) {
     failure_ = std::current_exception();  // for the next hold()
   }
@@ -120,12 +120,12 @@ void BlockStream::release(Slot& slot) {
 
 std::shared_ptr<void> BlockStream::hold(int64_t block) {
   std::shared_ptr<void> held;  // let go without the lock
-  std::shared_ptr<Port> port;
+  std::shared_ptr<TransferDevice> transfer;
   Ticket arrived;
   {
     std::unique_lock lock(mutex_);
-    port = use_port();
-    if (port == nullptr) throw closed(sources_[block]);
+    transfer = use_transfer();
+    if (transfer == nullptr) throw closed(sources_[block]);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     Slot* slot = slot_of(block);
     const bool is_first = slot == nullptr || slot->holds == 0;
@@ -146,41 +146,41 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
     wait_until_queued(lock, *slot);
     arrived = slot->arrived;
   }
-  compute_after(*port, arrived);
+  compute_after(*transfer, arrived);
   return held;
 }
 
 BlockStream::Lease BlockStream::lease(int64_t block) {
   Lease result;
-  std::shared_ptr<Port> port;
+  std::shared_ptr<TransferDevice> transfer;
   Ticket arrived;
   {
     const std::lock_guard lock(mutex_);
-    port = use_port();
-    Slot* const slot = port == nullptr ? nullptr : slot_of(block);
+    transfer = use_transfer();
+    Slot* const slot = transfer == nullptr ? nullptr : slot_of(block);
     if (slot == nullptr || !slot->is_queued) return {};
     if (slot->holds > 0) return {slot->memory, nullptr};
     result = {slot->memory, keep(*slot)};
     arrived = slot->arrived;
   }
-  compute_after(*port, arrived);
+  compute_after(*transfer, arrived);
   return result;
 }
 
 at::Tensor BlockStream::fetch(const at::Tensor& value) {
-  std::shared_ptr<Port> port;
+  std::shared_ptr<TransferDevice> transfer;
   {
     const std::lock_guard lock(mutex_);
-    port = use_port();
+    transfer = use_transfer();
     stats_.copied_bytes += static_cast<int64_t>(value.nbytes());
   }
-  if (port == nullptr)
+  if (transfer == nullptr)
     return value.to(device_, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   SlabLayout layout;
   const SlabPiece piece = layout.add(value);
   try {
-    at::Tensor result = piece.in(port->device_memory(layout.bytes()));
-    compute_after(*port, port->copy_in(value, result, port->computed()));
+    at::Tensor result = piece.in(transfer->device_memory(layout.bytes()));
+    compute_after(*transfer, transfer->copy_in(value, result, transfer->computed()));
     give_back_pages(value);
     return result;
   } catch (const Error& error) {
@@ -242,7 +242,7 @@ void BlockStream::load(Slot& slot, int64_t block) {
   }
   try {
     slot.arrived =
-        port_->copy_in(source.slab, slot.memory.narrow(0, 0, source.bytes), slot.free_after);
+        transfer_->copy_in(source.slab, slot.memory.narrow(0, 0, source.bytes), slot.free_after);
   } catch (...) {
     slot.block = -1;
     throw;
@@ -273,12 +273,12 @@ void BlockStream::wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& sl
   std::rethrow_exception(slot.failure);
 }
 
-void BlockStream::compute_after(Port& port, const Ticket& ticket) {
-  if (!device_.is_cpu()) return port.compute_after(ticket);
-  // A stand-in computes on the host and knows how long that waited.
-  const double before = port.stats().waited_seconds;
-  port.compute_after(ticket);
-  const double after = port.stats().waited_seconds;
+void BlockStream::compute_after(TransferDevice& transfer, const Ticket& ticket) {
+  if (!device_.is_cpu()) return transfer.compute_after(ticket);
+  // A simulated device computes on the host and knows how long that waited.
+  const double before = transfer.stats().waited_seconds;
+  transfer.compute_after(ticket);
+  const double after = transfer.stats().waited_seconds;
   const std::lock_guard lock(mutex_);
   stats_.waited_seconds += after - before;
 }
@@ -308,7 +308,7 @@ void BlockStream::read() {
 
 void BlockStream::read_into(Staging& staging, const Reading& reading) {
   const Source& source = sources_[reading.block];
-  port_->wait(staging.copied);
+  transfer_->wait(staging.copied);
   for (const auto& [piece, value] : source.pieces) {
     piece.fill(staging.memory, value);
     give_back_pages(value);
@@ -317,8 +317,8 @@ void BlockStream::read_into(Staging& staging, const Reading& reading) {
   Slot& slot = slots_[reading.slot];
   if (slot.load != reading.load) return;
   slot.arrived = staging.copied =
-      port_->copy_in(staging.memory.narrow(0, 0, source.bytes),
-                     slot.memory.narrow(0, 0, source.bytes), slot.free_after);
+      transfer_->copy_in(staging.memory.narrow(0, 0, source.bytes),
+                         slot.memory.narrow(0, 0, source.bytes), slot.free_after);
   slot.is_queued = true;
 }
 

@@ -14,9 +14,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/port.h"
 #include "memory/run_order.h"
 #include "memory/slab.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 
@@ -41,8 +41,8 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
     std::shared_ptr<void> held;
   };
 
-  // Takes `slots` slots of `slot_bytes` from `port`. Throws Error{kOutOfMemory}.
-  static std::shared_ptr<BlockStream> make(Port& port, int64_t blocks, int64_t slots,
+  // Takes `slots` slots of `slot_bytes` from `transfer`. Throws Error{kOutOfMemory}.
+  static std::shared_ptr<BlockStream> make(TransferDevice& transfer, int64_t blocks, int64_t slots,
                                            int64_t slot_bytes);
   ~BlockStream();
   BlockStream(const BlockStream&) = delete;
@@ -51,8 +51,9 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   // Takes all blocks and starts copying the first; is called first. Returns the bytes of pinned
   // memory that reading takes.
   int64_t start(std::vector<Source> sources);
-  // Lets go of the port and of the slots that are not held, after the calls of other threads that
-  // use it. A hold() that waits for its block ends with Error{kInternal}, and so do later ones.
+  // Lets go of the transfer and of the slots that are not held, after the calls of other threads
+  // that use it. A hold() that waits for its block ends with Error{kInternal}, and so do later
+  // ones.
   void close();
 
   // The block is on the device until the result is let go, for what this thread computes. Throws
@@ -90,7 +91,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
     Ticket copied;
   };
 
-  BlockStream(Port& port, int64_t blocks);
+  BlockStream(TransferDevice& transfer, int64_t blocks);
 
   std::shared_ptr<void> keep(Slot& slot);
   void release(Slot& slot);
@@ -100,17 +101,17 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   void load(Slot& slot, int64_t block);
   void load_ahead();
   void wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot);
-  // With the lock: the port, which close() leaves alone until the result is let go, without the
+  // With the lock: the transfer, which close() leaves alone until the result is let go, without the
   // lock. Null once the stream is closing.
-  std::shared_ptr<Port> use_port();
-  void compute_after(Port& port, const Ticket& ticket);
+  std::shared_ptr<TransferDevice> use_transfer();
+  void compute_after(TransferDevice& transfer, const Ticket& ticket);
   void read();
   void read_into(Staging& staging, const Reading& reading);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Port* port_;         // null once it is closed
-  int64_t users_ = 0;  // of use_port()
+  TransferDevice* transfer_;  // null once it is closed
+  int64_t users_ = 0;         // of use_transfer()
   const at::Device device_;
   std::vector<Source> sources_;
   std::vector<Slot> slots_;

@@ -9,7 +9,8 @@
 
 namespace atelier::memory {
 
-DeviceMeter::DeviceMeter(at::Device device, const Port* port) : device_(device), port_(port) {
+DeviceMeter::DeviceMeter(at::Device device, const TransferDevice* transfer)
+    : device_(device), transfer_(transfer) {
   if (!device_.is_cpu()) {
     if (!device_.has_index()) device_.set_index(at::accelerator::getDeviceIndex());
     return;
@@ -40,8 +41,8 @@ DeviceBytes DeviceMeter::bytes() const {
   if (!is_own_) {
     bytes.capacity = limit_->capacity();
     bytes.when_refused = limit_->when_refused();
-  } else if (port_ != nullptr) {
-    const int64_t buffers = port_->stats().live_bytes;
+  } else if (transfer_ != nullptr) {
+    const int64_t buffers = transfer_->stats().live_bytes;
     bytes.live += buffers;
     bytes.peak += buffers;
   }

@@ -6,7 +6,7 @@
 
 #include <c10/core/Device.h>
 
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 
@@ -19,13 +19,13 @@ struct DeviceBytes {
   int64_t when_refused = 0;  // live, when memory was refused last; 0: it never was, or not known
 };
 
-// Asks a GPU's allocator, or counts what LibTorch allocates outside of a HostScope: what a stand-in
-// counts anyway, and otherwise for as long as this lives. Used from any thread; nobody waits for
-// the device.
+// Asks a GPU's allocator, or counts what LibTorch allocates outside of a HostScope: what a
+// simulated device counts anyway, and otherwise for as long as this lives. Used from any thread;
+// nobody waits for the device.
 class DeviceMeter {
  public:
-  // `port`: of the device, for its own buffers, and outlives this; null: there is none.
-  DeviceMeter(at::Device device, const Port* port);
+  // `transfer`: of the device, for its own buffers, and outlives this; null: there is none.
+  DeviceMeter(at::Device device, const TransferDevice* transfer);
   ~DeviceMeter();
   DeviceMeter(const DeviceMeter&) = delete;
   DeviceMeter& operator=(const DeviceMeter&) = delete;
@@ -34,7 +34,7 @@ class DeviceMeter {
 
  private:
   at::Device device_;
-  const Port* port_;
+  const TransferDevice* transfer_;
   std::shared_ptr<MemoryLimit> limit_;  // of the CPU
   bool is_own_ = false;
 };

@@ -13,7 +13,7 @@
 
 #include "memory/activation_budget.h"
 #include "memory/clock.h"
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 namespace {
@@ -123,7 +123,7 @@ DeviceProfile parse_profile(std::string_view json, const std::string& place) {
 
 DeviceProfile measure_profile(at::Device device, double copy_bytes_per_second) {
   const at::NoGradGuard no_grad;
-  const HostScope uncounted;  // of a stand-in
+  const HostScope uncounted;  // of a simulated device
   DeviceProfile profile;
   profile.name = "this machine";
   profile.disk_bytes_per_second = kDiskBytesPerSecond;

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 namespace {

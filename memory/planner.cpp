@@ -73,7 +73,8 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
 
 // What a choice takes, in numbers of which less is never worse.
 enum Cost : size_t { kDevice, kHost, kStorage, kStreamed, kOnDisk, kOnce, kNumCosts };
-using Costs = std::vector<int64_t>;  // these, then the time of a pass for each manner of each phase
+using Costs =
+    std::vector<int64_t>;  // these, then the time of a pass for each strategy of each phase
 
 // What can be chosen for one component.
 struct Choice {
@@ -173,7 +174,7 @@ class Search {
       std::vector<size_t>& members = members_.emplace_back();
       for (const std::string& name : phase.components) members.push_back(component_index(name));
       first_times_.push_back(num_costs);
-      num_costs += phase.manners.size();
+      num_costs += phase.strategies.size();
     }
     for (size_t i = 0; i < run_.components.size(); ++i) add_front(i, prefetch);
   }
@@ -225,10 +226,10 @@ class Search {
     Score score;
     std::vector<size_t> chosen;
   };
-  // How a phase runs with what is picked: the wanted one of the manners that fit, and the least
+  // How a phase runs with what is picked: the wanted one of the strategies that fit, and the least
   // bytes of any.
   struct Fit {
-    size_t manner = 0;
+    size_t strategy = 0;
     int64_t time = 0, device = 0, least_device = 0;
   };
 
@@ -264,29 +265,30 @@ class Search {
   void add_times(size_t component, std::vector<Choice>& choices) const {
     for (size_t phase = 0; phase < run_.phases.size(); ++phase) {
       const bool is_member = std::ranges::count(members_[phase], component) > 0;
-      for (const Manner& manner : run_.phases[phase].manners) {
+      for (const Strategy& strategy : run_.phases[phase].strategies) {
         std::vector<TimedStep> order;
-        if (is_member) order = order_of(manner, run_.components[component].name);
+        if (is_member) order = order_of(strategy, run_.components[component].name);
         for (Choice& choice : choices)
           choice.costs.push_back(
-              order.empty() ? 0
-                            : repeated(streamed_time(order, choice.copies, choice.slots), manner));
+              order.empty()
+                  ? 0
+                  : repeated(streamed_time(order, choice.copies, choice.slots), strategy));
       }
     }
   }
 
-  static int64_t repeated(int64_t time, const Manner& manner) {
-    return whole(static_cast<double>(time) * manner.repeats);
+  static int64_t repeated(int64_t time, const Strategy& strategy) {
+    return whole(static_cast<double>(time) * strategy.repeats);
   }
 
-  static std::vector<TimedStep> order_of(const Manner& manner, const std::string& component) {
+  static std::vector<TimedStep> order_of(const Strategy& strategy, const std::string& component) {
     std::vector<TimedStep> order;
-    const auto forward = manner.forward.find(component);
-    if (forward == manner.forward.end()) return order;
+    const auto forward = strategy.forward.find(component);
+    if (forward == strategy.forward.end()) return order;
     for (size_t i = 0; i < forward->second.size(); ++i)
       order.push_back({i, picoseconds(forward->second[i])});
-    const auto backward = manner.backward.find(component);
-    if (backward == manner.backward.end()) return order;
+    const auto backward = strategy.backward.find(component);
+    if (backward == strategy.backward.end()) return order;
     for (size_t i = backward->second.size(); i-- > 0;)
       order.push_back({i, picoseconds(backward->second[i])});
     return order;
@@ -382,8 +384,8 @@ class Search {
     int64_t room = limits_.device_bytes;
     for (const size_t phase : group.phases) {
       if (std::ranges::count(members_[phase], component) == 0) continue;
-      const auto& manners = run_.phases[phase].manners;
-      const int64_t least = std::ranges::min(manners, {}, &Manner::device_bytes).device_bytes;
+      const auto& strategies = run_.phases[phase].strategies;
+      const int64_t least = std::ranges::min(strategies, {}, &Strategy::device_bytes).device_bytes;
       const int64_t others = taken(phase, kDevice) - (*picked_[component])[kDevice];
       room = std::min(room, limits_.device_bytes - profile_.reserve_bytes - least - others);
     }
@@ -396,24 +398,24 @@ class Search {
     return sum;
   }
 
-  int64_t pass_time(size_t phase, size_t manner) const {
-    int64_t time = picoseconds(run_.phases[phase].manners[manner].seconds);
+  int64_t pass_time(size_t phase, size_t strategy) const {
+    int64_t time = picoseconds(run_.phases[phase].strategies[strategy].seconds);
     for (const size_t component : members_[phase])
-      time = plus(time, (*picked_[component])[first_times_[phase] + manner]);
+      time = plus(time, (*picked_[component])[first_times_[phase] + strategy]);
     return time;
   }
 
-  // nullopt: no manner fits.
+  // nullopt: no strategy fits.
   std::optional<Fit> fit_of(size_t phase) const {
     const int64_t device = profile_.reserve_bytes + taken(phase, kDevice);
     const int64_t host = taken(phase, kHost);
     const bool streams = taken(phase, kStreamed) > 0;
     std::optional<Fit> fit;
-    const std::vector<Manner>& manners = run_.phases[phase].manners;
-    for (size_t i = 0; i < manners.size(); ++i) {
-      const int64_t bytes = device + manners[i].device_bytes;
-      if ((manners[i].needs_all_blocks && streams) || bytes > limits_.device_bytes ||
-          host + manners[i].host_bytes > limits_.host_bytes)
+    const std::vector<Strategy>& strategies = run_.phases[phase].strategies;
+    for (size_t i = 0; i < strategies.size(); ++i) {
+      const int64_t bytes = device + strategies[i].device_bytes;
+      if ((strategies[i].needs_all_blocks && streams) || bytes > limits_.device_bytes ||
+          host + strategies[i].host_bytes > limits_.host_bytes)
         continue;
       const int64_t time = pass_time(phase, i);
       const int64_t least = fit ? std::min(fit->least_device, bytes) : bytes;
@@ -430,9 +432,9 @@ class Search {
 
   PhaseChoice describe(size_t phase) const {
     const Fit fit = fit_of(phase).value();
-    const Manner& how = run_.phases[phase].manners[fit.manner];
+    const Strategy& how = run_.phases[phase].strategies[fit.strategy];
     PhaseChoice choice{.name = run_.phases[phase].name,
-                       .manner = fit.manner,
+                       .strategy = fit.strategy,
                        .device_bytes = fit.device,
                        .host_bytes = taken(phase, kHost) + how.host_bytes,
                        .passes = run_.phases[phase].passes,

@@ -36,7 +36,7 @@ struct PlannedComponent {
 };
 
 // One way to do the work of a phase. Times are of one pass.
-struct Manner {
+struct Strategy {
   std::string name = {};     // "batch of 2"; empty where there is one way only
   std::string why = {};      // in the plan's table
   int64_t device_bytes = 0;  // most that is held beside weights
@@ -54,7 +54,7 @@ struct Manner {
 struct PlannedPhase {
   std::string name;  // "encode"
   std::vector<std::string> components = {};
-  std::vector<Manner> manners = {};  // at least one; of equally fast ones the first
+  std::vector<Strategy> strategies = {};  // at least one; of equally fast ones the first
   double passes = 1.0;
 };
 
@@ -81,7 +81,7 @@ struct ComponentChoice {
 
 struct PhaseChoice {
   std::string name;
-  size_t manner = 0;
+  size_t strategy = 0;
   int64_t device_bytes = 0, host_bytes = 0;  // at most, with everything that is there
   double passes = 1.0;
   double seconds = 0.0;         // of one pass

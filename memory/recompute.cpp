@@ -33,8 +33,8 @@ struct RecomputeShared {
   const RecomputeOptions options;
 
   // The last run, when its graph is still there. Used by the thread that runs the model alone.
-  std::weak_ptr<Freight> latest;
-  std::deque<std::weak_ptr<Freight>> waiting;  // to be sent
+  std::weak_ptr<OffloadBatch> latest;
+  std::deque<std::weak_ptr<OffloadBatch>> waiting;  // to be sent
 
   // Whether the leaves of this block are still to be looked at.
   bool is_new(const Block& block) {
@@ -212,13 +212,13 @@ struct RecomputeNode final : Node {
     inputs.clear();
     kept.clear();
     generators.clear();
-    freight.reset();
+    batch.reset();
     released = true;
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
 
-  // Gives what the plan offloads to the freight, and inputs where they are to leave.
+  // Gives what the plan offloads to the batch, and inputs where they are to leave.
   void load(const Tensors& ran_on);
   // Puts what was sent back, and queues the way back of the run before this one. Returns the
   // inputs.
@@ -258,9 +258,9 @@ struct RecomputeNode final : Node {
   Generators generators;
   std::shared_ptr<BlockCosts> costs;  // null: nothing is measured
 
-  // Where the items of the freight belong: first the outputs, by call and place, then inputs.
-  std::shared_ptr<Freight> freight;   // null: there is no offloader
-  std::weak_ptr<Freight> run_before;  // its
+  // Where the items of the batch belong: first the outputs, by call and place, then inputs.
+  std::shared_ptr<OffloadBatch> batch;     // null: there is no offloader
+  std::weak_ptr<OffloadBatch> run_before;  // its
   std::vector<std::pair<size_t, size_t>> sent_outputs;
   std::vector<size_t> sent_inputs;
 
@@ -269,40 +269,40 @@ struct RecomputeNode final : Node {
 };
 
 void RecomputeNode::load(const Tensors& ran_on) {
-  freight = std::make_shared<Freight>(shared->options.offloader);
-  run_before = std::exchange(shared->latest, freight);
+  batch = std::make_shared<OffloadBatch>(shared->options.offloader);
+  run_before = std::exchange(shared->latest, batch);
   for (size_t call = 0; call < kept.size() && call < plan.size(); ++call) {
     if (plan[call] != ops::Action::kOffload) continue;
     for (size_t i = 0; i < kept[call].tensors.size(); ++i) {
-      if (!freight->accepts(kept[call].tensors[i])) continue;
-      freight->add(std::exchange(kept[call].tensors[i], Tensor()));
+      if (!batch->accepts(kept[call].tensors[i])) continue;
+      batch->add(std::exchange(kept[call].tensors[i], Tensor()));
       sent_outputs.emplace_back(call, i);
     }
   }
-  if (!shared->options.offloads_inputs) return freight->send();
+  if (!shared->options.offloads_inputs) return batch->send();
 
   for (size_t i = 0; i < ran_on.size(); ++i) {
     // What another block gave is held by nobody else.
     const Tensor& input = ran_on[i];
-    if (!freight->accepts(input) || dynamic_cast<RecomputeNode*>(input.grad_fn().get()) == nullptr)
+    if (!batch->accepts(input) || dynamic_cast<RecomputeNode*>(input.grad_fn().get()) == nullptr)
       continue;
     inputs[i].unpack();  // notices a change in place
-    freight->add(input.detach());
+    batch->add(input.detach());
     sent_inputs.push_back(i);
     inputs[i] = torch::autograd::SavedVariable();
   }
   // The last two come back too early for leaving to be worth it.
-  shared->waiting.push_back(freight);
+  shared->waiting.push_back(batch);
   if (shared->waiting.size() <= 2) return;
-  const std::shared_ptr<Freight> first = shared->waiting.front().lock();
+  const std::shared_ptr<OffloadBatch> first = shared->waiting.front().lock();
   shared->waiting.pop_front();
   if (first) first->send();
 }
 
 Tensors RecomputeNode::unload() {
   Tensors carried;
-  if (freight) carried = freight->take();
-  if (const std::shared_ptr<Freight> next = run_before.lock()) next->fetch();
+  if (batch) carried = batch->take();
+  if (const std::shared_ptr<OffloadBatch> next = run_before.lock()) next->fetch();
   size_t item = 0;
   for (const auto& [call, i] : sent_outputs) {
     kept[call].tensors[i] = carried[item++];

@@ -141,7 +141,7 @@ ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others, i
 }
 
 struct Residency::Impl {
-  Impl(const std::vector<Block*>& all, const ResidencyPlan& plan, Port& port,
+  Impl(const std::vector<Block*>& all, const ResidencyPlan& plan, TransferDevice& transfer,
        const std::set<const Weight*>& on_demand);
   ~Impl() {
     if (stream) stream->close();
@@ -156,10 +156,10 @@ struct Residency::Impl {
   using Demanded = std::pair<Found, Place>;
 
   void sort(Block& block, Place place, const std::set<const Weight*>& on_demand);
-  void make_stream(const ResidencyPlan& plan, Port& port);
-  BlockStream::Source send_away(Streamed streamed, Port& port);
-  void send_away(Demanded demanded, Port& port);
-  at::Tensor host_memory(Port& port, int64_t bytes);
+  void make_stream(const ResidencyPlan& plan, TransferDevice& transfer);
+  BlockStream::Source send_away(Streamed streamed, TransferDevice& transfer);
+  void send_away(Demanded demanded, TransferDevice& transfer);
+  at::Tensor host_memory(TransferDevice& transfer, int64_t bytes);
 
   std::vector<Streamed> streamed;  // until they are sent away
   std::vector<Demanded> demanded;
@@ -169,19 +169,19 @@ struct Residency::Impl {
   Stats stats;
 };
 
-Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan, Port& port,
-                      const std::set<const Weight*>& on_demand) {
+Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
+                      TransferDevice& transfer, const std::set<const Weight*>& on_demand) {
   if (plan.blocks.size() != all.size() || plan.prefetch < 0)
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("a plan of ", plan.blocks.size(), " places and ", plan.prefetch,
                          " blocks on their way, for ", all.size(), " blocks"));
   for (size_t i = 0; i < all.size(); ++i) sort(*all[i], plan.blocks[i], on_demand);
   if (streamed.empty() && demanded.empty()) return;
-  make_stream(plan, port);
+  make_stream(plan, transfer);
   try {
     std::vector<BlockStream::Source> sources;
-    for (Streamed& each : streamed) sources.push_back(send_away(std::move(each), port));
-    for (Demanded& each : demanded) send_away(std::move(each), port);
+    for (Streamed& each : streamed) sources.push_back(send_away(std::move(each), transfer));
+    for (Demanded& each : demanded) send_away(std::move(each), transfer);
     stats.host_bytes += stream->start(std::move(sources));
   } catch (...) {
     stream->close();  // weights that were sent away can be drawn without it
@@ -210,18 +210,18 @@ void Residency::Impl::sort(Block& block, Place place, const std::set<const Weigh
   streamed.push_back(std::move(comes));
 }
 
-void Residency::Impl::make_stream(const ResidencyPlan& plan, Port& port) {
+void Residency::Impl::make_stream(const ResidencyPlan& plan, TransferDevice& transfer) {
   const auto blocks = static_cast<int64_t>(streamed.size());
   const int64_t slots = std::min(blocks, plan.prefetch + 1);
   int64_t bytes = 0;
   for (const Streamed& each : streamed) bytes = std::max(bytes, each.layout.bytes());
-  stream = BlockStream::make(port, blocks, slots, bytes);
+  stream = BlockStream::make(transfer, blocks, slots, bytes);
   stats.device_bytes += slots * bytes;
 }
 
-BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
+BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& transfer) {
   BlockStream::Source source = {from.block->path(), from.layout.bytes(), {}, {}};
-  if (from.place == Place::kHost) source.slab = host_memory(port, source.bytes);
+  if (from.place == Place::kHost) source.slab = host_memory(transfer, source.bytes);
   for (auto& [found, pieces] : from.weights) {
     Parts host = std::move(found.parts);
     if (source.slab.defined()) {
@@ -238,27 +238,27 @@ BlockStream::Source Residency::Impl::send_away(Streamed from, Port& port) {
 }
 
 // Sends away a weight that does not come with its block.
-void Residency::Impl::send_away(Demanded from, Port& port) {
+void Residency::Impl::send_away(Demanded from, TransferDevice& transfer) {
   auto& [found, place] = from;
   Parts host = std::move(found.parts);
   if (place != Place::kDisk) {
     SlabLayout layout;
     const Pieces pieces = add_to(layout, host);
-    host = copied_into(host_memory(port, layout.bytes()), pieces, host);
+    host = copied_into(host_memory(transfer, layout.bytes()), pieces, host);
   }
   found.weight->state().set_store(
       std::make_shared<StreamedStore>(stream, -1, Pieces{}, std::move(host), *found.store));
 }
 
-at::Tensor Residency::Impl::host_memory(Port& port, int64_t bytes) {
+at::Tensor Residency::Impl::host_memory(TransferDevice& transfer, int64_t bytes) {
   stats.host_bytes += bytes;
-  return port.host_memory(bytes);
+  return transfer.host_memory(bytes);
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): callers make both on the spot
-Residency::Residency(std::vector<Block*> blocks, ResidencyPlan plan, Port& port,
+Residency::Residency(std::vector<Block*> blocks, ResidencyPlan plan, TransferDevice& transfer,
                      const std::set<const Weight*>& on_demand)
-    : impl_(std::make_unique<Impl>(blocks, plan, port, on_demand)) {}
+    : impl_(std::make_unique<Impl>(blocks, plan, transfer, on_demand)) {}
 Residency::~Residency() = default;
 
 std::shared_ptr<void> Residency::hold(const Block& block) {

@@ -8,7 +8,7 @@
 
 #include "atelier/block.h"
 
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 
@@ -42,14 +42,14 @@ class Residency {
     int64_t copied_bytes = 0;     // to the device since construction
     int64_t copies = 0;           // blocks
     int64_t late = 0;             // of those, how many were asked for before they were queued
-    double waited_seconds = 0.0;  // of computing, for copies; known on the stand-in only
+    double waited_seconds = 0.0;  // of computing, for copies; known on the simulated device only
   };
 
   // The blocks' weights are loaded: those of blocks that stay on the device, there; the others on
   // the host, mapped ones for Place::kDisk. Their stores are replaced by ones that draw from the
   // device. `on_demand` are weights that do not come with their block: they are copied when they
-  // are drawn (see Model::level_weights()). `port` outlives this.
-  Residency(std::vector<Block*> blocks, ResidencyPlan plan, Port& port,
+  // are drawn (see Model::level_weights()). `transfer` outlives this.
+  Residency(std::vector<Block*> blocks, ResidencyPlan plan, TransferDevice& transfer,
             const std::set<const Weight*>& on_demand = {});
   ~Residency();
   Residency(const Residency&) = delete;

@@ -3,7 +3,7 @@
 usage: docs_test.py SOURCE BUILD [PAGE...]    without a page: all but README.md
 
 The ```sh blocks of a page are one script, run in a folder that holds what the pages speak of: a model below models/, a
-dataset in data/, two LoRAs, a file of jobs and one of settings. `atelier` is the built program; pictures are made
+dataset in data/, two LoRAs, a file of jobs and one of settings. `atelier` is the built program; images are made
 smaller and in fewer steps than the page says, because the model is the one of examples/shapes and the tests are short.
 """
 import json
@@ -108,8 +108,8 @@ class Docs(unittest.TestCase):
         for number in range(2):
             name = f"{number:06}.png"
             shutil.copy(SOURCE / "examples/shapes/hatched" / name, data / name)
-            (data / f"{number:06}.txt").write_text(f"picture number {number}\n")
-            rows.append(f"{name},picture number {number}")
+            (data / f"{number:06}.txt").write_text(f"image number {number}\n")
+            rows.append(f"{name},image number {number}")
         (data / "metadata.csv").write_text("\n".join(rows) + "\n")
 
     @classmethod

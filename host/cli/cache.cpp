@@ -37,7 +37,7 @@ void print_report(const PreparedRun& run, const Samples& samples) {
   for (const Samples::Count& count : samples.counts())
     std::printf("%-12s %lld different, %lld to encode\n", count.what.c_str(), number(count.entries),
                 number(count.missing));
-  const auto bytes = static_cast<uint64_t>(missing.pictures + missing.texts.value_or(0));
+  const auto bytes = static_cast<uint64_t>(missing.images + missing.texts.value_or(0));
   std::printf("%-12s %s, about %s%s to write\n", "cache",
               files::display_path(run.config.cache_path).c_str(), format_bytes(bytes).c_str(),
               missing.texts ? "" : " and the texts");

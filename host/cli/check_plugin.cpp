@@ -14,7 +14,7 @@
 #include "atelier/error.h"
 
 #include "host/cli/commands.h"
-#include "host/conformance/pictures.h"
+#include "host/conformance/images.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
@@ -39,20 +39,20 @@ flags::CommandSpec check_plugin_command() {
        .help = "run the suite in this process, for debuggers",
        .preset = "false"},
   };
-  const std::string group = "pictures of a real model";
+  const std::string group = "images of a real model";
   command.flags.insert(
       command.flags.end(),
       {{.name = "model_paths",
-        .help = "its files, as for generate: checks pictures that it draws, too",
+        .help = "its files, as for generate: checks images that it draws, too",
         .value_name = "FILE|FOLDER",
         .group = group},
        {.name = "tokenizer_path",
         .help = "folder or file of the tokenizer",
         .value_name = "FILE|FOLDER",
         .group = group},
-       {.name = "prompt", .help = "of a few pictures", .preset = "a red circle", .group = group},
+       {.name = "prompt", .help = "of a few images", .preset = "a red circle", .group = group},
        {.name = "other_prompt",
-        .help = "of a picture that looks different",
+        .help = "of an image that looks different",
         .preset = "a blue square",
         .group = group},
        {.name = "height",
@@ -106,12 +106,12 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
     request.model_paths = *paths;
     request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
     const auto model = model::LoadedModel::open(*plugin.family, request);
-    conformance::PictureOptions options = {.prompt = flags.text("prompt"),
-                                           .other_prompt = flags.text("other_prompt"),
-                                           .height = flags.find_integer("height"),
-                                           .width = flags.find_integer("width"),
-                                           .num_steps = flags.find_integer("num_inference_steps")};
-    conformance::check_pictures(*model, options, add);
+    conformance::ImageOptions options = {.prompt = flags.text("prompt"),
+                                         .other_prompt = flags.text("other_prompt"),
+                                         .height = flags.find_integer("height"),
+                                         .width = flags.find_integer("width"),
+                                         .num_steps = flags.find_integer("num_inference_steps")};
+    conformance::check_images(*model, options, add);
   }
   std::puts(kDone);
   return passed ? 0 : 3;

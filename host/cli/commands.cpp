@@ -8,7 +8,7 @@ namespace atelier::cli {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"generate", "make pictures from prompts", run_generate, true},
+    {"generate", "make images from prompts", run_generate, true},
     {"train", "train a LoRA or a model", run_train, true},
     {"cache", "encode the samples of a training run ahead", run_cache, true},
     {"plan", "say what a run holds where and how long it takes, without running it", run_plan,

@@ -56,6 +56,6 @@ int run_completion(std::span<const std::string> arguments);
 
 // A command line of DiffSynth-Studio or kohya's trainers: prints the one to run instead on stdout,
 // and on stderr what became of each word that is not there any more.
-int run_foreign_line(std::span<const std::string> words);
+int run_compat_line(std::span<const std::string> words);
 
 }  // namespace atelier::cli

@@ -13,14 +13,14 @@ namespace atelier::cli {
 namespace {
 
 // What --plugin and the flags beside it say.
-struct FamilyWish {
+struct FamilyRequest {
   std::optional<std::string> plugin;
   std::string plugin_path, model_paths, model_id_with_origin_paths;
 };
 
 // `setting`: what was said of a flag, nullopt for nothing.
 template <typename F>
-FamilyWish wish_of(F&& setting) {
+FamilyRequest request_of(F&& setting) {
   const auto text = [&](const char* name) { return setting(name).value_or(""); };
   return {setting("plugin"), text("plugin_path"), text("model_paths"),
           text("model_id_with_origin_paths")};
@@ -39,18 +39,18 @@ size_t count_taken(const ModelFamily& family, const files::FoundFiles& found) {
 }
 
 // The families that take the most of the files, at least one.
-std::vector<const plugins::Plugin*> families_of_files(const FamilyWish& wish,
+std::vector<const plugins::Plugin*> families_of_files(const FamilyRequest& request,
                                                       report::Problems& problems) {
   const files::FoundFiles found =
-      files::find_model_files(wish.model_paths, wish.model_id_with_origin_paths, problems);
+      files::find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
   std::vector<const plugins::Plugin*> best;
   if (found.checkpoints.empty()) return best;
   size_t most = 1;
-  for (const plugins::PluginFile& file : plugins::list_plugins(wish.plugin_path)) {
+  for (const plugins::PluginFile& file : plugins::list_plugins(request.plugin_path)) {
     if (!file.problem.empty()) continue;
     report::Problems ignored;
     ignored.collect([&] {
-      const plugins::Plugin& plugin = plugins::open_plugin(file.path, wish.plugin_path);
+      const plugins::Plugin& plugin = plugins::open_plugin(file.path, request.plugin_path);
       const size_t count = count_taken(*plugin.family, found);
       if (count < most) return;
       if (count > most) best.clear();
@@ -61,16 +61,16 @@ std::vector<const plugins::Plugin*> families_of_files(const FamilyWish& wish,
   return best;
 }
 
-const plugins::Plugin* choose_family(const FamilyWish& wish, report::Problems& problems) {
-  if (wish.plugin) {
+const plugins::Plugin* choose_family(const FamilyRequest& request, report::Problems& problems) {
+  if (request.plugin) {
     try {
-      return &plugins::open_plugin(*wish.plugin, wish.plugin_path);
+      return &plugins::open_plugin(*request.plugin, request.plugin_path);
     } catch (const Error& error) {
       problems.add(error);
     }
   }
-  const auto fitting = families_of_files(wish, problems);
-  if (!wish.plugin) {
+  const auto fitting = families_of_files(request, problems);
+  if (!request.plugin) {
     std::string names;
     for (const plugins::Plugin* plugin : fitting)
       names += (names.empty() ? "" : " and ") + plugin->file.family;
@@ -86,21 +86,21 @@ const plugins::Plugin* choose_family(const FamilyWish& wish, report::Problems& p
 
 const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
                                               report::Problems& problems) {
-  return choose_family(wish_of([&](const char* name) { return flags::peek_flag(arguments, name); }),
-                       problems);
+  return choose_family(
+      request_of([&](const char* name) { return flags::peek_flag(arguments, name); }), problems);
 }
 
 const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,
                                            report::Problems& problems) {
   // What cannot be read is told when the whole configuration is.
   report::Problems unread;
-  const FamilyWish wish = wish_of([&](const char* name) {
+  const FamilyRequest request = request_of([&](const char* name) {
     std::optional<std::string> text;
     unread.collect([&] { text = train::peek_setting(arguments, name); });
     return text;
   });
-  if (!wish.plugin && !unread.empty()) unread.throw_if_any();
-  return choose_family(wish, problems);
+  if (!request.plugin && !unread.empty()) unread.throw_if_any();
+  return choose_family(request, problems);
 }
 
 const ModelFamily* family_for_help(std::span<const std::string> arguments) {

@@ -1,4 +1,4 @@
-// atelier generate: pictures from prompts.
+// atelier generate: images from prompts.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -98,7 +98,7 @@ GenerationRequest read_request(const Given& given, const plugins::Plugin* plugin
   const auto& [parsed, own] = given;
   const auto inputs = plugin ? plugin->family->inputs() : std::span<const InputSpec>();
   GenerationRequest request = {.plugin = plugin,
-                               .wishes = own.wishes,
+                               .limits = own.limits,
                                .base = read_base(given, inputs, problems),
                                .lora_mode = own.lora_mode};
   read_jobs(request, own.prompts_file, inputs, problems);
@@ -107,7 +107,7 @@ GenerationRequest read_request(const Given& given, const plugins::Plugin* plugin
     model::LoadRequest load = model::load_request(parsed);
     load.prepares_levels = true;
     load.cuts_texts = own.truncate_captions;
-    if (only != nullptr) plan::plan_elsewhere(only->device_profile, request.wishes, load);
+    if (only != nullptr) plan::plan_elsewhere(only->device_profile, request.limits, load);
     request.load = std::move(load);
   });
   if (own.tiled) request.tiling = own.tiling;
@@ -159,13 +159,14 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
   return runner.exit_code();
 }
 
-int make_pictures(PreparedGeneration& prepared, const GenerationRequest& request,
-                  const GenerateFlags& own, Progress& progress) {
+int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
+                const GenerateFlags& own, Progress& progress) {
   prepared.follow_plan();
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
   std::optional<run::MemoryTimeline> timeline;
-  if (!own.report_memory.empty()) timeline.emplace(own.report_memory, model.device(), model.port());
+  if (!own.report_memory.empty())
+    timeline.emplace(own.report_memory, model.device(), model.transfer());
   generate::SessionOptions options = prepared.session_options();
   options.writes_metadata = !own.no_metadata;
   options.is_cancelled = StopSignals::is_requested;
@@ -196,7 +197,7 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  return make_pictures(prepared, prepared.request(), given.own, progress);
+  return make_images(prepared, prepared.request(), given.own, progress);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace atelier::cli {
 flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
   flags::Table table;
   table.add(model::model_flags());
-  add_memory_flags(table, f.wishes);
+  add_memory_flags(table, f.limits);
   table.add(generate::settings_flags(family ? family->inputs() : std::span<const InputSpec>()))
       .text("prompts_file", f.prompts_file,
             "one JSON object a line, with these flags' names as keys; - reads them from stdin",
@@ -43,14 +43,14 @@ flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
             "ends in .csv or .svg, or in neither for both: what the device and the host hold "
             "over time",
             "FILE")
-      .flag("no_metadata", f.no_metadata, "pictures do not say how they were made")
+      .flag("no_metadata", f.no_metadata, "images do not say how they were made")
       .flag("quiet", f.quiet, "no progress on stderr");
   return table;
 }
 
 flags::CommandSpec generate_command(const ModelFamily* family) {
   GenerateFlags presets;
-  flags::CommandSpec command{"generate", "Makes pictures from prompts."};
+  flags::CommandSpec command{"generate", "Makes images from prompts."};
   command.flags = generate_table(presets, family).specs();
   command.lacks_family = family == nullptr;
   command.others = flags::compat_answers(flags::kSampler);

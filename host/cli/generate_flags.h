@@ -1,4 +1,4 @@
-// The flags of atelier generate that are no settings of a picture, and where their values go.
+// The flags of atelier generate that are no settings of an image, and where their values go.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@
 namespace atelier::cli {
 
 struct GenerateFlags {
-  plan::MemoryWishes wishes;
+  plan::MemoryLimits limits;
   std::string prompts_file, lora_dir, report_memory;
   bool truncate_captions = false, tiled = false, no_metadata = false, quiet = false;
   lora::Mode lora_mode = lora::Mode::kHot;

@@ -186,7 +186,7 @@ void print_run(const Json& item) {
     print("  to resume from: ", display_path(shown(state["path"])), ": ", state_text(state), "\n");
   if (item["states"].empty()) print("  nothing to resume from\n");
   if (const Json& previews = item["previews"]; !previews.empty())
-    print("  ", std::to_string(previews.size()), " sample pictures, the last ",
+    print("  ", std::to_string(previews.size()), " sample images, the last ",
           one_line(previews.back(), 120), "\n");
   if (!item.contains("metrics") || !item["metrics"].contains("last_step")) return;
   const Json& last = item["metrics"]["last"];

@@ -21,7 +21,7 @@ struct PlanCommand {
   int (*run)(std::span<const std::string>, const PlanOnly&);
 };
 constexpr PlanCommand kCommands[] = {
-    {"generate", "making pictures", plan_generate},
+    {"generate", "making images", plan_generate},
     {"train", "training", plan_train},
 };
 
@@ -77,7 +77,7 @@ PlanOnly take_own_flags(const PlanCommand& command, std::vector<std::string>& ar
   own_table(only).read(flags::parse_flags(own, take(arguments, own)), problems);
   if (!only.curve.empty() && !only.curve.ends_with(".csv") && !only.curve.ends_with(".svg"))
     throw Error(ErrorCode::kInvalidArgument,
-                "--curve " + formats::quote_and_escape(only.curve) + ": it is no table or picture",
+                "--curve " + formats::quote_and_escape(only.curve) + ": it is no table or image",
                 "end it in .csv or .svg");
   return only;
 }
@@ -116,14 +116,14 @@ int run_plan(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
 }
 
-void add_memory_flags(flags::Table& table, plan::MemoryWishes& wishes) {
+void add_memory_flags(flags::Table& table, plan::MemoryLimits& limits) {
   table
-      .text("vram", wishes.vram,
+      .text("vram", limits.vram,
             "what the run may take of the device, 12GiB; auto: what a GPU has free; off: nothing "
             "is planned. Where weights do not fit, blocks rest on the host and come when they run")
-      .text("host_memory", wishes.host_memory,
+      .text("host_memory", limits.host_memory,
             "what it may take of the host for that; auto: what is free")
-      .list("allow_storage", wishes.allow_storage,
+      .list("allow_storage", limits.allow_storage,
             "8-bit storages that a plan may choose where that is faster: fp8, int8");
 }
 

@@ -12,7 +12,7 @@
 namespace atelier::cli {
 
 // --vram, --host_memory and --allow_storage.
-void add_memory_flags(flags::Table& table, plan::MemoryWishes& wishes);
+void add_memory_flags(flags::Table& table, plan::MemoryLimits& limits);
 
 // A command that is only planned.
 struct PlanOnly {

@@ -9,7 +9,7 @@
 #include "host/report/problems.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/stop.h"
-#include "host/train/foreign_line.h"
+#include "host/train/compat_line.h"
 #include "host/train/run_checks.h"
 
 namespace atelier::cli {
@@ -33,7 +33,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress) {
   model::LoadedModel& model = *prepared.run.model;
   std::optional<run::MemoryTimeline> timeline;
   if (const std::string& file = prepared.run.config.memory.report; !file.empty())
-    timeline.emplace(file, model.device(), model.port());
+    timeline.emplace(file, model.device(), model.transfer());
   const train::RunEnd end =
       train::run_training(prepared.run, timeline ? &*timeline : nullptr, progress);
   if (!end.has_trained) return end.exit_code;
@@ -47,7 +47,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress) {
 
 // `only`: null to train, otherwise the plan is printed and nothing is trained.
 int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
-  if (train::is_foreign_line(arguments)) return run_foreign_line(arguments);
+  if (train::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingRequest request = read_training(arguments, "train", problems);

@@ -98,7 +98,7 @@ class Checks {
   // A model of all parts with random weights.
   std::unique_ptr<Model> make_random(at::ScalarType dtype = at::kFloat,
                                      const ModelOptions& options = {}) const;
-  // Latent cells of a size: `rows` and `columns` count the smallest pictures beside each other.
+  // Latent cells of a size: `rows` and `columns` count the smallest images beside each other.
   static std::vector<int64_t> latent_size(const LatentSpec& spec, int64_t rows, int64_t columns);
 
   Subject& subject_;

@@ -58,24 +58,23 @@ class DeclarationChecks : Checks {
     const auto wants = [&](bool is_right, const char* what) {
       expect(is_right, "input '", input.name, "' ", what);
     };
-    const bool is_picture = input.kind == InputKind::kImage;
+    const bool is_image = input.kind == InputKind::kImage;
     const bool is_text = input.kind == InputKind::kText;
     const bool is_list = inputs::is_list(input);
     wants(1 <= input.min_count && input.min_count <= input.max_count, "has no count that is right");
-    wants(!is_list || is_text || inputs::is_picture(input.kind), "is a list of what has no lists");
+    wants(!is_list || is_text || inputs::is_image(input.kind), "is a list of what has no lists");
     wants(!is_list || input.role == InputRole::kCondition, "is a list and not a condition");
-    wants(input.channels == 3 || (input.channels == 4 && is_picture),
-          "has channels that are wrong");
-    wants(input.role != InputRole::kTarget || is_picture || input.kind == InputKind::kVideo,
+    wants(input.channels == 3 || (input.channels == 4 && is_image), "has channels that are wrong");
+    wants(input.role != InputRole::kTarget || is_image || input.kind == InputKind::kVideo,
           "is learnt and shows nothing");
-    wants(input.role != InputRole::kStart || (is_picture && input.use == InputUse::kGenerate),
-          "is begun from and no picture of generation");
+    wants(input.role != InputRole::kStart || (is_image && input.use == InputUse::kGenerate),
+          "is begun from and no image of generation");
     wants(input.role == InputRole::kCondition || input.fit != InputFit::kAsIs,
           "keeps a size that is not the one of what is made");
     wants(input.when_absent == WhenAbsent::kNone ||
-              (is_picture && input.channels == 3 && input.use != InputUse::kGenerate &&
+              (is_image && input.channels == 3 && input.use != InputUse::kGenerate &&
                input.role == InputRole::kCondition && model::target_input(family().inputs())),
-          "has a stand-in and is no picture beside the one that is learnt");
+          "has a simulated device and is no image beside the one that is learnt");
   }
 
   Detail check_stages() {

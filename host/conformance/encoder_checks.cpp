@@ -1,4 +1,4 @@
-// What encodes and decodes: pictures, clips and texts; and names that nobody has.
+// What encodes and decodes: images, clips and texts; and names that nobody has.
 #include <algorithm>
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ class EncoderChecks : Checks {
       check("media: encoding and decoding keep the size", [&] { return check_media(); });
       check("blocks: every block of the VAE runs once and in order",
             [&] { return check_media_blocks(); });
-      check("errors: a picture that does not fit", [&] { return check_wrong_picture(); });
+      check("errors: an image that does not fit", [&] { return check_wrong_image(); });
     }
     check("texts: the tokens that are counted are those that are encoded",
           [&] { return check_text_length(); });
@@ -54,13 +54,13 @@ class EncoderChecks : Checks {
       const int64_t height = rows * spec.pixel_multiple, width = columns * spec.pixel_multiple;
       const bool is_clip = model::target_input(family().inputs())->kind == InputKind::kVideo;
       const int64_t frames = is_clip ? 1 + rows * spec.temporal_stride : 1;
-      const at::Tensor picture = at::rand({3, frames, height, width}) * 2 - 1;
-      const at::Tensor latents = encode_target(*model, picture, runner);
+      const at::Tensor image = at::rand({3, frames, height, width}) * 2 - 1;
+      const at::Tensor latents = encode_target(*model, image, runner);
       const std::vector<int64_t> size = model->latent_shape({frames, height, width});
-      expect(latents.sizes() == at::IntArrayRef(size), "a picture of ", picture.sizes(),
+      expect(latents.sizes() == at::IntArrayRef(size), "an image of ", image.sizes(),
              " gives latents ", latents.sizes());
       const at::Tensor pixels = decode(*model, latents.unsqueeze(0), runner);
-      expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == picture.sizes(),
+      expect(pixels.dim() == 5 && pixels.size(0) == 1 && pixels[0].sizes() == image.sizes(),
              "latents ", latents.sizes(), " give pixels ", pixels.sizes());
       expect(pixels.scalar_type() == at::kFloat, "pixels are not float32");
       expect(at::isfinite(pixels).all().item<bool>() && at::isfinite(latents).all().item<bool>(),
@@ -93,13 +93,13 @@ class EncoderChecks : Checks {
     return std::to_string(blocks.size()) + " blocks";
   }
 
-  Detail check_wrong_picture() const {
+  Detail check_wrong_image() const {
     const at::NoGradGuard no_grad;
     const std::unique_ptr<Model> model = make_random();
     const LatentSpec spec = model->latent_spec();
     if (spec.spatial_stride == 1) return "every size fits";
     DirectRunner runner;
-    expect_error(ErrorCode::kInvalidArgument, "a picture whose width does not fit", [&] {
+    expect_error(ErrorCode::kInvalidArgument, "an image whose width does not fit", [&] {
       encode_target(*model, at::rand({3, 1, 2 * spec.pixel_multiple, spec.pixel_multiple + 1}),
                     runner);
     });

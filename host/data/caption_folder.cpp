@@ -15,8 +15,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMaskEnding = "-masklabel.png";
 
-// Also formats that cannot be read here: a picture is told of, not passed over.
-bool is_picture_name(const fs::path& name) {
+// Also formats that cannot be read here: an image is told of, not passed over.
+bool is_image_name(const fs::path& name) {
   static constexpr std::array kEndings = {".png", ".jpg",  ".jpeg", ".webp", ".bmp",
                                           ".gif", ".tif",  ".tiff", ".ppm",  ".pgm",
                                           ".pbm", ".avif", ".heic", ".jxl"};
@@ -71,7 +71,7 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
   }
   Metadata metadata = {folder, {"image", "prompt"}, {}};
   for (const std::string& file : files) {
-    if (!is_picture_name(file) || file.ends_with(kMaskEnding)) continue;
+    if (!is_image_name(file) || file.ends_with(kMaskEnding)) continue;
     const std::string stem = fs::path(file).replace_extension().string();
     Record record = {0, files::display_path((fs::path(folder) / file).string())};
     record.values["image"] = file;
@@ -96,8 +96,8 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
     metadata.records.push_back(std::move(record));
   }
   if (metadata.records.empty() && problems.count() == 0) {
-    problems.add("empty folders", files::display_path(folder) + ": no pictures below it",
-                 "put pictures and captions there" + other_way);
+    problems.add("empty folders", files::display_path(folder) + ": no images below it",
+                 "put images and captions there" + other_way);
   }
   return metadata;
 }

@@ -59,7 +59,7 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     if (const std::string_view unread = inputs::unread_files(input.kind); !unread.empty()) {
       problems.add(
           kColumns, place + ": " + std::string(unread) + " cannot be read yet",
-          input.required ? "train a family that learns pictures" : "leave it out of --extra_inputs",
+          input.required ? "train a family that learns images" : "leave it out of --extra_inputs",
           ErrorCode::kUnsupported);
       continue;
     }
@@ -83,8 +83,8 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
                                  : "did you mean " + nearest + "?");
   }
   if (learnt_.empty() && problems.count() == 0) {
-    problems.add(kColumns, "the family declares no picture to learn",
-                 "train a family that learns pictures", ErrorCode::kUnsupported);
+    problems.add(kColumns, "the family declares no image to learn",
+                 "train a family that learns images", ErrorCode::kUnsupported);
   }
 }
 

@@ -12,7 +12,7 @@
 #include "host/data/dataset.h"
 #include "host/data/findings.h"
 #include "host/data/metadata.h"
-#include "host/data/near_files.h"
+#include "host/data/path_suggester.h"
 
 namespace atelier::data {
 
@@ -27,7 +27,7 @@ class Columns {
   // Inputs that every row has: required ones and those of extra_inputs. Of those with a when_absent
   // a row may lack the file.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
-  // The first required picture for training; empty, and a problem, when there is none.
+  // The first required image for training; empty, and a problem, when there is none.
   const std::string& learnt() const { return learnt_; }
 
   // The row without its size. A row with problems gives nullopt.

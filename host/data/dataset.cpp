@@ -9,9 +9,9 @@
 #include "formats/escape.h"
 #include "host/data/columns.h"
 #include "host/data/findings.h"
-#include "host/data/near_files.h"
+#include "host/data/image_files.h"
 #include "host/data/parallel.h"
-#include "host/data/picture_files.h"
+#include "host/data/path_suggester.h"
 #include "host/data/sizes.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
@@ -21,9 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Pictures that are enlarged more than this look soft.
+// Images that are enlarged more than this look soft.
 constexpr double kMuchEnlarged = 2.0;
-// How far the shape of a mask may be from that of its picture.
+// How far the shape of a mask may be from that of its image.
 constexpr double kMaskShapeTolerance = 0.01;
 
 std::string size_text(int64_t height, int64_t width) {
@@ -64,10 +64,10 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& probl
 }
 
 // Checks the files of rows, and gives them their sizes.
-class PictureRules {
+class ImageRules {
  public:
-  PictureRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
-               const PictureFiles& files, Findings& problems, Findings& odd)
+  ImageRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
+             const ImageFiles& files, Findings& problems, Findings& odd)
       : options_(options),
         columns_(columns),
         sizes_(sizes),
@@ -89,7 +89,7 @@ class PictureRules {
   }
 
  private:
-  // Where in the row. A picture that is a row of its own is not named twice.
+  // Where in the row. An image that is a row of its own is not named twice.
   static Error placed(const Item& item, const std::string& column, const Error& error) {
     const std::string prefix = item.place + ": ";
     if (!error.message().starts_with(prefix)) return error.at(item.place + " [" + column + "]");
@@ -98,7 +98,7 @@ class PictureRules {
                  error.hint(), error.tag());
   }
 
-  const media::PictureInfo& info_of(const std::string& path) const {
+  const media::ImageInfo& info_of(const std::string& path) const {
     return files_.find(path)->second.info;
   }
 
@@ -113,22 +113,22 @@ class PictureRules {
                        missing_++ < options_.max_errors ? near_.hint(path) : "", error->tag())));
     } else {
       const bool is_damaged = error->code() == ErrorCode::kDataLoss;
-      problems_.add(is_damaged ? "damaged pictures" : "unreadable files",
+      problems_.add(is_damaged ? "damaged images" : "unreadable files",
                     placed(item, column, *error));
     }
     return false;
   }
 
-  // Of what is learnt, which gives the row its size.
+  // The image that is trained on, which gives the row its size.
   bool check_size(Item& item) {
-    const media::PictureInfo& info = info_of(item.files.at(columns_.learnt()).front());
+    const media::ImageInfo& info = info_of(item.files.at(columns_.learnt()).front());
     const Size size = sizes_.of(info.height, info.width);
     if (!sizes_.is_valid()) return false;
     const std::string place = item.place + " [" + columns_.learnt() + "]: ";
     if (size.height < 1 || size.width < 1) {
-      problems_.add("too small pictures",
+      problems_.add("too small images",
                     place + size_text(info.height, info.width) + " pixels are too few to train on",
-                    "take the row out, or give --height and --width to enlarge every picture");
+                    "take the row out, or give --height and --width to enlarge every image");
       return false;
     }
     item.height = size.height;
@@ -136,10 +136,10 @@ class PictureRules {
     const double scale = std::max(static_cast<double>(size.height) / info.height,
                                   static_cast<double>(size.width) / info.width);
     if (scale > kMuchEnlarged) {
-      odd_.add("enlarged pictures",
+      odd_.add("enlarged images",
                place + size_text(info.height, info.width) + " is enlarged to " +
                    size_text(size.height, size.width),
-               "a larger picture would be sharper");
+               "a larger image would be sharper");
     }
     if (info.is_animated)
       odd_.add("animations", place + "is an animation", "its first frame is learnt");
@@ -147,32 +147,32 @@ class PictureRules {
   }
 
   bool check_mask(const Item& item, const std::string& path) {
-    const media::PictureInfo& mask = info_of(path);
-    const media::PictureInfo& picture = info_of(item.files.at(columns_.learnt()).front());
-    const double ratio = (static_cast<double>(mask.width) * picture.height) /
-                         (static_cast<double>(mask.height) * picture.width);
+    const media::ImageInfo& mask = info_of(path);
+    const media::ImageInfo& image = info_of(item.files.at(columns_.learnt()).front());
+    const double ratio = (static_cast<double>(mask.width) * image.height) /
+                         (static_cast<double>(mask.height) * image.width);
     if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
     problems_.add("masks of another shape",
                   item.place + " [" + options_.mask_column + "]: the mask is " +
-                      size_text(mask.height, mask.width) + ", the picture " +
-                      size_text(picture.height, picture.width),
-                  "a mask has the shape of its picture, at any size");
+                      size_text(mask.height, mask.width) + ", the image " +
+                      size_text(image.height, image.width),
+                  "a mask has the shape of its image, at any size");
     return false;
   }
 
   const DatasetOptions& options_;
   const Columns& columns_;
   const SizeRule& sizes_;
-  const PictureFiles& files_;
+  const ImageFiles& files_;
   Findings& problems_;
   Findings& odd_;
-  NearFiles near_;
+  PathSuggester near_;
   int64_t missing_ = 0;  // files so far; those that will not be told need no hint
 };
 
-// Pictures that are learnt more than once, by path or by content.
+// Images that are learnt more than once, by path or by content.
 void find_duplicates(const std::vector<Item>& items, const std::string& learnt,
-                     const PictureFiles& files, Findings& odd) {
+                     const ImageFiles& files, Findings& odd) {
   std::map<std::string, const Item*> first_of;
   std::vector<std::string> paths;
   for (const Item& item : items) {
@@ -183,7 +183,7 @@ void find_duplicates(const std::vector<Item>& items, const std::string& learnt,
       continue;
     }
     odd.add("duplicates",
-            item.place + " [" + learnt + "]: the same picture as in " + first->second->place +
+            item.place + " [" + learnt + "]: the same image as in " + first->second->place +
                 (item.values == first->second->values ? ", with the same values" : ""),
             "take one out unless it shall count twice");
   }
@@ -197,11 +197,11 @@ void find_duplicates(const std::vector<Item>& items, const std::string& learnt,
 
 // What holds for the dataset as a whole.
 void find_oddities(const std::vector<Item>& items, const std::string& learnt,
-                   const DatasetOptions& options, const PictureFiles& files, Findings& odd) {
+                   const DatasetOptions& options, const ImageFiles& files, Findings& odd) {
   int64_t profiles = 0, transparent = 0;
   const Item* first_profile = nullptr;
   for (const Item& item : items) {
-    const media::PictureInfo& info = files.find(item.files.at(learnt).front())->second.info;
+    const media::ImageInfo& info = files.find(item.files.at(learnt).front())->second.info;
     if (info.has_alpha) ++transparent;
     if (info.has_color_profile && profiles++ == 0) first_profile = &item;
   }
@@ -209,17 +209,17 @@ void find_oddities(const std::vector<Item>& items, const std::string& learnt,
     odd.add("color profiles",
             first_profile->place + " [" + learnt + "]: has an embedded color profile, as " +
                 std::to_string(profiles) + " of " + std::to_string(items.size()) +
-                " pictures; colors are read as sRGB",
-            "convert pictures of other color spaces to sRGB");
+                " images; colors are read as sRGB",
+            "convert images of other color spaces to sRGB");
   }
   if (options.alpha_mask && transparent == 0 && !items.empty()) {
-    odd.add("masks", "--alpha_mask: no picture has transparency",
+    odd.add("masks", "--alpha_mask: no image has transparency",
             "the loss counts everywhere; leave the flag out");
   }
 }
 
 std::string make_fingerprint(const std::vector<Item>& items, const DatasetOptions& options,
-                             const PictureFiles& files) {
+                             const ImageFiles& files) {
   files::ContentHash hash;
   hash.add(static_cast<int64_t>(items.size())).add(options.mask_column);
   hash.add(int64_t{options.alpha_mask});
@@ -231,7 +231,7 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
     for (const auto& [column, paths] : item.files) {
       hash.add(column).add(static_cast<int64_t>(paths.size()));
       for (const std::string& path : paths) {
-        const inputs::PictureFile& file = files.find(path)->second;
+        const inputs::ImageFile& file = files.find(path)->second;
         hash.add(path).add(file.bytes).add(file.modified_ns);
       }
     }
@@ -296,8 +296,8 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
       found[i] = check(rows[i].second, dataset.values_of(rows[i].second));
     });
   }
-  const PictureFiles files = check_pictures(paths, options.decode_all);
-  PictureRules rules(dataset.options_, columns, sizes, files, errors, odd);
+  const ImageFiles files = check_images(paths, options.decode_all);
+  ImageRules rules(dataset.options_, columns, sizes, files, errors, odd);
   for (size_t i = 0; i < rows.size(); ++i) {
     auto& [line, item] = rows[i];
     errors.set_row(line);

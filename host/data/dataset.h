@@ -23,7 +23,7 @@ namespace atelier::data {
 // Names are those of the flags.
 struct DatasetOptions {
   std::string dataset_base_path;      // what relative paths are relative to
-  std::string dataset_metadata_path;  // empty: captions beside the pictures of dataset_base_path
+  std::string dataset_metadata_path;  // empty: captions beside the images of dataset_base_path
   // Columns with file paths; others are taken as they stand. Absent columns are no mistake.
   std::vector<std::string> data_file_keys = {"image", "video"};
   // Optional inputs of the family that every row must have.
@@ -31,17 +31,17 @@ struct DatasetOptions {
   // Optional inputs that are texts, by name: what rows have that give none of their own.
   std::map<std::string, std::string, std::less<>> texts_of_all = {};
   std::string caption_extension = ".txt";
-  // Both or neither, in pixels. Neither: every picture keeps its shape, see target_size().
+  // Both or neither, in pixels. Neither: every image keeps its shape, see target_size().
   std::optional<int64_t> height, width;
   int64_t max_pixels = 1'048'576;
-  // Aspect-ratio buckets: a picture is cut to the nearest of a few shapes of about max_pixels, so
-  // that batches find pictures of one shape.
+  // Aspect-ratio buckets: an image is cut to the nearest of a few shapes of about max_pixels, so
+  // that batches find images of one shape.
   bool enable_bucket = false;
   int64_t bucket_reso_steps = 64;  // sides of buckets are multiples of it, in pixels
   int64_t min_bucket_reso = 256, max_bucket_reso = 2048;
-  bool bucket_no_upscale = false;  // small pictures get a smaller bucket instead of being enlarged
-  // Where the loss counts: a column with pictures (white counts, gray counts less), or the
-  // picture's own transparency.
+  bool bucket_no_upscale = false;  // small images get a smaller bucket instead of being enlarged
+  // Where the loss counts: a column with images (white counts, gray counts less), or the
+  // image's own transparency.
   std::string mask_column = "mask";
   bool alpha_mask = false;
   bool decode_all = false;   // --validate full: every file is decoded, not only its header read
@@ -54,15 +54,15 @@ struct Item {
   // Inputs of the family that are no files, as inputs::parse_value() gives them, and whatever else
   // the row holds.
   std::map<std::string, nlohmann::json, std::less<>> values;
-  // Paths of the family's picture inputs and of the mask, as they are opened. Those whose
+  // Paths of the family's image inputs and of the mask, as they are opened. Those whose
   // when_absent says what stands in may be missing.
   std::map<std::string, std::vector<std::string>, std::less<>> files;
-  int64_t height = 0, width = 0;  // of the picture to learn after crop_and_resize
+  int64_t height = 0, width = 0;  // of the image to learn after crop_and_resize
 };
 
 // A decoded row.
 struct Sample {
-  Inputs inputs;    // pictures as their InputSpec::fit brings them to the item's size
+  Inputs inputs;    // images as their InputSpec::fit brings them to the item's size
   at::Tensor mask;  // float32 [1, H, W] in [0, 1]; undefined: the loss counts everywhere
 };
 
@@ -72,7 +72,7 @@ struct RowProblem {
   Error error;
 };
 
-// What a dataset cannot know of a row; `inputs` are its inputs but for pictures. Called from
+// What a dataset cannot know of a row; `inputs` are its inputs but for images. Called from
 // several threads.
 using RowCheck = std::function<std::vector<RowProblem>(const Item& row, const Inputs& inputs)>;
 
@@ -96,7 +96,7 @@ class Dataset {
   // Those that every row has.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
 
-  // Name of the input that is learnt: the first required picture or video for training.
+  // Name of the input that is learnt: the first required image or video for training.
   const std::string& learnt() const { return learnt_; }
 
   // Decodes one item. Throws Error naming the row and the file.
@@ -111,7 +111,7 @@ class Dataset {
   // How many items have which size, the largest count first.
   std::vector<BucketCount> buckets() const;
 
-  // What is odd and no mistake: duplicates, empty captions, pictures that are enlarged much.
+  // What is odd and no mistake: duplicates, empty captions, images that are enlarged much.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -125,7 +125,7 @@ class Dataset {
   std::vector<std::string> warnings_;
 };
 
-// The size that a picture of height x width is cropped to when no size is given: at most
+// The size that an image of height x width is cropped to when no size is given: at most
 // max_pixels, never enlarged, both sides rounded down to multiples of `multiple`:
 //   s = sqrt(h w / max_pixels) when h w > max_pixels, else 1; h' = trunc(h / s) / multiple *
 //   multiple

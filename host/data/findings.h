@@ -26,7 +26,7 @@ class Findings {
   int64_t count() const { return static_cast<int64_t>(entries_.size()); }
 
   // The findings in the order of their rows, and at most one more that counts the rest:
-  // "PLACE: 12 more (damaged pictures: 2, missing files: 10)".
+  // "PLACE: 12 more (damaged images: 2, missing files: 10)".
   std::vector<Error> list(const std::string& place) const;
 
  private:

@@ -73,7 +73,7 @@ class Collector {
     if (seen_.size() <= kMaxColumns) return;
     throw Error(ErrorCode::kInvalidArgument,
                 place + ": more than " + std::to_string(kMaxColumns) + " columns",
-                "each row is one picture, and each column one of its values");
+                "each row is one image, and each column one of its values");
   }
 
   void add(Record record) {
@@ -289,7 +289,7 @@ Metadata read_metadata(const std::string& path, Findings& problems) {
   problems.set_row(0);
   if (metadata.records.empty() && problems.count() == 0) {
     problems.add(kSyntax, files::display_path(path) + ": holds no rows",
-                 "write one row for each picture");
+                 "write one row for each image");
   }
   return metadata;
 }

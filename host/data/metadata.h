@@ -1,4 +1,4 @@
-// What a dataset says of itself: rows of a csv, json or jsonl file, or pictures with captions
+// What a dataset says of itself: rows of a csv, json or jsonl file, or images with captions
 // beside them.
 #pragma once
 
@@ -38,9 +38,9 @@ inline constexpr size_t kMaxColumns = 1000;
 // when the file cannot be read.
 Metadata read_metadata(const std::string& path, Findings& problems);
 
-// One row for each picture below `folder`, in the order of their paths: "image" is the picture,
+// One row for each image below `folder`, in the order of their paths: "image" is the image,
 // "prompt" the text of the file of the same name that ends in `caption_extension` (".txt"), "mask"
-// the file "NAME-masklabel.png" where there is one. A picture without caption is a problem.
+// the file "NAME-masklabel.png" where there is one. An image without caption is a problem.
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
                              Findings& problems);
 

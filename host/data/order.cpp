@@ -191,10 +191,10 @@ int64_t Order::steps_per_epoch() const {
   return state_->steps_per_epoch;
 }
 
-StepPlan Order::step(int64_t step) const {
+StepBatches Order::step(int64_t step) const {
   const OrderOptions& options = state_->options;
   const int64_t in_epoch = step % state_->steps_per_epoch;
-  StepPlan plan;
+  StepBatches plan;
   plan.epoch = step / state_->steps_per_epoch;
   plan.is_last_of_epoch = in_epoch + 1 == state_->steps_per_epoch;
   std::shared_ptr<const Pass> pass;

@@ -9,16 +9,16 @@
 namespace atelier::data {
 
 // One sample of a step. `slot` counts the samples of the step from 0: it keys their random numbers.
-struct Place {
+struct StepSample {
   size_t item;
   uint32_t slot;
 };
 
 // Samples of one shape that go through the model together.
-using MicroBatch = std::vector<Place>;
+using MicroBatch = std::vector<StepSample>;
 
 // What one optimizer step learns from.
-struct StepPlan {
+struct StepBatches {
   std::vector<MicroBatch> batches;
   int64_t samples = 0;
   int64_t epoch = 0;  // from 0
@@ -56,7 +56,7 @@ class Order {
   // `step` from 0. Plans the passes that the step touches when they are none of the last two that
   // were planned: about 0.1 seconds for a million items, and as much again for each pass before it
   // from which items still wait for their batch.
-  StepPlan step(int64_t step) const;
+  StepBatches step(int64_t step) const;
 
  private:
   struct State;

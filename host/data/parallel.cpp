@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::data {
 

@@ -16,7 +16,7 @@
 
 #include "atelier/error.h"
 
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::data {
 

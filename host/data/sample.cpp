@@ -4,8 +4,8 @@
 
 #include "host/data/dataset.h"
 #include "host/files/file_reader.h"
+#include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
-#include "host/inputs/picture_file.h"
 #include "host/inputs/read.h"
 #include "host/media/decode.h"
 #include "host/media/pixels.h"
@@ -14,10 +14,10 @@
 namespace atelier::data {
 namespace {
 
-// The transparency of the picture to learn, cut as it is; undefined where it has none.
+// The transparency of the image to learn, cut as it is; undefined where it has none.
 at::Tensor read_alpha_mask(const std::string& path, const MediaTarget& target) {
-  const media::Picture alpha =
-      media::decode_with_alpha(inputs::read_picture_file(path), files::display_path(path)).alpha;
+  const media::Image alpha =
+      media::decode_with_alpha(inputs::read_image_file(path), files::display_path(path)).alpha;
   if (alpha.rgb.empty()) return {};
   return media::to_mask(media::crop_and_resize(alpha, static_cast<int>(target.width),
                                                static_cast<int>(target.height)));
@@ -55,7 +55,7 @@ Sample Dataset::load(const Item& item) const {
   const at::Tensor& learnt = std::get<at::Tensor>(sample.inputs.at(learnt_));
   for (const InputSpec& input : inputs_) {
     if (!sample.inputs.contains(input.name))
-      sample.inputs.emplace(input.name, inputs::stand_in(input, learnt));
+      sample.inputs.emplace(input.name, inputs::simulated(input, learnt));
   }
   const std::string& mask_column = options_.mask_column;
   if (options_.alpha_mask) sample.mask = read_alpha_mask(item.files.at(learnt_).front(), target);

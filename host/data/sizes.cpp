@@ -109,13 +109,13 @@ bool SizeRule::check(report::Problems& problems) const {
   if (options_.height.has_value() != options_.width.has_value()) {
     problems.add(std::string("--") + (options_.height ? "width" : "height") +
                      ": only the other side is given",
-                 "give both sides for one size, or neither to keep the shape of each picture");
+                 "give both sides for one size, or neither to keep the shape of each image");
   }
   if (options_.height) check_multiple("height", *options_.height, multiple_, problems);
   if (options_.width) check_multiple("width", *options_.width, multiple_, problems);
   if (options_.max_pixels < multiple_ * multiple_) {
     problems.add(with_number("max_pixels", options_.max_pixels) + " is less than the " +
-                     std::to_string(multiple_ * multiple_) + " pixels of the smallest picture",
+                     std::to_string(multiple_ * multiple_) + " pixels of the smallest image",
                  "use for instance 1048576");
   }
   if (options_.enable_bucket) check_buckets(options_, multiple_, problems);

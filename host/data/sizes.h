@@ -1,4 +1,4 @@
-// To which size each picture of a dataset is cut.
+// To which size each image of a dataset is cut.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class SizeRule {
   // False when the options were no good.
   bool is_valid() const { return is_valid_; }
 
-  // The size for a picture of height x width; a side of 0 means that the picture is too small.
+  // The size for an image of height x width; a side of 0 means that the image is too small.
   Size of(int64_t height, int64_t width) const;
 
  private:

@@ -14,7 +14,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "host/files/file_reader.h"
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::files {
 

@@ -10,7 +10,7 @@ namespace atelier::files {
 // Error{kInvalidArgument} naming the flag or argument and the file when it is there.
 void refuse_to_replace(const std::string& flag, const std::string& path);
 
-// Pictures, tables and numbers can be made again, and are replaced: a line that says so. Empty:
+// Images, tables and numbers can be made again, and are replaced: a line that says so. Empty:
 // none of `paths` is there.
 std::string replaced_note(std::span<const std::string> paths);
 

@@ -22,7 +22,7 @@ constexpr std::string_view kOtherModels = "it belongs to other models";
 constexpr std::string_view kFused = "operators are fused as they are built";
 constexpr std::string_view kAttention = "masks are never made, and --attention chooses by itself";
 constexpr std::string_view kCaptions = "captions are learnt as they stand";
-constexpr std::string_view kNoAugmentation = "pictures are learnt as they stand";
+constexpr std::string_view kNoAugmentation = "images are learnt as they stand";
 constexpr std::string_view kResumed = "--resume goes on where the checkpoint is";
 constexpr std::string_view kNotUploaded = "nothing is uploaded";
 constexpr std::string_view kNames = "files are named after steps and epochs in --output_path";
@@ -30,7 +30,7 @@ constexpr std::string_view kLogs = "--enable_tensorboard_log is on; logs lie in 
 constexpr std::string_view kNoLog = "there is no such log";
 
 constexpr CompatFlag kFlags[] = {
-    // Of the launchers: accelerate launch, torchrun and deepspeed.
+    // Flags of the launchers: accelerate launch, torchrun and deepspeed.
     {"config_file", kLauncher, true, kIdle, kAllPlanned},
     {"mixed_precision", kLauncher, true, kRead,
      "--dtype says what weights are kept and computed in"},
@@ -58,7 +58,7 @@ constexpr CompatFlag kFlags[] = {
     {"dynamo_backend", kLauncher, true, kIdle, "operators are fused as they are built"},
     {"dynamo_mode", kLauncher, true, kIdle, "operators are fused as they are built"},
     {"num_cpu_threads_per_process", kLauncher, true, kIdle, "--threads is one for each core"},
-    // Of kohya's trainers: the model.
+    // Flags of kohya's trainers: the model.
     {"pretrained_model_name_or_path", kKohya, true, kRead, kModelPaths},
     {"gemma2", kKohya, true, kRead, kModelPaths},
     {"ae", kKohya, true, kRead, kModelPaths},
@@ -118,7 +118,7 @@ constexpr CompatFlag kFlags[] = {
     {"flip_aug", kKohya, false, kLost, kNoAugmentation},
     {"random_crop", kKohya, false, kLost, kNoAugmentation},
     {"face_crop_aug_range", kKohya, true, kLost, kNoAugmentation},
-    {"resize_interpolation", kKohya, true, kIdle, "pictures are scaled as DiffSynth-Studio does"},
+    {"resize_interpolation", kKohya, true, kIdle, "images are scaled as DiffSynth-Studio does"},
     {"masked_loss", kKohya, false, kLost,
      "--mask_column or --alpha_mask says where the loss counts"},
     {"vae_batch_size", kKohya, true, kIdle, kAlwaysEncoded},
@@ -128,7 +128,7 @@ constexpr CompatFlag kFlags[] = {
     {"cache_text_encoder_outputs", kKohya, false, kIdle, kAlwaysEncoded},
     {"cache_text_encoder_outputs_to_disk", kKohya, false, kIdle, kAlwaysEncoded},
     {"skip_cache_check", kKohya, false, kIdle, kAlwaysEncoded},
-    {"cache_info", kKohya, false, kIdle, "headers of pictures are read at every start"},
+    {"cache_info", kKohya, false, kIdle, "headers of images are read at every start"},
     // Memory and speed.
     {"gradient_checkpointing", kKohya, false, kFixed, "--use_gradient_checkpointing"},
     {"cpu_offload_checkpointing", kKohya, false, kFixed, "--use_gradient_checkpointing_offload"},
@@ -229,7 +229,7 @@ constexpr CompatFlag kFlags[] = {
      "--validation_dataset_base_path is a dataset of its own"},
     {"validation_seed", kKohya, true, kIdle, "validation always has the same noise"},
     {"max_validation_steps", kKohya, true, kIdle, "the whole validation dataset is used"},
-    // Of other trainers, and of DiffSynth-Studio's past.
+    // Flags of other trainers, and of DiffSynth-Studio's past.
     {"lr", kTrainer, true, kRenamed, "learning_rate"},
     {"rank", kTrainer, true, kRenamed, "lora_rank"},
     {"steps", kTrainer, true, kRenamed, "max_train_steps"},
@@ -246,7 +246,7 @@ constexpr CompatFlag kFlags[] = {
      "--data_file_keys names the columns with paths"},
     {"guidance_scale", kTrainer, true, kLost, "guidance is a matter of sampling"},
     {"report_to", kTrainer, true, kIdle, "--enable_tensorboard_log is on"},
-    // What diffusers, DiffSynth-Studio, kohya's and other programs call settings of a picture.
+    // What diffusers, DiffSynth-Studio, kohya's and other programs call settings of an image.
     {"guidance_scale", kSampler, true, kRenamed, "cfg_scale"},
     {"true_cfg_scale", kSampler, true, kRenamed, "cfg_scale"},
     {"cfg", kSampler, true, kRenamed, "cfg_scale"},
@@ -281,7 +281,8 @@ constexpr CompatFlag kFlags[] = {
     {"from_file", kSampler, true, kRenamed, "prompts_file"},
     {"lr", kSampler, true, kIdle, "a learning rate is a matter of training"},
     {"learning_rate", kSampler, true, kIdle, "a learning rate is a matter of training"},
-    // Of DiffSynth-Studio: atelier train takes them, so that its command lines run as they are.
+    // Flags of DiffSynth-Studio: atelier train takes them, so that its command lines run as they
+    // are.
     {"find_unused_parameters", kStudio, false, kIdle,
      "parameters without a gradient are never in the way", "unused parameters never are in the way",
      ""},
@@ -300,7 +301,7 @@ constexpr CompatFlag kFlags[] = {
     {"enable_wandb_log", kStudio, false, kIdle, kNoLog, "use enable_tensorboard_log",
      "--enable_tensorboard_log"},
     {"wandb_project", kStudio, true, kIdle, kNoLog, "", ""},
-    {"processor_path", kStudio, true, kIdle, "no text encoder sees pictures", "use tokenizer_path",
+    {"processor_path", kStudio, true, kIdle, "no text encoder sees images", "use tokenizer_path",
      "--tokenizer_path"},
     {"audio_processor_path", kStudio, true, kIdle, "no input is sound", "no input is sound", ""},
     {"zero_cond_t", kStudio, false, kLost, "no family has models that are trained so",

@@ -15,7 +15,7 @@ enum CompatOrigin : unsigned {
   kLauncher = 1,  // accelerate launch, torchrun and deepspeed
   kKohya = 2,     // kohya's trainers
   kTrainer = 4,   // other trainers, and DiffSynth-Studio's past
-  kSampler = 8,   // programs that make pictures
+  kSampler = 8,   // programs that make images
   kStudio = 16,   // DiffSynth-Studio's trainers; atelier train takes these flags
 };
 
@@ -24,7 +24,7 @@ enum class CompatFate {
   kFixed,    // `text` is what stands for it here, "--dtype bfloat16"
   kIdle,     // `text` says why it is not needed
   kLost,     // the same, but the run is another one without it
-  kRead,     // its value decides, see train/foreign_line.cpp; `text` says what to use
+  kRead,     // its value decides, see train/compat_line.cpp; `text` says what to use
 };
 
 struct CompatFlag {

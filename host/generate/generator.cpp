@@ -204,8 +204,8 @@ at::Tensor Generator::encode_start(const Request& request) {
     return model::reads(candidate, engine_.target_input);
   });
   if (engine_.target_input.empty() || stage == engine_.stages.end())
-    throw Error(ErrorCode::kUnsupported, "this family does not start from a picture",
-                "leave the picture out");
+    throw Error(ErrorCode::kUnsupported, "this family does not start from an image",
+                "leave the image out");
   load_where([&](const ComponentSpec& c) { return model::uses(*stage, c.name); });
   begin_phase("encode");
   check_cancelled();
@@ -396,7 +396,7 @@ at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_C
   const at::Tensor on_host = pixels[0].to(host, at::kFloat);
   step.finish();
   if (!host.is_meta() && !at::isfinite(on_host).all().item<bool>())
-    throw Error(ErrorCode::kNumerics, "the picture has values that are not finite",
+    throw Error(ErrorCode::kNumerics, "the image has values that are not finite",
                 "compute in another --dtype, and check the model's files");
   return on_host;
 }
@@ -407,19 +407,19 @@ TileFunction Generator::through_vae(TileFunction run) const {
       [this, run = std::move(run)](const at::Tensor& in) { return engine_.through_vae(run, in); };
 }
 
-void Generator::run(const Request& request, const OnPicture& on_picture) {
+void Generator::run(const Request& request, const OnImage& on_image) {
   const at::NoGradGuard no_grad;
   const ops::StopScope stops([this] { check_cancelled(); });
-  const size_t num_pictures = request.seeds.size();
+  const size_t num_images = request.seeds.size();
   const auto shape = engine_.model.latent_shape({1, request.height, request.width});
   if (request.latents.defined()) {
     std::vector<int64_t> wanted = shape;
-    wanted.insert(wanted.begin(), static_cast<int64_t>(num_pictures));
+    wanted.insert(wanted.begin(), static_cast<int64_t>(num_images));
     if (request.latents.sizes() != wanted) {
       throw Error(ErrorCode::kInvalidArgument,
                   "tensor \"latents\": shape " + c10::str(request.latents.sizes()) + ", " +
                       c10::str(at::IntArrayRef(wanted)) + " expected",
-                  "that is [pictures, channels, frames, height, width] at this size");
+                  "that is [images, channels, frames, height, width] at this size");
     }
   }
   const Conditionings cond = encode_conditions(request);
@@ -437,23 +437,23 @@ void Generator::run(const Request& request, const OnPicture& on_picture) {
   const auto forgets = c10::make_scope_exit([this] { forget_denoiser(); });
 
   const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
-  for (size_t first = 0; first < num_pictures; first += batch_size) {
-    const size_t count = std::min(batch_size, num_pictures - first);
+  for (size_t first = 0; first < num_images; first += batch_size) {
+    const size_t count = std::min(batch_size, num_images - first);
     at::Tensor x = initial_noise(request, first, count);
     if (clean.defined()) {
       const double sigma = request.sigmas.front();
       x.mul_(sigma).add_(clean, 1.0 - sigma);
     }
     std::string label = "denoise";
-    if (num_pictures > 1) {
-      label += " picture " + std::to_string(first + 1);
+    if (num_images > 1) {
+      label += " image " + std::to_string(first + 1);
       if (count > 1) label += "-" + std::to_string(first + count);
-      label += "/" + std::to_string(num_pictures);
+      label += "/" + std::to_string(num_images);
     }
     x = denoise(request, cond, std::move(x), label);
-    if (first + count == num_pictures) forget_denoiser();  // decoding may need the room
+    if (first + count == num_images) forget_denoiser();  // decoding may need the room
     for (size_t i = 0; i < count; ++i) {
-      on_picture(first + i, decode(request, x[static_cast<int64_t>(i)]));
+      on_image(first + i, decode(request, x[static_cast<int64_t>(i)]));
     }
   }
 }

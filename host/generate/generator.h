@@ -47,7 +47,7 @@ struct Engine {
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
   // What a dry run makes only once of what is alike: steps that are left out, and what the VAE is
-  // called through with a tile or a whole picture. Empty: everything is made.
+  // called through with a tile or a whole image. Empty: everything is made.
   std::function<bool(int64_t step)> makes_step = {};
   std::function<at::Tensor(const TileFunction& run, const at::Tensor& in)> through_vae = {};
 };
@@ -55,7 +55,7 @@ struct Engine {
 // The one for a noise level. Throws Error{kNotFound}.
 const Denoiser& denoiser_at(const Engine& engine, double sigma);
 
-// Pictures of one prompt and one size.
+// Images of one prompt and one size.
 struct Request {
   Inputs inputs;  // "prompt", and whatever else the family's stages read
   // What encodings depend on beside `inputs`; see lora::Registry::fingerprint.
@@ -74,8 +74,8 @@ struct Request {
   bool whole_timesteps = false;   // of the levels that the denoiser is told
   std::string solver = "euler";   // see solvers.h
   int64_t height = 0, width = 0;  // pixels
-  std::vector<uint64_t> seeds;    // of each picture
-  int64_t batch_size = 1;         // pictures that are denoised together
+  std::vector<uint64_t> seeds;    // of each image
+  int64_t batch_size = 1;         // images that are denoised together
   at::Tensor
       latents;  // float32 [N, C, T, H, W]: initial noise in place of the seeds'; may be undefined
   at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1]: image to image; may be undefined
@@ -93,12 +93,12 @@ class Generator {
   // ops::StopScope.
   Generator(Engine engine, progress::Progress& progress, std::function<bool()> is_cancelled = {});
 
-  // Gets each picture as soon as it is decoded: float32 [3, T, H, W] in [-1, 1], on the CPU.
-  using OnPicture = std::function<void(size_t index, const at::Tensor& pixels)>;
+  // Gets each image as soon as it is decoded: float32 [3, T, H, W] in [-1, 1], on the CPU.
+  using OnImage = std::function<void(size_t index, const at::Tensor& pixels)>;
 
-  // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_picture has got
+  // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_image has got
   // stays valid. Throws Error{kInvalidArgument} when latents or input_pixels have the wrong shape.
-  void run(const Request& request, const OnPicture& on_picture);
+  void run(const Request& request, const OnImage& on_image);
 
   // Encodes what `requests` will need, so that encoders are loaded once for all of them.
   // What does not fit into the cache is encoded when it is asked for.

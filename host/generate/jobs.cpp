@@ -44,7 +44,7 @@ std::string JobResult::to_json() const {
   return line_json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::optional<Job> parse_job(std::string_view text, const Place& place, const Settings& base,
+std::optional<Job> parse_job(std::string_view text, const Origin& place, const Settings& base,
                              std::span<const InputSpec> inputs, report::Problems& problems) {
   try {
     const nlohmann::json line = formats::parse_json(text);
@@ -77,7 +77,7 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
     const size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view content = text.substr(begin, end - begin);
     begin = end + 1;
-    const Place place = {name, ++line};
+    const Origin place = {name, ++line};
     if (is_blank(content)) continue;
     const size_t before = problems.size();
     std::optional<Job> job = parse_job(content, place, base, inputs, problems);

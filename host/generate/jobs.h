@@ -16,14 +16,14 @@
 namespace atelier::generate {
 
 struct Job {
-  Place place;
+  Origin place;
   Settings settings;
 };
 
 // What became of one job; one JSON line on stdout.
 struct JobResult {
   std::vector<std::string> output;  // files that are finished
-  std::optional<uint64_t> seed;     // of the first picture; none when the job never began
+  std::optional<uint64_t> seed;     // of the first image; none when the job never began
   double seconds = 0.0;
   std::string error;  // empty: done
   uint64_t line = 0;
@@ -34,7 +34,7 @@ struct JobResult {
 
 // Reads one line, without its end; `settings` of a job without "output" name their file after the
 // line. Mistakes become problems; nullopt: it is no JSON.
-std::optional<Job> parse_job(std::string_view text, const Place& place, const Settings& base,
+std::optional<Job> parse_job(std::string_view text, const Origin& place, const Settings& base,
                              std::span<const InputSpec> inputs, report::Problems& problems);
 
 // Reads a whole prompts file; `name` stands for it in messages. Blank lines are skipped. Two jobs

@@ -6,7 +6,7 @@
 
 namespace atelier::generate {
 
-void LoraSet::check(const Settings& settings, const Place& place, report::Problems& problems) {
+void LoraSet::check(const Settings& settings, const Origin& place, report::Problems& problems) {
   for (const lora::Use& use : settings.loras) {
     try {
       registry().check(use);

@@ -21,7 +21,7 @@ class LoraSet {
       : model_(model), mode_(mode), progress_(progress) {}
 
   // Adds a problem for each LoRA of `settings` that does not fit the model. Reads no values.
-  void check(const Settings& settings, const Place& place, report::Problems& problems);
+  void check(const Settings& settings, const Origin& place, report::Problems& problems);
 
   // Makes the LoRAs of `settings` those of the model, and no others. Names in a file that are
   // nothing in the model are told once.

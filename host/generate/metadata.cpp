@@ -19,7 +19,7 @@ std::string number(double value) {
   return out.str();
 }
 
-// Of one file, or of several.
+// The name of one file, or the names of several.
 json short_paths(const json& value) {
   if (value.is_string()) return short_path(value.get<std::string>());
   json paths = json::array();

@@ -1,4 +1,4 @@
-// What a written picture says about how it was made.
+// What a written image says about how it was made.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace atelier::generate {
 
-// What is the same for every picture of a run.
+// What is the same for every image of a run.
 struct ModelRecord {
   std::string version;  // of the program
   std::string family, plugin_version, variant;
@@ -30,12 +30,12 @@ struct ModelRecord {
 };
 
 // Two text chunks: "parameters" in the form that other tools read and show, and "atelier", a JSON
-// object with every setting. `request` is the one that was run, `index` the picture's place in it.
+// object with every setting. `request` is the one that was run, `index` the image's place in it.
 media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
                            const Request& request, std::string_view schedule, size_t index);
 
 // The last two parts of a path: "transformer/model.safetensors". Whole paths tell more than a
-// picture should.
+// image should.
 std::string short_path(const std::string& path);
 
 }  // namespace atelier::generate

@@ -61,7 +61,7 @@ void check_output_path(const std::string& output, const std::string& place,
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (extension != ".png") {
     problems.add(place + ": " + formats::quote_and_escape(output) + " does not end in .png",
-                 "pictures are written as PNG");
+                 "images are written as PNG");
   }
   std::filesystem::path folder = path.parent_path();
   if (folder.empty()) folder = ".";

@@ -1,4 +1,4 @@
-// The files of pictures: which name each one gets, and whether it can be written there.
+// The files of images: which name each one gets, and whether it can be written there.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace atelier::generate {
 
-// The file of each picture: a pattern such as "out_%03d.png" counts from 0; without one, several
-// pictures become out_0.png, out_1.png, …
+// The file of each image: a pattern such as "out_%03d.png" counts from 0; without one, several
+// images become out_0.png, out_1.png, …
 std::vector<std::string> output_paths(const std::string& output, int64_t num_images);
 
 // Puts a number before the extension: "out.png" and 3 give "out_3.png".

@@ -17,7 +17,7 @@ namespace {
 constexpr std::pair<std::string_view, CfgRenorm> kRenorms[] = {
     {"none", CfgRenorm::kNone}, {"clamp", CfgRenorm::kClamp}, {"row", CfgRenorm::kRow}};
 
-// `starts`: from a picture, which the first levels would leave nothing of.
+// `starts`: from an image, which the first levels would leave nothing of.
 std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule,
                              const LatentSpec& spec, bool starts) {
   std::vector<float> sigmas = make_sigmas(

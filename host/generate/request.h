@@ -33,10 +33,10 @@ files::Checkpoint open_latents(const std::string& path);
 // Where the user left height or width open, they are what the model is for.
 void fill_size(Settings& settings, const model::LoadedModel& model);
 
-// What the text encoder is given beside pictures.
+// What the text encoder is given beside images.
 Inputs value_inputs(const Settings& settings, const ModelFamily& family);
 
-// Reads the input files. `seed` is the first picture's.
+// Reads the input files. `seed` is the first image's.
 // Throws Error when a file cannot be read or does not fit.
 Request make_request(const Settings& settings, const ModelFamily& family, const Model& model,
                      uint64_t seed, std::string_view variant = {});

@@ -73,7 +73,7 @@ void Session::run(const Settings& settings, JobResult& result) {
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
   try {
     generator_.run(request, [&](size_t index, const at::Tensor& pixels) {
-      write_picture(paths[index], settings, request, index, pixels);
+      write_image(paths[index], settings, request, index, pixels);
       result.output.push_back(paths[index]);
     });
   } catch (...) {
@@ -106,17 +106,17 @@ Request Session::request_of(const Settings& settings, uint64_t seed) {
   return request;
 }
 
-void Session::write_picture(const std::string& path, const Settings& settings,
-                            const Request& request, size_t index, const at::Tensor& pixels) {
-  const media::Picture picture = media::to_picture(pixels.select(1, 0));
+void Session::write_image(const std::string& path, const Settings& settings, const Request& request,
+                          size_t index, const at::Tensor& pixels) {
+  const media::Image image = media::to_image(pixels.select(1, 0));
   media::PngText text;
   if (options_.writes_metadata) {
     const auto& schedule = schedule_of(settings, model_.family(), model::variant_of(model_));
     text = metadata_of(record_, settings, request, schedule.name, index);
   }
-  files::write_file(path, media::encode_png(picture, text));
-  progress_.note(path + ": " + std::to_string(picture.width) + "x" +
-                 std::to_string(picture.height) + ", seed " + std::to_string(request.seeds[index]));
+  files::write_file(path, media::encode_png(image, text));
+  progress_.note(path + ": " + std::to_string(image.width) + "x" + std::to_string(image.height) +
+                 ", seed " + std::to_string(request.seeds[index]));
 }
 
 Engine Session::make_engine() {
@@ -146,7 +146,7 @@ void Session::load(std::string_view component) {
 
 // Says who holds what. Nothing of what failed is held any more.
 Error Session::does_not_fit(const Error& failure, const Request& request) {
-  const memory::DeviceMeter meter(model_.device(), model_.port());
+  const memory::DeviceMeter meter(model_.device(), model_.transfer());
   const memory::DeviceBytes device = meter.bytes();
   std::vector<model::Holder> holders = model::weight_holders(model_);
   holders.push_back({"encoded prompts", generator_.cached_bytes()});

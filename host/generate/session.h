@@ -1,4 +1,4 @@
-// A model that stays up and makes pictures, one request after another.
+// A model that stays up and makes images, one request after another.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace atelier::generate {
 struct SessionOptions {
   bool batches_cfg = true;                  // both halves of guidance in one call of the denoiser
   bool keeps_all = false;                   // components stay beside each other; see Engine
-  bool writes_metadata = true;              // pictures say how they were made
+  bool writes_metadata = true;              // images say how they were made
   std::optional<Tiling> tiling = {};        // of the VAE
   std::function<bool()> is_cancelled = {};  // see Generator
   run::MemoryTimeline* timeline = nullptr;  // null: none is made
@@ -37,7 +37,7 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Writes the pictures of `settings`, which the checks have let through. `result` gets the seed,
+  // Writes the images of `settings`, which the checks have let through. `result` gets the seed,
   // and each file as it is finished. Throws Error{kOutOfMemory} with the flags that would help.
   void run(const Settings& settings, JobResult& result);
 
@@ -52,8 +52,8 @@ class Session {
   void begin_phase(std::string_view phase, int64_t number = 0);
   void load(std::string_view component);
   Request request_of(const Settings& settings, uint64_t seed);
-  void write_picture(const std::string& path, const Settings& settings, const Request& request,
-                     size_t index, const at::Tensor& pixels);
+  void write_image(const std::string& path, const Settings& settings, const Request& request,
+                   size_t index, const at::Tensor& pixels);
   Error does_not_fit(const Error& failure, const Request& request);
 
   model::LoadedModel& model_;
@@ -71,7 +71,7 @@ class JobRunner {
  public:
   using Make = std::function<void(const Settings&, JobResult&)>;
   using OnResult = std::function<void(const JobResult&)>;
-  // `make` makes the pictures of one job, as Session::run does; `on_result` gets what became of
+  // `make` makes the images of one job, as Session::run does; `on_result` gets what became of
   // each.
   JobRunner(Make make, OnResult on_result)
       : make_(std::move(make)), on_result_(std::move(on_result)) {}

@@ -124,8 +124,8 @@ struct Field {
 
 const std::vector<Field>& fields() {
   static const std::vector<Field> table = {
-      {{.name = "prompt", .help = "what the picture shows"}, &Settings::prompt},
-      {{.name = "negative_prompt", .help = "what the picture does not show"},
+      {{.name = "prompt", .help = "what the image shows"}, &Settings::prompt},
+      {{.name = "negative_prompt", .help = "what the image does not show"},
        &Settings::negative_prompt},
       {{.name = "height",
         .kind = FlagKind::kInteger,
@@ -137,12 +137,12 @@ const std::vector<Field>& fields() {
        &Settings::width},
       {{.name = "seed",
         .kind = FlagKind::kSeed,
-        .help = "of the first picture, the next ones count up; -1 draws one",
+        .help = "of the first image, the next ones count up; -1 draws one",
         .preset = "-1"},
        &Settings::seed},
       {{.name = "num_inference_steps",
         .kind = FlagKind::kInteger,
-        .help = "steps from noise to picture; by default what the schedule says"},
+        .help = "steps from noise to image; by default what the schedule says"},
        &Settings::num_inference_steps},
       {{.name = "cfg_scale",
         .kind = FlagKind::kReal,
@@ -156,7 +156,7 @@ const std::vector<Field>& fields() {
        &Settings::cfg_trunc},
       {{.name = "cfg_renorm",
         .help = "what is guided is brought back to the length it has without guidance: clamp, over "
-                "a picture, where it is longer; row, along each row; none; by default what the "
+                "an image, where it is longer; row, along each row; none; by default what the "
                 "schedule says",
         .choices = {"none", "clamp", "row"}},
        &Settings::cfg_renorm},
@@ -166,12 +166,12 @@ const std::vector<Field>& fields() {
        &Settings::cfg_renorm_ratio},
       {{.name = "num_images",
         .kind = FlagKind::kInteger,
-        .help = "pictures of this prompt",
+        .help = "images of this prompt",
         .preset = "1"},
        &Settings::num_images},
       {{.name = "batch_size",
         .kind = FlagKind::kInteger,
-        .help = "pictures that are denoised together; more need more memory",
+        .help = "images that are denoised together; more need more memory",
         .preset = "1"},
        &Settings::batch_size},
       {{.name = "schedule",
@@ -189,11 +189,11 @@ const std::vector<Field>& fields() {
         .help = "part of the steps that change the input image, in (0, 1] [0.6]"},
        &Settings::denoising_strength},
       {{.name = "latents",
-        .help = "safetensors with the initial noise: tensor latents [pictures, C, T, H, W]",
+        .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W]",
         .value_name = "FILE"},
        &Settings::latents},
       {{.name = "output",
-        .help = "PNG to write, over what is there; several pictures: out_0.png, … or a pattern "
+        .help = "PNG to write, over what is there; several images: out_0.png, … or a pattern "
                 "out_%03d.png",
         .preset = "out.png",
         .value_name = "FILE"},
@@ -209,7 +209,8 @@ const Field* find_field(std::string_view name) {
   return nullptr;
 }
 
-Error unknown_name(const std::string& name, std::span<const InputSpec> inputs, const Place& place) {
+Error unknown_name(const std::string& name, std::span<const InputSpec> inputs,
+                   const Origin& place) {
   if (name == kStartName)
     return {ErrorCode::kInvalidArgument, place.of(name) + ": " + kNoStart, "leave it out"};
   std::vector<std::string> known = {kLorasKey};
@@ -223,12 +224,12 @@ Error unknown_name(const std::string& name, std::span<const InputSpec> inputs, c
 
 }  // namespace
 
-std::string Place::of(std::string_view field) const {
+std::string Origin::of(std::string_view field) const {
   if (file.empty()) return "--" + std::string(field);
   return file + ":" + std::to_string(line) + ": " + std::string(field);
 }
 
-std::string size_place(const Settings& s, const Place& place) {
+std::string size_origin(const Settings& s, const Origin& place) {
   const std::string between = place.file.empty() ? " --" : ", ";
   return place.of("height") + " " + std::to_string(*s.height) + between + "width " +
          std::to_string(*s.width);
@@ -289,11 +290,11 @@ Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec>
         }
     }
   }
-  return settings_of(given, Settings{}, inputs, Place{}, problems);
+  return settings_of(given, Settings{}, inputs, Origin{}, problems);
 }
 
 Settings settings_of(const json& line, const Settings& base, std::span<const InputSpec> inputs,
-                     const Place& place, report::Problems& problems) {
+                     const Origin& place, report::Problems& problems) {
   Settings settings = base;
   if (!line.is_object()) {
     problems.add(place.file + ":" + std::to_string(place.line) + ": a JSON object is expected",

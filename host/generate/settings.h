@@ -17,12 +17,12 @@
 
 namespace atelier::generate {
 
-// Pictures of one prompt.
+// Images of one prompt.
 struct Settings {
   std::string prompt, negative_prompt;
   // Pixels; what the model is for where fill_size() finds them open.
   std::optional<int64_t> height, width;
-  std::optional<uint64_t> seed;  // drawn at random when absent; picture i has seed + i
+  std::optional<uint64_t> seed;                // drawn at random when absent; image i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent
   std::optional<double> cfg_scale;             // of the schedule when absent
   std::optional<double> cfg_trunc;             // the same
@@ -44,29 +44,29 @@ struct Settings {
 };
 
 inline constexpr double kDefaultStrength = 0.6;
-// What families call the picture that sampling begins from, and what those without one say to it.
+// What families call the image that sampling begins from, and what those without one say to it.
 inline constexpr const char* kStartName = "input_image";
-inline constexpr const char* kNoStart = "this family does not start from a picture";
+inline constexpr const char* kNoStart = "this family does not start from an image";
 inline constexpr int64_t kMaxImages = 100'000;  // of one prompt
 
 // Where a value was written: names it in messages as "--height" or as "jobs.jsonl:3: height".
-struct Place {
+struct Origin {
   std::string file;  // empty: the command line
   uint64_t line = 0;
 
   std::string of(std::string_view field) const;
 };
 
-// Names the size of a picture: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
-std::string size_place(const Settings& settings, const Place& place);
+// Names the size of an image: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
+std::string size_origin(const Settings& settings, const Origin& place);
 
 // One flag, and one key of a line, per setting; then those of the family.
 std::vector<flags::FlagSpec> settings_flags(std::span<const InputSpec> inputs);
 
-// The input of that name that pictures are made with; null: there is none.
+// The input of that name that images are made with; null: there is none.
 const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name);
 
-// Whether there is a picture that sampling begins from.
+// Whether there is an image that sampling begins from.
 bool has_start(const Settings& settings, std::span<const InputSpec> inputs);
 
 // Whether settings_flags() has it whatever the family.
@@ -78,7 +78,7 @@ Settings settings_of(const flags::ParsedFlags& flags, std::span<const InputSpec>
 
 // `base` with the values of one line. Unknown keys and values of the wrong type become problems.
 Settings settings_of(const nlohmann::json& line, const Settings& base,
-                     std::span<const InputSpec> inputs, const Place& place,
+                     std::span<const InputSpec> inputs, const Origin& place,
                      report::Problems& problems);
 
 }  // namespace atelier::generate

@@ -9,8 +9,8 @@
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
+#include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
-#include "host/inputs/picture_file.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
@@ -34,7 +34,7 @@ void check_count(int64_t count, const std::string& place, report::Problems& prob
               "above " + std::to_string(kMaxImages), problems);
 }
 
-void check_prompts(const Settings& s, const ModelFamily* family, const Place& place,
+void check_prompts(const Settings& s, const ModelFamily* family, const Origin& place,
                    report::Problems& problems) {
   if (s.prompt.empty() && family != nullptr) {
     const InputSpec* found = find_input_spec(family->inputs(), "prompt");
@@ -48,7 +48,7 @@ void check_prompts(const Settings& s, const ModelFamily* family, const Place& pl
   }
 }
 
-void check_guidance(const Settings& s, CfgRenorm preset, const Place& place,
+void check_guidance(const Settings& s, CfgRenorm preset, const Origin& place,
                     report::Problems& problems) {
   check_range(s.cfg_trunc.value_or(1.0) >= 0, place.of("cfg_trunc"),
               std::to_string(s.cfg_trunc.value_or(1.0)), "below 0", problems);
@@ -69,7 +69,7 @@ void check_guidance(const Settings& s, CfgRenorm preset, const Place& place,
 // Schedule, steps, guidance and strength. Numbers are checked even where the schedule's name is
 // wrong.
 void check_schedule(const Settings& s, const ModelFamily* family, std::string_view variant,
-                    const Place& place, report::Problems& problems) {
+                    const Origin& place, report::Problems& problems) {
   // Messages about schedules begin with the flag's name already.
   const auto collect = [&](auto&& check) {
     try {
@@ -107,7 +107,7 @@ void check_schedule(const Settings& s, const ModelFamily* family, std::string_vi
   }
 }
 
-void check_files(const Settings& s, std::span<const InputSpec> inputs, const Place& place,
+void check_files(const Settings& s, std::span<const InputSpec> inputs, const Origin& place,
                  report::Problems& problems) {
   for (const InputSpec& input : inputs) {
     const auto given = s.family_inputs.find(input.name);
@@ -118,7 +118,7 @@ void check_files(const Settings& s, std::span<const InputSpec> inputs, const Pla
       continue;
     }
     for (const std::string& path : inputs::texts_of(*given)) {
-      const auto file = inputs::check_picture(path, /*decode_all=*/false);
+      const auto file = inputs::check_image(path, /*decode_all=*/false);
       if (file.error) problems.add(file.error->at(place.of(input.name)));
     }
   }
@@ -157,7 +157,7 @@ void check_latents(const Settings& s, const Model& model, bool knows_size, const
       problems.add(place + ": " + s.latents + ": tensor \"latents\": shape " +
                        c10::str(at::IntArrayRef(shape)) + ", " + c10::str(at::IntArrayRef(wanted)) +
                        " expected",
-                   "that is [pictures, channels, frames, height, width] at this size");
+                   "that is [images, channels, frames, height, width] at this size");
   } catch (const Error& error) {
     problems.add(error.at(place));
   }
@@ -165,7 +165,7 @@ void check_latents(const Settings& s, const Model& model, bool knows_size, const
 
 }  // namespace
 
-void check_settings(const Settings& s, const ModelFamily* family, const Place& place,
+void check_settings(const Settings& s, const ModelFamily* family, const Origin& place,
                     report::Problems& problems, std::string_view variant) {
   check_prompts(s, family, place, problems);
   check_count(s.num_images, place.of("num_images"), problems);
@@ -175,7 +175,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Place& p
 }
 
 void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
-                 std::string_view variant, const Place& place, report::Problems& problems) {
+                 std::string_view variant, const Origin& place, report::Problems& problems) {
   const size_t before = problems.size();
   check_size(*s.height, spec.pixel_multiple, place.of("height"), problems);
   check_size(*s.width, spec.pixel_multiple, place.of("width"), problems);
@@ -190,12 +190,13 @@ void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec&
     make_sigmas(*schedule,
                 {.num_steps = schedule->num_inference_steps, .tokens = tokens_of(s, spec)});
   } catch (const Error& error) {
-    problems.add(error.at(size_place(s, place)));
+    problems.add(error.at(size_origin(s, place)));
   }
 }
 
 void check_against_model(const Settings& s, const ModelFamily& family, const Model& model,
-                         std::string_view variant, const Place& place, report::Problems& problems) {
+                         std::string_view variant, const Origin& place,
+                         report::Problems& problems) {
   const LatentSpec spec = model.latent_spec();
   const size_t before = problems.size();
   check_sizes(s, family, spec, variant, place, problems);

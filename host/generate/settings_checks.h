@@ -12,16 +12,16 @@ namespace atelier::generate {
 
 // Everything that can be known without the model: prompts, numbers, names, input files. `family` is
 // null and `variant`, of the denoiser, empty where it is not known.
-void check_settings(const Settings& settings, const ModelFamily* family, const Place& place,
+void check_settings(const Settings& settings, const ModelFamily* family, const Origin& place,
                     report::Problems& problems, std::string_view variant = {});
 
 // Height and width: what the model takes, and what its schedule has noise levels for. Part of
 // check_against_model().
 void check_sizes(const Settings& settings, const ModelFamily& family, const LatentSpec& spec,
-                 std::string_view variant, const Place& place, report::Problems& problems);
+                 std::string_view variant, const Origin& place, report::Problems& problems);
 
 // What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
 void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,
-                         std::string_view variant, const Place& place, report::Problems& problems);
+                         std::string_view variant, const Origin& place, report::Problems& problems);
 
 }  // namespace atelier::generate

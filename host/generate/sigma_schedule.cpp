@@ -50,9 +50,9 @@ void check_shift(double a, const ScheduleRequest& request) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--flow_shift: " + shown + " is not above 0 and at most 1e9");
   throw Error(ErrorCode::kInvalidArgument,
-              "the schedule shifts the noise levels of a picture of " +
+              "the schedule shifts the noise levels of an image of " +
                   std::to_string(request.tokens) + " tokens by " + shown +
-                  ", which leaves no steps between noise and picture",
+                  ", which leaves no steps between noise and image",
               "use a smaller size, or say --flow_shift");
 }
 
@@ -117,7 +117,7 @@ std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_s
     throw Error(
         ErrorCode::kInvalidArgument,
         "--denoising_strength: " + std::to_string(denoising_strength) + " is outside (0, 1]",
-        "1 makes a new picture, small values stay close to the input image");
+        "1 makes a new image, small values stay close to the input image");
   }
   const auto steps = static_cast<double>(sigmas.size() - 1);
   const auto start = static_cast<int64_t>(steps - std::min(steps * denoising_strength, steps));

@@ -13,7 +13,7 @@ namespace atelier::generate {
 
 struct ScheduleRequest {
   int num_steps = 30;
-  // Denoiser tokens of one sample: a family's dynamic shift follows the picture's size.
+  // Denoiser tokens of one sample: a family's dynamic shift follows the image's size.
   int64_t tokens = 0;
   // A constant shift a in place of the schedule's own; its terminal sigma stays.
   std::optional<double> flow_shift = {};
@@ -21,10 +21,10 @@ struct ScheduleRequest {
   std::vector<double> sigmas = {};
 };
 
-// The factor a of s' = a s / (1 + (a - 1) s), of a picture of that many tokens.
+// The factor a of s' = a s / (1 + (a - 1) s), of an image of that many tokens.
 double shift_factor(const SigmaShift& shift, int64_t tokens);
 
-// The shift that follows the picture's size: that of the family's first schedule which has one;
+// The shift that follows the image's size: that of the family's first schedule which has one;
 // without any, the line of SigmaShift. `variant` as in find_schedule().
 SigmaShift dynamic_shift(std::span<const ScheduleDefaults> schedules,
                          std::string_view variant = {});

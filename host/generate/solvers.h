@@ -23,7 +23,7 @@ class Solver {
 
 struct SolverSpec {
   std::string_view name;   // chosen with --solver
-  std::string_view title;  // as pictures name it
+  std::string_view title;  // as images name it
   std::string_view help;
   // sigmas: levels that fall to 0, see make_sigmas(). like: the latents that will be walked.
   std::unique_ptr<Solver> (*make)(std::span<const float> sigmas, const at::Tensor& like);

@@ -32,7 +32,7 @@ std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::strin
 }
 
 void TextLengths::check(const Settings& settings, const ModelFamily& family,
-                        std::string_view variant, const Place& place, report::Problems& problems) {
+                        std::string_view variant, const Origin& place, report::Problems& problems) {
   const EncodeInputs in = {.stage = {}, .values = value_inputs(settings, family)};
   if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
   bool is_guided = true;  // also where the schedule's name is wrong

@@ -22,13 +22,13 @@ class TextLengths {
   TextLengths(const Model& model, std::string_view family, bool cuts)
       : model_(model), family_(family), cuts_(cuts) {}
 
-  // What is wrong with the text of `in`, of which pictures may be left out; `place` names it.
+  // What is wrong with the text of `in`, of which images may be left out; `place` names it.
   // What keeps texts from being counted at all is told once.
   std::optional<Error> check(const EncodeInputs& in, const std::string& place);
 
   // The prompt, and the negative one where guidance uses it.
   void check(const Settings& settings, const ModelFamily& family, std::string_view variant,
-             const Place& place, report::Problems& problems);
+             const Origin& place, report::Problems& problems);
 
   // One line about what will be cut; empty: nothing.
   std::string note() const;

@@ -1,4 +1,4 @@
-// Large pictures through the VAE in overlapping tiles, blended so that no seams show.
+// Large images through the VAE in overlapping tiles, blended so that no seams show.
 #pragma once
 
 #include <cstdint>

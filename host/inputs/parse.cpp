@@ -131,10 +131,10 @@ void add(files::ContentHash& hash, const std::vector<T>& list) {
 }  // namespace
 
 bool is_file(InputKind kind) {
-  return is_picture(kind) || !unread_files(kind).empty();
+  return is_image(kind) || !unread_files(kind).empty();
 }
 
-bool is_picture(InputKind kind) {
+bool is_image(InputKind kind) {
   return kind == InputKind::kImage || kind == InputKind::kMask;
 }
 

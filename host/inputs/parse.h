@@ -16,8 +16,8 @@ namespace atelier::inputs {
 
 // Whether values are paths of files.
 bool is_file(InputKind kind);
-// Whether those files are pictures.
-bool is_picture(InputKind kind);
+// Whether those files are images.
+bool is_image(InputKind kind);
 // "videos" or "sounds" for kinds that cannot be read yet; empty for the others.
 std::string_view unread_files(InputKind kind);
 // "image", "images" of a list, as programs read it.

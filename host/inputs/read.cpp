@@ -8,8 +8,8 @@
 
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
+#include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
-#include "host/inputs/picture_file.h"
 #include "host/media/decode.h"
 #include "host/media/pixels.h"
 #include "host/media/resize.h"
@@ -17,58 +17,58 @@
 namespace atelier::inputs {
 namespace {
 
-using media::Picture;
+using media::Image;
 
-Picture fitted(const Picture& picture, InputFit fit, const MediaTarget& target) {
+Image fitted(const Image& image, InputFit fit, const MediaTarget& target) {
   const int height = static_cast<int>(target.height), width = static_cast<int>(target.width);
-  if (fit == InputFit::kAsIs) return picture;
+  if (fit == InputFit::kAsIs) return image;
   if (fit == InputFit::kStretch)
-    return media::resize(picture, width, height, media::Filter::kBicubic);
-  return media::crop_and_resize(picture, width, height);
+    return media::resize(image, width, height, media::Filter::kBicubic);
+  return media::crop_and_resize(image, width, height);
 }
 
-// Returns [4, H, W]; a picture without transparency is opaque.
+// Returns [4, H, W]; an image without transparency is opaque.
 at::Tensor read_rgba(const InputSpec& input, const std::string& path, const MediaTarget& target) {
-  auto [picture, alpha] = media::decode_with_alpha(
-      read_picture_file(path), files::display_path(path), {.over_white = false});
+  auto [image, alpha] = media::decode_with_alpha(read_image_file(path), files::display_path(path),
+                                                 {.over_white = false});
   if (alpha.rgb.empty()) {
-    const at::Tensor pixels = media::to_pixels(fitted(picture, input.fit, target));
+    const at::Tensor pixels = media::to_pixels(fitted(image, input.fit, target));
     return at::cat({pixels, at::ones_like(pixels.narrow(0, 0, 1))});
   }
   const int height = static_cast<int>(target.height), width = static_cast<int>(target.width);
   if (input.fit == InputFit::kStretch)
-    media::resize_with_alpha(picture, alpha, width, height, media::Filter::kBicubic);
+    media::resize_with_alpha(image, alpha, width, height, media::Filter::kBicubic);
   if (input.fit == InputFit::kCrop) {
-    const auto [over_width, over_height] = media::covering_size(picture, width, height);
-    media::resize_with_alpha(picture, alpha, over_width, over_height, media::Filter::kBilinear);
-    picture = media::center_crop(picture, width, height);
+    const auto [over_width, over_height] = media::covering_size(image, width, height);
+    media::resize_with_alpha(image, alpha, over_width, over_height, media::Filter::kBilinear);
+    image = media::center_crop(image, width, height);
     alpha = media::center_crop(alpha, width, height);
   }
-  return at::cat({media::to_pixels(picture), media::to_pixels(alpha).narrow(0, 0, 1)});
+  return at::cat({media::to_pixels(image), media::to_pixels(alpha).narrow(0, 0, 1)});
 }
 
 at::Tensor read_one(const InputSpec& input, const std::string& path, const MediaTarget& target) {
   if (input.channels == 4) return read_rgba(input, path, target);
-  const Picture picture = fitted(
-      media::decode_picture(read_picture_file(path), files::display_path(path)), input.fit, target);
-  return input.kind == InputKind::kMask ? media::to_mask(picture) : media::to_pixels(picture);
+  const Image image = fitted(media::decode_image(read_image_file(path), files::display_path(path)),
+                             input.fit, target);
+  return input.kind == InputKind::kMask ? media::to_mask(image) : media::to_pixels(image);
 }
 
 }  // namespace
 
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target) {
-  if (!is_picture(input.kind))
+  if (!is_image(input.kind))
     throw Error(ErrorCode::kUnsupported, "input " + formats::quote_and_escape(input.name) + ": " +
                                              std::string(unread_files(input.kind)) +
                                              " cannot be read yet");
   if (!is_list(input)) return read_one(input, paths.front(), target);
-  std::vector<at::Tensor> pictures;
-  for (const std::string& path : paths) pictures.push_back(read_one(input, path, target));
-  return pictures;
+  std::vector<at::Tensor> images;
+  for (const std::string& path : paths) images.push_back(read_one(input, path, target));
+  return images;
 }
 
-InputValue stand_in(const InputSpec& input, const at::Tensor& target) {
+InputValue simulated(const InputSpec& input, const at::Tensor& target) {
   at::Tensor frame = target;
   if (target.dim() == 4)
     frame = target.select(1, input.when_absent == WhenAbsent::kFirstFrame ? 0 : -1);

@@ -9,13 +9,13 @@
 
 namespace atelier::inputs {
 
-// Reads an input of pictures or masks from its files; `target`: what is made, see InputFit.
+// Reads an input of images or masks from its files; `target`: what is made, see InputFit.
 // Throws Error naming the file; Error{kUnsupported} for kinds that cannot be read yet.
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target);
 
-// What stands in for a picture that a row of a dataset lacks: see InputSpec::when_absent.
-// `target`: the value of the target input, a picture or a clip.
-InputValue stand_in(const InputSpec& input, const at::Tensor& target);
+// What stands in for an image that a row of a dataset lacks: see InputSpec::when_absent.
+// `target`: the value of the target input, an image or a clip.
+InputValue simulated(const InputSpec& input, const at::Tensor& target);
 
 }  // namespace atelier::inputs

@@ -35,8 +35,8 @@ Thing inspect_tokenizer(const std::string& path) {
   return {{"path", path}, {"kind", "tokenizer"}, {"tokens", tokens}};
 }
 
-Thing inspect_picture(const std::string& path) {
-  const media::PictureInfo info = media::probe_picture(path);
+Thing inspect_image(const std::string& path) {
+  const media::ImageInfo info = media::probe_image(path);
   Thing out = {{"path", path},        {"kind", "image"},       {"format", info.format},
                {"width", info.width}, {"height", info.height}, {"channels", info.channels},
                {"bits", info.bits}};
@@ -156,7 +156,7 @@ Thing Inspector::inspect_file(const std::string& path) {
   std::string first(std::min<uint64_t>(64, reader.size()), '\0');
   reader.read(first.data(), 0, first.size());
   const auto* bytes = reinterpret_cast<const uint8_t*>(first.data());
-  if (media::looks_like_picture({bytes, first.size()})) return inspect_picture(path);
+  if (media::looks_like_image({bytes, first.size()})) return inspect_image(path);
   const std::string extension = fs::path(path).extension().string();
   try {
     if (extension == ".json") return inspect_json(path);

@@ -68,7 +68,7 @@ at::Tensor published_gradient(const weights::PublishedTensor& tensor,
   return parts.size() == 1 ? parts.front() : at::cat(parts, tensor.axis);
 }
 
-// Of half the sum of all squared outputs, as to each leaf.
+// The gradient of half the sum of all squared outputs, as to each leaf.
 std::vector<at::Tensor> gradients_of(const NamedTensors& outputs,
                                      const std::vector<at::Tensor>& leaves) {
   std::vector<at::Tensor> roots, seeds;

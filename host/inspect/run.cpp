@@ -59,7 +59,7 @@ bool is_run_folder(const std::string& path) {
 Thing inspect_state(const std::string& path) {
   Thing out = {{"path", path}, {"kind", "state"}};
   try {
-    const run::Checkpoint state = run::open_checkpoint(path);
+    const run::SavedState state = run::open_state(path);
     out["step"] = state.step;
     uint64_t bytes = 0;
     for (const auto& [name, file] : state.files) bytes += file.bytes;

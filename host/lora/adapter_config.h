@@ -31,7 +31,8 @@ class AdapterConfig {
   std::optional<double> number_for(const std::string& component, const std::string& key,
                                    const char* patterns_key, const std::string& name) const;
 
-  // Of one adapter_config.json, or of several components with names before the keys,
+  // The values of one adapter_config.json, or of several components, each with its name before the
+  // keys,
   // "transformer.lora_alpha".
   nlohmann::json values_;
 };

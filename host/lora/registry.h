@@ -57,8 +57,8 @@ class Registry {
   // Error{kInvalidArgument} when the name is taken for this component or the strength is not
   // finite; the set is then as before.
   void load(const Use& use);
-  // Of a name that several components have, all. Throws Error{kNotFound} naming those that there
-  // are.
+  // Unloads all LoRAs of a name that several components have. Throws Error{kNotFound} naming those
+  // that there are.
   void unload(std::string_view name);
 
   // Makes `set` the LoRAs in use, in this order. Throws as load().

@@ -108,7 +108,7 @@ std::vector<uint8_t> read_runs(const ByteReader& in, const Header& header) {
     } else if (value == 0) {  // the end of a row
       to = (to + width - 1) / width * width;
       column = 0;
-    } else if (value == 1) {  // the end of the picture
+    } else if (value == 1) {  // the end of the image
       break;
     } else if (value == 2) {  // to the right and on by rows
       to += in.u8(at) + in.u8(at + 1) * width;

@@ -17,7 +17,7 @@ class ByteReader {
   size_t size() const { return bytes_.size(); }
   void require(size_t at, size_t count) const {
     if (at > bytes_.size() || bytes_.size() - at < count)
-      throw DecodeError("the file ends before the picture does");
+      throw DecodeError("the file ends before the image does");
   }
   uint8_t u8(size_t at) const {
     require(at, 1);

@@ -16,7 +16,7 @@ namespace atelier::media {
 enum class Layout { kRgb, kRgba, kInvertedCmyk };
 
 struct Raster {
-  PictureInfo info;  // width and height as stored, before orientation
+  ImageInfo info;  // width and height as stored, before orientation
   Layout layout = Layout::kRgb;
   std::vector<uint8_t> data;
 
@@ -32,7 +32,7 @@ class DecodeError : public std::runtime_error {
 // Called once the size is known, before pixels are allocated; throws when it is too large.
 using CheckSize = std::function<void(int64_t width, int64_t height)>;
 
-// Each reads the header, calls `check`, and then, with `pixels`, the picture. Throw DecodeError.
+// Each reads the header, calls `check`, and then, with `pixels`, the image. Throw DecodeError.
 Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 Raster read_jpeg(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 Raster read_webp(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);

@@ -50,7 +50,7 @@ ReadFunction reader_of(std::span<const uint8_t> bytes) {
   return is_ppm(bytes) ? read_ppm : nullptr;
 }
 
-// The name of a kind of picture that is known and not read; empty for others.
+// The name of a kind of image that is known and not read; empty for others.
 std::string_view name_of_unread(std::span<const uint8_t> bytes) {
   struct Kind {
     size_t at;
@@ -85,9 +85,9 @@ Error refusal(std::span<const uint8_t> bytes, const std::string& place) {
     return {ErrorCode::kUnsupported, place + ": " + pointer->what(), pointer->hint};
   if (const std::string_view name = name_of_unread(bytes); !name.empty())
     return {ErrorCode::kUnsupported,
-            place + ": a picture of the kind " + std::string(name) + ", which is not read",
+            place + ": an image of the kind " + std::string(name) + ", which is not read",
             "convert it to PNG or JPEG"};
-  return {ErrorCode::kUnsupported, place + ": not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM picture",
+  return {ErrorCode::kUnsupported, place + ": not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM image",
           "convert it to one of these"};
 }
 
@@ -108,19 +108,19 @@ Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool p
       throw Error(ErrorCode::kInvalidArgument,
                   place + ": " + std::to_string(width) + "x" + std::to_string(height) +
                       " pixels are more than the limit of " + std::to_string(options.max_pixels),
-                  "make the picture smaller");
+                  "make the image smaller");
     });
   } catch (const DecodeError& error) {
     throw Error(ErrorCode::kDataLoss, place + ": " + error.what(),
-                "the picture is damaged or cut short; get it again");
+                "the image is damaged or cut short; get it again");
   }
 }
 
-Picture to_rgb(const Raster& raster, bool over_white) {
-  Picture picture(raster.info.width, raster.info.height);
-  const size_t count = picture.rgb.size() / 3;
+Image to_rgb(const Raster& raster, bool over_white) {
+  Image image(raster.info.width, raster.info.height);
+  const size_t count = image.rgb.size() / 3;
   const uint8_t* in = raster.data.data();
-  uint8_t* out = picture.rgb.data();
+  uint8_t* out = image.rgb.data();
   switch (raster.layout) {
     case Layout::kRgb:
       std::copy_n(in, 3 * count, out);
@@ -142,17 +142,17 @@ Picture to_rgb(const Raster& raster, bool over_white) {
       }
       break;
   }
-  return picture;
+  return image;
 }
 
-// The transparency of an RGBA raster as a gray picture.
-Picture to_alpha(const Raster& raster) {
-  Picture picture(raster.info.width, raster.info.height);
-  for (size_t i = 0; i < picture.rgb.size(); ++i) picture.rgb[i] = raster.data[i / 3 * 4 + 3];
-  return picture;
+// The transparency of an RGBA raster as a gray image.
+Image to_alpha(const Raster& raster) {
+  Image image(raster.info.width, raster.info.height);
+  for (size_t i = 0; i < image.rgb.size(); ++i) image.rgb[i] = raster.data[i / 3 * 4 + 3];
+  return image;
 }
 
-// Where the pixel (x, y) of the upright picture stands in the stored one of this size.
+// Where the pixel (x, y) of the upright image stands in the stored one of this size.
 std::array<int, 2> stored_place(int orientation, int x, int y, int width, int height) {
   switch (orientation) {
     case 2:
@@ -174,36 +174,36 @@ std::array<int, 2> stored_place(int orientation, int x, int y, int width, int he
   }
 }
 
-Picture upright(Picture stored, int orientation) {
+Image upright(Image stored, int orientation) {
   if (orientation == 1) return stored;
   const bool turns = orientation >= 5;
-  Picture picture(turns ? stored.height : stored.width, turns ? stored.width : stored.height);
-  for (int y = 0; y < picture.height; ++y) {
-    uint8_t* out = picture.row(y);
-    for (int x = 0; x < picture.width; ++x, out += 3) {
+  Image image(turns ? stored.height : stored.width, turns ? stored.width : stored.height);
+  for (int y = 0; y < image.height; ++y) {
+    uint8_t* out = image.row(y);
+    for (int x = 0; x < image.width; ++x, out += 3) {
       const auto [from_x, from_y] = stored_place(orientation, x, y, stored.width, stored.height);
       std::copy_n(stored.row(from_y) + 3 * from_x, 3, out);
     }
   }
-  return picture;
+  return image;
 }
 
 std::vector<uint8_t> read_file(const std::filesystem::path& path) {
   std::error_code code;
   if (std::filesystem::is_directory(path, code)) {
-    throw Error(ErrorCode::kInvalidArgument, path.string() + ": a folder, not a picture");
+    throw Error(ErrorCode::kInvalidArgument, path.string() + ": a folder, not an image");
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     const int why = errno;
     throw Error(report::open_failure(why), path.string() + ": " + std::strerror(why));
   }
-  // A gigabyte holds the largest picture that the pixel limit allows, uncompressed at 16 bits.
+  // A gigabyte holds the largest image that the pixel limit allows, uncompressed at 16 bits.
   constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
   const uint64_t size = std::filesystem::file_size(path, code);
   if (!code && size > kMaxBytes) {
     throw Error(ErrorCode::kInvalidArgument,
-                path.string() + ": " + std::to_string(size) + " bytes are too many for a picture");
+                path.string() + ": " + std::to_string(size) + " bytes are too many for an image");
   }
   std::vector<uint8_t> bytes(code ? 0 : size);
   file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -213,32 +213,32 @@ std::vector<uint8_t> read_file(const std::filesystem::path& path) {
 
 }  // namespace
 
-bool looks_like_picture(std::span<const uint8_t> bytes) {
+bool looks_like_image(std::span<const uint8_t> bytes) {
   return reader_of(bytes) != nullptr || !name_of_unread(bytes).empty();
 }
 
-PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
-                          const DecodeOptions& options) {
-  PictureInfo info = read_raster(bytes, name, /*pixels=*/false, options).info;
+ImageInfo probe_image(std::span<const uint8_t> bytes, std::string_view name,
+                      const DecodeOptions& options) {
+  ImageInfo info = read_raster(bytes, name, /*pixels=*/false, options).info;
   if (info.orientation >= 5) std::swap(info.width, info.height);
   return info;
 }
 
-PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions& options) {
-  return probe_picture(read_file(path), path.string(), options);
+ImageInfo probe_image(const std::filesystem::path& path, const DecodeOptions& options) {
+  return probe_image(read_file(path), path.string(), options);
 }
 
-Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
-                       const DecodeOptions& options) {
+Image decode_image(std::span<const uint8_t> bytes, std::string_view name,
+                   const DecodeOptions& options) {
   const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
   return upright(to_rgb(raster, options.over_white), raster.info.orientation);
 }
 
-PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
-                                   const DecodeOptions& options) {
+ImageWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
+                                 const DecodeOptions& options) {
   const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
-  PictureWithAlpha result = {upright(to_rgb(raster, options.over_white), raster.info.orientation),
-                             {}};
+  ImageWithAlpha result = {upright(to_rgb(raster, options.over_white), raster.info.orientation),
+                           {}};
   if (raster.layout == Layout::kRgba)
     result.alpha = upright(to_alpha(raster), raster.info.orientation);
   return result;

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "host/media/picture.h"
+#include "host/media/image.h"
 
 namespace atelier::media {
 
@@ -19,8 +19,8 @@ struct DecodeOptions {
   bool over_white = true;
 };
 
-// What the header of a picture says.
-struct PictureInfo {
+// What the header of an image says.
+struct ImageInfo {
   std::string format;  // "png", "jpeg", "webp", "gif", "tiff", "bmp" or "ppm"
   int width = 0;       // as shown, after orientation
   int height = 0;
@@ -32,29 +32,29 @@ struct PictureInfo {
   int orientation = 1;             // EXIF, 1 to 8
 };
 
-// Says whether `bytes` begin like a picture, also of a kind that cannot be read here; 64 bytes are
+// Says whether `bytes` begin like an image, also of a kind that cannot be read here; 64 bytes are
 // enough.
-bool looks_like_picture(std::span<const uint8_t> bytes);
+bool looks_like_image(std::span<const uint8_t> bytes);
 
-// Reads no pixels. `name` stands for the picture in messages.
+// Reads no pixels. `name` stands for the image in messages.
 // Throws Error: kNotFound and kEnvironment for the file, kUnsupported, named, for another format
-// and for what stands in a picture's place, kDataLoss for damage, kInvalidArgument for more than
+// and for what stands in an image's place, kDataLoss for damage, kInvalidArgument for more than
 // max_pixels.
-PictureInfo probe_picture(const std::filesystem::path& path, const DecodeOptions& options = {});
-PictureInfo probe_picture(std::span<const uint8_t> bytes, std::string_view name,
-                          const DecodeOptions& options = {});
+ImageInfo probe_image(const std::filesystem::path& path, const DecodeOptions& options = {});
+ImageInfo probe_image(std::span<const uint8_t> bytes, std::string_view name,
+                      const DecodeOptions& options = {});
 
-// Returns the picture as shown: upright by its EXIF orientation, gray and palettes expanded, 16
+// Returns the image as shown: upright by its EXIF orientation, gray and palettes expanded, 16
 // bits rounded to 8, CMYK converted, the first frame of an animation, the first page of several.
-// Throws as probe_picture; a picture that ends early is an error.
-Picture decode_picture(std::span<const uint8_t> bytes, std::string_view name,
-                       const DecodeOptions& options = {});
+// Throws as probe_image; an image that ends early is an error.
+Image decode_image(std::span<const uint8_t> bytes, std::string_view name,
+                   const DecodeOptions& options = {});
 
-struct PictureWithAlpha {
-  Picture picture;  // as decode_picture returns it for these options
-  Picture alpha;    // gray, of the same size: white is opaque; empty when the file has none
+struct ImageWithAlpha {
+  Image image;  // as decode_image returns it for these options
+  Image alpha;  // gray, of the same size: white is opaque; empty when the file has none
 };
-PictureWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
-                                   const DecodeOptions& options = {});
+ImageWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,
+                                 const DecodeOptions& options = {});
 
 }  // namespace atelier::media

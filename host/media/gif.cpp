@@ -115,7 +115,7 @@ Raster read_gif(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
   if (!gif) fail(error);
   check(gif->SWidth, gif->SHeight);
   std::optional<uint8_t> transparent;
-  if (!find_frame(gif.get(), &transparent)) throw DecodeError("holds no picture");
+  if (!find_frame(gif.get(), &transparent)) throw DecodeError("holds no image");
   const GifImageDesc frame = gif->Image;
   if (frame.Width < 1 || frame.Height < 1) throw DecodeError("its first frame is empty");
 

@@ -21,7 +21,7 @@ struct JpegErrors {
   std::longjmp(errors->escape, 1);
 }
 
-// libjpeg fills in what is missing and only warns; a damaged picture is an error here.
+// libjpeg fills in what is missing and only warns; a damaged image is an error here.
 void on_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {
@@ -35,7 +35,7 @@ void on_message(j_common_ptr info, int level) {
   }
 }
 
-// A few kilobytes of progressive JPEG can hold thousands of scans of a large picture.
+// A few kilobytes of progressive JPEG can hold thousands of scans of a large image.
 void on_progress(j_common_ptr info) {
   constexpr int kMaxScans = 500;
   auto* jpeg = reinterpret_cast<jpeg_decompress_struct*>(info);

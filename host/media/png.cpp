@@ -34,7 +34,7 @@ void on_warning(png_structp, png_const_charp) {}
 
 void read_bytes(png_structp png, png_bytep out, size_t size) {
   auto* input = static_cast<PngInput*>(png_get_io_ptr(png));
-  if (size > input->left) png_error(png, "the file ends before the picture does");
+  if (size > input->left) png_error(png, "the file ends before the image does");
   std::memcpy(out, input->bytes, size);
   input->bytes += size;
   input->left -= size;
@@ -207,7 +207,7 @@ Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
   return raster;
 }
 
-std::string encode_png(const Picture& picture, const PngText& text) {
+std::string encode_png(const Image& image, const PngText& text) {
   std::vector<::png_text> chunks(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const auto& [keyword, value] = text[i];
@@ -217,10 +217,10 @@ std::string encode_png(const Picture& picture, const PngText& text) {
     chunks[i].compression = is_ascii(value) ? PNG_TEXT_COMPRESSION_NONE : PNG_ITXT_COMPRESSION_NONE;
     (is_ascii(value) ? chunks[i].text_length : chunks[i].itxt_length) = value.size();
   }
-  std::vector<png_bytep> rows(picture.height);
-  for (int y = 0; y < picture.height; ++y) rows[y] = const_cast<uint8_t*>(picture.row(y));
+  std::vector<png_bytep> rows(image.height);
+  for (int y = 0; y < image.height; ++y) rows[y] = const_cast<uint8_t*>(image.row(y));
   PngWriter writer;
-  if (!writer.write(picture.width, picture.height, rows.data(), chunks.data(),
+  if (!writer.write(image.width, image.height, rows.data(), chunks.data(),
                     static_cast<int>(chunks.size())))
     throw Error(ErrorCode::kInvalidArgument, std::string("cannot encode a PNG: ") + writer.error());
   return writer.take();

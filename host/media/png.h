@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/media/picture.h"
+#include "host/media/image.h"
 
 namespace atelier::media {
 
@@ -15,7 +15,7 @@ using PngText = std::vector<std::pair<std::string, std::string>>;
 
 // Returns the bytes of a PNG file. `text` is UTF-8: what is ASCII becomes tEXt, the rest iTXt.
 // Throws Error{kInvalidArgument} for a keyword or size that the format does not allow.
-std::string encode_png(const Picture& picture, const PngText& text = {});
+std::string encode_png(const Image& image, const PngText& text = {});
 
 // Returns every text chunk of a PNG file, values as UTF-8; tEXt is Latin-1 in the file.
 // Throws Error: kNotFound, kEnvironment, kUnsupported when it is no PNG, kDataLoss for damage.

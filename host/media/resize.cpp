@@ -108,8 +108,8 @@ uint8_t to_byte(int sum) {
   return static_cast<uint8_t>(std::clamp(sum >> kPrecisionBits, 0, 255));
 }
 
-Picture resize_rows(const Picture& in, int width, const Weights& weights) {
-  Picture out(width, in.height);
+Image resize_rows(const Image& in, int width, const Weights& weights) {
+  Image out(width, in.height);
   for (int y = 0; y < in.height; ++y) {
     uint8_t* to = out.row(y);
     for (int x = 0; x < width; ++x, to += 3) {
@@ -130,8 +130,8 @@ Picture resize_rows(const Picture& in, int width, const Weights& weights) {
   return out;
 }
 
-Picture resize_columns(const Picture& in, int height, const Weights& weights) {
-  Picture out(in.width, height);
+Image resize_columns(const Image& in, int height, const Weights& weights) {
+  Image out(in.width, height);
   std::vector<int> sums(in.row_bytes());
   for (int y = 0; y < height; ++y) {
     const auto [first, count] = weights.windows[y];
@@ -156,8 +156,8 @@ std::string size_text(int width, int height) {
 }
 
 // Colors times opacity, rounded as Pillow's convert("RGBa").
-Picture premultiplied(const Picture& picture, const Picture& alpha) {
-  Picture result = picture;
+Image premultiplied(const Image& image, const Image& alpha) {
+  Image result = image;
   for (size_t i = 0; i < result.rgb.size(); ++i) {
     const unsigned t = static_cast<unsigned>(result.rgb[i]) * alpha.rgb[i] + 128;
     result.rgb[i] = static_cast<uint8_t>(((t >> 8) + t) >> 8);
@@ -167,65 +167,63 @@ Picture premultiplied(const Picture& picture, const Picture& alpha) {
 
 }  // namespace
 
-Picture resize(const Picture& picture, int width, int height, Filter filter) {
-  if (width < 1 || height < 1 || picture.width < 1 || picture.height < 1) {
+Image resize(const Image& image, int width, int height, Filter filter) {
+  if (width < 1 || height < 1 || image.width < 1 || image.height < 1) {
     throw Error(ErrorCode::kInvalidArgument, "resize: cannot make " + size_text(width, height) +
-                                                 " of " + size_text(picture.width, picture.height));
+                                                 " of " + size_text(image.width, image.height));
   }
   const FilterSpec spec = spec_of(filter);
-  const bool changes_width = width != picture.width;
-  const bool changes_height = height != picture.height;
-  if (!changes_width && !changes_height) return picture;
-  const auto rows = [&](const Picture& in) {
+  const bool changes_width = width != image.width;
+  const bool changes_height = height != image.height;
+  if (!changes_width && !changes_height) return image;
+  const auto rows = [&](const Image& in) {
     return resize_rows(in, width, make_weights(in.width, width, spec));
   };
-  const auto columns = [&](const Picture& in) {
+  const auto columns = [&](const Image& in) {
     return resize_columns(in, height, make_weights(in.height, height, spec));
   };
-  if (!changes_height) return rows(picture);
-  if (!changes_width) return columns(picture);
+  if (!changes_height) return rows(image);
+  if (!changes_width) return columns(image);
   // Pillow 13 resizes the height first where that leaves clearly less work.
-  const int rows_saved = picture.height - height;
-  const bool columns_first = rows_saved > 0 && rows_saved > 2 * (picture.width - width);
-  return columns_first ? rows(columns(picture)) : columns(rows(picture));
+  const int rows_saved = image.height - height;
+  const bool columns_first = rows_saved > 0 && rows_saved > 2 * (image.width - width);
+  return columns_first ? rows(columns(image)) : columns(rows(image));
 }
 
-Picture center_crop(const Picture& picture, int width, int height) {
-  if (width < 1 || height < 1 || width > picture.width || height > picture.height) {
+Image center_crop(const Image& image, int width, int height) {
+  if (width < 1 || height < 1 || width > image.width || height > image.height) {
     throw Error(ErrorCode::kInvalidArgument, "center_crop: cannot cut " + size_text(width, height) +
-                                                 " out of " +
-                                                 size_text(picture.width, picture.height));
+                                                 " out of " + size_text(image.width, image.height));
   }
-  const int left = round_half_even((picture.width - width) / 2.0);
-  const int top = round_half_even((picture.height - height) / 2.0);
-  Picture out(width, height);
+  const int left = round_half_even((image.width - width) / 2.0);
+  const int top = round_half_even((image.height - height) / 2.0);
+  Image out(width, height);
   for (int y = 0; y < height; ++y) {
-    std::copy_n(picture.row(top + y) + 3 * left, out.row_bytes(), out.row(y));
+    std::copy_n(image.row(top + y) + 3 * left, out.row_bytes(), out.row(y));
   }
   return out;
 }
 
-std::pair<int, int> covering_size(const Picture& picture, int width, int height) {
-  const double scale = std::max(static_cast<double>(width) / picture.width,
-                                static_cast<double>(height) / picture.height);
-  return {round_half_even(picture.width * scale), round_half_even(picture.height * scale)};
+std::pair<int, int> covering_size(const Image& image, int width, int height) {
+  const double scale = std::max(static_cast<double>(width) / image.width,
+                                static_cast<double>(height) / image.height);
+  return {round_half_even(image.width * scale), round_half_even(image.height * scale)};
 }
 
-Picture crop_and_resize(const Picture& picture, int width, int height) {
-  if (picture.width == width && picture.height == height) return picture;
-  const auto [scaled_width, scaled_height] = covering_size(picture, width, height);
-  return center_crop(resize(picture, scaled_width, scaled_height, Filter::kBilinear), width,
-                     height);
+Image crop_and_resize(const Image& image, int width, int height) {
+  if (image.width == width && image.height == height) return image;
+  const auto [scaled_width, scaled_height] = covering_size(image, width, height);
+  return center_crop(resize(image, scaled_width, scaled_height, Filter::kBilinear), width, height);
 }
 
-void resize_with_alpha(Picture& picture, Picture& alpha, int width, int height, Filter filter) {
-  if (picture.width == width && picture.height == height) return;
-  picture = resize(premultiplied(picture, alpha), width, height, filter);
+void resize_with_alpha(Image& image, Image& alpha, int width, int height, Filter filter) {
+  if (image.width == width && image.height == height) return;
+  image = resize(premultiplied(image, alpha), width, height, filter);
   alpha = resize(alpha, width, height, filter);
-  for (size_t i = 0; i < picture.rgb.size(); ++i) {
+  for (size_t i = 0; i < image.rgb.size(); ++i) {
     const int opacity = alpha.rgb[i];
     if (opacity != 0)
-      picture.rgb[i] = static_cast<uint8_t>(std::min(255, 255 * picture.rgb[i] / opacity));
+      image.rgb[i] = static_cast<uint8_t>(std::min(255, 255 * image.rgb[i] / opacity));
   }
 }
 

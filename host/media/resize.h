@@ -3,28 +3,28 @@
 
 #include <utility>
 
-#include "host/media/picture.h"
+#include "host/media/image.h"
 
 namespace atelier::media {
 
 enum class Filter { kBox, kBilinear, kBicubic, kLanczos };
 
 // Throws Error{kInvalidArgument} unless width and height are at least 1.
-Picture resize(const Picture& picture, int width, int height, Filter filter);
+Image resize(const Image& image, int width, int height, Filter filter);
 
 // Cuts a window of that size out of the middle; offsets are rounded half to even.
-// Throws Error{kInvalidArgument} when the picture is smaller.
-Picture center_crop(const Picture& picture, int width, int height);
+// Throws Error{kInvalidArgument} when the image is smaller.
+Image center_crop(const Image& image, int width, int height);
 
-// Scales the picture (bilinear) until it covers width x height and cuts the middle out. A picture
+// Scales the image (bilinear) until it covers width x height and cuts the middle out. An image
 // that has that size already comes back as it is.
-Picture crop_and_resize(const Picture& picture, int width, int height);
+Image crop_and_resize(const Image& image, int width, int height);
 
-// The width and height that crop_and_resize scales a picture to before it cuts.
-std::pair<int, int> covering_size(const Picture& picture, int width, int height);
+// The width and height that crop_and_resize scales an image to before it cuts.
+std::pair<int, int> covering_size(const Image& image, int width, int height);
 
-// Resizes a picture with its transparency, which is gray and of the same size, as Pillow resizes
+// Resizes an image with its transparency, which is gray and of the same size, as Pillow resizes
 // RGBA: a pixel's color counts as much as it is opaque.
-void resize_with_alpha(Picture& picture, Picture& alpha, int width, int height, Filter filter);
+void resize_with_alpha(Image& image, Image& alpha, int width, int height, Filter filter);
 
 }  // namespace atelier::media

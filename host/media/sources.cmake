@@ -1,4 +1,4 @@
-# The readers of pictures, relative to this folder, and the libraries they need; also built into the fuzzers.
+# The readers of images, relative to this folder, and the libraries they need; also built into the fuzzers.
 set(ATELIER_MEDIA_DECODERS
   bmp.cpp
   decode.cpp

@@ -72,7 +72,7 @@ Tiff open(TiffInput& input) {
   TIFFOpenOptionsSetMaxSingleMemAlloc(options.get(), kMostAtOnce);
   TIFFOpenOptionsSetErrorHandlerExtR(options.get(), on_error, &input);
   TIFFOpenOptionsSetWarningHandlerExtR(options.get(), on_warning, nullptr);
-  Tiff tiff(TIFFClientOpenExt("picture", "rm", &input, read_bytes, write_nothing, seek, close,
+  Tiff tiff(TIFFClientOpenExt("image", "rm", &input, read_bytes, write_nothing, seek, close,
                               size_of, nullptr, nullptr, options.get()));
   if (!tiff) throw DecodeError(input.message);
   return tiff;

@@ -14,7 +14,7 @@ const char* describe(VP8StatusCode status) {
   switch (status) {
     case VP8_STATUS_NOT_ENOUGH_DATA:
     case VP8_STATUS_SUSPENDED:
-      return "the file ends before the picture does";
+      return "the file ends before the image does";
     case VP8_STATUS_OUT_OF_MEMORY:
       return "not enough memory";
     case VP8_STATUS_UNSUPPORTED_FEATURE:

@@ -15,7 +15,7 @@ std::string shown(int64_t bytes) {
 class WeightBytes {
  public:
   WeightBytes(LoadedModel& model, std::string_view component)
-      : model_(model), dtype_(model.dtype(component)), stored_(model.storage_plan(component)) {}
+      : model_(model), dtype_(model.dtype(component)), stored_(model.weight_storage(component)) {}
 
   // The bytes of the weights of `module` that are always on the device.
   int64_t resident(nn::Module& module) const {
@@ -35,7 +35,7 @@ class WeightBytes {
 
   LoadedModel& model_;
   at::ScalarType dtype_;
-  weights::StoragePlan stored_;
+  weights::WeightStorage stored_;
 };
 
 }  // namespace
@@ -81,7 +81,7 @@ std::vector<std::string> holder_lines(const std::vector<Holder>& holders,
 }
 
 std::vector<std::string> flags_for_weights(LoadedModel& model) {
-  if (model.device().is_cpu() && !model.is_stand_in()) return {};
+  if (model.device().is_cpu() && !model.is_simulated()) return {};
   std::string largest;
   int64_t most = 0;
   for (const LoadedPart& part : model.parts()) {

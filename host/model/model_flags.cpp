@@ -92,7 +92,7 @@ void add_dtypes(flags::Table& table, LoadRequest& r, std::string dtype) {
              r.dtypes = std::move(dtypes.components);
            })
       .text("device", r.device,
-            "auto, cpu, cuda or cuda:N; stand-in:512MiB:4GB/s: the CPU with the memory and the "
+            "auto, cpu, cuda or cuda:N; simulated:512MiB:4GB/s: the CPU with the memory and the "
             "copies of such a GPU");
 }
 

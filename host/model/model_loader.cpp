@@ -114,9 +114,9 @@ void LoadedModel::place_blocks() {
   bool holds_on_host = false;
   for (auto& [name, plan] : plans_) {
     const std::vector<Block*> blocks = model_->blocks(name);
-    const int64_t moved =
-        keep_on_host_what_no_file_has(plan, blocks, bindings_.find(name)->second,
-                                      find_part(name)->checkpoint, dtype(name), storage_plan(name));
+    const int64_t moved = keep_on_host_what_no_file_has(plan, blocks, bindings_.find(name)->second,
+                                                        find_part(name)->checkpoint, dtype(name),
+                                                        weight_storage(name));
     if (moved > 0)
       notes_.push_back("--offload " + name + "=disk: " + std::to_string(moved) + " of " +
                        std::to_string(blocks.size()) +
@@ -128,7 +128,7 @@ void LoadedModel::place_blocks() {
       for (const Weight* weight : weights_of(*blocks[i])) places_[weight] = plan.blocks[i];
     }
   }
-  if (holds_on_host && device_.is_cpu() && !is_stand_in_)
+  if (holds_on_host && device_.is_cpu() && !is_simulated_)
     notes_.push_back(
         "--offload to host memory saves nothing on the CPU, where everything is in host memory");
 }
@@ -137,14 +137,14 @@ void LoadedModel::rearrange(const LoadRequest& request) {
   report::Problems problems;
   check_storage(family_, request, *model_, parts_, problems);
   auto plans =
-      residency_of(request, placed_components(), !is_stand_in_ && device_.is_cpu(), problems);
+      residency_of(request, placed_components(), !is_simulated_ && device_.is_cpu(), problems);
   problems.throw_if_any();
   plans_ = std::move(plans);
   for (const auto& [component, storage] : request.storage) storage_[component] = storage;
   places_.clear();
   notes_.clear();
   place_blocks();
-  if (port_ == nullptr && !plans_.empty()) port_ = memory::make_port(device_);
+  if (transfer_ == nullptr && !plans_.empty()) transfer_ = memory::make_transfer_device(device_);
 }
 
 BlockRunner& LoadedModel::runner() {
@@ -189,11 +189,11 @@ weights::Compute LoadedModel::compute(std::string_view component) const {
   return found == compute_.end() ? weights::Compute::kPlain : found->second;
 }
 
-weights::StoragePlan LoadedModel::storage_plan(std::string_view component) {
+weights::WeightStorage LoadedModel::weight_storage(std::string_view component) {
   const weights::Storage storage = this->storage(component);
   if (storage == weights::Storage::kPlain) return {};
-  weights::StoragePlan plan = {.storage = storage,
-                               .weights = weights::storable_weights(*model_, component)};
+  weights::WeightStorage plan = {.storage = storage,
+                                 .weights = weights::storable_weights(*model_, component)};
   if (compute(component) == weights::Compute::kW8A8)
     plan.w8a8 = weights::w8a8_weights(*model_, component);
   return plan;
@@ -255,7 +255,7 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
     });
   } catch (const Error& error) {
     unload_component(name);
-    if (error.code() != ErrorCode::kOutOfMemory || port_ == nullptr || is_streamed(name)) throw;
+    if (error.code() != ErrorCode::kOutOfMemory || transfer_ == nullptr || is_streamed(name)) throw;
     throw Error(
         error.code(), error.message(),
         "let blocks rest elsewhere, for instance with --offload " + std::string(name) + "=host",
@@ -274,15 +274,15 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
 void LoadedModel::fill(std::string_view name, const weights::WeightBinding& binding,
                        const files::Checkpoint& checkpoint,
                        const std::function<void(int64_t)>& progress) {
-  weights::load_weights(binding, checkpoint, dtype(name), device_, progress, storage_plan(name),
-                        {.places = places_, .maps = !is_stand_in_});
+  weights::load_weights(binding, checkpoint, dtype(name), device_, progress, weight_storage(name),
+                        {.places = places_, .maps = !is_simulated_});
   if (!is_streamed(name)) return;
   std::set<const Weight*> on_demand;
   if (prepares_levels_) {
     for (const WeightPtr& weight : model_->level_weights(name)) on_demand.insert(weight.get());
   }
   residencies_[std::string(name)] = std::make_unique<memory::Residency>(
-      model_->blocks(name), plans_.find(name)->second, *port_, on_demand);
+      model_->blocks(name), plans_.find(name)->second, *transfer_, on_demand);
   device::release_freed_memory();
   stream_residencies();
 }
@@ -330,9 +330,9 @@ std::vector<std::string> LoadedModel::streaming_report() const {
       add(stats, now->second->stats());
     if (stats.copies > 0) lines.push_back(name + ": " + describe(plan, stats));
   }
-  if (!is_stand_in_) return lines;
-  const memory::Port::Stats stats = port_->stats();
-  lines.push_back("stand-in: at most " + size_text(stats.peak_bytes) +
+  if (!is_simulated_) return lines;
+  const memory::TransferDevice::Stats stats = transfer_->stats();
+  lines.push_back("simulated device: at most " + size_text(stats.peak_bytes) +
                   (stats.capacity == INT64_MAX ? "" : " of " + size_text(stats.capacity)) +
                   " were in use");
   return lines;

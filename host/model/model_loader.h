@@ -17,8 +17,8 @@
 #include "host/model/recognition.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
-#include "memory/port.h"
 #include "memory/residency.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::model {
 
@@ -42,13 +42,13 @@ struct LoadRequest {
   std::string dtype = "auto";
   // The dtypes of components that have another one.
   weights::DtypeByComponent dtypes = {};
-  // "auto", "cpu", "cuda", "cuda:1", or a stand-in (see host/device/stand_in.h), which computes on
-  // the CPU. auto takes the first GPU; a GPU that cannot be used is an error.
+  // "auto", "cpu", "cuda", "cuda:1", or a simulated device (see host/device/simulated_device.h),
+  // which computes on the CPU. auto takes the first GPU; a GPU that cannot be used is an error.
   std::string device = "auto";
   // The components that will be used; others are not looked for. Empty: all that the family
   // requires.
   std::vector<std::string> components = {};
-  // How weights rest, by component: see StoragePlan.
+  // How weights rest, by component: see WeightStorage.
   weights::StorageByComponent storage = {};
   // The kind of arithmetic for products with a component's weights, by component.
   weights::ComputeByComponent compute = {};
@@ -100,7 +100,7 @@ class LoadedModel {
   weights::Storage storage(std::string_view component) const;
   weights::Compute compute(std::string_view component) const;
   // For load_weights: what load_component passes to it.
-  weights::StoragePlan storage_plan(std::string_view component);
+  weights::WeightStorage weight_storage(std::string_view component);
 
   // Runs the blocks of every component, wherever their weights are. It lives as long as the model.
   BlockRunner& runner();
@@ -116,13 +116,13 @@ class LoadedModel {
   // Null for a component that is not loaded or not streamed.
   memory::Residency* residency(std::string_view component);
   // A device of host memory, which may be limited.
-  bool is_stand_in() const { return is_stand_in_; }
-  // Null when nothing is streamed and the device is no stand-in.
-  memory::Port* port() { return port_.get(); }
+  bool is_simulated() const { return is_simulated_; }
+  // Null when nothing is streamed and the device is no simulated device.
+  memory::TransferDevice* transfer() { return transfer_.get(); }
   // What the user should know about the places that were asked for: one line each.
   const std::vector<std::string>& notes() const { return notes_; }
-  // How blocks came and went, one line for each component of which some did, and what a stand-in
-  // had to hold.
+  // How blocks came and went, one line for each component of which some did, and what a simulated
+  // device had to hold.
   std::vector<std::string> streaming_report() const;
 
   // Null when the model was made without it.
@@ -163,7 +163,7 @@ class LoadedModel {
   void stream_residencies();
 
   const ModelFamily& family_;
-  std::unique_ptr<memory::Port> port_;  // null: nothing is streamed
+  std::unique_ptr<memory::TransferDevice> transfer_;  // null: nothing is streamed
   std::vector<LoadedPart> parts_;
   std::map<std::string, std::string, std::less<>> files_;
   std::unique_ptr<Model> model_;
@@ -176,7 +176,7 @@ class LoadedModel {
   std::map<std::string, bool, std::less<>> loaded_;
   std::vector<std::weak_ptr<const Listener>> listeners_;
 
-  bool is_stand_in_ = false;
+  bool is_simulated_ = false;
   bool prepares_levels_ = false;
   std::map<std::string, memory::ResidencyPlan, std::less<>> plans_;  // by component
   std::map<const Weight*, memory::Place> places_;                    // of streamed blocks

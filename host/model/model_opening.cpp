@@ -8,7 +8,7 @@
 
 #include "formats/escape.h"
 #include "host/device/cuda.h"
-#include "host/device/stand_in.h"
+#include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/files/model_paths.h"
 #include "host/model/components.h"
@@ -97,7 +97,7 @@ class LoadedModel::Opening {
     check_compute(*model_, request_, problems_);
     problems_.throw_if_any();
     model_->place_blocks();
-    make_port();
+    make_transfer_device();
     return std::move(model_);
   }
 
@@ -121,8 +121,8 @@ class LoadedModel::Opening {
 
   void choose_device() {
     problems_.collect([&] {
-      stand_in_ = device::parse_stand_in(request_.device);
-      model_->is_stand_in_ = stand_in_.has_value();
+      stand_in_ = device::parse_simulated_device(request_.device);
+      model_->is_simulated_ = stand_in_.has_value();
       model_->device_ = stand_in_ ? at::Device(at::kCPU) : device::choose(request_.device);
     });
   }
@@ -253,11 +253,11 @@ class LoadedModel::Opening {
                                   : published_dtype(model_->parts_.front().checkpoint.index());
   }
 
-  void make_port() {
+  void make_transfer_device() {
     if (stand_in_) {
-      model_->port_ = memory::make_stand_in(*stand_in_);
+      model_->transfer_ = memory::make_simulated_device(*stand_in_);
     } else if (!model_->plans_.empty()) {
-      model_->port_ = memory::make_port(model_->device_);
+      model_->transfer_ = memory::make_transfer_device(model_->device_);
     }
   }
 
@@ -266,7 +266,7 @@ class LoadedModel::Opening {
   std::unique_ptr<LoadedModel> model_;
   report::Problems problems_;
   at::ScalarType asked_dtype_ = at::kFloat;
-  std::optional<memory::StandInOptions> stand_in_;
+  std::optional<memory::SimulatedDeviceOptions> stand_in_;
   files::FoundFiles found_;
   bool are_files_right_ = true;
   std::map<std::string, int> ranks_;  // by component, of the part that is taken

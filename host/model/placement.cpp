@@ -147,7 +147,7 @@ int64_t keep_on_host_what_no_file_has(memory::ResidencyPlan& plan,
                                       const std::vector<Block*>& blocks,
                                       const weights::WeightBinding& binding,
                                       const files::Checkpoint& checkpoint, at::ScalarType dtype,
-                                      const weights::StoragePlan& storage) {
+                                      const weights::WeightStorage& storage) {
   std::set<const Weight*> in_file;
   for (const weights::BoundWeight& bound : binding.weights) {
     if (weights::rests_in_file(bound, checkpoint, dtype, storage)) in_file.insert(bound.weight);

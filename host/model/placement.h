@@ -61,6 +61,6 @@ int64_t keep_on_host_what_no_file_has(memory::ResidencyPlan& plan,
                                       const std::vector<Block*>& blocks,
                                       const weights::WeightBinding& binding,
                                       const files::Checkpoint& checkpoint, at::ScalarType dtype,
-                                      const weights::StoragePlan& storage);
+                                      const weights::WeightStorage& storage);
 
 }  // namespace atelier::model

@@ -79,7 +79,7 @@ bool only_encodes(const ComponentSpec& component) {
 
 std::string encoded_by(const EncodeStage& stage, std::span<const InputSpec> inputs) {
   const InputSpec* target = target_input(inputs);
-  if (target != nullptr && reads(stage, target->name)) return "pictures";
+  if (target != nullptr && reads(stage, target->name)) return "images";
   return is_prompted(stage) ? "texts" : std::string(stage.name);
 }
 

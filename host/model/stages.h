@@ -13,7 +13,7 @@
 
 namespace atelier::model {
 
-// Of the model's denoiser; empty where there is none.
+// The variant of the model's denoiser; empty where there is none.
 std::string_view variant_of(const LoadedModel& model);
 
 // Lists a variant's stages in the order of the family's table; "": the denoiser is not known.
@@ -38,7 +38,7 @@ const EncodeStage* target_stage(std::span<const EncodeStage> stages,
 // Whether a component is needed for nothing but to encode, so that it may leave afterwards.
 bool only_encodes(const ComponentSpec& component);
 
-// What a stage encodes, for messages: "texts", "pictures", or the stage's name.
+// What a stage encodes, for messages: "texts", "images", or the stage's name.
 std::string encoded_by(const EncodeStage& stage, std::span<const InputSpec> inputs);
 
 // What of `inputs` a stage reads.

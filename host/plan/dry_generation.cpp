@@ -69,7 +69,7 @@ void DryGeneration::begin(std::string_view phase, int64_t step) {
   if (phase == "denoise") return switch_to("denoise", denoiser_, steps_.at(step));
   if (phase != "encode") return switch_to(std::string(phase), "", 1.0);
   // What comes with a component of its own is not held beside what came before.
-  switch_to(has_more_to_encode_with_ ? "encode picture" : "encode", "", 1.0);
+  switch_to(has_more_to_encode_with_ ? "encode image" : "encode", "", 1.0);
   has_encoded_ = true;
 }
 

@@ -1,4 +1,4 @@
-// The generator on a model without values: which phases a picture has, and what each one takes.
+// The generator on a model without values: which phases an image has, and what each one takes.
 #pragma once
 
 #include <map>
@@ -13,16 +13,16 @@
 namespace atelier::plan {
 
 struct DryPhase {
-  std::string name;                       // "encode", "encode picture", "denoise", "decode"
+  std::string name;                       // "encode", "encode image", "denoise", "decode"
   std::set<std::string> components = {};  // that were loaded, at any time of it
   std::string denoiser = {};              // of steps: which one made them
   DryPass pass = {};                      // all of it
-  double passes = 0.0;                    // prompts and pictures that are encoded, steps, pictures
+  double passes = 0.0;                    // prompts and images that are encoded, steps, images
   bool is_denoising() const { return !denoiser.empty(); }
 };
 
 // Runs generate::Generator as it is, on meta tensors; of steps that are alike it makes the first
-// one, and of tiles and pictures that are alike it decodes one. Not thread-safe.
+// one, and of tiles and images that are alike it decodes one. Not thread-safe.
 class DryGeneration {
  public:
   // Components of `stays` are there from the start and do not leave. Everything outlives this.
@@ -30,7 +30,7 @@ class DryGeneration {
 
   // Encodes the prompts of `request` for runs that come.
   void encode_ahead(const generate::Request& request);
-  // Makes the pictures of `request`, whose noise need not be there. What was encoded in an earlier
+  // Makes the images of `request`, whose noise need not be there. What was encoded in an earlier
   // run is not encoded again. `is_next`: components are where the run before left them.
   std::vector<DryPhase> run(generate::Request request, bool is_next = false);
 

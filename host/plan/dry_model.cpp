@@ -121,7 +121,7 @@ DryModel::~DryModel() {
 void DryModel::place_weights() {
   for (const model::LoadedPart& part : model_.parts()) {
     const std::string& name = part.detection.component;
-    const std::set<const Weight*> stored = model_.storage_plan(name).weights;
+    const std::set<const Weight*> stored = model_.weight_storage(name).weights;
     const at::ScalarType dtype = model_.dtype(name);
     model_.model().component(name).visit_weights([&](const std::string&, Weight& weight) {
       weight.state().set_store(std::make_shared<MetaStore>(

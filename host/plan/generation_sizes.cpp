@@ -11,8 +11,8 @@ namespace atelier::plan {
 namespace {
 
 using generate::Request;
-using memory::Manner;
 using memory::PlannedPhase;
+using memory::Strategy;
 using model::LoadedModel;
 
 // As next() runs: nothing that was encoded is known.
@@ -26,7 +26,7 @@ class GenerationSizes {
         basis_(basis),
         dry_(model, basis.like),
         generator_(dry_, model),
-        count_(std::clamp<int64_t>(generation.request.batch_size, 1, generation.pictures)) {}
+        count_(std::clamp<int64_t>(generation.request.batch_size, 1, generation.images)) {}
 
   SizedRun sized() {
     const at::NoGradGuard no_grad;
@@ -59,11 +59,11 @@ class GenerationSizes {
     return request;
   }
 
-  // A batch of pictures, and where more of them follow the next one.
+  // A batch of images, and where more of them follow the next one.
   std::vector<DryPhase> run(bool batches_cfg) {
     Request asked = request(count_, batches_cfg);
     std::vector<DryPhase> phases = generator_.run(asked);
-    if (!generation_.comes_back && generation_.pictures <= count_) return phases;
+    if (!generation_.comes_back && generation_.images <= count_) return phases;
     if (generation_.comes_back) asked.encoder_state += kAnotherState;
     for (const DryPhase& next : generator_.run(asked, /*is_next=*/true)) {
       const auto same = std::ranges::find_if(phases, [&](const DryPhase& phase) {
@@ -100,10 +100,10 @@ class GenerationSizes {
     if (!is_new && !phase.is_denoising()) return;
     DryPass one = phase.pass;
     one.repeat(1.0 / phase.passes);
-    Manner manner = manner_of(dry_, model_, one, dtype_of(phase), basis_.profile);
+    Strategy strategy = strategy_of(dry_, model_, one, dtype_of(phase), basis_.profile);
     if (is_named && phase.is_denoising()) {
-      manner.name = batches_cfg ? "--cfg_batch on" : "--cfg_batch off";
-      manner.why = batches_cfg ? "both halves of guidance at once" : "needs less memory";
+      strategy.name = batches_cfg ? "--cfg_batch on" : "--cfg_batch off";
+      strategy.why = batches_cfg ? "both halves of guidance at once" : "needs less memory";
     }
     if (is_new) {
       sized_.run.phases.push_back({.name = name,
@@ -111,12 +111,12 @@ class GenerationSizes {
                                    .passes = passes_of(phase)});
       planned = sized_.run.phases.end() - 1;
     }
-    planned->manners.push_back(std::move(manner));
+    planned->strategies.push_back(std::move(strategy));
   }
 
   double passes_of(const DryPhase& phase) const {
-    if (phase.name == "decode") return static_cast<double>(generation_.pictures);
-    const int64_t batches = (generation_.pictures + count_ - 1) / count_;
+    if (phase.name == "decode") return static_cast<double>(generation_.images);
+    const int64_t batches = (generation_.images + count_ - 1) / count_;
     return phase.passes * (phase.is_denoising() ? static_cast<double>(batches) : 1.0);
   }
 
@@ -141,7 +141,7 @@ class GenerationSizes {
   const PlanBasis& basis_;
   DryModel dry_;
   DryGeneration generator_;
-  int64_t count_;  // pictures that are denoised together
+  int64_t count_;  // images that are denoised together
   SizedRun sized_;
 };
 

@@ -43,14 +43,14 @@ double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType li
   return bytes / profile.memory_bytes_per_second + (like == at::kCPU ? 0.0 : kLaunchSeconds);
 }
 
-memory::Manner manner_of(DryModel& dry, const LoadedModel& model, const DryPass& pass,
-                         at::ScalarType dtype, const memory::DeviceProfile& profile) {
-  memory::Manner manner;
-  manner.device_bytes = pass.peak_bytes;
-  manner.seconds = pass.work.seconds(profile, dtype);
-  manner.repeats = pass.blocks.empty() ? 1.0 : 0.0;
+memory::Strategy strategy_of(DryModel& dry, const LoadedModel& model, const DryPass& pass,
+                             at::ScalarType dtype, const memory::DeviceProfile& profile) {
+  memory::Strategy strategy;
+  strategy.device_bytes = pass.peak_bytes;
+  strategy.seconds = pass.work.seconds(profile, dtype);
+  strategy.repeats = pass.blocks.empty() ? 1.0 : 0.0;
   for (const auto& [block, of_block] : pass.blocks)
-    manner.repeats = std::max(manner.repeats, of_block.runs);
+    strategy.repeats = std::max(strategy.repeats, of_block.runs);
   for (const model::LoadedPart& part : model.parts()) {
     const std::string& name = part.detection.component;
     std::vector<double> seconds;
@@ -63,13 +63,13 @@ memory::Manner manner_of(DryModel& dry, const LoadedModel& model, const DryPass&
       const auto& [work, times] = found->second;
       const double computing = work.seconds(profile, dry.dtype(name));
       const double beside = seconds_beside_work(*block, dry.dtype(name), dry.like(), profile);
-      manner.seconds -= computing;
-      of_one = (computing + times * beside) / manner.repeats;
+      strategy.seconds -= computing;
+      of_one = (computing + times * beside) / strategy.repeats;
     }
-    if (runs) manner.forward.emplace(name, std::move(seconds));
+    if (runs) strategy.forward.emplace(name, std::move(seconds));
   }
-  manner.seconds = std::max(0.0, manner.seconds);
-  return manner;
+  strategy.seconds = std::max(0.0, strategy.seconds);
+  return strategy;
 }
 
 }  // namespace atelier::plan

@@ -23,8 +23,8 @@ Conditioning example_text(const DryModel& dry, const model::LoadedModel& model, 
 double seconds_beside_work(Block& block, at::ScalarType dtype, at::DeviceType like,
                            const memory::DeviceProfile& profile);
 
-// `pass` as a manner. `dtype`: of the products outside of blocks.
-memory::Manner manner_of(DryModel& dry, const model::LoadedModel& model, const DryPass& pass,
-                         at::ScalarType dtype, const memory::DeviceProfile& profile);
+// `pass` as a strategy. `dtype`: of the products outside of blocks.
+memory::Strategy strategy_of(DryModel& dry, const model::LoadedModel& model, const DryPass& pass,
+                             at::ScalarType dtype, const memory::DeviceProfile& profile);
 
 }  // namespace atelier::plan

@@ -69,25 +69,25 @@ GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const
   basis.request.batches_cfg = asked.cfg_batch.value_or(true);
   basis.request.tiling = asked.tiling;
   basis.picks_cfg_batch = !asked.cfg_batch;
-  basis.pictures = 0;
-  for (const Job& job : asked.jobs) basis.pictures += std::max<int64_t>(1, job.settings.num_images);
+  basis.images = 0;
+  for (const Job& job : asked.jobs) basis.images += std::max<int64_t>(1, job.settings.num_images);
   basis.lora_bytes = lora_bytes(model, asked.jobs);
   basis.comes_back = asked.reads_stdin;
   return basis;
 }
 
-bool is_explicit(const MemoryWishes& wishes) {
-  return !(wishes.vram.empty() || wishes.vram == "auto") || !wishes.device_profile.empty();
+bool is_explicit(const MemoryLimits& limits) {
+  return !(limits.vram.empty() || limits.vram == "auto") || !limits.device_profile.empty();
 }
 
 // Runs `make`. Where the limit is the device's own, a model that cannot run dry is no mistake.
 template <typename F>
-std::optional<Planned> plan_unless_impossible(const MemoryWishes& wishes, std::string& reason,
+std::optional<Planned> plan_unless_impossible(const MemoryLimits& limits, std::string& reason,
                                               const F& make) {
   try {
     return make();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kOutOfMemory || is_explicit(wishes)) throw;
+    if (error.code() == ErrorCode::kOutOfMemory || is_explicit(limits)) throw;
     reason = error.what();
     return std::nullopt;
   }
@@ -133,8 +133,8 @@ std::optional<int64_t> bytes_of_everything(const Planned& planned) {
     bytes += choice.device_bytes;
   }
   for (size_t i = 0; i < planned.result.plan.phases.size(); ++i) {
-    const auto& manners = planned.result.sized.run.phases[i].manners;
-    most = std::max(most, manners[planned.result.plan.phases[i].manner].device_bytes);
+    const auto& strategies = planned.result.sized.run.phases[i].strategies;
+    most = std::max(most, strategies[planned.result.plan.phases[i].strategy].device_bytes);
   }
   return bytes + most;
 }
@@ -147,12 +147,12 @@ bool everything_stays(const Planned& planned) {
 }
 
 std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& request,
-                                       const MemoryWishes& wishes, const GenerationAsked& asked,
+                                       const MemoryLimits& limits, const GenerationAsked& asked,
                                        std::string& reason) {
-  PlanTarget target = plan_target(wishes, request, model);
+  PlanTarget target = plan_target(limits, request, model);
   target.basis.prefetch = asked.prefetch;
   if (!target.has_limit) return std::nullopt;
-  return plan_unless_impossible(wishes, reason, [&] {
+  return plan_unless_impossible(limits, reason, [&] {
     const Job& largest = largest_job(model, asked);
     const GenerationBasis basis = basis_of(model, asked, largest);
     std::vector<Alternative> alternatives = storage_alternatives(
@@ -165,7 +165,7 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
           plan_or_refuse(size_generation(model, basis, target.basis), target, alternatives);
     } catch (const Error& error) {
       if (asked.jobs.size() == 1) throw;
-      throw error.at(generate::size_place(largest.settings, largest.place));
+      throw error.at(generate::size_origin(largest.settings, largest.place));
     }
     const bool has_more = asked.jobs.size() > 1 || asked.reads_stdin;
     if (has_more && everything_stays(planned))
@@ -176,13 +176,13 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
 
 bool cfg_batch_of(const Planned& planned) {
   return std::ranges::all_of(planned.result.plan.phases, [&](const memory::PhaseChoice& phase) {
-    return !phase.name.starts_with("denoise") || planned.result.sized.cfg_batch.at(phase.manner);
+    return !phase.name.starts_with("denoise") || planned.result.sized.cfg_batch.at(phase.strategy);
   });
 }
 
 namespace {
 
-// The largest picture, the longest text and how many there are.
+// The largest image, the longest text and how many there are.
 void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
   int64_t area = 0;
   size_t longest = 0;
@@ -299,12 +299,12 @@ std::vector<Alternative> training_alternatives(LoadedModel& model, const Trainin
 
 }  // namespace
 
-std::optional<Planned> plan_training(LoadedModel& model, const MemoryWishes& wishes,
+std::optional<Planned> plan_training(LoadedModel& model, const MemoryLimits& limits,
                                      const TrainingAsked& asked, std::string& reason) {
-  PlanTarget target = plan_target(wishes, asked.config.model, model);
+  PlanTarget target = plan_target(limits, asked.config.model, model);
   target.basis.prefetch = asked.prefetch;
   if (!target.has_limit) return std::nullopt;
-  return plan_unless_impossible(wishes, reason, [&] {
+  return plan_unless_impossible(limits, reason, [&] {
     TrainingBasis basis = training_basis(model, asked);
     const std::vector<Alternative> alternatives = training_alternatives(model, basis, target.basis);
     const SizedRun sized = size_training(model, basis, target.basis);
@@ -323,7 +323,7 @@ void apply_to_training(const Planned& planned, train::Config& config) {
   apply_plan(planned.result.plan, config.model);
   const memory::PhaseChoice* phase = planned.result.plan.phase("train");
   if (phase == nullptr) return;
-  const memory::ActivationBudget& budget = planned.result.sized.activations.at(phase->manner);
+  const memory::ActivationBudget& budget = planned.result.sized.activations.at(phase->strategy);
   const bool is_open = !config.activation_budget ||
                        config.activation_budget->kind == memory::ActivationBudget::Kind::kAuto;
   const bool is_least =
@@ -344,8 +344,8 @@ void note_plan(const Planned& planned, progress::Progress& progress) {
 
 void note_measured(const Planned& planned, LoadedModel& model, progress::Progress& progress) {
   int64_t measured = 0;
-  if (model.is_stand_in()) {
-    measured = model.port()->stats().peak_bytes;
+  if (model.is_simulated()) {
+    measured = model.transfer()->stats().peak_bytes;
   } else if (!model.device().is_cpu()) {
     const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     measured = at::accelerator::getDeviceStats(model.device().index()).reserved_bytes[all].peak;

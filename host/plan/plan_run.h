@@ -35,18 +35,18 @@ struct TrainingAsked {
   const train::Config& config;
   const train::Selection& selection;
   const data::Dataset* dataset = nullptr;        // null: samples come from a cache
-  std::vector<generate::Settings> prompts = {};  // of pictures on the way
+  std::vector<generate::Settings> prompts = {};  // of images on the way
   std::optional<int64_t> prefetch = std::nullopt;
 };
 
-// Plans where there is a limit: of a GPU, a stand-in, or what the user set. nullopt: there is none;
-// or the device set it and the model cannot run without values, which `reason` then says. Throws
-// Error{kOutOfMemory} when nothing fits. `model` was opened with `request`; nothing of it is
+// Plans where there is a limit: of a GPU, a simulated device, or what the user set. nullopt: there
+// is none; or the device set it and the model cannot run without values, which `reason` then says.
+// Throws Error{kOutOfMemory} when nothing fits. `model` was opened with `request`; nothing of it is
 // loaded.
 std::optional<Planned> plan_generation(model::LoadedModel& model, const model::LoadRequest& request,
-                                       const MemoryWishes& wishes, const GenerationAsked& asked,
+                                       const MemoryLimits& limits, const GenerationAsked& asked,
                                        std::string& reason);
-std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryWishes& wishes,
+std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryLimits& limits,
                                      const TrainingAsked& asked, std::string& reason);
 
 // Puts what a plan for training says of activations and of the optimizer where the user said

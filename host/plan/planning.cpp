@@ -5,7 +5,7 @@
 
 #include "atelier/error.h"
 
-#include "host/device/stand_in.h"
+#include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
 #include "memory/activation_budget.h"
@@ -65,35 +65,35 @@ memory::PlanLimits within(memory::PlanLimits limits) {
   return limits;
 }
 
-void plan_elsewhere(const std::string& device_profile, MemoryWishes& wishes,
+void plan_elsewhere(const std::string& device_profile, MemoryLimits& limits,
                     model::LoadRequest& request) {
-  wishes.device_profile = device_profile;
+  limits.device_profile = device_profile;
   if (!device_profile.empty() && request.dtype == "auto") request.dtype = "bfloat16";
 }
 
-SaidLimits said_limits(const MemoryWishes& wishes) {
+SaidLimits said_limits(const MemoryLimits& limits) {
   SaidLimits said;
-  if (wishes.vram != kOff) said.vram = parse_size("--vram", wishes.vram);
-  said.host = parse_size("--host_memory", wishes.host_memory);
-  if (!wishes.device_profile.empty()) said.profile = profile_named(wishes.device_profile);
+  if (limits.vram != kOff) said.vram = parse_size("--vram", limits.vram);
+  said.host = parse_size("--host_memory", limits.host_memory);
+  if (!limits.device_profile.empty()) said.profile = profile_named(limits.device_profile);
   return said;
 }
 
-void check_wishes(const MemoryWishes& wishes) {
-  said_limits(wishes);
-  parse_allowed(wishes.allow_storage);
+void check_limits(const MemoryLimits& limits) {
+  said_limits(limits);
+  parse_allowed(limits.allow_storage);
 }
 
-PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
+PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
                        const LoadedModel& model) {
   PlanTarget target;
-  if (wishes.vram == kOff) return target;
+  if (limits.vram == kOff) return target;
   target.basis.placement = request.placement;
-  target.basis.allowed_storages = parse_allowed(wishes.allow_storage);
+  target.basis.allowed_storages = parse_allowed(limits.allow_storage);
   target.basis.stored = request.storage;
-  const SaidLimits said = said_limits(wishes);
+  const SaidLimits said = said_limits(limits);
   target.basis.keeps_places = !said.vram;
-  const auto stand_in = device::parse_stand_in(request.device);
+  const auto simulated = device::parse_simulated_device(request.device);
   memory::DeviceProfile& profile = target.basis.profile;
   if (said.profile) {
     profile = *said.profile;
@@ -103,11 +103,11 @@ PlanTarget plan_target(const MemoryWishes& wishes, const LoadRequest& request,
     target.has_limit = true;
     return target;
   }
-  profile = memory::measure_profile(model.device(), stand_in ? stand_in->bytes_per_second : 0.0);
-  if (stand_in && stand_in->capacity < INT64_MAX) profile.memory_bytes = stand_in->capacity;
+  profile = memory::measure_profile(model.device(), simulated ? simulated->bytes_per_second : 0.0);
+  if (simulated && simulated->capacity < INT64_MAX) profile.memory_bytes = simulated->capacity;
   target.basis.like = model.device().type();
   target.has_limit = said.vram.has_value() || !model.device().is_cpu() ||
-                     (stand_in && stand_in->capacity < INT64_MAX);
+                     (simulated && simulated->capacity < INT64_MAX);
   target.limits.device_bytes = said.vram.value_or(profile.memory_bytes);
   target.limits.host_bytes = said.host.value_or(memory::available_bytes(at::kCPU));
   return target;
@@ -208,8 +208,8 @@ std::vector<Alternative> storage_alternatives(LoadedModel& model, const LoadRequ
   const auto alternative = [&](const std::vector<std::string>& stored) {
     std::string flags;
     LoadRequest changed = request;
-    // One stand-in with a limit lives at a time.
-    if (device::parse_stand_in(request.device)) changed.device = "cpu";
+    // One simulated device with a limit lives at a time.
+    if (device::parse_simulated_device(request.device)) changed.device = "cpu";
     for (const std::string& name : stored) {
       flags += (flags.empty() ? "--storage " : ",") + name + "=fp8";
       changed.storage[name] = Storage::kFp8;

@@ -13,7 +13,7 @@
 namespace atelier::plan {
 
 // What the user said of memory.
-struct MemoryWishes {
+struct MemoryLimits {
   // "auto" or a size: "12GiB". auto: what the device, and the host, have free. vram may be "off",
   // too: nothing is planned.
   std::string vram = "auto", host_memory = "auto";
@@ -23,11 +23,11 @@ struct MemoryWishes {
 };
 
 // Throws Error{kInvalidArgument} naming the flag.
-void check_wishes(const MemoryWishes& wishes);
+void check_limits(const MemoryLimits& limits);
 
 // Puts a device that need not be there into both: empty is the one that is. Weights are planned in
 // bfloat16 then, unless a dtype was said.
-void plan_elsewhere(const std::string& device_profile, MemoryWishes& wishes,
+void plan_elsewhere(const std::string& device_profile, MemoryLimits& limits,
                     model::LoadRequest& request);
 
 // What was said in so many words; "auto" and "off" say nothing.
@@ -35,8 +35,8 @@ struct SaidLimits {
   std::optional<int64_t> vram, host;
   std::optional<memory::DeviceProfile> profile;
 };
-// Throws as check_wishes().
-SaidLimits said_limits(const MemoryWishes& wishes);
+// Throws as check_limits().
+SaidLimits said_limits(const MemoryLimits& limits);
 
 // Where a run is planned for.
 struct PlanTarget {
@@ -45,8 +45,8 @@ struct PlanTarget {
   bool has_limit = false;  // of the device: otherwise nothing needs to be planned
 };
 
-// `request` says the device, and what was said of placement. Throws as check_wishes().
-PlanTarget plan_target(const MemoryWishes& wishes, const model::LoadRequest& request,
+// `request` says the device, and what was said of placement. Throws as check_limits().
+PlanTarget plan_target(const MemoryLimits& limits, const model::LoadRequest& request,
                        const model::LoadedModel& model);
 
 // What a plan may take of the limits: its prediction is not exact.

@@ -12,9 +12,9 @@ namespace {
 
 using model::LoadedModel;
 
-// Whether all weights of a model, and the largest pictures, fit into a GPU at once.
+// Whether all weights of a model, and the largest images, fit into a GPU at once.
 bool everything_fits(const LoadedModel& model) {
-  if (model.is_stand_in()) return false;
+  if (model.is_simulated()) return false;
   if (model.device().is_cpu()) return true;
   constexpr double kWorkspaceBytes = 6e9;
   double weights = 0;
@@ -29,16 +29,16 @@ PreparedGeneration::PreparedGeneration(GenerationRequest request, progress::Prog
                                        report::Problems& problems)
     : request_(std::move(request)), progress_(progress) {
   const size_t before = problems.size();
-  problems.collect([&] { check_wishes(request_.wishes); });
-  const bool has_wishes = problems.size() == before;
-  if (request_.load && family() != nullptr) open_model(has_wishes, problems);
+  problems.collect([&] { check_limits(request_.limits); });
+  const bool has_limits = problems.size() == before;
+  if (request_.load && family() != nullptr) open_model(has_limits, problems);
   for (const generate::Job& job : request_.jobs) check(job, problems);
   if (request_.expects_jobs && model_)  // what they leave out
     generate::check_sizes(request_.base, *family(), model_->model().latent_spec(),
                           model::variant_of(*model_), {}, problems);
 }
 
-void PreparedGeneration::open_model(bool has_wishes, report::Problems& problems) {
+void PreparedGeneration::open_model(bool has_limits, report::Problems& problems) {
   problems.collect([&] {
     auto model = LoadedModel::open(*family(), *request_.load);
     generate::fill_size(request_.base, *model);
@@ -46,7 +46,7 @@ void PreparedGeneration::open_model(bool has_wishes, report::Problems& problems)
     model_ = std::move(model);
   });
   if (!model_) return;
-  if (has_wishes) sizes_.emplace(*model_, *request_.load, request_.wishes);
+  if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits);
   lengths_.emplace(model_->model(), family()->name(), request_.load->cuts_texts);
   loras_.emplace(*model_, request_.lora_mode, progress_);
   if (request_.tiling)
@@ -74,7 +74,7 @@ void PreparedGeneration::make_plan() {
   GenerationAsked asked = {request_.jobs, request_.expects_jobs, request_.cfg_batch,
                            request_.tiling, request_.prefetch};
   if (asked.jobs.empty()) asked.jobs.emplace_back().settings = request_.base;
-  planned_ = plan_generation(*model_, *request_.load, request_.wishes, asked, unplanned_);
+  planned_ = plan_generation(*model_, *request_.load, request_.limits, asked, unplanned_);
 }
 
 void PreparedGeneration::follow_plan() {

@@ -1,4 +1,4 @@
-// A run that makes pictures, before its first weight is read: checked as a whole, and planned.
+// A run that makes images, before its first weight is read: checked as a whole, and planned.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ namespace atelier::plan {
 struct GenerationRequest {
   const plugins::Plugin* plugin = nullptr;      // null: not known, which is a problem already
   std::optional<model::LoadRequest> load = {};  // nullopt: its flags are malformed, the same
-  MemoryWishes wishes = {};
+  MemoryLimits limits = {};
   generate::Settings base = {};          // what jobs that come later leave out
   std::vector<generate::Job> jobs = {};  // that are known
   bool expects_jobs = false;             // others come later
@@ -63,7 +63,7 @@ class PreparedGeneration {
 
  private:
   const ModelFamily* family() const { return request_.plugin ? request_.plugin->family : nullptr; }
-  void open_model(bool has_wishes, report::Problems& problems);
+  void open_model(bool has_limits, report::Problems& problems);
 
   GenerationRequest request_;
   progress::Progress& progress_;

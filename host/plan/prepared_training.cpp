@@ -14,9 +14,9 @@
 #include "host/plan/size_guard.h"
 #include "host/report/text.h"
 #include "host/train/objective.h"
+#include "host/train/preview_prompts.h"
 #include "host/train/row_check.h"
 #include "host/train/run_checks.h"
-#include "host/train/sample_prompts.h"
 #include "host/train/trained.h"
 
 namespace atelier::plan {
@@ -38,7 +38,7 @@ bool trains(const Config& config, std::string_view component) {
 // The components that this stage uses; empty: all that the family requires. Of several denoisers
 // those that are trained are enough, and where none is, all are used.
 std::vector<std::string> needed_components(const ModelFamily& family, const Config& config) {
-  if (!config.samples.prompts_file.empty()) return {};
+  if (!config.previews.prompts_file.empty()) return {};
   const auto is_trained_denoiser = [&](const ComponentSpec& component) {
     return component.role == Role::kDenoiser && trains(config, component.name);
   };
@@ -83,23 +83,23 @@ class Preparation {
         problems_(problems),
         run_{.config = std::move(request.config)} {
     const train::MemorySettings& memory = config_.memory;
-    wishes_ = {.vram = memory.vram,
+    limits_ = {.vram = memory.vram,
                .host_memory = memory.host_memory,
                .allow_storage = memory.allow_storage};
     config_.model.components = needed_components(family_, config_);
-    plan_elsewhere(request.device_profile, wishes_, config_.model);
+    plan_elsewhere(request.device_profile, limits_, config_.model);
   }
 
   PreparedTraining for_training(bool is_planned_only) {
     const size_t before = problems_.size();
-    problems_.collect([&] { check_wishes(wishes_); });
-    const bool has_wishes = problems_.size() == before;
+    problems_.collect([&] { check_limits(limits_); });
+    const bool has_limits = problems_.size() == before;
     open_model();
-    if (run_.model && wishes_.device_profile.empty()) note_places();
+    if (run_.model && limits_.device_profile.empty()) note_places();
     if (run_.model && config_.stage != Stage::kDataProcess) check_trained();
     open_datasets();
     check_cached_stages();
-    if (has_wishes && run_.model) sizes_.emplace(*run_.model, config_.model, wishes_);
+    if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_);
     read_prompts();
     check_sizes();
     check_resumed();
@@ -117,7 +117,7 @@ class Preparation {
     open_datasets();
     if (run_.model && run_.dataset)
       problems_.collect(
-          [&] { SizeGuard(*run_.model, config_.model, wishes_).check(*run_.dataset, problems_); });
+          [&] { SizeGuard(*run_.model, config_.model, limits_).check(*run_.dataset, problems_); });
     finish();
     return std::move(run_);
   }
@@ -138,7 +138,7 @@ class Preparation {
   void note_places() {
     note_model();
     const bool is_asked = config_.offload.weights || config_.offload.optimizer;
-    if (is_asked && run_.model->device().is_cpu() && !run_.model->is_stand_in())
+    if (is_asked && run_.model->device().is_cpu() && !run_.model->is_simulated())
       progress_.note(
           "note: --cpu_offload and --optimize_on_cpu have no effect on the CPU: weights and the "
           "optimizer's state are in host memory anyway");
@@ -273,13 +273,13 @@ class Preparation {
                     "give the dataset");
   }
 
-  // The prompts of pictures on the way.
+  // The prompts of images on the way.
   void read_prompts() {
-    const std::string& file = config_.samples.prompts_file;
+    const std::string& file = config_.previews.prompts_file;
     if (file.empty()) return;
     generate::Settings base;
     problems_.collect([&] {
-      if (const auto size = train::size_of_samples(config_, run_.dataset.get())) {
+      if (const auto size = train::preview_size(config_, run_.dataset.get())) {
         base.height = size->height;
         base.width = size->width;
       }
@@ -316,7 +316,7 @@ class Preparation {
   void check_resumed() {
     if (config_.resume.empty() || !problems_.empty()) return;
     problems_.collect([&] {
-      run_.resumed = run::find_checkpoint(config_.resume, [](const std::string&) {});
+      run_.resumed = run::find_state(config_.resume, [](const std::string&) {});
       if (config_.stage != Stage::kDataProcess)
         train::check_resume(*run_.resumed, *run_.model, run_.selection, config_, problems_);
     });
@@ -331,7 +331,7 @@ class Preparation {
     const PreparedRun& run = prepared.run;
     TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
     if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
-    prepared.planned = plan_training(*run.model, wishes_, asked, prepared.unplanned);
+    prepared.planned = plan_training(*run.model, limits_, asked, prepared.unplanned);
   }
 
   // Places weights, activations and the optimizer as they are planned.
@@ -348,7 +348,7 @@ class Preparation {
   const ModelFamily& family_;
   progress::Progress& progress_;
   Problems& problems_;
-  MemoryWishes wishes_;
+  MemoryLimits limits_;
   PreparedRun run_;
   Config& config_ = run_.config;
   std::unique_ptr<LoadedModel> without_files_;  // where the model's own cannot be opened
@@ -366,7 +366,7 @@ PreparedTraining prepare_training(TrainingRequest request, progress::Progress& p
 
 PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
                              Problems& problems) {
-  request.config.samples = {};  // none are made
+  request.config.previews = {};  // none are made
   request.config.memory.allow_storage = {};
   return Preparation(std::move(request), progress, problems).for_encoding();
 }

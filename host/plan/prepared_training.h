@@ -17,7 +17,7 @@ struct TrainingRequest {
   const ModelFamily& family;
   train::Config config;  // that parse_config() has checked
   bool is_planned_only = false;
-  std::string device_profile = {};  // see MemoryWishes
+  std::string device_profile = {};  // see MemoryLimits
 };
 
 struct PreparedTraining {

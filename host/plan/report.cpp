@@ -48,7 +48,7 @@ std::string place_text(const ComponentChoice& choice) {
 const PhaseChoice* phase_of(const PlannedResult& result, const std::string& component) {
   for (size_t i = 0; i < result.plan.phases.size(); ++i) {
     const memory::PlannedPhase& phase = result.sized.run.phases[i];
-    if (phase.manners[result.plan.phases[i].manner].forward.contains(component))
+    if (phase.strategies[result.plan.phases[i].strategy].forward.contains(component))
       return &result.plan.phases[i];
   }
   return nullptr;
@@ -109,11 +109,11 @@ std::vector<PlanRow> plan_rows(const PlannedResult& result, const PlanTarget& ta
                     why_placed(result, choice)});
   for (size_t i = 0; i < result.plan.phases.size(); ++i) {
     const PhaseChoice& phase = result.plan.phases[i];
-    const memory::Manner& manner = result.sized.run.phases[i].manners[phase.manner];
+    const memory::Strategy& strategy = result.sized.run.phases[i].strategies[phase.strategy];
     std::string what = "to " + phase.name;
-    if (!manner.name.empty()) what += ": " + manner.name;
-    rows.push_back({what, "device", manner.device_bytes,
-                    manner.why.empty() ? "what is computed with, at most" : manner.why});
+    if (!strategy.name.empty()) what += ": " + strategy.name;
+    rows.push_back({what, "device", strategy.device_bytes,
+                    strategy.why.empty() ? "what is computed with, at most" : strategy.why});
   }
   if (target.basis.profile.reserve_bytes > 0)
     rows.push_back({"driver and libraries", "device", target.basis.profile.reserve_bytes,
@@ -123,14 +123,14 @@ std::vector<PlanRow> plan_rows(const PlannedResult& result, const PlanTarget& ta
 
 std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
   const PhaseChoice* phase = result.plan.phase(result.sized.main_phase);
-  if (phase == nullptr || phase->manner >= result.sized.more_bytes.size()) return {};
+  if (phase == nullptr || phase->strategy >= result.sized.more_bytes.size()) return {};
   const int64_t spare = target.limits.device_bytes - phase->device_bytes;
-  const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->manner]);
+  const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->strategy]);
   std::string line = "batch " + std::to_string(result.sized.batch_size) + " fits with " +
                      shown(spare) + " to spare";
   const auto& slack = result.sized.slack_bytes;
   const int64_t room = within(target.limits).device_bytes - phase->device_bytes +
-                       (slack.empty() ? 0 : slack[phase->manner]);
+                       (slack.empty() ? 0 : slack[phase->strategy]);
   const int64_t most = result.sized.batch_size + room / more;
   if (most > result.sized.batch_size) line += "; " + std::to_string(most) + " would fit";
   return line;
@@ -181,11 +181,11 @@ nlohmann::json plan_json(const PlannedResult& result, const PlanTarget& target) 
                           {"why", why_placed(result, choice)}});
   for (size_t i = 0; i < result.plan.phases.size(); ++i) {
     const PhaseChoice& phase = result.plan.phases[i];
-    const memory::Manner& manner = result.sized.run.phases[i].manners[phase.manner];
+    const memory::Strategy& strategy = result.sized.run.phases[i].strategies[phase.strategy];
     phases.push_back({{"name", phase.name},
-                      {"manner", manner.name},
+                      {"strategy", strategy.name},
                       {"device_bytes", phase.device_bytes},
-                      {"working_bytes", manner.device_bytes},
+                      {"working_bytes", strategy.device_bytes},
                       {"host_bytes", phase.host_bytes},
                       {"passes", phase.passes},
                       {"seconds", phase.seconds},

@@ -69,7 +69,7 @@ StoredComponent size_component(LoadedModel& model, const model::LoadedPart& part
   return sized;
 }
 
-void take_wishes(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
+void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_denoiser) {
   const model::Placement& placement = basis.placement;
   const auto place = placement.offload.find(component.name);
   const bool is_sent_away = place != placement.offload.end();
@@ -112,7 +112,8 @@ std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasi
     for (const Storage storage : storages)
       component.storages.push_back(size_component(model, part, storage, level_weights));
     component.may_stream = !model::has_role(model.family(), component.name, Role::kVae);
-    take_wishes(component, basis, model::has_role(model.family(), component.name, Role::kDenoiser));
+    take_requests(component, basis,
+                  model::has_role(model.family(), component.name, Role::kDenoiser));
     components.push_back(std::move(component));
   }
   return components;

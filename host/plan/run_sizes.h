@@ -33,10 +33,10 @@ struct PlanBasis {
 
 struct GenerationBasis {
   generate::Request request;  // the largest one, and the one that stands for all
-  int64_t pictures = 1;       // of the run
+  int64_t images = 1;         // of the run
   int64_t lora_bytes = 0;
   bool picks_cfg_batch = true;  // the user left it open
-  // Everything that was loaded may still be there when a prompt is encoded or a picture denoised.
+  // Everything that was loaded may still be there when a prompt is encoded or an image denoised.
   bool comes_back = false;
 };
 
@@ -48,20 +48,20 @@ struct TrainingBasis {
   int64_t samples = 1;
   double steps = 1.0;
   int64_t distillation_steps = 1;                           // the most of a sample
-  std::optional<generate::Request> preview = std::nullopt;  // the largest picture on the way
+  std::optional<generate::Request> preview = std::nullopt;  // the largest image on the way
   bool on_host = false;  // trained tensors are moved on the host, see OffloadSettings::optimizer
 };
 
 // A run with what the planner's choices mean for it.
 struct SizedRun {
   memory::PlannedRun run;
-  // Settings of the denoiser's phase, "denoise" or "train", by manner.
+  // Settings of the denoiser's phase, "denoise" or "train", by strategy.
   std::vector<bool> cfg_batch;
   std::vector<memory::ActivationBudget> activations;
   int64_t batch_size = 1;
-  // What one more sample in a batch takes, by manner of that phase.
+  // What one more sample in a batch takes, by strategy of that phase.
   std::vector<int64_t> more_bytes;
-  // What a batch may grow by before that counts, by manner; empty: nothing.
+  // What a batch may grow by before that counts, by strategy; empty: nothing.
   std::vector<int64_t> slack_bytes;
   std::string main_phase;
   bool on_host = false;  // as TrainingBasis has it

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "host/device/stand_in.h"
+#include "host/device/simulated_device.h"
 #include "host/generate/generator.h"
 #include "host/model/stages.h"
 #include "host/plan/dry_model.h"
@@ -25,9 +25,9 @@ using generate::Tiling;
 using model::LoadedModel;
 using model::LoadRequest;
 
-constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the pictures that are tried
+constexpr std::array<int64_t, 4> kSides = {512, 576, 1024, 4096};  // of the images that are tried
 constexpr int64_t kTokens = 16;                                    // of their texts
-// Bytes for a pixel of a finished picture: three numbers, and the bytes that are written.
+// Bytes for a pixel of a finished image: three numbers, and the bytes that are written.
 constexpr double kPixelBytes = 3.0 * 4.0 + 3.0;
 // What is counted and what is taken differ by less.
 constexpr double kCertain = 0.95;
@@ -75,10 +75,10 @@ double BytesOfSize::at(double pixels) const {
   return least;
 }
 
-SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryWishes& wishes)
+SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits)
     : model_(model) {
   basis_.profile = memory::known_profile("h200").value();  // times do not matter
-  find_limits(request, wishes);
+  find_limits(request, limits);
   try {
     plugins::guard("a dry run", [&] { measure(); });
   } catch (const Error&) {
@@ -86,15 +86,15 @@ SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const Memor
   }
 }
 
-void SizeGuard::find_limits(const LoadRequest& request, const MemoryWishes& wishes) {
+void SizeGuard::find_limits(const LoadRequest& request, const MemoryLimits& limits) {
   const auto set = [](Limit& limit, int64_t bytes, const std::string& before,
                       const std::string& behind = "") {
     limit = {static_cast<double>(bytes), before + " " + shown(static_cast<double>(bytes)) + behind};
   };
-  const SaidLimits said = said_limits(wishes);
-  const bool is_elsewhere = !wishes.device_profile.empty();
-  const auto stand_in = device::parse_stand_in(request.device);
-  is_host_ = !is_elsewhere && !stand_in && model_.device().is_cpu();
+  const SaidLimits said = said_limits(limits);
+  const bool is_elsewhere = !limits.device_profile.empty();
+  const auto simulated = device::parse_simulated_device(request.device);
+  is_host_ = !is_elsewhere && !simulated && model_.device().is_cpu();
   basis_.like = is_elsewhere ? at::kCUDA : model_.device().type();
   if (said.host) {
     set(host_, *said.host, "--host_memory is");
@@ -107,9 +107,10 @@ void SizeGuard::find_limits(const LoadRequest& request, const MemoryWishes& wish
     set(device_, *said.vram, "--vram is");
   } else if (is_elsewhere) {
     set(device_, said.profile->memory_bytes, said.profile->name + " has");
-  } else if (stand_in) {
+  } else if (simulated) {
     device_ = {INFINITY, ""};
-    if (stand_in->capacity < INT64_MAX) set(device_, stand_in->capacity, "the stand-in has");
+    if (simulated->capacity < INT64_MAX)
+      set(device_, simulated->capacity, "the simulated device has");
   } else if (!is_host_) {
     set(device_, memory::free_bytes(model_.device()), "the device has", " free");
   } else {
@@ -138,7 +139,7 @@ void SizeGuard::measure() {
   const auto is_there = [&](std::string_view name) { return model_.find_part(name) != nullptr; };
   if (target != nullptr && std::ranges::any_of(target->components, is_there)) {
     const std::string input(model::target_input(inputs)->name);
-    add("encode a picture", [&](int64_t side, BlockRunner& runner) {
+    add("encode an image", [&](int64_t side, BlockRunner& runner) {
       const Inputs values = {{input, dry.tensor({3, 1, side, side}, at::kFloat)}};
       train::run_stage(model_, target->name, values, {1, side, side}, runner, at::kMeta);
     });
@@ -183,7 +184,7 @@ SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
   consider("denoise", count * size.pixels(), 0);
   consider("decode", at_once, whole);
   if (generate::has_start(settings, model_.family().inputs()))
-    consider("encode a picture", at_once, whole);
+    consider("encode an image", at_once, whole);
   return most;
 }
 
@@ -206,7 +207,7 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
   return is_known ? size_text(found.height, found.width) : "";
 }
 
-void SizeGuard::check(const Settings& settings, const generate::Place& place,
+void SizeGuard::check(const Settings& settings, const generate::Origin& place,
                       const std::optional<Tiling>& tiling, bool may_tile,
                       report::Problems& problems) const {
   const Size size = {*settings.height, *settings.width};
@@ -223,7 +224,7 @@ void SizeGuard::check(const Settings& settings, const generate::Place& place,
   const std::string fitting = is_too_much ? size_that_fits(size, bytes_of) : "";
   hint += "use a smaller size" + at_most(fitting);
   problems.add(Error(ErrorCode::kOutOfMemory,
-                     generate::size_place(settings, place) + ": to " +
+                     generate::size_origin(settings, place) + ": to " +
                          (is_too_much ? need.what : std::string("hold")) + " " +
                          size_text(size.height, size.width) + " pixels takes " +
                          shown(is_too_much ? need.bytes : pixels) + " at least, and " +
@@ -258,7 +259,7 @@ void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& 
 }
 
 void SizeGuard::check(const data::Dataset& dataset, report::Problems& problems) const {
-  const auto encode = work_.find("encode a picture");
+  const auto encode = work_.find("encode an image");
   if (encode == work_.end()) return;
   refuse_largest(
       dataset, "encode", [&](const Size& size) { return encode->second.at(size.pixels()); },
@@ -281,8 +282,8 @@ void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
         const SizedRun sized = size_training(
             model_, {.config = least, .selection = selection, .height = side, .width = side},
             basis_);
-        const memory::Manner& manner = sized.run.phases.back().manners.front();
-        step.add(area_of(side), static_cast<double>(manner.device_bytes));
+        const memory::Strategy& strategy = sized.run.phases.back().strategies.front();
+        step.add(area_of(side), static_cast<double>(strategy.device_bytes));
       }
     });
   } catch (const Error&) {

@@ -31,17 +31,17 @@ class BytesOfSize {
   std::vector<std::pair<double, double>> tried_;
 };
 
-// Knows the least that pictures of any size take, and what there is. Small ones are never refused.
+// Knows the least that images of any size take, and what there is. Small ones are never refused.
 // What it lets through may still not fit; what it refuses cannot. Immutable once it is made.
 class SizeGuard {
  public:
   // Runs the model without values; of nothing in it a weight is loaded. A model that cannot be run
-  // so has no guard. `request` and `wishes` as for plan_target().
+  // so has no guard. `request` and `limits` as for plan_target().
   SizeGuard(model::LoadedModel& model, const model::LoadRequest& request,
-            const MemoryWishes& wishes);
+            const MemoryLimits& limits);
 
-  // Adds a problem where pictures of these settings cannot be made. `may_tile`: there is --tiled.
-  void check(const generate::Settings& settings, const generate::Place& place,
+  // Adds a problem where images of these settings cannot be made. `may_tile`: there is --tiled.
+  void check(const generate::Settings& settings, const generate::Origin& place,
              const std::optional<generate::Tiling>& tiling, bool may_tile,
              report::Problems& problems) const;
 
@@ -65,7 +65,7 @@ class SizeGuard {
     double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
   };
 
-  void find_limits(const model::LoadRequest& request, const MemoryWishes& wishes);
+  void find_limits(const model::LoadRequest& request, const MemoryLimits& limits);
   void measure();
   Need most_of(const generate::Settings& settings, const Size& size,
                const std::optional<generate::Tiling>& tiling) const;
@@ -80,7 +80,7 @@ class SizeGuard {
   PlanBasis basis_;
   Limit device_, host_;
   bool is_host_ = false;  // the device's memory is the host's
-  // By kind of work: "encode a picture", "denoise", "decode", "train".
+  // By kind of work: "encode an image", "denoise", "decode", "train".
   std::map<std::string, BytesOfSize, std::less<>> work_;
 };
 

@@ -1,4 +1,4 @@
-// The phases of a training: encode what is cached, train, and make pictures on the way.
+// The phases of a training: encode what is cached, train, and make images on the way.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -23,8 +23,8 @@ namespace {
 
 using at::Tensor;
 using memory::ActivationBudget;
-using memory::Manner;
 using memory::PlannedPhase;
+using memory::Strategy;
 using model::LoadedModel;
 
 constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
@@ -149,11 +149,12 @@ class TrainingSizes {
         made = train::run_stage(model_, stage.name, values, target(), runner, at::kMeta);
       });
       if (!is_target(stage.name)) encoded_.merge(made);
-      run.phases.push_back({.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
-                            .components = components,
-                            .manners = {manner_of(dry_, model_, pass,
-                                                  dry_.dtype(components.front()), basis_.profile)},
-                            .passes = static_cast<double>(training_.samples)});
+      run.phases.push_back(
+          {.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
+           .components = components,
+           .strategies = {strategy_of(dry_, model_, pass, dry_.dtype(components.front()),
+                                      basis_.profile)},
+           .passes = static_cast<double>(training_.samples)});
     }
   }
 
@@ -261,22 +262,22 @@ class TrainingSizes {
 
   // Gradients come while activations go, so only those of earlier passes of a step meet all of
   // these; then the optimizer works. Returns how many bytes less the activations take than that.
-  int64_t add_trained(bool on_host, Manner& manner) const {
+  int64_t add_trained(bool on_host, Strategy& strategy) const {
     const Trained& sum = trained_;
-    if (config().ema_decay > 0) manner.host_bytes += std::llround(4.0 * sum.numbers);
+    if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * sum.numbers);
     if (on_host) {
       const double rest = sum.factors + sum.gradients + sum.state;
-      manner.device_bytes += std::llround(sum.factors);
-      manner.host_bytes += std::llround(rest);
-      manner.seconds += 2.0 * rest / kHostBytesPerSecond;
+      strategy.device_bytes += std::llround(sum.factors);
+      strategy.host_bytes += std::llround(rest);
+      strategy.seconds += 2.0 * rest / kHostBytesPerSecond;
       return 0;
     }
     const bool is_accumulated = config().order.gradient_accumulation_steps > 1;
     const double computing =
-        static_cast<double>(manner.device_bytes) + (is_accumulated ? sum.gradients : 0.0);
+        static_cast<double>(strategy.device_bytes) + (is_accumulated ? sum.gradients : 0.0);
     const double resting = sum.factors + sum.state;
-    manner.device_bytes = std::llround(resting + std::max(computing, sum.gradients + sum.moving));
-    manner.seconds += 2.0 * (resting + sum.gradients) / basis_.profile.memory_bytes_per_second;
+    strategy.device_bytes = std::llround(resting + std::max(computing, sum.gradients + sum.moving));
+    strategy.seconds += 2.0 * (resting + sum.gradients) / basis_.profile.memory_bytes_per_second;
     return std::llround(std::max(0.0, sum.gradients + sum.moving - computing));
   }
 
@@ -293,24 +294,24 @@ class TrainingSizes {
       of_denoisers.push_back(
           {measure(sized.batch_size, *denoiser), measure(sized.batch_size + 1, *denoiser)});
     for (const ActivationBudget& budget : possible_budgets()) {
-      std::vector<Manner> manners;
+      std::vector<Strategy> strategies;
       int64_t larger_bytes = 0, planned_bytes = 0;
       for (const auto& [pass, larger] : of_denoisers) {
         const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
-        manners.push_back(manner_of_budget(pass, plan, budget));
+        strategies.push_back(strategy_of_budget(pass, plan, budget));
         if (is_part(budget))
-          manners.back().device_bytes =
-              std::max(manners.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
+          strategies.back().device_bytes =
+              std::max(strategies.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
         larger_bytes =
             std::max(larger_bytes,
-                     manner_of_budget(larger, plan_of(larger, budget, offload_limits()), budget)
+                     strategy_of_budget(larger, plan_of(larger, budget, offload_limits()), budget)
                          .device_bytes);
       }
-      Manner manner = mean_of(std::move(manners));
-      sized.more_bytes.push_back(larger_bytes - manner.device_bytes);
-      sized.slack_bytes.push_back(add_trained(on_host, manner));
-      phase.manners.push_back(std::move(manner));
+      Strategy strategy = mean_of(std::move(strategies));
+      sized.more_bytes.push_back(larger_bytes - strategy.device_bytes);
+      sized.slack_bytes.push_back(add_trained(on_host, strategy));
+      phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
       if (is_part(budget) && !is_forced())
         sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = planned_bytes};
@@ -322,26 +323,26 @@ class TrainingSizes {
     return budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
   }
 
-  Manner manner_of_budget(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
-                          const ActivationBudget& budget) {
-    Manner manner = manner_of_plan(pass, plan, budget);
-    if (sends_inputs()) send_inputs(pass, manner);
-    return manner;
+  Strategy strategy_of_budget(const DryModel::TrainingPass& pass,
+                              const memory::ActivationPlan& plan, const ActivationBudget& budget) {
+    Strategy strategy = strategy_of_plan(pass, plan, budget);
+    if (sends_inputs()) send_inputs(pass, strategy);
+    return strategy;
   }
 
   // Joins the ways of several denoisers, each of which makes as many of the steps.
-  static Manner mean_of(std::vector<Manner> manners) {
-    const double share = 1.0 / static_cast<double>(manners.size());
-    Manner mean = manners.front();
+  static Strategy mean_of(std::vector<Strategy> strategies) {
+    const double share = 1.0 / static_cast<double>(strategies.size());
+    Strategy mean = strategies.front();
     mean.seconds = 0.0;
     mean.forward.clear();
     mean.backward.clear();
-    for (Manner& manner : manners) {
-      mean.device_bytes = std::max(mean.device_bytes, manner.device_bytes);
-      mean.host_bytes = std::max(mean.host_bytes, manner.host_bytes);
-      mean.seconds += share * manner.seconds;
-      for (auto [from, to] : {std::pair(&manner.forward, &mean.forward),
-                              std::pair(&manner.backward, &mean.backward)}) {
+    for (Strategy& strategy : strategies) {
+      mean.device_bytes = std::max(mean.device_bytes, strategy.device_bytes);
+      mean.host_bytes = std::max(mean.host_bytes, strategy.host_bytes);
+      mean.seconds += share * strategy.seconds;
+      for (auto [from, to] : {std::pair(&strategy.forward, &mean.forward),
+                              std::pair(&strategy.backward, &mean.backward)}) {
         for (auto& [name, seconds] : *from) {
           std::vector<double>& sum = (*to)[name];
           sum.resize(seconds.size());
@@ -352,7 +353,7 @@ class TrainingSizes {
     return mean;
   }
 
-  // Pictures on the way, as train::Preview makes them: everything that training needs stays.
+  // Images on the way, as train::Preview makes them: everything that training needs stays.
   PlannedPhase preview_phase(bool on_host) {
     const auto stays = train::running_components(model_, training_.selection);
     DryGeneration generator(dry_, model_, stays);
@@ -363,7 +364,7 @@ class TrainingSizes {
           return model::only_encodes(spec) && stays.contains(std::string(spec.name));
         }))
       request.encoder_state = "trained;";  // what was made ahead is stale
-    PlannedPhase phase{.name = "make pictures"};
+    PlannedPhase phase{.name = "make images"};
     std::set<std::string> components = stays;
     DryPass pass;
     for (const DryPhase& part : generator.run(request)) {
@@ -371,11 +372,11 @@ class TrainingSizes {
       pass += part.pass;
     }
     phase.components = {components.begin(), components.end()};
-    Manner manner = manner_of(dry_, model_, pass, model_.dtype(), basis_.profile);
-    const double seconds = manner.seconds;
-    add_trained(on_host, manner);
-    manner.seconds = seconds;
-    phase.manners = {std::move(manner)};
+    Strategy strategy = strategy_of(dry_, model_, pass, model_.dtype(), basis_.profile);
+    const double seconds = strategy.seconds;
+    add_trained(on_host, strategy);
+    strategy.seconds = seconds;
+    phase.strategies = {std::move(strategy)};
     return phase;
   }
 
@@ -410,7 +411,7 @@ class TrainingSizes {
   bool sends_inputs() const { return config().offloads_activations && !config().activation_budget; }
 
   // They leave when two more blocks have run, and those of the last two never do.
-  static void send_inputs(const DryModel::TrainingPass& pass, Manner& manner) {
+  static void send_inputs(const DryModel::TrainingPass& pass, Strategy& strategy) {
     constexpr int64_t kThere = 3;
     int64_t all = 0, largest = 0;
     for (const auto& run : pass.runs) {
@@ -418,8 +419,8 @@ class TrainingSizes {
       largest = std::max(largest, run->held_bytes);
     }
     const int64_t sent = std::max<int64_t>(0, all - kThere * largest);
-    manner.device_bytes -= sent;
-    manner.host_bytes += sent;
+    strategy.device_bytes -= sent;
+    strategy.host_bytes += sent;
   }
 
   bool is_forced() const {
@@ -443,35 +444,36 @@ class TrainingSizes {
   }
 
   // A way with its name, and nothing else.
-  static Manner named_manner(const memory::ActivationPlan& plan, const ActivationBudget& budget) {
+  static Strategy named_strategy(const memory::ActivationPlan& plan,
+                                 const ActivationBudget& budget) {
     using Kind = ActivationBudget::Kind;
-    Manner manner;
+    Strategy strategy;
     const bool is_whole = plan.num_recomputed == 0;
-    manner.needs_all_blocks = is_whole;
+    strategy.needs_all_blocks = is_whole;
     const std::string peak = report::format_bytes(static_cast<uint64_t>(plan.peak_bytes));
     if (is_whole) {
-      manner.name = "keep all activations";
-      manner.why = "nothing is computed again";
+      strategy.name = "keep all activations";
+      strategy.why = "nothing is computed again";
     } else if (budget.kind == Kind::kFraction && budget.fraction == 0) {
-      manner.name = "keep inputs of blocks";
-      manner.why = "everything else is computed again";
+      strategy.name = "keep inputs of blocks";
+      strategy.why = "everything else is computed again";
     } else {
-      manner.name = "keep activations of " + peak;
-      manner.why = std::to_string(plan.num_recomputed) + " blocks are computed again in part";
+      strategy.name = "keep activations of " + peak;
+      strategy.why = std::to_string(plan.num_recomputed) + " blocks are computed again in part";
     }
-    return manner;
+    return strategy;
   }
 
-  Manner manner_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
-                        const ActivationBudget& budget) {
-    Manner manner = named_manner(plan, budget);
-    manner.device_bytes = pass.outside_bytes + plan.peak_bytes;
-    manner.host_bytes = plan.offloaded_bytes;
+  Strategy strategy_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
+                            const ActivationBudget& budget) {
+    Strategy strategy = named_strategy(plan, budget);
+    strategy.device_bytes = pass.outside_bytes + plan.peak_bytes;
+    strategy.host_bytes = plan.offloaded_bytes;
     const auto passes =
         static_cast<double>(std::max<int64_t>(1, config().order.gradient_accumulation_steps));
     const double runs = runs_of_denoiser(pass);
-    manner.repeats = passes * runs;
-    manner.seconds = pass.outside_seconds * passes;
+    strategy.repeats = passes * runs;
+    strategy.seconds = pass.outside_seconds * passes;
     const double again = plan.num_recomputed == 0
                              ? 0
                              : plan.extra_seconds / static_cast<double>(plan.num_recomputed);
@@ -490,11 +492,11 @@ class TrainingSizes {
                        [&](Block* block) { return seconds.contains(block); }))
         continue;
       for (Block* block : blocks) {
-        manner.forward[name].push_back(seconds[block].first / runs);
-        manner.backward[name].push_back(seconds[block].second / runs);
+        strategy.forward[name].push_back(seconds[block].first / runs);
+        strategy.backward[name].push_back(seconds[block].second / runs);
       }
     }
-    return manner;
+    return strategy;
   }
 
   // How often each of its blocks runs: distillation goes through all levels.

@@ -61,7 +61,7 @@ class Step {
   void set(int64_t done, int64_t total = 0);
   // What was done before this step began: it counts in "done" and not in the rate.
   void begin_at(int64_t done);
-  // Leaves `seconds` that went to something else, such as sample pictures, out of rate and time
+  // Leaves `seconds` that went to something else, such as sample images, out of rate and time
   // left. They stay in the elapsed time.
   void leave_out(double seconds) { left_out_ += seconds; }
   // Stands behind the numbers: "loss 0.1234". Drawn with the next advance() or set().

@@ -1,4 +1,4 @@
-// A chart as an SVG picture: axes, lines, bands behind them, and a legend.
+// A chart as an SVG image: axes, lines, bands behind them, and a legend.
 #pragma once
 
 #include <functional>

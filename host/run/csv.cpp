@@ -77,7 +77,7 @@ class CsvWriter final : public MetricsWriter {
 
 MetricsWriter::~MetricsWriter() = default;
 
-void MetricsWriter::write_picture(int64_t /*step*/, const EncodedPicture& /*picture*/) {}
+void MetricsWriter::write_image(int64_t /*step*/, const EncodedImage& /*image*/) {}
 
 std::unique_ptr<MetricsWriter> open_csv(const std::string& path, int64_t last_step) {
   make_folders(files::parent_folder(path));

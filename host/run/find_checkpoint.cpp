@@ -21,7 +21,7 @@ using files::display_path;
 namespace {
 
 // The path of a file whose length, and hash if asked for, are those of the manifest.
-std::string path_to_read(const Checkpoint& checkpoint, const std::string& file, bool with_hash) {
+std::string path_to_read(const SavedState& checkpoint, const std::string& file, bool with_hash) {
   const auto found = checkpoint.files.find(file);
   if (found == checkpoint.files.end())
     throw Error(ErrorCode::kNotFound, display_path(checkpoint.folder) + ": there is no " +
@@ -46,16 +46,16 @@ std::vector<std::string> candidates(const std::string& folder) {
   return folders;
 }
 
-Checkpoint open_and_read(const std::string& folder,
-                         const std::function<void(const Checkpoint&)>& read) {
-  Checkpoint checkpoint = open_checkpoint(folder);
+SavedState open_and_read(const std::string& folder,
+                         const std::function<void(const SavedState&)>& read) {
+  SavedState checkpoint = open_state(folder);
   if (read) read(checkpoint);
   return checkpoint;
 }
 
-Checkpoint newest_whole(const std::string& folder, const std::vector<std::string>& folders,
+SavedState newest_whole(const std::string& folder, const std::vector<std::string>& folders,
                         const std::function<void(const std::string&)>& warn,
-                        const std::function<void(const Checkpoint&)>& read) {
+                        const std::function<void(const SavedState&)>& read) {
   for (const std::string& candidate : folders) {
     try {
       return open_and_read(candidate, read);
@@ -73,7 +73,7 @@ Checkpoint newest_whole(const std::string& folder, const std::vector<std::string
 
 }  // namespace
 
-NamedTensors Checkpoint::load(const std::string& file, bool check) const {
+NamedTensors SavedState::load(const std::string& file, bool check) const {
   const std::string path = path_to_read(*this, file, check);
   const files::Checkpoint opened = files::Checkpoint::open(path, {path});
   NamedTensors tensors;
@@ -81,13 +81,12 @@ NamedTensors Checkpoint::load(const std::string& file, bool check) const {
   return tensors;
 }
 
-std::string Checkpoint::text(const std::string& file) const {
+std::string SavedState::text(const std::string& file) const {
   return files::read_text_file(path_to_read(*this, file, /*with_hash=*/true));
 }
 
-Checkpoint find_checkpoint(const std::string& path,
-                           const std::function<void(const std::string&)>& warn,
-                           const std::function<void(const Checkpoint&)>& read) {
+SavedState find_state(const std::string& path, const std::function<void(const std::string&)>& warn,
+                      const std::function<void(const SavedState&)>& read) {
   const fs::path clean = (fs::path(path) / "").parent_path();  // without a slash at the end
   std::error_code ignored;
   const std::optional<int64_t> step = step_of(clean.filename().string());

@@ -59,7 +59,7 @@ nlohmann::json parse_checked(const std::string& path, std::string_view text) {
   return nlohmann::json::parse(std::string(body) + "}");
 }
 
-void read_manifest(const nlohmann::json& manifest, Checkpoint& into) {
+void read_manifest(const nlohmann::json& manifest, SavedState& into) {
   manifest.at("step").get_to(into.step);
   into.facts = manifest.at("facts");
   for (const nlohmann::json& file : manifest.at("files")) {
@@ -95,7 +95,7 @@ bool is_plain_name(std::string_view name) {
   return !name.empty() && name.front() != '.' && std::all_of(name.begin(), name.end(), is_allowed);
 }
 
-std::string manifest_text(int64_t step, const std::map<std::string, Checkpoint::File>& files,
+std::string manifest_text(int64_t step, const std::map<std::string, SavedState::File>& files,
                           const nlohmann::json& facts) {
   nlohmann::ordered_json manifest = {
       {"version", kVersion}, {"step", step}, {"time", time_now()}, {"sdk", ATELIER_SDK_VERSION}};
@@ -116,9 +116,9 @@ std::string manifest_text(int64_t step, const std::map<std::string, Checkpoint::
   return body + std::string(kBeforeChecksum) + checksum(body) + std::string(kAfterChecksum);
 }
 
-Checkpoint open_checkpoint(const std::string& folder) {
+SavedState open_state(const std::string& folder) {
   const std::string path = path_in(folder, kManifestName);
-  Checkpoint checkpoint;
+  SavedState checkpoint;
   checkpoint.folder = folder;
   try {
     const nlohmann::json manifest = parse_checked(path, read_text(path));
@@ -135,7 +135,7 @@ Checkpoint open_checkpoint(const std::string& folder) {
   return checkpoint;
 }
 
-std::string checked_path(const Checkpoint& checkpoint, const std::string& file) {
+std::string checked_path(const SavedState& checkpoint, const std::string& file) {
   std::string path = path_in(checkpoint.folder, file);
   std::error_code failure;
   const uint64_t bytes = std::filesystem::file_size(path, failure);

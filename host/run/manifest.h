@@ -31,16 +31,16 @@ std::optional<int64_t> step_of(std::string_view name, std::string_view prefix = 
 bool is_plain_name(std::string_view name);
 
 // The text of a manifest. Throws Error{kInvalidArgument} when `facts` hold text that is not UTF-8.
-std::string manifest_text(int64_t step, const std::map<std::string, Checkpoint::File>& files,
+std::string manifest_text(int64_t step, const std::map<std::string, SavedState::File>& files,
                           const nlohmann::json& facts);
 
 // Reads the manifest of `folder` and compares the lengths of its files.
 // Throws Error{kDataLoss} naming what is missing or damaged, and Error{kUnsupported} for a manifest
 // of another version.
-Checkpoint open_checkpoint(const std::string& folder);
+SavedState open_state(const std::string& folder);
 
 // The path of a file that the manifest lists. Throws Error{kDataLoss} when its length is another.
-std::string checked_path(const Checkpoint& checkpoint, const std::string& file);
+std::string checked_path(const SavedState& checkpoint, const std::string& file);
 
 // Error{kDataLoss}: "PATH: what".
 Error damaged(const std::string& path, const std::string& what);

@@ -16,7 +16,7 @@ namespace atelier::run {
 namespace {
 
 namespace fs = std::filesystem;
-using Sample = MemoryTimeline::Sample;
+using Reading = MemoryTimeline::Reading;
 
 constexpr std::array<const char*, 8> kBandColors = {"#e8f1fa", "#fdf0dc", "#e6f4e6", "#f8e4ec",
                                                     "#ece6f6", "#f3f3d6", "#def2f1", "#f1ece6"};
@@ -29,18 +29,18 @@ std::string name_of(const std::string& phase) {
   return is_numbered ? phase.substr(0, space) : phase;
 }
 
-std::vector<report::ChartBand> bands_of(const std::vector<Sample>& samples) {
+std::vector<report::ChartBand> bands_of(const std::vector<Reading>& readings) {
   std::vector<report::ChartBand> bands;
   std::map<std::string, std::string> colors;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const std::string name = name_of(samples[i].phase);
+  for (size_t i = 0; i < readings.size(); ++i) {
+    const std::string name = name_of(readings[i].phase);
     const auto [color, is_new] = colors.try_emplace(name);
     if (is_new) color->second = kBandColors[(colors.size() - 1) % kBandColors.size()];
-    const double end = samples[std::min(i + 1, samples.size() - 1)].seconds;
+    const double end = readings[std::min(i + 1, readings.size() - 1)].seconds;
     if (!bands.empty() && bands.back().name == name) {
       bands.back().to = end;
     } else {
-      bands.push_back({name, color->second, samples[i].seconds, end});
+      bands.push_back({name, color->second, readings[i].seconds, end});
     }
   }
   return bands;
@@ -48,8 +48,9 @@ std::vector<report::ChartBand> bands_of(const std::vector<Sample>& samples) {
 
 }  // namespace
 
-MemoryTimeline::MemoryTimeline(std::string path, at::Device device, const memory::Port* port)
-    : path_(std::move(path)), meter_(device, port), start_(std::chrono::steady_clock::now()) {
+MemoryTimeline::MemoryTimeline(std::string path, at::Device device,
+                               const memory::TransferDevice* transfer)
+    : path_(std::move(path)), meter_(device, transfer), start_(std::chrono::steady_clock::now()) {
   sample();
 }
 
@@ -85,41 +86,42 @@ void MemoryTimeline::take(bool is_edge) {
   const memory::DeviceBytes bytes = meter_.bytes();
   peak_ = std::max({peak_, bytes.peak, bytes.live});
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  const Sample now = {elapsed.count(), phase_, bytes.live, peak_, memory::resident_host_bytes()};
-  if (!is_edge && !samples_.empty() && samples_.back().phase == phase_ && ++since_kept_ < stride_) {
-    Sample& last = samples_.back();
+  const Reading now = {elapsed.count(), phase_, bytes.live, peak_, memory::resident_host_bytes()};
+  if (!is_edge && !readings_.empty() && readings_.back().phase == phase_ &&
+      ++since_kept_ < stride_) {
+    Reading& last = readings_.back();
     last.live = std::max(last.live, now.live);
     last.peak = now.peak;
     last.host = std::max(last.host, now.host);
     return;
   }
   since_kept_ = 0;
-  samples_.push_back(now);
-  if (samples_.size() >= kMostSamples) thin_out();
+  readings_.push_back(now);
+  if (readings_.size() >= kMostSamples) thin_out();
 }
 
 void MemoryTimeline::thin_out() {
-  std::vector<Sample> kept;
-  for (size_t i = 0; i + 1 < samples_.size(); i += 2) {
-    Sample merged = samples_[i];
-    const Sample& next = samples_[i + 1];
+  std::vector<Reading> kept;
+  for (size_t i = 0; i + 1 < readings_.size(); i += 2) {
+    Reading merged = readings_[i];
+    const Reading& next = readings_[i + 1];
     merged.live = std::max(merged.live, next.live);
     merged.peak = next.peak;
     merged.host = std::max(merged.host, next.host);
     kept.push_back(std::move(merged));
   }
-  if (samples_.size() % 2 == 1) kept.push_back(samples_.back());
-  samples_ = std::move(kept);
+  if (readings_.size() % 2 == 1) kept.push_back(readings_.back());
+  readings_ = std::move(kept);
   stride_ *= 2;
 }
 
-std::vector<Sample> MemoryTimeline::samples() const {
+std::vector<Reading> MemoryTimeline::readings() const {
   const std::lock_guard lock(mutex_);
-  return samples_;
+  return readings_;
 }
 
 std::vector<std::string> MemoryTimeline::write() {
-  const std::vector<Sample> all = samples();
+  const std::vector<Reading> all = readings();
   is_written_ = true;
   std::vector<std::string> files;
   std::error_code failure;  // of the folder; the file's is told
@@ -141,7 +143,7 @@ void check_report_path(const std::string& path, report::Problems& problems,
   const std::string place = "--report_memory " + formats::quote_and_escape(path) + ": ";
   const std::string end = fs::path(path).extension().string();
   if (!end.empty() && end != ".csv" && end != ".svg")
-    problems.add(place + "it is no table or picture",
+    problems.add(place + "it is no table or image",
                  "end it in .csv or .svg, or in neither for both");
   const fs::path folder = fs::path(path).parent_path();
   std::error_code failure;
@@ -151,9 +153,9 @@ void check_report_path(const std::string& path, report::Problems& problems,
     problems.add(place + "its folder is not there", "make it first", ErrorCode::kNotFound);
 }
 
-std::string timeline_csv(const std::vector<Sample>& samples) {
+std::string timeline_csv(const std::vector<Reading>& readings) {
   std::string text = "seconds,phase,live_bytes,peak_bytes,host_bytes\n";
-  for (const Sample& sample : samples) {
+  for (const Reading& sample : readings) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.6f", sample.seconds);
     text += std::string(seconds) + "," + sample.phase + "," + std::to_string(sample.live) + "," +
@@ -162,11 +164,11 @@ std::string timeline_csv(const std::vector<Sample>& samples) {
   return text;
 }
 
-std::string timeline_svg(const std::vector<Sample>& samples) {
+std::string timeline_svg(const std::vector<Reading>& readings) {
   report::Chart chart = {.title = "memory of the device", .width = 900, .height = 440};
   report::ChartLine live = {"live", "#1f77b4", {}}, peak = {"peak", "#d62728", {}};
   double most = 0, end = 0;
-  for (const Sample& sample : samples) {
+  for (const Reading& sample : readings) {
     live.points.emplace_back(sample.seconds, static_cast<double>(sample.live));
     peak.points.emplace_back(sample.seconds, static_cast<double>(sample.peak));
     most = std::max(most, static_cast<double>(std::max(sample.peak, sample.live)));
@@ -179,7 +181,7 @@ std::string timeline_svg(const std::vector<Sample>& samples) {
              }};
   chart.y = {"", 0.0, std::max(most, 1.0),
              [](double bytes) { return report::format_bytes(static_cast<uint64_t>(bytes)); }};
-  chart.bands = bands_of(samples);
+  chart.bands = bands_of(readings);
   chart.lines = {std::move(peak), std::move(live)};
   return report::chart_svg(chart);
 }

@@ -20,7 +20,7 @@ namespace atelier::run {
 // runs the model.
 class MemoryTimeline {
  public:
-  struct Sample {
+  struct Reading {
     double seconds = 0.0;  // since the timeline was made
     std::string phase;     // "denoise 3"
     int64_t live = 0;      // bytes on the device
@@ -29,8 +29,8 @@ class MemoryTimeline {
   };
   static constexpr size_t kMostSamples = 2048;
 
-  // `path`: see check_report_path(). `port` as for memory::DeviceMeter.
-  MemoryTimeline(std::string path, at::Device device, const memory::Port* port);
+  // `path`: see check_report_path(). `transfer` as for memory::DeviceMeter.
+  MemoryTimeline(std::string path, at::Device device, const memory::TransferDevice* transfer);
   // Writes what there is, so that a run that fails has its timeline too.
   ~MemoryTimeline();
   MemoryTimeline(const MemoryTimeline&) = delete;
@@ -42,7 +42,7 @@ class MemoryTimeline {
   // Nothing is sampled any more.
   void stop();
 
-  std::vector<Sample> samples() const;
+  std::vector<Reading> readings() const;
   // Returns the files. Throws Error{kEnvironment}.
   std::vector<std::string> write();
 
@@ -55,8 +55,8 @@ class MemoryTimeline {
   std::chrono::steady_clock::time_point start_;
   mutable std::mutex mutex_;  // of what follows
   std::string phase_ = "begin";
-  std::vector<Sample> samples_;
-  int64_t stride_ = 1, since_kept_ = 0;  // samples
+  std::vector<Reading> readings_;
+  int64_t stride_ = 1, since_kept_ = 0;  // readings
   int64_t peak_ = 0;
   bool is_stopped_ = false, is_written_ = false;
 };
@@ -66,8 +66,8 @@ class MemoryTimeline {
 void check_report_path(const std::string& path, report::Problems& problems,
                        const std::string& made_later = {});
 
-std::string timeline_csv(const std::vector<MemoryTimeline::Sample>& samples);
-std::string timeline_svg(const std::vector<MemoryTimeline::Sample>& samples);
+std::string timeline_csv(const std::vector<MemoryTimeline::Reading>& readings);
+std::string timeline_svg(const std::vector<MemoryTimeline::Reading>& readings);
 
 // Samples when a block has run.
 class SamplingRunner final : public BlockRunner {

@@ -1,4 +1,4 @@
-// Numbers and pictures of a run over its steps: TensorBoard event files and CSV.
+// Numbers and images of a run over its steps: TensorBoard event files and CSV.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace atelier::run {
 
-// A sample picture as it lies in its file.
-struct EncodedPicture {
+// A sample image as it lies in its file.
+struct EncodedImage {
   std::string tag;                // the same at every step: "samples/0"
   std::string prompt;             // shown beside it
   std::string png;                // the bytes of the file
@@ -23,11 +23,11 @@ class MetricsWriter {
   virtual ~MetricsWriter();
   // Appends and flushes; a full disk is told once on stderr and does not end the run.
   virtual void write(int64_t step, const std::map<std::string, double>& values) = 0;
-  // The same for a picture; by default it is left out.
-  virtual void write_picture(int64_t step, const EncodedPicture& picture);
+  // The same for an image; by default it is left out.
+  virtual void write_image(int64_t step, const EncodedImage& image);
 };
 
-// "FOLDER/events.out.tfevents.TIME.HOST": scalars under their names ("train/loss"), and pictures.
+// "FOLDER/events.out.tfevents.TIME.HOST": scalars under their names ("train/loss"), and images.
 std::unique_ptr<MetricsWriter> open_tensorboard(const std::string& folder);
 
 // Columns step,key,value; rows are appended. On resume, rows of steps after `last_step` are cut

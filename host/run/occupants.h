@@ -10,7 +10,7 @@ namespace atelier::run {
 // kill left unfinished, and files of other kinds belong to nobody.
 struct Occupants {
   std::vector<std::string> results;  // checkpoints, and weights or the list of a model's files
-  std::vector<std::string> records;  // config.toml, metrics, sample pictures
+  std::vector<std::string> records;  // config.toml, metrics, sample images
 };
 
 // Empty for a folder that is not there.

@@ -90,7 +90,7 @@ std::string deletable(const std::string& what, const std::vector<std::string>& p
          "), see " + flag;
 }
 
-void check_names(const CheckpointFiles& files) {
+void check_names(const SavedStateFiles& files) {
   const auto check = [](const std::string& name, bool is_taken) {
     if (!is_plain_name(name) || name == kManifestName || is_taken)
       throw Error(ErrorCode::kInvalidArgument,
@@ -101,9 +101,9 @@ void check_names(const CheckpointFiles& files) {
   for (const auto& [name, text] : files.texts) check(name, files.tensors.contains(name));
 }
 
-void write_files(const std::string& folder, int64_t step, const CheckpointFiles& files,
+void write_files(const std::string& folder, int64_t step, const SavedStateFiles& files,
                  const nlohmann::json& facts) {
-  std::map<std::string, Checkpoint::File> written;
+  std::map<std::string, SavedState::File> written;
   const auto note = [&](const std::string& name, const files::WrittenFile& file) {
     written[name] = {file.bytes, file.hash};
   };
@@ -130,7 +130,7 @@ void discard(const std::string& folder) {
 
 bool is_whole(const std::string& folder) {
   try {
-    open_checkpoint(folder);
+    open_state(folder);
     return true;
   } catch (const Error&) {
     return false;
@@ -144,7 +144,7 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
-uint64_t bytes_needed(const CheckpointFiles& files, const nlohmann::json& facts) {
+uint64_t bytes_needed(const SavedStateFiles& files, const nlohmann::json& facts) {
   constexpr uint64_t kPerFile = 8192, kPerTensor = 256;
   uint64_t bytes =
       kPerFile + facts.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).size();
@@ -232,7 +232,7 @@ std::string RunFolder::what_to_delete() const {
   return hint;
 }
 
-std::string RunFolder::save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
+std::string RunFolder::save(int64_t step, const SavedStateFiles& files, const nlohmann::json& facts,
                             int64_t keep) {
   check_names(files);
   make_folders(checkpoints_);

@@ -24,7 +24,7 @@ inline constexpr std::string_view kTensorboardName = "tensorboard_log";
 
 // A committed checkpoint: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
 // file with its size and content hash and ends with a checksum of its own.
-struct Checkpoint {
+struct SavedState {
   struct File {
     uint64_t bytes = 0;
     std::string hash;  // as files::hash_file
@@ -41,13 +41,13 @@ struct Checkpoint {
   std::string text(const std::string& file) const;
 };
 
-struct CheckpointFiles {
+struct SavedStateFiles {
   std::map<std::string, NamedTensors> tensors;  // "optimizer.safetensors"
   std::map<std::string, std::string> texts;     // "config.toml"
 };
 
 // What a checkpoint of these takes on the disk at most, in bytes.
-uint64_t bytes_needed(const CheckpointFiles& files, const nlohmann::json& facts);
+uint64_t bytes_needed(const SavedStateFiles& files, const nlohmann::json& facts);
 
 // Takes the folder's lock. Not thread-safe.
 class RunFolder {
@@ -69,7 +69,7 @@ class RunFolder {
   // and one of the same step gives way to it. Free space is looked at first. Then the oldest whole
   // checkpoints beyond `keep` (0: all stay) go; `keep` 1 still leaves two. Returns the folder of
   // the new one. Throws Error{kEnvironment}; what was there is then as before.
-  std::string save(int64_t step, const CheckpointFiles& files, const nlohmann::json& facts,
+  std::string save(int64_t step, const SavedStateFiles& files, const nlohmann::json& facts,
                    int64_t keep);
 
   // Deletes weights that were saved on the way, "step-500.safetensors" or
@@ -94,8 +94,7 @@ class RunFolder {
 // or {kEnvironment}, also from `read`) is passed over, `warn` gets a line for it, and the next
 // older one is taken. Throws Error{kNotFound} saying what was looked at when there is none, and
 // Error{kDataLoss} when none is whole, or the one that `path` names is not.
-Checkpoint find_checkpoint(const std::string& path,
-                           const std::function<void(const std::string&)>& warn,
-                           const std::function<void(const Checkpoint&)>& read = {});
+SavedState find_state(const std::string& path, const std::function<void(const std::string&)>& warn,
+                      const std::function<void(const SavedState&)>& read = {});
 
 }  // namespace atelier::run

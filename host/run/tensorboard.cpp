@@ -96,14 +96,14 @@ class TensorBoardWriter final : public MetricsWriter {
     append(step, summary);
   }
 
-  void write_picture(int64_t step, const EncodedPicture& picture) override {
+  void write_image(int64_t step, const EncodedImage& image) override {
     // Value.image = 4: height = 1, width = 2, colorspace = 3 (3 is RGB), encoded_image_string = 4.
     // Value.metadata = 9: plugin_data = 1 with plugin_name = 1, summary_description = 3.
-    const std::string image = integer_field(1, picture.height) + integer_field(2, picture.width) +
-                              integer_field(3, 3) + bytes_field(4, picture.png);
-    append(step, bytes_field(1, bytes_field(1, picture.tag) + bytes_field(4, image) +
+    const std::string encoded = integer_field(1, image.height) + integer_field(2, image.width) +
+                                integer_field(3, 3) + bytes_field(4, image.png);
+    append(step, bytes_field(1, bytes_field(1, image.tag) + bytes_field(4, encoded) +
                                     bytes_field(9, bytes_field(1, bytes_field(1, "images")) +
-                                                       bytes_field(3, picture.prompt))));
+                                                       bytes_field(3, image.prompt))));
   }
 
  private:

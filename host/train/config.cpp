@@ -14,9 +14,9 @@
 #include "host/report/text.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/run_folder.h"
+#include "host/train/compat_line.h"
 #include "host/train/config_checks.h"
 #include "host/train/config_file.h"
-#include "host/train/foreign_line.h"
 
 namespace atelier::train {
 namespace {
@@ -48,7 +48,7 @@ struct Layers {
 };
 
 // The folder of the run that a checkpoint belongs to; empty when it lies alone.
-std::string run_of(const run::Checkpoint& checkpoint) {
+std::string run_of(const run::SavedState& checkpoint) {
   const fs::path folder = fs::absolute(checkpoint.folder).lexically_normal();
   const fs::path parent =
       folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
@@ -108,10 +108,10 @@ class LayerReader {
   }
 
   // Damaged checkpoints are passed over here, and told when the run takes its state.
-  static run::Checkpoint find_whole(const std::string& path) {
-    return run::find_checkpoint(
+  static run::SavedState find_whole(const std::string& path) {
+    return run::find_state(
         path, [](const std::string&) {},
-        [](const run::Checkpoint& checkpoint) { checkpoint.text("config.toml"); });
+        [](const run::SavedState& checkpoint) { checkpoint.text("config.toml"); });
   }
 
   void read_resumed(const std::string& resume) {
@@ -132,7 +132,7 @@ class LayerReader {
   }
 
   // A resumed run brings its settings, but for what training began with.
-  void take(const run::Checkpoint& checkpoint) {
+  void take(const run::SavedState& checkpoint) {
     layers_.resumed_folder = run_of(checkpoint);
     std::vector<GivenValue> values = values_of(
         checkpoint.text("config.toml"), (fs::path(checkpoint.folder) / run::kConfigName).string(),
@@ -342,7 +342,7 @@ Config parse_config(std::span<const std::string> arguments, const ModelFamily* f
   fill_cache_path(config, flags, problems);
   config.notes = layers.notes;
   append(config.notes, flags::note_compat_flags(flags, problems));
-  append(config.notes, note_foreign_variables());
+  append(config.notes, note_compat_variables());
   append(config.notes, note_idle_flags(config, flags));
   check_config(config, flags, family, problems);
   if (problems.size() == before) config.effective_toml = write_config(spec, flags);

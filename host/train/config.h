@@ -61,7 +61,7 @@ struct LogSettings {
   bool quiet = false;
 };
 
-struct SampleSettings {
+struct PreviewSettings {
   std::string prompts_file;  // --sample_prompts; empty: none
   std::optional<int64_t> every_n_steps, every_n_epochs;
   bool at_first = false;
@@ -80,7 +80,7 @@ struct OffloadSettings {
   int64_t least_bytes = 0;  // smaller weights that are trained stay on the device all the same
 };
 
-// What a plan may take; see plan::MemoryWishes.
+// What a plan may take; see plan::MemoryLimits.
 struct MemorySettings {
   std::string vram = "auto", host_memory = "auto";
   std::vector<std::string> allow_storage = {};
@@ -123,7 +123,7 @@ struct Config {
   OffloadSettings offload;
   OutputSettings output;
   LogSettings log;
-  SampleSettings samples;
+  PreviewSettings previews;
   ValidationSettings validation;
   flags::ProcessSettings process;
 

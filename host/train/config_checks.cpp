@@ -160,9 +160,9 @@ class Checks {
     if (d.height.has_value() != d.width.has_value())
       add(d.height ? "height" : "width",
           std::string("is given without --") + (d.height ? "width" : "height"),
-          "give both, or neither to keep each picture's shape");
+          "give both, or neither to keep each image's shape");
     if (d.enable_bucket && d.height && d.width)
-      add("enable_bucket", "all pictures have one size by --height and --width",
+      add("enable_bucket", "all images have one size by --height and --width",
           "leave out one of them");
     if (d.min_bucket_reso > d.max_bucket_reso)
       add("min_bucket_reso", std::to_string(d.min_bucket_reso) +
@@ -186,11 +186,11 @@ class Checks {
   }
 
   void check_watching() {
-    const SampleSettings& samples = config_.samples;
+    const PreviewSettings& samples = config_.previews;
     const bool has_interval = samples.every_n_steps || samples.every_n_epochs || samples.at_first;
     check_exists("sample_prompts", samples.prompts_file);
     if (!samples.prompts_file.empty() && !has_interval)
-      add("sample_prompts", "when pictures are made is missing",
+      add("sample_prompts", "when images are made is missing",
           "give --sample_every_n_steps, --sample_every_n_epochs or --sample_at_first");
     for (const char* flag : {"sample_every_n_steps", "sample_every_n_epochs"}) {
       if (samples.prompts_file.empty() && is_given(flag))

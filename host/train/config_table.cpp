@@ -84,8 +84,7 @@ void add_dataset(Table& table, Config& c, const ModelFamily* family) {
       .text("dataset_base_path", d.dataset_base_path,
             "folder that the metadata's paths are relative to; with :train also a cache", "FOLDER")
       .text("dataset_metadata_path", d.dataset_metadata_path,
-            "csv, json or jsonl; without it captions stand in text files beside the pictures",
-            "FILE")
+            "csv, json or jsonl; without it captions stand in text files beside the images", "FILE")
       .number("dataset_repeat", c.order.dataset_repeat, "how often an epoch has each row",
               between(1, kMostUnsigned))
       .number("dataset_num_workers", c.dataset_num_workers,
@@ -93,13 +92,13 @@ void add_dataset(Table& table, Config& c, const ModelFamily* family) {
       .list("data_file_keys", d.data_file_keys, "columns with file paths")
       .list("extra_inputs", d.extra_inputs,
             "optional inputs that every row must have" + optional_inputs_of(family))
-      .text("caption_extension", d.caption_extension, "of captions beside pictures")
+      .text("caption_extension", d.caption_extension, "of captions beside images")
       .number("caption_dropout_rate", c.caption_dropout_rate,
               "part of the samples that are learnt with an empty prompt", flags::kPart)
       .flag("truncate_captions", c.model.cuts_texts,
             "texts of too many tokens are cut, as published pipelines do, and not refused")
-      .text("mask_column", d.mask_column, "column with pictures that say where the loss counts")
-      .flag("alpha_mask", d.alpha_mask, "the pictures' own transparency says where the loss counts")
+      .text("mask_column", d.mask_column, "column with images that say where the loss counts")
+      .flag("alpha_mask", d.alpha_mask, "the images' own transparency says where the loss counts")
       .choice("validate", d.decode_all, {{"headers", false}, {"full", true}},
               "full: every file is decoded beforehand")
       .text("cache_path", c.cache_path, "folder of encoded samples; OUTPUT_PATH/cache when empty",
@@ -109,20 +108,20 @@ void add_dataset(Table& table, Config& c, const ModelFamily* family) {
 
 void add_size(Table& table, data::DatasetOptions& d) {
   table.group("Size")
-      .number("height", d.height, "of all pictures, in pixels; without it each keeps its shape",
+      .number("height", d.height, "of all images, in pixels; without it each keeps its shape",
               at_least(1))
-      .number("width", d.width, "of all pictures, in pixels", at_least(1))
-      .number("max_pixels", d.max_pixels, "area to which larger pictures are scaled down",
+      .number("width", d.width, "of all images, in pixels", at_least(1))
+      .number("max_pixels", d.max_pixels, "area to which larger images are scaled down",
               at_least(1))
-      .add({.name = "num_frames", .kind = FlagKind::kInteger, .help = "of videos; pictures have 1"})
-      .flag("enable_bucket", d.enable_bucket, "pictures are cut to one of a few shapes")
+      .add({.name = "num_frames", .kind = FlagKind::kInteger, .help = "of videos; images have 1"})
+      .flag("enable_bucket", d.enable_bucket, "images are cut to one of a few shapes")
       .number("bucket_reso_steps", d.bucket_reso_steps,
               "sides of buckets are multiples of it, in pixels", at_least(1))
       .number("min_bucket_reso", d.min_bucket_reso, "shortest side of a bucket, in pixels",
               at_least(1))
       .number("max_bucket_reso", d.max_bucket_reso, "longest side of a bucket, in pixels",
               at_least(1))
-      .flag("bucket_no_upscale", d.bucket_no_upscale, "small pictures get a smaller bucket");
+      .flag("bucket_no_upscale", d.bucket_no_upscale, "small images get a smaller bucket");
 }
 
 void add_training(Table& table, Config& c, const ModelFamily* family) {
@@ -210,7 +209,7 @@ void add_timesteps(Table& table, TimestepOptions& t) {
                {"uniform_dynamic_shift", TimestepSampling::kUniformDynamicShift},
                {"sigmoid_dynamic_shift", TimestepSampling::kSigmoidDynamicShift}},
               "how noise levels are drawn; uniform: from the family's table of 1000; dynamic "
-              "shifts follow the picture's size")
+              "shifts follow the image's size")
       .choice("weighting_scheme", t.weighting,
               {{"bsmntw", Weighting::kBsmntw},
                {"none", Weighting::kNone},
@@ -247,14 +246,14 @@ void add_output(Table& table, OutputSettings& o, LogSettings& l) {
       .flag("quiet", l.quiet, "no progress on stderr");
 }
 
-void add_watching(Table& table, SampleSettings& samples, ValidationSettings& validation) {
+void add_watching(Table& table, PreviewSettings& samples, ValidationSettings& validation) {
   table.group("Samples and validation")
       .text("sample_prompts", samples.prompts_file,
-            "file with a prompt a line: pictures made while training", "FILE")
+            "file with a prompt a line: images made while training", "FILE")
       .number("sample_every_n_steps", samples.every_n_steps,
-              "optimizer steps between two sets of pictures", at_least(1))
-      .number("sample_every_n_epochs", samples.every_n_epochs,
-              "epochs between two sets of pictures", at_least(1))
+              "optimizer steps between two sets of images", at_least(1))
+      .number("sample_every_n_epochs", samples.every_n_epochs, "epochs between two sets of images",
+              at_least(1))
       .flag("sample_at_first", samples.at_first, "a set before the first step")
       .text("validation_dataset_base_path", validation.base_path,
             "as dataset_base_path, of samples that are not learnt", "FOLDER")
@@ -322,7 +321,7 @@ flags::Table config_table(Config& config, const ModelFamily* family, std::string
   add_optimizer(table, config);
   add_timesteps(table, config.timesteps);
   add_output(table, config.output, config.log);
-  add_watching(table, config.samples, config.validation);
+  add_watching(table, config.previews, config.validation);
   add_memory(table, config);
   add_process_flags(table.group("Process"), config.process);
   table.group("Read for command lines of DiffSynth-Studio").add(flags::compat_specs());

@@ -56,8 +56,9 @@ class HostGradients::Sink final : public GradientSink {
   Entry& entry_;
 };
 
-HostGradients::HostGradients(memory::Port& port)
-    : port_(port), loss_(port.host_memory(sizeof(float)).view(at::kFloat).view(at::IntArrayRef())) {
+HostGradients::HostGradients(memory::TransferDevice& transfer)
+    : transfer_(transfer),
+      loss_(transfer.host_memory(sizeof(float)).view(at::kFloat).view(at::IntArrayRef())) {
   thread_ = std::thread([this] { work(); });
 }
 
@@ -99,7 +100,7 @@ void HostGradients::begin_backward(const Tensor& loss, std::optional<Move> move)
   move_ = move;
   if (!move_) return;
   const Tensor value = loss.detach().to(at::kFloat).view(at::IntArrayRef());
-  loss_arrived_ = port_.copy_out(value, loss_, port_.computed());
+  loss_arrived_ = transfer_.copy_out(value, loss_, transfer_.computed());
 }
 
 // Called on autograd's device thread.
@@ -116,9 +117,9 @@ void HostGradients::take(Entry& entry, const Tensor& gradient) {
     staged_bytes_ += static_cast<int64_t>(to.nbytes());
   }
   const Tensor from = gradient.detach().to(to.scalar_type()).contiguous();
-  const memory::Ticket arrival = port_.copy_out(from, to, port_.computed());
+  const memory::Ticket arrival = transfer_.copy_out(from, to, transfer_.computed());
   push([this, &entry, to, arrival] {
-    port_.wait(arrival);
+    transfer_.wait(arrival);
     sum(entry, to);
   });
   const auto expected = part.runs * static_cast<int64_t>(part.entries.size());
@@ -149,7 +150,7 @@ void HostGradients::move(Part& part) {
     gradients.push_back(entry->gradient);
     places.push_back(entry->place);
   }
-  port_.wait(loss_arrived_);
+  transfer_.wait(loss_arrived_);
   bool is_finite = std::isfinite(loss_.item<float>());
   const std::vector<Tensor> norms = optim::gradient_norms(gradients);
   for (size_t i = 0; i < norms.size(); ++i) {
@@ -211,7 +212,7 @@ Tensor HostGradients::buffer(const Entry& entry) {
       free_.erase(found);
     }
   }
-  if (!memory.defined()) memory = port_.host_memory(bytes);
+  if (!memory.defined()) memory = transfer_.host_memory(bytes);
   return memory.view(leaf.scalar_type()).view(leaf.sizes());
 }
 

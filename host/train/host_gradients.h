@@ -22,7 +22,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/optim/optimizer.h"
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::train {
 
@@ -42,7 +42,7 @@ class HostGradients {
     double lr;
   };
 
-  explicit HostGradients(memory::Port& port);  // outlives this
+  explicit HostGradients(memory::TransferDevice& transfer);  // outlives this
   ~HostGradients();
   HostGradients(const HostGradients&) = delete;
   HostGradients& operator=(const HostGradients&) = delete;
@@ -86,7 +86,7 @@ class HostGradients {
   void wait_until_idle();
   void work();
 
-  memory::Port& port_;
+  memory::TransferDevice& transfer_;
   std::vector<std::unique_ptr<Part>> parts_;
   std::map<const Block*, Part*> part_of_;
   std::optional<Move> move_;

@@ -113,7 +113,7 @@ class Reader {
       return;
     }
     if (key == "class_tokens") {
-      lost(key, "each picture has a caption file");
+      lost(key, "each image has a caption file");
       return;
     }
     const flags::CompatFlag* flag = flags::find_compat_flag(key, flags::kKohya);

@@ -17,7 +17,7 @@ using FlagValues = std::vector<std::pair<std::string, std::string>>;
 // read.
 FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems);
 
-// "1024", "1024,768" (width first) as flags: the size of every picture, or with buckets their area.
+// "1024", "1024,768" (width first) as flags: the size of every image, or with buckets their area.
 // Throws Error{kInvalidArgument}.
 FlagValues flags_of_resolution(const std::string& text, bool has_buckets);
 

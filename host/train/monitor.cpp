@@ -50,8 +50,8 @@ Monitor::Monitor(const RunParts& parts, RunState& state, Objective& objective,
       objective_(objective),
       timesteps_(timesteps),
       agreement_(agreement) {
-  if (!parts.model.device().is_cpu() || parts.model.is_stand_in())
-    meter_.emplace(parts.model.device(), parts.model.port());
+  if (!parts.model.device().is_cpu() || parts.model.is_simulated())
+    meter_.emplace(parts.model.device(), parts.model.transfer());
 }
 
 void Monitor::open() {
@@ -144,15 +144,15 @@ void Monitor::preview() {
   if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
   const int64_t step = state_.counters().step;
   const auto show = [&](const Preview::Shown& shown) {
-    const run::EncodedPicture picture = {"samples/" + std::to_string(shown.number), shown.prompt,
-                                         shown.png, shown.height, shown.width};
-    for (const auto& writer : writers_) writer->write_picture(step, picture);
+    const run::EncodedImage image = {"samples/" + std::to_string(shown.number), shown.prompt,
+                                     shown.png, shown.height, shown.width};
+    for (const auto& writer : writers_) writer->write_image(step, image);
   };
   try {
     run_unless_stopped([&] { state_.with_average([&] { parts_.preview->run(step, show); }); });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kEnvironment) throw;
-    parts_.progress.warn("no sample pictures: " + std::string(error.what()));
+    parts_.progress.warn("no sample images: " + std::string(error.what()));
   }
 }
 

@@ -37,7 +37,7 @@ class Monitor {
 
   // The losses on a grid of noise levels, of the validation samples. A signal ends it early.
   void validate();
-  // Pictures are not worth a run: what goes wrong with their files is told.
+  // Images are not worth a run: what goes wrong with their files is told.
   void preview();
 
  private:

@@ -77,8 +77,8 @@ class HostPlacement final : public ParameterPlacement {
 
   LoadedModel& model_;
   int64_t least_bytes_;
-  std::unique_ptr<memory::Port> own_port_;  // of a model that nothing of is streamed
-  memory::Port& port_;
+  std::unique_ptr<memory::TransferDevice> own_port_;  // of a model that nothing of is streamed
+  memory::TransferDevice& transfer_;
   HostGradients gradients_;
   std::optional<ExpectingRunner> expecting_;
   std::map<const Weight*, const Block*> block_of_;  // of streamed components
@@ -92,9 +92,10 @@ class HostPlacement final : public ParameterPlacement {
 HostPlacement::HostPlacement(LoadedModel& model, int64_t least_bytes)
     : model_(model),
       least_bytes_(least_bytes),
-      own_port_(model.port() == nullptr ? memory::make_port(model.device()) : nullptr),
-      port_(own_port_ ? *own_port_ : *model.port()),
-      gradients_(port_) {
+      own_port_(model.transfer() == nullptr ? memory::make_transfer_device(model.device())
+                                            : nullptr),
+      transfer_(own_port_ ? *own_port_ : *model.transfer()),
+      gradients_(transfer_) {
   for (const model::LoadedPart& part : model.parts()) {
     if (model.residency(part.detection.component) == nullptr) continue;
     for (Block* block : model.model().blocks(part.detection.component)) {
@@ -134,7 +135,7 @@ optim::Parameter HostPlacement::add(const Selection::TrainedWeight& trained) {
 }
 
 optim::Parameter HostPlacement::add(std::string name, const Tensor& leaf) {
-  const Tensor value = port_.host_memory(static_cast<int64_t>(leaf.nbytes()))
+  const Tensor value = transfer_.host_memory(static_cast<int64_t>(leaf.nbytes()))
                            .view(leaf.scalar_type())
                            .view(leaf.sizes());
   value.copy_(leaf.detach());
@@ -170,9 +171,9 @@ void HostPlacement::publish() {
   for (const auto& [block, residency] : trained_blocks_) residency->refresh(*block);
   memory::Ticket last;
   for (const Copy& copy : copies_)
-    last = port_.copy_in(copy.value, copy.leaf.detach(), port_.computed());
-  port_.compute_after(last);
-  port_.wait(last);
+    last = transfer_.copy_in(copy.value, copy.leaf.detach(), transfer_.computed());
+  transfer_.compute_after(last);
+  transfer_.wait(last);
 }
 
 }  // namespace
@@ -187,7 +188,7 @@ void ParameterPlacement::backward(const Tensor& loss, const Tensor& /*total*/,
 std::unique_ptr<ParameterPlacement> place_parameters(LoadedModel& model, const Selection& selection,
                                                      const Config& config) {
   const bool is_wanted =
-      config.offload.optimizer && (!model.device().is_cpu() || model.is_stand_in());
+      config.offload.optimizer && (!model.device().is_cpu() || model.is_simulated());
   const bool rests_on_host = std::any_of(
       selection.weights.begin(), selection.weights.end(),
       [&](const Selection::TrainedWeight& trained) { return model.is_streamed(*trained.weight); });

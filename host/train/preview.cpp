@@ -83,11 +83,11 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
         (fs::path(state_->folder) / (name + std::to_string(number) + ".png")).string();
     state_->generator->run(
         state_->request_of(settings, step), [&](size_t, const at::Tensor& pixels) {
-          const media::Picture picture = media::to_picture(pixels.select(1, 0));
-          const std::string png = media::encode_png(picture, {{"prompt", settings.prompt}});
+          const media::Image image = media::to_image(pixels.select(1, 0));
+          const std::string png = media::encode_png(image, {{"prompt", settings.prompt}});
           files::write_file(path, png);
           state_->progress.note(path);
-          shown({png, settings.prompt, number, picture.height, picture.width});
+          shown({png, settings.prompt, number, image.height, image.width});
         });
     ++number;
   }

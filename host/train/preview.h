@@ -1,4 +1,4 @@
-// Pictures of the model as it is being trained.
+// Images of the model as it is being trained.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace atelier::train {
 // it and leave again; noise is keyed by the prompts' seeds, so that nothing of the run changes.
 class Preview {
  public:
-  // Pictures go to FOLDER/step-00000100_0.png. Components of `stays` are loaded by
+  // Images go to FOLDER/step-00000100_0.png. Components of `stays` are loaded by
   // training and do not leave. `model` outlives the preview.
   Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
           std::set<std::string> stays, progress::Progress& progress);

@@ -75,7 +75,7 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
   return hash.hex();
 }
 
-std::string picture_content(const data::Dataset& dataset, size_t index, const SourceFiles& files) {
+std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files) {
   const data::Item& item = dataset.items()[index];
   const data::DatasetOptions& options = dataset.options();
   ContentHash hash;

@@ -28,8 +28,8 @@ Inputs value_inputs(const data::Dataset& dataset, size_t index, const EncodeStag
 std::string stage_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                           bool empty_caption, const SourceFiles& files);
 
-// Equal for rows whose picture to learn, its size and its mask are equal.
-std::string picture_content(const data::Dataset& dataset, size_t index, const SourceFiles& files);
+// Equal for rows whose image to learn, its size and its mask are equal.
+std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files);
 
 // Every file of a row.
 std::vector<std::string> files_of(const data::Item& item);

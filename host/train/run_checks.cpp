@@ -59,7 +59,7 @@ std::string first_difference(const Shapes& ours, const Shapes& theirs) {
 
 class ResumeChecks {
  public:
-  ResumeChecks(const run::Checkpoint& checkpoint, model::LoadedModel& model,
+  ResumeChecks(const run::SavedState& checkpoint, model::LoadedModel& model,
                const Selection& selection, const Config& config, Problems& problems)
       : checkpoint_(checkpoint),
         model_(model),
@@ -148,7 +148,7 @@ class ResumeChecks {
                   "begin another run in another --output_path");
   }
 
-  const run::Checkpoint& checkpoint_;
+  const run::SavedState& checkpoint_;
   model::LoadedModel& model_;
   const Selection& selection_;
   const Config& config_;
@@ -193,7 +193,7 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
   return all;
 }
 
-void check_resume(const run::Checkpoint& checkpoint, model::LoadedModel& model,
+void check_resume(const run::SavedState& checkpoint, model::LoadedModel& model,
                   const Selection& selection, const Config& config, Problems& problems) {
   ResumeChecks(checkpoint, model, selection, config, problems).run();
 }

@@ -18,7 +18,7 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
 
 // What a resumed run cannot change, and was changed, becomes a problem that names the flag and both
 // values: model, trained tensors, optimizer, average. Reads headers only.
-void check_resume(const run::Checkpoint& checkpoint, model::LoadedModel& model,
+void check_resume(const run::SavedState& checkpoint, model::LoadedModel& model,
                   const Selection& selection, const Config& config, report::Problems& problems);
 
 }  // namespace atelier::train

@@ -28,7 +28,7 @@ std::string order_facts(const Config& config) {
 
 }  // namespace
 
-std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selection& selection,
+std::string find_weights_to_write(const run::SavedState& checkpoint, const Selection& selection,
                                   const Config& config) {
   const std::string name = checkpoint.facts.value("weights", "");
   if (name.empty()) return {};
@@ -53,7 +53,7 @@ RunState::RunState(const RunParts& parts, Selection selection)
   ema_.emplace(trained_.groups(), parts.config.ema_decay);
 }
 
-void RunState::resume(const run::Checkpoint& checkpoint) {
+void RunState::resume(const run::SavedState& checkpoint) {
   trained_.load(checkpoint.load("trained.safetensors"));
   optimizer_->load_state(checkpoint.load("optimizer.safetensors"));
   if (ema_) ema_->load_state(checkpoint.load("ema.safetensors"));
@@ -121,7 +121,7 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
 
 // `name`: of the weights that belong to it.
 void RunState::save_checkpoint(const std::string& name) {
-  run::CheckpointFiles files;
+  run::SavedStateFiles files;
   files.tensors["trained.safetensors"] = trained_.values();
   files.tensors["optimizer.safetensors"] = optimizer_->state();
   if (ema_) files.tensors["ema.safetensors"] = ema_->state();

@@ -26,7 +26,7 @@ struct RunParts {
   const Config& config;
   const Samples& samples;
   const Samples* validation;  // null: none
-  Preview* preview;           // null: no pictures during training
+  Preview* preview;           // null: no images during training
   run::RunFolder& folder;
   progress::Progress& progress;
   run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
@@ -34,7 +34,7 @@ struct RunParts {
 
 // The name of the weights that belong to `checkpoint` and do not lie in the run's folder,
 // "step-500": the run was stopped before they were written. Empty: they are there.
-std::string find_weights_to_write(const run::Checkpoint& checkpoint, const Selection& selection,
+std::string find_weights_to_write(const run::SavedState& checkpoint, const Selection& selection,
                                   const Config& config);
 
 // Trained tensors, optimizer, averages and counters; and their files. Not thread-safe.
@@ -51,7 +51,7 @@ class RunState {
   std::string step_name() const { return "step-" + std::to_string(counters_.step); }
 
   // Takes everything from `checkpoint`, and warns of what has changed since.
-  void resume(const run::Checkpoint& checkpoint);
+  void resume(const run::SavedState& checkpoint);
   // The weights that the checkpoint says were to be written; empty: they are there.
   const std::string& weights_to_write() const { return weights_to_write_; }
 

@@ -24,7 +24,7 @@ using nlohmann::json;
 
 namespace {
 
-// A part of every key: raised when pictures are decoded or cropped otherwise than before, or when
+// A part of every key: raised when images are decoded or cropped otherwise than before, or when
 // what an entry holds changes.
 constexpr int64_t kEncodingVersion = 1;
 constexpr const char* kRunAgain = "run --task sft:data_process again";
@@ -236,7 +236,7 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
             state->is_cached(stage) ? &manifest.encoders.at(name) : nullptr;
         return make_key(manifest.family, encoders,
                         state->is_target(stage)
-                            ? picture_content(*dataset, i, manifest.files)
+                            ? image_content(*dataset, i, manifest.files)
                             : stage_content(*dataset, i, stage, empty_caption, manifest.files));
       };
       item.keys[name] = key(/*empty_caption=*/false);

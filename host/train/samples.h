@@ -46,7 +46,7 @@ struct TrainSample {
 //
 //   FOLDER/manifest.json            what was encoded, by what, and where each row's results are
 //   FOLDER/STAGE/HASH.safetensors   one for each different input of a stage: FOLDER/text for each
-//                                   text, FOLDER/latents for each picture and size, with its mask
+//                                   text, FOLDER/latents for each image and size, with its mask
 //
 // HASH is of everything that decides the result: content of the files, texts, sizes, dtype, family
 // and the encoders' weights. So a cache is filled on from where it was left, and changed rows are
@@ -88,7 +88,7 @@ class Samples {
   // About what the missing entries will take on the disk. Loads no weights.
   struct Bytes {
     std::optional<int64_t> texts;  // nullopt when the model lacks denoiser or tokenizer to tell
-    int64_t pictures = 0;
+    int64_t images = 0;
   };
   Bytes missing_bytes(model::LoadedModel& model) const;
 

@@ -16,7 +16,7 @@
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::train {
 
@@ -231,8 +231,7 @@ Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {
       const data::DatasetOptions& options = state.dataset->options();
       const bool has_mask = options.alpha_mask || item.files.contains(options.mask_column);
       const int64_t cells = (item.height / stride) * (item.width / stride);
-      bytes.pictures +=
-          kHeaderBytes + cells * (cell_bytes + (has_mask ? int64_t{sizeof(float)} : 0));
+      bytes.images += kHeaderBytes + cells * (cell_bytes + (has_mask ? int64_t{sizeof(float)} : 0));
     }
   }
   return bytes;

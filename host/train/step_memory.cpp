@@ -62,9 +62,10 @@ BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
 // Null where activations stay.
 std::shared_ptr<memory::Offloader> StepMemory::make_offloader() {
   if (!config_.offloads_activations) return nullptr;
-  memory::Port* port = model_.port();
-  if (port == nullptr) port = (port_ = memory::make_port(model_.device())).get();
-  return std::make_shared<memory::Offloader>(*port, memory::available_bytes(at::kCPU));
+  memory::TransferDevice* transfer = model_.transfer();
+  if (transfer == nullptr)
+    transfer = (transfer_ = memory::make_transfer_device(model_.device())).get();
+  return std::make_shared<memory::Offloader>(*transfer, memory::available_bytes(at::kCPU));
 }
 
 // One line for the first plan, and for one that needs more than all before.
@@ -101,7 +102,8 @@ model::Holder StepMemory::activation_holder(const memory::DeviceBytes& device) c
 }
 
 void StepMemory::report(const optim::Optimizer& optimizer) {
-  const memory::DeviceBytes device = memory::DeviceMeter(model_.device(), model_.port()).bytes();
+  const memory::DeviceBytes device =
+      memory::DeviceMeter(model_.device(), model_.transfer()).bytes();
   int64_t layers = 0, gradients = 0;
   for (const optim::Group& group : trained_.groups()) {
     for (const optim::Parameter& parameter : group.parameters) {

@@ -54,7 +54,7 @@ class StepMemory {
   const Config& config_;
   TrainedTensors& trained_;
   progress::Progress& progress_;
-  std::unique_ptr<memory::Port> port_;  // for activations, where the model has none
+  std::unique_ptr<memory::TransferDevice> transfer_;  // for activations, where the model has none
   std::shared_ptr<memory::Offloader> offloader_;
   std::optional<run::SamplingRunner> sampling_;
   std::optional<memory::RecomputeRunner> recompute_;

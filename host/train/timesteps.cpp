@@ -106,7 +106,7 @@ std::vector<float> table_of(const ScheduleDefaults& schedule) {
   if (schedule.shift.kind == SigmaShift::Kind::kByTokens) {
     throw Error(ErrorCode::kUnsupported,
                 "schedule " + formats::quote_and_escape(schedule.name) +
-                    ": the shift follows the size of pictures, and training has one for all",
+                    ": the shift follows the size of images, and training has one for all",
                 "the plugin has to give a constant one in ModelFamily::training_schedule()");
   }
   std::vector<float> sigmas = generate::make_sigmas(schedule, {.num_steps = kLevels});

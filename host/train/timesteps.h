@@ -18,7 +18,7 @@ enum class TimestepSampling {
   kSigmoid,
   kShift,
   kMode,
-  kUniformDynamicShift,  // uniform sigma, then shifted as pictures of that size are
+  kUniformDynamicShift,  // uniform sigma, then shifted as images of that size are
   kSigmoidDynamicShift,  // the same of kSigmoid
 };
 // The weight of a sample's loss by its noise level.
@@ -52,7 +52,7 @@ class Timesteps {
  public:
   // `dynamic_shift`: of the dynamic kinds of sampling, generate::dynamic_shift() of the family.
   // Throws Error{kInvalidArgument} naming the flag of an option that makes no sense, and
-  // Error{kUnsupported} when the schedule's shift follows the size of pictures.
+  // Error{kUnsupported} when the schedule's shift follows the size of images.
   // `range`: of the denoisers that are trained; other levels are as if outside the boundaries.
   Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options,
             const SigmaShift& dynamic_shift = {.kind = SigmaShift::Kind::kByTokens},
@@ -61,7 +61,7 @@ class Timesteps {
   // The table, from pure noise to nearly clean.
   const std::vector<float>& sigmas() const { return sigmas_; }
 
-  // Draws for one sample of one step; `seed` of the stream kTimestep. `tokens` of the picture count
+  // Draws for one sample of one step; `seed` of the stream kTimestep. `tokens` of the image count
   // where the shift follows them. Sigma is at least 0.001.
   Timestep draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t tokens = 0) const;
 

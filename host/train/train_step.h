@@ -19,7 +19,7 @@ namespace atelier::train {
 
 // What a step learns from: batches of samples whose latents have one shape.
 struct StepData {
-  data::StepPlan plan;
+  data::StepBatches plan;
   std::vector<std::vector<PlacedSample>> batches;
 };
 

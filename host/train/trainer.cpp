@@ -71,7 +71,7 @@ StepData Trainer::read_step(int64_t step) const {
   data.plan = order_.step(step);
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
-    for (const data::Place& place : batch) {
+    for (const data::StepSample& place : batch) {
       const bool drops_caption =
           random::uniform(caption_seed_, place.slot, static_cast<uint32_t>(step)) <
           config_.caption_dropout_rate;
@@ -139,12 +139,12 @@ void Trainer::save(const std::string& name, bool is_last) {
   state_.save(name, is_last);
 }
 
-void Trainer::after_step(const data::StepPlan& plan) {
+void Trainer::after_step(const data::StepBatches& plan) {
   const int64_t step = state_.counters().step;
   const auto is_due = [](const std::optional<int64_t>& interval, int64_t count) {
     return interval && count % *interval == 0;
   };
-  const auto& previews = config_.samples;
+  const auto& previews = config_.previews;
   if (is_due(previews.every_n_steps, step) ||
       (plan.is_last_of_epoch && is_due(previews.every_n_epochs, plan.epoch + 1))) {
     settle();
@@ -168,7 +168,7 @@ int Trainer::run() {
   const int64_t first = state_.counters().step;
   if (first == 0) {
     monitor_.validate();
-    if (config_.samples.at_first) monitor_.preview();
+    if (config_.previews.at_first) monitor_.preview();
   }
   if (const std::string& name = state_.weights_to_write(); !name.empty())
     save(name, /*is_last=*/first >= total_steps_);

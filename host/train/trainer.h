@@ -30,7 +30,7 @@ class Trainer {
   Trainer(const RunParts& parts, Selection selection);
 
   // Continues from `checkpoint`, which check_resume() has let through.
-  void resume(const run::Checkpoint& checkpoint) { state_.resume(checkpoint); }
+  void resume(const run::SavedState& checkpoint) { state_.resume(checkpoint); }
 
   int64_t total_steps() const { return total_steps_; }
   int64_t trained_count() const { return state_.trained().count(); }  // of numbers
@@ -53,7 +53,7 @@ class Trainer {
   std::optional<StepResult> make_step(const StepData& data);
   Outcome attempt_step(const StepData& data);
   void settle();
-  void after_step(const data::StepPlan& plan);
+  void after_step(const data::StepBatches& plan);
   void save(const std::string& name, bool is_last = false);
   void loop(progress::Step& bar);
   int leave() const;

@@ -121,9 +121,9 @@ class TrainingRun {
                      progress_, timeline_},
                     run_.selection);
     if (!config_.resume.empty()) {
-      run::find_checkpoint(
+      run::find_state(
           config_.resume, [&](const std::string& line) { progress_.warn(line); },
-          [&](const run::Checkpoint& checkpoint) { trainer.resume(checkpoint); });
+          [&](const run::SavedState& checkpoint) { trainer.resume(checkpoint); });
     }
     progress_.note(std::to_string(samples.size()) + " samples, " +
                    std::to_string(trainer.total_steps()) + " steps, " +

@@ -27,8 +27,8 @@ struct PreparedRun {
   Selection selection;
   // Null: samples come from the cache alone; there is no validation.
   std::shared_ptr<const data::Dataset> dataset, validation;
-  std::vector<generate::Settings> prompts;  // of pictures on the way
-  std::optional<run::Checkpoint> resumed;   // nullopt: from the beginning
+  std::vector<generate::Settings> prompts;  // of images on the way
+  std::optional<run::SavedState> resumed;   // nullopt: from the beginning
   std::optional<StartingWeights> starting_weights;
   std::unique_ptr<lora::Registry> preset;  // of --preset_lora_path; null: none
 };

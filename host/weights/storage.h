@@ -60,7 +60,7 @@ ComputeByComponent parse_compute(const std::vector<std::string>& entries);
 std::string_view compute_name(Compute compute);
 
 // What load_weights stores so, and how; other weights are plain.
-struct StoragePlan {
+struct WeightStorage {
   Storage storage = Storage::kPlain;
   std::set<const Weight*> weights = {};
   std::set<const Weight*> w8a8 = {};  // of `weights`, those that are multiplied as codes

@@ -15,8 +15,8 @@
 #include "host/files/file_reader.h"
 #include "host/files/mapped_file.h"
 #include "host/report/problems.h"
-#include "memory/port.h"
 #include "memory/quantized_store.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::weights {
 
@@ -64,7 +64,7 @@ struct Arrival {
 };
 
 Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const StoragePlan& plan) {
+                   at::ScalarType dtype, const WeightStorage& plan) {
   using Rest = Arrival::Rest;
   const auto type_of = [&](const WeightPiece& piece) {
     return checkpoint.index().find(piece.tensor)->dtype;
@@ -390,7 +390,7 @@ class GroupReader {
 
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
-                  const std::function<void(int64_t)>& progress, const StoragePlan& plan,
+                  const std::function<void(int64_t)>& progress, const WeightStorage& plan,
                   const Landing& landing) {
   const at::NoGradGuard no_grad;
   std::vector<Arrival> planned;
@@ -405,7 +405,7 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
 }
 
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const StoragePlan& plan) {
+                   at::ScalarType dtype, const WeightStorage& plan) {
   return bytes_in_file(arrival_of(bound, checkpoint, dtype, plan), checkpoint).has_value();
 }
 

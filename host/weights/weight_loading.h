@@ -28,10 +28,10 @@ struct Landing {
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t bytes_done)>& progress = {},
-                  const StoragePlan& plan = {}, const Landing& landing = {});
+                  const WeightStorage& plan = {}, const Landing& landing = {});
 // Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const StoragePlan& plan = {});
+                   at::ScalarType dtype, const WeightStorage& plan = {});
 // Bytes of files that load_weights reads.
 int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint);
 

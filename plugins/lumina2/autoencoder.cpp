@@ -1,4 +1,4 @@
-// Shape letters: B pictures, C channels, H and W height and width.
+// Shape letters: B images, C channels, H and W height and width.
 #include "autoencoder.h"
 
 #include <ATen/ATen.h>
@@ -158,7 +158,7 @@ class Projection final : public Module {
   atelier::WeightPtr weight_, bias_;
 };
 
-// One head over all cells of a picture. Input and output: [B, C, H, W].
+// One head over all cells of an image. Input and output: [B, C, H, W].
 class AttentionBlock final : public Block {
  public:
   AttentionBlock(Module* parent, std::string name, int64_t width, const AutoencoderConfig& c)

@@ -1,4 +1,4 @@
-// The image autoencoder: pictures to latents of 16 channels and back.
+// The image autoencoder: images to latents of 16 channels and back.
 #pragma once
 
 #include <memory>

@@ -28,9 +28,9 @@ struct Names {
   }
 };
 
-// Models of the same ancestry have some of these names too: Z-Image pads text and picture with
+// Models of the same ancestry have some of these names too: Z-Image pads text and image with
 // tokens of its own and has one modulation without a nonlinearity in front, others read a second
-// text encoder or pictures.
+// text encoder or images.
 std::optional<Names> find_dit(const TensorIndex& index) {
   static constexpr const char* kPrefixes[] = {"", "model.diffusion_model.", "diffusion_model.",
                                               "transformer.", "module."};

@@ -12,7 +12,7 @@ inline constexpr std::string_view kVariants[] = {"lumina-image-2.0"};
 inline constexpr int64_t kPublishedPatch = 2;
 
 struct DitConfig {
-  int64_t layers, refiners;  // refiners: of the text, and as many of the picture
+  int64_t layers, refiners;  // refiners: of the text, and as many of the image
   int64_t width, heads, kv_heads, head_dim, mlp_width, text_width, time_width;
   int64_t channels;             // of the latents, in and out
   int64_t patch;                // latent cells per token along each side

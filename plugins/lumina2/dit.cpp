@@ -30,7 +30,7 @@ at::Tensor heads(const at::Tensor& x, int64_t head_dim) {
   return x.view({x.size(0), x.size(1) / head_dim, head_dim});
 }
 
-// The model's time runs from noise to the picture.
+// The model's time runs from noise to the image.
 at::Tensor time_channels(const at::Tensor& sigma_B) {
   return atelier::nn::time_channels(1 - sigma_B, kTimeChannels);
 }
@@ -165,7 +165,7 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_
                          at::Device device) const {
   const auto [text_axis, row_axis, column_axis] = config_.axes;
 
-  // Text counts along the first axis; the whole picture stands behind its sample's text there, and
+  // Text counts along the first axis; the whole image stands behind its sample's text there, and
   // counts rows and columns along the others.
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const at::Tensor along_angles = angles(longest + 1, text_axis);
@@ -235,7 +235,7 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const at::Tensor scale = level.of_end();
   image = final_linear_.forward(
       ops::norm_modulate(image, at::zeros_like(scale), scale, image_rows, kFinalNormEps));
-  // The model goes from noise to the picture.
+  // The model goes from noise to the image.
   return image.neg()
       .view({B, H, W, p, p, C})
       .permute({0, 5, 1, 3, 2, 4})

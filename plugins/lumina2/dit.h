@@ -1,4 +1,4 @@
-// The denoiser: NextDiT, one transformer over the rows of text and picture, behind a few blocks for
+// The denoiser: NextDiT, one transformer over the rows of text and image, behind a few blocks for
 // each of them alone.
 #pragma once
 
@@ -50,7 +50,7 @@ class Dit final : public atelier::Denoiser {
   atelier::nn::Linear time_in_, time_out_;
   atelier::nn::RMSNorm caption_norm_;
   atelier::nn::Linear caption_in_;
-  // The blocks of the text, of the picture, and of both.
+  // The blocks of the text, of the image, and of both.
   std::vector<std::unique_ptr<DitBlock>> context_refiner_, noise_refiner_, layers_;
   atelier::nn::Linear final_modulation_, final_linear_;
   atelier::nn::NoiseLevels levels_;

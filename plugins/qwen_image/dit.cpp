@@ -197,7 +197,7 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
   Rope r;
 
-  // Rows and columns count from the middle of the picture; there is one frame, at 0.
+  // Rows and columns count from the middle of the image; there is one frame, at 0.
   const at::Tensor frame = at::zeros({1, frame_axis / 2});
   const at::Tensor rows = angles(at::arange(height, at::kFloat) - (height - height / 2), row_axis);
   const at::Tensor columns =
@@ -214,7 +214,7 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_
   r.image_cos = image(at::cos);
   r.image_sin = image(at::sin);
 
-  // Text follows on the diagonal behind the picture, each sample anew.
+  // Text follows on the diagonal behind the image, each sample anew.
   const int64_t start = std::max(height / 2, width / 2);
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const at::Tensor positions = at::arange(start, start + longest, at::kFloat);

@@ -101,21 +101,21 @@ constexpr InputSpec kInputs[] = {
     {.name = "prompt",
      .kind = InputKind::kText,
      .required = true,
-     .help = "what the picture shows; at most 1024 tokens with the template's end"},
+     .help = "what the image shows; at most 1024 tokens with the template's end"},
     {.name = "negative_prompt",
      .kind = InputKind::kText,
      .use = InputUse::kGenerate,
-     .help = "what the picture does not show; a space when empty"},
+     .help = "what the image does not show; a space when empty"},
     {.name = "image",
      .kind = InputKind::kImage,
      .required = true,
      .use = InputUse::kTrain,
-     .help = "the picture to learn",
+     .help = "the image to learn",
      .role = atelier::InputRole::kTarget},
     {.name = "input_image",
      .kind = InputKind::kImage,
      .use = InputUse::kGenerate,
-     .help = "picture to start from, scaled and cropped to --height and --width",
+     .help = "image to start from, scaled and cropped to --height and --width",
      .role = atelier::InputRole::kStart},
 };
 
@@ -155,7 +155,7 @@ constexpr ScheduleDefaults kSchedules[] = {
      .help = "Qwen-Image-Distill, 15 steps without guidance"},
 };
 
-// The shift of a picture of 1.6 megapixels, whatever the size: what published LoRAs and fine-tunes
+// The shift of an image of 1.6 megapixels, whatever the size: what published LoRAs and fine-tunes
 // were trained with. log a = 0.8.
 constexpr ScheduleDefaults kTrainingSchedule = {
     .name = "training",

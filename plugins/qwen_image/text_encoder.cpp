@@ -94,7 +94,7 @@ at::Tensor TextEncoder::forward(const at::Tensor& ids_N, const Segments& rows,
                                 atelier::BlockRunner& runner) {
   at::Tensor x = embed_tokens_.forward(ids_N);
 
-  // Without pictures all three axes of a position count up together, so one angle per pair of
+  // Without images all three axes of a position count up together, so one angle per pair of
   // channels is enough.
   const auto [cos, sin] =
       atelier::nn::row_waves(rows, config_.head_dim, config_.rope_theta, x.device());

@@ -1,4 +1,4 @@
-// Shape letters: B pictures, C channels, H and W height and width.
+// Shape letters: B images, C channels, H and W height and width.
 #include "shared/causal_vae.h"
 
 #include <ATen/ATen.h>
@@ -82,7 +82,7 @@ class ResBlock final : public Block {
   std::unique_ptr<CausalConv> shortcut_;
 };
 
-// One head over all cells of a picture. Input and output: [B, C, H, W].
+// One head over all cells of an image. Input and output: [B, C, H, W].
 class AttentionBlock final : public Block {
  public:
   AttentionBlock(Module* parent, std::string name, int64_t width)
@@ -146,7 +146,7 @@ at::ScalarType wide(at::ScalarType dtype) {
 at::Tensor single_frame(const at::Tensor& x_BCTHW) {
   if (x_BCTHW.size(2) == 1) return x_BCTHW.select(2, 0);
   throw Error(ErrorCode::kUnsupported,
-              std::to_string(x_BCTHW.size(2)) + " frames: this autoencoder takes pictures so far",
+              std::to_string(x_BCTHW.size(2)) + " frames: this autoencoder takes images so far",
               "give one frame");
 }
 

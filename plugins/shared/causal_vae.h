@@ -1,6 +1,6 @@
 // The causal video autoencoder: 8 pixels a latent cell along each side, 4 frames a latent frame
 // after the first. Of a single frame every convolution needs its last temporal slice alone, and
-// what works between frames nothing: pictures are encoded and decoded as such. Clips are not, so
+// what works between frames nothing: images are encoded and decoded as such. Clips are not, so
 // far.
 #pragma once
 
@@ -34,7 +34,7 @@ struct CausalVaeConfig {
 // Mean and standard deviation of the 16 published latent channels.
 extern const std::vector<double> kCausalVaeMean, kCausalVaeStd;
 
-// Where a checkpoint holds such an autoencoder, and for pictures of how many channels.
+// Where a checkpoint holds such an autoencoder, and for images of how many channels.
 struct CausalVaeFile {
   std::string prefix;
   bool is_original;  // spelling "original" (encoder.downsamples.0.…) and not "diffusers"
@@ -43,7 +43,7 @@ struct CausalVaeFile {
 std::optional<CausalVaeFile> find_causal_vae(const TensorIndex& checkpoint);
 
 // The detection of what was found, as the component "vae". Throws Error{kUnsupported} when its
-// pictures do not have three channels.
+// images do not have three channels.
 Detection detect_causal_vae(const TensorIndex& checkpoint, const CausalVaeFile& file);
 
 // See ModelFamily. The classes that diffusers gives it are the family's.

@@ -65,7 +65,7 @@ void add_entry(std::vector<Conditioning>& cond, const NamedTensors& inputs,
 
 void check_frames(int64_t frames, bool takes_clips) {
   if (frames == 1 || (frames > 1 && takes_clips)) return;
-  throw Error(ErrorCode::kUnsupported, number(frames) + " frames: this family makes still pictures",
+  throw Error(ErrorCode::kUnsupported, number(frames) + " frames: this family makes still images",
               "give one frame");
 }
 
@@ -228,8 +228,8 @@ Conditioning ComponentModel::encode_latents(const Inputs& inputs, std::string_vi
     invalid("clip of " + number(frames) + " frames: one more than a multiple of " + number(step));
   const int64_t stride = autoencoder.spatial_stride();
   if (H < 1 || W < 1 || H % stride != 0 || W % stride != 0) {
-    invalid("picture of " + number(W) + " x " + number(H) +
-            " pixels: both sides are multiples of " + number(stride));
+    invalid("image of " + number(W) + " x " + number(H) + " pixels: both sides are multiples of " +
+            number(stride));
   }
   return {{"latents", autoencoder.encode(pixels.unsqueeze(0), runner).squeeze(0)}};
 }

@@ -86,10 +86,10 @@ PackedRows pack_entry(std::span<const Conditioning* const> cond, std::string_vie
 at::Tensor clip_input(const Inputs& inputs, std::string_view name) {
   const auto* pixels = find_input<at::Tensor>(inputs, name);
   if (!pixels)
-    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": missing, or not a picture");
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": missing, or not an image");
   const at::Tensor clip = pixels->dim() == 3 ? pixels->unsqueeze(1) : *pixels;
   if (clip.dim() != 4 || clip.size(0) != 3)
-    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": picture of shape " +
+    throw Error(ErrorCode::kInvalidArgument, std::string(name) + ": image of shape " +
                                                  shape_text(*pixels) + ", [3, T, H, W] expected");
   return clip;
 }

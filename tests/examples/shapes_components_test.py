@@ -88,8 +88,8 @@ class Components(unittest.TestCase):
         write(folder / "tuned.safetensors", entries, data)
         return folder / "tuned.safetensors"
 
-    def assert_near(self, picture):
-        self.assertLess(np.abs(picture - self.base).mean(), NEAR)
+    def assert_near(self, image):
+        self.assertLess(np.abs(image - self.base).mean(), NEAR)
 
     def test_a_trained_component_draws_what_the_model_draws(self):
         for component, folder in FOLDERS.items():

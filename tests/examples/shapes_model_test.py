@@ -26,12 +26,12 @@ import score  # noqa: E402
 PROGRAM = os.environ["ATELIER_BIN"]
 MODEL = EXAMPLE / "model"
 COUNT = 40
-# Of COUNT pictures; README.md has the rates of 200.
+# Of COUNT images; README.md has the rates of 200.
 FLOORS = {"things": 0.9, "colors": 0.95, "shapes": 0.9, "positions": 0.9, "ground": 0.95}
 
 
 def failed_checks(model):
-    """Of the conformance suite's checks on pictures of a model, those that fail."""
+    """Of the conformance suite's checks on images of a model, those that fail."""
     result = subprocess.run(
         [PROGRAM, "check-plugin", "qwen_image", "--json", "--model_paths", f'["{model}"]',
          "--height", "128", "--width", "128", "--num_inference_steps", "8",
@@ -39,8 +39,8 @@ def failed_checks(model):
          "--other_prompt", "a white star above a green square on a red ground"],
         capture_output=True, text=True, check=False)
     checks = [json.loads(line) for line in result.stdout.splitlines()]
-    pictures_checked = [check for check in checks if check["check"].startswith("pictures: ")]
-    assert len(pictures_checked) == 5, result.stdout + result.stderr
+    images_checked = [check for check in checks if check["check"].startswith("images: ")]
+    assert len(images_checked) == 5, result.stdout + result.stderr
     return [check["check"] + ": " + check["detail"] for check in checks if not check["passed"]]
 
 
@@ -55,7 +55,7 @@ class Model(unittest.TestCase):
         for name, floor in FLOORS.items():
             self.assertGreaterEqual(rates[name], floor, rates)
 
-    def test_a_prompt_and_a_seed_give_the_same_picture_alone_and_among_others(self):
+    def test_a_prompt_and_a_seed_give_the_same_image_alone_and_among_others(self):
         prompts = ["a red circle on a blue ground",
                    "a white star above a green square on a red ground"]
         hashes = []
@@ -105,7 +105,7 @@ class Model(unittest.TestCase):
             self.assertNotEqual(score.read(plain).tobytes(), drawn[0])
         self.assertEqual(drawn[0], drawn[1])
 
-    def test_the_conformance_suite_is_content_with_its_pictures(self):
+    def test_the_conformance_suite_is_content_with_its_images(self):
         self.assertEqual(failed_checks(MODEL), [])
 
     def test_the_conformance_suite_sees_a_broken_encoder(self):

@@ -1,4 +1,4 @@
-"""The model of examples/shapes draws the same pictures when its weights rest in 8 bits."""
+"""The model of examples/shapes draws the same images when its weights rest in 8 bits."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ import score  # noqa: E402
 PROGRAM = os.environ["ATELIER_BIN"]
 MODEL = EXAMPLE / "model"
 COUNT = 4
-LIMIT = 2  # mean difference of a picture, of 255
+LIMIT = 2  # mean difference of an image, of 255
 
 
 def drawn(prompts, *extra):
@@ -31,12 +31,12 @@ def drawn(prompts, *extra):
 
 class Storage(unittest.TestCase):
 
-    def test_pictures_of_eight_bits_are_near_those_of_plain_weights(self):
+    def test_images_of_eight_bits_are_near_those_of_plain_weights(self):
         prompts = [scene.prompt() for scene in score.unseen_scenes(COUNT)]
         plain = drawn(prompts)
         for kind, compute in itertools.product(("int8", "fp8"), ("plain", "w8a8")):
-            pictures = drawn(prompts, "--storage", f"dit={kind}", "--compute", f"dit={compute}")
-            far = [numpy.abs(a - b).mean() for a, b in zip(plain, pictures)]
+            images = drawn(prompts, "--storage", f"dit={kind}", "--compute", f"dit={compute}")
+            far = [numpy.abs(a - b).mean() for a, b in zip(plain, images)]
             print(f"{kind} {compute}: mean difference {numpy.mean(far):.2f} of 255, "
                   f"at most {max(far):.2f}")
             self.assertGreater(min(far), 0)

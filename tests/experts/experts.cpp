@@ -1,5 +1,5 @@
 // A family that is none of the published ones: two expert denoisers of one architecture, latents of
-// clips, optional pictures beside the prompt, and an autoencoder that another family has too. It
+// clips, optional images beside the prompt, and an autoencoder that another family has too. It
 // is written in the frame of the SDK alone; nothing outside this folder knows it.
 #include <ATen/ATen.h>
 
@@ -28,19 +28,19 @@ constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
     {.name = "first_image",
      .kind = InputKind::kImage,
-     .help = "a picture to begin with; none: the prompt alone",
+     .help = "an image to begin with; none: the prompt alone",
      .fit = InputFit::kStretch,
      .when_absent = WhenAbsent::kFirstFrame},
     {.name = "side_images",
      .kind = InputKind::kImage,
      .use = InputUse::kGenerate,
-     .help = "pictures to look at, with even sides",
+     .help = "images to look at, with even sides",
      .max_count = 2,
      .fit = InputFit::kAsIs},
     {.name = "draft",
      .kind = InputKind::kImage,
      .use = InputUse::kGenerate,
-     .help = "a picture to change",
+     .help = "an image to change",
      .role = InputRole::kStart},
     {.name = "looped",
      .kind = InputKind::kFlag,
@@ -50,15 +50,15 @@ constexpr InputSpec kInputs[] = {
      .kind = InputKind::kImage,
      .required = true,
      .use = InputUse::kTrain,
-     .help = "the picture to learn",
+     .help = "the image to learn",
      .role = InputRole::kTarget},
 };
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},
-                           kPrompt[] = {"prompt"}, kPictures[] = {"first_image", "side_images"},
+                           kPrompt[] = {"prompt"}, kImages[] = {"first_image", "side_images"},
                            kImage[] = {"image"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPrompt},
-    {.name = "reference", .components = kVae, .inputs = kPictures},
+    {.name = "reference", .components = kVae, .inputs = kImages},
     {.name = "latents", .components = kVae, .inputs = kImage},
 };
 constexpr ScheduleDefaults kSchedules[] = {
@@ -178,7 +178,7 @@ struct Expert final : Denoiser {
   }
 };
 
-// The shared autoencoder takes pictures: a latent frame is one picture of a clip, which stands for
+// The shared autoencoder takes images: a latent frame is one image of a clip, which stands for
 // itself and the one before it.
 struct Experts final : ComponentModel {
   using ComponentModel::ComponentModel;
@@ -201,7 +201,7 @@ struct Experts final : ComponentModel {
     }
     if (in.stage == "latents")
       return {{"latents", latents_of(clip_input(in.values, "image"), runner)}};
-    std::vector<at::Tensor> cells;  // [cells, C] of each picture
+    std::vector<at::Tensor> cells;  // [cells, C] of each image
     const auto add = [&](const at::Tensor& clip) {
       cells.push_back(latents_of(clip, runner).flatten(1).t());
     };

@@ -100,7 +100,7 @@ class Experts(unittest.TestCase):
         for component in ("dit", "dit_low"):
             self.assertNotEqual(plain, self.draw("changed_" + component, changed=component))
 
-    def test_pictures_beside_the_prompt_are_read(self):
+    def test_images_beside_the_prompt_are_read(self):
         plain = self.draw("before")
         before, wide = self.folder / "before.png", self.folder / "wide.png"
         self.draw("wide", width=40)
@@ -164,7 +164,7 @@ class Experts(unittest.TestCase):
             (data / "metadata.csv").write_text("image,prompt\n0.png,a cat\n1.png,a dog\n")
         return data
 
-    def test_pictures_on_the_way_follow_the_variant(self):
+    def test_images_on_the_way_follow_the_variant(self):
         data, prompts = self.write_data(), self.folder / "prompts.txt"
         prompts.write_text("a cat --d 3\n")
         self.run_program("train", *self.model()[:-1], FAST, "--dataset_base_path", data, "--dataset_metadata_path",
@@ -256,7 +256,7 @@ class Experts(unittest.TestCase):
                          self.folder / "lines.jsonl")
         self.assertEqual(plain, pixels(self.folder / "line.png"))
 
-    def test_rows_without_a_first_picture_are_trained_with_their_own(self):
+    def test_rows_without_a_first_image_are_trained_with_their_own(self):
         self.draw("rows_0")
         self.draw("rows_1", width=40)
         loras = {}

@@ -15,7 +15,7 @@ void fuzz_sentencepiece(std::string_view bytes);
 void fuzz_elf_note(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
-void fuzz_picture(std::string_view bytes);
+void fuzz_image(std::string_view bytes);
 
 struct FuzzTarget {
   const char* name;  // of its corpus folder
@@ -29,7 +29,7 @@ inline constexpr std::array<FuzzTarget, 8> kFuzzTargets = {{
     {"elf_note", fuzz_elf_note},
     {"json", fuzz_json},
     {"csv", fuzz_csv},
-    {"picture", fuzz_picture},
+    {"image", fuzz_image},
 }};
 
 }  // namespace atelier::formats

@@ -18,21 +18,22 @@ using test::Train;
 
 DirectRunner direct;
 
-// A host of `bytes` behind a stand-in whose memory is NaN until it is written.
+// A host of `bytes` behind a simulated device whose memory is NaN until it is written.
 struct Host {
-  std::unique_ptr<Port> port;
+  std::unique_ptr<TransferDevice> transfer;
   std::shared_ptr<Offloader> offloader;
   explicit Host(int64_t bytes = int64_t{1} << 20, double rate = 0.0,
                 std::shared_ptr<VirtualClock> clock = nullptr)
-      : port(make_stand_in({.bytes_per_second = rate, .poison = true, .clock = std::move(clock)})),
-        offloader(std::make_shared<Offloader>(*port, bytes)) {}
+      : transfer(make_simulated_device(
+            {.bytes_per_second = rate, .poison = true, .clock = std::move(clock)})),
+        offloader(std::make_shared<Offloader>(*transfer, bytes)) {}
 
   RecomputeRunner runner(ActionPlan plan, bool offloads_inputs = false) const {
     return RecomputeRunner(direct, [plan](const Block&) { return plan; },
                            {.offloader = offloader, .offloads_inputs = offloads_inputs});
   }
   // Until everything has left.
-  void drain() const { port->wait(port->copy_out(at::zeros({1}), at::zeros({1}))); }
+  void drain() const { transfer->wait(transfer->copy_out(at::zeros({1}), at::zeros({1}))); }
 };
 
 }  // namespace
@@ -40,20 +41,20 @@ struct Host {
 TEST_CASE("Tensors come back as they left, again and again", "[offload]") {
   Host host;
   const Tensor dense = at::randn({3, 5}), turned = at::randn({4, 6}).t(), ints = at::arange(7);
-  Freight freight(host.offloader);
+  OffloadBatch batch(host.offloader);
   for (const Tensor& t : {dense, turned, ints}) {
-    REQUIRE(freight.accepts(t));
-    freight.add(t.clone());
+    REQUIRE(batch.accepts(t));
+    batch.add(t.clone());
   }
-  CHECK_FALSE(freight.accepts(dense.slice(1, 0, 4)));
-  CHECK_FALSE(freight.accepts(Tensor()));
-  CHECK(at::equal(freight.take()[1], turned));  // before they left
-  freight.send();
-  freight.send();
+  CHECK_FALSE(batch.accepts(dense.slice(1, 0, 4)));
+  CHECK_FALSE(batch.accepts(Tensor()));
+  CHECK(at::equal(batch.take()[1], turned));  // before they left
+  batch.send();
+  batch.send();
   CHECK(host.offloader->stats().sent_bytes == 60 + 96 + 56);
   for (int i = 0; i < 2; ++i) {
-    freight.fetch();
-    const Tensors back = freight.take();
+    batch.fetch();
+    const Tensors back = batch.take();
     CHECK(at::equal(back[0], dense));
     CHECK(at::equal(back[1], turned));
     CHECK(back[1].strides() == turned.strides());
@@ -64,13 +65,13 @@ TEST_CASE("Tensors come back as they left, again and again", "[offload]") {
 TEST_CASE("The host's memory is used again, and no more than allowed", "[offload]") {
   Host host(4096);
   for (int i = 0; i < 5; ++i) {
-    Freight a(host.offloader), b(host.offloader);
+    OffloadBatch a(host.offloader), b(host.offloader);
     a.add(at::zeros({512}));
     b.add(at::ones({512}));
     a.send();
     b.send();
     CHECK(host.offloader->stats().host_bytes == 4096);
-    Freight full(host.offloader);
+    OffloadBatch full(host.offloader);
     const Tensor stays = at::ones({1});
     full.add(stays);
     full.send();
@@ -79,7 +80,7 @@ TEST_CASE("The host's memory is used again, and no more than allowed", "[offload
     if (i % 2 == 0) CHECK(b.take()[0].sum().item<float>() == 512);
     if (i == 3) b.fetch();  // is not taken
   }
-  Freight other(host.offloader);  // another size takes the place of what is idle
+  OffloadBatch other(host.offloader);  // another size takes the place of what is idle
   other.add(at::ones({1024}));
   other.send();
   CHECK(other.take()[0].sum().item<float>() == 1024);
@@ -201,7 +202,7 @@ TEST_CASE("Copies hide behind computing when they fit into a block's time", "[of
         },
         {.offloader = host.offloader});
     net.step(runner);
-    return host.port->stats().waited_seconds;
+    return host.transfer->stats().waited_seconds;
   };
   CHECK(waited(0.9) == Approx(0.0).margin(1e-9));
   CHECK(waited(2.0) > 3.0);

@@ -430,8 +430,8 @@ TEST_CASE("A plan keeps late runs first, the last one whole, and all when they f
 
 TEST_CASE("With offloading peak stays within the budget, and bytes equal the plan's", "[plan]") {
   for (const double rate : {0.0, 200e6}) {  // as fast as memory, and so that copies lag
-    const auto port = make_stand_in({.bytes_per_second = rate, .poison = true});
-    const auto offloader = std::make_shared<Offloader>(*port, int64_t{1} << 30);
+    const auto transfer = make_simulated_device({.bytes_per_second = rate, .poison = true});
+    const auto offloader = std::make_shared<Offloader>(*transfer, int64_t{1} << 30);
     for (const auto& [train, dropout] : {std::pair{Train::kAdapters, 0.1}, {Train::kAll, 0.0}}) {
       MeasuredNet measured(train, dropout, 8, offloader);
       const Tensors want = measured.net.step(direct);
@@ -454,7 +454,7 @@ TEST_CASE("With offloading peak stays within the budget, and bytes equal the pla
         const Tensor y = measured.forward(plan);
         CHECK(offloader->stats().sent_bytes - sent == plan.offloaded_bytes);
         const Tensor last = at::zeros({1});  // copies that leave do so one after another
-        port->wait(port->copy_out(last, at::zeros({1})));
+        transfer->wait(transfer->copy_out(last, at::zeros({1})));
         const int64_t held = bytes.now() - static_cast<int64_t>(last.nbytes());
         if (held_with_nothing < 0) held_with_nothing = held - plan.kept_bytes;
         if (plan.num_recomputed > 0) CHECK(held - plan.kept_bytes == held_with_nothing);
@@ -485,9 +485,9 @@ TEST_CASE("Training within a budget gives the bits of keeping everything", "[pla
       CHECK(equal == 3);
       CHECK(plans == 1);
     }
-    const auto port = make_stand_in({.poison = true});
+    const auto transfer = make_simulated_device({.poison = true});
     for (const char* text : {"full", "0.3", "0.05MB", "0.1MB"}) {
-      const auto offloader = std::make_shared<Offloader>(*port, int64_t{1} << 20);
+      const auto offloader = std::make_shared<Offloader>(*transfer, int64_t{1} << 20);
       ActivationRunner runner(direct, parse_activation_budget(text), at::kCPU, {}, offloader);
       for (int pass = 0; pass < 4; ++pass) {
         runner.begin_pass();

@@ -7,8 +7,8 @@
 namespace atelier::memory {
 namespace {
 
-// A stand-in whose wait() stops until the gate is open.
-class GatedPort final : public Port {
+// A simulated device whose wait() stops until the gate is open.
+class GatedPort final : public TransferDevice {
  public:
   void open() { gate_.set_value(); }
 
@@ -30,7 +30,7 @@ class GatedPort final : public Port {
   Stats stats() const override { return inner_->stats(); }
 
  private:
-  std::unique_ptr<Port> inner_ = make_stand_in({});
+  std::unique_ptr<TransferDevice> inner_ = make_simulated_device({});
   std::promise<void> gate_;
   std::shared_future<void> opened_ = gate_.get_future();
 };
@@ -45,14 +45,14 @@ BlockStream::Source source(std::string name, const at::Tensor& value) {
 }  // namespace
 
 TEST_CASE("A block that is waited for is given up when its stream closes", "[residency]") {
-  GatedPort port;
+  GatedPort transfer;
   const at::Tensor value = at::ones({64});
-  const auto stream = BlockStream::make(port, /*blocks=*/2, /*slots=*/1, /*slot_bytes=*/256);
+  const auto stream = BlockStream::make(transfer, /*blocks=*/2, /*slots=*/1, /*slot_bytes=*/256);
   stream->start({source("blocks.0", value), source("blocks.1", value)});
   auto held = std::async(std::launch::async, [&] { return stream->hold(1); });
   auto closed = std::async(std::launch::async, [&] { stream->close(); });
   const auto status = held.wait_for(std::chrono::seconds(20));
-  port.open();
+  transfer.open();
   REQUIRE(status == std::future_status::ready);
   test::expect_error(ErrorCode::kInternal, {"blocks.1"}, [&] { held.get(); });
   closed.get();
@@ -60,12 +60,12 @@ TEST_CASE("A block that is waited for is given up when its stream closes", "[res
   CHECK(at::equal(stream->fetch(value), value));
 }
 
-TEST_CASE("A stream that closes leaves the port to the calls that use it", "[residency]") {
-  // Blocks are held and let go while the stream closes: each call has the port or an error.
+TEST_CASE("A stream that closes leaves the transfer to the calls that use it", "[residency]") {
+  // Blocks are held and let go while the stream closes: each call has the transfer or an error.
   for (int round = 0; round < 50; ++round) {
-    const std::unique_ptr<Port> port = make_stand_in({});
+    const std::unique_ptr<TransferDevice> transfer = make_simulated_device({});
     const at::Tensor value = at::ones({64});
-    const auto stream = BlockStream::make(*port, /*blocks=*/3, /*slots=*/2, /*slot_bytes=*/256);
+    const auto stream = BlockStream::make(*transfer, /*blocks=*/3, /*slots=*/2, /*slot_bytes=*/256);
     stream->start({source("0", value), source("1", value), source("2", value)});
     auto holder = std::async(std::launch::async, [&] {
       for (int64_t i = 0;; ++i) stream->hold(i % 3);

@@ -96,7 +96,8 @@ TEST_CASE("When nothing is left to tighten it is said", "[plan]") {
   }
 }
 
-TEST_CASE("A meter counts what a stand-in does, or for itself where there is none", "[plan]") {
+TEST_CASE("A meter counts what a simulated device does, or for itself where there is none",
+          "[plan]") {
   {
     const DeviceMeter meter(at::kCPU, nullptr);
     const int64_t before = meter.bytes().live;
@@ -107,9 +108,9 @@ TEST_CASE("A meter counts what a stand-in does, or for itself where there is non
     CHECK(meter.bytes().capacity == 0);
   }
   CHECK(MemoryLimit::applied() == nullptr);
-  const auto port = make_stand_in({.capacity = 10000});
-  const DeviceMeter meter(at::kCPU, port.get());
-  const at::Tensor held = at::empty({4000}, at::kByte), buffer = port->device_memory(3000);
+  const auto transfer = make_simulated_device({.capacity = 10000});
+  const DeviceMeter meter(at::kCPU, transfer.get());
+  const at::Tensor held = at::empty({4000}, at::kByte), buffer = transfer->device_memory(3000);
   CHECK_THROWS_AS(at::empty({3001}, at::kByte), Error);
   CHECK(meter.bytes().live == 7000);
   CHECK(meter.bytes().capacity == 10000);

@@ -64,17 +64,17 @@ PlannedRun random_run(uint64_t seed, int64_t most_blocks = 5) {
     phase.passes = static_cast<double>(dice.between(1, 4));
     const bool is_training = dice.coin();
     for (int64_t count = dice.between(1, 3); count > 0; --count) {
-      Manner manner{.device_bytes = dice.below(60), .host_bytes = dice.below(20)};
-      manner.seconds = static_cast<double>(dice.below(50)) * 1e-3;
-      manner.repeats = static_cast<double>(dice.between(1, 2));
-      manner.needs_all_blocks = dice.below(4) == 0;
+      Strategy strategy{.device_bytes = dice.below(60), .host_bytes = dice.below(20)};
+      strategy.seconds = static_cast<double>(dice.below(50)) * 1e-3;
+      strategy.repeats = static_cast<double>(dice.between(1, 2));
+      strategy.needs_all_blocks = dice.below(4) == 0;
       const PlannedComponent& component = run.components[main];
       for (size_t i = 0; i < component.storages[0].blocks.size(); ++i) {
-        manner.forward[component.name].push_back(static_cast<double>(dice.below(40)) * 1e-3);
+        strategy.forward[component.name].push_back(static_cast<double>(dice.below(40)) * 1e-3);
         if (is_training)
-          manner.backward[component.name].push_back(static_cast<double>(dice.below(80)) * 1e-3);
+          strategy.backward[component.name].push_back(static_cast<double>(dice.below(80)) * 1e-3);
       }
-      phase.manners.push_back(std::move(manner));
+      phase.strategies.push_back(std::move(strategy));
     }
     run.phases.push_back(std::move(phase));
   };
@@ -159,19 +159,19 @@ double pass_seconds(const std::vector<std::pair<size_t, double>>& order, const P
   return computed - before;
 }
 
-double phase_seconds(const Manner& manner, const PlannedPhase& phase,
+double phase_seconds(const Strategy& strategy, const PlannedPhase& phase,
                      const std::map<std::string, Placed>& placed) {
-  double seconds = manner.seconds;
+  double seconds = strategy.seconds;
   for (const std::string& name : phase.components) {
-    const auto forward = manner.forward.find(name);
-    if (forward == manner.forward.end()) continue;
+    const auto forward = strategy.forward.find(name);
+    if (forward == strategy.forward.end()) continue;
     std::vector<std::pair<size_t, double>> order;
     for (size_t i = 0; i < forward->second.size(); ++i) order.push_back({i, forward->second[i]});
-    if (const auto backward = manner.backward.find(name); backward != manner.backward.end()) {
+    if (const auto backward = strategy.backward.find(name); backward != strategy.backward.end()) {
       for (size_t i = backward->second.size(); i-- > 0;) order.push_back({i, backward->second[i]});
     }
     const Placed& where = placed.at(name);
-    seconds += manner.repeats * pass_seconds(order, where);
+    seconds += strategy.repeats * pass_seconds(order, where);
   }
   return seconds * phase.passes;
 }
@@ -191,11 +191,11 @@ std::optional<double> run_seconds(const PlannedRun& run, const PlanLimits& limit
       host += placed.at(name).host;
       streams |= placed.at(name).streams;
     }
-    for (const Manner& manner : phase.manners) {
-      if (device + manner.device_bytes > limits.device_bytes ||
-          host + manner.host_bytes > limits.host_bytes || (manner.needs_all_blocks && streams))
+    for (const Strategy& strategy : phase.strategies) {
+      if (device + strategy.device_bytes > limits.device_bytes ||
+          host + strategy.host_bytes > limits.host_bytes || (strategy.needs_all_blocks && streams))
         continue;
-      const double seconds = phase_seconds(manner, phase, placed);
+      const double seconds = phase_seconds(strategy, phase, placed);
       least = std::min(least.value_or(seconds), seconds);
     }
     if (!least) return std::nullopt;
@@ -258,9 +258,9 @@ PlannedRun random_run_of_experts(uint64_t seed) {
   phase.components = {"expert"};
   if (dice.coin()) phase.components.emplace_back("dit");
   if (dice.coin()) phase.components.emplace_back("text");
-  for (Manner& manner : phase.manners) {
-    manner.backward.clear();
-    manner.forward = {{"expert", {0.02, static_cast<double>(dice.below(40)) * 1e-3}}};
+  for (Strategy& strategy : phase.strategies) {
+    strategy.backward.clear();
+    strategy.forward = {{"expert", {0.02, static_cast<double>(dice.below(40)) * 1e-3}}};
   }
   run.phases.insert(run.phases.begin() + 2, phase);
   run.phases.back().components.emplace_back("expert");
@@ -303,9 +303,9 @@ TEST_CASE("The planner looks at few of the combinations", "[planner]") {
     PlannedPhase phase{.name = main, .components = {"text", "high", "low", "vae"}};
     phase.passes = passes;
     for (const double repeats : {1.0, 2.0}) {
-      Manner manner{.device_bytes = repeats == 1.0 ? 3000 : 1800, .repeats = repeats};
-      manner.forward[main] = std::vector<double>(main == std::string("text") ? 24 : 40, seconds);
-      phase.manners.push_back(std::move(manner));
+      Strategy strategy{.device_bytes = repeats == 1.0 ? 3000 : 1800, .repeats = repeats};
+      strategy.forward[main] = std::vector<double>(main == std::string("text") ? 24 : 40, seconds);
+      phase.strategies.push_back(std::move(strategy));
     }
     run.phases.push_back(std::move(phase));
   };
@@ -353,9 +353,9 @@ TEST_CASE("What fits stays on the device, as it is", "[planner]") {
   StoredComponent plain{.blocks = std::vector<int64_t>(10, 100), .outside = 50};
   StoredComponent narrow{.storage = "fp8", .blocks = std::vector<int64_t>(10, 50), .outside = 50};
   run.components = {{.name = "dit", .storages = {plain, narrow}, .may_stream = true}};
-  Manner manner{.device_bytes = 100};
-  manner.forward["dit"] = std::vector<double>(10, 0.2);
-  run.phases = {{.name = "denoise", .components = {"dit"}, .manners = {manner}, .passes = 20}};
+  Strategy strategy{.device_bytes = 100};
+  strategy.forward["dit"] = std::vector<double>(10, 0.2);
+  run.phases = {{.name = "denoise", .components = {"dit"}, .strategies = {strategy}, .passes = 20}};
   DeviceProfile profile = slow_profile();
 
   SECTION("with room for everything") {
@@ -417,12 +417,12 @@ TEST_CASE("What fits stays on the device, as it is", "[planner]") {
 TEST_CASE("Copies that outlast computing set the time of a pass", "[planner]") {
   const auto seconds = [](int64_t resident, double bytes_per_second) {
     const StoredComponent stored{.blocks = std::vector<int64_t>(4, 200)};
-    Manner manner;
-    manner.forward["dit"] = std::vector<double>(4, 0.1);
+    Strategy strategy;
+    strategy.forward["dit"] = std::vector<double>(4, 0.1);
     PlannedRun run;
     run.components = {
         {.name = "dit", .storages = {stored}, .may_stream = true, .resident = resident}};
-    run.phases = {{.name = "denoise", .components = {"dit"}, .manners = {manner}}};
+    run.phases = {{.name = "denoise", .components = {"dit"}, .strategies = {strategy}}};
     DeviceProfile profile = slow_profile();
     profile.copy_bytes_per_second = bytes_per_second;
     return plan_memory(run, {}, profile).value().phase("denoise")->seconds;
@@ -439,10 +439,10 @@ TEST_CASE("A plan of sixty blocks and twenty budgets is found at once", "[planne
       {.name = "dit", .storages = {{.blocks = std::vector<int64_t>(60, 680)}}, .may_stream = true}};
   PlannedPhase phase{.name = "train", .components = {"dit"}};
   for (int i = 0; i <= 20; ++i) {
-    Manner manner{.device_bytes = 28000 - 1200 * i};
-    manner.forward["dit"] = std::vector<double>(60, 0.01);
-    manner.backward["dit"] = std::vector<double>(60, 0.02 + 0.0005 * i);
-    phase.manners.push_back(std::move(manner));
+    Strategy strategy{.device_bytes = 28000 - 1200 * i};
+    strategy.forward["dit"] = std::vector<double>(60, 0.01);
+    strategy.backward["dit"] = std::vector<double>(60, 0.02 + 0.0005 * i);
+    phase.strategies.push_back(std::move(strategy));
   }
   run.phases = {phase};
   DeviceProfile profile = slow_profile();
@@ -451,7 +451,7 @@ TEST_CASE("A plan of sixty blocks and twenty budgets is found at once", "[planne
   REQUIRE(plan);
   CHECK(plan->device_bytes <= 24000);
   CHECK(plan->component("dit").resident < 60);
-  CHECK(plan->phase("train")->manner > 0);
+  CHECK(plan->phase("train")->strategy > 0);
 }
 
 TEST_CASE("Profiles are known by name or read", "[planner]") {
@@ -478,7 +478,7 @@ TEST_CASE("What is kept beside a streamed block counts, and of a resident one it
   StoredComponent stored{.blocks = {10, 10, 10, 10}};
   run.components = {{.name = "dit", .storages = {stored}, .may_stream = true}};
   run.prefetch = 1;
-  run.phases = {{.name = "train", .components = {"dit"}, .manners = {Manner{}}}};
+  run.phases = {{.name = "train", .components = {"dit"}, .strategies = {Strategy{}}}};
   const auto bytes = [&](int64_t resident) {
     run.components[0].resident = resident;
     return plan_memory(run, {}, slow_profile())->component("dit").device_bytes;
@@ -493,9 +493,9 @@ TEST_CASE("What is kept beside a streamed block counts, and of a resident one it
 TEST_CASE("Times beyond all counting are the longest there is", "[planner]") {
   PlannedRun run;
   run.components = {{.name = "dit", .storages = {{.blocks = {10, 10}}}, .may_stream = true}};
-  Manner manner{.seconds = 1e18};
-  manner.forward["dit"] = {1e18, 1e30};
-  run.phases = {{.name = "train", .components = {"dit"}, .manners = {manner}, .passes = 1e30}};
+  Strategy strategy{.seconds = 1e18};
+  strategy.forward["dit"] = {1e18, 1e30};
+  run.phases = {{.name = "train", .components = {"dit"}, .strategies = {strategy}, .passes = 1e30}};
   const auto plan = plan_memory(run, {}, slow_profile());
   REQUIRE(plan);
   REQUIRE(plan->seconds > 1e6);

@@ -72,17 +72,18 @@ std::vector<int> forward_order(int count) {
 // Blocks that compute for a second each and come at `matrices_per_second`, in virtual time.
 struct TimedMatrices : Matrices {
   std::shared_ptr<VirtualClock> clock = std::make_shared<VirtualClock>();
-  std::unique_ptr<Port> port;
+  std::unique_ptr<TransferDevice> transfer;
   std::unique_ptr<Residency> residency;
   std::unique_ptr<StreamingRunner> runner;
 
   TimedMatrices(int count, double matrices_per_second, int64_t resident, int64_t prefetch)
       : Matrices(count),
-        port(make_stand_in({.bytes_per_second = matrices_per_second * double{kMatrixBytes},
-                            .poison = true,
-                            .clock = clock})),
+        transfer(
+            make_simulated_device({.bytes_per_second = matrices_per_second * double{kMatrixBytes},
+                                   .poison = true,
+                                   .clock = clock})),
         residency(std::make_unique<Residency>(
-            all(), spread_residents(count, resident, Place::kHost, prefetch), *port)),
+            all(), spread_residents(count, resident, Place::kHost, prefetch), *transfer)),
         runner(std::make_unique<StreamingRunner>(direct, std::vector{residency.get()})) {
     for (auto& block : blocks) block->probe = [this] { clock->advance(1); };
   }
@@ -96,7 +97,7 @@ struct TimedMatrices : Matrices {
 };
 
 // Sees which copies wait for which computing.
-class WatchedPort final : public Port {
+class WatchedPort final : public TransferDevice {
  public:
   struct Marker final : Ticket::State {
     int64_t number = 0;
@@ -135,7 +136,7 @@ class WatchedPort final : public Port {
   Stats stats() const override { return inner_->stats(); }
 
  private:
-  std::unique_ptr<Port> inner_ = make_stand_in({.poison = true});
+  std::unique_ptr<TransferDevice> inner_ = make_simulated_device({.poison = true});
 };
 
 // What wraps a store: twice the weight.
@@ -219,8 +220,8 @@ TEST_CASE("Streamed blocks compute the same bits, from the host and from disk", 
                              i % 2 == 0 ? QuantizedKind::kFp8 : QuantizedKind::kInt8);
         }
         const Tensors want = plain.step(direct);
-        const auto port = make_stand_in({.poison = true});
-        Residency residency(blocks_of(net), spread_residents(kBlocks, resident, others), *port);
+        const auto transfer = make_simulated_device({.poison = true});
+        Residency residency(blocks_of(net), spread_residents(kBlocks, resident, others), *transfer);
         StreamingRunner streaming(direct, {&residency});
         RecomputeRunner recompute(streaming);
         INFO(is_quantized << ' ' << resident << " resident, others " << int(others));
@@ -242,20 +243,20 @@ TEST_CASE("Streamed blocks compute the same bits, from the host and from disk", 
 
 TEST_CASE("What a block rests in and what comes is counted", "[residency]") {
   Matrices net(5);
-  const auto port = make_stand_in({});
+  const auto transfer = make_simulated_device({});
   {
-    Residency residency(net.all(), spread_residents(5, 2, Place::kHost, 1), *port);
+    Residency residency(net.all(), spread_residents(5, 2, Place::kHost, 1), *transfer);
     StreamingRunner runner(direct, {&residency});
     CHECK(net.wrong(runner, forward_order(5)) == 0);
     const Residency::Stats stats = residency.stats();
     CHECK(stats.device_bytes == (2 + 2) * kMatrixBytes);
     CHECK(stats.host_bytes == 3 * kMatrixBytes);
     CHECK(stats.copied_bytes == stats.copies * kMatrixBytes);
-    CHECK(port->stats().bytes_in == stats.copied_bytes);
-    CHECK(port->stats().live_bytes == 2 * kMatrixBytes);
-    CHECK(port->stats().host_bytes == 3 * kMatrixBytes);
+    CHECK(transfer->stats().bytes_in == stats.copied_bytes);
+    CHECK(transfer->stats().live_bytes == 2 * kMatrixBytes);
+    CHECK(transfer->stats().host_bytes == 3 * kMatrixBytes);
   }
-  CHECK(port->stats().live_bytes == 0);
+  CHECK(transfer->stats().live_bytes == 0);
   // The weights stay, and can be drawn.
   CHECK(net.wrong(direct, forward_order(5)) == 0);
 }
@@ -271,8 +272,8 @@ TEST_CASE("The host keeps every weight once", "[residency]") {
         if (is_demanded) demanded.insert(block->linear.weight.get());
       }
       const int64_t before = measured.now();
-      const auto port = make_stand_in({});
-      Residency residency(net.all(), spread_residents(3, 0, Place::kHost), *port, demanded);
+      const auto transfer = make_simulated_device({});
+      Residency residency(net.all(), spread_residents(3, 0, Place::kHost), *transfer, demanded);
       const int64_t bytes = 3 * (is_quantized ? kSide * (kSide + 4) : kMatrixBytes);
       CHECK(before - measured.now() == bytes);
       CHECK(residency.stats().host_bytes == bytes);
@@ -287,8 +288,8 @@ TEST_CASE("A store that says what it is made of comes and goes by that", "[resid
       const Tensor half = block->linear.weight->draw() / 2;
       block->linear.weight->state().set_store(std::make_shared<Summed>(half, half.clone()));
     }
-    const auto port = make_stand_in({});
-    Residency residency(net.all(), spread_residents(3, 1, place), *port);
+    const auto transfer = make_simulated_device({});
+    Residency residency(net.all(), spread_residents(3, 1, place), *transfer);
     StreamingRunner runner(direct, {&residency});
     CHECK(net.wrong(runner, forward_order(3)) == 0);
     CHECK(residency.stats().copies == 2);
@@ -326,7 +327,7 @@ TEST_CASE("Without a place for the next block copying and computing take turns",
   TimedMatrices net(6, 1, 0, /*prefetch=*/0);
   net.time(forward_order(6));
   CHECK(net.time(forward_order(6)) == Approx(12));
-  CHECK(net.port->stats().live_bytes == kMatrixBytes);
+  CHECK(net.transfer->stats().live_bytes == kMatrixBytes);
 }
 
 TEST_CASE("Backward passes find their blocks on the device too", "[residency]") {
@@ -362,11 +363,11 @@ TEST_CASE("Wrong guesses cost time and nothing else", "[residency]") {
   for (const Place place : {Place::kHost, Place::kDisk}) {
     for (const int64_t prefetch : {0, 1, 3}) {
       Matrices net(7);
-      const auto port =
-          make_stand_in({.bytes_per_second = 1e4 * double{kMatrixBytes}, .poison = true});
+      const auto transfer =
+          make_simulated_device({.bytes_per_second = 1e4 * double{kMatrixBytes}, .poison = true});
       ResidencyPlan plan = spread_residents(7, 0, place, prefetch);
       plan.blocks[3] = place == Place::kHost ? Place::kDisk : Place::kHost;
-      Residency residency(net.all(), plan, *port);
+      Residency residency(net.all(), plan, *transfer);
       StreamingRunner runner(direct, {&residency});
       std::mt19937 random(5);
       std::vector<int> order;
@@ -380,28 +381,28 @@ TEST_CASE("Wrong guesses cost time and nothing else", "[residency]") {
 
 TEST_CASE("A slot is filled again after what was computed with it", "[residency]") {
   Matrices net(6);
-  WatchedPort port;
-  Residency residency(net.all(), spread_residents(6, 0, Place::kHost, 2), port);
+  WatchedPort transfer;
+  Residency residency(net.all(), spread_residents(6, 0, Place::kHost, 2), transfer);
   for (int pass = 0; pass < 4; ++pass) {
     for (int i = 0; i < 6; ++i) {
       auto outer = residency.hold(*net.blocks[i]);
       auto inner = residency.hold(*net.blocks[i]);
       const void* const slot = net.weight(i).draw().data_ptr();
       outer.reset();
-      const int64_t markers = port.markers;
+      const int64_t markers = transfer.markers;
       inner.reset();
-      CHECK(port.markers == markers + 1);
-      port.released[slot] = port.markers;
+      CHECK(transfer.markers == markers + 1);
+      transfer.released[slot] = transfer.markers;
     }
   }
-  CHECK(port.copies >= 24);
-  CHECK(port.unordered == 0);
+  CHECK(transfer.copies >= 24);
+  CHECK(transfer.unordered == 0);
 }
 
 TEST_CASE("A held block stays, and more than there are slots cannot be held", "[residency]") {
   Matrices net(5);
-  const auto port = make_stand_in({.poison = true});
-  Residency residency(net.all(), spread_residents(5, 1, Place::kHost, 1), *port);
+  const auto transfer = make_simulated_device({.poison = true});
+  Residency residency(net.all(), spread_residents(5, 1, Place::kHost, 1), *transfer);
   StreamingRunner runner(direct, {&residency});
   CHECK(residency.hold(*net.blocks[0]) == nullptr);  // always there
   CHECK(residency.hold(MatrixBlock(nullptr, "stranger")) == nullptr);
@@ -423,8 +424,8 @@ TEST_CASE("A weight is drawn right whether its block is held or not", "[residenc
   Matrices net(4);
   Tensors want;
   for (int i = 0; i < 4; ++i) want.push_back(net.weight(i).draw());
-  const auto port = make_stand_in({.poison = true});
-  Residency residency(net.all(), spread_residents(4, 0, Place::kHost, 1), *port);
+  const auto transfer = make_simulated_device({.poison = true});
+  Residency residency(net.all(), spread_residents(4, 0, Place::kHost, 1), *transfer);
   Tensors drawn;
   for (int i = 0; i < 4; ++i) drawn.push_back(net.weight(i).draw());  // all at once
   CHECK(test::same_bits(drawn, want));
@@ -452,8 +453,8 @@ TEST_CASE("A backward pass of products draws what was streamed again", "[residen
     return test::gradients(values, {x});
   };
   const Tensors want = gradient(direct);
-  const auto port = make_stand_in({.poison = true});
-  Residency residency(net.all(), spread_residents(5, 0, Place::kHost, 1), *port);
+  const auto transfer = make_simulated_device({.poison = true});
+  Residency residency(net.all(), spread_residents(5, 0, Place::kHost, 1), *transfer);
   StreamingRunner runner(direct, {&residency});
   for (int step = 0; step < 3; ++step) CHECK(test::same_bits(gradient(runner), want));
 }
@@ -475,15 +476,15 @@ TEST_CASE("Nothing that autograd holds is a streamed or a dequantised weight", "
       activations = measured.now();
     }
     CHECK(activations > 0);
-    const auto port = make_stand_in({.capacity = int64_t{1} << 40, .poison = true});
-    Residency residency(blocks_of(net), spread_residents(4, 0, Place::kHost, 1), *port);
+    const auto transfer = make_simulated_device({.capacity = int64_t{1} << 40, .poison = true});
+    Residency residency(blocks_of(net), spread_residents(4, 0, Place::kHost, 1), *transfer);
     const int64_t slots = residency.stats().device_bytes;
-    CHECK(port->stats().live_bytes == slots);
+    CHECK(transfer->stats().live_bytes == slots);
     StreamingRunner streaming(direct, {&residency});
     RecomputeRunner recompute(streaming);
     (void)net.step(recompute);
     const Tensor y = net.forward(recompute);
-    CHECK(port->stats().live_bytes == slots + activations);
+    CHECK(transfer->stats().live_bytes == slots + activations);
   }
 }
 
@@ -493,8 +494,8 @@ TEST_CASE("Strides stay as they are", "[residency]") {
   for (const Tensor& value : {turned, holes.slice(1, 0, kSide)}) {
     for (const Place place : {Place::kHost, Place::kDisk}) {
       block.linear.weight->set(value);
-      const auto port = make_stand_in({.poison = true});
-      Residency residency({&block}, spread_residents(1, 0, place), *port);
+      const auto transfer = make_simulated_device({.poison = true});
+      Residency residency({&block}, spread_residents(1, 0, place), *transfer);
       const auto held = residency.hold(block);
       CHECK(at::equal(block.linear.weight->draw(), value));
       if (value.is_same(turned)) CHECK(block.linear.weight->draw().strides() == turned.strides());
@@ -511,14 +512,14 @@ TEST_CASE("Weights on demand stay on the host until they are drawn", "[residency
       demanded.insert(block->mod.weight.get());
       bytes = block->mod.weight->numel() * 4;
     }
-    const auto port = make_stand_in({.poison = true});
-    Residency residency(blocks_of(net), spread_residents(3, 0, place), *port, demanded);
+    const auto transfer = make_simulated_device({.poison = true});
+    Residency residency(blocks_of(net), spread_residents(3, 0, place), *transfer, demanded);
     StreamingRunner runner(direct, {&residency});
     CHECK(at::equal(net.forward(runner), plain.forward(direct)));
     const int64_t before = residency.stats().copied_bytes;
     CHECK(at::equal(net.blocks[1]->mod.weight->draw(), plain.blocks[1]->mod.weight->draw()));
     CHECK(residency.stats().copied_bytes == before + bytes);
-    CHECK(port->stats().live_bytes <
+    CHECK(transfer->stats().live_bytes <
           (place == Place::kDevice ? 1 : residency.stats().device_bytes + 1));
     const Tensor index = at::tensor({5, 1});
     CHECK(at::equal(net.blocks[1]->mod.weight->draw_rows(index),
@@ -529,11 +530,11 @@ TEST_CASE("Weights on demand stay on the host until they are drawn", "[residency
 
 TEST_CASE("What the host writes is drawn after a refresh", "[residency]") {
   Matrices net(5);
-  const auto port = make_stand_in({.poison = true});
+  const auto transfer = make_simulated_device({.poison = true});
   ResidencyPlan plan = spread_residents(5, 0, Place::kHost, 2);
   plan.blocks[3] = Place::kDevice;
   plan.blocks[4] = Place::kDisk;
-  Residency residency(net.all(), plan, *port);
+  Residency residency(net.all(), plan, *transfer);
   StreamingRunner runner(direct, {&residency});
   for (int step = 0; step < 4; ++step) {
     CHECK(net.wrong(runner, forward_order(5)) == 0);
@@ -557,14 +558,15 @@ TEST_CASE("The device never holds more than its capacity", "[residency]") {
   constexpr int kBlocks = 8;
   Matrices net(kBlocks);
   // Three slots, and what a block computes.
-  const auto port = make_stand_in({.capacity = 3 * kMatrixBytes + 1024, .poison = true});
-  Residency residency(net.all(), spread_residents(kBlocks, 0, Place::kHost, 2), *port);
+  const auto transfer =
+      make_simulated_device({.capacity = 3 * kMatrixBytes + 1024, .poison = true});
+  Residency residency(net.all(), spread_residents(kBlocks, 0, Place::kHost, 2), *transfer);
   StreamingRunner runner(direct, {&residency});
   for (int pass = 0; pass < 3; ++pass) {
     for (int i = 0; i < kBlocks; ++i) (void)runner.run(*net.blocks[i], {net.x});
   }
-  CHECK(port->stats().peak_bytes <= port->stats().capacity);
-  CHECK(port->stats().peak_bytes > 3 * kMatrixBytes);
+  CHECK(transfer->stats().peak_bytes <= transfer->stats().capacity);
+  CHECK(transfer->stats().peak_bytes > 3 * kMatrixBytes);
   // A weight that is drawn while its block is away has no room, and says so.
   residency.refresh(*net.blocks[0]);
   const Error full = test::error_of([&] { (void)net.weight(0).draw(); });
@@ -576,22 +578,22 @@ TEST_CASE("The device never holds more than its capacity", "[residency]") {
 TEST_CASE("Where the slots do not fit nothing is changed", "[residency]") {
   Matrices net(4);
   const void* const before = net.weight(1).draw().data_ptr();
-  const auto port = make_stand_in({.capacity = 2 * kMatrixBytes});
-  const Error full =
-      test::error_of([&] { Residency(net.all(), spread_residents(4, 0, Place::kHost, 2), *port); });
+  const auto transfer = make_simulated_device({.capacity = 2 * kMatrixBytes});
+  const Error full = test::error_of(
+      [&] { Residency(net.all(), spread_residents(4, 0, Place::kHost, 2), *transfer); });
   CHECK(full.code() == ErrorCode::kOutOfMemory);
   CHECK(test::mentions(full, "3 places for blocks that come and go"));
   CHECK(test::mentions(full, "8.0 KiB of 8.0 KiB"));
-  CHECK(port->stats().live_bytes == 0);
+  CHECK(transfer->stats().live_bytes == 0);
   CHECK(net.weight(1).draw().data_ptr() == before);
-  Residency smaller(net.all(), spread_residents(4, 0, Place::kHost, 1), *port);
-  CHECK(port->stats().live_bytes == 2 * kMatrixBytes);
+  Residency smaller(net.all(), spread_residents(4, 0, Place::kHost, 1), *transfer);
+  CHECK(transfer->stats().live_bytes == 2 * kMatrixBytes);
 }
 
 TEST_CASE("A block that fails lets go of its weights", "[residency]") {
   Matrices net(5);
-  const auto port = make_stand_in({.poison = true});
-  Residency residency(net.all(), spread_residents(5, 0, Place::kHost, 0), *port);
+  const auto transfer = make_simulated_device({.poison = true});
+  Residency residency(net.all(), spread_residents(5, 0, Place::kHost, 0), *transfer);
   StreamingRunner runner(direct, {&residency});
   for (int i = 0; i < 3; ++i) {
     net.blocks[2]->probe = [] { throw Error(ErrorCode::kCancelled, "enough"); };
@@ -606,11 +608,11 @@ TEST_CASE("A block that fails lets go of its weights", "[residency]") {
 TEST_CASE("A copy that fails is told, and tried again", "[residency]") {
   for (const Place place : {Place::kHost, Place::kDisk}) {
     Matrices net(5);
-    WatchedPort port;
-    Residency residency(net.all(), spread_residents(5, 0, place, 1), port);
+    WatchedPort transfer;
+    Residency residency(net.all(), spread_residents(5, 0, place, 1), transfer);
     StreamingRunner runner(direct, {&residency});
     CHECK(net.wrong(runner, forward_order(5)) == 0);
-    port.fails_at = port.copies + 1;
+    transfer.fails_at = transfer.copies + 1;
     const Error failed = test::error_of([&] {
       for (int pass = 0; pass < 2; ++pass) net.wrong(runner, forward_order(5));
     });
@@ -620,12 +622,12 @@ TEST_CASE("A copy that fails is told, and tried again", "[residency]") {
 }
 
 TEST_CASE("Weights that cannot be sent away are named", "[residency]") {
-  const auto port = make_stand_in({});
+  const auto transfer = make_simulated_device({});
   const auto refused = [&](const std::function<void(Weight&)>& change) {
     Matrices net(2);
     change(net.weight(1));
     return test::error_of(
-        [&] { Residency(net.all(), spread_residents(2, 0, Place::kHost), *port); });
+        [&] { Residency(net.all(), spread_residents(2, 0, Place::kHost), *transfer); });
   };
   const Error trained = refused([](Weight& weight) { weight.state().set_trainable(true); });
   CHECK(test::mentions(trained, "blocks.1"));
@@ -638,16 +640,16 @@ TEST_CASE("Weights that cannot be sent away are named", "[residency]") {
   CHECK(test::mentions(refused([](Weight& weight) { weight.state().set_store(nullptr); }),
                        "before it is loaded"));
   Matrices net(2);
-  CHECK(test::error_of([&] { Residency(net.all(), {}, *port); }).code() ==
+  CHECK(test::error_of([&] { Residency(net.all(), {}, *transfer); }).code() ==
         ErrorCode::kInvalidArgument);
 }
 
-TEST_CASE("Two components stream through one port", "[residency]") {
+TEST_CASE("Two components stream through one transfer", "[residency]") {
   Matrices encoder(3), denoiser(4);
-  const auto port = make_stand_in({.poison = true});
-  auto first =
-      std::make_unique<Residency>(encoder.all(), spread_residents(3, 0, Place::kHost, 1), *port);
-  Residency second(denoiser.all(), spread_residents(4, 1, Place::kDisk, 1), *port);
+  const auto transfer = make_simulated_device({.poison = true});
+  auto first = std::make_unique<Residency>(encoder.all(), spread_residents(3, 0, Place::kHost, 1),
+                                           *transfer);
+  Residency second(denoiser.all(), spread_residents(4, 1, Place::kDisk, 1), *transfer);
   StreamingRunner runner(direct, {first.get(), &second});
   for (int i = 0; i < 2; ++i) {
     CHECK(encoder.wrong(runner, forward_order(3)) == 0);
@@ -655,7 +657,7 @@ TEST_CASE("Two components stream through one port", "[residency]") {
   }
   // One leaves by being forgotten.
   first.reset();
-  CHECK(port->stats().live_bytes == 2 * kMatrixBytes);
+  CHECK(transfer->stats().live_bytes == 2 * kMatrixBytes);
   StreamingRunner rest(direct, {&second});
   CHECK(denoiser.wrong(rest, forward_order(4)) == 0);
 }

@@ -140,7 +140,7 @@ def read_pictures(files):
 
 
 def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flags):
-    """Generates from the noise `latents` and returns the pictures, uint8 [H, W, 3], in order."""
+    """Generates from the noise `latents` and returns the images, uint8 [H, W, 3], in order."""
     with call_folder("generate") as folder:
         save_file({"latents": latents.contiguous()}, folder / "noise.safetensors")
         arguments = [
@@ -160,7 +160,7 @@ def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flag
 def generate_jobs(model_paths, jobs, **flags):
     """Runs all `jobs`, dicts of a prompts file whose "latents" are tensors, in one process.
 
-    Returns the pictures of each job, in order.
+    Returns the images of each job, in order.
     """
     with call_folder("generate_jobs") as folder:
         lines = []
@@ -210,7 +210,7 @@ class Run:
 
 
 def write_dataset(folder, rows):
-    """Writes pictures, uint8 [H, W, 3], captions and, where they are given, masks, uint8 [H, W]."""
+    """Writes images, uint8 [H, W, 3], captions and, where they are given, masks, uint8 [H, W]."""
     folder.mkdir()
     columns = ["image", "prompt", "mask"][:len(rows[0])]
     with open(folder / "metadata.csv", "w", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Comparisons of tensors and pictures, and the figures they gave, for the report of a run."""
+"""Comparisons of tensors and images, and the figures they gave, for the report of a run."""
 
 import collections
 
@@ -90,22 +90,22 @@ def assert_all_close(name, got, expected, tolerance, floor=0.0):
             raise AssertionError(f"{key}: {problem}") from None
 
 
-def assert_pictures(name, got, expected, tolerance=0.05):
-    """Compares lists of uint8 pictures: mean absolute difference, in levels of 255."""
+def assert_images(name, got, expected, tolerance=0.05):
+    """Compares lists of uint8 images: mean absolute difference, in levels of 255."""
     if len(got) != len(expected):
-        raise AssertionError(f"{name}: {len(got)} pictures instead of {len(expected)}")
+        raise AssertionError(f"{name}: {len(got)} images instead of {len(expected)}")
     for number, (ours, theirs) in enumerate(zip(got, expected)):
         if ours.shape != theirs.shape:
             raise AssertionError(
-                f"{name}: picture {number} is {ours.shape} instead of {theirs.shape}")
+                f"{name}: image {number} is {ours.shape} instead of {theirs.shape}")
         if theirs.std() < 10:
             raise AssertionError(
-                f"{name}: the reference picture is flat, so the comparison would prove nothing")
+                f"{name}: the reference image is flat, so the comparison would prove nothing")
         difference = float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).mean())
         record(name, difference)
         if not difference < tolerance:
             raise AssertionError(
-                f"{name}: picture {number} differs by {difference:.3g}/255 on average, allowed is "
+                f"{name}: image {number} differs by {difference:.3g}/255 on average, allowed is "
                 f"{tolerance:g}/255")
 
 

@@ -19,7 +19,7 @@ MODELS = {
     "qwen_image": (tiny_models, Qwen2_5_VLForConditionalGeneration),
     "lumina2": (lumina2_models, Gemma2Model)
 }
-# Mean difference of pictures, levels of 255: weights that moved by 1e-9.
+# Mean difference of images, levels of 255: weights that moved by 1e-9.
 NEAR = 0.05
 
 
@@ -36,8 +36,8 @@ class ComponentsTest(unittest.TestCase):
                                 width=64, num_inference_steps=3, cfg_scale=1, dtype="float32")
 
     def train(self, plugin, model, component):
-        picture = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
-        return atelier.train(model, [(picture, "a red fox")], plugin=plugin, height=64, width=64,
+        image = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+        return atelier.train(model, [(image, "a red fox")], plugin=plugin, height=64, width=64,
                              trainable_models=component, learning_rate=1e-9, weight_decay=0,
                              max_train_steps=1)
 
@@ -51,7 +51,7 @@ class ComponentsTest(unittest.TestCase):
                     saved = run.weights(1)
                     self.assertEqual(metadata_of(saved)["atelier.config"],
                                      (model / folder / "config.json").read_text())
-                    compare.assert_pictures(f"{plugin}, {component} trained at 1e-9",
+                    compare.assert_images(f"{plugin}, {component} trained at 1e-9",
                                             self.draw(plugin, model, saved), expected, NEAR)
 
     def test_transformers_reads_a_trained_text_encoder_as_its_own(self):
@@ -77,9 +77,9 @@ class ComponentsTest(unittest.TestCase):
     def test_a_merged_component_in_a_folder_of_its_own_is_one_for_diffusers(self):
         for plugin, (models, _) in MODELS.items():
             model = models.get().model
-            picture = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+            image = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
             with self.subTest(plugin=plugin), \
-                    atelier.train(model, [(picture, "a red fox")], plugin=plugin, height=64,
+                    atelier.train(model, [(image, "a red fox")], plugin=plugin, height=64,
                                   width=64, lora_base_model="dit", lora_rank=2, learning_rate=1e-9,
                                   max_train_steps=1) as run:
                 folder = run.folder / "merged"
@@ -90,7 +90,7 @@ class ComponentsTest(unittest.TestCase):
                 reference = models.get().transformer
                 _, loaded = type(reference).from_pretrained(folder, output_loading_info=True)
                 self.assertEqual(list(loaded["missing_keys"]), [])
-                compare.assert_pictures(f"{plugin}, merged at 1e-9",
+                compare.assert_images(f"{plugin}, merged at 1e-9",
                                         self.draw(plugin, model, merged), self.draw(plugin, model),
                                         NEAR)
 

@@ -1,4 +1,4 @@
-"""The model of examples/tiny_model is a model to diffusers, and gives the same picture in both."""
+"""The model of examples/tiny_model is a model to diffusers, and gives the same image in both."""
 
 import hashlib
 import os
@@ -80,7 +80,7 @@ class ExampleModelParityTest(unittest.TestCase):
         length = len(tokenizer.encode(tiny_models.TEMPLATE_PREFIX, add_special_tokens=False).ids)
         self.assertEqual(length, tiny_models.TEMPLATE_PREFIX_TOKENS)
 
-    def test_a_picture_is_the_same(self):
+    def test_a_image_is_the_same(self):
         pipeline = QwenImagePipeline.from_pretrained(self.folder, dtype=torch.float32)
         pipeline.set_progress_bar_config(disable=True)
         height, width, steps = 96, 64, 4
@@ -106,7 +106,7 @@ class ExampleModelParityTest(unittest.TestCase):
                                num_images=1,
                                dtype="float32")
         expected = list((images * 255).round().astype("uint8"))
-        compare.assert_pictures("example model", got, expected)
+        compare.assert_images("example model", got, expected)
 
 
 if __name__ == "__main__":

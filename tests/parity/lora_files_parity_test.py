@@ -1,4 +1,4 @@
-"""LoRA files that `atelier lora` writes give the same pictures in diffusers, in peft and here."""
+"""LoRA files that `atelier lora` writes give the same images in diffusers, in peft and here."""
 
 import json
 import sys
@@ -52,23 +52,23 @@ class LoraFilesTest(lora.LoraParityTest):
                           *self.model_flags(), *flags)
 
     def expected_of(self, name):
-        pictures = self.with_adapters(**{name: 1.0})
+        images = self.with_adapters(**{name: 1.0})
         self.pipeline.unload_lora_weights()
-        return pictures
+        return images
 
-    def test_every_spelling_gives_the_same_picture_in_diffusers_and_here(self):
+    def test_every_spelling_gives_the_same_image_in_diffusers_and_here(self):
         for name in ("style", "light"):
             expected = self.expected_of(name)
             for format in FORMATS:
                 self.convert(name, f"{name}_{format}", format)
             ours = self.ours(*[[f"{name}_{format}"] for format in FORMATS])
-            for format, pictures in zip(FORMATS, ours):
+            for format, images in zip(FORMATS, ours):
                 with self.subTest(name=name, format=format):
-                    compare.assert_pictures(f"{name} as {format}, here", pictures, expected)
-                    compare.assert_pictures(f"{name} as {format}, in diffusers",
+                    compare.assert_images(f"{name} as {format}, here", images, expected)
+                    compare.assert_images(f"{name} as {format}, in diffusers",
                                             self.expected_of(f"{name}_{format}"), expected)
 
-    def test_every_spelling_gives_the_same_picture_in_its_own_program(self):
+    def test_every_spelling_gives_the_same_image_in_its_own_program(self):
         self.write_dora()
         plain = QwenImageTransformer2DModel.from_pretrained(self.transformer).state_dict()
         for name in ("style", "light", "dora"):
@@ -82,8 +82,8 @@ class LoraFilesTest(lora.LoraParityTest):
                     transformer = QwenImageTransformer2DModel.from_pretrained(self.transformer)
                     changed = read(self.dir / f"{name}_{format}.safetensors", plain)
                     transformer.load_state_dict({**plain, **changed})
-                    compare.assert_pictures(f"{name} as {format}, in its program",
-                                            self.picture_of(transformer), expected)
+                    compare.assert_images(f"{name} as {format}, in its program",
+                                            self.image_of(transformer), expected)
 
     def write_dora(self):
         self.write_with_diffusers("dora",
@@ -93,20 +93,20 @@ class LoraFilesTest(lora.LoraParityTest):
                                   use_dora=True,
                                   target_modules=lora.ALL_LINEARS)
 
-    def test_dora_gives_the_same_picture_wherever_it_can_be_written(self):
+    def test_dora_gives_the_same_image_wherever_it_can_be_written(self):
         self.write_dora()
         expected = self.expected_of("dora")
         original = load_file(self.dir / "dora.safetensors")
         for format in ("kohya", "comfy"):
             self.convert("dora", f"dora_{format}", format)
             self.convert(f"dora_{format}", f"dora_{format}_back", "diffusers")
-            compare.assert_pictures(f"DoRA as {format}, here", self.ours([f"dora_{format}"])[0],
+            compare.assert_images(f"DoRA as {format}, here", self.ours([f"dora_{format}"])[0],
                                     expected)
             back = load_file(self.dir / f"dora_{format}_back.safetensors")
             self.assertEqual(sorted(back), sorted(original))
             for key, value in original.items():
                 self.assertTrue(torch.equal(back[key], value), key)
-            compare.assert_pictures(f"DoRA back from {format}, in diffusers",
+            compare.assert_images(f"DoRA back from {format}, in diffusers",
                                     self.expected_of(f"dora_{format}_back"), expected)
         with self.assertRaisesRegex(atelier.ProgramFailed, "diffsynth spelling has no name"):
             self.convert("dora", "dora_diffsynth", "diffsynth")
@@ -132,10 +132,10 @@ class LoraFilesTest(lora.LoraParityTest):
             pipeline = self.pipeline
             plain, pipeline.transformer = pipeline.transformer, transformer
             try:
-                pictures = self.reference()
+                images = self.reference()
             finally:
                 pipeline.transformer = plain
-            compare.assert_pictures(f"{name} in peft", pictures, self.expected_of(name))
+            compare.assert_images(f"{name} in peft", images, self.expected_of(name))
 
     def test_folders_of_peft_convert(self):
         layers = lora.ALL_LINEARS
@@ -157,7 +157,7 @@ class LoraFilesTest(lora.LoraParityTest):
                                     lora=self.dir / f"{name}_kohya.safetensors")
             self.assertTrue(np.array_equal(folder[0], file[0]), name)
             if name == "lora":
-                compare.assert_pictures("folder of peft as kohya, in diffusers",
+                compare.assert_images("folder of peft as kohya, in diffusers",
                                         self.expected_of("lora_kohya"), file)
 
     def flags(self):
@@ -190,16 +190,16 @@ class LoraFilesTest(lora.LoraParityTest):
             factor = 2 if "lora_B" in key else 1
             self.assertTrue(torch.equal(value, tensors[key] * factor), key)
 
-    def test_merged_loras_give_the_picture_of_both(self):
+    def test_merged_loras_give_the_image_of_both(self):
         expected = self.with_adapters(style=0.7, light=-1.5)
         self.pipeline.unload_lora_weights()
         self.atelier_lora("merge", f"{self.dir}/style.safetensors:0.7",
                           f"{self.dir}/light.safetensors:-1.5", "--output",
                           self.dir / "sum.safetensors")
-        compare.assert_pictures("merged LoRAs, here", self.ours(["sum"])[0], expected)
-        compare.assert_pictures("merged LoRAs, in diffusers", self.expected_of("sum"), expected)
+        compare.assert_images("merged LoRAs, here", self.ours(["sum"])[0], expected)
+        compare.assert_images("merged LoRAs, in diffusers", self.expected_of("sum"), expected)
 
-    def test_a_merged_model_gives_the_picture_in_both(self):
+    def test_a_merged_model_gives_the_image_in_both(self):
         expected = self.with_adapters(style=0.7)
         self.pipeline.unload_lora_weights()
         folder = self.dir / "merged"
@@ -211,17 +211,17 @@ class LoraFilesTest(lora.LoraParityTest):
         plain = pipeline.transformer
         pipeline.transformer = QwenImageTransformer2DModel.from_pretrained(folder)
         try:
-            compare.assert_pictures("merged model, in diffusers", self.reference(), expected)
+            compare.assert_images("merged model, in diffusers", self.reference(), expected)
         finally:
             pipeline.transformer = plain
         got = atelier.generate([self.models.model, folder], self.latents, **self.flags())
-        compare.assert_pictures("merged model, here", got, expected)
+        compare.assert_images("merged model, here", got, expected)
         # And what was merged in comes out again.
         self.atelier_lora("extract", "--plugin", "qwen_image", "--base_model_paths",
                           atelier.paths_argument(self.transformer), "--tuned_model_paths",
                           atelier.paths_argument(folder), "--lora_rank", "4", "--output",
                           self.dir / "extracted.safetensors")
-        compare.assert_pictures("extracted LoRA, in diffusers", self.expected_of("extracted"),
+        compare.assert_images("extracted LoRA, in diffusers", self.expected_of("extracted"),
                                 expected)
         original, extracted = (lora.layers_of(self.dir / f"{name}.safetensors")
                                for name in ("style", "extracted"))

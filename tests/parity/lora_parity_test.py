@@ -1,4 +1,4 @@
-"""LoRA files that peft and diffusers write give here the pictures that they give there."""
+"""LoRA files that peft and diffusers write give here the images that they give there."""
 
 import pathlib
 import sys
@@ -108,7 +108,7 @@ class LoraParityTest(unittest.TestCase):
 
     @classmethod
     def reference(cls):
-        """diffusers' picture with the adapters that its pipeline has now."""
+        """diffusers' image with the adapters that its pipeline has now."""
         images = cls.pipeline(PROMPT,
                               true_cfg_scale=1.0,
                               height=HEIGHT,
@@ -130,7 +130,7 @@ class LoraParityTest(unittest.TestCase):
         return expected
 
     def ours(self, *lists, **flags):
-        """One picture for each list of LoRAs, in one process."""
+        """One image for each list of LoRAs, in one process."""
         job = dict(prompt=PROMPT,
                    height=HEIGHT,
                    width=WIDTH,
@@ -243,7 +243,7 @@ class LoraParityTest(unittest.TestCase):
         compare.assert_pictures(name + " folder of peft", got, expected)
 
     def picture_of(self, transformer):
-        """diffusers' picture with another transformer."""
+        """diffusers' image with another transformer."""
         pipeline = QwenImagePipeline(**{**self.pipeline.components, "transformer": transformer})
         pipeline.set_progress_bar_config(disable=True)
         images = pipeline(PROMPT,

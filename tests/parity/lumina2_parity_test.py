@@ -1,4 +1,4 @@
-"""Lumina-Image 2.0: every component, whole pictures and LoRA files give what diffusers and
+"""Lumina-Image 2.0: every component, whole images and LoRA files give what diffusers and
 transformers give, whichever way the files are spelled."""
 
 import pathlib
@@ -33,7 +33,7 @@ def noise(count, height, width, seed):
 
 
 def levels(images):
-    """Pictures in [0, 1] as uint8, rounded the way diffusers does."""
+    """Images in [0, 1] as uint8, rounded the way diffusers does."""
     return list((images * 255).round().astype(np.uint8))
 
 
@@ -276,11 +276,11 @@ class Lumina2PipelineTest(unittest.TestCase):
         for layout, paths in self.models.layouts().items():
             with self.subTest(layout=layout):
                 got = self.ours(latents, 64, 96, 4, paths, negative_prompt=NEGATIVE, schedule="row")
-                compare.assert_pictures("lumina2, pictures, " + layout, got, expected)
+                compare.assert_pictures("lumina2, images, " + layout, got, expected)
 
     def test_an_empty_negative_prompt_has_no_system_prompt(self):
         latents = noise(1, 48, 64, seed=42)
-        compare.assert_pictures("lumina2, pictures, empty negative prompt",
+        compare.assert_pictures("lumina2, images, empty negative prompt",
                                 self.ours(latents, 48, 64, 3, schedule="row"),
                                 self.reference(latents, 48, 64, 3))
 
@@ -288,20 +288,20 @@ class Lumina2PipelineTest(unittest.TestCase):
         latents = noise(1, 48, 64, seed=43)
         system = "You paint in oil."
         compare.assert_pictures(
-            "lumina2, pictures, another system prompt",
+            "lumina2, images, another system prompt",
             self.ours(latents, 48, 64, 3, schedule="row", system_prompt=system),
             self.reference(latents, 48, 64, 3, system_prompt=system))
 
     def test_guidance_without_renormalisation_is_that_of_diffusers(self):
         latents = noise(1, 48, 64, seed=44)
         compare.assert_pictures(
-            "lumina2, pictures, no renormalisation",
+            "lumina2, images, no renormalisation",
             self.ours(latents, 48, 64, 3, cfg_renorm="none", cfg_scale=2.5),
             self.reference(latents, 48, 64, 3, cfg_normalization=False, guidance_scale=2.5))
 
     def test_without_guidance_the_pictures_are_those_of_diffusers(self):
         latents = noise(1, 64, 64, seed=45)
-        compare.assert_pictures("lumina2, pictures, unguided",
+        compare.assert_pictures("lumina2, images, unguided",
                                 self.ours(latents, 64, 64, 4, cfg_scale=1),
                                 self.reference(latents, 64, 64, 4, guidance_scale=1.0))
 
@@ -333,7 +333,7 @@ class Lumina2PipelineTest(unittest.TestCase):
         self.assertTrue(0 < guided < steps and clamped > 0)
         expected = levels((image / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).numpy())
         got = self.ours(latents, height, width, steps, cfg_scale=scale, cfg_trunc=trunc)
-        compare.assert_pictures("lumina2, pictures, clamped and truncated guidance", got, expected)
+        compare.assert_pictures("lumina2, images, clamped and truncated guidance", got, expected)
 
 
 HEIGHT, WIDTH, STEPS = 64, 48, 3
@@ -480,7 +480,7 @@ class Lumina2LoraTest(unittest.TestCase):
                                 self.with_adapter("back"), expected)
 
     def picture_in_comfyui(self, name):
-        """The picture of a file that its published rules add to the original weights."""
+        """The image of a file that its published rules add to the original weights."""
         transformer = lumina2_models.make_transformer()
         state = transformer.state_dict()
         keys = list(state)

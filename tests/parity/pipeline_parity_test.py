@@ -1,4 +1,4 @@
-"""Whole runs give the pictures of diffusers' pipelines: text to image and image to image, from the
+"""Whole runs give the images of diffusers' pipelines: text to image and image to image, from the
 same noise."""
 
 import sys
@@ -25,7 +25,7 @@ def noise(count, height, width, seed):
 
 
 def levels(images):
-    """Pictures in [0, 1] as uint8, rounded the way diffusers does."""
+    """Images in [0, 1] as uint8, rounded the way diffusers does."""
     return list((images * 255).round().astype(np.uint8))
 
 

@@ -48,7 +48,7 @@ def main():
     tests = unittest.defaultTestLoader.loadTestsFromNames(names)
     result = unittest.TextTestRunner(verbosity=2).run(tests)
     print(
-        "\nlargest error relative to the output's scale (pictures: mean difference, levels of 255):"
+        "\nlargest error relative to the output's scale (images: mean difference, levels of 255):"
     )
     print(compare.report())
     print(f"{result.testsRun} tests in {time.monotonic() - started:.0f} s")

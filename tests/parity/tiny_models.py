@@ -218,7 +218,7 @@ def make_transformer(joint_dim, heads, head_dim, axes, seed, layers=2, guidance_
                                               joint_attention_dim=joint_dim,
                                               guidance_embeds=guidance_embeds,
                                               axes_dims_rope=axes)
-    # Strong attention outputs and text values let the prompt show in the picture.
+    # Strong attention outputs and text values let the prompt show in the image.
     return randomize_(transformer,
                       seed,
                       overrides=[(r"attn\.to_out\.0|add_v_proj", 4.0), (r"proj_out", 1.3)])

@@ -111,7 +111,7 @@ HAND_PICKED = [
     "<|IM_START|>",
     "<| im_start |>",
     "<|vision_start|><|image_pad|>"
-    "<|vision_end|>Picture 1: ",
+    "<|vision_end|>Image 1: ",
     "<tool_call>{\"a\": 1}</tool_call>",
     "<tool_call",
     "<|fim_prefix|>x<|fim_suffix|>y<|fim_middle|>",

@@ -253,7 +253,7 @@ class TrainParityTest(unittest.TestCase):
             compare.assert_close("training, encoded texts", text.view_as(sample.prompt_embeds),
                                  sample.prompt_embeds, TOLERANCE)
             nearest = min(latents, key=lambda got: (got - sample.latents).abs().max())
-            compare.assert_close("training, encoded pictures", nearest, sample.latents, TOLERANCE)
+            compare.assert_close("training, encoded images", nearest, sample.latents, TOLERANCE)
 
     def test_five_steps_of_two_batches_are_those_of_peft(self):
         """Each epoch's last step has one of its three rows, and each epoch another order."""
@@ -548,7 +548,7 @@ class TrainParityTest(unittest.TestCase):
                           latents=references.pack(latents),
                           output_type="np",
                           **flags).images
-        compare.assert_pictures("training, picture of a saved LoRA", ours,
+        compare.assert_pictures("training, image of a saved LoRA", ours,
                                 list((theirs * 255).round().astype(np.uint8)))
 
     def check_velocity(self, got, expected, data):

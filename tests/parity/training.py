@@ -101,7 +101,7 @@ def draw_level(seed, slot, step):
 
 
 def draw_shifted(seed, slot, step, tokens, scheduler, sigmoid=False):
-    """A sigma that is shifted as `scheduler`, published settings, shifts a picture of so many
+    """A sigma that is shifted as `scheduler`, published settings, shifts an image of so many
     tokens; before, it is uniform or the sigmoid of a normal value."""
     sigma = torch.tensor(draw_uniform(seed, slot, step), dtype=torch.float64)
     if sigmoid:
@@ -128,9 +128,9 @@ class Sample:
     mask: torch.Tensor | None = None
 
 
-def encode(models, picture, prompt, mask=None):
+def encode(models, image, prompt, mask=None):
     """A row of the dataset: uint8 [H, W, 3], text, uint8 [H, W] or None."""
-    pixels = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255 * 2 - 1
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None] / 255 * 2 - 1
     with torch.no_grad():
         latents = references.encode(models.vae, pixels)[0]
     prompt_embeds, _ = models.pipeline.encode_prompt(prompt, device="cpu")

@@ -129,14 +129,15 @@ struct PlannedRunner final : BlockRunner {
 
 struct Measured {
   Denoiser net;
-  std::unique_ptr<Port> port = make_stand_in({.poison = true});
+  std::unique_ptr<TransferDevice> transfer = make_simulated_device({.poison = true});
   RecomputeRunner recompute;
   PlannedRunner runner{recompute};
   std::map<const Block*, std::shared_ptr<BlockCosts>> costs;
 
   explicit Measured(Train train)
       : net(train),
-        recompute(direct, {}, {.offloader = std::make_shared<Offloader>(*port, int64_t{1} << 30)}) {
+        recompute(direct, {},
+                  {.offloader = std::make_shared<Offloader>(*transfer, int64_t{1} << 30)}) {
     for (Block* block : net.blocks) runner.costs[block] = std::make_shared<BlockCosts>();
     net.step(runner);
     std::swap(costs, runner.costs);
@@ -281,7 +282,7 @@ TEST_CASE("Training within any of 21 budgets gives the same bits", "[plans]") {
         if (offloads && i % 4 != 2) continue;
         ActivationRunner runner(
             direct, {.kind = ActivationBudget::Kind::kFraction, .fraction = i / 20.0}, at::kCPU, {},
-            offloads ? std::make_shared<Offloader>(*measured.port, int64_t{1} << 30) : nullptr);
+            offloads ? std::make_shared<Offloader>(*measured.transfer, int64_t{1} << 30) : nullptr);
         for (int pass = 0; pass < 2; ++pass) {
           runner.begin_pass();
           CHECK(test::same_bits(measured.net.step(runner), want));

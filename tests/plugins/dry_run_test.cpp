@@ -118,7 +118,7 @@ TEST_CASE("A dry run of a family holds what a real one holds", "[dry_run]") {
   SECTION("denoising") {
     compare(&TinyModel::denoise);
   }
-  SECTION("encoding pictures") {
+  SECTION("encoding images") {
     compare(&TinyModel::encode);
   }
   SECTION("decoding") {

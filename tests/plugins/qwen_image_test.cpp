@@ -458,7 +458,7 @@ TEST_CASE("A batch of prompts of different lengths equals its samples", "[dit]")
   CHECK(relative_error(model->denoise({x, sigma * 0.5, pointers}, runner), together) > 1e-3);
 }
 
-TEST_CASE("Tokens know their place: a turned picture is another one", "[dit]") {
+TEST_CASE("Tokens know their place: a turned image is another one", "[dit]") {
   const auto model = tiny_model("dit");
   const c10::NoGradGuard no_grad;
   DirectRunner runner;

@@ -84,7 +84,7 @@ struct Dit final : Denoiser {
     std::vector<at::Tensor> sums;
     for (const Conditioning* cond : in.cond) {
       at::Tensor sum = cond->at(kPromptEmbeds).sum() + cond->at("style").sum();
-      if (cond->contains("picture")) sum = sum + cond->at("picture").sum();
+      if (cond->contains("image")) sum = sum + cond->at("image").sum();
       sums.push_back(sum);
     }
     return out[0] + at::stack(sums).view({-1, 1, 1, 1, 1});
@@ -95,7 +95,7 @@ struct Dit final : Denoiser {
   std::vector<ConditioningEntry> entries() const override {
     return {{.width = 4},
             {.name = "style", .width = 6, .lengths = "style_lengths", .encoder = "style_encoder"},
-            {.name = "picture"}};
+            {.name = "image"}};
   }
 };
 
@@ -304,10 +304,9 @@ TEST_CASE("Clips are encoded, denoised by the expert of the noise level, and dec
   refused(ErrorCode::kInvalidArgument, "clip of 4 frames: one more than a multiple of 2", [&] {
     test::encode_latents(*model, at::ones({3, 4, 8, 4}), runner);
   });
-  refused(ErrorCode::kInvalidArgument, "picture of 3 x 8 pixels: both sides are multiples of 2",
-          [&] {
-            test::encode_latents(*model, at::ones({3, 1, 8, 3}), runner);
-          });
+  refused(ErrorCode::kInvalidArgument, "image of 3 x 8 pixels: both sides are multiples of 2", [&] {
+    test::encode_latents(*model, at::ones({3, 1, 8, 3}), runner);
+  });
 
   const Conditioning cond = model->encode(test::prompt_inputs("ab"), runner);
   CHECK(cond.at(kPromptEmbeds).sizes() == at::IntArrayRef({2, 4}));
@@ -357,13 +356,13 @@ TEST_CASE("A denoiser is probed with its own entries, padded", "[kit]") {
   CHECK(velocity[0].max().item<double>() == 4 + 6);
   CHECK(velocity[1].max().item<double>() == 12 + 6);
   NamedTensors more = inputs;
-  more["picture"] = at::ones({2, 7});
+  more["image"] = at::ones({2, 7});
   CHECK(model->probe("dit_low", more, runner).at("velocity")[0].max().item<double>() == 17);
-  more["picture"] = at::ones({1, 7});
-  refused(ErrorCode::kInvalidArgument, "tensor 'picture': shape [1, 7], 2 samples expected",
+  more["image"] = at::ones({1, 7});
+  refused(ErrorCode::kInvalidArgument, "tensor 'image': shape [1, 7], 2 samples expected",
           [&] { model->probe("dit_low", more, runner); });
-  more["picture_lengths"] = at::ones({2});
-  refused(ErrorCode::kInvalidArgument, "'picture_lengths' is not known",
+  more["image_lengths"] = at::ones({2});
+  refused(ErrorCode::kInvalidArgument, "'image_lengths' is not known",
           [&] { model->probe("dit_low", more, runner); });
   refused(ErrorCode::kNotFound, "the vae is not loaded", [&] { model->probe("vae", {}, runner); });
 }

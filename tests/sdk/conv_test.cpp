@@ -95,17 +95,17 @@ TEST_CASE("A convolution over time equals LibTorch's, with gradients", "[ops][co
   }
 }
 
-TEST_CASE("One weight serves pictures and videos", "[ops][conv]") {
+TEST_CASE("One weight serves images and videos", "[ops][conv]") {
   at::manual_seed(4);
   const Tensor w = at::randn({3, 2, 3, 3, 3}), x = at::randn({1, 2, 1, 6, 6});
   const WeightPtr weight = test::make_weight(w);
   const Conv3dOptions options{.padding = {0, 1, 1}};
   const Tensor frames = at::constant_pad_nd(x, {0, 0, 0, 0, 2, 0});
   for (int i = 0; i < 2; ++i) {
-    const Tensor picture = conv2d(x.squeeze(2), weight, nullptr, {1, 1});
+    const Tensor image = conv2d(x.squeeze(2), weight, nullptr, {1, 1});
     const Tensor video = conv3d(frames, weight, nullptr, options);
     CHECK(error(video, at::conv3d(frames, w, {}, options.stride, options.padding)) < 1e-6);
-    CHECK(error(picture, video.squeeze(2)) < 1e-6);
+    CHECK(error(image, video.squeeze(2)) < 1e-6);
   }
 }
 

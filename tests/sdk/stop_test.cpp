@@ -47,11 +47,11 @@ TEST_CASE("Products, convolutions and attention ask, forward and backward", "[st
   const WeightPtr matrix = test::make_weight(at::randn({8, 8}));
   const WeightPtr kernel = test::make_weight(at::randn({4, 3, 3, 3}));
   const Tensor rows = test::trained(at::randn({4, 8}));
-  const Tensor picture = test::trained(at::randn({1, 3, 8, 8}));
+  const Tensor image = test::trained(at::randn({1, 3, 8, 8}));
   const Tensor heads = test::trained(at::randn({6, 2, 8}));
   const std::pair<const char*, std::function<Tensor()>> works[] = {
       {"linear", [&] { return linear(rows, matrix, nullptr, {}); }},
-      {"conv2d", [&] { return conv2d(picture, kernel, nullptr, {.padding = 1}); }},
+      {"conv2d", [&] { return conv2d(image, kernel, nullptr, {.padding = 1}); }},
       {"attention", [&] { return attention(heads, heads, heads, Segments({6})); }},
       {"attention in tiles",
        [&] {

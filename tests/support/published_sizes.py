@@ -60,7 +60,7 @@ def read_header(path):
 
 
 def vae(tiny):
-    """The tiny one's shapes with wider channels; latents and pictures keep theirs."""
+    """The tiny one's shapes with wider channels; latents and images keep theirs."""
     shapes = {}
     for name, entry in read_header(tiny).items():
         if name == "__metadata__":

@@ -233,7 +233,7 @@ class ToyFamily : public ModelFamily {
     static constexpr InputSpec kGood[] = {
         {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
         {"strength", InputKind::kReal, false, InputUse::kGenerate, "*", "how much"},
-        {"references", InputKind::kImage, false, InputUse::kGenerate, "edit*", "pictures to follow",
+        {"references", InputKind::kImage, false, InputUse::kGenerate, "edit*", "images to follow",
          InputRole::kCondition, 1, 3},
         {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
         {"image", InputKind::kImage, true, InputUse::kTrain, "*", "to learn", InputRole::kTarget}};

@@ -14,7 +14,7 @@ namespace atelier {
 enum class Role {
   kTokenizer,     // a folder or file without tensors, see ModelOptions::files
   kTextEncoder,   // texts, and what is read beside them, to conditionings
-  kImageEncoder,  // pictures to conditionings
+  kImageEncoder,  // images to conditionings
   kVae,           // pixels to latents, and back
   kDenoiser,
 };
@@ -29,7 +29,7 @@ struct ComponentSpec {
   std::string_view help = {};  // one line: what it is and which published files hold it
 };
 
-// One kind of encoding that a family makes before the denoiser runs: of texts, of pictures. The
+// One kind of encoding that a family makes before the denoiser runs: of texts, of images. The
 // host loads, plans, caches and sends components away by this table.
 struct EncodeStage {
   // "text": names folders of caches, and steps of the progress.

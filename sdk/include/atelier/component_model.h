@@ -32,7 +32,7 @@ class ATELIER_API TextEncoder : public nn::Module {
   virtual int64_t width() const = 0;
 };
 
-// Pictures and clips to latents and back. A picture is a clip of one frame.
+// Images and clips to latents and back. An image is a clip of one frame.
 class ATELIER_API Autoencoder : public nn::Module {
  public:
   using nn::Module::Module;
@@ -108,7 +108,7 @@ class ATELIER_API ComponentModel : public Model {
   std::vector<Block*> blocks(std::string_view component) override;
   LatentSpec latent_spec() const override;
 
-  // Throws Error{kUnsupported} for clips in a family of still pictures.
+  // Throws Error{kUnsupported} for clips in a family of still images.
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner, const FrameSink& sink) override;
 
   // Checks latents, noise levels and conditionings, then runs the component in.denoiser.
@@ -147,8 +147,8 @@ class ATELIER_API ComponentModel : public Model {
   at::Tensor encode_ids(std::string_view encoder, const std::vector<int64_t>& ids,
                         BlockRunner& runner);
 
-  // "latents" of input `name`, a picture or a clip, as the stage of InputRole::kTarget gives them.
-  // Throws Error{kUnsupported} for clips in a family of still pictures.
+  // "latents" of input `name`, an image or a clip, as the stage of InputRole::kTarget gives them.
+  // Throws Error{kUnsupported} for clips in a family of still images.
   Conditioning encode_latents(const Inputs& inputs, std::string_view name, BlockRunner& runner);
 
  private:

@@ -24,19 +24,19 @@ enum class InputRole {
   // One input of a family at most.
   kTarget,
   // Sampling begins from it: the stage that reads the input of kTarget encodes it in that one's
-  // place, and --denoising_strength says how much of it is changed. A picture of kGenerate, one
+  // place, and --denoising_strength says how much of it is changed. An image of kGenerate, one
   // input of a family at most.
   kStart,
 };
 
-// To which size pictures and masks are brought. All resizing is Pillow's.
+// To which size images and masks are brought. All resizing is Pillow's.
 enum class InputFit {
   kCrop,     // scaled until it covers what is made (bilinear), and the middle is cut out
   kStretch,  // scaled to the size of what is made, whatever its own shape is (bicubic)
   kAsIs,     // it keeps its own size
 };
 
-// What the target input gives in place of a picture that a row of a dataset lacks.
+// What the target input gives in place of an image that a row of a dataset lacks.
 enum class WhenAbsent { kNone, kFirstFrame, kLastFrame };
 
 struct InputSpec {
@@ -50,15 +50,15 @@ struct InputSpec {
   std::string_view help = {};  // one line
   InputRole role = InputRole::kCondition;
   // How many values it has where it is given. It is a list, and its flag may be repeated, unless
-  // max_count is 1; texts, pictures and masks may be lists.
+  // max_count is 1; texts, images and masks may be lists.
   int64_t min_count = 1, max_count = 1;
-  int64_t channels = 3;  // of a picture: 3, transparency lies over white; 4, RGBA is kept
+  int64_t channels = 3;  // of an image: 3, transparency lies over white; 4, RGBA is kept
   InputFit fit = InputFit::kCrop;
-  // A picture of training may say what stands in for it; it is then never missing from a row.
+  // An image of training may say what stands in for it; it is then never missing from a row.
   WhenAbsent when_absent = WhenAbsent::kNone;
 };
 
-// Pictures are float32 in [-1, 1]: kImage [channels, H, W], kVideo [channels, T, H, W]. Masks are
+// Images are float32 in [-1, 1]: kImage [channels, H, W], kVideo [channels, T, H, W]. Masks are
 // float32 in [0, 1], the brightness of each pixel: kMask [1, H, W], kVideoMask [1, T, H, W].
 using InputValue = std::variant<std::string, at::Tensor, std::vector<at::Tensor>, int64_t, double,
                                 bool, std::vector<std::string>>;

@@ -25,7 +25,7 @@ struct LatentSpec {
       16;  // pixels per denoiser token along each side; the schedule counts these
 };
 
-// What is to be made: the size in pixels, and how many frames. A picture has one.
+// What is to be made: the size in pixels, and how many frames. An image has one.
 struct MediaTarget {
   int64_t frames = 1, height = 0, width = 0;
 };
@@ -33,7 +33,7 @@ struct MediaTarget {
 // What is made where the user does not say it.
 struct MediaDefaults {
   MediaTarget target = {1, 1024, 1024};
-  double fps = 0.0;  // of a clip, frames per second; 0: single pictures
+  double fps = 0.0;  // of a clip, frames per second; 0: single images
 };
 
 struct EncodeInputs {
@@ -93,13 +93,13 @@ class ATELIER_API Model {
   // Runs one stage of ModelFamily::encode_stages() on the inputs of one sample. The entries of all
   // stages together are what denoise() is given. The stage that reads the input of
   // InputRole::kTarget gives "latents" in the VAE's dtype. Throws Error{kInvalidArgument} when an
-  // input that the stage cannot do without is missing, when a picture has a size that does not fit,
+  // input that the stage cannot do without is missing, when an image has a size that does not fit,
   // or when a text has more tokens than text_length() allows; a model that
   // ModelOptions::cuts_texts was given for drops the tokens that are too many, where the published
   // pipeline does.
   virtual Conditioning encode(const EncodeInputs& in, BlockRunner& runner) = 0;
 
-  // How many tokens encode() makes of the text of `in`, before any are dropped. Pictures may be
+  // How many tokens encode() makes of the text of `in`, before any are dropped. Images may be
   // left out of in.values, and in.stage may be empty. Reads no weights. Throws
   // Error{kInvalidArgument} when an input is missing, and Error{kUnsupported} when the model was
   // made without a tokenizer.

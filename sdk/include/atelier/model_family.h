@@ -61,7 +61,7 @@ class ATELIER_API ModelFamily {
   virtual std::span<const ComponentSpec> components() const = 0;
   virtual std::span<const InputSpec> inputs() const = 0;
   virtual std::span<const EncodeStage> encode_stages() const = 0;
-  // Of those for a variant the first is the default; the others are chosen by name with --schedule.
+  // The first of those for a variant is the default; the others are chosen by name with --schedule.
   virtual std::span<const ScheduleDefaults> schedules() const = 0;
   // The noise levels that training draws from: 1000 steps of this schedule, its
   // num_inference_steps, cfg_scale and solver aside. By default the first of schedules() for the

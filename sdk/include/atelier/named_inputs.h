@@ -53,7 +53,7 @@ const Value* find_input(const Inputs& inputs, std::string_view name) {
   return found == inputs.end() ? nullptr : std::get_if<Value>(&found->second);
 }
 
-// A picture or a clip as [3, T, H, W]. Throws when there is none of that name, or it has another
+// An image or a clip as [3, T, H, W]. Throws when there is none of that name, or it has another
 // shape.
 ATELIER_API at::Tensor clip_input(const Inputs& inputs, std::string_view name);
 

@@ -116,16 +116,16 @@ class Mistakes(unittest.TestCase):
         (self.dir / "prompts.txt").write_text('{"prompt": "a"}\n' + "a red circle\n" * 3000)
         self.generate("--prompts_file", "prompts.txt", says=["and 2800 more"], count=201)
 
-    def test_every_seed_makes_its_own_picture(self):
-        pictures = []
+    def test_every_seed_makes_its_own_image(self):
+        images = []
         for seed in (1 << 63, (1 << 64) - 1, 0):
             out = self.dir / f"{seed}.png"
             self.run_it("generate", "--plugin", "qwen_image", "--model_paths", MODEL, "--prompt", "a red circle",
                         "--height", "32", "--width", "32", "--num_inference_steps", "1", "--seed", seed, "--output", out,
                         "--no_metadata", code=0)
             self.assertIn(f"seed {seed}", "".join(self.lines))
-            pictures.append(out.read_bytes())
-        self.assertEqual(3, len(set(pictures)))
+            images.append(out.read_bytes())
+        self.assertEqual(3, len(set(images)))
         self.generate("--prompt", "x", "--seed", 1 << 64, says=["is no seed"], count=1)
 
     def test_a_reader_that_leaves_ends_the_program_without_a_word(self):

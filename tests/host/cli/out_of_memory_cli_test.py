@@ -60,7 +60,7 @@ class OutOfMemoryTest(unittest.TestCase):
         self.dir = pathlib.Path(folder.name)
 
     def run_program(self, command, expect=0, **flags):
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="stand-in:1GiB",
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="simulated:1GiB",
                         vram="off", threads=1)
         words = [str(PROGRAM), command]
         for name, value in {**defaults, **flags}.items():
@@ -80,12 +80,12 @@ class OutOfMemoryTest(unittest.TestCase):
         defaults = dict(dataset_base_path=data, dataset_metadata_path=data / "metadata.csv", max_pixels=320 * 320,
                         learning_rate=1e-3, max_train_steps=4, lora_base_model="dit", lora_target_modules=TARGETS,
                         lora_rank=4, lora_dropout=0.1, gradient_accumulation_steps=2, save_steps=4,
-                        enable_csv_log=True, cache_path=cache, output_path=out, device=f"stand-in:{capacity}")
+                        enable_csv_log=True, cache_path=cache, output_path=out, device=f"simulated:{capacity}")
         self.run_program("train", **{**defaults, **flags})
         return out
 
     def peak(self):
-        return size_in("stand-in: at most SIZE", self.said)
+        return size_in("simulated device: at most SIZE", self.said)
 
     def between(self, least, most, part):
         return f"{(least + (most - least) * part) / 1024:.1f}KiB"
@@ -139,37 +139,37 @@ class OutOfMemoryTest(unittest.TestCase):
 
     def generate(self, expect=0, **flags):
         defaults = dict(prompt="a cat", height=64, width=64, num_inference_steps=3, cfg_scale=3, seed=3,
-                        output=self.dir / "picture.png", no_metadata=True)
+                        output=self.dir / "image.png", no_metadata=True)
         return self.run_program("generate", expect, **{**defaults, **flags})
 
-    def pictures(self, **flags):
+    def images(self, **flags):
         self.generate(**{**BATCH, **flags})
-        return [pixels(path) for path in sorted(self.dir.glob("picture*.png"))]
+        return [pixels(path) for path in sorted(self.dir.glob("image*.png"))]
 
     def test_guidance_that_does_not_fit_is_made_in_two_calls(self):
         # A batch of two has other sums in its products than two of one, so bits are those of two calls.
-        self.pictures()
+        self.images()
         whole = self.peak()
-        apart = self.pictures(cfg_batch="off")
+        apart = self.images(cfg_batch="off")
         least = self.peak()
         print(f"peak: both halves {whole:.0f} bytes, one {least:.0f}")
         self.assertLess(least, 0.9 * whole)
-        pictures = self.pictures(device=f"stand-in:{self.between(least, whole, 0.5)}")
+        images = self.images(device=f"simulated:{self.between(least, whole, 0.5)}")
         self.assertEqual(self.said.count("guidance is made in two calls"), 1)
-        self.assertEqual(pictures, apart)
+        self.assertEqual(images, apart)
         self.assertLess(self.peak(), whole)
 
-    def test_a_picture_that_cannot_fit_says_who_holds_what(self):
-        self.pictures(cfg_batch="off")
+    def test_a_image_that_cannot_fit_says_who_holds_what(self):
+        self.images(cfg_batch="off")
         out = self.dir / "none.png"
-        self.generate(4, **BATCH, output=out, device=f"stand-in:{self.peak() / 1024 * 0.9:.1f}KiB")
+        self.generate(4, **BATCH, output=out, device=f"simulated:{self.peak() / 1024 * 0.9:.1f}KiB")
         self.assertRegex(self.said, r"(?m)^memory: weights of dit: [\d.]+ [KM]iB$")
         self.assertRegex(self.said, r"(?m)^memory: encoded prompts: ")
         self.assertRegex(self.error, r"denoise: .* --offload dit=host, .*--height and --width \[OUT_OF_MEMORY\]$")
         self.assertFalse(out.exists())
         one = dict(height=256, width=256)
         self.generate(**one, tiled=True, tile_size=64, tile_stride=48)
-        self.generate(4, **one, output=out, device=f"stand-in:{self.peak() / 1024:.1f}KiB")
+        self.generate(4, **one, output=out, device=f"simulated:{self.peak() / 1024:.1f}KiB")
         self.assertRegex(self.error, r"decode: .*use --tiled")
 
     def timeline(self, path):
@@ -183,8 +183,8 @@ class OutOfMemoryTest(unittest.TestCase):
             self.assertLessEqual(int(row["live_bytes"]), int(row["peak_bytes"]))
         return rows
 
-    def test_a_timeline_of_a_picture_has_its_phases(self):
-        for device in ("stand-in:1GiB", "stand-in", "cpu"):
+    def test_a_timeline_of_a_image_has_its_phases(self):
+        for device in ("simulated:1GiB", "simulated", "cpu"):
             with self.subTest(device=device):
                 self.generate(report_memory="memory", device=device)
                 rows = self.timeline(self.dir / "memory.csv")
@@ -193,7 +193,7 @@ class OutOfMemoryTest(unittest.TestCase):
                 self.assertEqual([p for p in phases if p not in ("begin", "load")],
                                  ["encode", "denoise 1", "denoise 2", "denoise 3", "decode"])
                 self.assertGreater(int(rows[-1]["peak_bytes"]), 10000)
-                if device == "stand-in:1GiB":
+                if device == "simulated:1GiB":
                     self.assertLess(abs(int(rows[-1]["peak_bytes"]) / self.peak() - 1), 0.01)
                 svg = xml.etree.ElementTree.parse(self.dir / "memory.svg").getroot()
                 texts = {element.text for element in svg.iter() if element.tag.endswith("text")}
@@ -208,7 +208,7 @@ class OutOfMemoryTest(unittest.TestCase):
         self.assertNotIn("forward 9", phases)
 
     def test_a_run_that_fails_leaves_its_timeline(self):
-        self.generate(4, report_memory=self.dir / "memory.csv", device="stand-in:100KiB")
+        self.generate(4, report_memory=self.dir / "memory.csv", device="simulated:100KiB")
         self.assertTrue(self.timeline(self.dir / "memory.csv"))
         for command in (self.generate, lambda expect, **flags: self.train("refused", expect=expect, **flags)):
             command(2, report_memory="memory.txt")

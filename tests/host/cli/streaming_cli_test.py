@@ -87,7 +87,7 @@ class StreamingTest(unittest.TestCase):
     def picture(self, **flags):
         """Compressed pixels, and what was said."""
         flags = dict(dict(prompt="a cat", height=64, width=64, num_inference_steps=3, cfg_scale=3, seed=3), **flags)
-        out = self.dir / "picture.png"
+        out = self.dir / "image.png"
         said = self.run_program("generate", output=out, no_metadata=True, **flags)
         return pixels(out), said
 
@@ -103,7 +103,7 @@ class StreamingTest(unittest.TestCase):
                   for count, prefetch in ((0, 0), (0, 1), (BLOCKS // 2, 1), (BLOCKS, 2))]
         places += [dict(offload=ALL_ON_HOST), dict(offload=ALL_IN_FILES, prefetch=1),
                    dict(offload=ALL_ON_HOST, resident_blocks="text_encoder=1,vae=5", prefetch=1,
-                        device="stand-in:64MiB:500MB/s")]
+                        device="simulated:64MiB:500MB/s")]
         for place in places:
             with self.subTest(**place):
                 picture, said = self.picture(**place)
@@ -119,7 +119,7 @@ class StreamingTest(unittest.TestCase):
                 self.assertEqual(self.picture(offload=ALL_ON_HOST, prefetch=1, **flags)[0], self.resident(**flags))
         self.picture()
         image = self.root / "image.png"
-        (self.dir / "picture.png").rename(image)
+        (self.dir / "image.png").rename(image)
         flags = dict(input_image=image, denoising_strength=0.7)
         self.assertEqual(self.picture(offload=ALL_IN_FILES, **flags)[0], self.resident(**flags))
 
@@ -136,7 +136,7 @@ class StreamingTest(unittest.TestCase):
                              self.resident(storage=storage, lora=self.loras / "style.safetensors"))
 
     def jobs(self, **flags):
-        """Pictures of jobs that switch LoRAs between them."""
+        """Images of jobs that switch LoRAs between them."""
         sets = [[], [("style", 1)], [("light", 0.5)], [("style", 0.7), ("light", 1)], [("whole", 1)], [],
                 [("style", 1)]]
         out = self.dir / "jobs"
@@ -151,23 +151,23 @@ class StreamingTest(unittest.TestCase):
     def test_loras_come_and_go_hot_on_weights_that_stream(self):
         for mode in ("hot", "merge"):
             resident = self.jobs(lora_mode=mode)
-            self.assertEqual(len(set(resident)), 7, "every LoRA changes its picture")
+            self.assertEqual(len(set(resident)), 7, "every LoRA changes its image")
             for flags in (dict(offload="dit=host", resident_blocks=1, prefetch=1),
                           dict(offload="dit=disk,text_encoder=host,vae=host", prefetch=1)):
                 self.assertEqual(self.jobs(lora_mode=mode, **flags), resident)
         self.assertEqual(self.jobs(storage="dit=int8", offload="dit=host", prefetch=1), self.jobs(storage="dit=int8"))
 
     def peak(self, said):
-        size, unit = re.search(r"stand-in: at most ([\d.]+) ([KM])iB", said).groups()
+        size, unit = re.search(r"simulated device: at most ([\d.]+) ([KM])iB", said).groups()
         return float(size) * (1024 if unit == "M" else 1)
 
     def test_a_model_that_does_not_fit_runs_streamed(self):
         flags = dict(offload=ALL_ON_HOST, prefetch=1)
-        resident = self.peak(self.picture(device="stand-in:1GiB")[1])
-        streamed = self.peak(self.picture(device="stand-in:1GiB", **flags)[1])
+        resident = self.peak(self.picture(device="simulated:1GiB")[1])
+        streamed = self.peak(self.picture(device="simulated:1GiB", **flags)[1])
         print(f"peak: resident {resident:.0f} KiB, streamed {streamed:.0f} KiB")
         self.assertLess(streamed, 0.6 * resident)
-        small = f"stand-in:{round((resident + streamed) / 2)}KiB:2GB/s"
+        small = f"simulated:{round((resident + streamed) / 2)}KiB:2GB/s"
         picture, said = self.picture(device=small, **flags)
         self.assertEqual(picture, self.resident())
         out = self.dir / "none.png"
@@ -194,14 +194,14 @@ class StreamingTest(unittest.TestCase):
         refused("use host or disk", offload="dit=cloud")
         refused("the component is named twice", offload="dit=host,dit=disk")
         refused("no number of blocks", offload="dit=host", resident_blocks="many")
-        for device in ("stand-in:lots", "stand-in:1GiB:5", "stand-ins"):
+        for device in ("simulated:lots", "simulated:1GiB:5", "simulate"):
             refused(f'{device}', "not known", device=device)
 
     def test_what_saves_nothing_is_said(self):
         saves_nothing = "saves nothing on the CPU"
         moved = f"--offload dit=disk: {BLOCKS} of {BLOCKS} blocks rest in host memory"
         self.assertIn(saves_nothing, self.picture(offload="dit=host")[1])
-        for device in ("cpu", "stand-in"):
+        for device in ("cpu", "simulated"):
             said = self.picture(offload="dit=disk", device=device)[1]
             self.assertEqual([line for line in said.splitlines()
                               if line.startswith("note: ") and not line.startswith("note: replaces ")], [])
@@ -228,7 +228,7 @@ class StreamingTest(unittest.TestCase):
         resident = self.train("resident")
         self.assertTrue(resident)
         places = [dict(offload="dit=host", prefetch=1), dict(offload="dit=disk", resident_blocks=1, prefetch=0),
-                  dict(offload=ALL_ON_HOST, prefetch=1, device="stand-in:64MiB"),
+                  dict(offload=ALL_ON_HOST, prefetch=1, device="simulated:64MiB"),
                   dict(offload="dit=host", prefetch=1, use_gradient_checkpointing=True)]
         places += [dict(offload="dit=disk", prefetch=1, activation_memory_budget=budget)
                    for budget in ("none", "full", "0.5", "1", "auto")]

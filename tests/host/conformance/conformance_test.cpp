@@ -130,7 +130,7 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
       {{.name = "more", .kind = kImage, .channels = 1}, "has channels"},
       {{.name = "more", .kind = InputKind::kMask, .channels = 4}, "has channels"},
       {{.name = "more", .kind = kImage, .role = InputRole::kTarget}, "several inputs are learnt"},
-      {{.name = "more", .kind = kImage, .role = InputRole::kStart}, "no picture of generation"},
+      {{.name = "more", .kind = kImage, .role = InputRole::kStart}, "no image of generation"},
       {{.name = "more",
         .kind = kImage,
         .use = InputUse::kGenerate,
@@ -138,7 +138,7 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
         .fit = InputFit::kAsIs},
        "keeps a size"},
       {{.name = "more", .kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame},
-       "has a stand-in"},
+       "has a simulated"},
   };
   for (const auto& [input, said] : cases) {
     const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));

@@ -11,9 +11,9 @@ import unittest
 from pathlib import Path
 
 import numpy as np
-from dataset_tool import DatasetTool  # first: it makes picture_test importable
+from dataset_tool import DatasetTool  # first: it makes image_test importable
 from PIL import Image
-from picture_test import noise, png_bytes
+from image_test import noise, png_bytes
 
 TOOL = None
 ROWS = 10_000
@@ -137,7 +137,7 @@ def plant_all(data):
     # Masks.
     data.plant("[mask]", mask="none.png")
     data.plant_file("[mask]", "damaged.png", png[:60], "mask")
-    data.plant_file("the mask is 64x64, the picture 96x64", "square.png", encoded("png", 64, 64),
+    data.plant_file("the mask is 64x64, the image 96x64", "square.png", encoded("png", 64, 64),
                     "mask")
     data.plant("one is expected", mask=["mask.png", "mask.png"])
     # Syntax.
@@ -226,7 +226,7 @@ class FaultsTest(unittest.TestCase):
         result = self.tool.open(self.dir)
         self.assertEqual((result["problems"], result["items"]), ([], ROWS))
         self.assertEqual(result["warnings"], [])
-        print(f"{ROWS} pictures with captions checked in {result['seconds']:.1f} s", file=sys.stderr)
+        print(f"{ROWS} images with captions checked in {result['seconds']:.1f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ const std::vector<InputSpec> kInputs = {
     {.name = "steps", .kind = InputKind::kInteger},
 };
 
-media::Picture picture(int width, int height, int seed = 1) {
-  media::Picture result(width, height);
+media::Image image(int width, int height, int seed = 1) {
+  media::Image result(width, height);
   uint32_t state = static_cast<uint32_t>(seed) * 2654435761U;
   for (uint8_t& value : result.rgb) {
     state = state * 1664525U + 1013904223U;
@@ -38,17 +38,17 @@ media::Picture picture(int width, int height, int seed = 1) {
   return result;
 }
 
-void write_picture(const std::string& path, int width, int height, int seed = 1) {
+void write_image(const std::string& path, int width, int height, int seed = 1) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  test::write_bytes(path, media::encode_png(picture(width, height, seed)));
+  test::write_bytes(path, media::encode_png(image(width, height, seed)));
 }
 
-// A folder with pictures and a table.
+// A folder with images and a table.
 class TestSet {
  public:
   TestSet() {
-    write_picture(folder_ / "a.png", 64, 48, 1);
-    write_picture(folder_ / "b.png", 48, 64, 2);
+    write_image(folder_ / "a.png", 64, 48, 1);
+    write_image(folder_ / "b.png", 48, 64, 2);
     options_.dataset_base_path = folder_.path();
   }
 
@@ -94,7 +94,7 @@ class TestSet {
   std::vector<std::string> lines_;
 };
 
-TEST_CASE("Pictures keep their shape, and both sides become multiples", "[data]") {
+TEST_CASE("Images keep their shape, and both sides become multiples", "[data]") {
   CHECK(target_size(1000, 1500, 1'048'576, 16) == Size{832, 1248});
   CHECK(target_size(480, 640, 1'048'576, 16) == Size{480, 640});
   CHECK(target_size(1023, 1023, 1'048'576, 16) == Size{1008, 1008});
@@ -129,7 +129,7 @@ TEST_CASE("Buckets cover the shapes at about one area", "[data]") {
 
 TEST_CASE("Rows of nested, absolute and relative paths become items", "[data]") {
   TestSet set;
-  write_picture(set.folder() / "sub/deep/c.png", 40, 40, 3);
+  write_image(set.folder() / "sub/deep/c.png", 40, 40, 3);
   set.write("metadata.csv", "image,prompt,source\na.png,one,web\n" + (set.folder() / "b.png") +
                                 ",two,\nsub/../sub/deep/c.png,three,book\n");
   const Dataset dataset = set.good();
@@ -146,7 +146,7 @@ TEST_CASE("Rows of nested, absolute and relative paths become items", "[data]") 
   const Sample sample = dataset.load(1);
   CHECK(std::get<std::string>(sample.inputs.at("prompt")) == "two");
   CHECK(at::equal(std::get<at::Tensor>(sample.inputs.at("image")),
-                  media::to_pixels(picture(48, 64, 2))));
+                  media::to_pixels(image(48, 64, 2))));
   CHECK(!sample.mask.defined());
   CHECK_FALSE(sample.inputs.contains("source"));
 }
@@ -166,9 +166,9 @@ TEST_CASE("Lists and numbers are taken from csv and from json", "[data]") {
     const Dataset dataset = set.good();
     REQUIRE(dataset.items().size() == 2);
     const Sample first = dataset.load(0), second = dataset.load(1);
-    const auto& pictures = std::get<std::vector<at::Tensor>>(first.inputs.at("edit_image"));
-    REQUIRE(pictures.size() == 2);
-    CHECK(pictures[1].sizes() == at::IntArrayRef({3, 64, 48}));
+    const auto& images = std::get<std::vector<at::Tensor>>(first.inputs.at("edit_image"));
+    REQUIRE(images.size() == 2);
+    CHECK(images[1].sizes() == at::IntArrayRef({3, 64, 48}));
     CHECK(std::get<std::vector<at::Tensor>>(second.inputs.at("edit_image")).size() == 1);
     CHECK(std::get<int64_t>(first.inputs.at("steps")) == 4);
     CHECK(std::get<int64_t>(second.inputs.at("steps")) == 5);
@@ -194,13 +194,13 @@ TEST_CASE("A text of all rows stands where a row has none", "[data]") {
   }
 }
 
-TEST_CASE("A mask is cut as its picture is, at any size of the same shape", "[data]") {
+TEST_CASE("A mask is cut as its image is, at any size of the same shape", "[data]") {
   TestSet set;
-  media::Picture mask(32, 24);
+  media::Image mask(32, 24);
   for (int y = 0; y < 24; ++y)
     for (int x = 0; x < 32; ++x) std::fill_n(mask.row(y) + 3 * x, 3, x < 16 ? 255 : 51);
   test::write_bytes(set.folder() / "m.png", media::encode_png(mask));
-  write_picture(set.folder() / "wide.png", 64, 24);
+  write_image(set.folder() / "wide.png", 64, 24);
   set.write("a.csv", "image,prompt,mask\na.png,x,m.png\nb.png,y,\n");
   set.options().height = set.options().width = 48;
   const Dataset dataset = set.good();
@@ -275,9 +275,9 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
 }
 
-TEST_CASE("Pictures beside the one to learn are fitted, and may be absent", "[data]") {
+TEST_CASE("Images beside the one to learn are fitted, and may be absent", "[data]") {
   TestSet set;
-  write_picture(set.folder() / "wide.png", 96, 32, 4);
+  write_image(set.folder() / "wide.png", 96, 32, 4);
   std::vector<InputSpec> inputs = kInputs;
   inputs.push_back({.name = "first",
                     .kind = InputKind::kImage,
@@ -290,7 +290,7 @@ TEST_CASE("Pictures beside the one to learn are fitted, and may be absent", "[da
   CHECK(at::equal(std::get<at::Tensor>(sample.inputs.at("first")),
                   std::get<at::Tensor>(sample.inputs.at("image"))));
   const at::Tensor region = std::get<at::Tensor>(sample.inputs.at("region"));
-  CHECK(at::equal(region, media::to_mask(media::crop_and_resize(picture(48, 64, 2), 64, 48))));
+  CHECK(at::equal(region, media::to_mask(media::crop_and_resize(image(48, 64, 2), 64, 48))));
 
   set.write("b.csv", "image,prompt,region,first\na.png,x,b.png,\na.png,y,b.png,wide.png\n");
   const Dataset dataset = set.good(inputs);
@@ -298,7 +298,7 @@ TEST_CASE("Pictures beside the one to learn are fitted, and may be absent", "[da
                   std::get<at::Tensor>(dataset.load(0).inputs.at("image"))));
   CHECK(at::equal(
       std::get<at::Tensor>(dataset.load(1).inputs.at("first")),
-      media::to_pixels(media::resize(picture(96, 32, 4), 64, 48, media::Filter::kBicubic))));
+      media::to_pixels(media::resize(image(96, 32, 4), 64, 48, media::Filter::kBicubic))));
   set.write("c.csv", "image,prompt,region,first\na.png,x,b.png,none.png\n");
   REQUIRE(set.problems(inputs).size() == 1);
   CHECK_THAT(set.problems(inputs).front(), Contains("c.csv:2 [first]") && Contains("none.png"));
@@ -349,13 +349,13 @@ TEST_CASE("What is odd and no mistake is a warning", "[data]") {
     });
   };
   INFO(Catch::StringMaker<std::vector<std::string>>::convert(warnings));
-  CHECK(count("a.csv:3 [image]: the same picture as in") == 1);
+  CHECK(count("a.csv:3 [image]: the same image as in") == 1);
   CHECK(count("with the same values") == 1);
-  CHECK(count("a.csv:4 [image]: the same picture as in") == 1);
+  CHECK(count("a.csv:4 [image]: the same image as in") == 1);
   CHECK(count("a.csv:5 [image]: the same content as in") == 1);
   CHECK(count("a.csv:6 [prompt]: the text is empty") == 1);
   CHECK(count("64x48 is enlarged to 192x192") == 4);
-  CHECK(count("--alpha_mask: no picture has transparency") == 1);
+  CHECK(count("--alpha_mask: no image has transparency") == 1);
 }
 
 TEST_CASE("A fingerprint changes with rows, files and sizes only", "[data]") {
@@ -374,14 +374,14 @@ TEST_CASE("A fingerprint changes with rows, files and sizes only", "[data]") {
   set.options().max_pixels = 1024;
   const std::string other_size = set.good().fingerprint();
   CHECK(other_size != other_text);
-  write_picture(set.folder() / "b.png", 48, 64, 9);
+  write_image(set.folder() / "b.png", 48, 64, 9);
   CHECK(set.good().fingerprint() != other_size);
 }
 
 TEST_CASE("Bucket populations are listed by count", "[data]") {
   TestSet set;
-  write_picture(set.folder() / "c.png", 400, 130, 3);
-  write_picture(set.folder() / "d.png", 800, 260, 4);
+  write_image(set.folder() / "c.png", 400, 130, 3);
+  write_image(set.folder() / "d.png", 800, 260, 4);
   set.write("a.csv", "image,prompt\na.png,x\nc.png,y\nd.png,z\n");
   set.options().enable_bucket = true;
   set.options().max_pixels = 65'536;
@@ -413,8 +413,8 @@ TEST_CASE("A folder with captions is a dataset", "[data]") {
   TestSet set;
   write_bytes(set.folder() / "a.txt", "one");
   write_bytes(set.folder() / "b.txt", "two");
-  write_picture(set.folder() / "b-masklabel.png", 48, 64);
-  write_bytes(set.folder() / "c.jpg", "no picture");
+  write_image(set.folder() / "b-masklabel.png", 48, 64);
+  write_bytes(set.folder() / "c.jpg", "no image");
   write_bytes(set.folder() / "c.txt", "three");
   set.options().mask_column = "other";
   const Dataset dataset = set.open();
@@ -460,7 +460,7 @@ TEST_CASE("Rows are checked for what only others know, beside what is wrong with
             "image,prompt,steps\na.png,long,1\nnone.png,long,2\nb.png,x,3\na.png,,4\nb.png,long,5\n"
             "b.png,long,6\n");
   const RowCheck check = [](const Item& row, const Inputs& inputs) {
-    if (inputs.size() != 2) throw Error(ErrorCode::kInternal, "pictures are not among them");
+    if (inputs.size() != 2) throw Error(ErrorCode::kInternal, "images are not among them");
     std::vector<RowProblem> problems;
     if (std::get<std::string>(inputs.at("prompt")) == "long")
       problems.push_back(

@@ -1,4 +1,4 @@
-// Opens datasets for dataset_pictures_test.py and dataset_faults_test.py: one JSON request a line
+// Opens datasets for dataset_images_test.py and dataset_faults_test.py: one JSON request a line
 // on stdin, one JSON answer a line on stdout. Tensors are given back as files of raw float32.
 #include <chrono>
 #include <fstream>

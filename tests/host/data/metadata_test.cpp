@@ -145,7 +145,7 @@ TEST_CASE("A file that cannot be read is an error", "[data]") {
                      [&] { read_metadata(folder.path(), findings); });
 }
 
-TEST_CASE("Pictures with captions beside them are rows in the order of their paths", "[data]") {
+TEST_CASE("Images with captions beside them are rows in the order of their paths", "[data]") {
   const Folder folder;
   for (const char* name :
        {"b.png", "a.JPG", "sub/c.webp", "b-masklabel.png", ".hidden.png", ".git/x.png", "note.md"})
@@ -188,7 +188,7 @@ TEST_CASE("Captions that are missing or of another encoding are problems", "[dat
   const Folder empty;
   Findings none(100);
   read_caption_folder(empty.path(), ".txt", none);
-  CHECK_THAT(none.list("x").at(0).what(), Catch::Contains("no pictures below it"));
+  CHECK_THAT(none.list("x").at(0).what(), Catch::Contains("no images below it"));
   test::expect_error(ErrorCode::kNotFound, {"none"},
                      [&] { read_caption_folder(folder / "none", ".txt", none); });
 }
@@ -234,14 +234,14 @@ TEST_CASE("More columns than a dataset can have end the reading", "[data]") {
 TEST_CASE("Findings beyond the limit are counted by kind", "[data]") {
   Findings findings(2);
   findings.add("missing files", "a: one");
-  findings.add("damaged pictures", "b: two");
+  findings.add("damaged images", "b: two");
   CHECK(findings.list("m.csv").size() == 2);
   findings.add("missing files", "c: three");
-  findings.add("damaged pictures", "d: four");
+  findings.add("damaged images", "d: four");
   findings.add("missing files", "e: five");
   const std::vector<Error> list = findings.list("m.csv");
   REQUIRE(list.size() == 3);
-  CHECK(list[2].message() == "m.csv: 3 more (damaged pictures: 1, missing files: 2)");
+  CHECK(list[2].message() == "m.csv: 3 more (damaged images: 1, missing files: 2)");
   CHECK(findings.count() == 5);
 }
 

@@ -43,10 +43,10 @@ void operator delete(void* memory, std::size_t) noexcept {
 namespace atelier::data {
 namespace {
 
-std::vector<size_t> items_of(const StepPlan& plan) {
+std::vector<size_t> items_of(const StepBatches& plan) {
   std::vector<size_t> items;
   for (const MicroBatch& batch : plan.batches) {
-    for (const Place& place : batch) items.push_back(place.item);
+    for (const StepSample& place : batch) items.push_back(place.item);
   }
   return items;
 }
@@ -112,8 +112,8 @@ std::vector<size_t> whole_epoch(std::span<const int64_t> shapes, const OrderOpti
   return order;
 }
 
-bool equal(const StepPlan& a, const StepPlan& b) {
-  const auto same_place = [](const Place& x, const Place& y) {
+bool equal(const StepBatches& a, const StepBatches& b) {
+  const auto same_place = [](const StepSample& x, const StepSample& y) {
     return x.item == y.item && x.slot == y.slot;
   };
   const auto same_batch = [&](const MicroBatch& x, const MicroBatch& y) {
@@ -227,11 +227,11 @@ TEST_CASE("Few items that are repeated often fill large batches", "[order]") {
   const Order order(shapes, {.batch_size = 64, .dataset_repeat = 1'000'000'000, .seed = 2});
   const int64_t last = order.steps_per_epoch() - 1;
   for (const int64_t step : {int64_t{0}, last / 2, last - 1}) {
-    const StepPlan plan = order.step(step);
+    const StepBatches plan = order.step(step);
     REQUIRE(plan.samples == 64);
     REQUIRE(plan.batches.size() == 1);
     std::map<size_t, int64_t> counts;
-    for (const Place& place : plan.batches.front()) ++counts[place.item];
+    for (const StepSample& place : plan.batches.front()) ++counts[place.item];
     REQUIRE(counts.size() == (counts.contains(2) ? 1 : 2));
     if (!counts.contains(2)) REQUIRE(std::abs(counts[0] - counts[1]) <= 2);
   }
@@ -245,7 +245,7 @@ TEST_CASE("Steps are full but for the last of an epoch, and know which it is", "
   REQUIRE(order.steps_per_epoch() == 17);
   for (int64_t step = 0; step < 3 * 17; ++step) {
     CAPTURE(step);
-    const StepPlan plan = order.step(step);
+    const StepBatches plan = order.step(step);
     REQUIRE(plan.epoch == step / 17);
     REQUIRE(plan.is_last_of_epoch == (step % 17 == 16));
     REQUIRE(plan.samples == (plan.is_last_of_epoch ? 10 : 12));
@@ -263,7 +263,7 @@ TEST_CASE("Micro-batches have one shape, and slots count the samples of a step",
       REQUIRE(!batch.empty());
       REQUIRE(batch.size() <= 5);
       full += batch.size() == 5;
-      for (const Place& place : batch) {
+      for (const StepSample& place : batch) {
         REQUIRE(shapes[place.item] == shapes[batch.front().item]);
         REQUIRE(place.slot == slot++);
       }
@@ -278,7 +278,7 @@ TEST_CASE("Micro-batches have one shape, and slots count the samples of a step",
 }
 
 TEST_CASE("Batches of mixed shapes come in another order each epoch", "[order]") {
-  // Every picture has a shape of its own: nothing can share a micro-batch.
+  // Every image has a shape of its own: nothing can share a micro-batch.
   std::vector<int64_t> shapes(30);
   for (size_t i = 0; i < shapes.size(); ++i) shapes[i] = 100 - static_cast<int64_t>(i);
   const Order order(shapes, {.batch_size = 4, .seed = 1});
@@ -298,7 +298,7 @@ TEST_CASE("A step does not depend on which steps were asked for before", "[order
       .batch_size = 3, .gradient_accumulation_steps = 2, .dataset_repeat = 3, .seed = 11};
   const Order forward(shapes, options), backward(shapes, options);
   const int64_t steps = 5 * forward.steps_per_epoch();
-  std::vector<StepPlan> plans;
+  std::vector<StepBatches> plans;
   for (int64_t step = 0; step < steps; ++step) plans.push_back(forward.step(step));
   for (int64_t step = steps - 1; step >= 0; step -= 7) {
     REQUIRE(equal(backward.step(step), plans[static_cast<size_t>(step)]));

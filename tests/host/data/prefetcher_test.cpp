@@ -41,7 +41,7 @@ TEST_CASE("Results come in order, whatever the number of threads", "[prefetcher]
 }
 
 TEST_CASE("What is made ahead rests on the host", "[prefetcher]") {
-  const auto device = memory::make_stand_in({.capacity = 1000});
+  const auto device = memory::make_simulated_device({.capacity = 1000});
   for (const int threads : {0, 2}) {
     Prefetcher<at::Tensor> results(threads, 2, 0, 4,
                                    [](int64_t) { return at::zeros({10'000}, at::kByte); });
@@ -85,7 +85,7 @@ TEST_CASE("An exception comes out at its position and the rest goes on", "[prefe
   for (const int threads : {0, 2}) {
     CAPTURE(threads);
     Prefetcher<int64_t> results(threads, 3, 0, 5, [](int64_t position) {
-      if (position == 2) throw Error(ErrorCode::kDataLoss, "row 2: the picture is cut off");
+      if (position == 2) throw Error(ErrorCode::kDataLoss, "row 2: the image is cut off");
       if (position == 4) throw std::runtime_error("four");
       return position;
     });

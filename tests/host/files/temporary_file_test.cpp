@@ -40,7 +40,7 @@ TEST_CASE("What a dead program left is removed, what a living one writes stays",
   Folder folder;
   const std::string left = folder / ".atelier-tmp-0123abcd-out.png";
   const std::string others = folder / ".atelier-tmp-notes";
-  write_bytes(left, "half a picture");
+  write_bytes(left, "half an image");
   write_bytes(others, "of the user");
   write_bytes(folder / ".atelier-tmp-0123abcd-folder/x", "of a run, whose lock is another");
   std::optional<TemporaryFile> living(std::in_place, folder / "living.txt");

@@ -39,7 +39,7 @@ def png_text(path):
 
 
 def pixels(path):
-    """The compressed pixels: equal for equal pictures."""
+    """The compressed pixels: equal for equal images."""
     return b"".join(data for kind, data in png_chunks(path) if kind in (b"IHDR", b"IDAT"))
 
 
@@ -117,7 +117,7 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(list(self.dir.iterdir()), before)
         return result.stderr
 
-    def test_a_picture_and_what_it_says(self):
+    def test_a_image_and_what_it_says(self):
         result = self.succeed(prompt="a cat, 一只猫",
                               negative_prompt="blurry",
                               cfg_scale=3,
@@ -151,16 +151,16 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(records["text"]["dtypes"], {"text_encoder": "BFloat16"})
         for name in ("half", "wide", "named"):
             self.assertNotIn("dtypes", records[name])
-        picture = {name: pixels(self.dir / f"{name}.png") for name in records}
-        self.assertEqual(picture["wide"], picture["named"])
-        self.assertEqual(len(set(picture.values())), 4)
+        image = {name: pixels(self.dir / f"{name}.png") for name in records}
+        self.assertEqual(image["wide"], image["named"])
+        self.assertEqual(len(set(image.values())), 4)
 
     def test_quiet_runs_say_nothing_and_metadata_can_be_left_out(self):
         result = self.succeed(prompt="a cat", quiet=True, no_metadata=True)
         self.assertEqual(result.stderr, "")
         self.assertEqual(png_text(self.dir / "out.png"), {})
 
-    def test_equal_seeds_give_equal_pictures_in_any_batch(self):
+    def test_equal_seeds_give_equal_images_in_any_batch(self):
         flags = dict(prompt="a cat", cfg_scale=3, dtype="float32")
         self.succeed(**flags, num_images=3, batch_size=1, output="single.png")
         self.succeed(**flags, seed=4, output="alone.png")
@@ -178,7 +178,7 @@ class GenerateTest(unittest.TestCase):
         self.succeed(prompt="a cat", seed=seed, output="again.png")
         self.assertEqual(pixels(self.dir / "again.png"), pixels(self.dir / "drawn.png"))
 
-    def test_settings_change_the_picture(self):
+    def test_settings_change_the_image(self):
         variants = {
             "plain": {},
             "steps": dict(num_inference_steps=4),
@@ -300,7 +300,7 @@ class GenerateTest(unittest.TestCase):
                 if stream:
                     stream.close()
 
-    def test_control_c_keeps_finished_pictures(self):
+    def test_control_c_keeps_finished_images(self):
         with self.started(prompt="a cat", num_images=1000, num_inference_steps=4) as process:
             deadline = time.monotonic() + 60
             while not (self.dir / "out_1.png").exists() and time.monotonic() < deadline:

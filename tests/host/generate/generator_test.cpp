@@ -29,12 +29,12 @@ struct Bench {
 
   std::vector<at::Tensor> run(const Request& request, std::function<bool()> is_cancelled = {}) {
     Generator generator(fake_engine(model, log, keeps_all), progress, std::move(is_cancelled));
-    std::vector<at::Tensor> pictures;
+    std::vector<at::Tensor> images;
     generator.run(request, [&](size_t index, const at::Tensor& pixels) {
-      REQUIRE(index == pictures.size());
-      pictures.push_back(pixels);
+      REQUIRE(index == images.size());
+      images.push_back(pixels);
     });
-    return pictures;
+    return images;
   }
 };
 
@@ -69,14 +69,14 @@ at::Tensor euler(at::Tensor x, const std::vector<float>& sigmas, double rate, do
 
 TEST_CASE("Euler follows its closed form", "[generate]") {
   Bench bench;
-  const auto pictures = bench.run(request_of("four", 10, {7}));
-  REQUIRE(pictures.size() == 1);
-  REQUIRE(pictures[0].sizes() == at::IntArrayRef({3, 1, 32, 48}));
+  const auto images = bench.run(request_of("four", 10, {7}));
+  REQUIRE(images.size() == 1);
+  REQUIRE(images[0].sizes() == at::IntArrayRef({3, 1, 32, 48}));
   const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
   // Ten steps of -0.1 on v = x / 2 + c: (1 - 0.05)^10 x + 2 c ((1 - 0.05)^10 - 1).
   const double factor = std::pow(0.95, 10), c = 4 / 100.0;
   const at::Tensor want = decoded(noise * factor + 2 * c * (factor - 1));
-  REQUIRE(at::allclose(pictures[0], want, 0, 1e-6));
+  REQUIRE(at::allclose(images[0], want, 0, 1e-6));
   std::vector<float> levels = plain_sigmas(10);
   levels.pop_back();
   REQUIRE(bench.model.sigmas_seen == levels);
@@ -90,13 +90,13 @@ TEST_CASE("Guidance moves away from the negative prompt", "[generate]") {
     request.cfg_scale = 4.0;
     request.batches_cfg = batches_cfg;
     request.batch_size = 2;
-    const auto pictures = bench.run(request);
+    const auto images = bench.run(request);
     REQUIRE(bench.model.rows_seen ==
             (batches_cfg ? std::vector<int64_t>(5, 4) : std::vector<int64_t>(10, 2)));
     const double c = 0.03 + 4.0 * (0.16 - 0.03);
     for (size_t i = 0; i < 2; ++i) {
       const at::Tensor noise = random::normal_noise({.seed = request.seeds[i]}, {4, 1, 4, 6});
-      REQUIRE(at::allclose(pictures[i], decoded(euler(noise, request.sigmas, 0.5, c)), 0, 1e-6));
+      REQUIRE(at::allclose(images[i], decoded(euler(noise, request.sigmas, 0.5, c)), 0, 1e-6));
     }
   }
 }
@@ -110,7 +110,7 @@ TEST_CASE("Guidance ends where it is truncated, and rows fall with it", "[genera
     request.cfg_trunc = 0.25;  // 1 - sigma is 0, 0.1, 0.2, 0.3, ...
     request.batches_cfg = batches_cfg;
     request.batch_size = 2;
-    const auto pictures = bench.run(request);
+    const auto images = bench.run(request);
     std::vector<int64_t> rows =
         batches_cfg ? std::vector<int64_t>(3, 4) : std::vector<int64_t>(6, 2);
     rows.resize(rows.size() + 7, 2);
@@ -120,7 +120,7 @@ TEST_CASE("Guidance ends where it is truncated, and rows fall with it", "[genera
       const std::vector<float>& all = request.sigmas;
       x = euler(x, {all.begin(), all.begin() + 4}, 0.5, 0.03 + 4.0 * (0.16 - 0.03));
       x = euler(x, {all.begin() + 3, all.end()}, 0.5, 0.16);
-      REQUIRE(at::allclose(pictures[i], decoded(x), 0, 1e-6));
+      REQUIRE(at::allclose(images[i], decoded(x), 0, 1e-6));
     }
   }
 }
@@ -161,7 +161,7 @@ TEST_CASE("Guided velocities are brought back to the length without guidance", "
       request.cfg_renorm_ratio = ratio;
       request.batches_cfg = batches_cfg;
       request.batch_size = 2;  // each sample has a length of its own
-      const auto pictures = bench.run(request);
+      const auto images = bench.run(request);
       at::Tensor x = noise.to(at::kDouble);
       bool was_longer = false;
       for (size_t i = 0; i < 4; ++i) {
@@ -173,7 +173,7 @@ TEST_CASE("Guided velocities are brought back to the length without guidance", "
         x = x + (static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]) * v;
       }
       CHECK(was_longer == (ratio < 9.0));
-      CHECK(at::allclose(pictures[0], decoded(x.to(at::kFloat)), 0, 1e-6));
+      CHECK(at::allclose(images[0], decoded(x.to(at::kFloat)), 0, 1e-6));
     }
   }
   const at::Tensor none = at::zeros({1, 4, 1, 4, 6});
@@ -192,7 +192,7 @@ TEST_CASE("Without guidance the negative prompt is not encoded", "[generate]") {
   REQUIRE(bench.model.prompts_encoded == Words{"prompt", "prompt", "negative"});
 }
 
-TEST_CASE("A batch equals its pictures one by one, to the bit", "[generate]") {
+TEST_CASE("A batch equals its images one by one, to the bit", "[generate]") {
   std::vector<at::Tensor> one_by_one, batched, alone;
   Request request = request_of("prompt", 4, {5, 6, 7, 8, 9});
   request.cfg_scale = 3.0;
@@ -226,18 +226,18 @@ TEST_CASE("Latents from a file take the place of the seed", "[generate]") {
                       Catch::Contains("[1, 4, 1, 4, 6], [2, 4, 1, 4, 6] expected"));
 }
 
-TEST_CASE("Image to image starts between the picture and noise", "[generate]") {
+TEST_CASE("Image to image starts between the image and noise", "[generate]") {
   Request request = request_of("prompt", 10, {3});
   request.sigmas = keep_last_steps(request.sigmas, 0.3);
   REQUIRE(request.sigmas.front() == Approx(0.3));
   request.input_pixels = at::full({3, 1, 32, 48}, 0.5);
   Bench bench;
-  const auto pictures = bench.run(request);
+  const auto images = bench.run(request);
   const at::Tensor noise = random::normal_noise({.seed = 3}, {4, 1, 4, 6});
   at::Tensor clean = at::full({4, 1, 4, 6}, 0.25);
   clean[3] = 0.0;
   const at::Tensor start = 0.3 * noise + 0.7 * clean;
-  REQUIRE(at::allclose(pictures[0], decoded(euler(start, request.sigmas, 0.5, 0.06)), 0, 1e-6));
+  REQUIRE(at::allclose(images[0], decoded(euler(start, request.sigmas, 0.5, 0.06)), 0, 1e-6));
   REQUIRE(bench.model.denoise_calls == 3);
 
   request.input_pixels = at::zeros({3, 1, 32, 32});
@@ -302,7 +302,7 @@ TEST_CASE("Prompts are encoded once per content", "[generate]") {
   REQUIRE(model.prompts_encoded == Words{"a", "", "a", "", "b", "c", "c"});
 }
 
-TEST_CASE("Noise levels are prepared once for all pictures of a request, and forgotten after it",
+TEST_CASE("Noise levels are prepared once for all images of a request, and forgotten after it",
           "[generate]") {
   Bench bench;
   Request request = request_of("prompt", 3, {1, 2, 3});
@@ -360,7 +360,7 @@ TEST_CASE("Work asks whether it is to stop, and what asks is gone behind it", "[
   REQUIRE_NOTHROW(ops::check_stop());
 }
 
-TEST_CASE("A picture of values that are not finite is an error", "[generate]") {
+TEST_CASE("An image of values that are not finite is an error", "[generate]") {
   Bench bench;
   Request request = request_of("prompt", 2, {0});
   request.latents = at::full({1, 4, 1, 4, 6}, std::nan(""));
@@ -378,15 +378,15 @@ TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") 
   engine.dtype = engine.decoder_dtype = at::kBFloat16;
   Generator generator(engine, bench.progress);
   const Request request = request_of("prompt", 20, {4});
-  at::Tensor picture;
-  generator.run(request, [&](size_t, const at::Tensor& pixels) { picture = pixels; });
+  at::Tensor image;
+  generator.run(request, [&](size_t, const at::Tensor& pixels) { image = pixels; });
   at::Tensor x = random::normal_noise({.seed = 4}, {4, 1, 4, 6});
   for (size_t i = 0; i < 20; ++i) {
     at::Tensor v = x.to(at::kBFloat16) * 0.5;
     v.add_(6.0 / 100);
     x = x + v.to(at::kFloat) * (static_cast<double>(request.sigmas[i + 1]) - request.sigmas[i]);
   }
-  REQUIRE(at::allclose(picture, decoded(x.to(at::kBFloat16)), 0, 1e-6));
+  REQUIRE(at::allclose(image, decoded(x.to(at::kBFloat16)), 0, 1e-6));
 }
 
 TEST_CASE("Each denoiser runs at the noise levels of its range, with its own levels",
@@ -397,17 +397,17 @@ TEST_CASE("Each denoiser runs at the noise levels of its range, with its own lev
   engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}},
                       {.component = "dit_low", .range = {.low = 0.0, .high = 0.5}}};
   Generator generator(std::move(engine), bench.progress);
-  std::vector<at::Tensor> pictures;
-  const auto keep = [&](size_t, const at::Tensor& pixels) { pictures.push_back(pixels); };
+  std::vector<at::Tensor> images;
+  const auto keep = [&](size_t, const at::Tensor& pixels) { images.push_back(pixels); };
   generator.run(request_of("four", 4, {7}), keep);  // 1, 0.75, 0.5, 0.25
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
   CHECK(bench.model.times_prepared == 2);
   CHECK(bench.log ==
         Words{"+text_encoder", "-text_encoder", "-dit_low", "+dit", "-dit", "+dit_low", "+vae"});
-  // The fake computes the same in both, so that the picture is that of one denoiser.
+  // The fake computes the same in both, so that the image is that of one denoiser.
   Bench one;
-  CHECK(at::equal(pictures[0], one.run(request_of("four", 4, {7}))[0]));
-  // A second picture begins with the first denoiser again.
+  CHECK(at::equal(images[0], one.run(request_of("four", 4, {7}))[0]));
+  // A second image begins with the first denoiser again.
   bench.model.denoisers_seen.clear();
   generator.run(request_of("four", 4, {8}), keep);
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
@@ -471,10 +471,10 @@ TEST_CASE("A denoiser may be told whole thousandths of the levels", "[generate]"
   Request request = request_of("four", 3, {7});
   request.sigmas = {0.9996F, 0.7501F, 0.25F, 0.0F};
   request.whole_timesteps = true;
-  const at::Tensor picture = bench.run(request)[0];  // the model checks what was prepared
+  const at::Tensor image = bench.run(request)[0];  // the model checks what was prepared
   CHECK(bench.model.sigmas_seen == std::vector<float>{0.999F, 0.75F, 0.25F});
   const at::Tensor noise = random::normal_noise({.seed = 7}, {4, 1, 4, 6});
-  CHECK(at::allclose(picture, decoded(euler(noise, request.sigmas, 0.5, 0.04)), 0, 1e-6));
+  CHECK(at::allclose(image, decoded(euler(noise, request.sigmas, 0.5, 0.04)), 0, 1e-6));
 }
 
 TEST_CASE("A noise level without a denoiser says what is missing", "[generate]") {
@@ -494,10 +494,10 @@ TEST_CASE("Latents that are given stay as they are", "[generate]") {
     free.narrow(3, 0, 2).zero_();
     const at::Tensor values = at::full({4, 1, 4, 6}, 0.75);
     bench.model.known = GivenLatents{values, free, is_noised};
-    const at::Tensor picture = bench.run(request_of("four", 3, {7}))[0];
-    CHECK(at::equal(picture.narrow(3, 0, 16), at::full({3, 1, 32, 16}, 0.75 / 4)));
+    const at::Tensor image = bench.run(request_of("four", 3, {7}))[0];
+    CHECK(at::equal(image.narrow(3, 0, 16), at::full({3, 1, 32, 16}, 0.75 / 4)));
     Bench plain;
-    CHECK(at::equal(picture.narrow(3, 16, 32),
+    CHECK(at::equal(image.narrow(3, 16, 32),
                     plain.run(request_of("four", 3, {7}))[0].narrow(3, 16, 32)));
   }
 }

@@ -39,7 +39,7 @@ Parsed parse(const std::string& text, const Settings& base = {}) {
   return parsed;
 }
 
-std::string check(const Settings& settings, const Place& place = {}) {
+std::string check(const Settings& settings, const Origin& place = {}) {
   const FakeFamily family;
   const FakeModel model;
   report::Problems problems;
@@ -72,10 +72,10 @@ class Folder {
   std::filesystem::path path_;
 };
 
-TEST_CASE("A family that starts from no picture says so", "[generate]") {
+TEST_CASE("A family that starts from no image says so", "[generate]") {
   using Catch::Contains;
   REQUIRE_THAT(parse("{\"input_image\": \"in.png\"}").message,
-               Contains("jobs.jsonl:1: input_image: this family does not start from a picture; "
+               Contains("jobs.jsonl:1: input_image: this family does not start from an image; "
                         "leave it out"));
   Settings settings = good_settings();
   settings.denoising_strength = 0.5;
@@ -206,7 +206,7 @@ TEST_CASE("Every seed of 64 bits is taken", "[jobs]") {
                  Catch::Contains("is no seed: a whole number from 0 to 2^64 - 1, or -1"));
 }
 
-TEST_CASE("Several pictures get numbers, and patterns are filled in", "[jobs]") {
+TEST_CASE("Several images get numbers, and patterns are filled in", "[jobs]") {
   using Paths = std::vector<std::string>;
   REQUIRE(output_paths("d/out.png", 1) == Paths{"d/out.png"});
   REQUIRE(output_paths("d/out.png", 2) == Paths{"d/out_0.png", "d/out_1.png"});

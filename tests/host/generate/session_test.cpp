@@ -2,7 +2,7 @@
 
 #include "host/files/safetensors_writer.h"
 #include "host/media/png.h"
-#include "tests/host/train/picture_toy.h"
+#include "tests/host/train/image_toy.h"
 
 using namespace atelier;
 using namespace atelier::generate;
@@ -22,7 +22,7 @@ struct Studio {
   Studio() {
     plugin.file.family = "toy";
     plugin.file.version = "1.2";
-    plugin.family = &test::picture_toy();
+    plugin.family = &test::image_toy();
     test::write_toy_model(folder / "model");
     // Random weights of the denoiser would make numbers that are not finite.
     test::write_toy_component(folder / "model/transformer/model.safetensors", "dit", 1, 0.01f);
@@ -61,7 +61,7 @@ void write_lora(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("A session writes the pictures that are asked for, the same for the same seed",
+TEST_CASE("A session writes the images that are asked for, the same for the same seed",
           "[session]") {
   Studio studio;
   Settings settings = studio.settings("a.png");
@@ -87,11 +87,11 @@ TEST_CASE("A seed that nobody gave is drawn and told", "[session]") {
   REQUIRE(drawn.seed.has_value());
   settings.seed = drawn.seed;
   CHECK(studio.bytes(settings, {.writes_metadata = false}) !=
-        first);  // the same picture, which does not say how it was made
+        first);  // the same image, which does not say how it was made
   CHECK(studio.bytes(settings) == first);
 }
 
-TEST_CASE("Pictures say how they were made unless they are not to", "[session]") {
+TEST_CASE("Images say how they were made unless they are not to", "[session]") {
   Studio studio;
   const Settings settings = studio.settings("a.png");
   studio.make(settings);
@@ -103,7 +103,7 @@ TEST_CASE("Pictures say how they were made unless they are not to", "[session]")
   CHECK(media::png_text(settings.output).empty());
 }
 
-TEST_CASE("Prompts that are encoded ahead make the same pictures", "[session]") {
+TEST_CASE("Prompts that are encoded ahead make the same images", "[session]") {
   Studio studio;
   const Settings settings = studio.settings("a.png");
   const std::string expected = studio.bytes(settings);

@@ -9,7 +9,7 @@ namespace atelier::generate {
 namespace {
 
 // Log-linear between 256 and 8192 tokens, terminal 0.02: as published with a family of large
-// pictures.
+// images.
 ScheduleDefaults dynamic_schedule() {
   ScheduleDefaults schedule;
   schedule.shift = {.kind = SigmaShift::Kind::kByTokens,
@@ -97,7 +97,7 @@ TEST_CASE("A shift that leaves no steps is refused, and its cause is named", "[s
   const ScheduleRequest huge = {.num_steps = 20, .tokens = 1 << 20};
   REQUIRE_THROWS_WITH(
       make_sigmas(dynamic_schedule(), huge),
-      Catch::Contains("a picture of 1048576 tokens") && !Catch::Contains("--flow_shift: "));
+      Catch::Contains("an image of 1048576 tokens") && !Catch::Contains("--flow_shift: "));
   REQUIRE_THROWS_WITH(
       make_sigmas(dynamic_schedule(), {.num_steps = 20, .tokens = int64_t{1} << 32}),
       Catch::Contains("by inf"));

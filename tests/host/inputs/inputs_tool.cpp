@@ -1,4 +1,4 @@
-// Reads pictures as inputs for read_test.py: one request a line on stdin, words separated by tabs,
+// Reads images as inputs for read_test.py: one request a line on stdin, words separated by tabs,
 //
 //   KIND CHANNELS FIT HEIGHT WIDTH FILE OUT
 //
@@ -22,7 +22,7 @@ int main() {
     std::vector<std::string> words;
     for (std::string word; std::getline(stream, word, '\t');) words.push_back(word);
     try {
-      const InputSpec input = {.name = "picture",
+      const InputSpec input = {.name = "image",
                                .kind = words.at(0) == "mask" ? InputKind::kMask : InputKind::kImage,
                                .channels = std::stoi(words.at(1)),
                                .fit = fits.at(words.at(2))};

@@ -12,9 +12,9 @@ namespace {
 using Catch::Contains;
 using nlohmann::json;
 
-constexpr InputSpec kPicture = {.name = "picture", .kind = InputKind::kImage};
-constexpr InputSpec kPictures = {
-    .name = "pictures", .kind = InputKind::kImage, .min_count = 2, .max_count = 3};
+constexpr InputSpec kImage = {.name = "image", .kind = InputKind::kImage};
+constexpr InputSpec kImages = {
+    .name = "images", .kind = InputKind::kImage, .min_count = 2, .max_count = 3};
 constexpr InputSpec kTexts = {.name = "texts", .kind = InputKind::kText, .max_count = 2};
 
 InputSpec of(InputKind kind) {
@@ -39,11 +39,11 @@ TEST_CASE("Values are taken as JSON and as the text of a cell", "[inputs]") {
   CHECK(parse_value(of(InputKind::kFlag), "True") == true);
   CHECK(parse_value(of(InputKind::kFlag), "0") == false);
   CHECK(parse_value(of(InputKind::kText), "[not a list]") == "[not a list]");
-  CHECK(parse_value(kPicture, "a.png") == "a.png");
-  CHECK(parse_value(kPicture, json::array({"a.png"})) == "a.png");
+  CHECK(parse_value(kImage, "a.png") == "a.png");
+  CHECK(parse_value(kImage, json::array({"a.png"})) == "a.png");
   CHECK(parse_value(kTexts, "one") == json::array({"one"}));
-  CHECK(parse_value(kPictures, "[\"a.png\", \"b.png\"]") == json::array({"a.png", "b.png"}));
-  CHECK(texts_of(parse_value(kPictures, json::array({"a", "b", "c"}))).size() == 3);
+  CHECK(parse_value(kImages, "[\"a.png\", \"b.png\"]") == json::array({"a.png", "b.png"}));
+  CHECK(texts_of(parse_value(kImages, json::array({"a", "b", "c"}))).size() == 3);
 }
 
 TEST_CASE("What an input is not is refused with what it is", "[inputs]") {
@@ -54,19 +54,19 @@ TEST_CASE("What an input is not is refused with what it is", "[inputs]") {
   CHECK_THAT(refusal(of(InputKind::kFlag), 2), Contains("2 is no truth value"));
   CHECK_THAT(refusal(of(InputKind::kText), 12), Contains("12 is no text"));
   CHECK_THAT(refusal(kTexts, json::array({1})), Contains("is no text and no list of texts"));
-  CHECK_THAT(refusal(kPicture, 3), Contains("3 is no path and no list of paths"));
-  CHECK_THAT(refusal(kPicture, "[a.png]"), Contains("is no list of paths"));
-  CHECK_THAT(refusal(kPicture, ""), Contains("is an empty path"));
-  CHECK_THAT(refusal(kPicture, "https://a/b.png"), Contains("is a web address"));
-  CHECK_THAT(refusal(kPicture, std::string("a\0b", 3)), Contains("holds a NUL byte"));
+  CHECK_THAT(refusal(kImage, 3), Contains("3 is no path and no list of paths"));
+  CHECK_THAT(refusal(kImage, "[a.png]"), Contains("is no list of paths"));
+  CHECK_THAT(refusal(kImage, ""), Contains("is an empty path"));
+  CHECK_THAT(refusal(kImage, "https://a/b.png"), Contains("is a web address"));
+  CHECK_THAT(refusal(kImage, std::string("a\0b", 3)), Contains("holds a NUL byte"));
 }
 
 TEST_CASE("Counts are held on both sides", "[inputs]") {
-  CHECK_THAT(refusal(kPicture, json::array({"a", "b"})),
+  CHECK_THAT(refusal(kImage, json::array({"a", "b"})),
              Contains("2 files are given, one is expected"));
-  CHECK_THAT(refusal(kPicture, json::array()), Contains("0 files are given, one is expected"));
-  CHECK_THAT(refusal(kPictures, "a.png"), Contains("1 file is given, at least 2 are expected"));
-  CHECK_THAT(refusal(kPictures, json::array({"a", "b", "c", "d"})),
+  CHECK_THAT(refusal(kImage, json::array()), Contains("0 files are given, one is expected"));
+  CHECK_THAT(refusal(kImages, "a.png"), Contains("1 file is given, at least 2 are expected"));
+  CHECK_THAT(refusal(kImages, json::array({"a", "b", "c", "d"})),
              Contains("4 files are given, at most 3 are expected"));
   CHECK_THAT(refusal(kTexts, json::array({"a", "b", "c"})),
              Contains("3 texts are given, at most 2 are expected"));
@@ -122,16 +122,16 @@ TEST_CASE("Contents tell values apart and nothing else", "[inputs]") {
   CHECK(seen.contains(content_of({{"x", at::zeros({2, 4}).slice(1, 0, 4, 2)}})));
 }
 
-TEST_CASE("A stand-in is the first or the last frame of the target", "[inputs]") {
-  InputSpec input = kPicture;
+TEST_CASE("A simulated device is the first or the last frame of the target", "[inputs]") {
+  InputSpec input = kImage;
   input.when_absent = WhenAbsent::kFirstFrame;
-  const at::Tensor picture = at::rand({3, 4, 4}), clip = at::rand({3, 5, 4, 4});
-  CHECK(at::equal(std::get<at::Tensor>(stand_in(input, picture)), picture));
-  CHECK(at::equal(std::get<at::Tensor>(stand_in(input, clip)), clip.select(1, 0)));
+  const at::Tensor image = at::rand({3, 4, 4}), clip = at::rand({3, 5, 4, 4});
+  CHECK(at::equal(std::get<at::Tensor>(simulated(input, image)), image));
+  CHECK(at::equal(std::get<at::Tensor>(simulated(input, clip)), clip.select(1, 0)));
   input.when_absent = WhenAbsent::kLastFrame;
-  CHECK(at::equal(std::get<at::Tensor>(stand_in(input, clip)), clip.select(1, 4)));
+  CHECK(at::equal(std::get<at::Tensor>(simulated(input, clip)), clip.select(1, 4)));
   input.max_count = 2;
-  CHECK(std::get<std::vector<at::Tensor>>(stand_in(input, clip)).size() == 1);
+  CHECK(std::get<std::vector<at::Tensor>>(simulated(input, clip)).size() == 1);
 }
 
 TEST_CASE("What cannot be read yet is named", "[inputs]") {
@@ -148,14 +148,14 @@ TEST_CASE("What cannot be read yet is named", "[inputs]") {
 }
 
 TEST_CASE("Flags follow kind and count", "[inputs]") {
-  const InputSpec specs[] = {kPicture, kPictures, kTexts, of(InputKind::kReal)};
+  const InputSpec specs[] = {kImage, kImages, kTexts, of(InputKind::kReal)};
   const auto flags = flags_of_inputs(specs, InputUse::kGenerate);
   REQUIRE(flags.size() == 4);
   CHECK((flags[0].value_name == "FILE" && !flags[0].repeated));
   CHECK((flags[1].value_name == "FILE" && flags[1].repeated));
   CHECK((flags[2].value_name.empty() && flags[2].repeated));
   CHECK(flags[3].kind == flags::FlagKind::kReal);
-  CHECK(kind_name(kPictures) == "images");
+  CHECK(kind_name(kImages) == "images");
   CHECK(kind_name(kTexts) == "texts");
   CHECK(kind_name(of(InputKind::kFlag)) == "flag");
   CHECK(kind_name(of(InputKind::kVideoMask)) == "video mask");

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 TOOL = sys.argv.pop(1)
-SIZES = ((64, 48), (40, 40), (31, 77), (96, 20))  # width and height of pictures
+SIZES = ((64, 48), (40, 40), (31, 77), (96, 20))  # width and height of images
 TARGETS = ((48, 64), (40, 40), (16, 96))  # height and width of what is made
 
 
@@ -97,7 +97,7 @@ class Reading(unittest.TestCase):
 
     def test_a_file_that_is_no_picture_is_named(self):
         path = self.dir / "text.png"
-        path.write_text("no picture")
+        path.write_text("no image")
         self.assertRegex(self.ask("image", 3, "crop", (8, 8), path), r"^error .*text\.png.*not a PNG")
         self.assertRegex(self.ask("mask", 3, "crop", (8, 8), self.dir / "none.png"), r"^error .*none\.png")
 

@@ -83,7 +83,7 @@ class LoraTest(unittest.TestCase):
         return self.run_program("generate", *FLAGS, "--model_paths", json.dumps([str(self.model)]), *words,
                                 stdin=stdin)
 
-    def picture(self, name, *words):
+    def image(self, name, *words):
         result = self.generate("--prompt", "a cat", "--output", name, *words)
         self.assertEqual(result.returncode, 0, result.stderr)
         return self.png(name), result
@@ -127,20 +127,20 @@ class LoraTest(unittest.TestCase):
                                f"{self.loras}/style.safetensors:0.7", stdin=jobs)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stderr.count("load dit"), 1)
-        pictures = [self.png(f"out_{i}.png") for i in range(1, 7)]
-        pixels = [picture[0] for picture in pictures]
+        images = [self.png(f"out_{i}.png") for i in range(1, 7)]
+        pixels = [image[0] for image in images]
         self.assertEqual(pixels[3], pixels[0])  # strength 0 is nothing, to the bit
         self.assertEqual(pixels[5], pixels[1])  # a line without the key takes those of the command line
         self.assertEqual(len({pixels[0], pixels[1], pixels[2], pixels[4]}), 4)
-        plain, _ = self.picture("plain.png")
+        plain, _ = self.image("plain.png")
         self.assertEqual(plain[0], pixels[0])
-        record = json.loads(pictures[2][1]["atelier"])
+        record = json.loads(images[2][1]["atelier"])
         self.assertEqual(record["loras"], [
             {"name": "light", "file": "loras/light.safetensors", "strength": 1.0},
             {"name": "style", "file": "loras/style.safetensors", "strength": -0.5}])
-        self.assertIn('Loras: "light: 1, style: -0.5"', pictures[2][1]["parameters"])
-        self.assertNotIn("loras", json.loads(pictures[0][1]["atelier"]))
-        self.assertNotIn("Loras", pictures[0][1]["parameters"])
+        self.assertIn('Loras: "light: 1, style: -0.5"', images[2][1]["parameters"])
+        self.assertNotIn("loras", json.loads(images[0][1]["atelier"]))
+        self.assertNotIn("Loras", images[0][1]["parameters"])
 
     def test_merged_sets_change_from_line_to_line(self):
         diff = {f"diffusion_model.{name}.diff": (shape, [0.02 * math.sin(i) for i in range(shape[0] * shape[1])])
@@ -161,8 +161,8 @@ class LoraTest(unittest.TestCase):
         self.assertIn("--lora_mode", self.refuse("--lora_mode", "cold"))
 
     def test_names_that_are_nothing_in_the_model_are_listed_once(self):
-        style, _ = self.picture("style.png", "--lora", self.loras / "style.safetensors")
-        partial, result = self.picture("partial.png", "--lora", self.loras / "partial.safetensors", "--quiet")
+        style, _ = self.image("style.png", "--lora", self.loras / "style.safetensors")
+        partial, result = self.image("partial.png", "--lora", self.loras / "partial.safetensors", "--quiet")
         self.assertEqual(partial[0], style[0])
         self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
         self.assertIn("LoRA partial: 1 of its names", result.stderr)

@@ -80,7 +80,7 @@ class LoraToolsTest(unittest.TestCase):
         (self.dir / "loras").mkdir()
         shutil.copy(self.dir / "light.safetensors", self.dir / "out/step-500.safetensors")
         shutil.copy(self.dir / "style.safetensors", self.dir / "loras")
-        shim = self.dir / "bin/atelier"  # pictures of the examples are small here
+        shim = self.dir / "bin/atelier"  # images of the examples are small here
         shim.parent.mkdir()
         shim.write_text(f'#!/bin/sh\n[ "$1" != generate ] || set -- "$@" --height 64 --width 64 '
                         f'--num_inference_steps 1 --device cpu --threads 1\nexec "{lora.PROGRAM}" "$@"\n')

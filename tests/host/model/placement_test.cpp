@@ -114,15 +114,15 @@ TEST_CASE("A weight rests in its file as one tensor, or as rows of one", "[place
   std::map<std::string, const weights::BoundWeight*> bound;
   for (const weights::BoundWeight& of : binding.weights) bound[of.path] = &of;
   const auto rests = [&](const char* path, at::ScalarType dtype,
-                         const weights::StoragePlan& plan = {}) {
+                         const weights::WeightStorage& plan = {}) {
     return weights::rests_in_file(*bound.at(path), part.checkpoint, dtype, plan);
   };
   CHECK(rests("blocks.0.down.weight", at::kFloat));
   CHECK(rests("blocks.1.k.weight", at::kFloat));         // cut out of a fused tensor
   CHECK_FALSE(rests("blocks.0.up.weight", at::kFloat));  // joined
   CHECK_FALSE(rests("blocks.0.down.weight", at::kBFloat16));
-  const weights::StoragePlan stored = {weights::Storage::kInt8,
-                                       weights::storable_weights(model->model(), "dit")};
+  const weights::WeightStorage stored = {weights::Storage::kInt8,
+                                         weights::storable_weights(model->model(), "dit")};
   CHECK_FALSE(rests("blocks.0.down.weight", at::kFloat, stored));
   CHECK(rests("blocks.0.down.bias", at::kFloat, stored));
 
@@ -147,7 +147,7 @@ TEST_CASE("A streamed denoiser gives the bits of a resident one, whole or stored
   for (const auto& [dtype, storage] : std::map<std::string, weights::StorageByComponent>{
            {"float32", {}}, {"bfloat16", {{"dit", weights::Storage::kFp8}}}}) {
     const at::Tensor resident = test::toy_velocity(*open_dit(folder, {}, dtype, "cpu", storage));
-    for (const char* device : {"cpu", "stand-in:1MiB"}) {
+    for (const char* device : {"cpu", "simulated:1MiB"}) {
       for (const Place place : {Place::kHost, Place::kDisk}) {
         for (const int64_t stay : {0, 1, 2}) {
           INFO(dtype << " on " << device << ", " << stay << " stay");
@@ -174,7 +174,7 @@ TEST_CASE("Blocks that no file has rest on the host, and a line says so", "[plac
   REQUIRE(model->notes().size() == 2);
   CHECK_THAT(model->notes()[0], Catch::Contains("2 of 2 blocks rest in host memory"));
   CHECK_THAT(model->notes()[1], Catch::Contains("saves nothing on the CPU"));
-  CHECK(open_dit(folder, {.offload = {{"dit", Place::kHost}}}, "float32", "stand-in")
+  CHECK(open_dit(folder, {.offload = {{"dit", Place::kHost}}}, "float32", "simulated")
             ->notes()
             .empty());
 }
@@ -208,7 +208,7 @@ TEST_CASE("What a device of limited memory cannot hold is told once, with a way 
           "[placement]") {
   const Folder folder;
   test::write_two_part_model(folder.path());
-  const auto model = open_dit(folder, {}, "float32", "stand-in:40KB");
+  const auto model = open_dit(folder, {}, "float32", "simulated:40KB");
   expect_error(ErrorCode::kOutOfMemory, {"loading dit", "--offload dit=host"},
                [&] { model->load_component("dit"); });
   CHECK_FALSE(model->is_loaded("dit"));

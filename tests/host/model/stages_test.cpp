@@ -38,7 +38,7 @@ TEST_CASE("Stages are those of the variant, in the order of the table", "[stages
   CHECK(encodes(toy, "vae"));
   CHECK_FALSE(encodes(toy, "dit"));
   CHECK(encoded_by(base[0], toy.inputs()) == "texts");
-  CHECK(encoded_by(base[1], toy.inputs()) == "pictures");
+  CHECK(encoded_by(base[1], toy.inputs()) == "images");
 }
 
 TEST_CASE("A stage gets what it reads, and the negative prompt in place of the other", "[stages]") {

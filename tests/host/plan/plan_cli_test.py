@@ -192,22 +192,22 @@ class PredictedAndMeasuredTest(PlanTest):
                                 height=64, width=64, seed=1, num_inference_steps=4, threads=1,
                                 output=self.root / output, **flags)
 
-    def test_a_generation_that_streams_gives_the_same_picture_within_its_limit(self):
+    def test_a_generation_that_streams_gives_the_same_image_within_its_limit(self):
         self.generate("all.png", device="cpu", no_metadata=True)
-        whole = self.generate("wide.png", device="stand-in:64MiB:1GB/s", no_metadata=True)
+        whole = self.generate("wide.png", device="simulated:64MiB:1GB/s", no_metadata=True)
         self.check_prediction(whole.stderr)
         least = self.run_program("generate", model_paths=json.dumps([str(self.tiny)]), prompt="a red circle",
                                  height=64, width=64, seed=1, num_inference_steps=4, threads=1,
-                                 device="stand-in:64MiB:1GB/s", vram="0.01MiB", expect=4)
+                                 device="simulated:64MiB:1GB/s", vram="0.01MiB", expect=4)
         needed = self.told(least.stderr, "needs")
         limit = int(1.1 * needed / 1024) + 1
-        tight = self.generate("tight.png", device=f"stand-in:{limit}KiB:1GB/s", no_metadata=True)
+        tight = self.generate("tight.png", device=f"simulated:{limit}KiB:1GB/s", no_metadata=True)
         self.assertIn("come from the host", tight.stderr)
         self.check_prediction(tight.stderr)
         self.assertEqual((self.root / "all.png").read_bytes(), (self.root / "tight.png").read_bytes())
 
     def test_a_training_that_is_planned_is_within_its_limit(self):
-        result = self.run_program("train", model_paths=json.dumps([str(self.tiny)]), device="stand-in:64MiB:1GB/s",
+        result = self.run_program("train", model_paths=json.dumps([str(self.tiny)]), device="simulated:64MiB:1GB/s",
                                   dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv", height=64, width=64, max_train_steps=2,
                                   lora_base_model="dit", lora_rank=4, threads=1, output_path=self.root / "trained")
         self.assertIn("plan: ", result.stderr)
@@ -217,11 +217,11 @@ class PredictedAndMeasuredTest(PlanTest):
         flags = dict(model_paths=json.dumps([str(self.tiny)]), dataset_base_path=self.root / "data",
                      dataset_metadata_path=self.root / "data/metadata.csv", height=64, width=64, max_train_steps=2,
                      trainable_models="dit", threads=1)
-        wide = self.run_program("train", device="stand-in:64MiB:1GB/s", output_path=self.root / "wide", **flags)
+        wide = self.run_program("train", device="simulated:64MiB:1GB/s", output_path=self.root / "wide", **flags)
         self.check_prediction(wide.stderr)
         needed = self.told(wide.stderr, "predicted")
         limit = int(needed / 2048)
-        tight = self.run_program("train", device=f"stand-in:{limit}KiB:1GB/s", output_path=self.root / "tight", **flags)
+        tight = self.run_program("train", device=f"simulated:{limit}KiB:1GB/s", output_path=self.root / "tight", **flags)
         self.assertLess(self.told(tight.stderr, "measured"), limit * 1024)
 
     def test_on_the_cpu_nothing_is_planned(self):

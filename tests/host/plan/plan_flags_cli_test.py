@@ -17,10 +17,10 @@ from train_cli_test import write_dataset  # noqa: E402
 MODEL = REPOSITORY / "examples/shapes/model"
 MIB = 1 << 20
 UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-# A machine with the room of the stand-in below.
+# A machine with the room of the simulated device below.
 PROFILE = {"name": "elsewhere", "memory_gib": 64 / 1024, "tflops_16": 100, "tflops_32": 20, "attention_tflops": 80,
            "memory_gb_per_s": 500, "copy_gb_per_s": 12}
-STAND_IN = "stand-in:64MiB:1GB/s"
+SIMULATED = "simulated:64MiB:1GB/s"
 
 AWAY = {"offload": "dit=host"}
 FULL = {"trainable_models": "dit"}
@@ -65,13 +65,13 @@ TRAIN = [
     ({**FULL, "optimize_on_cpu": True}, {"train.host_bytes": "more"}),
     ({**ON_HOST, "param_size_threshold": 1}, {"dit.resident_blocks": 0, "dit.device_bytes": "more"}),
     ({**ON_HOST, "cpu_offload_split_threshold": 1}, {"dit.device_bytes": "more"}),
-    ({"activation_memory_budget": "none"}, {"train.manner": "keep all activations"}),
-    ({"activation_memory_budget": "full"}, {"train.manner": "keep inputs of blocks"}),
+    ({"activation_memory_budget": "none"}, {"train.strategy": "keep all activations"}),
+    ({"activation_memory_budget": "full"}, {"train.strategy": "keep inputs of blocks"}),
     ({"activation_memory_budget": "0.5"}, {"train.working_bytes": "less"}),
     ({"activation_memory_budget": "1.5MiB"}, {"train.working_bytes": "less"}),
-    ({"use_gradient_checkpointing": True}, {"train.manner": "keep inputs of blocks"}),
+    ({"use_gradient_checkpointing": True}, {"train.strategy": "keep inputs of blocks"}),
     ({"use_gradient_checkpointing": True, "activation_memory_budget": "auto"},
-     {"train.manner": "keep all activations"}),
+     {"train.strategy": "keep all activations"}),
     ({"use_gradient_checkpointing_offload": True}, {"train.working_bytes": "less", "train.host_bytes": "more"}),
     ({"use_gradient_checkpointing_offload": True, "activation_memory_budget": "0.7"},
      {"train.working_bytes": "less"}),
@@ -137,7 +137,7 @@ class FlagsTest(unittest.TestCase):
 
     def measured(self, command, flags, number):
         output = [] if command == "generate" else ["--output_path", str(self.root / f"{command}{number}")]
-        return self.run_program(command, *self.words(command, flags), *output, "--device", STAND_IN).stderr
+        return self.run_program(command, *self.words(command, flags), *output, "--device", SIMULATED).stderr
 
     def tolerance(self, flags, plan):
         if "trainable_models" in flags and plan["train.host_bytes"] > 0:
@@ -147,7 +147,7 @@ class FlagsTest(unittest.TestCase):
         return 0.1
 
     def walk(self, command, table):
-        places = [({"device": STAND_IN}, "on the stand-in"), ({"device_profile": "elsewhere.json"}, "elsewhere")]
+        places = [({"device": SIMULATED}, "on the simulated"), ({"device_profile": "elsewhere.json"}, "elsewhere")]
         without = {where: self.plan(command, place)[0] for place, where in places}
         for number, (flags, expected) in enumerate(table):
             plans = {}
@@ -167,11 +167,11 @@ class FlagsTest(unittest.TestCase):
             with self.subTest(command=command, flags=flags, what="one plan for both"):
                 for key in plans["elsewhere"]:
                     if key.endswith((".storage", ".resident_blocks", ".others", ".passes")):
-                        self.assertEqual(plans["elsewhere"][key], plans["on the stand-in"][key], key)
+                        self.assertEqual(plans["elsewhere"][key], plans["on the simulated"][key], key)
             with self.subTest(command=command, flags=flags, what="predicted and measured"):
                 said = self.measured(command, flags, number)
                 predicted, measured = size_in(said, "memory: predicted"), size_in(said, "measured")
-                self.assertLess(abs(predicted - measured), self.tolerance(flags, plans["on the stand-in"]) * measured,
+                self.assertLess(abs(predicted - measured), self.tolerance(flags, plans["on the simulated"]) * measured,
                                 said)
 
     def test_generation(self):
@@ -182,7 +182,7 @@ class FlagsTest(unittest.TestCase):
 
     def test_limits_are_those_that_were_said(self):
         for flags, limit in (({"vram": "32MiB"}, 32 * MIB), ({"vram": "auto"}, 64 * MIB), ({}, 64 * MIB)):
-            for place in ({"device": STAND_IN}, {"device_profile": "elsewhere.json"}):
+            for place in ({"device": SIMULATED}, {"device_profile": "elsewhere.json"}):
                 path = self.root / "plan.json"
                 self.run_program("plan", "generate", *self.words("generate", {**flags, **place}), "--json", str(path))
                 self.assertEqual(json.loads(path.read_text())["limit_bytes"], limit)
@@ -190,7 +190,7 @@ class FlagsTest(unittest.TestCase):
     def test_a_threshold_that_keeps_too_much_is_refused_by_the_plan(self):
         flags = {**ON_HOST, "param_size_threshold": 64}
         words = self.words("train", flags) + ["--output_path", str(self.root / "refused"), "--device",
-                                              "stand-in:8MiB:1GB/s"]
+                                              "simulated:8MiB:1GB/s"]
         for command in (["plan", "train"], ["train"]):
             result = subprocess.run([str(PROGRAM), *command, *words], capture_output=True, encoding="utf-8",
                                     cwd=self.root)

@@ -1,6 +1,6 @@
 #include "host/plan/prepared_generation.h"
 #include "host/plan/prepared_training.h"
-#include "tests/host/train/picture_toy.h"
+#include "tests/host/train/image_toy.h"
 
 using namespace atelier;
 using namespace atelier::plan;
@@ -19,16 +19,16 @@ struct Workshop {
   Workshop() {
     plugin.file.family = "toy";
     plugin.file.version = "1.2";
-    plugin.family = &test::picture_toy();
+    plugin.family = &test::image_toy();
     test::write_toy_model(folder / "model");
     // Random weights of the denoiser would make numbers that are not finite.
     test::write_toy_component(folder / "model/transformer/model.safetensors", "dit", 1, 0.01f);
     for (int i = 0; i < 2; ++i)
-      test::write_toy_picture(folder / ("data/" + std::to_string(i) + ".png"), 16, 16, i);
+      test::write_toy_image(folder / ("data/" + std::to_string(i) + ".png"), 16, 16, i);
     test::write_bytes(folder / "data/metadata.csv", "image,prompt\n0.png,red\n1.png,blue\n");
   }
 
-  GenerationRequest pictures(std::vector<std::string> outputs) const {
+  GenerationRequest images(std::vector<std::string> outputs) const {
     GenerationRequest request = {
         .plugin = &plugin,
         .load = model::LoadRequest{
@@ -60,8 +60,8 @@ struct Workshop {
                                           "dit"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     TrainingRequest request = {
-        .family = test::picture_toy(),
-        .config = train::parse_config(arguments, &test::picture_toy(), problems, command)};
+        .family = test::image_toy(),
+        .config = train::parse_config(arguments, &test::image_toy(), problems, command)};
     problems.throw_if_any();
     return request;
   }
@@ -76,10 +76,10 @@ struct Workshop {
 
 TEST_CASE("What is wrong with any job is told before a weight is read", "[prepared]") {
   Workshop shop;
-  GenerationRequest request = shop.pictures({"a.png", "none/b.png"});
+  GenerationRequest request = shop.images({"a.png", "none/b.png"});
   request.jobs[0].settings.height = 15;
   request.jobs[1].settings.loras = {{"style", shop.folder / "style.safetensors", 1.0}};
-  request.wishes.vram = "much";
+  request.limits.vram = "much";
   request.tiling = {64, 96};
   const PreparedGeneration prepared(request, shop.progress, shop.problems);
   test::expect_error(
@@ -91,9 +91,9 @@ TEST_CASE("What is wrong with any job is told before a weight is read", "[prepar
 
 TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
   Workshop shop;
-  PreparedGeneration prepared(shop.pictures({"a.png"}), shop.progress, shop.problems);
+  PreparedGeneration prepared(shop.images({"a.png"}), shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
-  generate::Job job = shop.pictures({"b.png"}).jobs.front();
+  generate::Job job = shop.images({"b.png"}).jobs.front();
   prepared.check(job, shop.problems);
   CHECK(shop.problems.empty());
   job.settings.prompt = std::string(test::kToyLongestText + 1, 'a');
@@ -103,7 +103,7 @@ TEST_CASE("A job that comes later is checked as those before", "[prepared]") {
 
 TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", "[prepared]") {
   Workshop shop;
-  GenerationRequest request = shop.pictures({"a.png"});
+  GenerationRequest request = shop.images({"a.png"});
   request.keeps_components = true;
   request.cfg_batch = false;
   PreparedGeneration prepared(request, shop.progress, shop.problems);
@@ -124,8 +124,8 @@ TEST_CASE("Nothing is planned on the CPU without a limit, and all stays there", 
 
 TEST_CASE("A limit makes a plan, which a session follows", "[prepared]") {
   Workshop shop;
-  GenerationRequest request = shop.pictures({"a.png"});
-  request.wishes.vram = "1GiB";
+  GenerationRequest request = shop.images({"a.png"});
+  request.limits.vram = "1GiB";
   PreparedGeneration prepared(request, shop.progress, shop.problems);
   REQUIRE(shop.problems.empty());
   prepared.make_plan();

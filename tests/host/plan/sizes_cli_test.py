@@ -67,7 +67,7 @@ class SizesTest(unittest.TestCase):
         self.assertLess(usage.ru_maxrss * 1024, MOST_BYTES)
         return out, said
 
-    def test_sides_beyond_any_picture_are_named(self):
+    def test_sides_beyond_any_image_are_named(self):
         for command in (("generate",), ("plan", "generate")):
             for size in (1_000_000, 2**62, 2**63 - 1):
                 self.refused(self.generate(*command, height=size, width=64), 2, f"--height: {size} is above 65536")
@@ -81,7 +81,7 @@ class SizesTest(unittest.TestCase):
                                    "--height 65536 --width 65536: the schedule shifts the noise levels")
             self.assertNotIn("--flow_shift: inf", said)
 
-    def test_pictures_that_memory_cannot_hold(self):
+    def test_images_that_memory_cannot_hold(self):
         flags = dict(flow_shift=3, host_memory="512MiB", height=4096, width=4096)
         for command in (("generate",), ("plan", "generate")):
             self.refused(self.generate(*command, **flags), 4, "--height 4096 --width 4096: to decode 4096x4096 pixels",
@@ -89,8 +89,8 @@ class SizesTest(unittest.TestCase):
         self.assertFalse((self.root / "out.png").exists())
         self.refused(self.generate(flow_shift=3, height=65536, width=65536, host_memory="40GiB", tiled=True), 4,
                      "65536x65536 pixels")
-        self.refused(self.generate(flow_shift=3, height=4096, width=4096, device="stand-in:256MiB"), 4,
-                     "the stand-in has 256.0 MiB")
+        self.refused(self.generate(flow_shift=3, height=4096, width=4096, device="simulated:256MiB"), 4,
+                     "the simulated device has 256.0 MiB")
         self.refused(self.generate(flow_shift=3, height=4096, width=4096, vram="256MiB"), 4, "--vram is 256.0 MiB")
 
     def test_a_plan_of_an_absurd_size_comes_at_once(self):

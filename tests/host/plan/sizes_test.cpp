@@ -4,13 +4,13 @@
 #include "host/generate/request.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/run_sizes.h"
-#include "tests/host/train/picture_toy.h"
+#include "tests/host/train/image_toy.h"
 
 namespace atelier::plan {
 namespace {
 
-using memory::Manner;
 using memory::PlannedPhase;
+using memory::Strategy;
 using Names = std::vector<std::string>;
 using test::ToyModel;
 
@@ -64,7 +64,7 @@ class TwoToys final : public ToyModel {
   ToyModel low_;
 };
 
-class TwoToysFamily final : public test::PictureToy {
+class TwoToysFamily final : public test::ImageToy {
  public:
   std::span<const ComponentSpec> components() const override {
     static constexpr ComponentSpec kSpecs[] = {
@@ -76,8 +76,8 @@ class TwoToysFamily final : public test::PictureToy {
     return kSpecs;
   }
   std::optional<Detection> detect(const TensorIndex& in, const DetectHint& hint) const override {
-    if (hint.component != "dit_low") return PictureToy::detect(in, hint);
-    std::optional<Detection> found = PictureToy::detect(in, {});
+    if (hint.component != "dit_low") return ImageToy::detect(in, hint);
+    std::optional<Detection> found = ImageToy::detect(in, {});
     found->component = "dit_low";
     return found;
   }
@@ -161,7 +161,7 @@ Names names_of(const SizedRun& sized) {
 
 TEST_CASE("Every denoiser is planned, with its own steps and without the other one", "[plan]") {
   Workshop shop;
-  SECTION("one picture") {
+  SECTION("one image") {
     const SizedRun sized = shop.generate();
     CHECK(names_of(sized) == Names{"encode", "denoise with dit", "denoise with dit_low", "decode"});
     CHECK(phase(sized, "encode").components == Names{"text_encoder"});
@@ -171,17 +171,17 @@ TEST_CASE("Every denoiser is planned, with its own steps and without the other o
     CHECK(phase(sized, "denoise with dit_low").passes == 1);
     CHECK(phase(sized, "decode").components == Names{"dit_low", "vae"});
     for (const char* name : {"denoise with dit", "denoise with dit_low"}) {
-      CHECK(phase(sized, name).manners.size() == 2);
-      for (const Manner& manner : phase(sized, name).manners) {
-        CHECK(manner.device_bytes > 0);
-        CHECK(manner.forward.size() == 1);
+      CHECK(phase(sized, name).strategies.size() == 2);
+      for (const Strategy& strategy : phase(sized, name).strategies) {
+        CHECK(strategy.device_bytes > 0);
+        CHECK(strategy.forward.size() == 1);
       }
     }
     CHECK(sized.main_phase == "denoise with dit");
     CHECK(sized.cfg_batch == std::vector<bool>{true, false});
   }
-  SECTION("several pictures: the VAE stays beside the next one's steps") {
-    shop.generation.pictures = 3;
+  SECTION("several images: the VAE stays beside the next one's steps") {
+    shop.generation.images = 3;
     const SizedRun sized = shop.generate();
     CHECK(phase(sized, "denoise with dit").components == Names{"dit", "vae"});
     CHECK(phase(sized, "denoise with dit").passes == 9);
@@ -201,8 +201,8 @@ TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
   SECTION("every step") {
     const SizedRun sized = shop.generate();
     CHECK(phase(sized, "encode").passes == 2);
-    CHECK(phase(sized, "denoise with dit").manners[0].repeats == 1);
-    CHECK(phase(sized, "denoise with dit").manners[1].repeats == 2);
+    CHECK(phase(sized, "denoise with dit").strategies[0].repeats == 1);
+    CHECK(phase(sized, "denoise with dit").strategies[1].repeats == 2);
   }
   SECTION("no step") {
     SECTION("for the scale") {
@@ -213,8 +213,8 @@ TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
     }
     const SizedRun sized = shop.generate();
     CHECK(phase(sized, "encode").passes == 1);
-    CHECK(phase(sized, "denoise with dit").manners.size() == 1);
-    CHECK(phase(sized, "denoise with dit").manners[0].repeats == 1);
+    CHECK(phase(sized, "denoise with dit").strategies.size() == 1);
+    CHECK(phase(sized, "denoise with dit").strategies[0].repeats == 1);
     CHECK(sized.cfg_batch == std::vector<bool>{false});
     CHECK(std::ranges::count(seen.steps, Seen{"dit", 2}) ==
           1);  // of a batch of two, to know what that takes
@@ -223,8 +223,8 @@ TEST_CASE("The negative prompt is planned where a step is guided", "[plan]") {
     request.cfg_trunc = 0.3;
     const SizedRun sized = shop.generate();
     CHECK(phase(sized, "encode").passes == 2);
-    CHECK(phase(sized, "denoise with dit").manners[1].repeats == Approx(5.0 / 3.0));
-    CHECK(phase(sized, "denoise with dit_low").manners[1].repeats == 1);
+    CHECK(phase(sized, "denoise with dit").strategies[1].repeats == Approx(5.0 / 3.0));
+    CHECK(phase(sized, "denoise with dit_low").strategies[1].repeats == 1);
   }
 }
 
@@ -276,7 +276,7 @@ TEST_CASE("Training is planned with the denoiser that it trains, at a level of i
     seen = {};
     const SizedRun sized = shop.train(component);
     CHECK(phase(sized, "train").components == Names{component});
-    CHECK(phase(sized, "train").manners.front().forward.contains(component));
+    CHECK(phase(sized, "train").strategies.front().forward.contains(component));
     REQUIRE(!seen.steps.empty());
     CHECK(std::ranges::all_of(seen.steps,
                               [&](const Seen& step) { return step.denoiser == component; }));
@@ -285,9 +285,11 @@ TEST_CASE("Training is planned with the denoiser that it trains, at a level of i
 
 TEST_CASE("Distillation is planned with all its steps", "[plan]") {
   Workshop shop;
-  const auto keep_all = [](const SizedRun& sized) { return phase(sized, "train").manners.front(); };
-  const Manner one = keep_all(shop.train("dit", 1));
-  const Manner four = keep_all(shop.train("dit", 4));
+  const auto keep_all = [](const SizedRun& sized) {
+    return phase(sized, "train").strategies.front();
+  };
+  const Strategy one = keep_all(shop.train("dit", 1));
+  const Strategy four = keep_all(shop.train("dit", 4));
   CHECK(one.name == "keep all activations");
   CHECK(four.device_bytes > one.device_bytes);
   // The schedule's steps below the boundary are the other denoiser's.
@@ -299,7 +301,7 @@ TEST_CASE("The optimizer's own state is what a plan counts", "[plan]") {
   Workshop shop;
   const auto resting = [&](optim::Kind kind) {
     shop.config.optimizer.kind = kind;
-    return phase(shop.train("dit"), "train").manners.back().device_bytes;
+    return phase(shop.train("dit"), "train").strategies.back().device_bytes;
   };
   const int64_t adamw = resting(optim::Kind::kAdamW);
   CHECK(resting(optim::Kind::kProdigy) > adamw);

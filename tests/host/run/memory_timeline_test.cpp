@@ -31,10 +31,10 @@ TEST_CASE("A timeline has bytes by phase, and its peak never falls", "[report]")
   }
   timeline.begin("denoise", 2);
   timeline.begin("decode");
-  const auto samples = timeline.samples();
+  const auto readings = timeline.readings();
   std::set<std::string> phases;
   int64_t before = 0, most = 0;
-  for (const auto& sample : samples) {
+  for (const auto& sample : readings) {
     phases.insert(sample.phase);
     CHECK(sample.peak >= before);
     CHECK(sample.live <= sample.peak);
@@ -44,12 +44,12 @@ TEST_CASE("A timeline has bytes by phase, and its peak never falls", "[report]")
   }
   CHECK(phases == std::set<std::string>{"begin", "load", "denoise 1", "denoise 2", "decode"});
   CHECK(most == 150000);
-  CHECK(samples.back().live == 100000);
+  CHECK(readings.back().live == 100000);
 
   CHECK(timeline.write() == std::vector<std::string>{folder / "memory.csv", folder / "memory.svg"});
   const std::string csv = test::read_bytes(folder / "memory.csv");
   CHECK(csv.starts_with("seconds,phase,live_bytes,peak_bytes,host_bytes\n"));
-  CHECK(count(csv, "\n") == static_cast<int64_t>(samples.size()) + 1);
+  CHECK(count(csv, "\n") == static_cast<int64_t>(readings.size()) + 1);
   const std::string svg = test::read_bytes(folder / "memory.svg");
   CHECK(count(svg, "<polyline") == 2);
   CHECK(count(svg, ">denoise</text>") == 1);  // both steps are one band
@@ -64,11 +64,12 @@ TEST_CASE("A long run is thinned out, and keeps its largest moment", "[report]")
     const at::Tensor held = at::empty({step == 1234 ? 77777 : 10}, at::kByte);
     for (int block = 0; block < 3; ++block) timeline.sample();
   }
-  const auto samples = timeline.samples();
-  CHECK(samples.size() < MemoryTimeline::kMostSamples);
-  CHECK(samples.size() >= MemoryTimeline::kMostSamples / 4);
-  const auto largest = std::max_element(
-      samples.begin(), samples.end(), [](const auto& a, const auto& b) { return a.live < b.live; });
+  const auto readings = timeline.readings();
+  CHECK(readings.size() < MemoryTimeline::kMostSamples);
+  CHECK(readings.size() >= MemoryTimeline::kMostSamples / 4);
+  const auto largest =
+      std::max_element(readings.begin(), readings.end(),
+                       [](const auto& a, const auto& b) { return a.live < b.live; });
   CHECK(largest->live >= 77777);
   CHECK(timeline.write().size() == 1);
 }
@@ -79,9 +80,9 @@ TEST_CASE("A run that fails leaves its timeline, and one that stopped takes no m
   {
     MemoryTimeline timeline(path, at::kCPU, nullptr);
     timeline.stop();
-    const size_t taken = timeline.samples().size();
+    const size_t taken = timeline.readings().size();
     timeline.begin("decode");
-    CHECK(timeline.samples().size() == taken);
+    CHECK(timeline.readings().size() == taken);
   }
   CHECK(test::read_bytes(path).starts_with("<svg"));
 }

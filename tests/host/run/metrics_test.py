@@ -119,7 +119,7 @@ class Metrics(unittest.TestCase):
         self.assertTrue(math.isnan(second["nan"]))
         self.assertAlmostEqual(-1e30, scalars(events[5])["n" * 200], delta=1e24)
 
-    def test_an_event_file_holds_pictures(self):
+    def test_an_event_file_holds_images(self):
         self.write(0)
         (events,) = self.events()
         event = dict(fields(events[-1]))

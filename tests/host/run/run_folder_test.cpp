@@ -25,7 +25,7 @@ at::Tensor values_of(int64_t step, int64_t version) {
   return at::arange(12, at::kFloat).view({3, 4}) + static_cast<double>(100 * step + version);
 }
 
-CheckpointFiles files_of(int64_t step, int64_t version = 0) {
+SavedStateFiles files_of(int64_t step, int64_t version = 0) {
   const at::Tensor values = values_of(step, version);
   return {{{"weights.safetensors", {{"a.b", values}, {"half", values.to(at::kBFloat16)}}}},
           {{"config.toml", "step = " + std::to_string(step) + "\n"}}};
@@ -36,7 +36,7 @@ void save(RunFolder& run, int64_t step, int64_t version = 0, int64_t keep = 0) {
 }
 
 // Everything in a checkpoint is that of its step and version.
-void check_contents(const Checkpoint& checkpoint) {
+void check_contents(const SavedState& checkpoint) {
   const at::Tensor expected = values_of(checkpoint.step, checkpoint.facts.at("version"));
   const NamedTensors tensors = checkpoint.load("weights.safetensors");
   REQUIRE(tensors.size() == 2);
@@ -45,8 +45,8 @@ void check_contents(const Checkpoint& checkpoint) {
   CHECK(checkpoint.text("config.toml") == "step = " + std::to_string(checkpoint.step) + "\n");
 }
 
-Checkpoint find(const std::string& path, std::vector<std::string>* warnings = nullptr) {
-  return find_checkpoint(path, [&](const std::string& line) {
+SavedState find(const std::string& path, std::vector<std::string>* warnings = nullptr) {
+  return find_state(path, [&](const std::string& line) {
     if (warnings != nullptr) warnings->push_back(line);
   });
 }
@@ -71,7 +71,7 @@ TEST_CASE("A checkpoint gives back what was saved", "[run]") {
   for (const std::string& path : {folder / "deep/out", folder / "deep/out/", where, where + "/",
                                   folder / "deep/out/checkpoints"}) {
     INFO(path);
-    const Checkpoint found = find(path);
+    const SavedState found = find(path);
     CHECK(found.step == 1200);
     CHECK(found.folder == where);
     CHECK(found.facts == facts);
@@ -202,14 +202,14 @@ TEST_CASE("A damaged checkpoint is passed over, and stays", "[run]") {
   }
   SECTION("a file's contents are others") {
     write_bytes(weights, flip_byte(read_bytes(weights), test::fs::file_size(weights) - 1));
-    const Checkpoint found = find(folder / "out");
+    const SavedState found = find(folder / "out");
     CHECK(found.step == 3);
     expect_error(ErrorCode::kDataLoss, {"weights.safetensors", "contents"},
                  [&] { found.load("weights.safetensors"); });
     CHECK(found.load("weights.safetensors", /*check=*/false).size() == 2);
-    const auto read = [](const Checkpoint& checkpoint) { check_contents(checkpoint); };
+    const auto read = [](const SavedState& checkpoint) { check_contents(checkpoint); };
     const auto warn = [&](const std::string& line) { warnings.push_back(line); };
-    CHECK(find_checkpoint(folder / "out", warn, read).step == 2);
+    CHECK(find_state(folder / "out", warn, read).step == 2);
     CHECK(warnings.size() == 1);
   }
   SECTION("all are") {
@@ -280,7 +280,7 @@ TEST_CASE("Free space is looked at before anything is written", "[run]") {
   test::FaultyFiles files(folder / "graves", test::Fault::kOnce, -1);
   files.free_bytes = 1 << 20;
   const files::ReplacedFileOperations replaced(files);
-  const CheckpointFiles large = {{{"w.safetensors", {{"w", at::zeros({1 << 20}, at::kByte)}}}}, {}};
+  const SavedStateFiles large = {{{"w.safetensors", {{"w", at::zeros({1 << 20}, at::kByte)}}}}, {}};
   expect_error(ErrorCode::kEnvironment,
                {"out: a checkpoint needs 1.1", " MiB of the disk, and 1.0",
                 " MiB are free; free some space", "[DISK_FULL]"},
@@ -380,7 +380,7 @@ int num_whole(const std::string& out) {
     const auto step = step_of(name), old_step = step_of(name, kOldPrefix);
     if (!step && !old_step) continue;
     try {
-      check_contents(open_checkpoint(out + "/checkpoints/" + name));
+      check_contents(open_state(out + "/checkpoints/" + name));
       steps.insert(step ? *step : *old_step);
     } catch (const Error&) {
     }
@@ -406,7 +406,7 @@ void check_usable(const std::string& out) {
   for (const std::string& name : checkpoints_in(out)) {
     if (step_of(name)) continue;
     REQUIRE(step_of(name, kOldPrefix));
-    CHECK_THROWS_AS(open_checkpoint(out + "/checkpoints/" + step_name(*step_of(name, kOldPrefix))),
+    CHECK_THROWS_AS(open_state(out + "/checkpoints/" + step_name(*step_of(name, kOldPrefix))),
                     Error);
   }
 }
@@ -418,7 +418,7 @@ bool try_fault(const Scene& scene, const std::string& prepared, test::Fault faul
   Folder folder;
   const std::string out = folder / "out";
   test::fs::copy(prepared, out, test::fs::copy_options::recursive);
-  const Checkpoint before = find(out);
+  const SavedState before = find(out);
   test::FaultyFiles files(folder / "graves", fault, at, why);
   bool is_saved = false, is_refused = false;
   {
@@ -436,7 +436,7 @@ bool try_fault(const Scene& scene, const std::string& prepared, test::Fault faul
   files.close_all();
   if (loss) files.lose(*loss, out, seed);
 
-  const Checkpoint after = find(out);
+  const SavedState after = find(out);
   check_contents(after);
   const bool is_old = after.step == before.step && after.facts == before.facts;
   const bool is_new = after.step == scene.step && after.facts.at("version") == scene.version;

@@ -26,9 +26,9 @@ at::Tensor values_of(int64_t step) {
   return at::arange(300'000, at::kInt) + step;
 }
 
-run::Checkpoint find(const std::string& folder) {
+run::SavedState find(const std::string& folder) {
   const auto warn = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-  return run::find_checkpoint(folder, warn, [](const run::Checkpoint& checkpoint) {
+  return run::find_state(folder, warn, [](const run::SavedState& checkpoint) {
     const bool is_whole =
         at::equal(checkpoint.load("weights.safetensors").at("w"), values_of(checkpoint.step)) &&
         at::equal(checkpoint.load("optimizer.safetensors").at("m"), -values_of(checkpoint.step)) &&
@@ -48,7 +48,7 @@ void save(const std::string& folder) {
     if (error.code() != ErrorCode::kNotFound) throw;
   }
   for (;; ++step) {
-    const run::CheckpointFiles files = {{{"weights.safetensors", {{"w", values_of(step)}}},
+    const run::SavedStateFiles files = {{{"weights.safetensors", {{"w", values_of(step)}}},
                                          {"optimizer.safetensors", {{"m", -values_of(step)}}}},
                                         {{"config.toml", std::to_string(step)}}};
     for (int i = 0; i < (step % 3 == 0 ? 2 : 1); ++i) out.save(step, files, {{"step", step}}, 2);
@@ -71,10 +71,9 @@ void write_metrics(const std::string& folder, int64_t last_step) {
     csv->write(step, values);
   }
   board->write(int64_t{1} << 40, {{std::string(200, 'n'), -1e30}});
-  const run::EncodedPicture picture = {"samples/0", "a fox", std::string("\x89PNG\0bytes", 10), 3,
-                                       5};
-  board->write_picture(last_step + 3, picture);
-  csv->write_picture(last_step + 3, picture);
+  const run::EncodedImage image = {"samples/0", "a fox", std::string("\x89PNG\0bytes", 10), 3, 5};
+  board->write_image(last_step + 3, image);
+  csv->write_image(last_step + 3, image);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release
 
 
 def write_png(path, width, height, seed):
-    """A picture whose colors depend on `seed`."""
+    """An image whose colors depend on `seed`."""
     rows = b"".join(
         b"\0" + bytes((x * 5 + y * 3 * c + seed * 41) % 256 for x in range(width) for c in range(3))
         for y in range(height))
@@ -66,7 +66,7 @@ class CacheTest(unittest.TestCase):
         rows = ["image,prompt"]
         for i in range(count):
             write_png(self.data / f"{i}.png", 64 + 32 * (i % 2), 64, i)
-            rows.append(f"{i}.png,a picture of {max(i, 1)}")
+            rows.append(f"{i}.png,an image of {max(i, 1)}")
         (self.data / "metadata.csv").write_text("\n".join(rows) + "\n")
 
     def command(self, *switches, **flags):
@@ -107,20 +107,20 @@ class CacheTest(unittest.TestCase):
 
     def test_every_different_text_and_picture_is_encoded_once(self):
         first = self.fill()
-        self.assertEqual((first["items"], first["texts"], first["pictures"]), (4, 3, 4))
-        self.assertEqual((first["encoded_texts"], first["encoded_pictures"]), (3, 4))
+        self.assertEqual((first["items"], first["texts"], first["images"]), (4, 3, 4))
+        self.assertEqual((first["encoded_texts"], first["encoded_images"]), (3, 4))
         self.assertEqual(len(entries(self.cache)), 7)
         manifest = json.loads((self.cache / "manifest.json").read_text())
         self.assertTrue(manifest["complete"])
         self.assertEqual(manifest["family"], "qwen_image")
         self.assertEqual([item["values"]["prompt"] for item in manifest["items"]],
-                         ["a picture of 1"] * 2 + ["a picture of 2", "a picture of 3"])
+                         ["an image of 1"] * 2 + ["an image of 2", "an image of 3"])
         self.assertEqual(manifest["items"][1]["latents_shape"], [16, 1, 8, 12])
         self.assertEqual(manifest["items"][0]["text"], manifest["items"][1]["text"])
 
         before = entries(self.cache)
         again = self.fill()
-        self.assertEqual((again["encoded_texts"], again["encoded_pictures"]), (0, 0))
+        self.assertEqual((again["encoded_texts"], again["encoded_images"]), (0, 0))
         self.assertEqual(again["fingerprint"], first["fingerprint"])
         self.assertEqual(entries(self.cache), before)
 
@@ -142,12 +142,12 @@ class CacheTest(unittest.TestCase):
         self.fill()
         before = entries(self.cache)
         text = (self.data / "metadata.csv").read_text()
-        (self.data / "metadata.csv").write_text(text.replace("picture of 3", "drawing of 3"))
+        (self.data / "metadata.csv").write_text(text.replace("image of 3", "drawing of 3"))
         result = self.fill()
-        self.assertEqual((result["encoded_texts"], result["encoded_pictures"]), (1, 0))
+        self.assertEqual((result["encoded_texts"], result["encoded_images"]), (1, 0))
         write_png(self.data / "2.png", 64, 64, 20)
         result = self.fill()
-        self.assertEqual((result["encoded_texts"], result["encoded_pictures"]), (0, 1))
+        self.assertEqual((result["encoded_texts"], result["encoded_images"]), (0, 1))
         now = entries(self.cache)
         self.assertEqual({path: now[path] for path in before}, before)
 
@@ -173,7 +173,7 @@ class CacheTest(unittest.TestCase):
         self.assertFalse(json.loads((self.cache / "manifest.json").read_text())["complete"])
 
         result = self.fill()
-        self.assertEqual(result["encoded_texts"] + result["encoded_pictures"] + len(before), 119)
+        self.assertEqual(result["encoded_texts"] + result["encoded_images"] + len(before), 119)
         now = entries(self.cache)
         self.assertEqual(len(now), 119)
         self.assertEqual({path: now[path] for path in before}, before)
@@ -205,7 +205,7 @@ class CacheTest(unittest.TestCase):
         path = next(self.cache.glob("latents/*.safetensors"))
         path.write_bytes(path.read_bytes()[:-1])
         result = self.fill()
-        self.assertEqual((result["encoded_texts"], result["encoded_pictures"]), (0, 1))
+        self.assertEqual((result["encoded_texts"], result["encoded_images"]), (0, 1))
         self.assertEqual({path: data for path, (_, data) in entries(self.cache).items()},
                          {path: data for path, (_, data) in before.items()})
 
@@ -216,7 +216,7 @@ class CacheTest(unittest.TestCase):
         self.assertEqual(lines["64x64"].split()[1], "2")
         self.assertEqual(lines["96x64"].split()[1], "2")
         self.assertIn("3 different, 3 to encode", lines["texts"])
-        self.assertIn("4 different, 4 to encode", lines["pictures"])
+        self.assertIn("4 different, 4 to encode", lines["images"])
         self.assertIn("4 an epoch", lines["steps"])
         self.assertIn("KiB to write", lines["cache"])
         self.assertFalse((self.dir / "out").exists())
@@ -228,7 +228,7 @@ class CacheTest(unittest.TestCase):
     def test_every_mistake_is_told_before_anything_is_written(self):
         rows = (self.data / "metadata.csv").read_text()
         (self.data / "metadata.csv").write_text(rows + "none.png,x\n9.txt,y\n")
-        (self.data / "9.txt").write_text("no picture")
+        (self.data / "9.txt").write_text("no image")
         for switches in (["--dry_run"], []):
             result = self.run_program(*switches)
             self.assertEqual(result.returncode, 2, result.stderr)
@@ -239,7 +239,7 @@ class CacheTest(unittest.TestCase):
 
     def test_what_a_trained_component_makes_is_not_cached(self):
         result = self.fill(lora_base_model=None, trainable_models="dit,vae")
-        self.assertEqual((result["texts"], result["pictures"]), (3, 0))
+        self.assertEqual((result["texts"], result["images"]), (3, 0))
         self.assertFalse((self.cache / "latents").exists())
 
     def test_caption_dropout_adds_the_empty_caption(self):
@@ -254,7 +254,7 @@ class CacheTest(unittest.TestCase):
         data[-2] ^= 1
         vae.write_bytes(data)
         result = self.fill(model_paths=json.dumps([str(other)]))
-        self.assertEqual((result["encoded_texts"], result["encoded_pictures"]), (0, 4))
+        self.assertEqual((result["encoded_texts"], result["encoded_images"]), (0, 4))
 
     def test_help_lists_the_flags_of_training_and_its_own(self):
         text = self.succeed("--help").stdout

@@ -449,7 +449,7 @@ TEST_CASE("The effective configuration gives the same configuration again", "[co
   CHECK(second.effective_toml == first.effective_toml);
   write_bytes(folder / "again.toml", second.effective_toml);
   CHECK(all_of(parse({"--config", folder / "again.toml"})) == all_of(second));
-  CHECK(second.samples.prompts_file == first.samples.prompts_file);
+  CHECK(second.previews.prompts_file == first.previews.prompts_file);
   CHECK(second.model.hints.at("*").component == "dit");
   CHECK(second.dataset.data_file_keys.empty());
   CHECK(second.optimizer.eps == 1e-10);
@@ -464,14 +464,14 @@ TEST_CASE("The effective configuration means the same in any folder", "[config]"
   const test::fs::path before = test::fs::current_path();
   test::fs::current_path(folder.path());
   const std::string here = test::fs::current_path().string();
-  write_bytes(here + "/models/near_by/picture/a.safetensors", "");
-  const Config first = parse(
-      kLora + Arguments{"--model_paths", R"(["a", ["./b-1", "/c/b-*"]])", "--fp8_models",
-                        "a,near_by/picture:a.safetensors", "--plugin_path", "plugins:/d",
-                        "--model_id_with_origin_paths",
-                        "near_by/picture:a.safetensors,far/away:*.safetensors", "--model_hints",
-                        R"({"x/y": {"component": "dit"}, "*z": {"component": "vae"}})",
-                        "--output_path", "../runs/one", "--report_memory", "memory.csv"});
+  write_bytes(here + "/models/near_by/image/a.safetensors", "");
+  const Config first =
+      parse(kLora + Arguments{"--model_paths", R"(["a", ["./b-1", "/c/b-*"]])", "--fp8_models",
+                              "a,near_by/image:a.safetensors", "--plugin_path", "plugins:/d",
+                              "--model_id_with_origin_paths",
+                              "near_by/image:a.safetensors,far/away:*.safetensors", "--model_hints",
+                              R"({"x/y": {"component": "dit"}, "*z": {"component": "vae"}})",
+                              "--output_path", "../runs/one", "--report_memory", "memory.csv"});
   write_bytes(here + "/effective.toml", first.effective_toml);
   test::fs::current_path(before);
   const Config c = parse({"--config", folder / "effective.toml"});
@@ -479,7 +479,7 @@ TEST_CASE("The effective configuration means the same in any folder", "[config]"
   CHECK(c.output.output_path == here + "/../runs/one");  // ".." may lead through a link
   CHECK(c.memory.report == here + "/memory.csv");
   CHECK(c.model.model_paths == "[\"" + here + "/a\",[\"" + here + "/b-1\",\"/c/b-*\"]]");
-  const std::string near_by = here + "/models/near_by/picture:a.safetensors";
+  const std::string near_by = here + "/models/near_by/image:a.safetensors";
   CHECK(c.model.model_id_with_origin_paths == near_by + ",far/away:*.safetensors");
   CHECK(c.model.fp8_models == std::vector<std::string>{here + "/a", near_by});
   CHECK(c.model.hints.at("*x/y").component == "dit");
@@ -636,7 +636,7 @@ TEST_CASE("Flags that need or exclude one another are told with both names", "[c
   write_bytes(folder / "file", "x");
   expect_wrong({"--height", "64"}, {"--height: is given without --width"});
   expect_wrong({"--height", "64", "--width", "64", "--enable_bucket"},
-               {"--enable_bucket: all pictures have one size"});
+               {"--enable_bucket: all images have one size"});
   expect_wrong({"--enable_bucket", "--min_bucket_reso", "4096"},
                {"--min_bucket_reso: 4096 is more than --max_bucket_reso 2048"});
   expect_wrong({"--preset_lora_path", folder / "file"}, {"give --preset_lora_model dit"});
@@ -685,22 +685,22 @@ TEST_CASE("The second stage finds a cache where the first one was told to write"
                            "--dataset_base_path"};
   write_bytes(folder / "cache/manifest.json", "{}");
   write_bytes(folder / "first/cache/manifest.json", "{}");
-  write_bytes(folder / "pictures/a.txt", "a");
+  write_bytes(folder / "images/a.txt", "a");
   Config c = parse(train + Arguments{folder / "cache"});
   CHECK(c.stage == Stage::kTrain);
   CHECK(c.cache_path == folder / "cache");
   CHECK(c.dataset.dataset_base_path.empty());
   CHECK(parse(train + Arguments{folder / "first"}).cache_path == folder / "first/cache");
 
-  c = parse(train + Arguments{folder / "pictures", "--cache_path", folder / "cache"});
+  c = parse(train + Arguments{folder / "images", "--cache_path", folder / "cache"});
   CHECK(c.cache_path == folder / "cache");
-  CHECK(c.dataset.dataset_base_path == folder / "pictures");
+  CHECK(c.dataset.dataset_base_path == folder / "images");
   c = parse(train + Arguments{"data", "--dataset_metadata_path", "data/metadata.csv"});
   CHECK(c.cache_path == folder / "second/cache");
   CHECK(c.dataset.dataset_base_path == "data");
   test::expect_error(ErrorCode::kNotFound,
                      {"--dataset_base_path: ", "is no cache", "run --task sft:data_process first"},
-                     [&] { parse(train + Arguments{folder / "pictures"}); });
+                     [&] { parse(train + Arguments{folder / "images"}); });
   CHECK(parse({"--plugin", "toy", "--task", "sft:train", "--lora_base_model", "dit", "--cache_path",
                folder / "cache"})
             .cache_path == folder / "cache");

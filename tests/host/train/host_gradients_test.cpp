@@ -31,8 +31,8 @@ struct NoGradient : torch::autograd::Function<NoGradient> {
   }
 };
 
-std::unique_ptr<memory::Port> make_port() {
-  return memory::make_stand_in({.bytes_per_second = 1e8, .poison = true});
+std::unique_ptr<memory::TransferDevice> make_transfer_device() {
+  return memory::make_simulated_device({.bytes_per_second = 1e8, .poison = true});
 }
 
 // Four parameters: two of a block, two of another.
@@ -59,9 +59,9 @@ at::Tensor gradient(const at::Tensor& like, int seed) {
 
 // Trained tensors whose gradients come through a HostGradients.
 struct Host : Trained {
-  std::unique_ptr<memory::Port> port = make_port();
+  std::unique_ptr<memory::TransferDevice> transfer = make_transfer_device();
   NoBlock blocks[2];
-  HostGradients gradients{*port};
+  HostGradients gradients{*transfer};
   std::vector<std::shared_ptr<GradientSink>> sinks;
 
   explicit Host(at::ScalarType dtype = at::kBFloat16) : Trained(dtype) {
@@ -121,16 +121,16 @@ TEST_CASE("Memory for gradients is used again from step to step", "[host gradien
   for (int step = 0; step < 4; ++step) {
     for (int batch = 0; batch < 3; ++batch) host.pass(gradients_of(host, batch), 1);
     host.gradients.clear();
-    if (step == 0) bytes = host.port->stats().host_bytes;
+    if (step == 0) bytes = host.transfer->stats().host_bytes;
   }
   CHECK(bytes > 0);
-  CHECK(host.port->stats().host_bytes <= 2 * bytes);
-  CHECK(host.port->stats().bytes_out > 8 * bytes / 2);
+  CHECK(host.transfer->stats().host_bytes <= 2 * bytes);
+  CHECK(host.transfer->stats().bytes_out > 8 * bytes / 2);
 }
 
 TEST_CASE("A leaf's gradients leave it once in a backward pass", "[host gradients]") {
-  const auto port = make_port();
-  HostGradients gradients(*port);
+  const auto transfer = make_transfer_device();
+  HostGradients gradients(*transfer);
   const at::Tensor leaf = at::randn({3, 4}).requires_grad_(), plain = leaf.detach().clone();
   plain.requires_grad_(true);
   const at::Tensor value = leaf.detach().clone();

@@ -1,4 +1,4 @@
-"""Trains with weights and the optimizer in host memory, on the stand-in for a GPU, as a user would."""
+"""Trains with weights and the optimizer in host memory, on the simulated device for a GPU, as a user would."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class OffloadTest(unittest.TestCase):
 
     def train(self, name="run", expect=0, data=None, **flags):
         data = data or self.data
-        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="stand-in",
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="simulated",
                         dataset_base_path=data, dataset_metadata_path=data / "metadata.csv",
                         max_pixels=64 * 64, learning_rate=1e-3, max_train_steps=5, num_epochs=9, threads=1,
                         gradient_accumulation_steps=2, save_steps=5, enable_csv_log=True,
@@ -123,7 +123,7 @@ class OffloadTest(unittest.TestCase):
             self.assert_same_state(straight, moved)
 
     def test_what_does_not_fit_on_the_device_trains_from_the_host(self):
-        small = dict(FULL, device="stand-in:9MiB", dtype="float32", use_gradient_checkpointing=True,
+        small = dict(FULL, device="simulated:9MiB", dtype="float32", use_gradient_checkpointing=True,
                      vram="off")
         self.train("resident", expect=4, **small)
         offloaded = self.train("offloaded", prefetch=0, **small, **BOTH)

@@ -1,21 +1,21 @@
 #include "host/train/row_check.h"
 
-#include "picture_toy.h"
+#include "image_toy.h"
 #include "support/models.h"
 
 namespace atelier::train {
 namespace {
 
 using test::Folder;
-using test::picture_toy;
+using test::image_toy;
 
-// Rows of one picture; `style` stands before the prompt, and 512 tokens are encoded.
+// Rows of one image; `style` stands before the prompt, and 512 tokens are encoded.
 class Rows {
  public:
   Rows() {
     test::write_toy_model(folder_ / "model");
     model_ = test::open_toy_model(folder_ / "model");
-    test::write_toy_picture(folder_ / "a.png", 16, 16, 1);
+    test::write_toy_image(folder_ / "a.png", 16, 16, 1);
     config_.dataset.dataset_base_path = folder_.path();
     config_.dataset.dataset_metadata_path = folder_ / "a.csv";
     config_.dataset.extra_inputs = {"style"};
@@ -33,8 +33,8 @@ class Rows {
     generate::TextLengths lengths(model_->model(), "toy", cuts);
     report::Problems problems;
     const auto dataset =
-        data::Dataset::open(config_.dataset, picture_toy().inputs(), model_->model().latent_spec(),
-                            problems, row_check(config_, picture_toy(), lengths, is_learnt));
+        data::Dataset::open(config_.dataset, image_toy().inputs(), model_->model().latent_spec(),
+                            problems, row_check(config_, image_toy(), lengths, is_learnt));
     items = dataset.items().size();
     note = lengths.note();
     try {
@@ -102,7 +102,7 @@ TEST_CASE("Columns of distillation are needed where it learns", "[rows]") {
 }
 
 TEST_CASE("What keeps all texts from being counted is told once", "[rows]") {
-  const std::unique_ptr<Model> without_tokenizer = picture_toy().make_model({}, {});
+  const std::unique_ptr<Model> without_tokenizer = image_toy().make_model({}, {});
   generate::TextLengths lengths(*without_tokenizer, "toy", /*cuts=*/false);
   int told = 0;
   for (int i = 0; i < 20; ++i) {

@@ -6,7 +6,7 @@
 #include "host/data/parallel.h"
 #include "host/model/fingerprint.h"
 #include "host/train/source_files.h"
-#include "picture_toy.h"
+#include "image_toy.h"
 #include "support/models.h"
 
 using namespace atelier;
@@ -32,9 +32,9 @@ struct Workshop {
   Workshop() {
     test::write_toy_model(folder / "model");
     model = test::open_toy_model(folder / "model");
-    test::write_toy_picture(folder / "data/a.png", 16, 16, 1);
-    test::write_toy_picture(folder / "data/b.png", 24, 16, 2);
-    test::write_toy_picture(folder / "data/c.png", 16, 16, 3);
+    test::write_toy_image(folder / "data/a.png", 16, 16, 1);
+    test::write_toy_image(folder / "data/b.png", 24, 16, 2);
+    test::write_toy_image(folder / "data/c.png", 16, 16, 3);
     options.dataset_base_path = folder / "data";
     options.dataset_metadata_path = folder / "data/metadata.csv";
     write_rows("image,prompt\na.png,red\nb.png,green\nc.png,blue\n");
@@ -165,7 +165,7 @@ TEST_CASE("A cache alone gives the samples of its dataset", "[samples]") {
     CHECK(at::equal(one.cond.at("prompt_embeds"), other.cond.at("prompt_embeds")));
   }
 
-  // Neither encoders nor pictures are needed for it.
+  // Neither encoders nor images are needed for it.
   test::fs::remove(shop.folder / "data/a.png");
   const auto denoiser = test::open_toy_model(shop.folder / "model/transformer", {"dit"});
   const Samples alone = Samples::of_cache(shop.cache(), *denoiser, false);
@@ -185,13 +185,13 @@ TEST_CASE("A dataset finds its cache without the encoders that made it", "[sampl
                [&] { shop.open(); });
 }
 
-TEST_CASE("Equal texts and pictures of several rows are encoded once", "[samples]") {
+TEST_CASE("Equal texts and images of several rows are encoded once", "[samples]") {
   Workshop shop;
   test::fs::copy_file(shop.folder / "data/a.png", shop.folder / "data/copy.png");
   shop.write_rows("image,prompt\na.png,red\ncopy.png,green\na.png,green\nb.png,red\n");
   const Samples samples = shop.filled();
   CHECK(count_of(samples, "texts").entries == 2);
-  CHECK(count_of(samples, "pictures").entries == 2);
+  CHECK(count_of(samples, "images").entries == 2);
   CHECK(shop.entries("text").size() == 2);
   CHECK(shop.entries("latents").size() == 2);
   CHECK(at::equal(samples.load(0, false).cond.at("latents"),
@@ -247,26 +247,26 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
     shop.write_rows("image,prompt\na.png,red\nb.png,violet\nc.png,blue\n");
     Samples samples = shop.open();
     CHECK(count_of(samples, "texts").missing == 1);
-    CHECK(count_of(samples, "pictures").missing == 0);
+    CHECK(count_of(samples, "images").missing == 0);
     CHECK(samples.fingerprint() != fingerprint);
     CHECK(samples.fill(*shop.model, 0, shop.progress, never));
     CHECK(count_new(before, shop.inodes()) == 1);
     CHECK(
         at::equal(samples.load(1, false).cond.at("prompt_embeds"), prompt_embeds(shop, "violet")));
   }
-  SECTION("a picture") {
-    test::write_toy_picture(shop.folder / "data/c.png", 16, 16, 4);
+  SECTION("an image") {
+    test::write_toy_image(shop.folder / "data/c.png", 16, 16, 4);
     Samples samples = shop.open();
     CHECK(count_of(samples, "texts").missing == 0);
-    CHECK(count_of(samples, "pictures").missing == 1);
+    CHECK(count_of(samples, "images").missing == 1);
     CHECK(samples.fingerprint() != fingerprint);
     CHECK(samples.fill(*shop.model, 0, shop.progress, never));
     CHECK(count_new(before, shop.inodes()) == 1);
   }
-  SECTION("the size of all pictures") {
+  SECTION("the size of all images") {
     shop.options.height = 8;
     shop.options.width = 8;
-    CHECK(count_of(shop.open(), "pictures").missing == 3);
+    CHECK(count_of(shop.open(), "images").missing == 3);
     CHECK(count_of(shop.open(), "texts").missing == 0);
   }
   SECTION("the order of the rows, which is no change") {
@@ -277,7 +277,7 @@ TEST_CASE("A changed row is encoded anew, and nothing else is", "[samples]") {
   SECTION("an encoder") {
     test::write_toy_component(shop.folder / "model/vae/model.safetensors", "vae", 30);
     shop.model = test::open_toy_model(shop.folder / "model");
-    CHECK(count_of(shop.open(), "pictures").missing == 3);
+    CHECK(count_of(shop.open(), "images").missing == 3);
     CHECK(count_of(shop.open(), "texts").missing == 0);
   }
   SECTION("the dtype") {
@@ -299,13 +299,13 @@ TEST_CASE("What is complete is not written again", "[samples]") {
 TEST_CASE("Files of unchanged size and time are not read again", "[samples]") {
   Workshop shop;
   shop.filled();
-  const std::string picture = shop.folder / "data/a.png";
-  const auto written = test::fs::last_write_time(picture);
-  std::string bytes = test::read_bytes(picture);
+  const std::string image = shop.folder / "data/a.png";
+  const auto written = test::fs::last_write_time(image);
+  std::string bytes = test::read_bytes(image);
   bytes[bytes.size() - 20] ^= 1;
-  test::write_bytes(picture, bytes);
+  test::write_bytes(image, bytes);
   CHECK(shop.open().missing() == 1);
-  test::fs::last_write_time(picture, written);
+  test::fs::last_write_time(image, written);
   CHECK(shop.open().missing() == 0);
 }
 
@@ -323,14 +323,14 @@ TEST_CASE("A stale cache is refused with what differs", "[samples]") {
   shop.filled();
   const std::string model = shop.folder / "model";
 
-  SECTION("pictures that have changed") {
-    test::write_toy_picture(shop.folder / "data/b.png", 24, 16, 5);
+  SECTION("images that have changed") {
+    test::write_toy_image(shop.folder / "data/b.png", 24, 16, 5);
     expect_error(ErrorCode::kInvalidArgument,
                  {"manifest.json: the cache is stale", "b.png of", "metadata.csv:3", "has changed",
                   "sft:data_process", "CACHE_STALE"},
                  [&] { shop.from_cache(); });
   }
-  SECTION("a picture that was only touched is the same") {
+  SECTION("an image that was only touched is the same") {
     test::fs::last_write_time(shop.folder / "data/b.png", test::fs::file_time_type::clock::now());
     CHECK(shop.from_cache().size() == 3);
   }
@@ -441,7 +441,7 @@ TEST_CASE("The number of workers does not change a byte", "[samples]") {
 
 TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
   Workshop shop;
-  media::Picture mask(16, 16);  // white: the left half, and half of the cell right of it
+  media::Image mask(16, 16);  // white: the left half, and half of the cell right of it
   for (int y = 0; y < 16; ++y) {
     for (int x = 0; x < 10; ++x)
       for (int c = 0; c < 3; ++c) mask.row(y)[3 * x + c] = 255;
@@ -449,7 +449,7 @@ TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
   test::write_bytes(shop.folder / "data/mask.png", media::encode_png(mask));
   shop.write_rows("image,prompt,mask\na.png,red,mask.png\na.png,red,\n");
   Samples samples = shop.filled();
-  CHECK(count_of(samples, "pictures").entries == 2);
+  CHECK(count_of(samples, "images").entries == 2);
   const at::Tensor row = at::tensor({1.0F, 1.0F, 0.5F, 0.0F});
   CHECK(at::equal(samples.load(0, false).mask, row.expand({1, 1, 4, 4})));
   CHECK_FALSE(samples.load(1, false).mask.defined());
@@ -460,7 +460,7 @@ TEST_CASE("Masks are averaged over the cells of the latents", "[samples]") {
 
 TEST_CASE("What a trained component makes is not cached", "[samples]") {
   const std::vector<std::string> text = {"dit", "text_encoder.table"}, vae = {"vae"};
-  const auto stages = test::picture_toy().encode_stages();
+  const auto stages = test::image_toy().encode_stages();
   CHECK(cached_stages(stages, text) == CachedStages{{"text", false}, {"latents", true}});
   CHECK(cached_stages(stages, vae) == CachedStages{{"text", true}, {"latents", false}});
 
@@ -478,9 +478,9 @@ TEST_CASE("What a trained component makes is not cached", "[samples]") {
   expect_error(ErrorCode::kInvalidArgument, {"has no texts", "--dataset_base_path"},
                [&] { shop.from_cache(); });
 
-  const Samples pictures = shop.open({{"text", false}, {"latents", false}});
-  CHECK(pictures.missing() == 0);
-  const TrainSample other = pictures.load(1, false);
+  const Samples images = shop.open({{"text", false}, {"latents", false}});
+  CHECK(images.missing() == 0);
+  const TrainSample other = images.load(1, false);
   CHECK(std::get<at::Tensor>(other.inputs.at("latents").at("image")).sizes() ==
         at::IntArrayRef({3, 16, 24}));
   CHECK(other.cond.empty());
@@ -539,8 +539,8 @@ TEST_CASE("The bytes of missing entries are known before they are encoded", "[sa
     for (const std::string& path : shop.entries(kind))
       bytes += static_cast<int64_t>(test::fs::file_size(path));
   }
-  CHECK(*before.texts + before.pictures == bytes);
-  CHECK(samples.missing_bytes(*shop.model).pictures == 0);
+  CHECK(*before.texts + before.images == bytes);
+  CHECK(samples.missing_bytes(*shop.model).images == 0);
   CHECK(samples.missing_bytes(*shop.model).texts == 0);
 }
 

@@ -74,7 +74,7 @@ class StorageTest(unittest.TestCase):
         return out
 
     def picture(self, name, **flags):
-        """Pixels of one picture, and its metadata."""
+        """Pixels of one image, and its metadata."""
         out = self.root / f"{self.id().split('.')[-1]}_{name}.png"
         self.run_program("generate", prompt="a disc", height=64, width=64, num_inference_steps=4,
                          seed=5, output=out, quiet=True, **flags)

@@ -42,7 +42,7 @@ def write_dataset(folder, count=6, sizes=((64, 64),)):
         width, height = sizes[i % len(sizes)]
         write_png(folder / f"{i}.png", width, height,
                   lambda x, y, i=i: ((x * 3 + 40 * i) % 256, (y * 2 + 90 * i) % 256, 60 * i % 256))
-        lines.append(f'{i}.png,"picture number {i}"')
+        lines.append(f'{i}.png,"image number {i}"')
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -149,7 +149,7 @@ class TrainTest(unittest.TestCase):
     def generate(self, out, **flags):
         words = [str(PROGRAM), "generate", "--plugin", "qwen_image", "--model_paths",
                  json.dumps([str(self.model)]), "--height", "64", "--width", "64",
-                 "--num_inference_steps", "2", "--seed", "1", "--prompt", "a picture", "--quiet",
+                 "--num_inference_steps", "2", "--seed", "1", "--prompt", "an image", "--quiet",
                  "--no_metadata", "--device", "cpu", "--output", str(out)]
         for name, value in flags.items():
             words += [f"--{name}", str(value)]
@@ -365,7 +365,7 @@ class TrainTest(unittest.TestCase):
         self.assertIn("num_inference_steps", self.stderr)
 
     def test_validation_and_samples_change_nothing(self):
-        (self.dir / "prompts.txt").write_text("a red picture --w 64 --h 64 --s 2 --d 3\n")
+        (self.dir / "prompts.txt").write_text("a red image --w 64 --h 64 --s 2 --d 3\n")
         plain = self.train("plain", max_train_steps=4, save_steps=4)
         watched = self.train("watched", max_train_steps=4, save_steps=4,
                              validation_dataset_base_path=self.data,
@@ -378,7 +378,7 @@ class TrainTest(unittest.TestCase):
         self.assertEqual(rows.count(",validation/loss,"), 3)
 
     def test_sample_pictures_have_the_commonest_training_size_and_stand_in_tensorboard(self):
-        (self.dir / "prompts.txt").write_text("a red picture --s 2\na blue one --s 2 --w 64 --h 32\n")
+        (self.dir / "prompts.txt").write_text("a red image --s 2\na blue one --s 2 --w 64 --h 32\n")
         write_dataset(self.dir / "wide", count=5, sizes=((96, 64), (64, 64)))
         options = dict(sample_prompts=self.dir / "prompts.txt", sample_every_n_steps=2,
                        max_train_steps=2, cache_path=None, enable_tensorboard_log=True)
@@ -394,7 +394,7 @@ class TrainTest(unittest.TestCase):
         self.assertEqual(png_size(sized / "samples/step-00000002_0.png"), (32, 32))
 
     def test_inspect_says_what_a_run_left(self):
-        (self.dir / "prompts.txt").write_text("a red picture --s 2\n")
+        (self.dir / "prompts.txt").write_text("a red image --s 2\n")
         run = self.train(max_train_steps=4, save_steps=2, sample_prompts=self.dir / "prompts.txt",
                          sample_every_n_steps=4, cache_path=None)
         things = self.inspect(run)
@@ -456,10 +456,10 @@ class TrainTest(unittest.TestCase):
         write_png(data / "half.png", 64, 64, lambda x, y: (255, 255, 255) if x < 32 else (0, 0, 0))
         found = {}
         for mask in ("white", "half"):
-            (data / "metadata.csv").write_text(f"image,prompt,mask\n0.png,a picture,{mask}.png\n")
+            (data / "metadata.csv").write_text(f"image,prompt,mask\n0.png,an image,{mask}.png\n")
             run = self.train(mask, data=data, max_train_steps=1, cache_path=None)
             found[mask] = losses(run)[1]
-        (data / "metadata.csv").write_text("image,prompt\n0.png,a picture\n")
+        (data / "metadata.csv").write_text("image,prompt\n0.png,an image\n")
         plain = losses(self.train("plain", data=data, max_train_steps=1, cache_path=None))[1]
         self.assertAlmostEqual(found["white"], plain, delta=1e-6 * plain)
         self.assertTrue(0.1 * plain < found["half"] < 0.9 * plain)
@@ -477,7 +477,7 @@ class TrainTest(unittest.TestCase):
         data = self.dir / "data"
         shutil.copytree(self.data, data)
         (data / "3.png").unlink()
-        (data / "4.png").write_bytes(b"no picture")
+        (data / "4.png").write_bytes(b"no image")
         self.train(expect=2, data=data, lora_target_modules="to_q,to_x", lora_rank=0,
                    learning_rat=1, num_epochs=0)
         for part in ("3.png", "4.png", "to_x", "--lora_rank", "learning_rat", "--num_epochs"):
@@ -497,7 +497,7 @@ class TrainTest(unittest.TestCase):
         self.assertFalse((self.dir / "more").exists())
 
     def test_a_signal_while_pictures_are_made_saves_too(self):
-        (self.dir / "prompts.txt").write_text("a picture --w 256 --h 256 --s 400 --d 1\n")
+        (self.dir / "prompts.txt").write_text("an image --w 256 --h 256 --s 400 --d 1\n")
         run = self.dir / "run"
         process = subprocess.Popen(self.words(run, max_train_steps=50, sample_every_n_steps=2,
                                               sample_prompts=self.dir / "prompts.txt"),
@@ -511,14 +511,14 @@ class TrainTest(unittest.TestCase):
         self.assertTrue((run / "checkpoints/step-00000002").is_dir())
 
     def test_pictures_that_cannot_be_written_change_nothing(self):
-        (self.dir / "prompts.txt").write_text("a picture --w 64 --h 64 --s 2 --d 1\n")
+        (self.dir / "prompts.txt").write_text("an image --w 64 --h 64 --s 2 --d 1\n")
         flags = dict(lora_dropout=0.3, save_steps=4)
         plain = self.train("plain", **flags)
         (self.dir / "shown").mkdir()
         (self.dir / "shown/samples").write_text("in the way")
         shown = self.train("shown", sample_prompts=self.dir / "prompts.txt", sample_every_n_steps=1,
                            **flags)
-        self.assertIn("no sample pictures", self.stderr)
+        self.assertIn("no sample images", self.stderr)
         self.assert_same_state(plain, shown, 4)
 
     def test_the_newest_weights_stay(self):
@@ -644,13 +644,13 @@ class TrainTest(unittest.TestCase):
 
     def test_a_run_is_resumed_from_any_folder(self):
         (self.dir / "models/tiny").mkdir(parents=True)
-        (self.dir / "models/tiny/picture").symlink_to(self.model)
+        (self.dir / "models/tiny/image").symlink_to(self.model)
         (self.dir / "data").symlink_to(self.data)
-        (self.dir / "prompts.txt").write_text("a red picture --w 64 --h 64 --s 2 --d 3\n")
-        ids = ",".join(f"tiny/picture:{part}/*.safetensors" for part in ("transformer", "text_encoder", "vae"))
-        for name, model in (("path", dict(model_paths='["models/tiny/picture"]')),
+        (self.dir / "prompts.txt").write_text("a red image --w 64 --h 64 --s 2 --d 3\n")
+        ids = ",".join(f"tiny/image:{part}/*.safetensors" for part in ("transformer", "text_encoder", "vae"))
+        for name, model in (("path", dict(model_paths='["models/tiny/image"]')),
                             ("id", dict(model_paths=None, model_id_with_origin_paths=ids,
-                                        tokenizer_path="models/tiny/picture/tokenizer"))):
+                                        tokenizer_path="models/tiny/image/tokenizer"))):
             words = self.words(name, data=pathlib.Path("data"), sample_prompts="prompts.txt", cache_path=None,
                                sample_every_n_steps=4, max_train_steps=2, save_steps=2, **model)
             result = subprocess.run(words, cwd=self.dir, capture_output=True, text=True, timeout=280)

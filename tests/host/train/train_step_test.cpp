@@ -112,7 +112,7 @@ TEST_CASE("Nothing of a step stays in the next one's gradients", "[step]") {
 
 TEST_CASE("A step with a loss that is not finite moves nothing, wherever parameters live",
           "[step]") {
-  for (const char* device : {"cpu", "stand-in"}) {
+  for (const char* device : {"cpu", "simulated"}) {
     TrainToy toy;
     toy.config.offload.optimizer = true;
     toy.open(device);
@@ -134,7 +134,7 @@ TEST_CASE("A step with a loss that is not finite moves nothing, wherever paramet
 }
 
 TEST_CASE("A step that was given up leaves nothing behind", "[step]") {
-  for (const char* device : {"cpu", "stand-in"}) {
+  for (const char* device : {"cpu", "simulated"}) {
     TrainToy toy;
     toy.config.offload.optimizer = true;
     toy.open(device);
@@ -160,7 +160,7 @@ TEST_CASE("Parameters that moved before a step failed are told", "[step]") {
   TrainToy toy;
   toy.config.offload.optimizer = true;
   toy.config.max_grad_norm = 0;  // parameters move while the backward pass goes on
-  toy.open("stand-in");
+  toy.open("simulated");
   StepBench bench(toy);
   const StepResult result = bench.step.run(toy_step(1, 1), 0);
   CHECK(result.has_moved);

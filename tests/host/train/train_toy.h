@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "host/train/train_step.h"
-#include "picture_toy.h"
+#include "image_toy.h"
 
 namespace atelier::test {
 
@@ -17,11 +17,11 @@ using VelocityHook = std::function<at::Tensor(const at::Tensor& velocity)>;
 inline VelocityHook velocity_hook;
 inline int num_ranges_asked = 0;  // calls of sigma_range()
 
-class HookedToy final : public PictureToy {
+class HookedToy final : public ImageToy {
  public:
   SigmaRange sigma_range(const Detection& denoiser) const override {
     ++num_ranges_asked;
-    return PictureToy::sigma_range(denoiser);
+    return ImageToy::sigma_range(denoiser);
   }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions& options) const override {

@@ -50,10 +50,10 @@ TEST_CASE("Where parameters live changes no bit", "[trained]") {
         config.offload.least_bytes = 1024;  // biases stay on the device
       };
       const NamedTensors expected = after_three_steps(device, "cpu", dtype);
-      CHECK(test::same(after_three_steps(host, "stand-in", dtype), expected));
-      CHECK(test::same(after_three_steps(host, "stand-in", dtype, kStreamed), expected));
-      CHECK(test::same(after_three_steps(device, "stand-in", dtype, kStreamed), expected));
-      CHECK(test::same(after_three_steps(some, "stand-in", dtype, kStreamed), expected));
+      CHECK(test::same(after_three_steps(host, "simulated", dtype), expected));
+      CHECK(test::same(after_three_steps(host, "simulated", dtype, kStreamed), expected));
+      CHECK(test::same(after_three_steps(device, "simulated", dtype, kStreamed), expected));
+      CHECK(test::same(after_three_steps(some, "simulated", dtype, kStreamed), expected));
     }
   }
 }
@@ -71,8 +71,8 @@ TEST_CASE("A LoRA has the same bits on the device and on the host", "[trained]")
     config.offload.optimizer = true;
   };
   const NamedTensors expected = after_three_steps(lora, "cpu", "float32");
-  CHECK(test::same(after_three_steps(on_host, "stand-in", "float32"), expected));
-  CHECK(test::same(after_three_steps(on_host, "stand-in", "float32", kStreamed), expected));
+  CHECK(test::same(after_three_steps(on_host, "simulated", "float32"), expected));
+  CHECK(test::same(after_three_steps(on_host, "simulated", "float32", kStreamed), expected));
 }
 
 TEST_CASE("Leaves of bfloat16 are the rounding of float32 masters", "[trained]") {
@@ -98,7 +98,7 @@ TEST_CASE("Leaves of bfloat16 are the rounding of float32 masters", "[trained]")
 TEST_CASE("Parameters on the host are copies, which the model has after publish()", "[trained]") {
   TrainToy toy;
   toy.config.offload.optimizer = true;
-  toy.open("stand-in");
+  toy.open("simulated");
   TrainedTensors trained(*toy.model, toy.selection(), toy.config);
   CHECK(trained.placement().is_on_host());
   const at::Tensor value = tensor_of(trained, "dit.embed.weight");
@@ -125,7 +125,7 @@ TEST_CASE("Parameters on the device are the leaves themselves", "[trained]") {
 TEST_CASE("Small weights of streamed blocks stay on the device, and that is told", "[trained]") {
   TrainToy toy;
   toy.config.offload.least_bytes = 1024;
-  toy.open("stand-in", "float32", kStreamed);
+  toy.open("simulated", "float32", kStreamed);
   TrainedTensors trained(*toy.model, toy.selection(), toy.config);
   CHECK(trained.placement().is_on_host());
   CHECK(trained.placement().note() == "small trained weights stay on the device: 256 bytes");
@@ -140,7 +140,7 @@ TEST_CASE("The model is as before when nothing is trained any more", "[trained]"
     toy.train_lora();
     toy.config.trainable_models = {"dit"};
     toy.config.lora.dropout = 0.5;
-    toy.open("stand-in", "float32", placement);
+    toy.open("simulated", "float32", placement);
     const Selection selection = toy.selection();
     {
       TrainedTensors trained(*toy.model, selection, toy.config);
@@ -163,7 +163,7 @@ TEST_CASE("The model is as before when nothing is trained any more", "[trained]"
 TEST_CASE("Values are taken back from where they were saved, or not at all", "[trained]") {
   for (const auto& placement : {model::Placement(), kStreamed}) {
     TrainToy toy;
-    toy.open("stand-in", "float32", placement);
+    toy.open("simulated", "float32", placement);
     StepBench bench(toy);
     const NamedTensors before = bench.values();
     bench.step.run(toy_step(1, 1), 0);
@@ -185,7 +185,7 @@ TEST_CASE("Values are taken back from where they were saved, or not at all", "[t
 TEST_CASE("A LoRA is saved, and training begins where it ended", "[trained]") {
   TrainToy toy;
   toy.train_lora();
-  toy.open("stand-in");
+  toy.open("simulated");
   NamedTensors expected;
   std::string file;
   {

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 using test::HookScope;
 using test::TrainToy;
 
-// Three pictures, encoded, and a run on them: two steps an epoch, of two batches and of one.
+// Three images, encoded, and a run on them: two steps an epoch, of two batches and of one.
 struct Workshop : TrainToy {
   std::unique_ptr<Samples> samples;
   std::FILE* said_file = std::tmpfile();
@@ -23,7 +23,7 @@ struct Workshop : TrainToy {
   Workshop() {
     std::string rows = "image,prompt\n";
     for (int i = 0; i < 3; ++i) {
-      test::write_toy_picture(folder / "data/" + std::to_string(i) + ".png", 16, 16, i);
+      test::write_toy_image(folder / "data/" + std::to_string(i) + ".png", 16, 16, i);
       rows += std::to_string(i) + ".png,number " + std::to_string(i) + "\n";
     }
     test::write_bytes(folder / "data/metadata.csv", rows);
@@ -38,7 +38,7 @@ struct Workshop : TrainToy {
     reopen();
     samples = std::make_unique<Samples>(Samples::of_dataset(
         test::open_toy_dataset(config.dataset), *model,
-        cached_stages(test::picture_toy().encode_stages(), {}), folder / "cache", false));
+        cached_stages(test::image_toy().encode_stages(), {}), folder / "cache", false));
     REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
   }
   ~Workshop() { std::fclose(said_file); }
@@ -56,12 +56,12 @@ struct Workshop : TrainToy {
     if (resumes) trainer.resume(newest(name));
     return trainer.run();
   }
-  run::Checkpoint newest(const std::string& name) const {
-    return run::find_checkpoint(folder / name, [](const std::string&) {});
+  run::SavedState newest(const std::string& name) const {
+    return run::find_state(folder / name, [](const std::string&) {});
   }
   // Everything that the newest checkpoint of `name` holds.
   NamedTensors state_of(const std::string& name) const {
-    const run::Checkpoint checkpoint = newest(name);
+    const run::SavedState checkpoint = newest(name);
     NamedTensors all;
     for (const char* file : {"trained.safetensors", "optimizer.safetensors", "ema.safetensors"}) {
       for (const auto& [key, value] : checkpoint.load(file)) all.emplace(file + key, value);

@@ -63,12 +63,12 @@ resolution = [1024, 768]
 batch_size = 2
 
   [[datasets.subsets]]
-  image_dir = "pictures of mine"
+  image_dir = "images of mine"
   num_repeats = 10
 """
 
 
-class ForeignLine(unittest.TestCase):
+class CompatLine(unittest.TestCase):
     def setUp(self):
         holder = tempfile.TemporaryDirectory(prefix="atelier_line_")
         self.addCleanup(holder.cleanup)
@@ -167,7 +167,7 @@ class ForeignLine(unittest.TestCase):
                          json.loads(flags.pop("--model_paths")))
         self.assertEqual(flags, {
             "--plugin": "lumina2", "--dtype": "bfloat16", "--enable_bucket": True, "--caption_extension": ".txt",
-            "--batch_size": "2", "--dataset_base_path": "pictures of mine", "--dataset_repeat": "10",
+            "--batch_size": "2", "--dataset_base_path": "images of mine", "--dataset_repeat": "10",
             "--max_pixels": str(1024 * 768), "--output_path": "./output", "--lora_base_model": "dit",
             "--lora_rank": "8", "--lora_alpha": "8", "--learning_rate": "1e-4", "--optimizer_type": "AdamW",
             "--lr_scheduler": "constant", "--timestep_sampling": "uniform_dynamic_shift", "--num_epochs": "10",

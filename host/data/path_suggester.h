@@ -8,7 +8,7 @@
 namespace atelier::data {
 
 // Lists each folder once. Not thread-safe.
-class NearFiles {
+class PathSuggester {
  public:
   // What to do about a path that does not exist: a file whose name differs in case, ending, spaces
   // or the Unicode form of its letters, or the folder that is not there.

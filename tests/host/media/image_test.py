@@ -1,6 +1,6 @@
-"""Compares the picture code with Pillow, bit by bit, on pictures made here.
+"""Compares the image code with Pillow, bit by bit, on images made here.
 
-usage: picture_test.py PICTURE_TOOL
+usage: image_test.py IMAGE_TOOL
 """
 import struct
 import subprocess
@@ -188,7 +188,7 @@ class PictureTest(unittest.TestCase):
     def test_interlaced_png_is_read(self):
         picture = Image.fromarray(noise(31, 23))
         plain = self.save("plain.png", picture)
-        # Pillow writes no interlaced files: seven passes, each a picture, are put together here.
+        # Pillow writes no interlaced files: seven passes, each an image, are put together here.
         pixels = np.asarray(picture)
         rows = []
         for x0, y0, dx, dy in [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
@@ -337,7 +337,7 @@ class PictureTest(unittest.TestCase):
             path = self.dir / "runs.bmp"
             path.write_bytes(bmp_bytes(width, height, bits, bytes(rows), (1, 2)[number % 2], palette))
             self.check(path, Image.open(path))
-        # A jump to the right and two rows on, and an end before the picture is full.
+        # A jump to the right and two rows on, and an end before the image is full.
         path.write_bytes(
             bmp_bytes(6, 4, 8, b"\2\5\0\2\1\2\2\7\0\1", 1,
                       rng.integers(0, 256, 1024, dtype=np.uint8).tobytes()))
@@ -436,7 +436,7 @@ class PictureTest(unittest.TestCase):
         self.check(path, Image.open(path))
         path = file("unsaid", 8, 4, 2, rgba)
         self.check(path, over_white(Image.open(path)))
-        # Tiles of 16 by 16 that reach beyond the picture.
+        # Tiles of 16 by 16 that reach beyond the image.
         pixels = rng.integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
         path = file("tiles", 8, 3, 2, pixels.tobytes(), t273=None, t278=None, t279=None,
                     t322=(4, [16]), t323=(4, [16]), t324=(4, [8, 8 + 768]), t325=(4, [768] * 2))
@@ -594,7 +594,7 @@ class PictureTest(unittest.TestCase):
         self.assertIn("is a git-lfs pointer, not the file itself; run `git lfs pull`", answer)
         text = self.dir / "text.png"
         text.write_bytes(b"<!doctype html><svg/>not found")
-        self.assertIn("not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM picture",
+        self.assertIn("not a PNG, JPEG, WebP, GIF, TIFF, BMP or PPM image",
                       self.refused("decode", text, self.dir / "out.ppm"))
         empty = self.dir / "empty.png"
         empty.write_bytes(b"")

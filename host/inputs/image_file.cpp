@@ -1,4 +1,4 @@
-#include "host/inputs/picture_file.h"
+#include "host/inputs/image_file.h"
 
 #include <algorithm>
 #include <new>
@@ -15,15 +15,15 @@ using files::FileReader;
 
 // What is read of a file for its header; more when the header turns out to be longer.
 constexpr uint64_t kHeadBytes = 65'536;
-// The largest picture that can be decoded is smaller, uncompressed at 16 bits.
+// The largest image that can be decoded is smaller, uncompressed at 16 bits.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
 
-// Fails when the file is too long to be a picture.
+// Fails when the file is too long to be an image.
 std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t bytes) {
   if (file.size() > kMaxBytes)
     throw Error(ErrorCode::kInvalidArgument, files::display_path(file.path()) + ": " +
                                                  report::format_bytes(file.size()) +
-                                                 " are too many for a picture");
+                                                 " are too many for an image");
   std::vector<uint8_t> data(bytes);
   file.read(data.data(), begin, bytes);
   return data;
@@ -31,7 +31,7 @@ std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t
 
 // Whether the file ends as a whole one does. A whole file may have something behind its end, or no
 // mark there, so that false proves nothing.
-bool has_good_end(const FileReader& file, const media::PictureInfo& info,
+bool has_good_end(const FileReader& file, const media::ImageInfo& info,
                   const std::vector<uint8_t>& head) {
   using namespace std::string_view_literals;
   if (info.format == "webp") {  // the container says how long it is
@@ -47,7 +47,7 @@ bool has_good_end(const FileReader& file, const media::PictureInfo& info,
                     [](uint8_t a, char b) { return a == static_cast<uint8_t>(b); });
 }
 
-media::PictureInfo check_content(const FileReader& file, bool decode_all) {
+media::ImageInfo check_content(const FileReader& file, bool decode_all) {
   const std::string name = files::display_path(file.path());
   std::vector<uint8_t> bytes = read_bytes(file, 0, std::min(file.size(), kHeadBytes));
   const auto read_rest = [&] {
@@ -56,42 +56,42 @@ media::PictureInfo check_content(const FileReader& file, bool decode_all) {
   // WebP has its EXIF data at the end, and GIF further frames.
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (head.substr(0, 12).ends_with("WEBP") || head.starts_with("GIF8")) read_rest();
-  media::PictureInfo info;
+  media::ImageInfo info;
   try {
-    info = media::probe_picture(bytes, name);
+    info = media::probe_image(bytes, name);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDataLoss || bytes.size() == file.size()) throw;
     read_rest();
-    info = media::probe_picture(bytes, name);
+    info = media::probe_image(bytes, name);
   }
   if (decode_all || !has_good_end(file, info, bytes)) {
     read_rest();
-    media::decode_picture(bytes, name);
+    media::decode_image(bytes, name);
   }
   return info;
 }
 
 }  // namespace
 
-PictureFile check_picture(const std::string& path, bool decode_all) {
-  PictureFile picture;
+ImageFile check_image(const std::string& path, bool decode_all) {
+  ImageFile image;
   try {
     const FileReader file(path);
     struct stat status {};
     if (stat(path.c_str(), &status) == 0)
-      picture.modified_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-    picture.bytes = static_cast<int64_t>(file.size());
-    picture.info = check_content(file, decode_all);
+      image.modified_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+    image.bytes = static_cast<int64_t>(file.size());
+    image.info = check_content(file, decode_all);
   } catch (const Error& error) {
-    picture.error = error;
+    image.error = error;
   } catch (const std::bad_alloc&) {
-    picture.error = Error(ErrorCode::kOutOfMemory,
-                          files::display_path(path) + ": not enough memory to read it");
+    image.error = Error(ErrorCode::kOutOfMemory,
+                        files::display_path(path) + ": not enough memory to read it");
   }
-  return picture;
+  return image;
 }
 
-std::vector<uint8_t> read_picture_file(const std::string& path) {
+std::vector<uint8_t> read_image_file(const std::string& path) {
   const FileReader file(path);
   return read_bytes(file, 0, file.size());
 }

@@ -1,5 +1,5 @@
 // A command line of another trainer, pasted behind "atelier": answered with the one to run instead.
-#include "host/train/foreign_line.h"
+#include "host/train/compat_line.h"
 
 #include <cstdio>
 
@@ -9,7 +9,7 @@
 
 namespace atelier::cli {
 
-int run_foreign_line(std::span<const std::string> words) {
+int run_compat_line(std::span<const std::string> words) {
   const std::string plugin_path = flags::peek_flag(words, "plugin_path").value_or("");
   std::vector<std::string> families;
   for (const plugins::PluginFile& file : plugins::list_plugins(plugin_path)) {
@@ -19,7 +19,7 @@ int run_foreign_line(std::span<const std::string> words) {
   const ModelFamily* family = nullptr;
   if (const std::string name = train::family_of_line(words, families); !name.empty())
     problems.collect([&] { family = plugins::open_plugin(name, plugin_path).family; });
-  const train::ForeignLine line = train::rewrite_line(words, family, problems);
+  const train::CompatLine line = train::rewrite_line(words, family, problems);
   for (const std::string& note : line.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   std::puts(train::shell_text(line.command).c_str());
   std::fflush(stdout);

@@ -1,4 +1,4 @@
-#include "host/train/sample_prompts.h"
+#include "host/train/preview_prompts.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -20,7 +20,7 @@ namespace atelier::train {
 namespace {
 
 using generate::Job;
-using generate::Place;
+using generate::Origin;
 using nlohmann::json;
 
 enum class Value { kText, kInteger, kReal };
@@ -127,7 +127,7 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
     setting = start->name;
   if (name == "f" && generate::find_input_spec(inputs, setting) == nullptr) {
     if (value == 1) return;
-    throw Error(ErrorCode::kUnsupported, "this family makes single pictures",
+    throw Error(ErrorCode::kUnsupported, "this family makes single images",
                 "leave --f out, or write --f 1");
   }
   if (name == "rcfg") {  // 0 turns it off
@@ -137,7 +137,7 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   line[setting] = std::move(value);
 }
 
-Job parse_line(std::string_view text, const Place& place, const generate::Settings& base,
+Job parse_line(std::string_view text, const Origin& place, const generate::Settings& base,
                std::span<const InputSpec> inputs, report::Problems& problems) {
   std::string padded = " ";  // a line may begin with a switch
   padded += text;
@@ -188,7 +188,7 @@ std::optional<data::Size> commonest_size(const Manifest& manifest) {
 
 }  // namespace
 
-std::optional<data::Size> size_of_samples(const Config& config, const data::Dataset* dataset) {
+std::optional<data::Size> preview_size(const Config& config, const data::Dataset* dataset) {
   if (config.dataset.height && config.dataset.width)
     return data::Size{*config.dataset.height, *config.dataset.width};
   if (dataset == nullptr) {

@@ -1,6 +1,6 @@
 """Compares whole samples with what Pillow makes of the same files, bit by bit.
 
-usage: dataset_pictures_test.py DATASET_TOOL
+usage: dataset_images_test.py DATASET_TOOL
 """
 import struct
 import sys
@@ -9,9 +9,9 @@ import unittest
 from pathlib import Path
 
 import numpy as np
-from dataset_tool import DatasetTool  # first: it makes picture_test importable
+from dataset_tool import DatasetTool  # first: it makes image_test importable
 from PIL import Image, ImageOps
-from picture_test import noise, over_white, png_bytes
+from image_test import noise, over_white, png_bytes
 
 TOOL = None
 
@@ -62,7 +62,7 @@ class PicturesTest(unittest.TestCase):
         self.out.cleanup()
 
     def save(self, name, picture, reference=None, **options):
-        """Writes a picture; `reference` is what it shows, by default what Pillow reads."""
+        """Writes an image; `reference` is what it shows, by default what Pillow reads."""
         path = self.dir / name
         if isinstance(picture, bytes):
             path.write_bytes(picture)

@@ -1,4 +1,4 @@
-// The toy family with pictures to learn, its model as files, and datasets of small pictures.
+// The toy family with images to learn, its model as files, and datasets of small images.
 #pragma once
 
 #include <map>
@@ -15,16 +15,16 @@
 
 namespace atelier::test {
 
-class PictureToy : public ToyFamily {
+class ImageToy : public ToyFamily {
  public:
   std::span<const InputSpec> inputs() const override {
     static constexpr InputSpec kInputs[] = {
         {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
-        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the picture to learn",
+        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the image to learn",
          InputRole::kTarget},
         {"style", InputKind::kText, false, InputUse::kTrain, "*", "stands before the prompt"},
         {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
-        {"reference", InputKind::kImage, false, InputUse::kTrain, "*", "a picture to follow"}};
+        {"reference", InputKind::kImage, false, InputUse::kTrain, "*", "an image to follow"}};
     return kInputs;
   }
   std::span<const EncodeStage> encode_stages() const override {
@@ -37,8 +37,8 @@ class PictureToy : public ToyFamily {
   }
 };
 
-inline const PictureToy& picture_toy() {
-  static const PictureToy toy;
+inline const ImageToy& image_toy() {
+  static const ImageToy toy;
   return toy;
 }
 
@@ -48,14 +48,14 @@ inline void write_toy_component(const std::string& path, const std::string& comp
                                 uint64_t seed, std::optional<float> value = {},
                                 double scale = 1.0) {
   fs::create_directories(fs::path(path).parent_path());
-  for (const Detection& part : picture_toy().tiny_parts()) {
+  for (const Detection& part : image_toy().tiny_parts()) {
     if (part.component != component) continue;
-    const auto model = picture_toy().make_model({&part, 1}, {});
+    const auto model = image_toy().make_model({&part, 1}, {});
     at::manual_seed(seed);
     model->component(component).visit_weights([&](const std::string&, Weight& weight) {
       weight.set(value ? at::full(weight.sizes(), *value) : at::randn(weight.sizes()) * scale);
     });
-    weights::save_component(model->component(component), picture_toy().weight_map(part), "", path,
+    weights::save_component(model->component(component), image_toy().weight_map(part), "", path,
                             {});
   }
 }
@@ -71,24 +71,24 @@ inline std::unique_ptr<model::LoadedModel> open_toy_model(const std::string& pat
                                                           std::vector<std::string> components = {},
                                                           const std::string& dtype = "auto") {
   return model::LoadedModel::open(
-      picture_toy(),
+      image_toy(),
       {.model_paths = paths, .dtype = dtype, .device = "cpu", .components = std::move(components)});
 }
 
-// A picture whose bytes depend on `seed`.
-inline void write_toy_picture(const std::string& path, int width, int height, int seed) {
-  media::Picture picture(width, height);
-  for (size_t i = 0; i < picture.rgb.size(); ++i)
-    picture.rgb[i] = static_cast<uint8_t>((i * 31 + static_cast<size_t>(seed) * 97) % 251);
+// An image whose bytes depend on `seed`.
+inline void write_toy_image(const std::string& path, int width, int height, int seed) {
+  media::Image image(width, height);
+  for (size_t i = 0; i < image.rgb.size(); ++i)
+    image.rgb[i] = static_cast<uint8_t>((i * 31 + static_cast<size_t>(seed) * 97) % 251);
   fs::create_directories(fs::path(path).parent_path());
-  test::write_bytes(path, media::encode_png(picture));
+  test::write_bytes(path, media::encode_png(image));
 }
 
 inline std::shared_ptr<const data::Dataset> open_toy_dataset(const data::DatasetOptions& options) {
   report::Problems problems;
   auto dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
-      options, picture_toy().inputs(),
-      model::LoadedModel::open_empty(picture_toy())->model().latent_spec(), problems));
+      options, image_toy().inputs(),
+      model::LoadedModel::open_empty(image_toy())->model().latent_spec(), problems));
   problems.throw_if_any();
   return dataset;
 }

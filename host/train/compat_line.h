@@ -13,28 +13,28 @@ namespace atelier::train {
 
 // Whether the words call a launcher or a script: "accelerate launch …", "python x/train.py …", with
 // or without variables in front ("CUDA_VISIBLE_DEVICES=0").
-bool is_foreign_line(std::span<const std::string> words);
+bool is_compat_line(std::span<const std::string> words);
 
 // The family that the line is about: that of --plugin, or the one of `families` whose name stands
 // in the path of the script, or begins as its file does. Empty: it cannot be told.
 std::string family_of_line(std::span<const std::string> words,
                            const std::vector<std::string>& families);
 
-struct ForeignLine {
+struct CompatLine {
   std::vector<std::string> command;  // "CUDA_VISIBLE_DEVICES=0", "atelier", "train", "--plugin", …
   std::vector<std::string> notes;    // a line for each word that is not there as it was
 };
 
 // `family`: null when it is not known. What would make another run of it, and what is wrong with
 // the values, becomes problems; the command is what there is without them.
-ForeignLine rewrite_line(std::span<const std::string> words, const ModelFamily* family,
-                         report::Problems& problems);
+CompatLine rewrite_line(std::span<const std::string> words, const ModelFamily* family,
+                        report::Problems& problems);
 
 // Words as a shell reads them, a flag a line.
 std::string shell_text(const std::vector<std::string>& command);
 
 // A line for each variable of the environment that such a line would have in front and that is not
 // read here, with what to use.
-std::vector<std::string> note_foreign_variables();
+std::vector<std::string> note_compat_variables();
 
 }  // namespace atelier::train

@@ -1,4 +1,4 @@
-// A still picture in memory.
+// A still image in memory.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 namespace atelier::media {
 
 // 8-bit sRGB, three bytes a pixel, rows from top to bottom without padding.
-struct Picture {
+struct Image {
   int width = 0;
   int height = 0;
   std::vector<uint8_t> rgb;
 
-  Picture() = default;
-  Picture(int width, int height)
+  Image() = default;
+  Image(int width, int height)
       : width(width), height(height), rgb(static_cast<size_t>(width) * height * 3) {}
 
   size_t row_bytes() const { return static_cast<size_t>(width) * 3; }

@@ -1,4 +1,4 @@
-#include "host/conformance/pictures.h"
+#include "host/conformance/images.h"
 
 #include <cmath>
 #include <sstream>
@@ -19,9 +19,9 @@ namespace {
 using at::Tensor;
 using generate::Settings;
 
-constexpr double kLeastDecibels = 20.0;  // of a picture that was encoded and decoded
+constexpr double kLeastDecibels = 20.0;  // of an image that was encoded and decoded
 constexpr double kStrength = 0.3;        // of image to image
-// The part of the distance between the pictures of two seeds that image to image may go away from
+// The part of the distance between the images of two seeds that image to image may go away from
 // its input.
 constexpr double kLayoutShare = 0.5;
 
@@ -41,9 +41,9 @@ std::string print(double value) {
   return out.str();
 }
 
-class Pictures {
+class Images {
  public:
-  Pictures(model::LoadedModel& model, const PictureOptions& options)
+  Images(model::LoadedModel& model, const ImageOptions& options)
       : model_(model),
         options_(options),
         progress_({.quiet = true}),
@@ -65,7 +65,7 @@ class Pictures {
     for (const model::LoadedPart& part : model_.parts())
       model_.unload_component(part.detection.component);
     const bool is_equal = at::equal(before, draw(options_.prompt, 1));
-    return {"", is_equal, is_equal ? "" : "prompt and seed give another picture the second time"};
+    return {"", is_equal, is_equal ? "" : "prompt and seed give another image the second time"};
   }
 
   Finding check_batch() {
@@ -75,8 +75,7 @@ class Pictures {
     std::vector<Tensor> drawn(2);
     generator_.run(request, [&](size_t i, const Tensor& pixels) { drawn[i] = pixels; });
     const double most = std::max(distance(drawn[0], second()), distance(drawn[1], first()));
-    return {"", most * 127.5 <= 1.0,
-            print(most * 127.5) + " of 255 away from pictures drawn alone"};
+    return {"", most * 127.5 <= 1.0, print(most * 127.5) + " of 255 away from images drawn alone"};
   }
 
   Finding check_differ() {
@@ -96,7 +95,7 @@ class Pictures {
     DirectRunner runner;
     const std::vector<EncodeStage> stages = model::encode_stages(model_);
     const EncodeStage* stage = model::target_stage(stages, model_.family().inputs());
-    if (stage == nullptr) return {"", true, "nothing encodes pictures"};
+    if (stage == nullptr) return {"", true, "nothing encodes images"};
     const std::string input(model::target_input(model_.family().inputs())->name);
     const Tensor latents = model_.model()
                                .encode({.stage = stage->name,
@@ -140,7 +139,7 @@ class Pictures {
   Tensor draw(const std::string& prompt, uint64_t seed) { return run(request_of(prompt, seed)); }
 
   model::LoadedModel& model_;
-  const PictureOptions& options_;
+  const ImageOptions& options_;
   progress::Progress progress_;
   generate::Generator generator_;
   Tensor first_, second_;
@@ -148,24 +147,24 @@ class Pictures {
 
 }  // namespace
 
-void check_pictures(model::LoadedModel& model, const PictureOptions& options,
-                    const std::function<void(const Finding&)>& report) {
-  Pictures pictures(model, options);
-  const auto check = [&](const std::string& name, Finding (Pictures::*run)()) {
+void check_images(model::LoadedModel& model, const ImageOptions& options,
+                  const std::function<void(const Finding&)>& report) {
+  Images images(model, options);
+  const auto check = [&](const std::string& name, Finding (Images::*run)()) {
     Finding finding;
     try {
-      finding = (pictures.*run)();
+      finding = (images.*run)();
     } catch (const std::exception& error) {
       finding = {"", false, error.what()};
     }
     finding.check = name;
     report(finding);
   };
-  check("pictures: prompt and seed give the same bits again", &Pictures::check_repeats);
-  check("pictures: drawn together they are those drawn alone", &Pictures::check_batch);
-  check("pictures: seeds and prompts make a difference", &Pictures::check_differ);
-  check("pictures: the VAE gives back what it gets", &Pictures::check_reconstruction);
-  check("pictures: image to image keeps the layout", &Pictures::check_layout);
+  check("images: prompt and seed give the same bits again", &Images::check_repeats);
+  check("images: drawn together they are those drawn alone", &Images::check_batch);
+  check("images: seeds and prompts make a difference", &Images::check_differ);
+  check("images: the VAE gives back what it gets", &Images::check_reconstruction);
+  check("images: image to image keeps the layout", &Images::check_layout);
 }
 
 }  // namespace atelier::conformance

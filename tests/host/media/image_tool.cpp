@@ -1,5 +1,5 @@
-// Runs the picture functions for picture_test.py: one command a line on stdin, one answer a line on
-// stdout. Words are separated by tabs. Pictures are given back as PPM files.
+// Runs the image functions for image_test.py: one command a line on stdin, one answer a line on
+// stdout. Words are separated by tabs. Images are given back as PPM files.
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -17,13 +17,13 @@
 namespace {
 
 using atelier::media::Filter;
-using atelier::media::Picture;
+using atelier::media::Image;
 
-void write_ppm(const std::string& path, const Picture& picture) {
+void write_ppm(const std::string& path, const Image& image) {
   std::ofstream file(path, std::ios::binary);
-  file << "P6\n" << picture.width << " " << picture.height << "\n255\n";
-  file.write(reinterpret_cast<const char*>(picture.rgb.data()),
-             static_cast<std::streamsize>(picture.rgb.size()));
+  file << "P6\n" << image.width << " " << image.height << "\n255\n";
+  file.write(reinterpret_cast<const char*>(image.rgb.data()),
+             static_cast<std::streamsize>(image.rgb.size()));
 }
 
 Filter filter_of(const std::string& name) {
@@ -36,7 +36,7 @@ Filter filter_of(const std::string& name) {
 std::string run(const std::vector<std::string>& words) {
   const std::string& command = words.at(0);
   if (command == "probe") {
-    const auto info = atelier::media::probe_picture(words.at(1));
+    const auto info = atelier::media::probe_image(words.at(1));
     std::ostringstream out;
     out << info.format << " " << info.width << " " << info.height << " " << info.channels << " "
         << info.bits << " " << info.has_alpha << " " << info.is_animated << " " << info.orientation;
@@ -51,19 +51,19 @@ std::string run(const std::vector<std::string>& words) {
   }
   std::ifstream file(words.at(1), std::ios::binary);
   const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
-  const Picture picture = atelier::media::decode_picture(bytes, words.at(1));
+  const Image image = atelier::media::decode_image(bytes, words.at(1));
   if (command == "decode") {
-    write_ppm(words.at(2), picture);
+    write_ppm(words.at(2), image);
   } else if (command == "resize") {
-    write_ppm(words.at(2), atelier::media::resize(picture, std::stoi(words.at(3)),
+    write_ppm(words.at(2), atelier::media::resize(image, std::stoi(words.at(3)),
                                                   std::stoi(words.at(4)), filter_of(words.at(5))));
   } else if (command == "cover") {
-    write_ppm(words.at(2), atelier::media::crop_and_resize(picture, std::stoi(words.at(3)),
+    write_ppm(words.at(2), atelier::media::crop_and_resize(image, std::stoi(words.at(3)),
                                                            std::stoi(words.at(4))));
   } else if (command == "encode") {
     atelier::media::PngText text;
     for (size_t i = 3; i + 1 < words.size(); i += 2) text.emplace_back(words[i], words[i + 1]);
-    std::ofstream(words.at(2), std::ios::binary) << atelier::media::encode_png(picture, text);
+    std::ofstream(words.at(2), std::ios::binary) << atelier::media::encode_png(image, text);
   } else {
     throw std::invalid_argument("unknown command " + command);
   }

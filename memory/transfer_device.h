@@ -12,7 +12,7 @@ namespace atelier::memory {
 // Work that was queued; cheap to copy. An empty one is done.
 class Ticket {
  public:
-  // What the port that gave it knows of it.
+  // What the transfer that gave it knows of it.
   struct State {
     virtual ~State();
   };
@@ -25,7 +25,7 @@ class Ticket {
 };
 
 // Used from any thread. Outlives its tensors and tickets.
-class Port {
+class TransferDevice {
  public:
   struct Stats {
     int64_t capacity = 0;         // of the device; INT64_MAX: no limit
@@ -38,7 +38,7 @@ class Port {
     double waited_seconds = 0.0;  // of compute_after(), where the host is what computes
   };
 
-  virtual ~Port();
+  virtual ~TransferDevice();
 
   virtual at::Device device() const = 0;
 
@@ -83,20 +83,20 @@ class VirtualClock {
 // A device of host memory, for machines without a GPU and for tests: the host computes, a limit
 // bounds what device_memory() gives and what LibTorch allocates meanwhile outside of a HostScope,
 // and copies take as long as their bytes at a rate.
-struct StandInOptions {
-  int64_t capacity = INT64_MAX;   // bytes; one port with a limit lives at a time
+struct SimulatedDeviceOptions {
+  int64_t capacity = INT64_MAX;   // bytes; one transfer with a limit lives at a time
   double bytes_per_second = 0.0;  // of each direction; 0: as fast as memory
   bool poison = false;            // memory is NaN until a copy into it is done
   // Where the time of copies passes, and that of waiting for them; null: on the wall.
   std::shared_ptr<VirtualClock> clock = nullptr;
 };
-std::unique_ptr<Port> make_stand_in(const StandInOptions& options);
+std::unique_ptr<TransferDevice> make_simulated_device(const SimulatedDeviceOptions& options);
 
-// Makes the one of a CUDA device; a stand-in without limits for the CPU.
-std::unique_ptr<Port> make_port(at::Device device);
+// Makes the one of a CUDA device; a simulated device without limits for the CPU.
+std::unique_ptr<TransferDevice> make_transfer_device(at::Device device);
 
-// While it lives, what LibTorch allocates on this thread rests on the host: no stand-in counts it.
-// Threads of ours that read, decode, write or optimize on the host hold one.
+// While it lives, what LibTorch allocates on this thread rests on the host: no simulated device
+// counts it. Threads of ours that read, decode, write or optimize on the host hold one.
 class HostScope {
  public:
   HostScope();

@@ -19,7 +19,7 @@
 
 #include "memory/clock.h"
 #include "memory/live_bytes.h"
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::memory {
 
@@ -32,7 +32,7 @@ class CopyState final : public Ticket::State {
  public:
   explicit CopyState(double end) : end_(end) {}
 
-  double end() const { return end_; }  // on the port's clock
+  double end() const { return end_; }  // on the transfer's clock
 
   void finish(const std::exception_ptr& failure) {
     const std::lock_guard lock(mutex_);
@@ -80,7 +80,7 @@ void copy_values(const at::Tensor& from, const at::Tensor& to) {
 // The copies of one direction.
 class CopyQueue {
  public:
-  explicit CopyQueue(const StandInOptions& options) : options_(options) {}
+  explicit CopyQueue(const SimulatedDeviceOptions& options) : options_(options) {}
   ~CopyQueue() {
     {
       const std::lock_guard lock(mutex_);
@@ -161,7 +161,7 @@ class CopyQueue {
     copy_values(copy.from, copy.to);
   }
 
-  const StandInOptions options_;
+  const SimulatedDeviceOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Copy> copies_;
@@ -171,9 +171,9 @@ class CopyQueue {
   std::thread thread_;
 };
 
-class StandIn final : public Port {
+class SimulatedDevice final : public TransferDevice {
  public:
-  explicit StandIn(const StandInOptions& options)
+  explicit SimulatedDevice(const SimulatedDeviceOptions& options)
       : options_(options),
         limit_(std::make_shared<MemoryLimit>(options.capacity)),
         host_bytes_(std::make_shared<std::atomic<int64_t>>(0)),
@@ -181,7 +181,7 @@ class StandIn final : public Port {
         out_(options) {
     if (is_limited()) MemoryLimit::apply(limit_);
   }
-  ~StandIn() override {
+  ~SimulatedDevice() override {
     if (MemoryLimit::applied() == limit_) MemoryLimit::apply(nullptr);
     limit_->lift();
   }
@@ -264,7 +264,7 @@ class StandIn final : public Port {
         at::TensorOptions(at::kByte));
   }
 
-  const StandInOptions options_;
+  const SimulatedDeviceOptions options_;
   std::shared_ptr<MemoryLimit> limit_;
   std::shared_ptr<std::atomic<int64_t>> host_bytes_;
   mutable std::mutex mutex_;
@@ -274,8 +274,8 @@ class StandIn final : public Port {
 
 }  // namespace
 
-std::unique_ptr<Port> make_stand_in(const StandInOptions& options) {
-  return std::make_unique<StandIn>(options);
+std::unique_ptr<TransferDevice> make_simulated_device(const SimulatedDeviceOptions& options) {
+  return std::make_unique<SimulatedDevice>(options);
 }
 
 }  // namespace atelier::memory

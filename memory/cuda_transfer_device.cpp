@@ -1,4 +1,4 @@
-#include "memory/device_port.h"
+#include "memory/cuda_transfer_device.h"
 
 #include <algorithm>
 #include <atomic>
@@ -152,9 +152,9 @@ struct HostBytes {
   std::atomic<int64_t> all = 0, pageable = 0;
 };
 
-class DevicePort final : public Port {
+class DeviceTransferDevice final : public TransferDevice {
  public:
-  explicit DevicePort(at::Device device)
+  explicit DeviceTransferDevice(at::Device device)
       : device_(with_index(device)),
         guard_(device_.type()),
         in_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)),
@@ -234,8 +234,8 @@ class DevicePort final : public Port {
 
 }  // namespace
 
-std::unique_ptr<Port> make_device_port(at::Device device) {
-  return std::make_unique<DevicePort>(device);
+std::unique_ptr<TransferDevice> make_cuda_transfer_device(at::Device device) {
+  return std::make_unique<DeviceTransferDevice>(device);
 }
 
 }  // namespace atelier::memory

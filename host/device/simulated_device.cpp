@@ -1,4 +1,4 @@
-#include "host/device/stand_in.h"
+#include "host/device/simulated_device.h"
 
 #include <charconv>
 #include <cmath>
@@ -12,7 +12,7 @@ namespace atelier::device {
 
 namespace {
 
-constexpr std::string_view kName = "stand-in";
+constexpr std::string_view kName = "simulated";
 
 struct Unit {
   std::string_view name;
@@ -36,14 +36,14 @@ std::optional<double> parse_bytes(std::string_view text) {
 
 }  // namespace
 
-std::optional<memory::StandInOptions> parse_stand_in(std::string_view name) {
+std::optional<memory::SimulatedDeviceOptions> parse_simulated_device(std::string_view name) {
   if (!name.starts_with(kName)) return std::nullopt;
   std::string_view rest = name.substr(kName.size());
-  memory::StandInOptions options;
+  memory::SimulatedDeviceOptions options;
   if (rest.empty()) return options;
   const Error malformed(ErrorCode::kInvalidArgument,
                         "--device " + formats::quote_and_escape(name) + " is not known",
-                        "write stand-in:MEMORY:RATE, for instance stand-in:512MiB:4GB/s");
+                        "write simulated:MEMORY:RATE, for instance simulated:512MiB:4GB/s");
   if (!rest.starts_with(':')) throw malformed;
   rest.remove_prefix(1);
   const size_t colon = rest.find(':');

@@ -1,4 +1,4 @@
-#include "host/train/foreign_line.h"
+#include "host/train/compat_line.h"
 
 #include <algorithm>
 #include <cctype>
@@ -116,7 +116,7 @@ class Rewriter {
   Rewriter(const ModelFamily* family, report::Problems& problems)
       : spec_(train_command(family)), family_(family), problems_(problems) {}
 
-  ForeignLine run(std::span<const std::string> words) {
+  CompatLine run(std::span<const std::string> words) {
     size_t at = take_variables(words);
     at = take_launcher(words, at);
     const std::vector<Given> given = flags_of(words.subspan(at));
@@ -470,7 +470,7 @@ std::span<const std::string> without_variables(std::span<const std::string> word
 
 }  // namespace
 
-bool is_foreign_line(std::span<const std::string> words) {
+bool is_compat_line(std::span<const std::string> words) {
   const auto rest = without_variables(words);
   return !rest.empty() && (is_launcher(rest.front()) || is_script(rest.front()));
 }
@@ -493,8 +493,8 @@ std::string family_of_line(std::span<const std::string> words,
   return {};
 }
 
-ForeignLine rewrite_line(std::span<const std::string> words, const ModelFamily* family,
-                         report::Problems& problems) {
+CompatLine rewrite_line(std::span<const std::string> words, const ModelFamily* family,
+                        report::Problems& problems) {
   return Rewriter(family, problems).run(words);
 }
 
@@ -518,7 +518,7 @@ std::string shell_text(const std::vector<std::string>& command) {
   return out;
 }
 
-std::vector<std::string> note_foreign_variables() {
+std::vector<std::string> note_compat_variables() {
   std::vector<std::string> notes;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;

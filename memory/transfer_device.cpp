@@ -1,19 +1,19 @@
-#include "memory/port.h"
+#include "memory/transfer_device.h"
 
 #include <algorithm>
 
-#include "memory/device_port.h"
+#include "memory/cuda_transfer_device.h"
 #include "memory/live_bytes.h"
 
 namespace atelier::memory {
 
 Ticket::State::~State() = default;
 
-Port::~Port() = default;
+TransferDevice::~TransferDevice() = default;
 
-std::unique_ptr<Port> make_port(at::Device device) {
-  if (device.is_cpu()) return make_stand_in({});
-  return make_device_port(device);
+std::unique_ptr<TransferDevice> make_transfer_device(at::Device device) {
+  if (device.is_cpu()) return make_simulated_device({});
+  return make_cuda_transfer_device(device);
 }
 
 double VirtualClock::now() const {

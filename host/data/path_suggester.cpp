@@ -1,4 +1,4 @@
-#include "host/data/near_files.h"
+#include "host/data/path_suggester.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -34,7 +34,7 @@ std::string fold(const std::string& name) {
 
 }  // namespace
 
-const NearFiles::Names& NearFiles::names_in(const std::string& folder) {
+const PathSuggester::Names& PathSuggester::names_in(const std::string& folder) {
   const auto [entry, is_new] = folders_.try_emplace(folder);
   if (!is_new) return entry->second;
   std::error_code failure;
@@ -46,7 +46,7 @@ const NearFiles::Names& NearFiles::names_in(const std::string& folder) {
   return entry->second;
 }
 
-std::string NearFiles::hint(const std::string& path) {
+std::string PathSuggester::hint(const std::string& path) {
   const fs::path file(path);
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   std::error_code failure;

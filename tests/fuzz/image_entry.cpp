@@ -1,4 +1,4 @@
-// The readers of pictures.
+// The readers of images.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -12,24 +12,23 @@
 
 namespace atelier::formats {
 
-void fuzz_picture(std::string_view bytes) {
+void fuzz_image(std::string_view bytes) {
   const std::span<const uint8_t> data(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   const media::DecodeOptions options = {.max_pixels = 1 << 16};
   try {
-    const media::PictureInfo info = media::probe_picture(data, "x", options);
+    const media::ImageInfo info = media::probe_image(data, "x", options);
     promise(info.width > 0 && info.height > 0, "sides are above 0");
-    promise(media::looks_like_picture(data.first(std::min<size_t>(data.size(), 64))),
-            "64 bytes tell a picture");
-    const auto [picture, alpha] = media::decode_with_alpha(data, "x", options);
-    promise(picture.width == info.width && picture.height == info.height,
-            "the header tells the size");
-    promise(int64_t{picture.width} * picture.height <= options.max_pixels, "the limit holds");
-    promise(alpha.rgb.empty() || alpha.rgb.size() == picture.rgb.size(),
-            "transparency is of the picture's size");
+    promise(media::looks_like_image(data.first(std::min<size_t>(data.size(), 64))),
+            "64 bytes tell an image");
+    const auto [image, alpha] = media::decode_with_alpha(data, "x", options);
+    promise(image.width == info.width && image.height == info.height, "the header tells the size");
+    promise(int64_t{image.width} * image.height <= options.max_pixels, "the limit holds");
+    promise(alpha.rgb.empty() || alpha.rgb.size() == image.rgb.size(),
+            "transparency is of the image's size");
   } catch (const Error& error) {
     promise(error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kDataLoss ||
                 error.code() == ErrorCode::kInvalidArgument,
-            "a picture is unknown, damaged or too large");
+            "an image is unknown, damaged or too large");
     promise(find_invalid_utf8(error.what()) == std::string_view::npos, "a message is UTF-8");
   }
 }

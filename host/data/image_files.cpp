@@ -1,4 +1,4 @@
-#include "host/data/picture_files.h"
+#include "host/data/image_files.h"
 
 #include <utility>
 
@@ -7,24 +7,24 @@
 
 namespace atelier::data {
 
-PictureFiles check_pictures(const std::set<std::string>& paths, bool decode_all) {
-  PictureFiles files;
-  std::vector<std::pair<const std::string, inputs::PictureFile>*> entries;
+ImageFiles check_images(const std::set<std::string>& paths, bool decode_all) {
+  ImageFiles files;
+  std::vector<std::pair<const std::string, inputs::ImageFile>*> entries;
   entries.reserve(paths.size());
   for (const std::string& path : paths) {
-    entries.push_back(&*files.emplace_hint(files.end(), path, inputs::PictureFile{}));
+    entries.push_back(&*files.emplace_hint(files.end(), path, inputs::ImageFile{}));
   }
   for_each_in_parallel(entries.size(), [&](size_t i) {
-    entries[i]->second = inputs::check_picture(entries[i]->first, decode_all);
+    entries[i]->second = inputs::check_image(entries[i]->first, decode_all);
   });
   return files;
 }
 
 std::map<std::string, std::string> find_copies(const std::vector<std::string>& paths,
-                                               const PictureFiles& files) {
+                                               const ImageFiles& files) {
   std::map<int64_t, std::vector<const std::string*>> by_length;
   for (const std::string& path : paths) {
-    const inputs::PictureFile& file = files.at(path);
+    const inputs::ImageFile& file = files.at(path);
     if (!file.error) by_length[file.bytes].push_back(&path);
   }
   std::vector<const std::string*> alike;

@@ -1,4 +1,4 @@
-// The pictures that a run makes on its way to show how far it is: the file of --sample_prompts.
+// The images that a run makes on its way to show how far it is: the file of --sample_prompts.
 #pragma once
 
 #include <optional>
@@ -16,10 +16,10 @@
 
 namespace atelier::train {
 
-// The size of a picture whose prompt says none: --height and --width, else the size that most
+// The size of an image whose prompt says none: --height and --width, else the size that most
 // samples of the run are trained at. `dataset` may be null: then the samples are those of the
 // cache. nullopt where neither can tell.
-std::optional<data::Size> size_of_samples(const Config& config, const data::Dataset* dataset);
+std::optional<data::Size> preview_size(const Config& config, const data::Dataset* dataset);
 
 // Reads the text of a file in which each line is a prompt, with switches behind it as in kohya's
 // trainers:

@@ -1,4 +1,4 @@
-#include "host/train/sample_prompts.h"
+#include "host/train/preview_prompts.h"
 
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -170,11 +170,11 @@ TEST_CASE("What has no meaning here is refused with what to use", "[sample_promp
   REQUIRE_THAT(parse("a --g 3.5").message,
                Catch::Contains("prompts.txt:1: \"--g\": embedded guidance is not supported") &&
                    Catch::Contains("--l sets the scale"));
-  REQUIRE_THAT(parse("a --f 81").message, Catch::Contains("single pictures"));
+  REQUIRE_THAT(parse("a --f 81").message, Catch::Contains("single images"));
   REQUIRE(parse("a --f 1").message.empty());
   REQUIRE_THAT(parse("a --i b.png", kVideoInputs).message,
-               Catch::Contains("prompts.txt:1: input_image: this family does not start from a "
-                               "picture"));
+               Catch::Contains("prompts.txt:1: input_image: this family does not start from an "
+                               "image"));
   const auto [jobs, message] = parse("a --f 81", kVideoInputs);
   REQUIRE(message.empty());
   REQUIRE(jobs[0].settings.family_inputs.at("num_frames") == 81);

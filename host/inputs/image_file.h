@@ -1,4 +1,4 @@
-// One picture file: whether it can be read, and its bytes.
+// One image file: whether it can be read, and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace atelier::inputs {
 
-struct PictureFile {
-  media::PictureInfo info;
+struct ImageFile {
+  media::ImageInfo info;
   int64_t bytes = 0;
   int64_t modified_ns = 0;     // since 1970
   std::optional<Error> error;  // what is wrong with the file; the rest is then not filled in
@@ -21,9 +21,9 @@ struct PictureFile {
 
 // Says whether a file can be read: it exists, is a regular file, has a good header and ends as its
 // format does. A file that ends otherwise, and with `decode_all` every one, is decoded.
-PictureFile check_picture(const std::string& path, bool decode_all);
+ImageFile check_image(const std::string& path, bool decode_all);
 
 // The whole file. Throws Error naming it; named pipes and the like are refused.
-std::vector<uint8_t> read_picture_file(const std::string& path);
+std::vector<uint8_t> read_image_file(const std::string& path);
 
 }  // namespace atelier::inputs
