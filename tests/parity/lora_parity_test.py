@@ -153,12 +153,12 @@ class LoraParityTest(unittest.TestCase):
                 self.pipeline.unload_lora_weights()
 
     def check_strengths(self, got):
-        compare.assert_pictures("LoRA of diffusers", got[0], self.with_adapters(style=1.0))
+        compare.assert_images("LoRA of diffusers", got[0], self.with_adapters(style=1.0))
         self.pipeline.set_adapters(["style"], adapter_weights=[-0.6])
-        compare.assert_pictures("LoRA of diffusers, strength -0.6", got[1], self.reference())
-        compare.assert_pictures("LoRA taken away", got[2], self.plain)
+        compare.assert_images("LoRA of diffusers, strength -0.6", got[1], self.reference())
+        compare.assert_images("LoRA taken away", got[2], self.plain)
         self.pipeline.unload_lora_weights()
-        compare.assert_pictures("LoRA of diffusers, rsLoRA and patterns", got[3],
+        compare.assert_images("LoRA of diffusers, rsLoRA and patterns", got[3],
                                 self.with_adapters(light=1.0))
 
     def test_a_dora_of_diffusers_gives_the_same_picture(self):
@@ -171,7 +171,7 @@ class LoraParityTest(unittest.TestCase):
         expected = self.with_adapters(dora=1.0)
         for mode in ("hot", "merge"):
             with self.subTest(mode=mode):
-                compare.assert_pictures("DoRA of diffusers, " + mode,
+                compare.assert_images("DoRA of diffusers, " + mode,
                                         self.ours(["dora"], lora_mode=mode)[0], expected)
 
     def test_whole_differences_of_every_layer_are_added(self):
@@ -187,13 +187,13 @@ class LoraParityTest(unittest.TestCase):
                 tensors["diffusion_model." + name.rsplit(".", 1)[0] + ending] = diff
         save_file(tensors, self.dir / "whole.safetensors")
         self.assertTrue(any("norm_q.diff" in name for name in tensors))
-        expected = self.picture_of(transformer)
-        compare.assert_pictures("whole differences", self.ours(["whole"])[0], expected)
+        expected = self.image_of(transformer)
+        compare.assert_images("whole differences", self.ours(["whole"])[0], expected)
 
     def test_two_adapters_with_strengths_give_the_same_picture(self):
         expected = self.with_adapters(style=0.7, light=-1.5)
         got = self.ours([{"name": "style", "strength": 0.7}, {"name": "light", "strength": -1.5}])
-        compare.assert_pictures("two LoRAs", got[0], expected)
+        compare.assert_images("two LoRAs", got[0], expected)
 
     def test_the_command_line_names_files(self):
         flags = dict(prompt=PROMPT,
@@ -229,7 +229,7 @@ class LoraParityTest(unittest.TestCase):
         randomize_adapters_(wrapped, 3, std)
         wrapped.save_pretrained(self.dir / "peft" / name)
         wrapped.eval()
-        expected = self.picture_of(transformer)
+        expected = self.image_of(transformer)
         got = atelier.generate(self.models.model,
                                self.latents,
                                prompt=PROMPT,
@@ -240,9 +240,9 @@ class LoraParityTest(unittest.TestCase):
                                seed=0,
                                dtype="float32",
                                lora=self.dir / "peft" / name)
-        compare.assert_pictures(name + " folder of peft", got, expected)
+        compare.assert_images(name + " folder of peft", got, expected)
 
-    def picture_of(self, transformer):
+    def image_of(self, transformer):
         """diffusers' image with another transformer."""
         pipeline = QwenImagePipeline(**{**self.pipeline.components, "transformer": transformer})
         pipeline.set_progress_bar_config(disable=True)
@@ -286,7 +286,7 @@ class LoraParityTest(unittest.TestCase):
         # Those that diffusers reads are what it takes them for.
         for name in ("diffusers", "comfy", "kohya", "lightning"):
             with self.subTest(read_by_diffusers=name):
-                compare.assert_pictures(f"LoRA spelled as {name}", got[0],
+                compare.assert_images(f"LoRA spelled as {name}", got[0],
                                         self.with_adapters(**{"spelled_" + name: 1.0}))
                 self.pipeline.unload_lora_weights()
 
@@ -294,7 +294,7 @@ class LoraParityTest(unittest.TestCase):
         layers = layers_of(self.dir / "style.safetensors")
         save_file(spell(layers, "lora_unet_", ".lora_down.weight", ".lora_up.weight", 8, True),
                   self.dir / "kohya_alpha.safetensors")
-        compare.assert_pictures("LoRA with alpha tensors",
+        compare.assert_images("LoRA with alpha tensors",
                                 self.ours(["kohya_alpha"])[0],
                                 self.with_adapters(kohya_alpha=1.0))
 

@@ -276,32 +276,32 @@ class Lumina2PipelineTest(unittest.TestCase):
         for layout, paths in self.models.layouts().items():
             with self.subTest(layout=layout):
                 got = self.ours(latents, 64, 96, 4, paths, negative_prompt=NEGATIVE, schedule="row")
-                compare.assert_pictures("lumina2, images, " + layout, got, expected)
+                compare.assert_images("lumina2, images, " + layout, got, expected)
 
     def test_an_empty_negative_prompt_has_no_system_prompt(self):
         latents = noise(1, 48, 64, seed=42)
-        compare.assert_pictures("lumina2, images, empty negative prompt",
+        compare.assert_images("lumina2, images, empty negative prompt",
                                 self.ours(latents, 48, 64, 3, schedule="row"),
                                 self.reference(latents, 48, 64, 3))
 
     def test_a_system_prompt_takes_the_place_of_the_published_one(self):
         latents = noise(1, 48, 64, seed=43)
         system = "You paint in oil."
-        compare.assert_pictures(
+        compare.assert_images(
             "lumina2, images, another system prompt",
             self.ours(latents, 48, 64, 3, schedule="row", system_prompt=system),
             self.reference(latents, 48, 64, 3, system_prompt=system))
 
     def test_guidance_without_renormalisation_is_that_of_diffusers(self):
         latents = noise(1, 48, 64, seed=44)
-        compare.assert_pictures(
+        compare.assert_images(
             "lumina2, images, no renormalisation",
             self.ours(latents, 48, 64, 3, cfg_renorm="none", cfg_scale=2.5),
             self.reference(latents, 48, 64, 3, cfg_normalization=False, guidance_scale=2.5))
 
     def test_without_guidance_the_pictures_are_those_of_diffusers(self):
         latents = noise(1, 64, 64, seed=45)
-        compare.assert_pictures("lumina2, images, unguided",
+        compare.assert_images("lumina2, images, unguided",
                                 self.ours(latents, 64, 64, 4, cfg_scale=1),
                                 self.reference(latents, 64, 64, 4, guidance_scale=1.0))
 
@@ -333,7 +333,7 @@ class Lumina2PipelineTest(unittest.TestCase):
         self.assertTrue(0 < guided < steps and clamped > 0)
         expected = levels((image / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).numpy())
         got = self.ours(latents, height, width, steps, cfg_scale=scale, cfg_trunc=trunc)
-        compare.assert_pictures("lumina2, images, clamped and truncated guidance", got, expected)
+        compare.assert_images("lumina2, images, clamped and truncated guidance", got, expected)
 
 
 HEIGHT, WIDTH, STEPS = 64, 48, 3
@@ -457,7 +457,7 @@ class Lumina2LoraTest(unittest.TestCase):
         expected = self.with_adapter("style")
         for layout, paths in self.models.layouts().items():
             with self.subTest(layout=layout):
-                compare.assert_pictures("lumina2, LoRA of diffusers, " + layout,
+                compare.assert_images("lumina2, LoRA of diffusers, " + layout,
                                         self.ours("style", paths), expected)
 
     def test_a_lora_of_diffusers_goes_through_fused_spellings_and_comes_back(self):
@@ -470,13 +470,13 @@ class Lumina2LoraTest(unittest.TestCase):
                     fused = self.convert("style", "there", spelling, layout)
                     self.assertEqual(fused[layer].shape, (12, 96))
                     self.assertFalse([name for name in fused if "to_q" in name])
-                    compare.assert_pictures("lumina2, LoRA as " + spelling, self.ours("there"),
+                    compare.assert_images("lumina2, LoRA as " + spelling, self.ours("there"),
                                             expected)
                     back = self.convert("there", "back", "diffusers", layout)
                     self.assertEqual(set(back), set(original))
                     for name, value in original.items():
                         self.assertTrue(torch.equal(back[name], value), name)
-        compare.assert_pictures("lumina2, LoRA that came back, in diffusers",
+        compare.assert_images("lumina2, LoRA that came back, in diffusers",
                                 self.with_adapter("back"), expected)
 
     def picture_in_comfyui(self, name):
@@ -507,9 +507,9 @@ class Lumina2LoraTest(unittest.TestCase):
                                    ("kohya", self.picture_in_comfyui)):
                 with self.subTest(name=name, spelling=spelling):
                     self.convert(name, f"{name}_{spelling}", spelling)
-                    compare.assert_pictures(f"lumina2, {name} as {spelling}, in its program",
+                    compare.assert_images(f"lumina2, {name} as {spelling}, in its program",
                                             read(f"{name}_{spelling}"), expected)
-                    compare.assert_pictures(f"lumina2, {name} as {spelling}, here",
+                    compare.assert_images(f"lumina2, {name} as {spelling}, here",
                                             self.ours(f"{name}_{spelling}"), expected)
 
     def test_diffusers_reads_its_own_spelling_alone(self):
@@ -519,7 +519,7 @@ class Lumina2LoraTest(unittest.TestCase):
             self.pipeline.load_lora_weights(self.dir / "foreign.safetensors", adapter_name="one")
             self.assertTrue(np.array_equal(self.reference(), self.plain), spelling)
             self.pipeline.unload_lora_weights()
-        compare.assert_pictures("lumina2, style as diffsynth, here", self.ours("foreign"),
+        compare.assert_images("lumina2, style as diffsynth, here", self.ours("foreign"),
                                 self.with_adapter("style"))
         self.convert("style", "foreign", "comfy")
         with self.assertRaises(Exception):
@@ -538,7 +538,7 @@ class Lumina2LoraTest(unittest.TestCase):
             self.assertTrue(
                 torch.equal(up, fused["lora_unet_layers_1_attention_qkv.lora_up.weight"]))
             expected = self.with_adapter("cut_" + layout)
-            compare.assert_pictures("lumina2, LoRA of sd-scripts", self.ours("fused"), expected)
+            compare.assert_images("lumina2, LoRA of sd-scripts", self.ours("fused"), expected)
             again = self.convert("cut_" + layout, "again", "kohya", layout)
             self.assertEqual(set(again), set(fused))
             for name, value in fused.items():

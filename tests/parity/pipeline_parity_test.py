@@ -82,18 +82,18 @@ class PipelineParityTest(unittest.TestCase):
                 self.assertGreater(effect, 5,
                                    "guidance changes too little for the test to prove anything")
                 got = self.ours(latents, height, width, steps, 4.0, NEGATIVE)
-                compare.assert_pictures("text to image, guided", got, expected)
+                compare.assert_images("text to image, guided", got, expected)
 
     def test_text_to_image_without_guidance_gives_the_same_picture(self):
         latents = noise(1, 64, 64, seed=42)
         expected = self.reference(self.pipeline, latents, 64, 64, 4, 1.0, None)
-        compare.assert_pictures("text to image, unguided", self.ours(latents, 64, 64, 4, 1),
+        compare.assert_images("text to image, unguided", self.ours(latents, 64, 64, 4, 1),
                                 expected)
 
     def test_an_empty_negative_prompt_is_a_single_space(self):
         latents = noise(1, 48, 64, seed=43)
         expected = self.reference(self.pipeline, latents, 48, 64, 3, 3.0, " ")
-        compare.assert_pictures("text to image, default negative prompt",
+        compare.assert_images("text to image, default negative prompt",
                                 self.ours(latents, 48, 64, 3, 3), expected)
 
     def test_captions_of_too_many_tokens_are_cut_where_the_pipeline_cuts_them(self):
@@ -146,7 +146,7 @@ class PipelineParityTest(unittest.TestCase):
                                 NEGATIVE,
                                 input_image=picture,
                                 denoising_strength=strength)
-                compare.assert_pictures("image to image", got, expected)
+                compare.assert_images("image to image", got, expected)
 
     def test_several_jobs_of_a_file_give_the_same_pictures(self):
         """Sizes, prompts and batches differ, and nothing of a job stays behind for the next."""
@@ -179,7 +179,7 @@ class PipelineParityTest(unittest.TestCase):
                                   output_type="np").images))
         got = atelier.generate_jobs(self.models.model, jobs, dtype="float32")
         for number, pictures in enumerate(expected):
-            compare.assert_pictures("text to image, several jobs", got[number], pictures)
+            compare.assert_images("text to image, several jobs", got[number], pictures)
 
     def test_single_files_give_the_same_picture(self):
         pipeline = QwenImagePipeline(scheduler=self.pipeline.scheduler,
@@ -202,7 +202,7 @@ class PipelineParityTest(unittest.TestCase):
                             root / "single" / "text_encoder.safetensors",
                             root / "vae_original.safetensors", root / "tokenizer_json"
                         ])
-        compare.assert_pictures("text to image, single files", got, expected)
+        compare.assert_images("text to image, single files", got, expected)
 
 
 if __name__ == "__main__":

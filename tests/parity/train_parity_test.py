@@ -548,7 +548,7 @@ class TrainParityTest(unittest.TestCase):
                           latents=references.pack(latents),
                           output_type="np",
                           **flags).images
-        compare.assert_pictures("training, image of a saved LoRA", ours,
+        compare.assert_images("training, image of a saved LoRA", ours,
                                 list((theirs * 255).round().astype(np.uint8)))
 
     def check_velocity(self, got, expected, data):
