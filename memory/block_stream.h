@@ -51,7 +51,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   // Takes all blocks and starts copying the first; is called first. Returns the bytes of pinned
   // memory that reading takes.
   int64_t start(std::vector<Source> sources);
-  // Lets go of the transfer and of the slots that are not held, after the calls of other threads
+  // Lets go of the device and of the slots that are not held, after the calls of other threads
   // that use it. A hold() that waits for its block ends with Error{kInternal}, and so do later
   // ones.
   void close();
@@ -101,7 +101,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   void load(Slot& slot, int64_t block);
   void load_ahead();
   void wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot);
-  // With the lock: the transfer, which close() leaves alone until the result is let go, without the
+  // With the lock: the device, which close() leaves alone until the result is let go, without the
   // lock. Null once the stream is closing.
   std::shared_ptr<TransferDevice> use_transfer();
   void compute_after(TransferDevice& transfer, const Ticket& ticket);

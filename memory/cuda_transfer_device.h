@@ -1,4 +1,4 @@
-// The transfer of a device with streams and events.
+// A CUDA device, which copies by streams and events.
 #pragma once
 
 #include <memory>

@@ -32,7 +32,7 @@ class CopyState final : public Ticket::State {
  public:
   explicit CopyState(double end) : end_(end) {}
 
-  double end() const { return end_; }  // on the transfer's clock
+  double end() const { return end_; }  // on the device's clock
 
   void finish(const std::exception_ptr& failure) {
     const std::lock_guard lock(mutex_);

@@ -12,7 +12,7 @@ namespace atelier::memory {
 // Work that was queued; cheap to copy. An empty one is done.
 class Ticket {
  public:
-  // What the transfer that gave it knows of it.
+  // What the device that gave it knows of it.
   struct State {
     virtual ~State();
   };
@@ -84,7 +84,7 @@ class VirtualClock {
 // bounds what device_memory() gives and what LibTorch allocates meanwhile outside of a HostScope,
 // and copies take as long as their bytes at a rate.
 struct SimulatedDeviceOptions {
-  int64_t capacity = INT64_MAX;   // bytes; one transfer with a limit lives at a time
+  int64_t capacity = INT64_MAX;   // bytes; one device with a limit lives at a time
   double bytes_per_second = 0.0;  // of each direction; 0: as fast as memory
   bool poison = false;            // memory is NaN until a copy into it is done
   // Where the time of copies passes, and that of waiting for them; null: on the wall.

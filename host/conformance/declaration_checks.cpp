@@ -74,7 +74,7 @@ class DeclarationChecks : Checks {
     wants(input.when_absent == WhenAbsent::kNone ||
               (is_image && input.channels == 3 && input.use != InputUse::kGenerate &&
                input.role == InputRole::kCondition && model::target_input(family().inputs())),
-          "has a simulated device and is no image beside the one that is learnt");
+          "has a replacement and is no image beside the one that is learnt");
   }
 
   Detail check_stages() {

@@ -12,18 +12,6 @@
 #include "host/media/resize.h"
 
 namespace atelier::data {
-namespace {
-
-// The transparency of the image to learn, cut as it is; undefined where it has none.
-at::Tensor read_alpha_mask(const std::string& path, const MediaTarget& target) {
-  const media::Image alpha =
-      media::decode_with_alpha(inputs::read_image_file(path), files::display_path(path)).alpha;
-  if (alpha.rgb.empty()) return {};
-  return media::to_mask(media::crop_and_resize(alpha, static_cast<int>(target.width),
-                                               static_cast<int>(target.height)));
-}
-
-}  // namespace
 
 Inputs Dataset::values_of(const Item& item) const {
   Inputs values;
@@ -49,16 +37,21 @@ Sample Dataset::load(const Item& item) const {
   Sample sample = {values_of(item), {}};
   for (const InputSpec& input : inputs_) {
     const auto paths = item.files.find(input.name);
-    if (paths != item.files.end())
+    if (paths == item.files.end()) continue;
+    if (options_.alpha_mask && input.name == learnt_) {
+      auto [image, mask] = inputs::read_with_mask(input, paths->second.front(), target);
+      sample.inputs.emplace(input.name, std::move(image));
+      sample.mask = std::move(mask);
+    } else {
       sample.inputs.emplace(input.name, inputs::read_files(input, paths->second, target));
+    }
   }
   const at::Tensor& learnt = std::get<at::Tensor>(sample.inputs.at(learnt_));
   for (const InputSpec& input : inputs_) {
     if (!sample.inputs.contains(input.name))
-      sample.inputs.emplace(input.name, inputs::simulated(input, learnt));
+      sample.inputs.emplace(input.name, inputs::when_absent(input, learnt));
   }
   const std::string& mask_column = options_.mask_column;
-  if (options_.alpha_mask) sample.mask = read_alpha_mask(item.files.at(learnt_).front(), target);
   const auto mask = item.files.find(mask_column);
   if (mask != item.files.end() && !sample.inputs.contains(mask_column))
     sample.mask = std::get<at::Tensor>(

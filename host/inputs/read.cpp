@@ -68,7 +68,18 @@ InputValue read_files(const InputSpec& input, std::span<const std::string> paths
   return images;
 }
 
-InputValue simulated(const InputSpec& input, const at::Tensor& target) {
+ImageWithMask read_with_mask(const InputSpec& input, const std::string& path,
+                             const MediaTarget& target) {
+  const auto [image, alpha] =
+      media::decode_with_alpha(read_image_file(path), files::display_path(path));
+  ImageWithMask result;
+  result.image = input.channels == 4 ? read_rgba(input, path, target)
+                                     : media::to_pixels(fitted(image, input.fit, target));
+  if (!alpha.rgb.empty()) result.mask = media::to_mask(fitted(alpha, input.fit, target));
+  return result;
+}
+
+InputValue when_absent(const InputSpec& input, const at::Tensor& target) {
   at::Tensor frame = target;
   if (target.dim() == 4)
     frame = target.select(1, input.when_absent == WhenAbsent::kFirstFrame ? 0 : -1);

@@ -16,6 +16,15 @@ InputValue read_files(const InputSpec& input, std::span<const std::string> paths
 
 // What stands in for an image that a row of a dataset lacks: see InputSpec::when_absent.
 // `target`: the value of the target input, an image or a clip.
-InputValue simulated(const InputSpec& input, const at::Tensor& target);
+InputValue when_absent(const InputSpec& input, const at::Tensor& target);
+
+struct ImageWithMask {
+  at::Tensor image;  // as read_files() gives it
+  at::Tensor mask;  // of the same size, 1 where the image is opaque; undefined: it is so everywhere
+};
+
+// Reads an image with its transparency, which is decoded with it. Throws as read_files().
+ImageWithMask read_with_mask(const InputSpec& input, const std::string& path,
+                             const MediaTarget& target);
 
 }  // namespace atelier::inputs

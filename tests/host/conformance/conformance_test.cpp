@@ -138,7 +138,7 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
         .fit = InputFit::kAsIs},
        "keeps a size"},
       {{.name = "more", .kind = InputKind::kText, .when_absent = WhenAbsent::kFirstFrame},
-       "has a simulated"},
+       "has a replacement"},
   };
   for (const auto& [input, said] : cases) {
     const std::vector<std::string> names = failed(conformance::check_family(ToyWithInput(input)));

@@ -122,16 +122,16 @@ TEST_CASE("Contents tell values apart and nothing else", "[inputs]") {
   CHECK(seen.contains(content_of({{"x", at::zeros({2, 4}).slice(1, 0, 4, 2)}})));
 }
 
-TEST_CASE("A simulated device is the first or the last frame of the target", "[inputs]") {
+TEST_CASE("An absent image is the first or the last frame of the target", "[inputs]") {
   InputSpec input = kImage;
   input.when_absent = WhenAbsent::kFirstFrame;
   const at::Tensor image = at::rand({3, 4, 4}), clip = at::rand({3, 5, 4, 4});
-  CHECK(at::equal(std::get<at::Tensor>(simulated(input, image)), image));
-  CHECK(at::equal(std::get<at::Tensor>(simulated(input, clip)), clip.select(1, 0)));
+  CHECK(at::equal(std::get<at::Tensor>(when_absent(input, image)), image));
+  CHECK(at::equal(std::get<at::Tensor>(when_absent(input, clip)), clip.select(1, 0)));
   input.when_absent = WhenAbsent::kLastFrame;
-  CHECK(at::equal(std::get<at::Tensor>(simulated(input, clip)), clip.select(1, 4)));
+  CHECK(at::equal(std::get<at::Tensor>(when_absent(input, clip)), clip.select(1, 4)));
   input.max_count = 2;
-  CHECK(std::get<std::vector<at::Tensor>>(simulated(input, clip)).size() == 1);
+  CHECK(std::get<std::vector<at::Tensor>>(when_absent(input, clip)).size() == 1);
 }
 
 TEST_CASE("What cannot be read yet is named", "[inputs]") {

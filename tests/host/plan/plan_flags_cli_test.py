@@ -147,7 +147,7 @@ class FlagsTest(unittest.TestCase):
         return 0.1
 
     def walk(self, command, table):
-        places = [({"device": SIMULATED}, "on the simulated"), ({"device_profile": "elsewhere.json"}, "elsewhere")]
+        places = [({"device": SIMULATED}, "simulated"), ({"device_profile": "elsewhere.json"}, "elsewhere")]
         without = {where: self.plan(command, place)[0] for place, where in places}
         for number, (flags, expected) in enumerate(table):
             plans = {}
@@ -167,11 +167,11 @@ class FlagsTest(unittest.TestCase):
             with self.subTest(command=command, flags=flags, what="one plan for both"):
                 for key in plans["elsewhere"]:
                     if key.endswith((".storage", ".resident_blocks", ".others", ".passes")):
-                        self.assertEqual(plans["elsewhere"][key], plans["on the simulated"][key], key)
+                        self.assertEqual(plans["elsewhere"][key], plans["simulated"][key], key)
             with self.subTest(command=command, flags=flags, what="predicted and measured"):
                 said = self.measured(command, flags, number)
                 predicted, measured = size_in(said, "memory: predicted"), size_in(said, "measured")
-                self.assertLess(abs(predicted - measured), self.tolerance(flags, plans["on the simulated"]) * measured,
+                self.assertLess(abs(predicted - measured), self.tolerance(flags, plans["simulated"]) * measured,
                                 said)
 
     def test_generation(self):
