@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 
 #include "memory/block_stream.h"
@@ -69,7 +70,7 @@ class StreamedStore final : public WeightStore {
   at::Tensor draw_rows(const at::Tensor& index) const override {
     const std::optional<Parts> leased = lease();
     const auto store = leased ? on_host_->over(*leased) : on_host_;
-    return store->draw_rows(index).to(stream_->device());
+    return ops::upload(store->draw_rows(index), stream_->device());
   }
 
   std::optional<RowCodes> draw_codes() const override {

@@ -37,10 +37,10 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
 
 // Angles of positions 0 to count - 1 on an axis that carries `channels` of a head: [count,
 // channels / 2] float64.
-at::Tensor angles(int64_t count, int64_t channels) {
-  const at::Tensor exponent =
-      at::arange(0, channels, 2, at::kDouble) / static_cast<double>(channels);
-  return at::outer(at::arange(count, at::kDouble), at::reciprocal(at::pow(kRopeTheta, exponent)));
+at::Tensor angles(int64_t count, int64_t channels, at::Device device) {
+  const auto options = at::TensorOptions(device).dtype(at::kDouble);
+  const at::Tensor exponent = at::arange(0, channels, 2, options) / static_cast<double>(channels);
+  return at::outer(at::arange(count, options), at::reciprocal(at::pow(kRopeTheta, exponent)));
 }
 
 // Scales and gates of the two halves of a block: [B, D] each, views of [B, 4 D]; undefined in a
@@ -168,20 +168,19 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_
   // Text counts along the first axis; the whole image stands behind its sample's text there, and
   // counts rows and columns along the others.
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const at::Tensor along_angles = angles(longest + 1, text_axis);
-  const at::Tensor row_angles = angles(height, row_axis);
-  const at::Tensor column_angles = angles(width, column_axis);
+  const at::Tensor along_angles = angles(longest + 1, text_axis, device);
+  const at::Tensor row_angles = angles(height, row_axis, device);
+  const at::Tensor column_angles = angles(width, column_axis, device);
   Rope r;
   const auto place = [&](at::Tensor (*wave)(const at::Tensor&), at::Tensor& of_image,
                          at::Tensor& of_text, at::Tensor& of_both) {
-    const auto values = [&](const at::Tensor& angle) {
-      return wave(angle).to(at::kFloat).to(device);
-    };
+    const auto values = [&](const at::Tensor& angle) { return wave(angle).to(at::kFloat); };
     const at::Tensor along = values(along_angles);
     const at::Tensor rows = values(row_angles).unsqueeze(1).expand({height, width, -1});
     const at::Tensor columns = values(column_angles).unsqueeze(0).expand({height, width, -1});
     const at::Tensor grid = at::cat({rows, columns}, 2).view({height * width, -1});
-    const at::Tensor still = values(at::zeros({1, grid.size(1)}));  // where nothing turns
+    const at::Tensor still =
+        values(at::zeros({1, grid.size(1)}, grid.options()));  // where nothing turns
     Tensors text, image, both;
     for (const int64_t length : lengths) {
       text.push_back(at::cat({along.narrow(0, 0, length), still.expand({length, -1})}, 1));

@@ -42,7 +42,7 @@ at::Tensor time_channels(const at::Tensor& sigma_B) {
 // Angles of one axis that carries `channels` of a head: [positions, channels / 2] float32.
 at::Tensor angles(const at::Tensor& positions, int64_t channels) {
   const at::Tensor exponent =
-      at::arange(0, channels, 2, at::kFloat) / static_cast<double>(channels);
+      at::arange(0, channels, 2, positions.options()) / static_cast<double>(channels);
   return at::outer(positions, at::reciprocal(at::pow(kRopeTheta, exponent)));
 }
 
@@ -195,16 +195,16 @@ Dit::~Dit() = default;
 Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
                          at::Device device) const {
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
+  const auto options = at::TensorOptions(device).dtype(at::kFloat);
   Rope r;
 
   // Rows and columns count from the middle of the image; there is one frame, at 0.
-  const at::Tensor frame = at::zeros({1, frame_axis / 2});
-  const at::Tensor rows = angles(at::arange(height, at::kFloat) - (height - height / 2), row_axis);
-  const at::Tensor columns =
-      angles(at::arange(width, at::kFloat) - (width - width / 2), column_axis);
+  const at::Tensor frame = at::zeros({1, frame_axis / 2}, options);
+  const at::Tensor rows = angles(at::arange(height, options) - (height - height / 2), row_axis);
+  const at::Tensor columns = angles(at::arange(width, options) - (width - width / 2), column_axis);
   const auto image = [&](at::Tensor (*wave)(const at::Tensor&)) {
     const auto grid = [&](const at::Tensor& axis, int64_t dim) {
-      const at::Tensor of_axis = wave(axis).to(device);
+      const at::Tensor of_axis = wave(axis);
       return of_axis.unsqueeze(dim).expand({height, width, of_axis.size(1)});
     };
     return at::cat({grid(frame, 0), grid(rows, 1), grid(columns, 0)}, 2)
@@ -217,15 +217,15 @@ Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_
   // Text follows on the diagonal behind the image, each sample anew.
   const int64_t start = std::max(height / 2, width / 2);
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const at::Tensor positions = at::arange(start, start + longest, at::kFloat);
+  const at::Tensor positions = at::arange(start, start + longest, options);
   const at::Tensor text = at::cat(
       {angles(positions, frame_axis), angles(positions, row_axis), angles(positions, column_axis)},
       1);
   std::vector<at::Tensor> parts;
   for (int64_t length : lengths) parts.push_back(text.narrow(0, 0, length));
   const at::Tensor packed = at::cat(parts, 0);
-  r.text_cos = at::cos(packed).to(device);
-  r.text_sin = at::sin(packed).to(device);
+  r.text_cos = at::cos(packed);
+  r.text_sin = at::sin(packed);
   return r;
 }
 

@@ -4,6 +4,7 @@
 
 #include "atelier/error.h"
 #include "atelier/host/leaf_scope.h"
+#include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 
 namespace atelier {
@@ -31,7 +32,7 @@ WeightStore::~WeightStore() = default;
 
 at::Tensor WeightStore::draw_rows(const at::Tensor& index) const {
   const at::Tensor table = draw();
-  return table.index_select(0, index.reshape({-1}).to(table.device()));
+  return table.index_select(0, ops::upload(index.reshape({-1}), table.device()));
 }
 
 std::optional<RowCodes> WeightStore::draw_codes() const {

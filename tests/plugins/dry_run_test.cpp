@@ -13,6 +13,7 @@
 
 #include "memory/live_bytes.h"
 #include "memory/meta_bytes.h"
+#include "support/device_calls.h"
 #include "support/models.h"
 
 namespace atelier::memory {
@@ -137,6 +138,17 @@ TEST_CASE("A family runs without values as if on a GPU", "[dry_run]") {
   CHECK(scope.product_flops() > 0);
   CHECK(scope.attention_flops() > 0);
   CHECK(bytes.peak() > 0);
+}
+
+TEST_CASE("A denoising step neither copies from the host nor waits for the device", "[dry_run]") {
+  const at::NoGradGuard no_grad;
+  TinyModel dry(at::kMeta);
+  const ops::DryRun scope(at::kCUDA);
+  const test::DeviceCalls calls;
+  dry.denoise();
+  dry.denoise();
+  CHECK(calls.copies() == 0);
+  CHECK(calls.waits() == 0);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 
 namespace atelier::nn {
@@ -91,7 +92,7 @@ void NoiseLevels::prepare(std::span<const float> sigmas, BlockRunner& runner) {
   const at::Tensor weight = in_.weight->draw();
   const auto count = static_cast<int64_t>(sigmas.size());
   const at::Tensor time =
-      time_rows(at::tensor(sigmas, at::kFloat).to(weight.device()), weight.scalar_type());
+      time_rows(ops::upload(at::tensor(sigmas, at::kFloat), weight.device()), weight.scalar_type());
   Prepared prepared{.count = count, .blocks = {}, .end = of_levels(end_, time, count)};
   for (const auto& [block, layers] : blocks_) {
     const std::shared_ptr<void> held = runner.hold(*block);

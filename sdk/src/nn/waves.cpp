@@ -15,13 +15,13 @@ at::Tensor time_channels(const at::Tensor& position_B, int64_t channels, double 
 }
 
 Waves row_waves(const Segments& rows, int64_t head_dim, double theta, at::Device device) {
+  const auto options = at::TensorOptions(device).dtype(at::kFloat);
   std::vector<at::Tensor> positions;
   for (int64_t s = 0; s < rows.count(); ++s)
-    positions.push_back(at::arange(rows.length(s), at::kFloat));
-  const at::Tensor exponent =
-      at::arange(0, head_dim, 2, at::kFloat) / static_cast<double>(head_dim);
+    positions.push_back(at::arange(rows.length(s), options));
+  const at::Tensor exponent = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
   const at::Tensor angle = at::outer(at::cat(positions), at::reciprocal(at::pow(theta, exponent)));
-  return {at::cos(angle).to(device), at::sin(angle).to(device)};
+  return {at::cos(angle), at::sin(angle)};
 }
 
 }  // namespace atelier::nn

@@ -12,6 +12,7 @@
 #include "atelier/host/dry_run.h"
 #include "atelier/host/recompute_scope.h"
 #include "atelier/host/stop.h"
+#include "atelier/host/upload.h"
 
 #include "ops/autograd_support.h"
 #include "ops/cpu_flash.h"
@@ -296,7 +297,7 @@ std::tuple<Tensor, Tensor, Tensor> dense_backward(
 }
 
 Tensor device_offsets(const Segments& rows, const Tensor& like) {
-  return rows.tensor().to(at::kInt).to(like.device());
+  return offsets_on(rows, like.device(), at::kInt);
 }
 
 // {output [Nq, H * d], what the kernel's backward wants beside it...}. `bias` may be undefined.

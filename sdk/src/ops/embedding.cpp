@@ -3,6 +3,7 @@
 #include "atelier/error.h"
 #include "atelier/host/leaf_scope.h"
 #include "atelier/host/recompute_scope.h"
+#include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/ops/linear.h"
 
@@ -35,7 +36,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list result(3);
     if (!grads[0].defined()) return result;
-    const Tensor ids = ctx->get_saved_variables()[0].to(grads[0].device());
+    const Tensor ids = upload(ctx->get_saved_variables()[0], grads[0].device());
     result[0] = at::embedding_dense_backward(grads[0].contiguous(), ids,
                                              ctx->saved_data["count"].toInt(), /*padding_idx=*/-1,
                                              /*scale_grad_by_freq=*/false);

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/upload.h"
+
 #include "ops/autograd_support.h"
 
 namespace atelier::ops::composed {
@@ -21,7 +23,7 @@ Tensor per_sample(const Segments& rows, F f, const Tensor& x, const Ts&... ts) {
   }
   // LibTorch repeats no meta tensors.
   if (x.is_meta()) return f(x, ts.narrow(0, 0, 1).expand({rows.total(), ts.size(1)}).clone()...);
-  const Tensor lengths = rows.tensor().diff().to(x.device());
+  const Tensor lengths = offsets_on(rows, x.device()).diff();
   return f(x, at::repeat_interleave(ts, lengths, 0, rows.total())...);
 }
 

@@ -1,0 +1,22 @@
+// Small things that the host gives to a device while it computes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/export.h"
+#include "atelier/segments.h"
+
+namespace atelier::ops {
+
+// `t` on `device`. What comes from the host goes through pinned memory, in order with what is
+// queued on this thread's stream: nobody waits for the device. `t` itself where it is there
+// already.
+ATELIER_API at::Tensor upload(const at::Tensor& t, at::Device device);
+
+// rows.tensor() on `device`, in `dtype`. It is copied there once: the offsets used last are kept,
+// by what they are, so that all operators of a forward pass, and of the passes behind it, share
+// one copy. Not to be written into. From any thread.
+ATELIER_API at::Tensor offsets_on(const Segments& rows, at::Device device,
+                                  at::ScalarType dtype = at::kLong);
+
+}  // namespace atelier::ops

@@ -1,0 +1,65 @@
+#include "atelier/host/upload.h"
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+namespace atelier::ops {
+namespace {
+
+using at::Tensor;
+
+// The rows of texts, of images and of both, for a few sizes.
+constexpr size_t kKept = 32;
+
+struct Offsets {
+  Tensor on_host, on_device;
+
+  bool are(const Tensor& wanted, at::Device device, at::ScalarType dtype) const {
+    return on_device.device() == device && on_device.scalar_type() == dtype &&
+           at::equal(on_host, wanted);
+  }
+};
+
+struct RecentOffsets {
+  std::mutex mutex;
+  std::vector<Offsets> offsets;  // most recently used last
+};
+
+RecentOffsets& recent() {
+  static auto& instance = *new RecentOffsets;  // never destroyed: the device may go first
+  return instance;
+}
+
+}  // namespace
+
+Tensor upload(const Tensor& t, at::Device device) {
+  if (!t.is_cpu() || device.is_cpu()) return t.to(device);
+  const Tensor from = device.is_cuda() ? t.pin_memory() : t;
+  return from.to(device, /*non_blocking=*/true);
+}
+
+Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype) {
+  const Tensor& wanted = rows.tensor();
+  if (device.is_cpu()) return wanted.to(dtype);
+  RecentOffsets& kept = recent();
+  const std::lock_guard lock(kept.mutex);
+  const auto found =
+      std::find_if(kept.offsets.begin(), kept.offsets.end(),
+                   [&](const Offsets& entry) { return entry.are(wanted, device, dtype); });
+  if (found != kept.offsets.end()) {
+    std::rotate(found, found + 1, kept.offsets.end());
+    return kept.offsets.back().on_device;
+  }
+  // Made where autograd may save them, whatever mode the caller is in.
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  if (kept.offsets.size() == kKept) kept.offsets.erase(kept.offsets.begin());
+  return kept.offsets.emplace_back(wanted, upload(wanted.to(dtype), device)).on_device;
+}
+
+}  // namespace atelier::ops
