@@ -173,7 +173,7 @@ struct ToyFamily final : ComponentFamily {
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions& options) const override {
     const LatentSpec latents = {kChannels, kStride, 1, kStride, kStride};
-    return std::make_unique<ToyModel>(rows(), parts, options, LatentDefaults{.spec = latents});
+    return std::make_unique<ToyModel>(rows(), parts, options, latents);
   }
 };
 

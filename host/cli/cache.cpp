@@ -29,9 +29,10 @@ void print_report(const PreparedRun& run, const Samples& samples) {
   const Samples::Bytes missing = samples.missing_bytes(*run.model);
   std::printf("%-12s %zu\n", "items", samples.size());
   for (const data::BucketCount& bucket : run.dataset->buckets())
-    std::printf("  %-10s %lld\n",
-                (std::to_string(bucket.width) + "x" + std::to_string(bucket.height)).c_str(),
-                number(bucket.items));
+    std::printf(
+        "  %-10s %lld\n",
+        (std::to_string(bucket.target.width) + "x" + std::to_string(bucket.target.height)).c_str(),
+        number(bucket.items));
   std::printf("%-12s %lld an epoch, batches of %lld\n", "steps", number(order.steps_per_epoch()),
               number(run.config.order.batch_size));
   for (const Samples::Count& count : samples.counts())

@@ -125,8 +125,7 @@ void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
     if (!text) break;
     if (text->find_first_not_of(" \t\r") == std::string::npos) continue;
     report::Problems problems;
-    const std::optional<Job> job =
-        generate::parse_job(*text, {"stdin", line}, base, inputs, problems);
+    std::optional<Job> job = generate::parse_job(*text, {"stdin", line}, base, inputs, problems);
     if (problems.empty()) prepared.check(*job, problems);
     try {
       problems.throw_if_any();
@@ -143,7 +142,7 @@ void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
 int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationRequest& request) {
   if (!request.keeps_components) {
     JobResult result;
-    session.run(request.base, result);
+    session.run(request.jobs.front().settings, result);
     for (const std::string& path : result.output) print_line(path);
     return 0;
   }

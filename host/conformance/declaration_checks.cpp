@@ -1,6 +1,7 @@
 // What a family declares, asked without any weight.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "host/conformance/checks.h"
@@ -95,12 +96,11 @@ class DeclarationChecks : Checks {
     for (const ComponentSpec& spec : family().components())
       expect(!model::only_encodes(spec) || used.contains(spec.name), "component '", spec.name,
              "' encodes and is in no stage");
-    const std::vector<EncodeStage> stages = model::encode_stages(family());
-    if (const EncodeStage* stage = model::target_stage(stages, family().inputs()))
-      subject_.target_stage = *stage;
-    const bool is_made = !model::target_input(family().inputs()) || subject_.target_stage;
+    const model::Stages stages = model::stages_of(family(), {});
+    if (const EncodeStage* stage = stages.target_stage()) subject_.target_stage = *stage;
+    const bool is_made = stages.target_input == nullptr || subject_.target_stage;
     expect(is_made, "no stage reads the input that is learnt");
-    return std::to_string(stages.size()) + " stages";
+    return std::to_string(stages.encoding.size()) + " stages";
   }
 
   Detail check_schedules() const {
@@ -122,15 +122,22 @@ class DeclarationChecks : Checks {
       expect(std::isfinite(schedule.cfg_scale), "schedule '", schedule.name,
              "' has no finite cfg_scale");
     }
+    std::map<double, double> covered;  // ends of ranges, by their beginnings
     for (const Detection& part : family().tiny_parts()) {
       const ComponentSpec* spec = spec_of(part.component);
       if (spec == nullptr || spec->role != Role::kDenoiser) continue;
       const SigmaRange range = family().sigma_range(part);
       expect(range.low >= 0 && range.low < range.high && range.high <= 1, "sigma range of ",
              part.component, ": ", range.low, " to ", range.high);
+      covered[range.low] = std::max(covered[range.low], range.high);
       generate::find_schedule(family().schedules(), {}, part.variant);
       check_media_defaults(part);
     }
+    double reached = 0.0;
+    for (const auto& [low, high] : covered) {
+      if (low <= reached) reached = std::max(reached, high);
+    }
+    expect(covered.empty() || reached >= 1.0, "no denoiser covers noise levels above ", reached);
     return {};
   }
 

@@ -1,5 +1,6 @@
 // What is asked of each denoiser.
 #include <algorithm>
+#include <set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -30,6 +31,8 @@ class DenoiserChecks : Checks {
           [&] { return check_shapes(); });
     check("denoise: a batch equals its samples", [&] { return check_batch(); });
     check("denoise: runs in bfloat16", [&] { return check_bfloat16(); });
+    check("denoise: levels that are prepared give the same bits", [&] { return check_levels(); });
+    check("denoise: latents that are given fit", [&] { return check_given(); });
     check("denoise: guidance at scale 1 is the prediction with the prompt",
           [&] { return check_guide(); });
     check("blocks: every block of the denoiser runs once and in order",
@@ -93,7 +96,7 @@ class DenoiserChecks : Checks {
          {std::pair<int64_t, int64_t>(2, 3), std::pair<int64_t, int64_t>(5, 2)}) {
       for (const int64_t batch : {1, 2}) {
         // Families of videos take several latent frames, too.
-        const int64_t frames = spec.temporal_stride > 1 ? batch : 1;
+        const int64_t frames = spec.takes_clips ? batch : 1;
         Step step = make_step(spec, batch, rows, columns, at::kFloat, frames);
         DirectRunner runner;
         const at::Tensor before = step.x.clone();
@@ -146,6 +149,48 @@ class DenoiserChecks : Checks {
     const double error = difference(out, exact->denoise(step.inputs(), runner));
     expect(error < 0.1, "differs from float32 by ", error);
     return figure(error);
+  }
+
+  Detail check_levels() const {
+    const at::NoGradGuard no_grad;
+    const std::unique_ptr<Model> model = make_random();
+    std::set<const Weight*> own;
+    model->component(denoiser_->component).visit_weights([&](const std::string&, Weight& weight) {
+      own.insert(&weight);
+    });
+    for (const WeightPtr& weight : model->level_weights(denoiser_->component))
+      expect(own.contains(weight.get()), "a weight of levels is none of the component's");
+    Step step = make_step(model->latent_spec(), 2, 2, 3);
+    step.sigma = step.sigma.narrow(0, 0, 1).expand({2}).contiguous();
+    DirectRunner runner;
+    const at::Tensor plain = model->denoise(step.inputs(), runner);
+    const float sigma = step.sigma[0].item<float>();
+    const std::vector<float> sigmas = {sigma * 0.5F, sigma};
+    model->prepare_levels(denoiser_->component, sigmas, runner);
+    DenoiseInputs in = step.inputs();
+    in.level = 1;
+    expect(at::equal(model->denoise(in, runner), plain), "a level that is prepared differs");
+    in.level.reset();
+    expect(at::equal(model->denoise(in, runner), plain), "a level that is not prepared differs");
+    model->forget_levels();
+    expect(at::equal(model->denoise(in, runner), plain), "forgotten levels are still there");
+    return {};
+  }
+
+  Detail check_given() const {
+    const std::unique_ptr<Model> model = make(parts());
+    const auto given = model->given(make_step(model->latent_spec(), 1, 2, 3).cond.front());
+    if (!given) return "nothing is given";
+    const std::vector<int64_t> size = latent_size(model->latent_spec(), 2, 3);
+    const at::Tensor latents =
+        at::empty({model->latent_spec().channels, given->values_CTHW.size(1), size[0], size[1]});
+    expect(given->values_CTHW.sizes() == latents.sizes(), "values of shape ",
+           given->values_CTHW.sizes());
+    const at::Tensor free = given->free_1THW.to(at::kFloat);
+    expect(free.expand_as(latents).sizes() == latents.sizes() &&
+               at::logical_or(free == 0, free == 1).all().item<bool>(),
+           "what is free is told by other numbers than 0 and 1");
+    return {};
   }
 
   Detail check_guide() const {

@@ -73,7 +73,8 @@ class Images {
     request.seeds = {2, 1};
     request.batch_size = 2;
     std::vector<Tensor> drawn(2);
-    generator_.run(request, [&](size_t i, const Tensor& pixels) { drawn[i] = pixels; });
+    generator_.run(request,
+                   [&](size_t i, int64_t, const Tensor& pixels) { add(drawn[i], pixels); });
     const double most = std::max(distance(drawn[0], second()), distance(drawn[1], first()));
     return {"", most * 127.5 <= 1.0, print(most * 127.5) + " of 255 away from images drawn alone"};
   }
@@ -93,16 +94,13 @@ class Images {
         model_.load_component(component.name);
     }
     DirectRunner runner;
-    const std::vector<EncodeStage> stages = model::encode_stages(model_);
-    const EncodeStage* stage = model::target_stage(stages, model_.family().inputs());
+    const model::Stages& stages = model_.stages();
+    const EncodeStage* stage = stages.target_stage();
     if (stage == nullptr) return {"", true, "nothing encodes images"};
-    const std::string input(model::target_input(model_.family().inputs())->name);
-    const Tensor latents = model_.model()
-                               .encode({.stage = stage->name,
-                                        .values = {{input, first().to(model_.device())}},
-                                        .target = {1, first().size(2), first().size(3)}},
-                                       runner)
-                               .at("latents");
+    const EncodeInputs in = {.stage = stage->name,
+                             .values = {{std::string(stages.target_input->name), first()}},
+                             .target = {first().size(1), first().size(2), first().size(3)}};
+    const Tensor latents = model::encode(model_.named(), in, runner, model_.device()).at("latents");
     const Tensor again = model::decode_whole(
         model_.model(), latents.unsqueeze(0).to(model_.decoder_dtype()), runner, at::kCPU);
     const double found = decibels(first(), again[0].to(at::kFloat));
@@ -127,13 +125,16 @@ class Images {
     settings.height = options_.height;
     settings.width = options_.width;
     settings.num_inference_steps = options_.num_steps;
-    generate::fill_size(settings, model_);
+    generate::fill_target(settings, model_);
     return generate::make_request(settings, model_.family(), model_.model(), seed,
-                                  model::variant_of(model_));
+                                  model_.stages().variant);
+  }
+  static void add(Tensor& drawn, const Tensor& frames) {
+    drawn = drawn.defined() ? at::cat({drawn, frames}, 1) : frames;
   }
   Tensor run(const generate::Request& request) {
     Tensor drawn;
-    generator_.run(request, [&](size_t, const Tensor& pixels) { drawn = pixels; });
+    generator_.run(request, [&](size_t, int64_t, const Tensor& pixels) { add(drawn, pixels); });
     return drawn;
   }
   Tensor draw(const std::string& prompt, uint64_t seed) { return run(request_of(prompt, seed)); }

@@ -131,8 +131,7 @@ class ImageRules {
                     "take the row out, or give --height and --width to enlarge every image");
       return false;
     }
-    item.height = size.height;
-    item.width = size.width;
+    item.target = {1, size.height, size.width};
     const double scale = std::max(static_cast<double>(size.height) / info.height,
                                   static_cast<double>(size.width) / info.width);
     if (scale > kMuchEnlarged) {
@@ -224,7 +223,8 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
   hash.add(static_cast<int64_t>(items.size())).add(options.mask_column);
   hash.add(int64_t{options.alpha_mask});
   for (const Item& item : items) {
-    hash.add(item.height).add(item.width).add(static_cast<int64_t>(item.values.size()));
+    add_target(hash, item.target);
+    hash.add(static_cast<int64_t>(item.values.size()));
     for (const auto& [name, value] : item.values) {
       hash.add(name).add(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     }
@@ -317,12 +317,17 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   return dataset;
 }
 
+void add_target(files::ContentHash& content, const MediaTarget& target) {
+  content.add(target.height).add(target.width);
+  if (target.frames != 1) content.add(target.frames);
+}
+
 std::vector<BucketCount> Dataset::buckets() const {
-  std::map<std::pair<int64_t, int64_t>, int64_t> counts;
-  for (const Item& item : items_) ++counts[{item.height, item.width}];
+  std::map<MediaTarget, int64_t> counts;
+  for (const Item& item : items_) ++counts[item.target];
   std::vector<BucketCount> buckets;
   buckets.reserve(counts.size());
-  for (const auto& [size, items] : counts) buckets.push_back({size.first, size.second, items});
+  for (const auto& [target, items] : counts) buckets.push_back({target, items});
   std::stable_sort(buckets.begin(), buckets.end(),
                    [](const BucketCount& a, const BucketCount& b) { return a.items > b.items; });
   return buckets;

@@ -16,6 +16,7 @@
 #include "atelier/model.h"
 
 #include "host/data/metadata.h"
+#include "host/files/content_hash.h"
 #include "host/report/problems.h"
 
 namespace atelier::data {
@@ -57,7 +58,7 @@ struct Item {
   // Paths of the family's image inputs and of the mask, as they are opened. Those whose
   // when_absent says what stands in may be missing.
   std::map<std::string, std::vector<std::string>, std::less<>> files;
-  int64_t height = 0, width = 0;  // of the image to learn after crop_and_resize
+  MediaTarget target;  // of the image to learn after crop_and_resize
 };
 
 // A decoded row.
@@ -77,7 +78,8 @@ struct RowProblem {
 using RowCheck = std::function<std::vector<RowProblem>(const Item& row, const Inputs& inputs)>;
 
 struct BucketCount {
-  int64_t height, width, items;
+  MediaTarget target;
+  int64_t items = 0;
 };
 
 // Immutable, and safe to read from several threads.
@@ -124,6 +126,9 @@ class Dataset {
   std::vector<Item> items_;
   std::vector<std::string> warnings_;
 };
+
+// Adds a target to a content; that of an image has no frames in it.
+void add_target(files::ContentHash& content, const MediaTarget& target);
 
 // The size that an image of height x width is cropped to when no size is given: at most
 // max_pixels, never enlarged, both sides rounded down to multiples of `multiple`:

@@ -33,7 +33,7 @@ Sample Dataset::load(size_t index) const {
 }
 
 Sample Dataset::load(const Item& item) const {
-  const MediaTarget target = {1, item.height, item.width};
+  const MediaTarget& target = item.target;
   Sample sample = {values_of(item), {}};
   for (const InputSpec& input : inputs_) {
     const auto paths = item.files.find(input.name);

@@ -1,6 +1,7 @@
 #include "host/generate/generator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -12,10 +13,10 @@
 #include "atelier/host/stop.h"
 
 #include "host/generate/guidance.h"
+#include "host/generate/known_latents.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
 #include "host/inputs/parse.h"
-#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
 
@@ -60,27 +61,6 @@ class CountingRunner final : public BlockRunner {
   progress::Step& step_;
 };
 
-// Latents that the model was given: at each level they are put back into what is being made.
-class KnownLatents {
- public:
-  // `x`: the noise that sampling begins with, [N, C, T, H, W].
-  KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& x) {
-    if (!given) return;
-    values_ = given->values_CTHW.to(x.options());
-    where_ = given->free_1THW.to(x.device()) == 0;
-    if (given->is_noised) noise_ = x.clone();
-  }
-
-  void put_into(at::Tensor& x, double sigma) const {
-    if (!values_.defined()) return;
-    const at::Tensor known = noise_.defined() ? values_ * (1.0 - sigma) + noise_ * sigma : values_;
-    x.copy_(at::where(where_, known, x));
-  }
-
- private:
-  at::Tensor values_, where_, noise_;  // undefined: nothing is known, or it stays clean
-};
-
 // Keeps the host at most one step ahead of the device: otherwise progress would show launches, and
 // Ctrl-C would be heard when everything is queued already.
 class Pacer {
@@ -105,7 +85,11 @@ class Pacer {
 
 Generator::Generator(Engine engine, progress::Progress& progress,
                      std::function<bool()> is_cancelled)
-    : engine_(std::move(engine)), progress_(progress), is_cancelled_(std::move(is_cancelled)) {}
+    : engine_(std::move(engine)),
+      residents_(engine_.stages.components, engine_.load, engine_.unload, engine_.stays),
+      check_([this] { check_cancelled(); }),
+      progress_(progress),
+      is_cancelled_(std::move(is_cancelled)) {}
 
 void Generator::check_cancelled() const {
   if (is_cancelled_ && is_cancelled_()) throw Error(ErrorCode::kCancelled, "stopped by the user");
@@ -115,21 +99,6 @@ void Generator::begin_phase(std::string_view phase, int64_t number) const {
   if (engine_.on_phase) engine_.on_phase(phase, number);
 }
 
-void Generator::load_where(const std::function<bool(const ComponentSpec&)>& is_needed) {
-  for (const ComponentSpec& component : engine_.components) {
-    if (component.role == Role::kTokenizer || !is_needed(component)) continue;
-    check_cancelled();
-    engine_.load(component.name);
-  }
-}
-
-void Generator::unload_encoders() {
-  if (engine_.keeps_all) return;
-  for (const ComponentSpec& component : engine_.components) {
-    if (model::only_encodes(component)) engine_.unload(component.name);
-  }
-}
-
 Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
                                const std::string& encoder_state) {
   std::string key = encoder_state + std::string(stage.name) + (in.is_negative ? "-" : "+");
@@ -137,21 +106,18 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
     key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
   key += inputs::content_of(in.values);
   if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
-  load_where([&](const ComponentSpec& c) { return model::uses(stage, c.name); });
+  residents_.encode(stage, check_);
   begin_phase("encode");
   check_cancelled();
   int64_t num_blocks = 0;
-  for (const ComponentSpec& component : engine_.components) {
+  for (const ComponentSpec& component : engine_.stages.components) {
     if (component.role != Role::kTokenizer && model::uses(stage, component.name))
       num_blocks += std::ssize(engine_.model.blocks(component.name));
   }
   const std::string what(model::is_prompted(stage) ? "prompt" : stage.name);
   progress::Step step(progress_, "encode " + what, num_blocks, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
-  EncodeInputs placed = in;
-  placed.values = model::on_device(in.values, engine_.device);
-  Conditioning cond = plugins::guard(engine_.family + ".encode",
-                                     [&] { return engine_.model.encode(placed, counting); });
+  Conditioning cond = model::encode(named(), in, counting, engine_.device);
   for (auto& [name, tensor] : cond) tensor = tensor.to(engine_.device);
   step.finish();
   keep(key, cond);
@@ -175,11 +141,11 @@ Generator::Conditionings Generator::encode_conditions(const Request& request) {
   Conditionings cond;
   for (const bool is_negative : {false, true}) {
     if (is_negative && !is_guided(request)) break;
-    for (const EncodeStage& stage : engine_.stages) {
-      if (model::reads(stage, engine_.target_input)) continue;
+    for (const EncodeStage& stage : engine_.stages.encoding) {
+      if (engine_.stages.is_target(stage)) continue;
       EncodeInputs in = {.stage = stage.name,
                          .values = model::inputs_of(stage, request.inputs),
-                         .target = {1, request.height, request.width}};
+                         .target = request.target};
       if (in.values.empty()) continue;
       if (is_negative && model::is_prompted(stage))
         in = model::negative_of(std::move(in), request.negative_prompt);
@@ -200,24 +166,23 @@ void Generator::encode_ahead(std::span<const Request> requests) {
 }
 
 at::Tensor Generator::encode_start(const Request& request) {
-  const auto stage = std::ranges::find_if(engine_.stages, [&](const EncodeStage& candidate) {
-    return model::reads(candidate, engine_.target_input);
-  });
-  if (engine_.target_input.empty() || stage == engine_.stages.end())
+  const EncodeStage* stage = engine_.stages.target_stage();
+  if (stage == nullptr)
     throw Error(ErrorCode::kUnsupported, "this family does not start from an image",
                 "leave the image out");
-  load_where([&](const ComponentSpec& c) { return model::uses(*stage, c.name); });
+  residents_.encode(*stage, check_);
   begin_phase("encode");
   check_cancelled();
   progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
-    const EncodeInputs in = {.stage = stage->name,
-                             .values = {{engine_.target_input, pixels}},
-                             .target = {pixels.size(1), pixels.size(2), pixels.size(3)}};
-    return plugins::guard(engine_.family + ".encode",
-                          [&] { return engine_.model.encode(in, blocks).at("latents"); });
+    const std::string name(engine_.stages.target_input->name);
+    const MediaTarget target = {pixels.size(1), pixels.size(2), pixels.size(3)};
+    return model::encode(named(),
+                         {.stage = stage->name, .values = {{name, pixels}}, .target = target},
+                         blocks, engine_.device)
+        .at("latents");
   });
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
   const auto on_tile = [&](int64_t done, int64_t total) {
@@ -232,12 +197,17 @@ at::Tensor Generator::encode_start(const Request& request) {
   return latents.to(at::kFloat);
 }
 
+std::vector<int64_t> Generator::latent_shape(const Request& request) const {
+  return plugins::guard(engine_.family + ".latent_shape",
+                        [&] { return engine_.model.latent_shape(request.target); });
+}
+
 at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t count) const {
   if (request.latents.defined()) {
     return request.latents.narrow(0, static_cast<int64_t>(first), static_cast<int64_t>(count))
         .to(engine_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
-  const auto shape = engine_.model.latent_shape({1, request.height, request.width});
+  const std::vector<int64_t> shape = latent_shape(request);
   std::vector<at::Tensor> samples;
   for (size_t i = first; i < first + count; ++i) {
     samples.push_back(random::normal_noise({.seed = request.seeds[i]}, shape));
@@ -273,7 +243,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
                                   .sigma_B = sigmas[step].narrow(0, 0, n),
                                   .cond = rows_of,
                                   .level = step - first_step_,
-                                  .denoiser = denoiser_->component};
+                                  .denoiser = denoiser_->name()};
     return plugins::guard(engine_.family + ".denoise",
                           [&] { return engine_.model.denoise(inputs, runner()); })
         .to(at::kFloat);
@@ -304,7 +274,10 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
   };
   const KnownLatents known(
       plugins::guard(engine_.family + ".given", [&] { return engine_.model.given(cond.with); }), x);
-  known.put_into(x, request.sigmas.front());
+  const auto keep_known = [&](float sigma) {
+    if (!known.is_empty()) x.copy_(known.put_into(x, sigma));
+  };
+  keep_known(request.sigmas.front());
   const std::unique_ptr<Solver> solver = find_solver(request.solver).make(request.sigmas, x);
   Pacer pacer(engine_.device);
   progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
@@ -316,7 +289,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     input.narrow(0, 0, count).copy_(x);
     const at::Tensor v = is_guided(request, i) ? guided_velocity(i) : velocity(i, with);
     solver->step(x, v);
-    known.put_into(x, request.sigmas[i + 1]);
+    keep_known(request.sigmas[i + 1]);
     pacer.step();
     progress_step.advance();
   }
@@ -329,30 +302,20 @@ bool is_guided(const Request& request, int64_t step) {
          is_guided_at(request.sigmas[static_cast<size_t>(step)], request.cfg_trunc);
 }
 
-const Denoiser& denoiser_at(const Engine& engine, double sigma) {
-  for (const Denoiser& denoiser : engine.denoisers) {
-    if (sigma >= denoiser.range.low && sigma <= denoiser.range.high) return denoiser;
-  }
-  throw Error(ErrorCode::kNotFound,
-              "no denoiser is loaded for noise level " + std::to_string(sigma),
-              "add its files to --model_paths");
-}
-
 // Brings the denoiser of a step, and has it compute ahead what the levels of its steps say.
 void Generator::use_denoiser(const Request& request, int64_t step) {
-  const Denoiser& wanted = denoiser_at(engine_, request.sigmas[static_cast<size_t>(step)]);
+  const auto denoiser_of = [&](int64_t of_step) -> const model::RangedDenoiser& {
+    return model::denoiser_at(engine_.stages.denoisers,
+                              request.sigmas[static_cast<size_t>(of_step)]);
+  };
+  const model::RangedDenoiser& wanted = denoiser_of(step);
   if (denoiser_ == &wanted) return;
   forget_denoiser();
-  for (const Denoiser& other : engine_.denoisers) {
-    if (&other != &wanted && !engine_.keeps_all) engine_.unload(other.component);
-  }
-  load_where([&](const ComponentSpec& c) { return c.name == wanted.component; });
+  residents_.denoise(wanted.name(), check_);
   check_cancelled();
   const auto num_steps = std::ssize(request.sigmas) - 1;
   int64_t end = step + 1;
-  while (end < num_steps &&
-         &denoiser_at(engine_, request.sigmas[static_cast<size_t>(end)]) == &wanted)
-    ++end;
+  while (end < num_steps && &denoiser_of(end) == &wanted) ++end;
   denoiser_ = &wanted;
   first_step_ = step;
   const std::vector<float> told = told_levels(request);
@@ -360,7 +323,7 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
       std::span(told).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
   try {
     plugins::guard(engine_.family + ".prepare_levels",
-                   [&] { engine_.model.prepare_levels(wanted.component, levels, runner()); });
+                   [&] { engine_.model.prepare_levels(wanted.name(), levels, runner()); });
   } catch (...) {
     forget_denoiser();
     throw;
@@ -372,33 +335,40 @@ void Generator::forget_denoiser() {
   engine_.model.forget_levels();
 }
 
-at::Tensor Generator::decode(const Request& request, const at::Tensor& latents_CTHW) {
-  load_where([](const ComponentSpec& c) { return c.role == Role::kVae; });
+void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
+                       const model::SampleSink& sink) {
+  residents_.decode(check_);
   begin_phase("decode");
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const at::Device host = engine_.device.is_meta() ? at::kMeta : at::kCPU;
-  const TileFunction decode = through_vae([&](const at::Tensor& latents) {
-    return plugins::guard(engine_.family + ".decode", [&] {
-      return model::decode_whole(engine_.model, latents, blocks, host);
-    });
-  });
-  const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
-  const auto on_tile = [&](int64_t done, int64_t total) {
-    step.set(done, total);
-    check_cancelled();
+  const auto show = [&](const at::Tensor& pixels) {
+    if (!host.is_meta() && !at::isfinite(pixels).all().item<bool>())
+      throw Error(ErrorCode::kNumerics, "the image has values that are not finite",
+                  "compute in another --dtype, and check the model's files");
+    sink(pixels);
   };
-  const at::Tensor pixels =
-      request.tiling ? decode_tiled(latents, *request.tiling,
-                                    engine_.model.latent_spec().spatial_stride, decode, on_tile)
-                     : decode(latents);
-  const at::Tensor on_host = pixels[0].to(host, at::kFloat);
+  const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
+  if (request.tiling) {
+    const TileFunction tile = through_vae([&](const at::Tensor& of_tile) {
+      return plugins::guard(engine_.family + ".decode", [&] {
+        return model::decode_whole(engine_.model, of_tile, blocks, host);
+      });
+    });
+    const auto on_tile = [&](int64_t done, int64_t total) {
+      step.set(done, total);
+      check_cancelled();
+    };
+    const int64_t stride = engine_.model.latent_spec().spatial_stride;
+    show(decode_tiled(latents, *request.tiling, stride, tile, on_tile)[0].to(host, at::kFloat));
+  } else {
+    through_vae([&](const at::Tensor& whole) {
+      model::decode(named(), whole, blocks, host, show);
+      return whole;
+    })(latents);
+  }
   step.finish();
-  if (!host.is_meta() && !at::isfinite(on_host).all().item<bool>())
-    throw Error(ErrorCode::kNumerics, "the image has values that are not finite",
-                "compute in another --dtype, and check the model's files");
-  return on_host;
 }
 
 TileFunction Generator::through_vae(TileFunction run) const {
@@ -407,11 +377,11 @@ TileFunction Generator::through_vae(TileFunction run) const {
       [this, run = std::move(run)](const at::Tensor& in) { return engine_.through_vae(run, in); };
 }
 
-void Generator::run(const Request& request, const OnImage& on_image) {
+void Generator::run(const Request& request, const OnFrames& on_frames) {
   const at::NoGradGuard no_grad;
   const ops::StopScope stops([this] { check_cancelled(); });
   const size_t num_images = request.seeds.size();
-  const auto shape = engine_.model.latent_shape({1, request.height, request.width});
+  const std::vector<int64_t> shape = latent_shape(request);
   if (request.latents.defined()) {
     std::vector<int64_t> wanted = shape;
     wanted.insert(wanted.begin(), static_cast<int64_t>(num_images));
@@ -432,7 +402,7 @@ void Generator::run(const Request& request, const OnImage& on_image) {
                                                    c10::str(at::IntArrayRef(shape)) + " expected");
     }
   }
-  unload_encoders();
+  residents_.end_encoding();
   use_denoiser(request, 0);
   const auto forgets = c10::make_scope_exit([this] { forget_denoiser(); });
 
@@ -453,7 +423,10 @@ void Generator::run(const Request& request, const OnImage& on_image) {
     x = denoise(request, cond, std::move(x), label);
     if (first + count == num_images) forget_denoiser();  // decoding may need the room
     for (size_t i = 0; i < count; ++i) {
-      on_image(first + i, decode(request, x[static_cast<int64_t>(i)]));
+      int64_t done = 0;
+      decode(request, x[static_cast<int64_t>(i)], [&](const at::Tensor& pixels) {
+        on_frames(first + i, std::exchange(done, done + pixels.size(1)), pixels);
+      });
     }
   }
 }

@@ -6,44 +6,34 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "atelier/component.h"
 #include "atelier/model.h"
 #include "atelier/schedule.h"
 
 #include "host/generate/tiling.h"
+#include "host/model/residents.h"
+#include "host/model/stages.h"
 #include "host/progress/progress.h"
 
 namespace atelier::generate {
-
-// A component that denoises, and the noise levels it is for.
-struct Denoiser {
-  std::string component;
-  SigmaRange range = {};
-};
 
 // A model whose weights come and go.
 struct Engine {
   Model& model;
   std::string family;  // names the plugin in errors
-  // Those that the model was made with.
-  std::vector<ComponentSpec> components = {};
-  std::vector<EncodeStage> stages = {};
-  std::string target_input = {};  // of InputRole::kTarget; empty: none
-  std::vector<Denoiser> denoisers = {};
+  model::Stages stages = {};
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;          // of the denoiser
   at::ScalarType decoder_dtype = at::kFloat;  // of what decodes
   // Each does nothing when there is nothing to do.
   std::function<void(std::string_view component)> load = {}, unload = {};
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
-  // What only encodes leaves before the denoiser comes, and a denoiser before the next one, unless
-  // everything stays.
-  bool keeps_all = false;
+  std::set<std::string, std::less<>> stays = {};  // components that do not leave; see Residents
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
   // What a dry run makes only once of what is alike: steps that are left out, and what the VAE is
@@ -52,10 +42,7 @@ struct Engine {
   std::function<at::Tensor(const TileFunction& run, const at::Tensor& in)> through_vae = {};
 };
 
-// The one for a noise level. Throws Error{kNotFound}.
-const Denoiser& denoiser_at(const Engine& engine, double sigma);
-
-// Images of one prompt and one size.
+// Images, or clips, of one prompt and one size.
 struct Request {
   Inputs inputs;  // "prompt", and whatever else the family's stages read
   // What encodings depend on beside `inputs`; see lora::Registry::fingerprint.
@@ -70,12 +57,12 @@ struct Request {
   // One call of the denoiser with both conditionings; otherwise two calls, with less memory. Where
   // one does not fit into the device's memory, there are two from that step on.
   bool batches_cfg = true;
-  std::vector<float> sigmas;      // see make_sigmas()
-  bool whole_timesteps = false;   // of the levels that the denoiser is told
-  std::string solver = "euler";   // see solvers.h
-  int64_t height = 0, width = 0;  // pixels
-  std::vector<uint64_t> seeds;    // of each image
-  int64_t batch_size = 1;         // images that are denoised together
+  std::vector<float> sigmas;     // see make_sigmas()
+  bool whole_timesteps = false;  // of the levels that the denoiser is told
+  std::string solver = "euler";  // see solvers.h
+  MediaTarget target = {};       // of each image
+  std::vector<uint64_t> seeds;   // the same
+  int64_t batch_size = 1;        // images that are denoised together
   at::Tensor
       latents;  // float32 [N, C, T, H, W]: initial noise in place of the seeds'; may be undefined
   at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1]: image to image; may be undefined
@@ -93,16 +80,21 @@ class Generator {
   // ops::StopScope.
   Generator(Engine engine, progress::Progress& progress, std::function<bool()> is_cancelled = {});
 
-  // Gets each image as soon as it is decoded: float32 [3, T, H, W] in [-1, 1], on the CPU.
-  using OnImage = std::function<void(size_t index, const at::Tensor& pixels)>;
+  // Gets the frames of each image in order, as soon as they are decoded: float32 [3, frames, H, W]
+  // in [-1, 1], on the CPU. `index`: which image they are of, `first`: the number of the first
+  // frame. An image has one frame; those of a clip come in one call or in several.
+  using OnFrames = std::function<void(size_t index, int64_t first, const at::Tensor& pixels)>;
 
-  // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_image has got
+  // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_frames has got
   // stays valid. Throws Error{kInvalidArgument} when latents or input_pixels have the wrong shape.
-  void run(const Request& request, const OnImage& on_image);
+  void run(const Request& request, const OnFrames& on_frames);
 
   // Encodes what `requests` will need, so that encoders are loaded once for all of them.
   // What does not fit into the cache is encoded when it is asked for.
   void encode_ahead(std::span<const Request> requests);
+
+  // All components leave that do not stay.
+  void unload() { residents_.end(); }
 
   int64_t cached_bytes() const { return cache_bytes_; }  // of encodings, on the device
 
@@ -116,21 +108,24 @@ class Generator {
                       const std::string& encoder_state);
   void keep(const std::string& key, const Conditioning& cond);
   at::Tensor encode_start(const Request& request);
+  std::vector<int64_t> latent_shape(const Request& request) const;
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
                      const std::string& label);
   void use_denoiser(const Request& request, int64_t step);
   void forget_denoiser();
-  at::Tensor decode(const Request& request, const at::Tensor& latents_CTHW);
+  void decode(const Request& request, const at::Tensor& latents_CTHW,
+              const model::SampleSink& sink);
   TileFunction through_vae(TileFunction run) const;
   void begin_phase(std::string_view phase, int64_t number = 0) const;
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }
   void check_cancelled() const;
-  void load_where(const std::function<bool(const ComponentSpec&)>& is_needed);
-  void unload_encoders();
+  model::NamedModel named() const { return {engine_.model, engine_.family}; }
 
   Engine engine_;
+  model::Residents residents_;
+  std::function<void()> check_;  // see check_cancelled()
   DirectRunner in_place_;
   progress::Progress& progress_;
   std::function<bool()> is_cancelled_;
@@ -138,7 +133,7 @@ class Generator {
   bool splits_cfg_ = false;  // both halves at once did not fit
 
   // The denoiser whose levels are prepared, and the step of the first of them.
-  const Denoiser* denoiser_ = nullptr;
+  const model::RangedDenoiser* denoiser_ = nullptr;
   int64_t first_step_ = 0;
 
   // Encodings by stage and content, the oldest dropped first.

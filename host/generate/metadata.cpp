@@ -36,7 +36,8 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
   text += ", Schedule type: " + std::string(schedule);
   text += ", CFG scale: " + number(request.cfg_scale);
   text += ", Seed: " + std::to_string(request.seeds.at(index));
-  text += ", Size: " + std::to_string(request.width) + "x" + std::to_string(request.height);
+  text += ", Size: " + std::to_string(request.target.width) + "x" +
+          std::to_string(request.target.height);
   text += ", Model: " + model.family;
   if (!model.variant.empty()) text += " " + model.variant;
   if (has_start(settings, model.inputs)) {
@@ -75,9 +76,10 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
       {"cfg_scale", request.cfg_scale},
       {"schedule", schedule},
       {"sigmas", request.sigmas},
-      {"height", request.height},
-      {"width", request.width},
+      {"height", request.target.height},
+      {"width", request.target.width},
   };
+  if (request.target.frames > 1) record["num_frames"] = request.target.frames;
   if (request.cfg_trunc < 1.0) record["cfg_trunc"] = request.cfg_trunc;
   if (request.cfg_renorm != CfgRenorm::kNone)
     record["cfg_renorm"] = renorm_name(request.cfg_renorm);

@@ -46,6 +46,20 @@ std::vector<std::string> output_paths(const std::string& output, int64_t num_ima
   return paths;
 }
 
+std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames) {
+  if (num_frames == 1) return {path};
+  const std::filesystem::path given(path);
+  std::vector<std::string> paths;
+  for (int64_t i = 0; i < num_frames; ++i) {
+    char number[24];
+    std::snprintf(number, sizeof number, "_%04lld", static_cast<long long>(i));
+    paths.push_back(
+        (given.parent_path() / (given.stem().string() + number + given.extension().string()))
+            .string());
+  }
+  return paths;
+}
+
 std::string with_number(const std::string& path, uint64_t number) {
   const std::filesystem::path given(path);
   const std::string name =

@@ -13,6 +13,9 @@ namespace atelier::generate {
 // images become out_0.png, out_1.png, …
 std::vector<std::string> output_paths(const std::string& output, int64_t num_images);
 
+// The files of an image's frames: `path` itself where there is one, else out_0000.png, …
+std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames);
+
 // Puts a number before the extension: "out.png" and 3 give "out_3.png".
 std::string with_number(const std::string& path, uint64_t number);
 

@@ -7,6 +7,7 @@
 #include "atelier/error.h"
 
 #include "host/generate/sigma_schedule.h"
+#include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
 #include "host/plugins/guard.h"
@@ -23,11 +24,33 @@ std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule
   std::vector<float> sigmas = make_sigmas(
       schedule,
       {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
-       .tokens = tokens_of(s, spec),
+       .tokens = tokens_of(target_of(s), spec),
        .flow_shift = s.flow_shift,
        .sigmas = s.sigmas});
   if (!starts) return sigmas;
   return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength));
+}
+
+// The images that are given, with the sizes of their files and without values. Those that cannot be
+// read are told when they are checked.
+Inputs image_shapes(const Settings& s, std::span<const InputSpec> inputs) {
+  Inputs shapes;
+  for (const InputSpec& input : inputs) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || input.kind != InputKind::kImage) continue;
+    std::vector<at::Tensor> images;
+    for (const std::string& path : inputs::texts_of(*given)) {
+      const inputs::ImageFile file = inputs::check_image(path, /*decode_all=*/false);
+      if (file.error) return {};
+      images.push_back(at::empty({input.channels, file.info.height, file.info.width}, at::kMeta));
+    }
+    if (input.max_count == 1) {
+      shapes.emplace(input.name, images.front());
+    } else {
+      shapes.emplace(input.name, std::move(images));
+    }
+  }
+  return shapes;
 }
 
 }  // namespace
@@ -47,8 +70,9 @@ files::Checkpoint open_latents(const std::string& path) {
   return file;
 }
 
-int64_t tokens_of(const Settings& s, const LatentSpec& spec) {
-  return (*s.height / spec.token_stride) * (*s.width / spec.token_stride);
+int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec) {
+  const int64_t latent_frames = (target.frames - 1) / spec.temporal_stride + 1;
+  return latent_frames * (target.height / spec.token_stride) * (target.width / spec.token_stride);
 }
 
 const ScheduleDefaults& schedule_of(const Settings& s, const ModelFamily& family,
@@ -60,16 +84,23 @@ double cfg_scale_of(const Settings& s, const ModelFamily& family, std::string_vi
   return s.cfg_scale.value_or(schedule_of(s, family, variant).cfg_scale);
 }
 
-void fill_size(Settings& s, const model::LoadedModel& model) {
-  if (s.height && s.width) return;
-  MediaTarget target = MediaDefaults{}.target;
-  if (const model::LoadedPart* denoiser = model.denoiser()) {
-    target = plugins::guard(std::string(model.family().name()) + ".media_defaults", [&] {
-      return model.family().media_defaults(denoiser->detection).target;
-    });
-  }
-  if (!s.height) s.height = target.height;
-  if (!s.width) s.width = target.width;
+void fill_target(Settings& s, const model::LoadedModel& model) {
+  if (s.num_frames && s.height && s.width) return;
+  const std::string family(model.family().name());
+  const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
+  const Inputs images = image_shapes(s, model.family().inputs());
+  const MediaTarget said =
+      plugins::guard(family + ".target", [&] { return model.model().target(images, asked); });
+  MediaTarget preset = MediaDefaults{}.target;
+  if (const model::RangedDenoiser* denoiser = model.stages().first())
+    preset = plugins::guard(family + ".media_defaults",
+                            [&] { return model.family().media_defaults(denoiser->part).target; });
+  const auto fill = [](std::optional<int64_t>& to, int64_t from_inputs, int64_t from_model) {
+    if (!to) to = from_inputs > 0 ? from_inputs : from_model;
+  };
+  fill(s.num_frames, said.frames, preset.frames);
+  fill(s.height, said.height, preset.height);
+  fill(s.width, said.width, preset.width);
 }
 
 std::string_view renorm_name(CfgRenorm renorm) {
@@ -91,12 +122,12 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
                      uint64_t seed, std::string_view variant) {
   const ScheduleDefaults& schedule = schedule_of(s, family, variant);
   Request request;
+  request.target = target_of(s);
   request.inputs = value_inputs(s, family);
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
-    InputValue value =
-        inputs::read_files(input, inputs::texts_of(*given), {1, *s.height, *s.width});
+    InputValue value = inputs::read_files(input, inputs::texts_of(*given), request.target);
     if (input.role == InputRole::kStart) {
       request.input_pixels = std::get<at::Tensor>(value).unsqueeze(1);
     } else {
@@ -111,8 +142,6 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   request.sigmas = sigmas_of(s, schedule, model.latent_spec(), has_start(s, family.inputs()));
   request.whole_timesteps = schedule.whole_timesteps;
   request.solver = s.solver.empty() ? schedule.solver : s.solver;
-  request.height = *s.height;
-  request.width = *s.width;
   for (int64_t i = 0; i < s.num_images; ++i)
     request.seeds.push_back(seed + static_cast<uint64_t>(i));
   request.batch_size = s.batch_size;

@@ -19,8 +19,8 @@ namespace atelier::generate {
 // known.
 const ScheduleDefaults& schedule_of(const Settings& settings, const ModelFamily& family,
                                     std::string_view variant);
-// The tokens of a denoiser's sequence at this size, as its schedule counts them.
-int64_t tokens_of(const Settings& settings, const LatentSpec& spec);
+// The tokens of a denoiser's sequence for this target, as its schedule counts them.
+int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
 double cfg_scale_of(const Settings& settings, const ModelFamily& family,
                     std::string_view variant = {});
 std::string_view renorm_name(CfgRenorm renorm);
@@ -30,13 +30,14 @@ std::optional<CfgRenorm> find_renorm(std::string_view name);
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);
 
-// Where the user left height or width open, they are what the model is for.
-void fill_size(Settings& settings, const model::LoadedModel& model);
+// Fills frames, height and width where the user left them open: as the input images say, if the
+// model goes by them (see Model::target), else as the model is for. Reads headers of images alone.
+void fill_target(Settings& settings, const model::LoadedModel& model);
 
 // What the text encoder is given beside images.
 Inputs value_inputs(const Settings& settings, const ModelFamily& family);
 
-// Reads the input files. `seed` is the first image's.
+// Reads the input files. `seed` is the first image's; fill_target() has filled the settings.
 // Throws Error when a file cannot be read or does not fit.
 Request make_request(const Settings& settings, const ModelFamily& family, const Model& model,
                      uint64_t seed, std::string_view variant = {});

@@ -29,7 +29,7 @@ ModelRecord record_of(const LoadedModel& model, const plugins::Plugin& plugin) {
   record.version = ATELIER_SDK_VERSION;
   record.family = plugin.file.family;
   record.plugin_version = plugin.file.version;
-  record.variant = model::variant_of(model);
+  record.variant = model.stages().variant;
   record.inputs = model.family().inputs();
   record.dtype = at::toString(model.dtype());
   record.device = model.device().str();
@@ -69,12 +69,24 @@ void Session::run(const Settings& settings, JobResult& result) {
   result.seed = settings.seed ? *settings.seed : std::random_device()();
   const Request request = request_of(settings, *result.seed);
   loras_.use(settings);
-  const auto paths = output_paths(settings.output, settings.num_images);
+  std::vector<std::string> paths;  // of the frames of all images
+  for (const std::string& path : output_paths(settings.output, settings.num_images)) {
+    for (std::string& of_frame : frame_paths(path, request.target.frames))
+      paths.push_back(std::move(of_frame));
+  }
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
   try {
-    generator_.run(request, [&](size_t index, const at::Tensor& pixels) {
-      write_image(paths[index], settings, request, index, pixels);
-      result.output.push_back(paths[index]);
+    generator_.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
+      const auto frames = static_cast<size_t>(request.target.frames);
+      for (int64_t t = 0; t < pixels.size(1); ++t) {
+        const std::string& path = paths.at(index * frames + static_cast<size_t>(first + t));
+        const media::Image image = media::to_image(pixels.select(1, t));
+        files::write_file(path, media::encode_png(image, text_of(settings, request, index)));
+        result.output.push_back(path);
+        progress_.note(path + ": " + std::to_string(image.width) + "x" +
+                       std::to_string(image.height) + ", seed " +
+                       std::to_string(request.seeds[index]));
+      }
     });
   } catch (...) {
     const std::optional<Error> failure = plugins::out_of_memory();
@@ -92,37 +104,35 @@ void Session::encode_ahead(std::span<const Job> jobs) {
       settings.family_inputs.erase(std::string(start->name));
     settings.latents.clear();
     requests.push_back(make_request(settings, model_.family(), model_.model(), /*seed=*/0,
-                                    model::variant_of(model_)));
+                                    model_.stages().variant));
   }
   generator_.encode_ahead(requests);
 }
 
 Request Session::request_of(const Settings& settings, uint64_t seed) {
   Request request =
-      make_request(settings, model_.family(), model_.model(), seed, model::variant_of(model_));
+      make_request(settings, model_.family(), model_.model(), seed, model_.stages().variant);
   request.batches_cfg = options_.batches_cfg;
   request.tiling = options_.tiling;
   request.encoder_state = loras_.encoder_state(settings);
   return request;
 }
 
-void Session::write_image(const std::string& path, const Settings& settings, const Request& request,
-                          size_t index, const at::Tensor& pixels) {
-  const media::Image image = media::to_image(pixels.select(1, 0));
-  media::PngText text;
-  if (options_.writes_metadata) {
-    const auto& schedule = schedule_of(settings, model_.family(), model::variant_of(model_));
-    text = metadata_of(record_, settings, request, schedule.name, index);
-  }
-  files::write_file(path, media::encode_png(image, text));
-  progress_.note(path + ": " + std::to_string(image.width) + "x" + std::to_string(image.height) +
-                 ", seed " + std::to_string(request.seeds[index]));
+// How an image was made.
+media::PngText Session::text_of(const Settings& settings, const Request& request,
+                                size_t index) const {
+  if (!options_.writes_metadata) return {};
+  const auto& schedule = schedule_of(settings, model_.family(), model_.stages().variant);
+  return metadata_of(record_, settings, request, schedule.name, index);
 }
 
 Engine Session::make_engine() {
   Engine engine = generate::make_engine(model_);
   engine.load = [this](std::string_view component) { load(component); };
-  engine.keeps_all = options_.keeps_all;
+  if (options_.keeps_all) {
+    for (const ComponentSpec& component : engine.stages.components)
+      engine.stays.emplace(component.name);
+  }
   engine.on_phase = [this](std::string_view phase, int64_t number) { begin_phase(phase, number); };
   if (options_.timeline != nullptr)
     engine.runner = &sampling_.emplace(model_.runner(), *options_.timeline);
@@ -137,11 +147,7 @@ void Session::begin_phase(std::string_view phase, int64_t number) {
 void Session::load(std::string_view component) {
   if (model_.is_loaded(component)) return;
   begin_phase("load");
-  progress::Step step(progress_, "load " + std::string(component), 0, progress::Unit::kBytes);
-  model_.load_component(component, [&](const model::LoadProgress& state) {
-    step.set(state.bytes_done, state.bytes_total);
-  });
-  step.finish();
+  model::load_shown(model_, component, progress_);
 }
 
 // Says who holds what. Nothing of what failed is held any more.

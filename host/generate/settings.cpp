@@ -135,6 +135,10 @@ const std::vector<Field>& fields() {
         .kind = FlagKind::kInteger,
         .help = "pixels; by default what the model is for"},
        &Settings::width},
+      {{.name = "num_frames",
+        .kind = FlagKind::kInteger,
+        .help = "frames of a clip, 1: an image; by default what the model is for"},
+       &Settings::num_frames},
       {{.name = "seed",
         .kind = FlagKind::kSeed,
         .help = "of the first image, the next ones count up; -1 draws one",
@@ -194,7 +198,7 @@ const std::vector<Field>& fields() {
        &Settings::latents},
       {{.name = "output",
         .help = "PNG to write, over what is there; several images: out_0.png, … or a pattern "
-                "out_%03d.png",
+                "out_%03d.png; frames of a clip: out_0000.png, …",
         .preset = "out.png",
         .value_name = "FILE"},
        &Settings::output},
@@ -233,6 +237,10 @@ std::string size_origin(const Settings& s, const Origin& place) {
   const std::string between = place.file.empty() ? " --" : ", ";
   return place.of("height") + " " + std::to_string(*s.height) + between + "width " +
          std::to_string(*s.width);
+}
+
+MediaTarget target_of(const Settings& s) {
+  return {*s.num_frames, *s.height, *s.width};
 }
 
 const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name) {

@@ -17,11 +17,11 @@
 
 namespace atelier::generate {
 
-// Images of one prompt.
+// Images, or clips, of one prompt.
 struct Settings {
   std::string prompt, negative_prompt;
-  // Pixels; what the model is for where fill_size() finds them open.
-  std::optional<int64_t> height, width;
+  // Frames, and pixels; see fill_target() for those that are open.
+  std::optional<int64_t> num_frames, height, width;
   std::optional<uint64_t> seed;                // drawn at random when absent; image i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent
   std::optional<double> cfg_scale;             // of the schedule when absent
@@ -56,6 +56,9 @@ struct Origin {
 
   std::string of(std::string_view field) const;
 };
+
+// What is made, of settings that fill_target() has filled.
+MediaTarget target_of(const Settings& settings);
 
 // Names the size of an image: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
 std::string size_origin(const Settings& settings, const Origin& place);

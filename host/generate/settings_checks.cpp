@@ -17,7 +17,7 @@ namespace atelier::generate {
 namespace {
 
 constexpr int64_t kMaxSteps = 1000;   // as many as models learn levels
-constexpr int64_t kMaxSide = 65'536;  // pixels
+constexpr int64_t kMaxSide = 65'536;  // pixels, and frames
 
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -141,8 +141,25 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
       "use " + nearest_sizes(size, multiple));
 }
 
+void check_frames(int64_t frames, const LatentSpec& spec, const std::string& place,
+                  report::Problems& problems) {
+  const std::string value = std::to_string(frames);
+  check_range(frames >= 1, place, value, "below 1", problems);
+  check_range(frames <= kMaxSide, place, value, "above " + std::to_string(kMaxSide), problems);
+  if (frames <= 1 || frames > kMaxSide) return;
+  if (!spec.takes_clips) {
+    problems.add(place + ": " + value + ": this family makes single images",
+                 "leave it out, or use 1", ErrorCode::kUnsupported);
+  } else if (const int64_t step = spec.temporal_stride; (frames - 1) % step != 0) {
+    const int64_t below = (frames - 1) / step * step + 1;
+    problems.add(
+        place + ": " + value + " is not one more than a multiple of " + std::to_string(step),
+        "use " + std::to_string(below) + " or " + std::to_string(below + step));
+  }
+}
+
 std::vector<int64_t> latents_shape(const Settings& settings, const Model& model) {
-  std::vector<int64_t> shape = model.latent_shape({1, *settings.height, *settings.width});
+  std::vector<int64_t> shape = model.latent_shape(target_of(settings));
   shape.insert(shape.begin(), settings.num_images);
   return shape;
 }
@@ -177,6 +194,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Origin& 
 void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
                  std::string_view variant, const Origin& place, report::Problems& problems) {
   const size_t before = problems.size();
+  check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
   check_size(*s.height, spec.pixel_multiple, place.of("height"), problems);
   check_size(*s.width, spec.pixel_multiple, place.of("width"), problems);
   if (problems.size() > before || s.flow_shift || !s.sigmas.empty()) return;
@@ -187,8 +205,8 @@ void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec&
     return;  // it is told elsewhere
   }
   try {
-    make_sigmas(*schedule,
-                {.num_steps = schedule->num_inference_steps, .tokens = tokens_of(s, spec)});
+    make_sigmas(*schedule, {.num_steps = schedule->num_inference_steps,
+                            .tokens = tokens_of(target_of(s), spec)});
   } catch (const Error& error) {
     problems.add(error.at(size_origin(s, place)));
   }
@@ -209,6 +227,10 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
     if (input.required && !is_given && holds)
       problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
+  if (*s.num_frames > 1 && has_start(s, family.inputs()))
+    problems.add(place.of(model::start_input(family.inputs())->name) +
+                     ": an image does not start " + std::to_string(*s.num_frames) + " frames",
+                 "use " + place.of("num_frames") + " 1, or leave the image out");
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);

@@ -15,8 +15,8 @@ namespace atelier::generate {
 void check_settings(const Settings& settings, const ModelFamily* family, const Origin& place,
                     report::Problems& problems, std::string_view variant = {});
 
-// Height and width: what the model takes, and what its schedule has noise levels for. Part of
-// check_against_model().
+// Frames, height and width: what the model takes, and what its schedule has noise levels for. Part
+// of check_against_model().
 void check_sizes(const Settings& settings, const ModelFamily& family, const LatentSpec& spec,
                  std::string_view variant, const Origin& place, report::Problems& problems);
 

@@ -116,10 +116,10 @@ Thing inspect_cache(const std::string& path) {
     for (const auto& [stage, is_cached] : manifest.cached)
       out[stage == "text" ? "texts" : stage] = is_cached;
     out["complete"] = manifest.is_complete;
-    std::set<std::pair<int64_t, int64_t>> sizes;
-    for (const train::CacheItem& item : manifest.items) sizes.insert({item.height, item.width});
+    std::set<MediaTarget> targets;
+    for (const train::CacheItem& item : manifest.items) targets.insert(item.target);
     out["sizes"] = Thing::array();
-    for (const auto& [height, width] : sizes) out["sizes"].push_back({height, width});
+    for (const auto& [frames, height, width] : targets) out["sizes"].push_back({height, width});
   } catch (const Error& error) {
     out["refused"] = report::error_line(error);
   }

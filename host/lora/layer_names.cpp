@@ -39,7 +39,7 @@ LayerNames::LayerNames(model::LoadedModel* model, std::string_view component) : 
     LoraTargets& targets = targets_[part.detection.component] = file_targets(*model, part);
     if (targets.file_prefix.empty()) targets.file_prefix = prefix;
   }
-  if (const model::LoadedPart* first = model->denoiser()) unsaid_ = first->detection.component;
+  if (const model::RangedDenoiser* first = model->stages().first()) unsaid_ = first->name();
   if (model->find_part(component) != nullptr) unsaid_ = component;
   layers_.emplace(*model);
 }

@@ -82,8 +82,8 @@ LoadedModel::LoadedModel(const ModelFamily& family)
 LoadedModel::~LoadedModel() = default;
 
 at::ScalarType LoadedModel::dtype() const {
-  const LoadedPart* part = denoiser();
-  return part == nullptr ? dtype_ : dtype(part->detection.component);
+  const RangedDenoiser* denoiser = stages_.first();
+  return denoiser == nullptr ? dtype_ : dtype(denoiser->name());
 }
 
 at::ScalarType LoadedModel::dtype(std::string_view component) const {
@@ -206,22 +206,6 @@ const LoadedPart* LoadedModel::find_part(std::string_view component) const {
   return nullptr;
 }
 
-std::vector<const LoadedPart*> LoadedModel::denoisers() const {
-  std::vector<const LoadedPart*> found;
-  for (const LoadedPart& part : parts_) {
-    if (has_role(family_, part.detection.component, Role::kDenoiser)) found.push_back(&part);
-  }
-  std::ranges::stable_sort(found, std::greater(), [&](const LoadedPart* part) {
-    return family_.sigma_range(part->detection).high;
-  });
-  return found;
-}
-
-const LoadedPart* LoadedModel::denoiser() const {
-  const std::vector<const LoadedPart*> all = denoisers();
-  return all.empty() ? nullptr : all.front();
-}
-
 void LoadedModel::load_component(std::string_view name, const LoadProgressCallback& progress) {
   const LoadedPart* part = find_part(name);
   if (part == nullptr)
@@ -341,6 +325,16 @@ std::vector<std::string> LoadedModel::streaming_report() const {
 bool LoadedModel::is_loaded(std::string_view name) const {
   const auto it = loaded_.find(name);
   return it != loaded_.end() && it->second;
+}
+
+void load_shown(LoadedModel& model, std::string_view component, progress::Progress& progress,
+                const std::function<void()>& on_bytes) {
+  progress::Step step(progress, "load " + std::string(component), 0, progress::Unit::kBytes);
+  model.load_component(component, [&](const LoadProgress& state) {
+    step.set(state.bytes_done, state.bytes_total);
+    if (on_bytes) on_bytes();
+  });
+  step.finish();
 }
 
 }  // namespace atelier::model

@@ -15,6 +15,8 @@
 #include "host/files/checkpoint.h"
 #include "host/model/placement.h"
 #include "host/model/recognition.h"
+#include "host/model/stages.h"
+#include "host/progress/progress.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
 #include "memory/residency.h"
@@ -87,6 +89,9 @@ class LoadedModel {
   const ModelFamily& family() const { return family_; }
   Model& model() { return *model_; }
   const Model& model() const { return *model_; }
+  NamedModel named() { return {*model_, family_.name()}; }
+  // What the parts do; they are those that the model was opened with.
+  const Stages& stages() const { return stages_; }
   at::Device device() const { return device_; }
   // The denoiser's dtype, which latents and activations between components have.
   at::ScalarType dtype() const;
@@ -127,10 +132,6 @@ class LoadedModel {
 
   // Null when the model was made without it.
   const LoadedPart* find_part(std::string_view component) const;
-  // The denoisers, that of the noisiest levels first.
-  std::vector<const LoadedPart*> denoisers() const;
-  // The first of them, for what they have in common; null when there is none.
-  const LoadedPart* denoiser() const;
   // Paths of components without tensors, by name: {"tokenizer": folder or file}.
   const std::map<std::string, std::string, std::less<>>& files() const { return files_; }
 
@@ -167,6 +168,7 @@ class LoadedModel {
   std::vector<LoadedPart> parts_;
   std::map<std::string, std::string, std::less<>> files_;
   std::unique_ptr<Model> model_;
+  Stages stages_;
   at::Device device_ = at::kCPU;
   at::ScalarType dtype_ = at::kFloat;  // of components that `dtypes_` does not name
   weights::DtypeByComponent dtypes_;
@@ -185,5 +187,9 @@ class LoadedModel {
   std::map<std::string, memory::Residency::Stats, std::less<>> past_;  // of those that are gone
   std::unique_ptr<Runner> runner_;
 };
+
+// Loads a component with a line of progress; `on_bytes` is called while it is read.
+void load_shown(LoadedModel& model, std::string_view component, progress::Progress& progress,
+                const std::function<void()>& on_bytes = {});
 
 }  // namespace atelier::model

@@ -89,6 +89,7 @@ class LoadedModel::Opening {
       }
     }
     problems_.throw_if_any();
+    model_->stages_ = stages_of(family_, model_->parts_);
     make_model();
     arrange();
     for (const LoadedPart& part : model_->parts_) problems_.collect([&] { bind(part); });
@@ -247,8 +248,8 @@ class LoadedModel::Opening {
   at::ScalarType choose_dtype() const {
     if (request_.dtype != "auto") return asked_dtype_;
     if (!model_->device_.is_cpu()) return at::kBFloat16;
-    if (const LoadedPart* part = model_->denoiser(); part != nullptr)
-      return published_dtype(part->checkpoint.index());
+    if (const RangedDenoiser* denoiser = model_->stages_.first())
+      return published_dtype(model_->find_part(denoiser->name())->checkpoint.index());
     return model_->parts_.empty() ? at::kFloat
                                   : published_dtype(model_->parts_.front().checkpoint.index());
   }
@@ -284,6 +285,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open_empty(const ModelFamily& family) 
       plugins::guard(where(family, "make_model"), [&] { return family.make_model({}, {}); });
   if (model->model_ == nullptr)
     throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
+  model->stages_ = stages_of(family, {});
   return model;
 }
 

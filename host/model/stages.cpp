@@ -4,7 +4,11 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/error.h"
+
 #include "formats/glob.h"
+#include "host/model/components.h"
+#include "host/plugins/guard.h"
 
 namespace atelier::model {
 namespace {
@@ -20,7 +24,60 @@ const InputSpec* find_role(std::span<const InputSpec> inputs, InputRole role) {
   return found == inputs.end() ? nullptr : &*found;
 }
 
+Inputs on_device(Inputs values, at::Device device) {
+  for (auto& [name, value] : values) {
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = tensor->to(device);
+    if (auto* tensors = std::get_if<std::vector<at::Tensor>>(&value)) {
+      for (at::Tensor& tensor : *tensors) tensor = tensor.to(device);
+    }
+  }
+  return values;
+}
+
 }  // namespace
+
+const EncodeStage* Stages::target_stage() const {
+  const auto found =
+      std::ranges::find_if(encoding, [this](const EncodeStage& stage) { return is_target(stage); });
+  return found == encoding.end() ? nullptr : &*found;
+}
+
+bool Stages::is_target(const EncodeStage& stage) const {
+  return target_input != nullptr && reads(stage, target_input->name);
+}
+
+Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
+  Stages stages;
+  for (const ComponentSpec& component : family.components()) {
+    const auto part = std::ranges::find(
+        parts, component.name, [](const LoadedPart& one) { return one.detection.component; });
+    if (part != parts.end() || component.role == Role::kTokenizer)
+      stages.components.push_back(component);
+  }
+  for (const LoadedPart& part : parts) {
+    if (!has_role(family, part.detection.component, Role::kDenoiser)) continue;
+    stages.denoisers.push_back(
+        {part.detection, plugins::guard(std::string(family.name()) + ".sigma_range",
+                                        [&] { return family.sigma_range(part.detection); })});
+  }
+  std::ranges::stable_sort(stages.denoisers, std::greater(),
+                           [](const RangedDenoiser& denoiser) { return denoiser.range.high; });
+  if (stages.first() != nullptr) stages.variant = stages.first()->part.variant;
+  stages.encoding = encode_stages(family, stages.variant);
+  stages.target_input = target_input(family.inputs());
+  return stages;
+}
+
+const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, float sigma) {
+  for (const RangedDenoiser& denoiser : denoisers) {
+    if (sigma >= static_cast<float>(denoiser.range.low) &&
+        sigma <= static_cast<float>(denoiser.range.high))
+      return denoiser;
+  }
+  throw Error(ErrorCode::kNotFound,
+              "no denoiser is loaded for noise level " + std::to_string(sigma),
+              "add its files to --model_paths");
+}
 
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant) {
   std::vector<EncodeStage> stages;
@@ -28,15 +85,6 @@ std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_vi
     if (formats::glob_match(stage.variants, variant)) stages.push_back(stage);
   }
   return stages;
-}
-
-std::string_view variant_of(const LoadedModel& model) {
-  const LoadedPart* denoiser = model.denoiser();
-  return denoiser != nullptr ? std::string_view(denoiser->detection.variant) : std::string_view();
-}
-
-std::vector<EncodeStage> encode_stages(const LoadedModel& model) {
-  return encode_stages(model.family(), variant_of(model));
 }
 
 bool reads(const EncodeStage& stage, std::string_view input) {
@@ -64,15 +112,6 @@ const InputSpec* start_input(std::span<const InputSpec> inputs) {
   return find_role(inputs, InputRole::kStart);
 }
 
-const EncodeStage* target_stage(std::span<const EncodeStage> stages,
-                                std::span<const InputSpec> inputs) {
-  const InputSpec* target = target_input(inputs);
-  if (target == nullptr) return nullptr;
-  const auto found = std::ranges::find_if(
-      stages, [&](const EncodeStage& stage) { return reads(stage, target->name); });
-  return found == stages.end() ? nullptr : &*found;
-}
-
 bool only_encodes(const ComponentSpec& component) {
   return component.role == Role::kTextEncoder || component.role == Role::kImageEncoder;
 }
@@ -91,20 +130,26 @@ Inputs inputs_of(const EncodeStage& stage, const Inputs& inputs) {
   return read;
 }
 
-Inputs on_device(Inputs values, at::Device device) {
-  for (auto& [name, value] : values) {
-    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = tensor->to(device);
-    if (auto* tensors = std::get_if<std::vector<at::Tensor>>(&value)) {
-      for (at::Tensor& tensor : *tensors) tensor = tensor.to(device);
-    }
-  }
-  return values;
-}
-
 EncodeInputs negative_of(EncodeInputs in, const std::string& prompt) {
   in.values.insert_or_assign(std::string(kPrompt), prompt);
   in.is_negative = true;
   return in;
+}
+
+Conditioning encode(const NamedModel& model, EncodeInputs in, BlockRunner& runner,
+                    at::Device device) {
+  in.values = on_device(std::move(in.values), device);
+  return plugins::guard(std::string(model.family) + ".encode",
+                        [&] { return model.model.encode(in, runner); });
+}
+
+void decode(const NamedModel& model, const at::Tensor& latents_1CTHW, BlockRunner& runner,
+            at::Device device, const SampleSink& sink) {
+  plugins::guard(std::string(model.family) + ".decode", [&] {
+    model.model.decode(latents_1CTHW, runner, [&](const at::Tensor& pixels_BCTHW) {
+      sink(pixels_BCTHW[0].to(device, at::kFloat));
+    });
+  });
 }
 
 at::Tensor decode_whole(Model& model, const at::Tensor& latents_BCTHW, BlockRunner& runner,

@@ -1,7 +1,8 @@
-// The stages in which a family encodes: who takes part, what they read, and how they are run.
+// Who does what in a model: the stages that encode and the denoisers that sample, and how a family
+// is asked to encode and to decode.
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,16 +10,42 @@
 
 #include "atelier/model_family.h"
 
-#include "host/model/model_loader.h"
+#include "host/model/recognition.h"
 
 namespace atelier::model {
 
-// The variant of the model's denoiser; empty where there is none.
-std::string_view variant_of(const LoadedModel& model);
+// A denoiser of a model, and the noise levels that it covers.
+struct RangedDenoiser {
+  Detection part;
+  SigmaRange range = {};
+  const std::string& name() const { return part.component; }
+};
+
+// Worked out once for a model, from the tables of its family and the parts that there are.
+struct Stages {
+  std::string variant;  // of the denoisers; empty: there is none
+  // Those that the model was made with, tokenizers included.
+  std::vector<ComponentSpec> components;
+  std::vector<EncodeStage> encoding;           // of the variant, in the order of the table
+  const InputSpec* target_input = nullptr;     // that training makes; null: there is none
+  std::vector<RangedDenoiser> denoisers = {};  // that of the noisiest levels first
+
+  // The stage that makes the latents of target_input; null: there is none.
+  const EncodeStage* target_stage() const;
+  bool is_target(const EncodeStage& stage) const;
+  // The first denoiser, for what all have in common; null: there is none.
+  const RangedDenoiser* first() const { return denoisers.empty() ? nullptr : &denoisers.front(); }
+};
+
+// Throws what ModelFamily::sigma_range() throws.
+Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts);
+
+// The one for a noise level, which is a float32 as the ends of ranges are taken to be; of two that
+// share it, the first. Throws Error{kNotFound} when there is none.
+const RangedDenoiser& denoiser_at(std::span<const RangedDenoiser> denoisers, float sigma);
 
 // Lists a variant's stages in the order of the family's table; "": the denoiser is not known.
 std::vector<EncodeStage> encode_stages(const ModelFamily& family, std::string_view variant = {});
-std::vector<EncodeStage> encode_stages(const LoadedModel& model);
 
 bool reads(const EncodeStage& stage, std::string_view input);
 bool uses(const EncodeStage& stage, std::string_view component);
@@ -27,13 +54,10 @@ bool encodes(const ModelFamily& family, std::string_view component);
 // Whether it reads the prompt, and so runs for the negative one, too.
 bool is_prompted(const EncodeStage& stage);
 
-// The input that training learns; null when the family has none.
+// The input that training makes; null when the family has none.
 const InputSpec* target_input(std::span<const InputSpec> inputs);
 // The input that sampling may begin from; null when the family has none.
 const InputSpec* start_input(std::span<const InputSpec> inputs);
-// The stage that makes its latents; null when there is none.
-const EncodeStage* target_stage(std::span<const EncodeStage> stages,
-                                std::span<const InputSpec> inputs);
 
 // Whether a component is needed for nothing but to encode, so that it may leave afterwards.
 bool only_encodes(const ComponentSpec& component);
@@ -44,13 +68,26 @@ std::string encoded_by(const EncodeStage& stage, std::span<const InputSpec> inpu
 // What of `inputs` a stage reads.
 Inputs inputs_of(const EncodeStage& stage, const Inputs& inputs);
 
-// `values` with their tensors on `device`.
-Inputs on_device(Inputs values, at::Device device);
-
 // Returns `in` with `prompt` as its prompt, marked as the negative one of guidance.
 EncodeInputs negative_of(EncodeInputs in, const std::string& prompt);
 
-// Decodes to one tensor, [B, 3, T, H, W] on `device`.
+// A family's model as it is called; its errors name the plugin.
+struct NamedModel {
+  Model& model;
+  std::string_view family;
+};
+
+// Runs a stage on `device`, with the caller's grad mode.
+Conditioning encode(const NamedModel& model, EncodeInputs in, BlockRunner& runner,
+                    at::Device device);
+
+// What the frames of one sample are given to as they are decoded: float32 [3, frames, H, W] in
+// [-1, 1].
+using SampleSink = std::function<void(const at::Tensor& pixels_CTHW)>;
+// Decodes one sample, [1, C, T, H, W]; the frames are on `device`.
+void decode(const NamedModel& model, const at::Tensor& latents_1CTHW, BlockRunner& runner,
+            at::Device device, const SampleSink& sink);
+// Decodes samples to one tensor, [B, 3, T, H, W] on `device`.
 at::Tensor decode_whole(Model& model, const at::Tensor& latents_BCTHW, BlockRunner& runner,
                         at::Device device);
 

@@ -23,9 +23,8 @@ Engine DryGeneration::make_engine() {
   engine.device = at::kMeta;
   engine.runner = &dry_.runner();
   engine.load = [this](std::string_view component) { load(component); };
-  engine.unload = [this](std::string_view component) {
-    if (!stays_.contains(std::string(component))) there_.erase(std::string(component));
-  };
+  engine.unload = [this](std::string_view component) { there_.erase(std::string(component)); };
+  engine.stays.insert(stays_.begin(), stays_.end());
   engine.on_phase = [this](std::string_view phase, int64_t number) { begin(phase, number - 1); };
   engine.makes_step = [this](int64_t step) { return steps_.contains(step); };
   engine.through_vae = [this](const generate::TileFunction& run, const at::Tensor& in) {
@@ -36,19 +35,19 @@ Engine DryGeneration::make_engine() {
 
 // The first step of each denoiser, and of those the first one without guidance.
 void DryGeneration::choose_steps(const Request& request) {
-  std::map<std::pair<const generate::Denoiser*, bool>, int64_t> first;
+  std::map<std::pair<const model::RangedDenoiser*, bool>, int64_t> first;
   steps_.clear();
   for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
     const float sigma = request.sigmas[static_cast<size_t>(i)];
     const auto [kind, is_new] = first.try_emplace(
-        {&generate::denoiser_at(engine_, sigma), generate::is_guided(request, i)}, i);
+        {&model::denoiser_at(engine_.stages.denoisers, sigma), generate::is_guided(request, i)}, i);
     ++steps_[kind->second];
   }
 }
 
 std::vector<DryPhase> DryGeneration::run(Request request, bool is_next) {
   choose_steps(request);
-  std::vector<int64_t> shape = dry_.model().latent_shape({1, request.height, request.width});
+  std::vector<int64_t> shape = dry_.model().latent_shape(request.target);
   shape.insert(shape.begin(), std::ssize(request.seeds));
   request.latents = dry_.tensor(shape, at::kFloat);
   if (!is_next) there_ = stays_;
@@ -56,7 +55,8 @@ std::vector<DryPhase> DryGeneration::run(Request request, bool is_next) {
   phases_.clear();
   now_ = SIZE_MAX;
   dry_.lap();
-  plugins::guard("a dry run", [&] { generator_.run(request, [](size_t, const at::Tensor&) {}); });
+  plugins::guard("a dry run",
+                 [&] { generator_.run(request, [](size_t, int64_t, const at::Tensor&) {}); });
   end_lap();
   return std::move(phases_);
 }
@@ -77,7 +77,7 @@ void DryGeneration::load(std::string_view component) {
   const bool is_new = there_.emplace(component).second;
   has_more_to_encode_with_ |= is_new && has_encoded_;
   const bool denoises = std::ranges::any_of(
-      engine_.denoisers, [&](const auto& denoiser) { return denoiser.component == component; });
+      engine_.stages.denoisers, [&](const auto& denoiser) { return denoiser.name() == component; });
   if (!denoises) return;
   denoiser_ = component;
   switch_to("denoise", denoiser_, 0.0);  // what it computes ahead

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "host/model/components.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
@@ -93,7 +94,8 @@ class GenerationSizes {
 
   void add(const DryPhase& phase, bool batches_cfg, bool is_named) {
     std::string name = phase.name;
-    if (phase.is_denoising() && model_.denoisers().size() > 1) name += " with " + phase.denoiser;
+    if (phase.is_denoising() && model_.stages().denoisers.size() > 1)
+      name += " with " + phase.denoiser;
     if (phase.is_denoising() && sized_.main_phase.empty()) sized_.main_phase = name;
     auto planned = std::ranges::find(sized_.run.phases, name, &PlannedPhase::name);
     const bool is_new = planned == sized_.run.phases.end();
@@ -127,10 +129,8 @@ class GenerationSizes {
 
   // LoRA factors rest on the device with their layers, whichever those are.
   void hold_loras() {
-    const auto denoisers = model_.denoisers();
     for (memory::PlannedComponent& component : sized_.run.components) {
-      if (std::ranges::find(denoisers, model_.find_part(component.name)) == denoisers.end())
-        continue;
+      if (!model::has_role(model_.family(), component.name, Role::kDenoiser)) continue;
       for (memory::StoredComponent& stored : component.storages)
         stored.outside += generation_.lora_bytes;
     }

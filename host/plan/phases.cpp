@@ -25,9 +25,10 @@ std::vector<std::string> components_where(const LoadedModel& model,
   return names;
 }
 
-Conditioning example_text(const DryModel& dry, const LoadedModel& model, int64_t tokens) {
+Conditioning example_text(const DryModel& dry, const LoadedModel& model, const Detection& denoiser,
+                          int64_t tokens) {
   Conditioning text = plugins::guard(model.family().name(), [&] {
-    return model.family().example_conditioning(model.denoiser()->detection, tokens, model.dtype());
+    return model.family().example_conditioning(denoiser, tokens, model.dtype(denoiser.component));
   });
   for (auto& [name, t] : text) {
     if (at::isFloatingType(t.scalar_type())) t = dry.tensor(t.sizes(), t.scalar_type());

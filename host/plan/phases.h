@@ -15,8 +15,9 @@ namespace atelier::plan {
 // The components of a model that are of a kind, without the tokenizer.
 std::vector<std::string> components_where(const model::LoadedModel& model,
                                           const std::function<bool(const ComponentSpec&)>& is_one);
-// What the denoiser is given for a text of that many tokens, without values.
-Conditioning example_text(const DryModel& dry, const model::LoadedModel& model, int64_t tokens);
+// What a denoiser is given for a text of that many tokens, without values.
+Conditioning example_text(const DryModel& dry, const model::LoadedModel& model,
+                          const Detection& denoiser, int64_t tokens);
 
 // The seconds of one run of a block beside its arithmetic: reading its weights, and on a GPU
 // launching its kernels.

@@ -27,12 +27,17 @@ std::string shown(int64_t bytes) {
   return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
 }
 
+double pixels_of(const MediaTarget& target) {
+  return static_cast<double>(target.frames) * static_cast<double>(target.height) *
+         static_cast<double>(target.width);
+}
+
 // Pixels that are denoised at once.
-int64_t area_of(const Settings& settings, const LoadedModel& model) {
-  const double cfg_scale =
-      generate::cfg_scale_of(settings, model.family(), model::variant_of(model));
-  return (cfg_scale == 1.0 ? 1 : 2) * *settings.height * *settings.width *
-         std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images));
+double area_of(const Settings& settings, const LoadedModel& model) {
+  const double cfg_scale = generate::cfg_scale_of(settings, model.family(), model.stages().variant);
+  return (cfg_scale == 1.0 ? 1.0 : 2.0) * pixels_of(generate::target_of(settings)) *
+         static_cast<double>(
+             std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
 }
 
 int64_t lora_bytes(const LoadedModel& model, const std::vector<Job>& jobs) {
@@ -43,7 +48,7 @@ int64_t lora_bytes(const LoadedModel& model, const std::vector<Job>& jobs) {
       std::error_code failure;
       const auto size = std::filesystem::file_size(use.path, failure);
       const size_t copies =
-          use.component == lora::kEveryDenoiser ? model.denoisers().size() : size_t{1};
+          use.component == lora::kEveryDenoiser ? model.stages().denoisers.size() : size_t{1};
       if (!failure) bytes += static_cast<int64_t>(size * copies);
     }
     most = std::max(most, bytes);
@@ -64,7 +69,7 @@ GenerationBasis basis_of(LoadedModel& model, const GenerationAsked& asked, const
       });
   GenerationBasis basis;
   basis.request = generate::make_request(largest.settings, model.family(), model.model(),
-                                         /*seed=*/0, model::variant_of(model));
+                                         /*seed=*/0, model.stages().variant);
   basis.request.inputs["prompt"] = longest.settings.prompt;
   basis.request.batches_cfg = asked.cfg_batch.value_or(true);
   basis.request.tiling = asked.tiling;
@@ -184,15 +189,14 @@ namespace {
 
 // The largest image, the longest text and how many there are.
 void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
-  int64_t area = 0;
+  double most = 0;
   size_t longest = 0;
   for (const data::Item& item : dataset.items()) {
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
-    if (item.height * item.width > area) {
-      area = item.height * item.width;
-      basis.height = item.height;
-      basis.width = item.width;
+    if (pixels_of(item.target) > most) {
+      most = pixels_of(item.target);
+      basis.target = item.target;
     }
     const auto prompt = item.values.find("prompt");
     if (prompt == item.values.end() || !prompt->second.is_string()) continue;
@@ -213,14 +217,13 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
 // The largest of the samples that are there already, and how many.
 void take_cache(TrainingBasis& basis, const std::string& folder) {
   const train::Manifest manifest = train::Manifest::read(folder);
-  int64_t area = 0;
+  double most = 0;
   for (const train::CacheItem& item : manifest.items) {
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
-    if (item.height * item.width <= area) continue;
-    area = item.height * item.width;
-    basis.height = item.height;
-    basis.width = item.width;
+    if (pixels_of(item.target) <= most) continue;
+    most = pixels_of(item.target);
+    basis.target = item.target;
   }
   basis.samples = std::max<int64_t>(1, std::ssize(manifest.items));
 }
@@ -247,10 +250,11 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
   if (!asked.prompts.empty()) {
-    const Settings& largest = std::ranges::max(
-        asked.prompts, {}, [](const Settings& prompt) { return *prompt.height * *prompt.width; });
+    const Settings& largest = std::ranges::max(asked.prompts, {}, [](const Settings& prompt) {
+      return pixels_of(generate::target_of(prompt));
+    });
     basis.preview = generate::make_request(largest, model.family(), model.model(), /*seed=*/0,
-                                           model::variant_of(model));
+                                           model.stages().variant);
   }
   return basis;
 }
@@ -260,8 +264,7 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
                    const train::Selection& selection) {
   return {.config = config,
           .selection = selection,
-          .height = basis.height,
-          .width = basis.width,
+          .target = basis.target,
           .longest_text = basis.longest_text,
           .samples = basis.samples,
           .steps = basis.steps,

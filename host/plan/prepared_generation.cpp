@@ -32,19 +32,16 @@ PreparedGeneration::PreparedGeneration(GenerationRequest request, progress::Prog
   problems.collect([&] { check_limits(request_.limits); });
   const bool has_limits = problems.size() == before;
   if (request_.load && family() != nullptr) open_model(has_limits, problems);
-  for (const generate::Job& job : request_.jobs) check(job, problems);
-  if (request_.expects_jobs && model_)  // what they leave out
-    generate::check_sizes(request_.base, *family(), model_->model().latent_spec(),
-                          model::variant_of(*model_), {}, problems);
+  for (generate::Job& job : request_.jobs) check(job, problems);
+  if (request_.expects_jobs && model_)
+    problems.collect([&] {
+      generate::check_sizes(filled_base(), *family(), model_->model().latent_spec(),
+                            model_->stages().variant, {}, problems);
+    });
 }
 
 void PreparedGeneration::open_model(bool has_limits, report::Problems& problems) {
-  problems.collect([&] {
-    auto model = LoadedModel::open(*family(), *request_.load);
-    generate::fill_size(request_.base, *model);
-    for (generate::Job& job : request_.jobs) generate::fill_size(job.settings, *model);
-    model_ = std::move(model);
-  });
+  problems.collect([&] { model_ = LoadedModel::open(*family(), *request_.load); });
   if (!model_) return;
   if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits);
   lengths_.emplace(model_->model(), family()->name(), request_.load->cuts_texts);
@@ -55,9 +52,19 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
     });
 }
 
-void PreparedGeneration::check(const generate::Job& job, report::Problems& problems) {
+generate::Settings PreparedGeneration::filled_base() const {
+  generate::Settings base = request_.base;
+  generate::fill_target(base, *model_);
+  return base;
+}
+
+void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   const size_t before = problems.size();
-  const std::string_view variant = model_ ? model::variant_of(*model_) : std::string_view();
+  problems.collect([&] {
+    if (model_) generate::fill_target(job.settings, *model_);
+  });
+  if (problems.size() > before) return;
+  const std::string_view variant = model_ ? model_->stages().variant : std::string_view();
   generate::check_settings(job.settings, family(), job.place, problems, variant);
   generate::check_output_path(job.settings.output, job.place.of("output"), problems);
   if (!model_) return;
@@ -73,7 +80,7 @@ void PreparedGeneration::make_plan() {
   if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
   GenerationAsked asked = {request_.jobs, request_.expects_jobs, request_.cfg_batch,
                            request_.tiling, request_.prefetch};
-  if (asked.jobs.empty()) asked.jobs.emplace_back().settings = request_.base;
+  if (asked.jobs.empty()) asked.jobs.emplace_back().settings = filled_base();
   planned_ = plan_generation(*model_, *request_.load, request_.limits, asked, unplanned_);
 }
 

@@ -43,8 +43,9 @@ class PreparedGeneration {
   PreparedGeneration(const PreparedGeneration&) = delete;
   PreparedGeneration& operator=(const PreparedGeneration&) = delete;
 
-  // What is wrong with a job. Reads no weights; also for jobs that come while others have run.
-  void check(const generate::Job& job, report::Problems& problems);
+  // What is wrong with a job, and what it leaves to the model. Reads no weights; also for jobs that
+  // come while others have run.
+  void check(generate::Job& job, report::Problems& problems);
 
   // Plans what the run takes. Throws as plan_generation().
   void make_plan();
@@ -54,7 +55,7 @@ class PreparedGeneration {
   // Places the model as it was planned, and tells what that means.
   void follow_plan();
 
-  // What was asked for, with what its jobs left to the model.
+  // What was asked for; its jobs have what they left to the model.
   const GenerationRequest& request() const { return request_; }
   model::LoadedModel& model() { return *model_; }
   generate::LoraSet& loras() { return *loras_; }
@@ -64,6 +65,8 @@ class PreparedGeneration {
  private:
   const ModelFamily* family() const { return request_.plugin ? request_.plugin->family : nullptr; }
   void open_model(bool has_limits, report::Problems& problems);
+  // What jobs that come later leave out, with what that leaves to the model.
+  generate::Settings filled_base() const;
 
   GenerationRequest request_;
   progress::Progress& progress_;

@@ -167,10 +167,7 @@ class Preparation {
                     "use bfloat16 or float32", ErrorCode::kUnsupported);
     open_starting_weights();
     problems_.collect([&] {
-      const train::Timesteps checked(
-          train::training_schedule(model), config_.timesteps,
-          generate::dynamic_shift(model.family().schedules(), model::variant_of(model)),
-          train::running_range(model, run_.selection));
+      train::timesteps_of(model, config_.timesteps, train::running_range(model, run_.selection));
     });
     check_distilled_levels();
   }
@@ -191,7 +188,7 @@ class Preparation {
   void open_preset() {
     const train::LoraSettings& lora = config_.lora;
     if (lora.preset_path.empty() || lora.preset_model.empty()) return;
-    if (lora.preset_model != run_.model->denoiser()->detection.component &&
+    if (lora.preset_model != run_.model->stages().first()->name() &&
         !run_.selection.trains(lora.preset_model)) {
       problems_.add(
           "--preset_lora_model: " + lora.preset_model + " works ahead of training, without it",
@@ -258,7 +255,7 @@ class Preparation {
     std::shared_ptr<const data::Dataset> dataset;
     problems_.collect([&] {
       dataset = std::make_shared<const data::Dataset>(data::Dataset::open(
-          options, family_.inputs(), spec, problems_, check, model::variant_of(model)));
+          options, family_.inputs(), spec, problems_, check, model.stages().variant));
       for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
     });
     return dataset;
@@ -279,14 +276,15 @@ class Preparation {
     if (file.empty()) return;
     generate::Settings base;
     problems_.collect([&] {
-      if (const auto size = train::preview_size(config_, run_.dataset.get())) {
+      if (const auto size = train::preview_target(config_, run_.dataset.get())) {
+        base.num_frames = size->frames;
         base.height = size->height;
         base.width = size->width;
       }
     });
     const size_t before = problems_.size();
     problems_.collect([&] {
-      if (run_.model) generate::fill_size(base, *run_.model);
+      if (run_.model) generate::fill_target(base, *run_.model);
     });
     if (problems_.size() > before) return;
     for (const generate::Job& job :
@@ -296,7 +294,7 @@ class Preparation {
 
   void check_prompt(const generate::Job& job) {
     const size_t before = problems_.size();
-    const auto variant = run_.model ? model::variant_of(*run_.model) : std::string_view();
+    const auto variant = run_.model ? run_.model->stages().variant : std::string_view();
     generate::check_settings(job.settings, &family_, job.place, problems_, variant);
     if (!run_.model) return;
     generate::check_against_model(job.settings, family_, run_.model->model(), variant, job.place,

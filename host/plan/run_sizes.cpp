@@ -94,9 +94,9 @@ void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_
 std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasis& basis,
                                               bool prepares_levels) {
   std::set<const Weight*> level_weights;
-  for (const model::LoadedPart* denoiser : model.denoisers()) {
+  for (const model::RangedDenoiser& denoiser : model.stages().denoisers) {
     if (!prepares_levels) break;
-    for (const WeightPtr& weight : model.model().level_weights(denoiser->detection.component))
+    for (const WeightPtr& weight : model.model().level_weights(denoiser.name()))
       level_weights.insert(weight.get());
   }
   std::vector<PlannedComponent> components;

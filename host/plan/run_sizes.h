@@ -43,8 +43,8 @@ struct GenerationBasis {
 struct TrainingBasis {
   const train::Config& config;
   const train::Selection& selection;
-  int64_t height = 1024, width = 1024;  // pixels, of the largest sample
-  Inputs longest_text = {};             // of a sample; empty: not known
+  MediaTarget target = {1, 1024, 1024};  // of the largest sample
+  Inputs longest_text = {};              // of a sample; empty: not known
   int64_t samples = 1;
   double steps = 1.0;
   int64_t distillation_steps = 1;                           // the most of a sample

@@ -14,7 +14,6 @@
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/plugins/guard.h"
-#include "host/train/encoders.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::plan {
@@ -133,26 +132,27 @@ void SizeGuard::measure() {
     shape.insert(shape.begin(), 1);
     return dry.tensor(shape, dtype);
   };
-  const std::vector<EncodeStage> stages = model::encode_stages(model_);
-  const auto inputs = model_.family().inputs();
-  const EncodeStage* target = model::target_stage(stages, inputs);
+  const model::Stages& stages = model_.stages();
+  const EncodeStage* target = stages.target_stage();
   const auto is_there = [&](std::string_view name) { return model_.find_part(name) != nullptr; };
   if (target != nullptr && std::ranges::any_of(target->components, is_there)) {
-    const std::string input(model::target_input(inputs)->name);
+    const std::string input(stages.target_input->name);
     add("encode an image", [&](int64_t side, BlockRunner& runner) {
       const Inputs values = {{input, dry.tensor({3, 1, side, side}, at::kFloat)}};
-      train::run_stage(model_, target->name, values, {1, side, side}, runner, at::kMeta);
+      model::encode(model_.named(),
+                    {.stage = target->name, .values = values, .target = {1, side, side}}, runner,
+                    at::kMeta);
     });
   }
-  if (model_.denoiser() != nullptr) {
-    const Conditioning text = example_text(dry, model_, kTokens);
+  if (const model::RangedDenoiser* denoiser = stages.first()) {
+    const Conditioning text = example_text(dry, model_, denoiser->part, kTokens);
     const Conditioning* const cond = &text;
     add("denoise", [&](int64_t side, BlockRunner& runner) {
       const at::Tensor x = latents(side, dry.dtype());
       dry.model().denoise({.x_BCTHW = x,
                            .sigma_B = dry.tensor({1}, at::kFloat),
                            .cond = std::span(&cond, 1),
-                           .denoiser = model_.denoiser()->detection.component},
+                           .denoiser = denoiser->name()},
                           runner);
     });
   }
@@ -162,6 +162,12 @@ void SizeGuard::measure() {
       model::decode_whole(dry.model(), latents(side, model_.decoder_dtype()), runner, at::kMeta);
     });
   }
+}
+
+SizeGuard::Size SizeGuard::size_of(const MediaTarget& target) const {
+  const std::vector<int64_t> latents =
+      plugins::guard(model_.family().name(), [&] { return model_.model().latent_shape(target); });
+  return {target.height, target.width, latents.at(1)};
 }
 
 SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
@@ -181,7 +187,7 @@ SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
     const double bytes = found->second.at(pixels) + beside;
     if (bytes > most.bytes) most = {name, bytes};
   };
-  consider("denoise", count * size.pixels(), 0);
+  consider("denoise", count * size.latent_pixels(), 0);
   consider("decode", at_once, whole);
   if (generate::has_start(settings, model_.family().inputs()))
     consider("encode an image", at_once, whole);
@@ -195,7 +201,7 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
     const auto side = [&](int64_t length) {
       return static_cast<int64_t>(static_cast<double>(length) * scale) / multiple * multiple;
     };
-    return Size{side(size.height), side(size.width)};
+    return Size{side(size.height), side(size.width), size.latent_frames};
   };
   double low = 0, high = 1;
   for (int i = 0; i < 40; ++i) {
@@ -203,15 +209,16 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
     (kCertain * need(scaled(middle)) > device_.bytes ? high : low) = middle;
   }
   const Size found = scaled(low);
-  const bool is_known = found.pixels() >= area_of(kSides.front());
+  const bool is_known = found.latent_pixels() >= area_of(kSides.front());
   return is_known ? size_text(found.height, found.width) : "";
 }
 
 void SizeGuard::check(const Settings& settings, const generate::Origin& place,
                       const std::optional<Tiling>& tiling, bool may_tile,
                       report::Problems& problems) const {
-  const Size size = {*settings.height, *settings.width};
-  if (work_.empty() || size.pixels() < area_of(kSides.front())) return;
+  if (work_.empty()) return;
+  const Size size = size_of(generate::target_of(settings));
+  if (size.latent_pixels() < area_of(kSides.front())) return;
   const Need need = most_of(settings, size, tiling);
   const double pixels = kPixelBytes * size.pixels();
   const bool is_too_much = kCertain * need.bytes > device_.bytes;
@@ -238,14 +245,14 @@ void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& 
   const data::Item* largest = nullptr;
   int64_t count = 0;
   for (const data::Item& item : dataset.items()) {
-    const Size size = {item.height, item.width};
+    const Size size = size_of(item.target);
     if (kCertain * need(size) <= device_.bytes) continue;
     ++count;
-    if (largest == nullptr || item.height * item.width > largest->height * largest->width)
+    if (largest == nullptr || size.latent_pixels() > size_of(largest->target).latent_pixels())
       largest = &item;
   }
   if (largest == nullptr) return;
-  const Size size = {largest->height, largest->width};
+  const Size size = size_of(largest->target);
   const data::DatasetOptions& options = dataset.options();
   const std::string fitting = size_that_fits(size, need);
   const std::string others = count > 1 ? ", one of " + std::to_string(count) + " such rows," : "";
@@ -280,8 +287,7 @@ void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
     plugins::guard("a dry run", [&] {
       for (const int64_t side : sides_of(model_)) {
         const SizedRun sized = size_training(
-            model_, {.config = least, .selection = selection, .height = side, .width = side},
-            basis_);
+            model_, {.config = least, .selection = selection, .target = {1, side, side}}, basis_);
         const memory::Strategy& strategy = sized.run.phases.back().strategies.front();
         step.add(area_of(side), static_cast<double>(strategy.device_bytes));
       }
@@ -293,7 +299,7 @@ void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
   refuse_largest(
       dataset,
       "train on" + (count > 1 ? " " + std::to_string(config.order.batch_size) + " times" : ""),
-      [&](const Size& size) { return step.at(count * size.pixels()); }, problems);
+      [&](const Size& size) { return step.at(count * size.latent_pixels()); }, problems);
 }
 
 }  // namespace atelier::plan

@@ -62,11 +62,15 @@ class SizeGuard {
   };
   struct Size {
     int64_t height = 0, width = 0;
+    int64_t latent_frames = 1;
     double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
+    // Of an image that has as many latents.
+    double latent_pixels() const { return pixels() * static_cast<double>(latent_frames); }
   };
 
   void find_limits(const model::LoadRequest& request, const MemoryLimits& limits);
   void measure();
+  Size size_of(const MediaTarget& target) const;
   Need most_of(const generate::Settings& settings, const Size& size,
                const std::optional<generate::Tiling>& tiling) const;
   // The largest size of that shape for which `need` is within the limit; empty: none is.

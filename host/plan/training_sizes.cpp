@@ -8,13 +8,11 @@
 
 #include "atelier/host/weight_state.h"
 
-#include "host/generate/sigma_schedule.h"
 #include "host/model/stages.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/report/problems.h"
-#include "host/train/encoders.h"
 #include "host/train/objective.h"
 #include "memory/activation_plan.h"
 
@@ -50,9 +48,8 @@ class TrainingSizes {
       : model_(model),
         training_(training),
         basis_(basis),
-        stages_(model::encode_stages(model)),
-        target_(model::target_stage(stages_, model.family().inputs())),
-        cached_(train::cached_stages(stages_, training.config.trained_names())),
+        stages_(model.stages()),
+        cached_(train::cached_stages(stages_.encoding, training.config.trained_names())),
         dry_(model, basis.like) {}
 
   SizedRun sized() {
@@ -124,14 +121,11 @@ class TrainingSizes {
   // What the rows hold.
   Inputs inputs() const {
     Inputs values = training_.longest_text;
-    if (const InputSpec* target = model::target_input(model_.family().inputs()))
-      values.emplace(target->name,
-                     dry_.tensor({3, 1, training_.height, training_.width}, at::kFloat));
+    const MediaTarget& target = training_.target;
+    if (stages_.target_input != nullptr)
+      values.emplace(stages_.target_input->name,
+                     dry_.tensor({3, target.frames, target.height, target.width}, at::kFloat));
     return values;
-  }
-  MediaTarget target() const { return {1, training_.height, training_.width}; }
-  bool is_target(std::string_view stage) const {
-    return target_ != nullptr && stage == target_->name;
   }
 
   bool is_cached(const EncodeStage& stage) const { return cached_.find(stage.name)->second; }
@@ -139,16 +133,17 @@ class TrainingSizes {
   // What is made ahead.
   void add_encoding(memory::PlannedRun& run) {
     const at::NoGradGuard no_grad;
-    for (const EncodeStage& stage : stages_) {
+    for (const EncodeStage& stage : stages_.encoding) {
       const Inputs values = model::inputs_of(stage, inputs());
       std::vector<std::string> components = components_where(
           model_, [&](const ComponentSpec& spec) { return model::uses(stage, spec.name); });
       if (!is_cached(stage) || values.empty() || components.empty()) continue;
       Conditioning made;
       const DryPass pass = dry_.measure([&](BlockRunner& runner) {
-        made = train::run_stage(model_, stage.name, values, target(), runner, at::kMeta);
+        const EncodeInputs in = {.stage = stage.name, .values = values, .target = training_.target};
+        made = model::encode(model_.named(), in, runner, at::kMeta);
       });
-      if (!is_target(stage.name)) encoded_.merge(made);
+      if (!stages_.is_target(stage)) encoded_.merge(made);
       run.phases.push_back(
           {.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
            .components = components,
@@ -159,34 +154,36 @@ class TrainingSizes {
   }
 
   // The largest one, as it is read from the cache and from the dataset.
-  train::TrainSample sample() const {
+  train::TrainSample sample(const Detection& denoiser) const {
     train::TrainSample sample;
-    sample.target = target();
+    sample.target = training_.target;
     sample.values = {{"seed", 0}, {"num_inference_steps", training_.distillation_steps}};
     sample.cond = encoded_;
-    for (const EncodeStage& stage : stages_) {
+    for (const EncodeStage& stage : stages_.encoding) {
       if (is_cached(stage)) continue;
       Inputs values = model::inputs_of(stage, inputs());
       if (!values.empty()) sample.inputs.emplace(stage.name, std::move(values));
     }
-    const bool has_text = std::ranges::any_of(
-        sample.inputs, [&](const auto& entry) { return !is_target(entry.first); });
-    if (sample.cond.empty() && !has_text) sample.cond = example_text(dry_, model_, kUnknownTokens);
-    if (target_ == nullptr || is_cached(*target_))
+    const EncodeStage* target = stages_.target_stage();
+    const bool has_text = std::ranges::any_of(sample.inputs, [&](const auto& entry) {
+      return target == nullptr || entry.first != target->name;
+    });
+    if (sample.cond.empty() && !has_text)
+      sample.cond = example_text(dry_, model_, denoiser, kUnknownTokens);
+    if (target == nullptr || is_cached(*target))
       sample.cond["latents"] =
-          dry_.tensor(model_.model().latent_shape(target()), model_.decoder_dtype());
+          dry_.tensor(model_.model().latent_shape(training_.target), model_.decoder_dtype());
     return sample;
   }
 
   // Forward and backward pass of a batch of `count` samples, as a step makes them, at a level of
   // `denoiser`.
-  void step(int64_t count, const model::LoadedPart& denoiser, BlockRunner& runner) {
-    const train::Timesteps timesteps(
-        train::training_schedule(model_), config().timesteps,
-        generate::dynamic_shift(model_.family().schedules(), model::variant_of(model_)),
-        model_.family().sigma_range(denoiser.detection));
-    train::Objective objective(model_, runner, timesteps, config().seed, at::kMeta);
-    const std::vector<train::PlacedSample> batch(static_cast<size_t>(count), {sample(), 0});
+  void step(int64_t count, const model::RangedDenoiser& denoiser, BlockRunner& runner) {
+    const train::Timesteps timesteps =
+        train::timesteps_of(model_, config().timesteps, denoiser.range);
+    train::Objective objective(model_, denoisers_, runner, timesteps, config().seed, at::kMeta);
+    const std::vector<train::PlacedSample> batch(static_cast<size_t>(count),
+                                                 {sample(denoiser.part), 0});
     const Tensor sum = config().task == train::Task::kDirectDistill
                            ? objective.direct_distillation(batch)
                            : objective.flow_matching(batch, /*step=*/0);
@@ -290,9 +287,9 @@ class TrainingSizes {
       DryModel::TrainingPass pass, larger;  // larger: of one more sample
     };
     std::vector<Passes> of_denoisers;
-    for (const model::LoadedPart* denoiser : denoisers_)
+    for (const model::RangedDenoiser& denoiser : denoisers_)
       of_denoisers.push_back(
-          {measure(sized.batch_size, *denoiser), measure(sized.batch_size + 1, *denoiser)});
+          {measure(sized.batch_size, denoiser), measure(sized.batch_size + 1, denoiser)});
     for (const ActivationBudget& budget : possible_budgets()) {
       std::vector<Strategy> strategies;
       int64_t larger_bytes = 0, planned_bytes = 0;
@@ -380,7 +377,7 @@ class TrainingSizes {
     return phase;
   }
 
-  DryModel::TrainingPass measure(int64_t batch, const model::LoadedPart& denoiser) {
+  DryModel::TrainingPass measure(int64_t batch, const model::RangedDenoiser& denoiser) {
     return dry_.measure_training([&](BlockRunner& runner) { step(batch, denoiser, runner); },
                                  basis_.profile);
   }
@@ -501,8 +498,8 @@ class TrainingSizes {
 
   // How often each of its blocks runs: distillation goes through all levels.
   double runs_of_denoiser(const DryModel::TrainingPass& pass) const {
-    for (const model::LoadedPart* denoiser : denoisers_) {
-      for (Block* block : model_.model().blocks(denoiser->detection.component)) {
+    for (const model::RangedDenoiser& denoiser : denoisers_) {
+      for (Block* block : model_.model().blocks(denoiser.name())) {
         if (const auto runs = std::ranges::count(pass.blocks, block); runs > 0)
           return static_cast<double>(runs);
       }
@@ -513,11 +510,10 @@ class TrainingSizes {
   LoadedModel& model_;
   const TrainingBasis& training_;
   const PlanBasis& basis_;
-  const std::vector<EncodeStage> stages_;
-  const EncodeStage* target_;  // the stage that makes what is learnt; null: there is none
+  const model::Stages& stages_;
   train::CachedStages cached_;
   DryModel dry_;
-  std::vector<const model::LoadedPart*> denoisers_ =
+  const std::vector<model::RangedDenoiser> denoisers_ =
       train::running_denoisers(model_, training_.selection);
   Trained trained_;
   Conditioning encoded_;  // what is made ahead, what is learnt left out

@@ -30,7 +30,7 @@ using Keys = std::map<std::string, std::string, std::less<>>;
 // A row. Keys name entries; of what is not cached they tell contents apart and no more.
 struct CacheItem {
   std::string place;
-  int64_t height = 0, width = 0;       // pixels
+  MediaTarget target;
   std::vector<int64_t> latents_shape;  // empty: not cached
   Keys keys;
   // The entries of the row with an empty prompt, for stages that read one; empty texts: not cached.

@@ -6,7 +6,6 @@
 #include "atelier/error.h"
 
 #include "host/model/fingerprint.h"
-#include "host/plugins/guard.h"
 
 namespace atelier::train {
 namespace {
@@ -19,6 +18,14 @@ at::Tensor checked(const at::Tensor& value, const std::string& what) {
     throw Error(ErrorCode::kNumerics, what + " has values that are not finite",
                 "compute in another --dtype, and check the model's files");
   return on_cpu;
+}
+
+std::set<std::string, std::less<>> loaded_components(const LoadedModel& model) {
+  std::set<std::string, std::less<>> names;
+  for (const model::LoadedPart& part : model.parts()) {
+    if (model.is_loaded(part.detection.component)) names.insert(part.detection.component);
+  }
+  return names;
 }
 
 }  // namespace
@@ -60,47 +67,34 @@ EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stag
 }
 
 Encoders::Encoders(LoadedModel& model, const EncodeStage& stage, progress::Progress& progress)
-    : model_(model), stage_(stage) {
+    : model_(model),
+      stage_(stage),
+      residents_(
+          model.stages().components,
+          [&model, &progress](std::string_view component) {
+            if (!model.is_loaded(component)) model::load_shown(model, component, progress);
+          },
+          [&model](std::string_view component) { model.unload_component(component); },
+          loaded_components(model)) {
   try {
-    for (const ComponentSpec& component : model.family().components()) {
-      const std::string name(component.name);
-      if (!model::uses(stage, component.name) || component.role == Role::kTokenizer) continue;
-      if (!model.find_part(name) || model.is_loaded(name)) continue;
-      progress::Step step(progress, "load " + name, 0, progress::Unit::kBytes);
-      loaded_.push_back(name);
-      model.load_component(name, [&](const model::LoadProgress& state) {
-        step.set(state.bytes_done, state.bytes_total);
-      });
-      step.finish();
-    }
+    residents_.encode(stage_);
   } catch (...) {
-    unload();
+    residents_.end();
     throw;
   }
 }
 
 Encoders::~Encoders() {
-  unload();
-}
-
-void Encoders::unload() {
-  for (const std::string& name : loaded_) model_.unload_component(name);
+  residents_.end();
 }
 
 Conditioning Encoders::encode(const Inputs& values, const MediaTarget& target) {
   const at::NoGradGuard no_grad;
   Conditioning cond =
-      run_stage(model_, stage_.name, values, target, model_.runner(), model_.device());
+      model::encode(model_.named(), {.stage = stage_.name, .values = values, .target = target},
+                    model_.runner(), model_.device());
   for (auto& [name, tensor] : cond) tensor = checked(tensor, "the encoding '" + name + "'");
   return cond;
-}
-
-Conditioning run_stage(LoadedModel& model, std::string_view stage, const Inputs& values,
-                       const MediaTarget& target, BlockRunner& runner, at::Device device) {
-  return plugins::guard(std::string(model.family().name()) + ".encode", [&] {
-    return model.model().encode(
-        {.stage = stage, .values = model::on_device(values, device), .target = target}, runner);
-  });
 }
 
 }  // namespace atelier::train

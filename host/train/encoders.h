@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "host/model/model_loader.h"
-#include "host/model/stages.h"
+#include "host/model/residents.h"
 #include "host/progress/progress.h"
 #include "host/train/cache_manifest.h"
 
@@ -33,15 +33,9 @@ class Encoders {
   Conditioning encode(const Inputs& values, const MediaTarget& target);
 
  private:
-  void unload();
-
   model::LoadedModel& model_;
   const EncodeStage stage_;
-  std::vector<std::string> loaded_;
+  model::Residents residents_;
 };
-
-// Runs a stage on `device`, with the caller's grad mode.
-Conditioning run_stage(model::LoadedModel& model, std::string_view stage, const Inputs& values,
-                       const MediaTarget& target, BlockRunner& runner, at::Device device);
 
 }  // namespace atelier::train

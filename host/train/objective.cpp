@@ -5,11 +5,11 @@
 
 #include "atelier/error.h"
 
+#include "host/generate/known_latents.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/text.h"
-#include "host/train/encoders.h"
 
 namespace atelier::train {
 
@@ -36,38 +36,43 @@ std::vector<const Conditioning*> pointers(const auto& samples) {
 
 ScheduleDefaults training_schedule(const model::LoadedModel& model) {
   return plugins::guard(model.family().name(), [&] {
-    return model.family().training_schedule(model.denoiser()->detection);
+    return model.family().training_schedule(model.stages().first()->part);
   });
 }
 
-Objective::Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
-                     uint64_t seed, std::optional<at::Device> device)
+Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& options,
+                       const SigmaRange& range) {
+  return Timesteps(training_schedule(model), options,
+                   generate::dynamic_shift(model.family().schedules(), model.stages().variant),
+                   range);
+}
+
+Objective::Objective(model::LoadedModel& model, std::vector<model::RangedDenoiser> denoisers,
+                     BlockRunner& runner, const Timesteps& timesteps, uint64_t seed,
+                     std::optional<at::Device> device)
     : model_(model),
+      denoisers_(std::move(denoisers)),
       runner_(runner),
       timesteps_(timesteps),
       device_(device.value_or(model.device())),
       schedule_(training_schedule(model)),
       noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
       timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
-      family_(model.family().name()) {
-  for (const model::LoadedPart* part : model.denoisers())
-    experts_.push_back({part->detection.component, plugins::guard(family_ + ".sigma_range", [&] {
-                          return model.family().sigma_range(part->detection);
-                        })});
-}
+      family_(model.family().name()) {}
 
 Objective::Prepared Objective::prepare(const TrainSample& sample) {
   Prepared prepared;
   for (const auto& [name, tensor] : sample.cond)
     prepared.cond.emplace(name, tensor.to(device_, /*non_blocking=*/true));
   for (const auto& [stage, values] : sample.inputs) {
-    for (auto& [name, tensor] : run_stage(model_, stage, values, sample.target, runner_, device_))
+    const EncodeInputs in = {.stage = stage, .values = values, .target = sample.target};
+    for (auto& [name, tensor] : model::encode(model_.named(), in, runner_, device_))
       prepared.cond.insert_or_assign(name, tensor);
   }
   prepared.clean = prepared.cond.at("latents").to(at::kFloat);
-  const auto given =
+  prepared.given =
       plugins::guard(family_ + ".given", [&] { return model_.model().given(prepared.cond); });
-  if (given) {
+  if (const auto& given = prepared.given) {
     prepared.mask = given->free_1THW.to(device_, at::kFloat);
     prepared.counted = prepared.mask.mean();
     if (!given->is_noised) {
@@ -82,14 +87,12 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
   return prepared;
 }
 
-// The name of the loaded denoiser for a noise level.
-const std::string& Objective::denoiser_at(float sigma) const {
-  for (const Expert& expert : experts_) {
-    const bool is_there = device_.is_meta() || model_.is_loaded(expert.component);
-    if (is_there && sigma >= expert.range.low && sigma <= expert.range.high)
-      return expert.component;
-  }
-  return experts_.front().component;
+// mean(error^2 * mask) over what the family counts.
+Tensor Objective::Prepared::loss(const Tensor& error) const {
+  Tensor squared = error.square();
+  if (mask.defined()) squared = squared * mask;
+  const Tensor mean = squared.mean();
+  return counted.defined() ? mean / counted : mean;
 }
 
 // One call for the samples of each denoiser.
@@ -97,7 +100,8 @@ std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
                                           std::span<const float> sigmas,
                                           std::span<const Conditioning* const> cond) {
   std::map<std::string, std::vector<size_t>> groups;
-  for (size_t i = 0; i < noisy.size(); ++i) groups[denoiser_at(sigmas[i])].push_back(i);
+  for (size_t i = 0; i < noisy.size(); ++i)
+    groups[model::denoiser_at(denoisers_, sigmas[i]).name()].push_back(i);
   std::vector<Tensor> result(noisy.size());
   for (const auto& [denoiser, members] : groups) {
     std::vector<Tensor> x;
@@ -136,10 +140,7 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
   std::vector<Tensor> losses;
   for (size_t i = 0; i < samples.size(); ++i) {
     const Tensor target = noise[i] - samples[i].clean;
-    Tensor squared = (velocity[i].to(at::kFloat) - target).square();
-    if (samples[i].mask.defined()) squared = squared * samples[i].mask;
-    const Tensor mean = squared.mean();
-    losses.push_back(samples[i].counted.defined() ? mean / samples[i].counted : mean);
+    losses.push_back(samples[i].loss(velocity[i].to(at::kFloat) - target));
   }
   return at::stack(losses);
 }
@@ -212,18 +213,21 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
     generate::ScheduleRequest request;
     request.num_steps = static_cast<int>(distillation_steps(placed.sample.values));
     const std::vector<float> sigmas = generate::make_sigmas(schedule_, request);
-    Tensor x = initial_noise(placed.sample, sample.clean.sizes()).to(device_).unsqueeze(0);
+    const Tensor noise =
+        initial_noise(placed.sample, sample.clean.sizes()).to(device_).unsqueeze(0);
+    const generate::KnownLatents known(sample.given, noise);
+    Tensor x = known.put_into(noise, sigmas.front());
     const Conditioning* cond = &sample.cond;
     for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
       const DenoiseInputs inputs = {.x_BCTHW = x.to(model_.dtype()),
                                     .sigma_B = at::tensor({sigmas[i]}, at::kFloat).to(device_),
                                     .cond = std::span(&cond, 1),
-                                    .denoiser = denoiser_at(sigmas[i])};
+                                    .denoiser = model::denoiser_at(denoisers_, sigmas[i]).name()};
       const Tensor velocity = plugins::guard(
           family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
-      x = x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]);
+      x = known.put_into(x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]), sigmas[i + 1]);
     }
-    const Tensor loss = (x[0] - sample.clean).square().mean();
+    const Tensor loss = sample.loss(x[0] - sample.clean);
     total = total.defined() ? total + loss : loss;
   }
   return total;

@@ -29,16 +29,21 @@ struct PlacedSample {
   uint32_t slot = 0;
 };
 
-// By which the model's denoiser was trained.
+// By which the model's denoisers were trained.
 ScheduleDefaults training_schedule(const model::LoadedModel& model);
+
+// The noise levels of `range` as the options draw them. Throws as Timesteps.
+Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& options,
+                       const SigmaRange& range);
 
 // Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
 class Objective {
  public:
-  // `device`: where it works; absent: where the model does. In a dry run nothing has values, and
-  // nothing is loaded.
-  Objective(model::LoadedModel& model, BlockRunner& runner, const Timesteps& timesteps,
-            uint64_t seed, std::optional<at::Device> device = std::nullopt);
+  // `denoisers`: those that run, which cover the levels of `timesteps`. `device`: where it works;
+  // absent: where the model does. In a dry run nothing has values, and nothing is loaded.
+  Objective(model::LoadedModel& model, std::vector<model::RangedDenoiser> denoisers,
+            BlockRunner& runner, const Timesteps& timesteps, uint64_t seed,
+            std::optional<at::Device> device = std::nullopt);
 
   // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
   // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once.
@@ -49,7 +54,8 @@ class Objective {
 
   // Direct distillation: from the row's noise ("seed", "rand_device") through "num_inference_steps"
   // steps of the family's training schedule, all with gradients, to latents that are compared with
-  // the sample's. Returns the sum over the samples of mean((latents - clean)^2).
+  // the sample's. Latents that are given are kept at each step and do not count. Returns the sum
+  // over the samples of mean((latents - clean)^2 * mask).
   at::Tensor direct_distillation(std::span<const PlacedSample> batch);
 
   // mean((prediction - target)^2 * mask) of one sample at each level, [levels], float32, with noise
@@ -61,19 +67,17 @@ class Objective {
   // A sample on the compute device.
   struct Prepared {
     Conditioning cond;
-    at::Tensor clean;                 // float32 [C, T, H, W]
+    at::Tensor clean;  // float32 [C, T, H, W]
+    std::optional<GivenLatents> given;
     at::Tensor mask;                  // of the loss, broadcastable to clean; undefined: everywhere
     at::Tensor pinned, pinned_where;  // replaces the noisy latents where it is true
     at::Tensor counted;               // part of the elements that the family counts; undefined: all
-  };
-  struct Expert {
-    std::string component;
-    SigmaRange range;
+
+    at::Tensor loss(const at::Tensor& error) const;
   };
   Prepared prepare(const TrainSample& sample);
   at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
                      const std::vector<at::Tensor>& noise);
-  const std::string& denoiser_at(float sigma) const;
   std::vector<at::Tensor> velocities(std::span<const at::Tensor> noisy,
                                      std::span<const float> sigmas,
                                      std::span<const Conditioning* const> cond);
@@ -82,7 +86,7 @@ class Objective {
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 
   model::LoadedModel& model_;
-  std::vector<Expert> experts_;  // the denoisers, that of the noisiest levels first
+  const std::vector<model::RangedDenoiser> denoisers_;
   BlockRunner& runner_;
   const Timesteps& timesteps_;
   at::Device device_;

@@ -6,6 +6,7 @@
 
 #include "host/files/safetensors_writer.h"
 #include "host/generate/engine.h"
+#include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
@@ -27,19 +28,15 @@ struct Preview::State {
   progress::Progress& progress;
   std::unique_ptr<Generator> generator;
 
-  void unload(std::string_view component) {
-    if (!stays.contains(std::string(component))) model.unload_component(component);
-  }
-
   generate::Engine engine() {
     generate::Engine engine = generate::make_engine(model);
-    engine.unload = [this](std::string_view component) { unload(component); };
+    engine.stays.insert(stays.begin(), stays.end());
     return engine;
   }
 
   Request request_of(const Settings& settings, int64_t step) const {
     Request request = generate::make_request(settings, model.family(), model.model(),
-                                             settings.seed.value_or(0), model::variant_of(model));
+                                             settings.seed.value_or(0), model.stages().variant);
     // What a trained text encoder gave is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
       if (model::only_encodes(component) && stays.contains(std::string(component.name)))
@@ -64,9 +61,7 @@ void Preview::encode_ahead() {
   for (const Settings& settings : state_->prompts)
     requests.push_back(state_->request_of(settings, 0));
   state_->generator->encode_ahead(requests);
-  for (const ComponentSpec& component : state_->model.family().components()) {
-    if (model::only_encodes(component)) state_->unload(component.name);
-  }
+  state_->generator->unload();
 }
 
 void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) {
@@ -81,18 +76,21 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
   for (const Settings& settings : state_->prompts) {
     const std::string path =
         (fs::path(state_->folder) / (name + std::to_string(number) + ".png")).string();
-    state_->generator->run(
-        state_->request_of(settings, step), [&](size_t, const at::Tensor& pixels) {
-          const media::Image image = media::to_image(pixels.select(1, 0));
-          const std::string png = media::encode_png(image, {{"prompt", settings.prompt}});
-          files::write_file(path, png);
-          state_->progress.note(path);
-          shown({png, settings.prompt, number, image.height, image.width});
-        });
+    const Request request = state_->request_of(settings, step);
+    const std::vector<std::string> paths = generate::frame_paths(path, request.target.frames);
+    state_->generator->run(request, [&](size_t, int64_t first, const at::Tensor& pixels) {
+      for (int64_t t = 0; t < pixels.size(1); ++t) {
+        const media::Image image = media::to_image(pixels.select(1, t));
+        const std::string png = media::encode_png(image, {{"prompt", settings.prompt}});
+        const std::string& frame = paths.at(static_cast<size_t>(first + t));
+        files::write_file(frame, png);
+        state_->progress.note(frame);
+        if (first + t == 0) shown({png, settings.prompt, number, image.height, image.width});
+      }
+    });
     ++number;
   }
-  for (const ComponentSpec& component : state_->model.family().components())
-    state_->unload(component.name);
+  state_->generator->unload();
 }
 
 }  // namespace atelier::train

@@ -25,8 +25,8 @@ class Preview {
 
   // Encodes the prompts before training, while text encoders are not in the way of the denoiser.
   void encode_ahead();
-  // `shown` is called with each file as soon as it is written: which prompt it is of, counted from
-  // 0, and its size in pixels.
+  // `shown` is called with each image as soon as it is written, of a clip with the first frame:
+  // which prompt it is of, counted from 0, and its size in pixels.
   struct Shown {
     std::string png, prompt;  // the bytes of the file
     size_t number = 0;

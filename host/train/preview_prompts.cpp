@@ -125,11 +125,6 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   std::string setting(known->setting);
   if (const InputSpec* start = model::start_input(inputs); name == "i" && start != nullptr)
     setting = start->name;
-  if (name == "f" && generate::find_input_spec(inputs, setting) == nullptr) {
-    if (value == 1) return;
-    throw Error(ErrorCode::kUnsupported, "this family makes single images",
-                "leave --f out, or write --f 1");
-  }
   if (name == "rcfg") {  // 0 turns it off
     line["cfg_renorm"] = value == 0 ? "none" : "clamp";
     if (value == 0) return;
@@ -176,28 +171,28 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// The size that most samples of a cache have.
-std::optional<data::Size> commonest_size(const Manifest& manifest) {
-  std::map<std::pair<int64_t, int64_t>, int64_t> counts;
-  for (const CacheItem& item : manifest.items) ++counts[{item.height, item.width}];
+// What most samples of a cache are.
+std::optional<MediaTarget> commonest_target(const Manifest& manifest) {
+  std::map<MediaTarget, int64_t> counts;
+  for (const CacheItem& item : manifest.items) ++counts[item.target];
   const auto most =
       std::ranges::max_element(counts, {}, [](const auto& entry) { return entry.second; });
   if (most == counts.end()) return std::nullopt;
-  return data::Size{most->first.first, most->first.second};
+  return most->first;
 }
 
 }  // namespace
 
-std::optional<data::Size> preview_size(const Config& config, const data::Dataset* dataset) {
+std::optional<MediaTarget> preview_target(const Config& config, const data::Dataset* dataset) {
   if (config.dataset.height && config.dataset.width)
-    return data::Size{*config.dataset.height, *config.dataset.width};
+    return MediaTarget{1, *config.dataset.height, *config.dataset.width};
   if (dataset == nullptr) {
     if (!config.dataset.dataset_base_path.empty()) return std::nullopt;  // it could not be opened
-    return commonest_size(Manifest::read(config.cache_path));
+    return commonest_target(Manifest::read(config.cache_path));
   }
   const std::vector<data::BucketCount> buckets = dataset->buckets();
   if (buckets.empty()) return std::nullopt;
-  return data::Size{buckets.front().height, buckets.front().width};
+  return buckets.front().target;
 }
 
 std::vector<Job> parse_sample_prompts(std::string_view text, const std::string& name,

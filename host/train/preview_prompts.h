@@ -16,10 +16,10 @@
 
 namespace atelier::train {
 
-// The size of an image whose prompt says none: --height and --width, else the size that most
-// samples of the run are trained at. `dataset` may be null: then the samples are those of the
+// Frames and size of an image whose prompt says none: --height and --width, else what most samples
+// of the run are trained at. `dataset` may be null: then the samples are those of the
 // cache. nullopt where neither can tell.
-std::optional<data::Size> preview_size(const Config& config, const data::Dataset* dataset);
+std::optional<MediaTarget> preview_target(const Config& config, const data::Dataset* dataset);
 
 // Reads the text of a file in which each line is a prompt, with switches behind it as in kohya's
 // trainers:

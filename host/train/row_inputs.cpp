@@ -71,7 +71,7 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
       add_files(hash, item.files.at(dataset.learnt()), files);
     }
   }
-  if (has_files || stage.sees_target) hash.add(item.height).add(item.width);
+  if (has_files || stage.sees_target) data::add_target(hash, item.target);
   return hash.hex();
 }
 
@@ -79,7 +79,8 @@ std::string image_content(const data::Dataset& dataset, size_t index, const Sour
   const data::Item& item = dataset.items()[index];
   const data::DatasetOptions& options = dataset.options();
   ContentHash hash;
-  hash.add(item.height).add(item.width).add(static_cast<int64_t>(options.alpha_mask));
+  data::add_target(hash, item.target);
+  hash.add(static_cast<int64_t>(options.alpha_mask));
   for (const std::string& name : {dataset.learnt(), options.mask_column}) {
     const auto paths = item.files.find(name);
     add_files(hash, paths == item.files.end() ? std::vector<std::string>() : paths->second, files);

@@ -116,8 +116,9 @@ class ResumeChecks {
     const std::string theirs = checkpoint_.facts.value("model", "");
     if (theirs.empty() || theirs == fingerprint_of(model_, selection_)) return;
     std::string ours;
-    for (const model::LoadedPart* part : running_denoisers(model_, selection_))
-      ours += (ours.empty() ? "" : ", ") + display_path(part->checkpoint.name());
+    for (const model::RangedDenoiser& denoiser : running_denoisers(model_, selection_))
+      ours += (ours.empty() ? "" : ", ") +
+              display_path(model_.find_part(denoiser.name())->checkpoint.name());
     problems_.add("--resume: " + display_path(checkpoint_.folder) +
                       " is of a run on other weights than those of " + ours,
                   "pass the model files that the run began with");
@@ -186,9 +187,9 @@ void check_output_folder(const Config& config, Problems& problems) {
 
 std::string fingerprint_of(const model::LoadedModel& model, const Selection& selection) {
   std::string all;
-  for (const model::LoadedPart* part : running_denoisers(model, selection)) {
+  for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection)) {
     if (!all.empty()) all += ',';
-    all += model::fingerprint(*part);
+    all += model::fingerprint(*model.find_part(denoiser.name()));
   }
   return all;
 }

@@ -63,7 +63,7 @@ std::string make_key(const std::string& family, const EncoderRecords* encoders,
 bool is_required(const LoadedModel& model, const EncodeStage& stage) {
   return std::ranges::any_of(model.family().inputs(), [&](const InputSpec& input) {
     return input.required && input.use != InputUse::kGenerate && model::reads(stage, input.name) &&
-           inputs::holds_for(input, model::variant_of(model));
+           inputs::holds_for(input, model.stages().variant);
   });
 }
 
@@ -82,7 +82,7 @@ std::string fingerprint_of(const Manifest& manifest, std::span<const EncodeStage
       hash.add(key_of(item.keys, stage));
       if (model::is_prompted(stage)) hash.add(key_of(item.empty_keys, stage));
     }
-    hash.add(item.height).add(item.width);
+    data::add_target(hash, item.target);
     hash.add(json(item.values).dump(-1, ' ', false, json::error_handler_t::replace));
   }
   return hash.hex();
@@ -163,12 +163,11 @@ bool are_all_cached(const CachedStages& cached) {
 Samples::State::State(std::string folder, const LoadedModel& model)
     : store(std::move(folder)),
       family(model.family()),
-      stages(model::encode_stages(model)),
-      target(model::target_input(model.family().inputs())),
+      stages(model.stages()),
       spec(model.model().latent_spec()) {}
 
 void Samples::State::find_entries() {
-  for (const EncodeStage& stage : stages) {
+  for (const EncodeStage& stage : stages.encoding) {
     if (!is_cached(stage)) continue;
     Entries& wanted = entries[std::string(stage.name)];
     for (const CacheItem& item : manifest.items) {
@@ -181,10 +180,10 @@ void Samples::State::find_entries() {
     data::for_each_in_parallel(keys.size(),
                                [&](size_t i) { found[i] = store.find(stage.name, keys[i]); });
     for (size_t i = 0; i < keys.size(); ++i) {
-      const bool is_whole = found[i] && (!is_target(stage) || found[i]->contains(kLatents));
+      const bool is_whole = found[i] && (!stages.is_target(stage) || found[i]->contains(kLatents));
       if (!is_whole) {
         wanted.missing.insert(keys[i]);
-      } else if (is_target(stage)) {
+      } else if (stages.is_target(stage)) {
         latents_shapes[keys[i]] = (*found[i])[kLatents];
       }
     }
@@ -201,12 +200,12 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
   state->with_empty_caption = with_empty_caption;
   Manifest& manifest = state->manifest;
   manifest.family = family.name();
-  std::erase_if(state->stages,
+  std::erase_if(state->stages.encoding,
                 [&](const EncodeStage& stage) { return !has_inputs(*dataset, stage); });
-  for (const EncodeStage& stage : state->stages)
+  for (const EncodeStage& stage : state->stages.encoding)
     manifest.cached[std::string(stage.name)] = cached.at(std::string(stage.name));
   const Manifest known = known_manifest(state->store.folder(), family.name());
-  for (const EncodeStage& stage : state->stages) {
+  for (const EncodeStage& stage : state->stages.encoding) {
     const std::string name(stage.name);
     EncoderRecords& records = manifest.encoders[name];
     if (!state->is_cached(stage)) continue;
@@ -227,15 +226,14 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
     const data::Item& row = dataset->items()[i];
     CacheItem item;
     item.place = row.place;
-    item.height = row.height;
-    item.width = row.width;
-    for (const EncodeStage& stage : state->stages) {
+    item.target = row.target;
+    for (const EncodeStage& stage : state->stages.encoding) {
       const std::string name(stage.name);
       const auto key = [&](bool empty_caption) {
         const EncoderRecords* encoders =
             state->is_cached(stage) ? &manifest.encoders.at(name) : nullptr;
         return make_key(manifest.family, encoders,
-                        state->is_target(stage)
+                        state->stages.is_target(stage)
                             ? image_content(*dataset, i, manifest.files)
                             : stage_content(*dataset, i, stage, empty_caption, manifest.files));
       };
@@ -248,7 +246,7 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
     manifest.items.push_back(std::move(item));
   }
   state->dataset = std::move(dataset);
-  state->fingerprint = fingerprint_of(manifest, state->stages);
+  state->fingerprint = fingerprint_of(manifest, state->stages.encoding);
   state->find_entries();
   return Samples(std::move(state));
 }
@@ -264,10 +262,10 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
                 files::display_path(Manifest::path(path)) + ": " + message, hint);
   };
   if (!manifest.is_complete) refuse("the encoding was interrupted", kRunAgain);
-  std::erase_if(state->stages, [&](const EncodeStage& stage) {
+  std::erase_if(state->stages.encoding, [&](const EncodeStage& stage) {
     return !manifest.cached.contains(stage.name) && !is_required(model, stage);
   });
-  for (const EncodeStage& stage : state->stages) {
+  for (const EncodeStage& stage : state->stages.encoding) {
     if (!state->is_cached(stage))
       refuse("the cache has no " + model::encoded_by(stage, model.family().inputs()) +
                  ": their encoder was to be trained",
@@ -278,7 +276,7 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
   if (manifest.family != model.family().name()) {
     differences.push_back("it was made for " + manifest.family);
   } else {
-    for (const EncodeStage& stage : state->stages)
+    for (const EncodeStage& stage : state->stages.encoding)
       compare_encoders(manifest.encoders.at(std::string(stage.name)), encoder_records(model, stage),
                        differences);
   }
@@ -293,7 +291,7 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
                std::string(kRunAgain) + " with --caption_dropout_rate");
     }
   }
-  state->fingerprint = fingerprint_of(manifest, state->stages);
+  state->fingerprint = fingerprint_of(manifest, state->stages.encoding);
   state->find_entries();
   Samples samples(state);
   for (const auto& [stage, entries] : state->entries) {
@@ -311,11 +309,11 @@ size_t Samples::size() const {
 }
 
 std::vector<int64_t> Samples::shapes() const {
-  std::map<std::pair<int64_t, int64_t>, int64_t> numbers;
+  std::map<MediaTarget, int64_t> numbers;
   std::vector<int64_t> shapes;
   for (const CacheItem& item : state_->manifest.items) {
     const auto next = static_cast<int64_t>(numbers.size());
-    shapes.push_back(numbers.try_emplace({item.height, item.width}, next).first->second);
+    shapes.push_back(numbers.try_emplace(item.target, next).first->second);
   }
   return shapes;
 }
@@ -328,7 +326,7 @@ int64_t Samples::missing() const {
 
 std::vector<Samples::Count> Samples::counts() const {
   std::vector<Count> counts;
-  for (const EncodeStage& stage : state_->stages) {
+  for (const EncodeStage& stage : state_->stages.encoding) {
     Count& count = counts.emplace_back();
     count.what = model::encoded_by(stage, state_->family.inputs());
     const auto found = state_->entries.find(stage.name);
@@ -349,20 +347,20 @@ TrainSample Samples::load(size_t index, bool empty_caption) const {
   TrainSample sample;
   sample.place = item.place;
   sample.values = item.values;
-  sample.target = {1, item.height, item.width};
-  for (const EncodeStage& stage : state.stages) {
+  sample.target = item.target;
+  for (const EncodeStage& stage : state.stages.encoding) {
     if (!state.is_cached(stage)) {
       State::Row row = state.read(stage, {index, empty_caption, {}});
       sample.inputs.emplace(stage.name, std::move(row.values));
       if (row.mask.defined())
-        sample.mask = mask_at(row.mask, item.height / state.spec.spatial_stride,
-                              item.width / state.spec.spatial_stride);
+        sample.mask = mask_at(row.mask, item.target.height / state.spec.spatial_stride,
+                              item.target.width / state.spec.spatial_stride);
       continue;
     }
     const bool is_dropped = empty_caption && model::is_prompted(stage);
     NamedTensors entry =
         state.store.read(stage.name, key_of(is_dropped ? item.empty_keys : item.keys, stage));
-    if (state.is_target(stage)) {
+    if (state.stages.is_target(stage)) {
       if (const auto mask = entry.find(kMask); mask != entry.end()) {
         sample.mask = mask->second;
         entry.erase(mask);

@@ -105,11 +105,12 @@ std::vector<Samples::State::Job> Samples::State::missing_jobs(const EncodeStage&
 void Samples::State::note_written(const EncodeStage& stage, const std::string& key,
                                   const EntryShapes& shapes) {
   entries.find(stage.name)->second.missing.erase(key);
-  if (is_target(stage)) latents_shapes[key] = shapes.find(kLatents)->second;
+  if (stages.is_target(stage)) latents_shapes[key] = shapes.find(kLatents)->second;
 }
 
 Samples::State::Row Samples::State::read(const EncodeStage& stage, const Job& job) const {
-  if (!is_target(stage)) return {stage_inputs(*dataset, job.item, stage, job.empty_caption), {}};
+  if (!stages.is_target(stage))
+    return {stage_inputs(*dataset, job.item, stage, job.empty_caption), {}};
   const data::Sample row = dataset->load(job.item);
   return {model::inputs_of(stage, row.inputs), row.mask};
 }
@@ -137,7 +138,7 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
     const CacheItem& item = manifest.items[job.item];
     NamedTensors entry;
     try {
-      entry = encoders.encode(row.values, {1, item.height, item.width});
+      entry = encoders.encode(row.values, item.target);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCancelled) throw error.at(item.place);
       writer.finish();
@@ -163,16 +164,16 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
   if (state.entries.empty()) return true;
   const std::string& folder = state.store.folder();
   files::remove_abandoned(folder);
-  for (const EncodeStage& stage : state.stages)
+  for (const EncodeStage& stage : state.stages.encoding)
     files::remove_abandoned(folder + "/" + std::string(stage.name));
   const ops::StopScope stops([&] {
     if (stop()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
   try {
-    manifest.is_complete =
-        std::all_of(state.stages.begin(), state.stages.end(), [&](const EncodeStage& stage) {
-          return state.encode(stage, model, workers, progress, stop);
-        });
+    manifest.is_complete = std::all_of(state.stages.encoding.begin(), state.stages.encoding.end(),
+                                       [&](const EncodeStage& stage) {
+                                         return state.encode(stage, model, workers, progress, stop);
+                                       });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCancelled) throw;
     manifest.is_complete = false;
@@ -189,11 +190,11 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
 
 std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model,
                                                           const EncodeStage& stage) {
-  const model::LoadedPart* denoiser = model.denoiser();
+  const model::RangedDenoiser* denoiser = model.stages().first();
   if (!denoiser || model.files().empty()) return std::nullopt;
   const auto bytes_of_tokens = [&](int64_t tokens) {
     return bytes_of(plugins::guard(family.name(), [&] {
-      return family.example_conditioning(denoiser->detection, tokens, model.dtype());
+      return family.example_conditioning(denoiser->part, tokens, model.dtype());
     }));
   };
   const int64_t one = bytes_of_tokens(1), a_token = bytes_of_tokens(2) - one;
@@ -217,9 +218,9 @@ Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {
   const int64_t stride = state.spec.spatial_stride;
   const int64_t cell_bytes =
       state.spec.channels * static_cast<int64_t>(c10::elementSize(model.decoder_dtype()));
-  for (const EncodeStage& stage : state.stages) {
+  for (const EncodeStage& stage : state.stages.encoding) {
     const std::vector<State::Job> jobs = state.missing_jobs(stage);
-    if (!state.is_target(stage)) {
+    if (!state.stages.is_target(stage)) {
       if (jobs.empty() || !bytes.texts) continue;
       const auto more = model::is_prompted(stage) ? state.missing_text_bytes(model, stage)
                                                   : std::optional<int64_t>();
@@ -230,7 +231,8 @@ Samples::Bytes Samples::missing_bytes(LoadedModel& model) const {
       const data::Item& item = state.dataset->items()[job.item];
       const data::DatasetOptions& options = state.dataset->options();
       const bool has_mask = options.alpha_mask || item.files.contains(options.mask_column);
-      const int64_t cells = (item.height / stride) * (item.width / stride);
+      const int64_t cells = ((item.target.frames - 1) / state.spec.temporal_stride + 1) *
+                            (item.target.height / stride) * (item.target.width / stride);
       bytes.images += kHeaderBytes + cells * (cell_bytes + (has_mask ? int64_t{sizeof(float)} : 0));
     }
   }

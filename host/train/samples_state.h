@@ -28,10 +28,6 @@ struct Samples::State {
 
   State(std::string folder, const model::LoadedModel& model);
 
-  // Makes what is learnt.
-  bool is_target(const EncodeStage& stage) const {
-    return target != nullptr && model::reads(stage, target->name);
-  }
   bool is_cached(const EncodeStage& stage) const {
     const auto found = manifest.cached.find(stage.name);
     return found != manifest.cached.end() && found->second;
@@ -59,8 +55,7 @@ struct Samples::State {
   std::shared_ptr<const data::Dataset> dataset;  // null: of a cache alone
   EncodingStore store;
   const ModelFamily& family;
-  std::vector<EncodeStage> stages;  // that read something of the samples
-  const InputSpec* const target;    // what is learnt; null: the family has no such input
+  model::Stages stages;  // whose encoding is what reads something of the samples
   const LatentSpec spec;
   bool with_empty_caption = false;
   Manifest manifest;

@@ -102,10 +102,10 @@ bool matches_any(const std::vector<std::string>& globs, const std::string& path)
 std::set<std::string> automatic_targets(LoadedModel& model, const std::string& component,
                                         const std::map<std::string, nn::Linear*>& linears) {
   std::set<std::string> chosen;
-  for (const model::LoadedPart* denoiser : model.denoisers()) {
-    if (denoiser->detection.component != component) continue;
+  for (const model::RangedDenoiser& denoiser : model.stages().denoisers) {
+    if (denoiser.name() != component) continue;
     const LoraTargets targets = plugins::guard(
-        model.family().name(), [&] { return model.family().lora_targets(denoiser->detection); });
+        model.family().name(), [&] { return model.family().lora_targets(denoiser.part); });
     for (const auto& [path, linear] : linears) {
       if (targets.component == component && matches_any(targets.include, path) &&
           !matches_any(targets.exclude, path))
@@ -183,19 +183,20 @@ Selection select_trained(LoadedModel& model, const Config& config, Problems& pro
   return selection;
 }
 
-std::vector<const model::LoadedPart*> running_denoisers(const LoadedModel& model,
-                                                        const Selection& selection) {
-  std::vector<const model::LoadedPart*> all = model.denoisers(), trained;
-  for (const model::LoadedPart* part : all) {
-    if (selection.trains(part->detection.component)) trained.push_back(part);
+std::vector<model::RangedDenoiser> running_denoisers(const LoadedModel& model,
+                                                     const Selection& selection) {
+  const std::vector<model::RangedDenoiser>& all = model.stages().denoisers;
+  std::vector<model::RangedDenoiser> trained;
+  for (const model::RangedDenoiser& denoiser : all) {
+    if (selection.trains(denoiser.name())) trained.push_back(denoiser);
   }
   return trained.empty() ? all : trained;
 }
 
 std::set<std::string> running_components(const LoadedModel& model, const Selection& selection) {
   std::set<std::string> names;
-  for (const model::LoadedPart* denoiser : running_denoisers(model, selection))
-    names.insert(denoiser->detection.component);
+  for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection))
+    names.insert(denoiser.name());
   for (const model::LoadedPart& part : model.parts()) {
     if (selection.trains(part.detection.component)) names.insert(part.detection.component);
   }
@@ -204,10 +205,8 @@ std::set<std::string> running_components(const LoadedModel& model, const Selecti
 
 SigmaRange running_range(const LoadedModel& model, const Selection& selection) {
   SigmaRange range = {.low = 1.0, .high = 0.0};
-  for (const model::LoadedPart* part : running_denoisers(model, selection)) {
-    const SigmaRange own = model.family().sigma_range(part->detection);
-    range = {std::min(range.low, own.low), std::max(range.high, own.high)};
-  }
+  for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection))
+    range = {std::min(range.low, denoiser.range.low), std::max(range.high, denoiser.range.high)};
   return range;
 }
 

@@ -37,8 +37,8 @@ Selection select_trained(model::LoadedModel& model, const Config& config,
                          report::Problems& problems);
 
 // The denoisers that training runs: those that are trained, or all where none is.
-std::vector<const model::LoadedPart*> running_denoisers(const model::LoadedModel& model,
-                                                        const Selection& selection);
+std::vector<model::RangedDenoiser> running_denoisers(const model::LoadedModel& model,
+                                                     const Selection& selection);
 // They and everything that is trained: what a step runs, and what is loaded as long as there are
 // steps.
 std::set<std::string> running_components(const model::LoadedModel& model,

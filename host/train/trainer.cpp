@@ -4,8 +4,6 @@
 #include "atelier/host/stop.h"
 
 #include "host/data/prefetcher.h"
-#include "host/generate/sigma_schedule.h"
-#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "memory/clock.h"
@@ -53,12 +51,10 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
       total_steps_(count_steps(order_, parts.config)),
       state_(parts, std::move(selection)),
       memory_(parts.model, parts.config, state_.trained(), parts.progress, parts.timeline),
-      timesteps_(
-          parts.model.family().training_schedule(parts.model.denoiser()->detection),
-          parts.config.timesteps,
-          generate::dynamic_shift(parts.model.family().schedules(), model::variant_of(parts.model)),
-          running_range(parts.model, state_.trained().selection())),
-      objective_(parts.model, memory_.runner(), timesteps_, parts.config.seed),
+      timesteps_(timesteps_of(parts.model, parts.config.timesteps,
+                              running_range(parts.model, state_.trained().selection()))),
+      objective_(parts.model, running_denoisers(parts.model, state_.trained().selection()),
+                 memory_.runner(), timesteps_, parts.config.seed),
       step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
             parts.timeline),
       agreement_(parts.config.max_skipped_steps),

@@ -21,16 +21,6 @@ RunEnd stopped() {
   return {.exit_code = run::StopSignals::exit_code(run::StopSignals::requested().value())};
 }
 
-void load(model::LoadedModel& model, const std::string& component, Progress& progress) {
-  if (model.is_loaded(component)) return;
-  progress::Step step(progress, "load " + component, 0, progress::Unit::kBytes);
-  model.load_component(component, [&](const model::LoadProgress& state) {
-    step.set(state.bytes_done, state.bytes_total);
-    if (run::StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
-  });
-  step.finish();
-}
-
 // The steps of one run, in order.
 class TrainingRun {
  public:
@@ -106,8 +96,12 @@ class TrainingRun {
   void load_components() {
     const std::set<std::string> components = running_components(model_, run_.selection);
     for (const auto& part : model_.parts()) {  // in the order of the files
-      if (components.contains(part.detection.component))
-        load(model_, part.detection.component, progress_);
+      const std::string& component = part.detection.component;
+      if (!components.contains(component) || model_.is_loaded(component)) continue;
+      model::load_shown(model_, component, progress_, [] {
+        if (run::StopSignals::is_requested())
+          throw Error(ErrorCode::kCancelled, "stopped by a signal");
+      });
     }
     if (run_.starting_weights) run_.starting_weights->load();
     if (run_.preset)
@@ -156,9 +150,8 @@ Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::D
   const bool drops_captions = run.config.caption_dropout_rate > 0;
   if (dataset == nullptr) return Samples::of_cache(folder, *run.model, drops_captions);
   return Samples::of_dataset(
-      dataset, *run.model,
-      cached_stages(model::encode_stages(*run.model), run.config.trained_names()), folder,
-      drops_captions);
+      dataset, *run.model, cached_stages(run.model->stages().encoding, run.config.trained_names()),
+      folder, drops_captions);
 }
 
 }  // namespace atelier::train

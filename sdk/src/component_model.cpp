@@ -94,7 +94,7 @@ nn::NoiseLevels* Denoiser::levels() {
 }
 
 ComponentModel::ComponentModel(std::span<const ComponentRow> rows, std::span<const Detection> parts,
-                               const ModelOptions& options, const LatentDefaults& latents)
+                               const ModelOptions& options, const LatentSpec& latents)
     : latents_(latents), cuts_texts_(options.cuts_texts) {
   for (const ComponentRow& row : rows) {
     if (!row.make) continue;
@@ -188,7 +188,7 @@ std::vector<Block*> ComponentModel::blocks(std::string_view component) {
 }
 
 LatentSpec ComponentModel::latent_spec() const {
-  LatentSpec spec = latents_.spec;
+  LatentSpec spec = latents_;
   int64_t patch = spec.pixel_multiple / spec.spatial_stride;
   if (const auto denoisers = all<Denoiser>(); !denoisers.empty()) {
     spec.channels = denoisers.front()->channels();
@@ -223,7 +223,7 @@ Conditioning ComponentModel::encode_latents(const Inputs& inputs, std::string_vi
   const at::Tensor pixels = clip_input(inputs, name);
   const int64_t frames = pixels.size(1), H = pixels.size(2), W = pixels.size(3);
   check_frames(frames, latents_.takes_clips);
-  const int64_t step = latents_.spec.temporal_stride;
+  const int64_t step = latents_.temporal_stride;
   if ((frames - 1) % step != 0)
     invalid("clip of " + number(frames) + " frames: one more than a multiple of " + number(step));
   const int64_t stride = autoencoder.spatial_stride();

@@ -11,6 +11,10 @@ at::Tensor Model::guide(const at::Tensor& with_BCTHW, const at::Tensor& without_
   return without_BCTHW + scale * (with_BCTHW - without_BCTHW);
 }
 
+MediaTarget Model::target(const Inputs&, const MediaTarget& asked) const {
+  return asked;
+}
+
 std::vector<int64_t> Model::latent_shape(const MediaTarget& target) const {
   const LatentSpec spec = latent_spec();
   return {spec.channels, (target.frames - 1) / spec.temporal_stride + 1,

@@ -187,6 +187,12 @@ struct Experts final : ComponentModel {
     return {reinterpret_cast<const uint8_t*>(text.data()),
             reinterpret_cast<const uint8_t*>(text.data()) + text.size()};
   }
+  // Without a size, what is made has that of the first image to look at.
+  MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const override {
+    const auto* sides = find_input<std::vector<at::Tensor>>(inputs, "side_images");
+    if (sides == nullptr || asked.height > 0 || asked.width > 0) return asked;
+    return {asked.frames, sides->front().size(1), sides->front().size(2)};
+  }
   static std::string text_of(const EncodeInputs& in) {
     return text_input(in.values, "prompt") + '\n';
   }
@@ -319,9 +325,9 @@ struct Family final : ComponentFamily {
   }
   std::unique_ptr<Model> make_model(std::span<const Detection> parts,
                                     const ModelOptions& options) const override {
-    const LatentSpec latents = {kChannels, kStride, kFrameStride, kStride, kStride};
-    return std::make_unique<Experts>(rows(), parts, options,
-                                     LatentDefaults{.spec = latents, .takes_clips = true});
+    const LatentSpec latents = {kChannels,           kStride, kFrameStride, kStride, kStride,
+                                /*takes_clips=*/true};
+    return std::make_unique<Experts>(rows(), parts, options, latents);
   }
 };
 

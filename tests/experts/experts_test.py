@@ -138,6 +138,46 @@ class Experts(unittest.TestCase):
             self.assertEqual(plain, pixels(self.folder / "a.png"))
             self.assertEqual((8, size[1]), size_of(self.folder / "b.png"))
 
+    def test_a_clip_is_made_frame_by_frame(self):
+        flags = [*self.model(), "--prompt", "a cat", "--height", 16, "--width", 24, "--seed", 3,
+                 "--num_inference_steps", 4]
+        for solver in ("euler", "unipc"):
+            said = self.run_program("generate", *flags, "--num_frames", 5, "--solver", solver, "--report_memory",
+                                    self.folder / "memory", "--output", "clip.png")
+            frames = [self.folder / f"clip_{i:04}.png" for i in range(5)]
+            self.assertIn("clip_0004.png: 24x16, seed 3", said)
+            # A latent frame after the first one is two alike.
+            drawn = [pixels(frame) for frame in frames]
+            self.assertEqual((drawn[1], drawn[3]), (drawn[2], drawn[4]))
+            self.assertEqual(3, len(set(drawn)))
+            self.assertIn(b'"num_frames":5', frames[4].read_bytes())
+        self.run_program("generate", *flags, "--num_frames", 5, "--num_images", 2, "--output", "two.png")
+        self.assertTrue((self.folder / "two_1_0004.png").is_file())
+        self.assertIn("denoise", self.run_program("plan", "generate", *flags, "--num_frames", 5, "--vram", "1GiB"))
+        said = self.run_program("generate", *flags, "--num_frames", 4, "--output", "x.png", code=2)
+        self.assertIn("--num_frames: 4 is not one more than a multiple of 2; use 3 or 5", said)
+        said = self.run_program("generate", *flags, "--num_frames", 5, "--draft", "clip_0000.png", "--output", "x.png",
+                                code=2)
+        self.assertIn("--draft: an image does not start 5 frames; use --num_frames 1", said)
+
+    def test_clips_are_shown_on_the_way(self):
+        data, prompts = self.write_data(), self.folder / "clips.txt"
+        prompts.write_text("a cat --d 3 --f 3\n")
+        self.run_program("train", *self.model(), "--dataset_base_path", data, "--dataset_metadata_path",
+                         data / "metadata.csv", "--lora_base_model", "dit", "--max_train_steps", 1, "--sample_prompts",
+                         prompts, "--sample_at_first", "--output_path", self.folder / "shown_clips")
+        shown = sorted(path.name for path in (self.folder / "shown_clips").rglob("step-00000000_*.png"))
+        self.assertEqual([f"step-00000000_0_{i:04}.png" for i in range(3)], shown)
+
+    def test_an_input_may_say_the_size(self):
+        self.draw("asked", width=40)
+        flags = ["generate", *self.model(), "--prompt", "a cat", "--seed", 3, "--side_images", "asked.png",
+                 "--output", "said.png"]
+        self.run_program(*flags)
+        self.assertEqual((40, 16), size_of(self.folder / "said.png"))
+        self.run_program(*flags, "--height", 8, "--width", 8)
+        self.assertEqual((8, 8), size_of(self.folder / "said.png"))
+
     def test_the_solver_is_the_users_choice(self):
         plain = self.draw("by_schedule")
         self.assertEqual(plain, self.draw("euler", "--solver", "euler"))

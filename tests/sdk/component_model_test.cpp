@@ -158,7 +158,7 @@ constexpr ComponentRow kRows[] = {
          }},
 };
 constexpr std::string_view kVariants[] = {"clips", "clips-2"};
-constexpr LatentDefaults kLatents = {.spec = {kChannels, kStride, 2, 4, 4}, .takes_clips = true};
+constexpr LatentSpec kLatents = {kChannels, kStride, 2, 4, 4, /*takes_clips=*/true};
 
 struct PairFamily final : ComponentFamily {
   PairFamily() : ComponentFamily(kRows, kVariants) {}

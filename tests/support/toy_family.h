@@ -30,6 +30,10 @@ struct ToyMistakes {
   bool invents_a_solver = false;  // a schedule names one that there is not
   bool lacks_a_variant = false;   // no schedule is for it
   bool has_an_odd_size = false;   // by default
+  bool sees_the_size = false;     // a stage that is said not to
+  bool covers_half = false;       // of the noise levels
+  bool confuses_levels = false;   // one that is prepared gives something else
+  bool gives_fractions = false;   // of latents that are known
 };
 
 constexpr int64_t kToyStride = 4, kToyCells = 2, kToyWidth = 32, kToyVocabulary = 48;
@@ -119,7 +123,10 @@ class ToyModel : public Model {
       if (!cuts_texts_) toy_refuses("prompt: " + std::to_string(ids.size()) + " tokens");
       ids.resize(kToyLongestText);
     }
-    return {{"prompt_embeds", text_encoder_->table.forward(at::tensor(ids))}};
+    const at::Tensor embeds = text_encoder_->table.forward(at::tensor(ids));
+    if (mistakes_.sees_the_size)
+      return {{"prompt_embeds", embeds + static_cast<double>(in.target.height)}};
+    return {{"prompt_embeds", embeds}};
   }
   TextLength text_length(const EncodeInputs& in) const override {
     const int64_t forgotten = mistakes_.miscounts_texts ? 1 : 0;
@@ -156,10 +163,16 @@ class ToyModel : public Model {
     for (size_t i = mistakes_.skips_a_block ? 1 : 0; i < dit_->layers.size(); ++i)
       state = runner.run(*dit_->layers[i], state);
     if (mistakes_.changes_input) in.x_BCTHW.mul_(0.5);
+    if (mistakes_.confuses_levels && in.level) state[0] = state[0] * 1.01;
     return dit_->unembed.forward(state[0])
         .view(cells.sizes())
         .permute({0, 4, 1, 2, 3})
         .contiguous();
+  }
+  std::optional<GivenLatents> given(const Conditioning&) const override {
+    if (!mistakes_.gives_fractions) return std::nullopt;
+    const at::Tensor free = at::full({1, 1, 4, 6}, 0.5);
+    return GivenLatents{at::zeros({kToyChannels, 1, 4, 6}), free};
   }
   NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
     component(name);
@@ -248,6 +261,9 @@ class ToyFamily : public ModelFamily {
     if (mistakes_.invents_a_solver) return kInvented;
     if (mistakes_.lacks_a_variant) return kForgotten;
     return kSchedules;
+  }
+  SigmaRange sigma_range(const Detection&) const override {
+    return {.low = 0.0, .high = mistakes_.covers_half ? 0.5 : 1.0};
   }
   MediaDefaults media_defaults(const Detection&) const override {
     if (mistakes_.has_an_odd_size) return {.target = {1, 1024, 1023}};

@@ -85,23 +85,17 @@ class ATELIER_API Denoiser : public nn::Module {
 
 // ---- The model ----
 
-// What the latents of a family are where no loaded component says it.
-struct LatentDefaults {
-  LatentSpec spec = {};      // as published
-  bool takes_clips = false;  // of more than one frame
-};
-
 // A model made of rows of the family's table. It encodes, denoises, decodes and probes with
 // whatever it has of TextEncoder, Autoencoder and Denoiser, the first of each in the order of the
 // table. A family adds how its inputs become a Conditioning, and overrides what it does in another
 // way. Blocks are those below a component, in order of declaration.
 class ATELIER_API ComponentModel : public Model {
  public:
-  // `rows`: those of the family. Throws Error{kInvalidArgument} when two parts are one component,
-  // when there is no such component, and when parts do not belong together: latent channels, widths
-  // of texts, the tokenizer's size.
+  // `rows`: those of the family. `latents`: as published, for what no loaded component says. Throws
+  // Error{kInvalidArgument} when two parts are one component, when there is no such component, and
+  // when parts do not belong together: latent channels, widths of texts, the tokenizer's size.
   ComponentModel(std::span<const ComponentRow> rows, std::span<const Detection> parts,
-                 const ModelOptions& options, const LatentDefaults& latents = {});
+                 const ModelOptions& options, const LatentSpec& latents = {});
   ~ComponentModel() override;
 
   nn::Module& component(std::string_view name) override;
@@ -172,7 +166,7 @@ class ATELIER_API ComponentModel : public Model {
   NamedTensors probe_denoiser(Denoiser& denoiser, const NamedTensors& inputs,
                               BlockRunner& runner) const;
 
-  LatentDefaults latents_;
+  LatentSpec latents_;
   bool cuts_texts_;
   std::vector<Component> components_;  // all that the family has with tensors, in its order
   std::map<std::string_view, std::shared_ptr<const text::Tokenizer>> tokenizers_;

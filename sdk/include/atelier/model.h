@@ -1,6 +1,7 @@
 // One loaded model: the weights of a family's components, and the maths between them.
 #pragma once
 
+#include <compare>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -22,12 +23,14 @@ struct LatentSpec {
   int64_t temporal_stride = 1;  // frames per latent frame after the first
   int64_t pixel_multiple = 16;  // height and width in pixels are multiples of this
   int64_t token_stride =
-      16;  // pixels per denoiser token along each side; the schedule counts these
+      16;                    // pixels per denoiser token along each side; the schedule counts these
+  bool takes_clips = false;  // of more than one frame
 };
 
-// What is to be made: the size in pixels, and how many frames. An image has one.
+// What is to be made: how many frames, and their size in pixels. An image has one frame.
 struct MediaTarget {
   int64_t frames = 1, height = 0, width = 0;
+  auto operator<=>(const MediaTarget&) const = default;
 };
 
 // What is made where the user does not say it.
@@ -86,6 +89,11 @@ class ATELIER_API Model {
   virtual std::vector<Block*> blocks(std::string_view component) = 0;
 
   virtual LatentSpec latent_spec() const = 0;
+
+  // What is made of these inputs. Whatever the user did not say is 0 in `asked`, and may stay so:
+  // it is then what ModelFamily::media_defaults() says. Images of `inputs` are meta tensors of the
+  // sizes that their files have. By default `asked`.
+  virtual MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const;
 
   // Latents of one sample: [C, T, H, W]. By default latent_spec() cells.
   virtual std::vector<int64_t> latent_shape(const MediaTarget& target) const;

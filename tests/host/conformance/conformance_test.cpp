@@ -88,6 +88,9 @@ TEST_CASE("Each mistake is found by its check", "[conformance]") {
   only({.invents_a_solver = true}, "declarations: schedules", "solver 'eulre', which there is not");
   only({.lacks_a_variant = true}, "declarations: schedules", "no schedule for variant");
   only({.has_an_odd_size = true}, "declarations: schedules", "1024x1023 is not in multiples of 8");
+  only({.covers_half = true}, "declarations: schedules", "noise levels above 0.5");
+  only({.confuses_levels = true}, "denoise: levels that are prepared", "prepared differs");
+  only({.gives_fractions = true}, "denoise: latents that are given", "other numbers than 0 and 1");
   only({.takes_any_field = true}, "detection: every field", "invented_field is in no row");
 }
 
@@ -97,6 +100,13 @@ TEST_CASE("Tokens that are counted are those that are encoded", "[conformance]")
       failed(conformance::check_family(ToyWithoutTokenizer({.miscounts_texts = true})));
   REQUIRE(names.size() == 1);
   CHECK(names.front().starts_with("texts: the tokens that are counted"));
+}
+
+TEST_CASE("A stage that depends on the size says so", "[conformance]") {
+  const std::vector<std::string> names =
+      failed(conformance::check_family(ToyWithoutTokenizer({.sees_the_size = true})));
+  REQUIRE(names.size() == 1);
+  CHECK_THAT(names.front(), Catch::StartsWith("stages: ") && Catch::Contains("sees_target"));
 }
 
 TEST_CASE("Every built family keeps everything", "[conformance]") {

@@ -138,10 +138,10 @@ TEST_CASE("Rows of nested, absolute and relative paths become items", "[data]") 
   CHECK(dataset.warnings().empty());
   CHECK(dataset.items()[0].values.at("prompt") == "one");
   CHECK(dataset.items()[0].values.at("source") == "web");
-  CHECK(dataset.items()[1].height == 64);
-  CHECK(dataset.items()[1].width == 48);
+  CHECK(dataset.items()[1].target.height == 64);
+  CHECK(dataset.items()[1].target.width == 48);
   CHECK(dataset.items()[2].files.at("image").front() == set.folder() / "sub/deep/c.png");
-  CHECK(dataset.items()[2].height == 32);
+  CHECK(dataset.items()[2].target.height == 32);
   CHECK_THAT(dataset.items()[2].place, Catch::EndsWith("metadata.csv:4"));
   const Sample sample = dataset.load(1);
   CHECK(std::get<std::string>(sample.inputs.at("prompt")) == "two");
@@ -389,16 +389,16 @@ TEST_CASE("Bucket populations are listed by count", "[data]") {
   set.options().max_bucket_reso = 512;
   const std::vector<BucketCount> buckets = set.good().buckets();
   REQUIRE(buckets.size() == 2);
-  CHECK(buckets[0].height == 128);
-  CHECK(buckets[0].width == 384);
+  CHECK(buckets[0].target.height == 128);
+  CHECK(buckets[0].target.width == 384);
   CHECK(buckets[0].items == 2);
   CHECK(buckets[1].items == 1);
 
   set.options().bucket_no_upscale = true;
   const Dataset small = set.open();
   CHECK(small.items().size() == 2);  // 64x48 is below one step
-  CHECK(small.items()[0].height == 128);
-  CHECK(small.items()[0].width == 384);
+  CHECK(small.items()[0].target.height == 128);
+  CHECK(small.items()[0].target.width == 384);
 }
 
 TEST_CASE("A file that has gone is told with its row", "[data]") {

@@ -91,20 +91,35 @@ inline constexpr std::array<EncodeStage, 2> kStages = {
     EncodeStage{.name = "text", .components = kEncoders, .inputs = kPrompt},
     EncodeStage{.name = "latents", .components = kVae, .inputs = kImage}};
 
+inline constexpr InputSpec kTarget = {
+    .name = "image", .kind = InputKind::kImage, .role = InputRole::kTarget};
+
 // What was loaded and unloaded, in order: "+text_encoder", "-text_encoder".
 inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool keeps_all = false) {
-  return {.model = model,
-          .family = "fake",
-          .components = {{.name = "words", .role = Role::kTokenizer},
-                         {.name = "text_encoder", .role = Role::kTextEncoder},
-                         {.name = "vae", .role = Role::kVae},
-                         {.name = "dit", .role = Role::kDenoiser}},
-          .stages = {kStages.begin(), kStages.end()},
-          .target_input = "image",
-          .denoisers = {{.component = "dit"}},
-          .load = [&log](std::string_view name) { log.push_back("+" + std::string(name)); },
-          .unload = [&log](std::string_view name) { log.push_back("-" + std::string(name)); },
-          .keeps_all = keeps_all};
+  Engine engine = {
+      .model = model,
+      .family = "fake",
+      .stages = {.variant = "",
+                 .components = {{.name = "words", .role = Role::kTokenizer},
+                                {.name = "text_encoder", .role = Role::kTextEncoder},
+                                {.name = "vae", .role = Role::kVae},
+                                {.name = "dit", .role = Role::kDenoiser}},
+                 .encoding = {kStages.begin(), kStages.end()},
+                 .target_input = &kTarget,
+                 .denoisers = {{.part = {.component = "dit"}}}},
+      .load = [&log](std::string_view name) { log.push_back("+" + std::string(name)); },
+      .unload = [&log](std::string_view name) { log.push_back("-" + std::string(name)); }};
+  if (keeps_all) engine.stays = {"text_encoder", "vae", "dit"};
+  return engine;
+}
+
+// The engine with two denoisers, for the noisy half of the levels and for the other one.
+inline Engine two_denoisers(FakeModel& model, std::vector<std::string>& log) {
+  Engine engine = fake_engine(model, log);
+  engine.stages.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+  engine.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}},
+                             {{.component = "dit_low"}, {.low = 0.0, .high = 0.5}}};
+  return engine;
 }
 
 }  // namespace atelier::generate

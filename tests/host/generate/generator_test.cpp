@@ -26,13 +26,21 @@ struct Bench {
   Words log;
   progress::Progress progress{progress::Options{.quiet = true}};
   bool keeps_all = false;
+  int64_t calls = 0;  // with frames
 
   std::vector<at::Tensor> run(const Request& request, std::function<bool()> is_cancelled = {}) {
     Generator generator(fake_engine(model, log, keeps_all), progress, std::move(is_cancelled));
     std::vector<at::Tensor> images;
-    generator.run(request, [&](size_t index, const at::Tensor& pixels) {
-      REQUIRE(index == images.size());
-      images.push_back(pixels);
+    generator.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
+      if (first == 0) {
+        REQUIRE(index == images.size());
+        images.push_back(pixels);
+      } else {
+        REQUIRE(index + 1 == images.size());
+        REQUIRE(first == images.back().size(1));
+        images.back() = at::cat({images.back(), pixels}, 1);
+      }
+      ++calls;
     });
     return images;
   }
@@ -46,8 +54,7 @@ Request request_of(const std::string& prompt, int steps, std::vector<uint64_t> s
   Request request;
   request.inputs["prompt"] = prompt;
   request.sigmas = plain_sigmas(steps);
-  request.height = 32;
-  request.width = 48;
+  request.target = {1, 32, 48};
   request.seeds = std::move(seeds);
   return request;
 }
@@ -246,8 +253,7 @@ TEST_CASE("Image to image starts between the image and noise", "[generate]") {
 
 TEST_CASE("Tiling the VAE changes nothing where its output is local", "[generate]") {
   Request request = request_of("prompt", 2, {3});
-  request.height = 96;
-  request.width = 128;
+  request.target = {1, 96, 128};
   request.input_pixels = at::rand({3, 1, 96, 128}) * 2 - 1;
   request.sigmas = keep_last_steps(request.sigmas, 0.5);
   const auto whole = Bench().run(request);
@@ -277,7 +283,7 @@ TEST_CASE("Prompts are encoded once per content", "[generate]") {
   Words log;
   progress::Progress progress{progress::Options{.quiet = true}};
   Generator generator(fake_engine(model, log), progress);
-  const auto ignore = [](size_t, const at::Tensor&) {};
+  const auto ignore = [](size_t, int64_t, const at::Tensor&) {};
   Request request = request_of("a", 1, {1});
   request.cfg_scale = 2.0;
   generator.run(request, ignore);
@@ -317,13 +323,29 @@ TEST_CASE("Noise levels are prepared once for all images of a request, and forgo
   CHECK(bench.model.levels.empty());
 }
 
+TEST_CASE("What sees the target is encoded again for another one", "[generate]") {
+  for (const bool sees_target : {false, true}) {
+    Bench bench;
+    Engine engine = fake_engine(bench.model, bench.log);
+    engine.stages.encoding[0].sees_target = sees_target;
+    Generator generator(std::move(engine), bench.progress);
+    Request request = request_of("a", 1, {1});
+    for (const MediaTarget& target :
+         {MediaTarget{1, 32, 48}, MediaTarget{1, 32, 32}, MediaTarget{3, 32, 32}}) {
+      request.target = target;
+      generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+    }
+    CHECK(bench.model.prompts_encoded.size() == (sees_target ? 3 : 1));
+  }
+}
+
 TEST_CASE("The denoiser's blocks are run by the engine's runner", "[generate]") {
   Bench bench;
   DirectRunner runner;
   Engine engine = fake_engine(bench.model, bench.log);
   engine.runner = &runner;
   Generator generator(engine, bench.progress);
-  generator.run(request_of("prompt", 2, {1}), [](size_t, const at::Tensor&) {});
+  generator.run(request_of("prompt", 2, {1}), [](size_t, int64_t, const at::Tensor&) {});
   REQUIRE(bench.model.runners.size() == 3);
   for (const BlockRunner* used : bench.model.runners) CHECK(used == &runner);
 }
@@ -335,7 +357,7 @@ TEST_CASE("Cancelling stops at the edge of a step and keeps what is finished", "
                       [&] { return bench.model.denoise_calls >= 6; });
   try {
     generator.run(request_of("prompt", 4, {1, 2, 3}),
-                  [&](size_t, const at::Tensor&) { ++finished; });
+                  [&](size_t, int64_t, const at::Tensor&) { ++finished; });
     FAIL("not cancelled");
   } catch (const Error& error) {
     REQUIRE(error.code() == ErrorCode::kCancelled);
@@ -354,8 +376,9 @@ TEST_CASE("Work asks whether it is to stop, and what asks is gone behind it", "[
     is_loading = false;
   };
   Generator generator(std::move(engine), bench.progress, [&] { return is_loading; });
-  REQUIRE_THROWS_WITH(generator.run(request_of("a", 2, {1}), [](size_t, const at::Tensor&) {}),
-                      Catch::Contains("stopped by the user"));
+  REQUIRE_THROWS_WITH(
+      generator.run(request_of("a", 2, {1}), [](size_t, int64_t, const at::Tensor&) {}),
+      Catch::Contains("stopped by the user"));
   REQUIRE(is_loading);
   REQUIRE_NOTHROW(ops::check_stop());
 }
@@ -379,7 +402,7 @@ TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") 
   Generator generator(engine, bench.progress);
   const Request request = request_of("prompt", 20, {4});
   at::Tensor image;
-  generator.run(request, [&](size_t, const at::Tensor& pixels) { image = pixels; });
+  generator.run(request, [&](size_t, int64_t, const at::Tensor& pixels) { image = pixels; });
   at::Tensor x = random::normal_noise({.seed = 4}, {4, 1, 4, 6});
   for (size_t i = 0; i < 20; ++i) {
     at::Tensor v = x.to(at::kBFloat16) * 0.5;
@@ -392,13 +415,10 @@ TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") 
 TEST_CASE("Each denoiser runs at the noise levels of its range, with its own levels",
           "[generate]") {
   Bench bench;
-  Engine engine = fake_engine(bench.model, bench.log);
-  engine.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
-  engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}},
-                      {.component = "dit_low", .range = {.low = 0.0, .high = 0.5}}};
+  Engine engine = two_denoisers(bench.model, bench.log);
   Generator generator(std::move(engine), bench.progress);
   std::vector<at::Tensor> images;
-  const auto keep = [&](size_t, const at::Tensor& pixels) { images.push_back(pixels); };
+  const auto keep = [&](size_t, int64_t, const at::Tensor& pixels) { images.push_back(pixels); };
   generator.run(request_of("four", 4, {7}), keep);  // 1, 0.75, 0.5, 0.25
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
   CHECK(bench.model.times_prepared == 2);
@@ -438,13 +458,10 @@ TEST_CASE("Every solver goes on over guidance, starts, batches and denoisers", "
 
     // What is remembered goes on from one denoiser to the next.
     Bench two;
-    Engine engine = fake_engine(two.model, two.log);
-    engine.components.push_back({.name = "dit_low", .role = Role::kDenoiser});
-    engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}},
-                        {.component = "dit_low", .range = {.low = 0.0, .high = 0.5}}};
-    Generator generator(std::move(engine), two.progress);
-    generator.run(request,
-                  [&](size_t i, const at::Tensor& pixels) { CHECK(at::equal(pixels, alone[i])); });
+    Generator generator(two_denoisers(two.model, two.log), two.progress);
+    generator.run(request, [&](size_t i, int64_t, const at::Tensor& pixels) {
+      CHECK(at::equal(pixels, alone[i]));
+    });
 
     Request start = request_of("four", 6, {7});
     start.solver = solver.name;
@@ -480,10 +497,10 @@ TEST_CASE("A denoiser may be told whole thousandths of the levels", "[generate]"
 TEST_CASE("A noise level without a denoiser says what is missing", "[generate]") {
   Bench bench;
   Engine engine = fake_engine(bench.model, bench.log);
-  engine.denoisers = {{.component = "dit", .range = {.low = 0.5, .high = 1.0}}};
+  engine.stages.denoisers = {{{.component = "dit"}, {.low = 0.5, .high = 1.0}}};
   Generator generator(std::move(engine), bench.progress);
   test::expect_error(ErrorCode::kNotFound, {"noise level 0.25", "--model_paths"}, [&] {
-    generator.run(request_of("four", 4, {7}), [](size_t, const at::Tensor&) {});
+    generator.run(request_of("four", 4, {7}), [](size_t, int64_t, const at::Tensor&) {});
   });
 }
 
@@ -500,6 +517,22 @@ TEST_CASE("Latents that are given stay as they are", "[generate]") {
     CHECK(at::equal(image.narrow(3, 16, 32),
                     plain.run(request_of("four", 3, {7}))[0].narrow(3, 16, 32)));
   }
+}
+
+TEST_CASE("Frames are handed on in order as they are decoded", "[generate]") {
+  Request request = request_of("four", 3, {7, 8});
+  request.target.frames = 5;
+  Bench whole, parts;
+  const std::vector<at::Tensor> clips = whole.run(request);
+  REQUIRE(clips.size() == 2);
+  CHECK(clips[0].sizes() == at::IntArrayRef({3, 5, 32, 48}));
+  CHECK(whole.calls == 2);
+  parts.model.decodes_in_parts = true;
+  const std::vector<at::Tensor> again = parts.run(request);
+  CHECK(parts.calls == 10);
+  for (size_t i = 0; i < 2; ++i) CHECK(at::equal(clips[i], again[i]));
+  request.tiling = Tiling{.size = 32, .stride = 16};
+  CHECK(at::allclose(parts.run(request)[1], clips[1], 0, 1e-6));
 }
 
 TEST_CASE("Frames that come one by one are one clip", "[generate]") {

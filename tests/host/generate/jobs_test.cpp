@@ -52,6 +52,7 @@ std::string check(const Settings& settings, const Origin& place = {}) {
 Settings good_settings() {
   Settings settings;
   settings.prompt = "a cat";
+  settings.num_frames = 1;
   settings.height = 64;
   settings.width = 96;
   settings.family_inputs["edit_strength"] = 0.5;
@@ -218,6 +219,12 @@ TEST_CASE("Several images get numbers, and patterns are filled in", "[jobs]") {
   REQUIRE(output_paths("%99999d.png", 1) == Paths{"%99999d.png"});
 }
 
+TEST_CASE("Frames of a clip are numbered files, and an image is one", "[jobs]") {
+  using Paths = std::vector<std::string>;
+  CHECK(frame_paths("d/50%.png", 1) == Paths{"d/50%.png"});
+  CHECK(frame_paths("d/50%.png", 2) == Paths{"d/50%_0000.png", "d/50%_0001.png"});
+}
+
 TEST_CASE("Results are one line of JSON", "[jobs]") {
   JobResult result;
   result.output = {"a.png", "b\n.png"};
@@ -236,6 +243,7 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
   Settings bad = good_settings();
   bad.prompt = "";
   bad.negative_prompt = "\xff";
+  bad.num_frames = 5;
   bad.height = 1000;
   bad.width = 7;
   bad.num_inference_steps = 0;
@@ -248,6 +256,7 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
   using Catch::Contains;
   REQUIRE_THAT(message, Contains("--prompt is missing"));
   REQUIRE_THAT(message, Contains("--negative_prompt: byte 0 is no UTF-8"));
+  REQUIRE_THAT(message, Contains("--num_frames: 5: this family makes single images"));
   REQUIRE_THAT(message, Contains("--height: 1000 is no multiple of 16; use 992 or 1008"));
   REQUIRE_THAT(message, Contains("--width: 7 is no multiple of 16; use 16"));
   REQUIRE_THAT(message, Contains("--num_inference_steps: 0 is below 1"));

@@ -30,8 +30,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   request.cfg_renorm = CfgRenorm::kClamp;
   request.cfg_renorm_ratio = 0.9;
   request.sigmas = {0.5f, 0.25f, 0.0f};
-  request.height = 64;
-  request.width = 96;
+  request.target = {1, 64, 96};
   request.seeds = {7, 8};
   request.tiling = Tiling{};
   request.solver = "dpm++";

@@ -34,6 +34,7 @@ struct Studio {
     Settings settings;
     settings.prompt = "a lighthouse";
     settings.negative_prompt = "grey";  // the toy encodes no empty text
+    settings.num_frames = 1;
     settings.height = settings.width = 16;
     settings.seed = 7;
     settings.output = folder / output;

@@ -70,8 +70,8 @@ TEST_CASE("A model folder is recognised, and its components come and go", "[load
   write_model(folder / "m");
   const auto model = open({.model_paths = folder / "m"});
   CHECK(model->parts().size() == 3);
-  REQUIRE(model->denoiser() != nullptr);
-  CHECK(model->denoiser()->detection.component == "dit");
+  REQUIRE(model->stages().first() != nullptr);
+  CHECK(model->stages().first()->name() == "dit");
   CHECK(model->dtype() == at::kBFloat16);  // as the denoiser is published
   CHECK(model->model().tokenize("ab") == std::vector<int64_t>{'a' % 48, 'b' % 48});
 
@@ -142,7 +142,7 @@ TEST_CASE("Only the components that are asked for have to be there", "[loader]")
   write_component(folder / "dit.safetensors", "dit", at::kFloat, "model.diffusion_model.");
   const auto model = open({.model_paths = folder / "dit.safetensors", .components = {"dit"}});
   CHECK(model->find_part("vae") == nullptr);
-  CHECK(model->denoiser()->detection.prefix == "model.diffusion_model.");
+  CHECK(model->stages().first()->part.prefix == "model.diffusion_model.");
   model->load_component("dit");
   expect_error(ErrorCode::kNotFound, {"no_such", "did you mean"}, [&] {
     open({.model_paths = folder / "dit.safetensors", .components = {"no_such", "ditt"}});

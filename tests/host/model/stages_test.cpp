@@ -1,6 +1,9 @@
 // The table of stages as the host reads it.
 #include "host/model/stages.h"
 
+#include <utility>
+
+#include "host/model/residents.h"
 #include "support/files.h"
 #include "support/toy_family.h"
 
@@ -31,14 +34,76 @@ TEST_CASE("Stages are those of the variant, in the order of the table", "[stages
   CHECK_FALSE(reads(base[0], "references"));
   CHECK(reads(edit[0], "references"));
   CHECK(encode_stages(toy).size() == 1);  // of a denoiser that is not known
-  CHECK(target_stage(base, toy.inputs()) == &base[1]);
-  CHECK(target_stage(std::span(base).first(1), toy.inputs()) == nullptr);
+  const Stages stages = stages_of(toy, {});
+  REQUIRE(stages.target_stage() != nullptr);
+  CHECK(stages.target_stage()->name == "latents");
+  CHECK(stages.is_target(base[1]));
+  CHECK_FALSE(stages.is_target(base[0]));
   CHECK(target_input(toy.inputs())->name == "image");
   CHECK(target_input(toy.inputs().first(1)) == nullptr);
   CHECK(encodes(toy, "vae"));
   CHECK_FALSE(encodes(toy, "dit"));
   CHECK(encoded_by(base[0], toy.inputs()) == "texts");
   CHECK(encoded_by(base[1], toy.inputs()) == "images");
+}
+
+TEST_CASE("A noise level has the denoiser whose range holds it, the noisier one at the border",
+          "[stages]") {
+  const std::vector<RangedDenoiser> denoisers = {{{.component = "high"}, {.low = 0.9, .high = 1.0}},
+                                                 {{.component = "low"}, {.low = 0.0, .high = 0.9}}};
+  CHECK(denoiser_at(denoisers, 1.0F).name() == "high");
+  CHECK(denoiser_at(denoisers, 0.9F).name() == "high");  // which is below the double 0.9
+  CHECK(denoiser_at(denoisers, 0.89F).name() == "low");
+  CHECK(denoiser_at(denoisers, 0.0F).name() == "low");
+  CHECK(denoiser_at(std::span(denoisers).last(1), 0.9F).name() == "low");
+  test::expect_error(ErrorCode::kNotFound, {"noise level 0.5"},
+                     [&] { denoiser_at(std::span(denoisers).first(1), 0.5F); });
+}
+
+TEST_CASE("Components come for their work and leave when it is done", "[stages]") {
+  const StagedToy toy;
+  std::vector<std::string> log;
+  const auto write = [&log](const char* sign) {
+    return [&log, sign](std::string_view name) { log.push_back(sign + std::string(name)); };
+  };
+  std::vector<ComponentSpec> components(toy.components().begin(), toy.components().end());
+  components.push_back({.name = "dit_low", .role = Role::kDenoiser});
+  using Log = std::vector<std::string>;
+  const auto take = [&log] { return std::exchange(log, {}); };
+  const std::vector<EncodeStage> stages = encode_stages(toy, "base");
+
+  Residents residents(components, write("+"), write("-"));
+  residents.encode(stages[0]);
+  CHECK(take() == Log{"+text_encoder"});
+  residents.encode(stages[1]);
+  CHECK(take() == Log{"+vae"});
+  residents.end_encoding();
+  CHECK(take() == Log{"-text_encoder"});
+  residents.denoise("dit");
+  CHECK(take() == Log{"-dit_low", "+dit"});
+  residents.denoise("dit_low");
+  CHECK(take() == Log{"-dit", "+dit_low"});
+  residents.decode();
+  CHECK(take() == Log{"+vae"});
+  residents.end();
+  CHECK(take() == Log{"-text_encoder", "-vae", "-dit", "-dit_low"});
+
+  Residents some(components, write("+"), write("-"), {"dit", "text_encoder"});
+  some.end_encoding();
+  some.denoise("dit_low");
+  CHECK(take() == Log{"+dit_low"});
+  some.end();
+  CHECK(take() == Log{"-vae", "-dit_low"});
+
+  int64_t asked = 0;
+  CHECK_THROWS_AS(residents.encode(stages[0],
+                                   [&] {
+                                     ++asked;
+                                     throw Error(ErrorCode::kCancelled, "stopped");
+                                   }),
+                  Error);
+  CHECK(asked == 1);
+  CHECK(take().empty());
 }
 
 TEST_CASE("A stage gets what it reads, and the negative prompt in place of the other", "[stages]") {

@@ -35,6 +35,7 @@ struct Workshop {
             .model_paths = folder / "model", .dtype = "float32", .device = "cpu"}};
     request.base.prompt = "a lighthouse";
     request.base.negative_prompt = "grey";  // the toy encodes no empty text
+    request.base.num_frames = 1;
     request.base.height = request.base.width = 16;
     for (const std::string& output : outputs) {
       request.jobs.push_back({{"jobs.jsonl", request.jobs.size() + 1}, request.base});

@@ -118,7 +118,7 @@ struct Workshop {
                                               .device = "cpu"});
     generation.request.inputs["prompt"] = std::string("a lighthouse");
     generation.request.negative_prompt = "grey";
-    generation.request.height = generation.request.width = 32;
+    generation.request.target = {1, 32, 32};
     generation.request.sigmas = {1.0F, 0.9F, 0.6F, 0.4F, 0.0F};
     generation.request.cfg_scale = 4;
     config.stage = train::Stage::kTrain;
@@ -127,8 +127,8 @@ struct Workshop {
   }
 
   SizedRun generate() { return size_generation(*model, generation, basis); }
-  SizedRun train(const std::string& component, int64_t distillation_steps = 0) {
-    config.lora.base_models = {component};
+  SizedRun train(const std::vector<std::string>& components, int64_t distillation_steps = 0) {
+    config.lora.base_models = components;
     config.lora.target_modules = {"q", "down"};
     config.task = distillation_steps > 0 ? train::Task::kDirectDistill : train::Task::kSft;
     report::Problems problems;
@@ -137,8 +137,7 @@ struct Workshop {
     return size_training(*model,
                          {.config = config,
                           .selection = selection,
-                          .height = 32,
-                          .width = 32,
+                          .target = {1, 32, 32},
                           .distillation_steps = std::max<int64_t>(1, distillation_steps)},
                          basis);
   }
@@ -274,7 +273,7 @@ TEST_CASE("Training is planned with the denoiser that it trains, at a level of i
   Workshop shop;
   for (const std::string component : {"dit", "dit_low"}) {
     seen = {};
-    const SizedRun sized = shop.train(component);
+    const SizedRun sized = shop.train({component});
     CHECK(phase(sized, "train").components == Names{component});
     CHECK(phase(sized, "train").strategies.front().forward.contains(component));
     REQUIRE(!seen.steps.empty());
@@ -288,8 +287,8 @@ TEST_CASE("Distillation is planned with all its steps", "[plan]") {
   const auto keep_all = [](const SizedRun& sized) {
     return phase(sized, "train").strategies.front();
   };
-  const Strategy one = keep_all(shop.train("dit", 1));
-  const Strategy four = keep_all(shop.train("dit", 4));
+  const Strategy one = keep_all(shop.train({"dit", "dit_low"}, 1));
+  const Strategy four = keep_all(shop.train({"dit", "dit_low"}, 4));
   CHECK(one.name == "keep all activations");
   CHECK(four.device_bytes > one.device_bytes);
   // The schedule's steps below the boundary are the other denoiser's.
@@ -301,7 +300,7 @@ TEST_CASE("The optimizer's own state is what a plan counts", "[plan]") {
   Workshop shop;
   const auto resting = [&](optim::Kind kind) {
     shop.config.optimizer.kind = kind;
-    return phase(shop.train("dit"), "train").strategies.back().device_bytes;
+    return phase(shop.train({"dit"}), "train").strategies.back().device_bytes;
   };
   const int64_t adamw = resting(optim::Kind::kAdamW);
   CHECK(resting(optim::Kind::kProdigy) > adamw);

@@ -11,7 +11,7 @@ TEST_CASE("Stages may have the names of a manifest's own fields", "[cache]") {
   manifest.family = "toy";
   CacheItem item;
   item.place = "metadata.csv:2";
-  item.height = item.width = 8;
+  item.target = {1, 8, 8};
   item.values["seed"] = 3;
   item.files = {"/data/0.png"};
   for (const std::string stage : {"files", "values", "place", "text", "empty_text"}) {

@@ -1,5 +1,7 @@
 #include "host/train/objective.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include "atelier/host/weight_state.h"
 
 #include "host/random/counter.h"
@@ -21,7 +23,8 @@ struct Bench : TrainToy {
     open();
     config.timesteps.weighting = Weighting::kSigmaSqrt;
     timesteps = std::make_unique<Timesteps>(ScheduleDefaults{}, config.timesteps);
-    objective = std::make_unique<Objective>(*model, runner, *timesteps, config.seed);
+    objective = std::make_unique<Objective>(*model, model->stages().denoisers, runner, *timesteps,
+                                            config.seed);
   }
   at::Tensor velocity(const TrainSample& sample, const at::Tensor& x, float sigma) {
     const Conditioning* cond[] = {&sample.cond};
@@ -97,6 +100,32 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
   CHECK(at::allclose(loss, (x - clean).pow(2).mean(), 1e-4));
   loss.backward();
   CHECK(bench.weight("embed.weight").state().leaf().grad().abs().max().item<float>() > 0);
+}
+
+TEST_CASE("Latents that are given are kept while they are distilled, and do not count",
+          "[objective]") {
+  for (const bool is_noised : {false, true}) {
+    Bench bench;
+    TrainSample sample = toy_sample(4);
+    sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
+    const at::Tensor& clean = sample.cond.at("latents");
+    at::Tensor free = at::ones_like(clean.narrow(0, 0, 1));
+    free.narrow(2, 0, 2).zero_();
+    test::given_latents = GivenLatents{clean, free, is_noised};
+    const auto forget = c10::make_scope_exit([] { test::given_latents.reset(); });
+    const at::Tensor noise = random::normal_noise({9}, clean.sizes());
+    const auto kept = [&](const at::Tensor& x, double sigma) {
+      return at::where(free == 0, is_noised ? clean * (1 - sigma) + noise * sigma : clean, x);
+    };
+    at::Tensor x = kept(noise, 1.0);
+    x = kept(x - bench.velocity(sample, x, 1.0F) * 0.5F, 0.5);
+    x = kept(x - bench.velocity(sample, x, 0.5F) * 0.5F, 0.0);
+    const std::vector<PlacedSample> batch = {{sample, 0}};
+    const at::Tensor loss = bench.objective->direct_distillation(batch);
+    CHECK(at::allclose(loss, ((x - clean).pow(2) * free).mean() / free.mean(), 1e-4));
+    test::given_latents.reset();
+    CHECK_FALSE(at::allclose(bench.objective->direct_distillation(batch), loss, 1e-3));
+  }
 }
 
 TEST_CASE("A row that says too little for distillation is refused", "[objective]") {

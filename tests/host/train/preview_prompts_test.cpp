@@ -20,7 +20,6 @@ constexpr InputSpec kInputs[] = {
 };
 constexpr InputSpec kVideoInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true},
-    {.name = "num_frames", .kind = InputKind::kInteger, .use = InputUse::kGenerate},
 };
 
 struct Parsed {
@@ -170,14 +169,12 @@ TEST_CASE("What has no meaning here is refused with what to use", "[sample_promp
   REQUIRE_THAT(parse("a --g 3.5").message,
                Catch::Contains("prompts.txt:1: \"--g\": embedded guidance is not supported") &&
                    Catch::Contains("--l sets the scale"));
-  REQUIRE_THAT(parse("a --f 81").message, Catch::Contains("single images"));
-  REQUIRE(parse("a --f 1").message.empty());
   REQUIRE_THAT(parse("a --i b.png", kVideoInputs).message,
                Catch::Contains("prompts.txt:1: input_image: this family does not start from an "
                                "image"));
-  const auto [jobs, message] = parse("a --f 81", kVideoInputs);
+  const auto [jobs, message] = parse("a --f 81");
   REQUIRE(message.empty());
-  REQUIRE(jobs[0].settings.family_inputs.at("num_frames") == 81);
+  REQUIRE(jobs[0].settings.num_frames == 81);
 }
 
 TEST_CASE("A line of switches alone has no prompt", "[sample_prompts]") {

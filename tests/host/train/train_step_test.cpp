@@ -43,7 +43,8 @@ struct Reference {
   // Returns loss and norm.
   std::pair<double, double> step(const StepData& data, int64_t number) {
     const Timesteps timesteps({}, toy.config.timesteps);
-    Objective objective(*toy.model, runner, timesteps, toy.config.seed);
+    Objective objective(*toy.model, toy.model->stages().denoisers, runner, timesteps,
+                        toy.config.seed);
     optimizer->zero_grad();
     double loss = 0;
     for (const auto& batch : data.batches) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,8 @@ namespace atelier::test {
 // Is called with each velocity that the denoiser gives, and may change it or throw.
 using VelocityHook = std::function<at::Tensor(const at::Tensor& velocity)>;
 inline VelocityHook velocity_hook;
-inline int num_ranges_asked = 0;  // calls of sigma_range()
+inline std::optional<GivenLatents> given_latents;  // of every sample
+inline int num_ranges_asked = 0;                   // calls of sigma_range()
 
 class HookedToy final : public ImageToy {
  public:
@@ -30,6 +32,9 @@ class HookedToy final : public ImageToy {
       at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
         const at::Tensor velocity = ToyModel::denoise(in, runner);
         return velocity_hook ? velocity_hook(velocity) : velocity;
+      }
+      std::optional<GivenLatents> given(const Conditioning&) const override {
+        return given_latents;
       }
     };
     return std::make_unique<Hooked>(parts, options, ToyMistakes{});
@@ -128,7 +133,8 @@ struct StepBench {
         optimizer(optim::make_optimizer(trained.groups(), toy.config.optimizer)),
         memory(*toy.model, toy.config, trained, toy.progress, nullptr),
         timesteps({}, toy.config.timesteps),
-        objective(*toy.model, memory.runner(), timesteps, toy.config.seed),
+        objective(*toy.model, toy.model->stages().denoisers, memory.runner(), timesteps,
+                  toy.config.seed),
         step(toy.config, trained, *optimizer, objective, memory, total_steps, nullptr) {}
 
   // Copies of the trained values.

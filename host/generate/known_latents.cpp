@@ -1,0 +1,20 @@
+#include "host/generate/known_latents.h"
+
+#include <ATen/ATen.h>
+
+namespace atelier::generate {
+
+KnownLatents::KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& noise) {
+  if (!given) return;
+  values_ = given->values_CTHW.to(noise.options());
+  where_ = given->free_1THW.to(noise.device()) == 0;
+  if (given->is_noised) noise_ = noise.clone();
+}
+
+at::Tensor KnownLatents::put_into(const at::Tensor& x, double sigma) const {
+  if (is_empty()) return x;
+  const at::Tensor known = noise_.defined() ? values_ * (1.0 - sigma) + noise_ * sigma : values_;
+  return at::where(where_, known, x);
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,26 @@
+// Latents that a model was given: sampling keeps them as they are.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "atelier/model.h"
+
+namespace atelier::generate {
+
+class KnownLatents {
+ public:
+  // `noise`: what sampling begins with, [N, C, T, H, W]; of nullopt nothing is known.
+  KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& noise);
+
+  bool is_empty() const { return !values_.defined(); }
+  // Returns `x` at noise level `sigma` with the known latents in their places, clean or with the
+  // noise of that level; `x` itself where nothing is known.
+  at::Tensor put_into(const at::Tensor& x, double sigma) const;
+
+ private:
+  at::Tensor values_, where_, noise_;  // undefined: nothing is known, or it stays clean
+};
+
+}  // namespace atelier::generate
