@@ -15,6 +15,7 @@
 
 #include "host/cli/commands.h"
 #include "host/conformance/images.h"
+#include "host/device/cuda.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
@@ -26,6 +27,10 @@ flags::CommandSpec check_plugin_command() {
                              "Runs the conformance suite on a plugin, in a process of its own."};
   command.flags = {
       model::plugin_path_flag(),
+      {.name = "device",
+       .help =
+           "where models compute: cpu, cuda or cuda:N; by default cpu, and for images of a real "
+           "model a GPU that is there"},
       {.name = "json",
        .kind = flags::FlagKind::kFlag,
        .help = "one JSON object a check",
@@ -100,10 +105,12 @@ int run_suite(const std::string& name, const flags::ParsedFlags& flags) {
     print(finding, /*as_json=*/true);
   };
   conformance::check_door(plugin, add);
-  conformance::check_family(*plugin.family, add);
+  conformance::check_family(*plugin.family, add,
+                            device::choose(flags.find_text("device").value_or("cpu")));
   if (const auto paths = flags.find_text("model_paths")) {
     model::LoadRequest request;
     request.model_paths = *paths;
+    request.device = flags.find_text("device").value_or("auto");
     request.tokenizer_path = flags.find_text("tokenizer_path").value_or("");
     const auto model = model::LoadedModel::open(*plugin.family, request);
     conformance::ImageOptions options = {.prompt = flags.text("prompt"),

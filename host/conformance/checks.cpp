@@ -117,7 +117,7 @@ bool Checks::has_tokenizer() const {
 namespace {
 
 // Values of normal size: scales near 1, products that keep the variance, small biases.
-void randomize(nn::Module& module, at::ScalarType dtype) {
+void randomize(nn::Module& module, at::ScalarType dtype, at::Device device) {
   module.visit_weights([&](const std::string&, Weight& weight) {
     const at::IntArrayRef sizes = weight.sizes();
     const int64_t numel = weight.numel();
@@ -130,7 +130,7 @@ void randomize(nn::Module& module, at::ScalarType dtype) {
     } else {
       value = value / std::sqrt(static_cast<double>(numel / sizes[0]));
     }
-    weight.set(value.to(weight.drawn_dtype(dtype)));
+    weight.set(value.to(device, weight.drawn_dtype(dtype)));
   });
 }
 
@@ -147,7 +147,8 @@ std::unique_ptr<Model> Checks::make_random(at::ScalarType dtype,
                                            const ModelOptions& options) const {
   at::manual_seed(kSeed);
   std::unique_ptr<Model> model = make(parts(), options);
-  for (const Detection& part : parts()) randomize(model->component(part.component), dtype);
+  for (const Detection& part : parts())
+    randomize(model->component(part.component), dtype, device());
   return model;
 }
 

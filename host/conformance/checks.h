@@ -73,6 +73,7 @@ class CountingRunner final : public BlockRunner {
 struct Subject {
   const ModelFamily& family;
   const std::function<void(const Finding&)>& report;
+  at::Device device = at::kCPU;                            // where models compute
   std::vector<Detection> parts = {};                       // once they are known to be usable
   std::optional<EncodeStage> target_stage = std::nullopt;  // that encodes what is learnt
 };
@@ -89,6 +90,7 @@ class Checks {
 
   const ModelFamily& family() const { return subject_.family; }
   const std::vector<Detection>& parts() const { return subject_.parts; }
+  at::Device device() const { return subject_.device; }
   const ComponentSpec* spec_of(std::string_view component) const;
   const Detection* part_of_role(Role role) const;
   bool has_tokenizer() const;

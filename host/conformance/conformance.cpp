@@ -59,8 +59,9 @@ void check_door(const plugins::Plugin& plugin, const std::function<void(const Fi
   add("door: one symbol is exported", problem);
 }
 
-void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report) {
-  Subject subject = {.family = family, .report = report};
+void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report,
+                  at::Device device) {
+  Subject subject = {.family = family, .report = report, .device = device};
   check_declarations(subject);
   if (subject.parts.empty()) return;
   check_weights(subject);

@@ -22,8 +22,9 @@ struct Finding {
 void check_door(const plugins::Plugin& plugin, const std::function<void(const Finding&)>& report);
 
 // Runs every check, in order, and hands each finding on as soon as it is known. What a check throws
-// is its finding.
-void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report);
+// is its finding. Models compute on `device`.
+void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report,
+                  at::Device device = at::kCPU);
 
 // The same, as a list.
 std::vector<Finding> check_family(const ModelFamily& family);

@@ -56,16 +56,23 @@ class DenoiserChecks : Checks {
     }
   };
 
+  at::Tensor noise(at::IntArrayRef sizes) const {
+    return at::randn(sizes, at::kFloat).to(device());
+  }
+
   Step make_step(const LatentSpec& spec, int64_t batch, int64_t rows, int64_t columns,
                  at::ScalarType dtype = at::kFloat, int64_t frames = 1) const {
     const std::vector<int64_t> size = latent_size(spec, rows, columns);
     const SigmaRange range = family().sigma_range(*denoiser_);
     Step step;
-    step.x = at::randn({batch, spec.channels, frames, size[0], size[1]}, at::kFloat).to(dtype);
-    step.sigma = range.low + (range.high - range.low) * at::linspace(0.9, 0.3, batch, at::kFloat);
+    step.x = noise({batch, spec.channels, frames, size[0], size[1]}).to(dtype);
+    step.sigma = (range.low + (range.high - range.low) * at::linspace(0.9, 0.3, batch, at::kFloat))
+                     .to(device());
     step.denoiser = denoiser_->component;
-    for (int64_t b = 0; b < batch; ++b)
+    for (int64_t b = 0; b < batch; ++b) {
       step.cond.push_back(family().example_conditioning(*denoiser_, 5 + 2 * b, dtype));
+      for (auto& [name, value] : step.cond.back()) value = value.to(device());
+    }
     return step;
   }
 
@@ -197,8 +204,8 @@ class DenoiserChecks : Checks {
     const std::unique_ptr<Model> model = make(parts());
     const LatentSpec spec = model->latent_spec();
     const std::vector<int64_t> size = latent_size(spec, 2, 3);
-    const at::Tensor with = at::randn({1, spec.channels, 1, size[0], size[1]}),
-                     without = at::randn_like(with);
+    const at::Tensor with = noise({1, spec.channels, 1, size[0], size[1]}),
+                     without = noise(with.sizes());
     const at::Tensor out = model->guide(with, without, 1.0);
     expect(out.sizes() == with.sizes(), "gives ", out.sizes());
     expect(difference(out, with) < kTolerance, "differs by ", difference(out, with));
@@ -291,12 +298,11 @@ class DenoiserChecks : Checks {
     const LatentSpec spec = model->latent_spec();
     Step step = make_step(spec, 1, 2, 2);
     DirectRunner runner;
-    step.x = at::randn({1, spec.channels + 1, 1, step.x.size(3), step.x.size(4)});
+    step.x = noise({1, spec.channels + 1, 1, step.x.size(3), step.x.size(4)});
     expect_error(ErrorCode::kInvalidArgument, "latents with a channel too many",
                  [&] { model->denoise(step.inputs(), runner); });
     if (spec.pixel_multiple > spec.spatial_stride) {
-      step.x =
-          at::randn({1, spec.channels, 1, 2 * spec.pixel_multiple / spec.spatial_stride + 1, 4});
+      step.x = noise({1, spec.channels, 1, 2 * spec.pixel_multiple / spec.spatial_stride + 1, 4});
       expect_error(ErrorCode::kInvalidArgument, "latents whose height does not fit",
                    [&] { model->denoise(step.inputs(), runner); });
     }

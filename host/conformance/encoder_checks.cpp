@@ -35,7 +35,8 @@ class EncoderChecks : Checks {
     const bool is_clip = input.kind == InputKind::kVideo;
     return model
         .encode({.stage = subject_.target_stage->name,
-                 .values = {{std::string(input.name), is_clip ? pixels : pixels.select(1, 0)}},
+                 .values = {{std::string(input.name),
+                             (is_clip ? pixels : pixels.select(1, 0)).to(device())}},
                  .target = {pixels.size(1), pixels.size(2), pixels.size(3)}},
                 runner)
         .at("latents");
