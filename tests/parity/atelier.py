@@ -1,6 +1,6 @@
 """Runs the program under test: ATELIER_BIN, or build/release/bin/atelier of this checkout.
 
-With ATELIER_PARITY_DIR set, the files of every call stay below that folder, beside a `command` that
+It computes on ATELIER_PARITY_DEVICE, by default the CPU. With ATELIER_PARITY_DIR set, the files of every call stay below that folder, beside a `command` that
 repeats it.
 """
 
@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
+DEVICE = os.environ.get("ATELIER_PARITY_DEVICE", "cpu")
+COMPUTING = ("cache", "generate", "probe", "train")
 _calls = itertools.count(1)
 
 
@@ -52,6 +54,8 @@ def run(arguments, folder):
     """Runs the program with `arguments` and returns its standard output; raises ProgramFailed with
     its last words."""
     command = [str(program()), *map(str, arguments)]
+    if arguments[0] in COMPUTING:
+        command += ["--device", DEVICE]
     (folder / "command").write_text(shlex.join(command) + "\n")
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder)
     if result.returncode != 0:
@@ -235,7 +239,6 @@ def train(model_paths, rows, **flags):
         write_dataset(folder / "data", rows)
         defaults = dict(plugin="qwen_image",
                         model_paths=paths_argument(model_paths),
-                        device="cpu",
                         threads=1,
                         dtype="float32",
                         dataset_base_path=folder / "data",

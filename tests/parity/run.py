@@ -22,6 +22,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", nargs="*", help="any of: " + ", ".join(suites))
+    parser.add_argument("--device",
+                        default="cpu",
+                        help="where the program computes, cpu or cuda (default cpu); references are on the CPU")
     parser.add_argument("--keep",
                         metavar="DIR",
                         help="keep the models, and each call's files and command, below DIR")
@@ -29,6 +32,7 @@ def main():
     unknown = sorted(set(arguments.suite) - set(suites))
     if unknown:
         parser.error(f"no such suite: {', '.join(unknown)}; there are {', '.join(suites)}")
+    os.environ["ATELIER_PARITY_DEVICE"] = arguments.device
     if arguments.keep:
         folder = pathlib.Path(arguments.keep).resolve()
         if folder.exists() and any(folder.iterdir()):

@@ -1,0 +1,157 @@
+#define CATCH_CONFIG_RUNNER  // tests/gpu has a main() of its own
+#include "gpu/device.h"
+
+#include <iostream>
+
+#include <ATen/Context.h>
+
+#include "atelier/ops/pointwise.h"
+
+#include "host/device/cuda.h"
+
+namespace atelier::test {
+namespace {
+
+std::string named_device = "cuda", shapes = "small";
+at::Device chosen = at::kCPU;
+
+struct Outcome {
+  Tensors values, gradients;
+};
+
+// Gradients of the sum of the values times fixed noise.
+Outcome run_once(const Operator& op, const Tensors& inputs, at::ScalarType noise_dtype) {
+  Tensors leaves;
+  for (const at::Tensor& t : inputs) leaves.push_back(trained(t));
+  const Traced traced = op.run(leaves);
+  Outcome outcome;
+  Tensors factors;
+  uint64_t seed = 1234;
+  for (const at::Tensor& output : traced.outputs) {
+    at::Generator generator = at::detail::createCPUGenerator(seed++);
+    factors.push_back(at::randn(output.sizes(), generator, at::kDouble)
+                          .to(noise_dtype)
+                          .to(output.device(), output.scalar_type()));
+    outcome.values.push_back(output.detach().cpu());
+  }
+  for (const at::Tensor& gradient :
+       torch::autograd::grad(traced.outputs, traced.inputs, factors, false, false, true))
+    outcome.gradients.push_back(gradient.defined() ? gradient.cpu() : gradient);
+  return outcome;
+}
+
+// Of each tensor, in units of its own largest value.
+double largest_error(const Tensors& values, const Tensors& references) {
+  if (values.size() != references.size()) return INFINITY;
+  double worst = 0;
+  for (size_t i = 0; i < values.size(); ++i)
+    worst = std::max(worst, error(values[i], references[i]));
+  return worst;
+}
+
+std::string text(const Comparison& found) {
+  std::ostringstream out;
+  out << "values " << found.value_error << ", gradients " << found.gradient_error;
+  return out.str();
+}
+
+}  // namespace
+
+at::Device device() {
+  return chosen;
+}
+
+bool has_model_shapes() {
+  return shapes == "model";
+}
+
+double bound(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 2e-3 : 1.6e-2;
+}
+
+at::Tensor noise(at::IntArrayRef sizes) {
+  return at::randn(sizes, at::kDouble);
+}
+
+WeightPtr weight_of(const at::Tensor& value, Tensors* leaves) {
+  WeightPtr weight = make_weight(value.detach().clone());
+  if (leaves != nullptr) {
+    weight->state().set_trainable(true);
+    leaves->push_back(weight->state().leaf());
+  }
+  return weight;
+}
+
+Comparison compare(const Operator& op, at::ScalarType dtype, at::Device where) {
+  Tensors there, exact;
+  for (const at::Tensor& t : op.inputs) {
+    const at::Tensor rounded = t.to(dtype);
+    there.push_back(rounded.to(where));
+    exact.push_back(rounded.to(at::kDouble));
+  }
+  ops::set_kernels(ops::Kernels::kComposed);
+  const Outcome want = run_once(op, exact, dtype);
+  ops::set_kernels(ops::Kernels::kAuto);
+  const Outcome first = run_once(op, there, dtype), second = run_once(op, there, dtype);
+  return {.value_error = largest_error(first.values, want.values),
+          .gradient_error = largest_error(first.gradients, want.gradients),
+          .values_repeat = same_bits(first.values, second.values),
+          .gradients_repeat = same_bits(first.gradients, second.gradients)};
+}
+
+void check(const Operator& op) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const Comparison found = compare(op, dtype, device());
+    INFO(op.name << ", " << toString(dtype) << ": " << text(found));
+    CHECK(found.value_error <= bound(dtype) * op.slack);
+    CHECK(found.gradient_error <= 2 * bound(dtype) * op.slack);
+    CHECK(found.values_repeat);
+    if (op.repeats) {
+      CHECK(found.gradients_repeat);
+      continue;
+    }
+    const Deterministic deterministic;
+    CHECK(compare(op, dtype, device()).gradients_repeat);
+  }
+}
+
+Deterministic::Deterministic() {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
+Deterministic::~Deterministic() {
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  at::globalContext().setDeterministicCuDNN(false);
+}
+
+namespace {
+
+int run_tests(int argc, char** argv) {
+  Catch::Session session;
+  session.cli(session.cli() |
+              Catch::clara::Opt(named_device,
+                                "cuda|cuda:N|cpu")["--device"]("what is compared with the CPU") |
+              Catch::clara::Opt(shapes, "small|model")["--shapes"]("sizes of the tensors"));
+  if (const int code = session.applyCommandLine(argc, argv); code != 0) return code;
+  if (named_device != "cpu" && !device::open_cuda().usable) {
+    std::cout << "skipped: no GPU can be used: " << device::open_cuda().reason << "\n";
+    return 77;
+  }
+  chosen = device::choose(named_device);
+  return session.run();
+}
+
+}  // namespace
+}  // namespace atelier::test
+
+int main(int argc, char** argv) {
+  // Products of a deterministic run; read when cuBLAS is loaded.
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  try {
+    return atelier::test::run_tests(argc, argv);
+  } catch (const atelier::Error& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return atelier::exit_code(error.code());
+  }
+}
