@@ -1,72 +1,488 @@
-// Speed of the fused pointwise operators beside their composed form, in GB/s of tensors read and
-// written once.
+// Speed of copies, products, attention and pointwise operators on a device: one JSON object for
+// each row on stdout, as soon as it is known.
+//
+//   atelier-bench-ops [--device cuda] [--shapes model] [--runs 15] [--rows TEXT] [--from N]
+//   [--list]
+//
+// A run goes through several sets of tensors, so that none is met in the device's cache. On a GPU
+// times are those of events around a run, on the CPU of the clock; a row has the median of all runs
+// behind two that are not counted.
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include "atelier/error.h"
+#include "atelier/host/weight_state.h"
+#include "atelier/ops/attention.h"
+#include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
+
+#include "host/device/cuda.h"
+#include "host/flags/flags.h"
+#include "memory/quantized_store.h"
+#include "memory/transfer_device.h"
 
 namespace {
 
-using at::Tensor;
 using namespace atelier;
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
 
-constexpr int64_t kRows = 2304, kWidth = 1024, kHeads = 8;
+constexpr int kWarmUps = 2, kMostSets = 6;
+constexpr double kSetBytes = 256e6;  // of all sets together, several times a device's cache
 
-double best_ms(const std::function<void()>& run) {
-  double best = 1e30;
-  for (int i = 0; i < 15; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    run();
-    const std::chrono::duration<double, std::milli> taken =
-        std::chrono::steady_clock::now() - start;
-    best = std::min(best, taken.count());
+// Where and how large.
+struct Bench {
+  at::Device device = at::kCPU;
+  bool is_small = true;
+
+  Tensor noise(at::IntArrayRef sizes, at::ScalarType dtype = at::kBFloat16) const {
+    return at::randn(sizes, at::TensorOptions(device).dtype(dtype));
   }
-  return best;
+  // A matrix whose products are as large as what they multiply.
+  Tensor matrix(int64_t rows, int64_t columns) const {
+    return noise({rows, columns}) / std::sqrt(static_cast<double>(columns));
+  }
+};
+
+// One run, with the set of tensors of that number.
+using Run = std::function<void(int set)>;
+
+struct Row {
+  std::string name;
+  double bytes = 0, flops = 0;  // of a run; with neither only its time is told
+  std::function<Run(const Bench&, int sets)> make;
+  // Waits itself for what it does: timed by the clock, one run at a time.
+  bool waits = false;
+  bool only_first = false;  // every run is the first one of its kind
+};
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// `tensors`: how many [kRows, kWidth] are read or written.
-void row(const char* name, at::ScalarType dtype, int tensors, const std::function<void()>& run) {
-  const double bytes = static_cast<double>(tensors) * kRows * kWidth * c10::elementSize(dtype);
-  ops::set_kernels(ops::Kernels::kFused);
-  const double fused = best_ms(run);
-  ops::set_kernels(ops::Kernels::kComposed);
-  const double composed = best_ms(run);
-  std::printf("%-28s %-9s fused %7.3f ms %6.1f GB/s   composed %7.3f ms %6.1f GB/s   %5.2fx\n",
-              name, toString(dtype), fused, bytes / fused / 1e6, composed, bytes / composed / 1e6,
-              composed / fused);
+void synchronize(at::Device device) {
+  if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
+}
+
+// Milliseconds of `work` on the device; by the clock until it returns.
+double timed(const Bench& bench, bool by_clock, const std::function<void()>& work) {
+  if (bench.device.is_cpu() || by_clock) {
+    synchronize(bench.device);
+    const double begin = seconds_now();
+    work();
+    return 1e3 * (seconds_now() - begin);
+  }
+  const auto type = bench.device.type();
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(type).getStream(bench.device);
+  c10::Event begin(type, c10::EventFlag::BACKEND_DEFAULT),
+      end(type, c10::EventFlag::BACKEND_DEFAULT);
+  begin.record(stream);
+  work();
+  end.record(stream);
+  end.synchronize();
+  return begin.elapsedTime(end);
+}
+
+nlohmann::json measure(const Row& row, const Bench& bench, int64_t runs) {
+  const bool is_single = row.waits || row.only_first;
+  const int sets =
+      is_single ? 1
+                : std::clamp(static_cast<int>(kSetBytes / std::max(row.bytes, 1.0)), 2, kMostSets);
+  const Run run = row.make(bench, sets);
+  std::vector<double> times_ms;
+  for (int64_t i = row.only_first ? kWarmUps : 0; i < kWarmUps + runs; ++i) {
+    const double ms = timed(bench, is_single, [&] {
+      for (int set = 0; set < sets; ++set) run(row.only_first ? static_cast<int>(i) : set);
+    });
+    if (i >= kWarmUps) times_ms.push_back(ms / sets);
+  }
+  std::sort(times_ms.begin(), times_ms.end());
+  const double median = times_ms[times_ms.size() / 2];
+  nlohmann::json result = {{"row", row.name},
+                           {"ms", median},
+                           {"quickest_ms", times_ms.front()},
+                           {"slowest_ms", times_ms.back()}};
+  if (row.flops > 0)
+    result.update({{"rate", row.flops / median / 1e9}, {"unit", "TFLOP/s"}});
+  else if (row.bytes > 0)
+    result.update({{"rate", row.bytes / median / 1e6}, {"unit", "GB/s"}});
+  return result;
+}
+
+// --- rows ---
+
+// The blocks of a published denoiser, and the rows of a step.
+struct Shape {
+  std::string name;
+  int64_t width, heads, key_heads, head_width, mlp, samples, length;
+  int64_t rows() const { return samples * length; }
+};
+
+std::vector<Shape> shapes(bool is_small) {
+  if (is_small)
+    return {{"width 2304", 96, 4, 2, 24, 192, 2, 40}, {"width 3072", 128, 4, 4, 32, 256, 2, 40}};
+  return {{"width 2304", 2304, 24, 8, 96, 9216, 2, 4352},
+          {"width 3072", 3072, 24, 24, 128, 12288, 2, 4160}};
+}
+
+Run with_sets(int sets, const std::function<Tensors()>& make,
+              const std::function<void(const Tensors&)>& run) {
+  std::vector<Tensors> all;
+  for (int i = 0; i < sets; ++i) all.push_back(make());
+  return [all, run](int set) { run(all[static_cast<size_t>(set)]); };
+}
+
+void add_device_copy(std::vector<Row>& rows, bool is_small) {
+  const int64_t count = is_small ? 1 << 20 : 1 << 29;
+  rows.push_back({"copy on the device", 4.0 * static_cast<double>(count), 0,
+                  [count](const Bench& bench, int sets) {
+                    return with_sets(
+                        sets,
+                        [&] {
+                          return Tensors{bench.noise({count}), bench.noise({count})};
+                        },
+                        [](const Tensors& in) { in[1].copy_(in[0]); });
+                  }});
+}
+
+void add_host_copies(std::vector<Row>& rows, bool is_small) {
+  const int64_t bytes = is_small ? 1 << 20 : 1 << 30;
+  for (const bool is_in : {true, false}) {
+    for (const std::string memory : {"pinned", "pinned, beside products", "pageable"}) {
+      const auto make = [bytes, is_in, memory](const Bench& bench, int) -> Run {
+        std::shared_ptr<memory::TransferDevice> transfer =
+            memory::make_transfer_device(bench.device);
+        const Tensor there = transfer->device_memory(bytes);
+        if (memory == "pageable") {
+          const Tensor here = at::ones({bytes}, at::kByte);
+          return [=](int) {
+            is_in ? there.copy_(here) : here.copy_(there);
+            synchronize(there.device());
+          };
+        }
+        const Tensor here = transfer->host_memory(bytes).fill_(1);
+        const int64_t n = bench.is_small ? 64 : 8192;
+        const Tensor a = bench.noise({n, n});
+        return [=](int) {
+          for (int i = 0; memory != "pinned" && i < 16; ++i) at::mm(a, a);
+          transfer->wait(is_in ? transfer->copy_in(here, there) : transfer->copy_out(there, here));
+        };
+      };
+      Row row = {(is_in ? "copy in, " : "copy out, ") + memory, static_cast<double>(bytes), 0,
+                 make};
+      row.waits = true;
+      rows.push_back(std::move(row));
+    }
+  }
+}
+
+WeightPtr weight_of(const Tensor& value) {
+  auto weight = std::make_shared<Weight>("weight", value.sizes().vec());
+  weight->set(value);
+  return weight;
+}
+
+WeightPtr eight_bit_weight(const Tensor& value, memory::QuantizedKind kind, bool is_w8a8) {
+  auto weight = std::make_shared<Weight>("weight", value.sizes().vec());
+  weight->state().set_store(std::make_shared<memory::QuantizedStore>(memory::quantize(value, kind),
+                                                                     at::kBFloat16, is_w8a8));
+  return weight;
+}
+
+WeightPtr weight_for(const std::string& compute, const Tensor& value) {
+  using memory::QuantizedKind;
+  if (compute == "bf16") return weight_of(value);
+  return eight_bit_weight(value,
+                          compute.starts_with("int8") ? QuantizedKind::kInt8 : QuantizedKind::kFp8,
+                          /*is_w8a8=*/!compute.ends_with("stored"));
+}
+
+void add_products(std::vector<Row>& rows, bool is_small) {
+  for (const std::string compute : {"bf16", "fp8", "int8", "fp8 stored"}) {
+    for (const Shape& s : shapes(is_small)) {
+      const std::pair<const char*, std::array<int64_t, 2>> layers[] = {
+          {"attention out", {s.heads * s.head_width, s.width}},
+          {"MLP up", {s.width, s.mlp}},
+          {"MLP down", {s.mlp, s.width}}};
+      for (const auto& [layer, sizes] : layers) {
+        const auto [in, out] = sizes;
+        const double flops = 2.0 * static_cast<double>(s.rows() * in) * static_cast<double>(out);
+        rows.push_back({"product, " + s.name + ", " + layer + ", " + compute,
+                        2.0 * static_cast<double>(s.rows() * in + in * out), flops,
+                        [=](const Bench& bench, int sets) {
+                          std::vector<std::pair<Tensor, WeightPtr>> all;
+                          for (int i = 0; i < sets; ++i)
+                            all.emplace_back(bench.noise({s.rows(), in}),
+                                             weight_for(compute, bench.matrix(out, in)));
+                          return [all](int set) {
+                            const auto& [x, weight] = all[static_cast<size_t>(set)];
+                            ops::linear(x, weight);
+                          };
+                        }});
+      }
+    }
+  }
+}
+
+// Forward, or forward and backward, of q, k and v.
+void attend(const Tensors& in, const Segments& rows, bool with_backward) {
+  if (!with_backward) {
+    ops::attention(in[0], in[1], in[2], rows);
+    return;
+  }
+  const at::AutoGradMode grad(true);
+  const Tensor y = ops::attention(in[0], in[1], in[2], rows);
+  torch::autograd::grad({y}, in, {y.detach()});
+}
+
+Tensors heads_of(const Bench& bench, const Shape& s, int64_t rows, bool is_trained) {
+  Tensors heads = {bench.noise({rows, s.heads, s.head_width}),
+                   bench.noise({rows, s.key_heads, s.head_width}),
+                   bench.noise({rows, s.key_heads, s.head_width})};
+  for (Tensor& t : heads) t.set_requires_grad(is_trained);
+  return heads;
+}
+
+void add_attention(std::vector<Row>& rows, bool is_small) {
+  for (const Shape& s : shapes(is_small)) {
+    for (const bool is_even : {true, false}) {
+      const Segments lengths = is_even ? Segments::uniform(s.samples, s.length)
+                                       : Segments({s.length, s.length - s.length / 16});
+      double pairs = 0;
+      for (int64_t i = 0; i < lengths.count(); ++i)
+        pairs += static_cast<double>(lengths.length(i)) * static_cast<double>(lengths.length(i));
+      const double flops = 4.0 * pairs * static_cast<double>(s.heads * s.head_width);
+      for (const bool with_backward : {false, true})
+        rows.push_back(
+            {"attention, " + s.name + (is_even ? ", equal lengths" : ", unequal lengths") +
+                 (with_backward ? ", with backward" : ""),
+             0, flops * (with_backward ? 3.5 : 1.0), [=](const Bench& bench, int sets) {
+               return with_sets(
+                   sets, [&] { return heads_of(bench, s, lengths.total(), with_backward); },
+                   [=](const Tensors& in) { attend(in, lengths, with_backward); });
+             }});
+    }
+    Row first = {"attention, " + s.name + ", first call of a length", 0, 0,
+                 [s](const Bench& bench, int) -> Run {
+                   return [=](int run) {
+                     const Segments lengths =
+                         Segments::uniform(s.samples, s.length + 8 * (run + 1));
+                     attend(heads_of(bench, s, lengths.total(), true), lengths, true);
+                     synchronize(bench.device);
+                   };
+                 }};
+    first.only_first = true;
+    rows.push_back(std::move(first));
+  }
+}
+
+// Low-rank additions to one layer: what Atelier does, and the products of which PEFT makes them.
+void add_adapters(std::vector<Row>& rows, bool is_small) {
+  const Shape s = shapes(is_small).back();
+  const auto add = [&](const std::string& name, int count, int64_t rank, bool is_composed,
+                       bool with_backward) {
+    const auto make = [=](const Bench& bench, int sets) {
+      const WeightPtr weight = weight_of(bench.matrix(s.width, s.width));
+      std::vector<ops::Adapter> adapters;
+      for (int i = 0; i < count; ++i)
+        adapters.push_back(
+            {bench.noise({rank, s.width}, at::kFloat).set_requires_grad(with_backward),
+             bench.noise({s.width, rank}, at::kFloat).set_requires_grad(with_backward)});
+      return with_sets(
+          sets,
+          [&] {
+            return Tensors{bench.noise({s.rows(), s.width}).set_requires_grad(with_backward)};
+          },
+          [=](const Tensors& in) {
+            const at::AutoGradMode grad(with_backward);
+            Tensor y = ops::linear(in[0], weight, nullptr,
+                                   is_composed ? std::span<const ops::Adapter>() : adapters);
+            for (const ops::Adapter& adapter : adapters) {
+              if (is_composed)
+                y = y + at::linear(at::linear(in[0], adapter.a.to(y.scalar_type())),
+                                   adapter.b.to(y.scalar_type())) *
+                            adapter.scale;
+            }
+            if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
+          });
+    };
+    rows.push_back({"LoRA, " + s.name + ", " + name, 0, 0, make});
+  };
+  add("none", 0, 0, false, false);
+  add("one of rank 16", 1, 16, false, false);
+  add("four of rank 32", 4, 32, false, false);
+  add("four of rank 32, one product after another", 4, 32, true, false);
+  add("none, with backward", 0, 0, false, true);
+  add("one of rank 16, with backward", 1, 16, false, true);
+}
+
+// `tensors`: how many [rows, width] a run reads or writes, forward and backward.
+void add_pointwise(std::vector<Row>& rows, const Shape& s, const std::string& name, int forward,
+                   int backward, int inputs,
+                   const std::function<Tensor(const Tensors&, const Tensors&)>& op, int64_t width) {
+  for (const bool with_backward : {false, true}) {
+    const int tensors = forward + (with_backward ? backward : 0);
+    rows.push_back(
+        {"pointwise, " + s.name + ", " + name + (with_backward ? ", with backward" : ""),
+         2.0 * tensors * static_cast<double>(s.rows() * width), 0,
+         [=](const Bench& bench, int sets) {
+           const Tensors few = {bench.noise({s.samples, width}),
+                                bench.noise({s.samples, width}),
+                                bench.noise({s.samples, width}),
+                                bench.noise({width}),
+                                bench.noise({width}),
+                                bench.noise({s.head_width}),
+                                bench.noise({s.rows(), s.head_width / 2}, at::kFloat)};
+           return with_sets(
+               sets,
+               [&] {
+                 Tensors in;
+                 for (int i = 0; i < inputs; ++i)
+                   in.push_back(bench.noise({s.rows(), width}).set_requires_grad(with_backward));
+                 return in;
+               },
+               [=](const Tensors& in) {
+                 const at::AutoGradMode grad(with_backward);
+                 const Tensor y = op(in, few);
+                 if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
+               });
+         }});
+  }
+}
+
+void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
+  const Shape narrow = shapes(is_small).front(), wide = shapes(is_small).back();
+  const auto add = [&](const Shape& s, const std::string& name, int forward, int backward,
+                       int inputs, auto op, bool is_mlp = false) {
+    add_pointwise(rows, s, name, forward, backward, inputs, op, is_mlp ? s.mlp : s.width);
+  };
+  const auto of = [](const Shape& s) { return Segments::uniform(s.samples, s.length); };
+  const Segments few = of(narrow), many = of(wide);
+  add(narrow, "rms_norm_modulate", 2, 3, 1, [few](const Tensors& in, const Tensors& w) {
+    return ops::rms_norm_modulate(in[0], w[3], w[0], few);
+  });
+  add(narrow, "rms_gate_residual_norm_modulate", 4, 6, 2,
+      [few](const Tensors& in, const Tensors& w) {
+        const auto [sum, out] =
+            ops::rms_gate_residual_norm_modulate(in[0], in[1], w[3], w[0], w[4], w[1], few);
+        return sum + out;
+      });
+  add(
+      narrow, "swiglu", 3, 5, 2,
+      [](const Tensors& in, const Tensors&) { return ops::swiglu(in[0], in[1]); }, true);
+  add(wide, "norm_modulate", 2, 3, 1, [many](const Tensors& in, const Tensors& w) {
+    return ops::norm_modulate(in[0], w[0], w[1], many);
+  });
+  add(wide, "gate_residual_norm_modulate", 4, 6, 2, [many](const Tensors& in, const Tensors& w) {
+    const auto [sum, out] = ops::gate_residual_norm_modulate(in[0], in[1], w[0], w[1], w[2], many);
+    return sum + out;
+  });
+  add(wide, "norm_rope", 2, 3, 1, [wide](const Tensors& in, const Tensors& w) {
+    return ops::norm_rope(in[0].unflatten(1, {wide.heads, wide.head_width}), w[5], w[6], w[6],
+                          ops::RopeLayout::kInterleaved);
+  });
+  add(
+      wide, "gelu_tanh", 2, 3, 1,
+      [](const Tensors& in, const Tensors&) { return ops::gelu_tanh(in[0]); }, true);
+}
+
+// Norms of images as decoders have them, with SiLU.
+void add_image_norms(std::vector<Row>& rows, bool is_small) {
+  const int64_t side = is_small ? 16 : 1024, channels = is_small ? 32 : 128;
+  const double bytes = 4.0 * static_cast<double>(channels * side * side);
+  for (const bool is_group : {true, false})
+    rows.push_back({is_group ? "image, group_norm" : "image, channel_norm", bytes, 0,
+                    [=](const Bench& bench, int sets) {
+                      return with_sets(
+                          sets,
+                          [&] {
+                            return Tensors{bench.noise({1, channels, side, side})
+                                               .contiguous(at::MemoryFormat::ChannelsLast),
+                                           bench.noise({channels}), bench.noise({channels})};
+                          },
+                          [=](const Tensors& in) {
+                            is_group ? ops::group_norm(in[0], in[1], in[2], 32, 1e-6, true)
+                                     : ops::channel_norm(in[0], in[1], true);
+                          });
+                    }});
+}
+
+// The most telling ones first.
+std::vector<Row> all_rows(bool is_small) {
+  std::vector<Row> rows;
+  add_device_copy(rows, is_small);
+  add_products(rows, is_small);
+  add_attention(rows, is_small);
+  add_all_pointwise(rows, is_small);
+  add_adapters(rows, is_small);
+  add_host_copies(rows, is_small);
+  add_image_norms(rows, is_small);
+  return rows;
+}
+
+flags::CommandSpec command() {
+  using flags::FlagKind;
+  return {.name = "bench-ops",
+          .summary = "Times operators on a device",
+          .flags = {
+              {.name = "device", .help = "auto, cpu, cuda or cuda:N", .preset = "auto"},
+              {.name = "shapes",
+               .help = "of tensors",
+               .preset = "model",
+               .choices = {"small", "model"}},
+              {.name = "runs", .kind = FlagKind::kInteger, .help = "measured runs", .preset = "15"},
+              {.name = "rows", .help = "those whose names hold this text", .preset = ""},
+              {.name = "from",
+               .kind = FlagKind::kInteger,
+               .help = "leaves out so many rows",
+               .preset = "0"},
+              {.name = "list", .kind = FlagKind::kFlag, .help = "prints the names alone"}}};
+}
+
+int run(std::span<const std::string> arguments) {
+  const auto flags = flags::parse_flags(command(), arguments);
+  const Bench bench = {device::choose(flags.text("device")), flags.text("shapes") == "small"};
+  const at::NoGradGuard no_grad;
+  int64_t number = 0;
+  for (const Row& row : all_rows(bench.is_small)) {
+    if (row.name.find(flags.text("rows")) == std::string::npos) continue;
+    if (number++ < flags.integer("from")) continue;
+    nlohmann::json result = {{"row", row.name}};
+    if (!flags.flag("list")) {
+      try {
+        result = measure(row, bench, flags.integer("runs"));
+      } catch (const std::exception& error) {
+        const std::string what = error.what();
+        result["error"] = what.substr(0, what.find('\n'));
+      }
+    }
+    std::cout << result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+  }
+  return 0;
 }
 
 }  // namespace
 
-int main() {
-  at::NoGradGuard no_grad;
-  at::set_num_threads(2);
-  at::manual_seed(0);
-  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    auto noise = [&](at::IntArrayRef sizes) { return at::randn(sizes).to(dtype); };
-    const Tensor x = noise({kRows, kWidth}), y = noise({kRows, kWidth});
-    const Tensor a = noise({2, kWidth}), b = noise({2, kWidth}), c = noise({2, kWidth});
-    const Segments rows = Segments::uniform(2, kRows / 2);
-    const Tensor weight = noise({kWidth}), head_weight = noise({kWidth / kHeads});
-    const Tensor heads = x.view({kRows, kHeads, kWidth / kHeads});
-    const Tensor angle = at::randn({kRows, kWidth / kHeads / 2});
-    const Tensor cos = angle.cos(), sin = angle.sin();
-    const Tensor image = x.view({1, 48, 48, kWidth}).permute({0, 3, 1, 2});
-    row("norm_modulate", dtype, 2, [&] { ops::norm_modulate(x, a, b, rows); });
-    row("gate_residual", dtype, 3, [&] { ops::gate_residual(x, y, a, rows); });
-    row("gate_residual_norm_modulate", dtype, 4,
-        [&] { ops::gate_residual_norm_modulate(x, y, c, a, b, rows); });
-    row("rms_norm", dtype, 2, [&] { ops::rms_norm(x, weight); });
-    row("norm_rope, interleaved", dtype, 2,
-        [&] { ops::norm_rope(heads, head_weight, cos, sin, ops::RopeLayout::kInterleaved); });
-    row("norm_rope, halves", dtype, 2,
-        [&] { ops::norm_rope(heads, head_weight, cos, sin, ops::RopeLayout::kHalves); });
-    row("swiglu", dtype, 3, [&] { ops::swiglu(x, y); });
-    row("gelu_tanh", dtype, 2, [&] { ops::gelu_tanh(x); });
-    row("channel_norm with SiLU", dtype, 2, [&] { ops::channel_norm(image, weight, true); });
+int main(int argc, char** argv) {
+  try {
+    device::open_cuda();
+    return run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const Error& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return exit_code(error.code());
+  } catch (const std::exception& error) {
+    std::cerr << "error: " << error.what() << "\n";
+    return 70;
   }
 }
