@@ -12,6 +12,7 @@
 #include "formats/escape.h"
 #include "host/device/cpu_memory.h"
 #include "host/model/components.h"
+#include "host/model/random_weights.h"
 #include "host/model/request_checks.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
@@ -258,8 +259,13 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
 void LoadedModel::fill(std::string_view name, const weights::WeightBinding& binding,
                        const files::Checkpoint& checkpoint,
                        const std::function<void(int64_t)>& progress) {
-  weights::load_weights(binding, checkpoint, dtype(name), device_, progress, weight_storage(name),
-                        {.places = places_, .maps = !is_simulated_});
+  if (const std::optional<uint64_t> seed = random_weights_seed(checkpoint)) {
+    fill_randomly(binding, checkpoint, *seed, dtype(name), device_, progress, weight_storage(name),
+                  places_);
+  } else {
+    weights::load_weights(binding, checkpoint, dtype(name), device_, progress, weight_storage(name),
+                          {.places = places_, .maps = !is_simulated_});
+  }
   if (!is_streamed(name)) return;
   std::set<const Weight*> on_demand;
   if (prepares_levels_) {

@@ -77,9 +77,9 @@ def vae(tiny):
     return shapes
 
 
-def write_holes(path, shapes):
+def write_holes(path, shapes, metadata=None):
     """A safetensors file of bfloat16 tensors that takes no room on the disk."""
-    header, end = {}, 0
+    header, end = {"__metadata__": metadata} if metadata else {}, 0
     for name, shape in shapes.items():
         count = 2
         for length in shape:
