@@ -2,7 +2,7 @@
 // comparison scripts.
 //
 //   atelier-bench dit|vae|load --plugin NAME --model_paths … [--inputs F] [--runs 5] [--warmup 1]
-//   [--dtype float32] [--lora_mode hot]
+//   [--dtype float32] [--lora_mode hot] [--prepare_levels]
 //
 // dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1,
 // C, T, H, W],
@@ -11,9 +11,10 @@
 // vae: one decode of latents [B, C, T, H, W].
 // load: every component given, from headers to weights in memory; one run a process.
 // Without --pipe all runs follow each other; with it each line on stdin starts one run and prints
-// one object, so that two programs can take turns. Two kinds of lines are JSON objects: {"output":
-// FILE} also writes what the run gave, and {"loras": [PATH:STRENGTH, …]} runs nothing, but makes
-// these the LoRAs of the runs that follow and says how long that took, until all weights are there.
+// one object, so that two programs can take turns. Some lines are JSON objects: {"output": FILE}
+// also writes what the run gave, {"inputs": FILE} runs with other inputs from then on, and
+// {"loras": [PATH:STRENGTH, …]} runs nothing, but makes these the LoRAs of the runs that follow and
+// says how long that took, until all weights are there.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -67,6 +68,10 @@ flags::CommandSpec command() {
       {.name = "threads", .kind = flags::FlagKind::kInteger, .help = "CPU threads"});
   spec.flags.push_back(
       {.name = "pipe", .kind = flags::FlagKind::kFlag, .help = "one run per line on stdin"});
+  spec.flags.push_back(
+      {.name = "prepare_levels",
+       .kind = flags::FlagKind::kFlag,
+       .help = "what depends only on the noise level is computed before the runs"});
   spec.flags.push_back({.name = "lora_mode",
                         .help = "of the LoRAs that lines on stdin name",
                         .preset = "hot",
@@ -77,12 +82,18 @@ flags::CommandSpec command() {
 // What is repeated, and what it needs.
 class Workload {
  public:
-  Workload(std::string what, model::LoadedModel& loaded, const std::string& inputs_path)
-      : what_(std::move(what)), loaded_(loaded) {
+  Workload(std::string what, model::LoadedModel& loaded, bool prepares_levels)
+      : what_(std::move(what)), loaded_(loaded), prepares_levels_(prepares_levels) {
+    loaded.load_component(what_);
+  }
+
+  // The tensors of the runs that follow.
+  void read(const std::string& inputs_path) {
+    cond_.clear(), uncond_.clear();
     const auto file = files::Checkpoint::open(inputs_path, {inputs_path});
     for (const auto& [name, meta] : file.index().tensors()) {
-      at::Tensor tensor = file.read(name).to(loaded.device());
-      if (name != "sigma") tensor = tensor.to(loaded.dtype());
+      at::Tensor tensor = file.read(name).to(loaded_.device());
+      if (name != "sigma") tensor = tensor.to(loaded_.dtype());
       if (name == "latents")
         latents_ = tensor;
       else if (name == "sigma")
@@ -95,7 +106,7 @@ class Workload {
     if (!latents_.defined() || (what_ == "dit" && !sigma_.defined()))
       throw Error(ErrorCode::kInvalidArgument,
                   inputs_path + ": latents" + (what_ == "dit" ? " or sigma" : "") + " is missing");
-    loaded.load_component(what_);
+    prepare();
   }
 
   // Returns the pixels, or the velocity of both halves.
@@ -103,13 +114,15 @@ class Workload {
     at::NoGradGuard no_grad;
     at::Tensor output;
     if (what_ == "vae") {
-      output = model::decode_whole(loaded_.model(), latents_, runner_, latents_.device());
+      output = model::decode_whole(loaded_.model(), latents_, loaded_.runner(), latents_.device());
     } else {
       const Conditioning* conditions[] = {&cond_, &uncond_};
-      output = loaded_.model().denoise({.x_BCTHW = at::cat({latents_, latents_}),
-                                        .sigma_B = sigma_.expand({2}),
-                                        .cond = conditions},
-                                       runner_);
+      output = loaded_.model().denoise(
+          {.x_BCTHW = at::cat({latents_, latents_}),
+           .sigma_B = sigma_.expand({2}),
+           .cond = conditions,
+           .level = prepares_levels_ ? std::optional<int64_t>(0) : std::nullopt},
+          loaded_.runner());
       loaded_.model().guide(output.narrow(0, 0, 1), output.narrow(0, 1, 1), 4.0);
     }
     synchronize();
@@ -120,20 +133,36 @@ class Workload {
   void draw_weights() {
     loaded_.model().component(what_).visit_weights(
         [](const std::string&, Weight& weight) { weight.draw(); });
+    prepare();
     synchronize();
   }
 
  private:
+  // Again when LoRAs or inputs change.
+  void prepare() {
+    if (!prepares_levels_) return;
+    const at::NoGradGuard no_grad;
+    const std::vector<float> sigmas = {sigma_.item<float>()};
+    loaded_.model().prepare_levels(what_, sigmas, loaded_.runner());
+  }
+
   void synchronize() {
     if (loaded_.device().is_cuda()) at::accelerator::synchronizeDevice(loaded_.device().index());
   }
 
   std::string what_;
   model::LoadedModel& loaded_;
-  DirectRunner runner_;
+  bool prepares_levels_;
   at::Tensor latents_, sigma_;
   Conditioning cond_, uncond_;
 };
+
+// The most that LibTorch's allocator held on a GPU; 0 on the CPU.
+int64_t peak_reserved_bytes(at::Device device) {
+  if (device.is_cpu()) return 0;
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return at::accelerator::getDeviceStats(device.index()).reserved_bytes[all].peak;
+}
 
 nlohmann::json report(const std::string& what, const std::string& dtype,
                       std::vector<double> runs_ms) {
@@ -154,6 +183,7 @@ void run_pipe(Workload& workload, model::LoadedModel& loaded, const flags::Parse
   for (std::string line; std::getline(std::cin, line);) {
     const auto order = line.empty() ? nlohmann::json::object() : nlohmann::json::parse(line);
     std::vector<lora::Use> loras;
+    if (order.contains("inputs")) workload.read(order["inputs"].get<std::string>());
     if (order.contains("loras"))
       loras = lora::parse_flags(order["loras"].get<std::vector<std::string>>());
     const auto begin = std::chrono::steady_clock::now();
@@ -170,8 +200,9 @@ void run_pipe(Workload& workload, model::LoadedModel& loaded, const flags::Parse
     const double elapsed_ms = 1e3 * seconds_since(begin);
     if (order.contains("output"))
       files::write_safetensors(order["output"].get<std::string>(), {{"output", output}});
-    std::cout << report(flags.positional()[0], flags.text("dtype"), {elapsed_ms}).dump()
-              << std::endl;
+    auto result = report(flags.positional()[0], flags.text("dtype"), {elapsed_ms});
+    result["peak_reserved_bytes"] = peak_reserved_bytes(loaded.device());
+    std::cout << result.dump() << std::endl;
   }
 }
 
@@ -186,6 +217,7 @@ int run(std::span<const std::string> arguments) {
       plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));
   auto request = model::load_request(flags);
   if (what != "load") request.components = {what};
+  request.prepares_levels = flags.flag("prepare_levels");
 
   const auto begin = std::chrono::steady_clock::now();
   if (what == "load") {
@@ -204,7 +236,8 @@ int run(std::span<const std::string> arguments) {
   }
 
   const auto loaded = model::LoadedModel::open(*plugin.family, request);
-  Workload workload(what, *loaded, flags.text("inputs"));
+  Workload workload(what, *loaded, flags.flag("prepare_levels"));
+  workload.read(flags.text("inputs"));
   for (int64_t i = 0; i < flags.integer("warmup"); ++i) workload.run();
   const auto timed = [&] {
     const auto start = std::chrono::steady_clock::now();

@@ -34,6 +34,9 @@ class Family:
     fused: tuple = ()
     # What diffusers_compare.py can measure.
     parts: tuple = ("dit",)
+    # Of the published model: by folder, the list of its tensors in tests/data/keys and its config in
+    # tests/data/configs.
+    published: dict = dataclasses.field(default_factory=dict)
 
     def denoiser_class(self):
         import diffusers
@@ -123,7 +126,12 @@ FAMILIES = {
                                "txt_mlp.net.2", "txt_mod.1"),
                   lora_format="diffusers",
                   reference="references",
-                  parts=("dit", "vae", "load")),
+                  parts=("dit", "vae", "load"),
+                  published={
+                      "transformer": ("transformer.txt", "qwen_image_transformer.json"),
+                      "text_encoder": ("text_encoder_disk.txt", "qwen_image_text_encoder.json"),
+                      "vae": ("vae_diffusers.txt", "qwen_image_vae.json")
+                  }),
         Lumina2(plugin="lumina2",
                 denoiser="Lumina2Transformer2DModel",
                 text_width_name="cap_feat_dim",
@@ -148,6 +156,11 @@ FAMILIES = {
                               "feed_forward.linear_3", "norm1.linear"),
                 lora_format="comfy",
                 reference="lumina2_models",
-                fused=("attn.to_q", "attn.to_k", "attn.to_v")),
+                fused=("attn.to_q", "attn.to_k", "attn.to_v"),
+                published={
+                    "transformer": ("lumina2_transformer.txt", "lumina2_transformer.json"),
+                    "text_encoder": ("lumina2_text_encoder.txt", "lumina2_text_encoder.json"),
+                    "vae": ("lumina2_vae.txt", "lumina2_vae.json")
+                }),
     )
 }
