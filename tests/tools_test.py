@@ -2,6 +2,7 @@
 
     tools_test.py SOURCE_FOLDER
 """
+import json
 import os
 import pathlib
 import shutil
@@ -39,7 +40,7 @@ class Tools(unittest.TestCase):
         self.assertEqual("", result.stdout)
 
     def test_help_says_how_to_call(self):
-        for tool in ("setup", "build", "test", "format", "demo"):
+        for tool in ("setup", "build", "test", "format", "demo", "gpu"):
             with self.subTest(tool):
                 result = run([f"tools/{tool}", "--help"])
                 self.assertEqual(0, result.returncode, result.stderr)
@@ -54,6 +55,9 @@ class Tools(unittest.TestCase):
         self.check_usage(run(["tools/format", "--chekc"]), "'--chekc'")
         self.check_usage(run(["tools/format", "no_such_file.cpp"]), "'no_such_file.cpp'")
         self.check_usage(run(["tools/demo", "--fast"]), "'--fast'")
+        self.check_usage(run(["tools/gpu", "measure"]), "'measure'")
+        self.check_usage(run(["tools/gpu", "check", "--fast"]), "--fast")
+        self.check_usage(run(["tools/gpu", "pack"]), "FOLDER")
 
     def test_setup_check_changes_nothing_and_says_what_is_missing(self):
         folder = self.bare_copy()
@@ -109,6 +113,56 @@ class Tools(unittest.TestCase):
         result = run(["tools/build"], self.folder, ATELIER_TORCH_DIR=str(self.folder))
         self.assertNotEqual(0, result.returncode)
         self.assertIn("ATELIER_TORCH_DIR", result.stderr)
+
+    def without_gpu(self, *arguments):
+        """tools/gpu where no nvidia-smi is found."""
+        links = self.folder / "path"
+        links.mkdir(exist_ok=True)
+        if not (links / "python3").exists():
+            (links / "python3").symlink_to(sys.executable)
+        return run([ROOT / "tools/gpu", *arguments], PATH=str(links), PYTHONDONTWRITEBYTECODE="1")
+
+    def test_gpu_is_skipped_in_one_line_without_one(self):
+        for part in ("check", "kernels", "models", "all"):
+            with self.subTest(part):
+                result = self.without_gpu(part)
+                self.assertEqual(77, result.returncode, result.stderr)
+                self.assertEqual(1, len(result.stdout.splitlines()), result.stdout)
+                self.assertIn("no GPU", result.stdout)
+
+    def test_gpu_makes_a_page_of_rows_beside_their_predictions(self):
+        self.bare_copy()
+        pages = self.folder / "docs/benchmarks"
+        pages.mkdir(parents=True)
+        (pages / "gpu_predictions.md").write_text("| row | unit | H100 | H200 | from |\n| --- | --- | --- | --- | --- |\n"
+                                                  "| a copy | GB/s | 3000 | 4300 | bytes |\n")
+        row = {"part": "kernels", "row": "a copy", "status": "passed", "seconds": 1.0, "gpu": "NVIDIA H200", "ms": 2.0,
+               "rate": 2150.0, "unit": "GB/s", "prediction": {"value": 4300.0, "unit": "GB/s"}}
+        (self.folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        result = run(["tools/gpu", "page", "rows.jsonl"], self.folder)
+        self.assertEqual(0, result.returncode, result.stderr)
+        self.assertIn("| a copy | passed | 2 ms, 2.15e+03 GB/s | 4300 GB/s | 0.50 |", (pages / "gpu.md").read_text())
+        (self.folder / "rows.jsonl").write_text(json.dumps({**row, "gpu": "the CPU"}) + "\n")
+        self.assertEqual(2, run(["tools/gpu", "page", "rows.jsonl"], self.folder).returncode)
+
+    def test_every_measurement_of_gpu_has_a_prediction(self):
+        build = ROOT / "build/release/bin"
+        kernels = build / "atelier-bench-ops"
+        if not kernels.exists():
+            self.skipTest("atelier-bench-ops is not built")
+        page = (ROOT / "docs/benchmarks/gpu_predictions.md").read_text()
+        predicted = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")}
+        names = run([kernels, "--device", "cpu", "--list"]).stdout.splitlines()
+        rows = {json.loads(line)["row"] for line in names}
+        models = run([sys.executable, "bench/gpu_models.py", "--list"])
+        self.assertEqual(0, models.returncode, models.stderr)
+        for line in models.stdout.splitlines():
+            name = json.loads(line)["row"]
+            place = name.removeprefix("CFG step, Qwen-Image, ")
+            rows |= {name} if place == name else {f"CFG step, Qwen-Image, {size}, {place}"
+                                                  for size in ("512x512", "1024x1024", "1328x1328")}
+        self.assertGreater(len(rows), 80)
+        self.assertEqual(set(), rows - predicted)
 
     @unittest.skipUnless(shutil.which("clang-format-14"), "clang-format-14 is not installed")
     def test_format_names_what_is_not_formatted(self):
