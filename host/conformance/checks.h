@@ -75,7 +75,7 @@ struct Subject {
   const std::function<void(const Finding&)>& report;
   at::Device device = at::kCPU;                            // where models compute
   std::vector<Detection> parts = {};                       // once they are known to be usable
-  std::optional<EncodeStage> target_stage = std::nullopt;  // that encodes what is learnt
+  std::optional<EncodeStage> target_stage = std::nullopt;  // that encodes the target
 };
 
 // A group of checks.

@@ -49,7 +49,7 @@ class DeclarationChecks : Checks {
     const auto count = [&](InputRole role) {
       return std::ranges::count(family().inputs(), role, &InputSpec::role);
     };
-    expect(count(InputRole::kTarget) <= 1, "several inputs are learnt");
+    expect(count(InputRole::kTarget) <= 1, "several inputs are the target");
     expect(count(InputRole::kStart) <= count(InputRole::kTarget),
            "sampling begins from several inputs, or nothing encodes the one that it begins from");
     return {};
@@ -67,7 +67,7 @@ class DeclarationChecks : Checks {
     wants(!is_list || input.role == InputRole::kCondition, "is a list and not a condition");
     wants(input.channels == 3 || (input.channels == 4 && is_image), "has channels that are wrong");
     wants(input.role != InputRole::kTarget || is_image || input.kind == InputKind::kVideo,
-          "is learnt and shows nothing");
+          "is the target and shows nothing");
     wants(input.role != InputRole::kStart || (is_image && input.use == InputUse::kGenerate),
           "is begun from and no image of generation");
     wants(input.role == InputRole::kCondition || input.fit != InputFit::kAsIs,
@@ -75,7 +75,7 @@ class DeclarationChecks : Checks {
     wants(input.when_absent == WhenAbsent::kNone ||
               (is_image && input.channels == 3 && input.use != InputUse::kGenerate &&
                input.role == InputRole::kCondition && model::target_input(family().inputs())),
-          "has a replacement and is no image beside the one that is learnt");
+          "has a replacement and is no image beside the target");
   }
 
   Detail check_stages() {
@@ -99,7 +99,7 @@ class DeclarationChecks : Checks {
     const model::Stages stages = model::stages_of(family(), {});
     if (const EncodeStage* stage = stages.target_stage()) subject_.target_stage = *stage;
     const bool is_made = stages.target_input == nullptr || subject_.target_stage;
-    expect(is_made, "no stage reads the input that is learnt");
+    expect(is_made, "no stage reads the target");
     return std::to_string(stages.encoding.size()) + " stages";
   }
 

@@ -63,7 +63,7 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
           ErrorCode::kUnsupported);
       continue;
     }
-    if (input.role == InputRole::kTarget) learnt_ = input.name;
+    if (input.role == InputRole::kTarget) target_input_ = input.name;
     inputs_.push_back(input);
   }
   for (const InputSpec& input : inputs) {
@@ -82,7 +82,7 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
                  nearest.empty() ? "known are " + report::list_names(known)
                                  : "did you mean " + nearest + "?");
   }
-  if (learnt_.empty() && problems.count() == 0) {
+  if (target_input_.empty() && problems.count() == 0) {
     problems.add(kColumns, "the family declares no image to learn",
                  "train a family that learns images", ErrorCode::kUnsupported);
   }

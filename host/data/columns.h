@@ -27,8 +27,8 @@ class Columns {
   // Inputs that every row has: required ones and those of extra_inputs. Of those with a when_absent
   // a row may lack the file.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
-  // The first required image for training; empty, and a problem, when there is none.
-  const std::string& learnt() const { return learnt_; }
+  // The name of the target; empty, and a problem, when there is none.
+  const std::string& target_input() const { return target_input_; }
 
   // The row without its size. A row with problems gives nullopt.
   std::optional<Item> read(const Record& record, Findings& problems, Findings& odd) const;
@@ -44,7 +44,7 @@ class Columns {
   bool read_value(const InputSpec& input, const nlohmann::json& value, const std::string& place,
                   Item& item, Findings& problems, Findings& odd) const;
 
-  std::string base_, mask_column_, learnt_;
+  std::string base_, mask_column_, target_input_;
   std::vector<InputSpec> inputs_;
   std::set<std::string, std::less<>> absent_;  // inputs without a column, already told
 };

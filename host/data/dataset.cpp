@@ -81,7 +81,7 @@ class ImageRules {
     for (const auto& [column, paths] : item.files) {
       for (const std::string& path : paths) is_good &= check_file(item, column, path);
     }
-    if (!is_good || columns_.learnt().empty()) return false;
+    if (!is_good || columns_.target_input().empty()) return false;
     is_good = check_size(item);
     if (const auto mask = item.files.find(options_.mask_column); mask != item.files.end())
       is_good &= check_mask(item, mask->second.front());
@@ -119,12 +119,12 @@ class ImageRules {
     return false;
   }
 
-  // The image that is trained on, which gives the row its size.
+  // The target gives the row its size.
   bool check_size(Item& item) {
-    const media::ImageInfo& info = info_of(item.files.at(columns_.learnt()).front());
+    const media::ImageInfo& info = info_of(item.files.at(columns_.target_input()).front());
     const Size size = sizes_.of(info.height, info.width);
     if (!sizes_.is_valid()) return false;
-    const std::string place = item.place + " [" + columns_.learnt() + "]: ";
+    const std::string place = item.place + " [" + columns_.target_input() + "]: ";
     if (size.height < 1 || size.width < 1) {
       problems_.add("too small images",
                     place + size_text(info.height, info.width) + " pixels are too few to train on",
@@ -147,7 +147,7 @@ class ImageRules {
 
   bool check_mask(const Item& item, const std::string& path) {
     const media::ImageInfo& mask = info_of(path);
-    const media::ImageInfo& image = info_of(item.files.at(columns_.learnt()).front());
+    const media::ImageInfo& image = info_of(item.files.at(columns_.target_input()).front());
     const double ratio = (static_cast<double>(mask.width) * image.height) /
                          (static_cast<double>(mask.height) * image.width);
     if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
@@ -169,44 +169,44 @@ class ImageRules {
   int64_t missing_ = 0;  // files so far; those that will not be told need no hint
 };
 
-// Images that are learnt more than once, by path or by content.
-void find_duplicates(const std::vector<Item>& items, const std::string& learnt,
+// Images that are the target of several rows, by path or by content.
+void find_duplicates(const std::vector<Item>& items, const std::string& target_input,
                      const ImageFiles& files, Findings& odd) {
   std::map<std::string, const Item*> first_of;
   std::vector<std::string> paths;
   for (const Item& item : items) {
-    const std::string& path = item.files.at(learnt).front();
+    const std::string& path = item.files.at(target_input).front();
     const auto [first, is_new] = first_of.emplace(path, &item);
     if (is_new) {
       paths.push_back(path);
       continue;
     }
     odd.add("duplicates",
-            item.place + " [" + learnt + "]: the same image as in " + first->second->place +
+            item.place + " [" + target_input + "]: the same image as in " + first->second->place +
                 (item.values == first->second->values ? ", with the same values" : ""),
             "take one out unless it shall count twice");
   }
   for (const auto& [copy, original] : find_copies(paths, files)) {
     odd.add("duplicates",
-            first_of.at(copy)->place + " [" + learnt + "]: the same content as in " +
+            first_of.at(copy)->place + " [" + target_input + "]: the same content as in " +
                 first_of.at(original)->place,
             "take one out unless it shall count twice");
   }
 }
 
 // What holds for the dataset as a whole.
-void find_oddities(const std::vector<Item>& items, const std::string& learnt,
+void find_oddities(const std::vector<Item>& items, const std::string& target_input,
                    const DatasetOptions& options, const ImageFiles& files, Findings& odd) {
   int64_t profiles = 0, transparent = 0;
   const Item* first_profile = nullptr;
   for (const Item& item : items) {
-    const media::ImageInfo& info = files.find(item.files.at(learnt).front())->second.info;
+    const media::ImageInfo& info = files.find(item.files.at(target_input).front())->second.info;
     if (info.has_alpha) ++transparent;
     if (info.has_color_profile && profiles++ == 0) first_profile = &item;
   }
   if (profiles > 0) {
     odd.add("color profiles",
-            first_profile->place + " [" + learnt + "]: has an embedded color profile, as " +
+            first_profile->place + " [" + target_input + "]: has an embedded color profile, as " +
                 std::to_string(profiles) + " of " + std::to_string(items.size()) +
                 " images; colors are read as sRGB",
             "convert images of other color spaces to sRGB");
@@ -273,7 +273,7 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   const Columns columns(dataset.options_, inputs, variant, metadata.value_or(Metadata{}), errors,
                         odd);
   dataset.inputs_ = columns.inputs();
-  dataset.learnt_ = columns.learnt();
+  dataset.target_input_ = columns.target_input();
   if (!metadata) {
     hand_over(errors, place, problems);
     return dataset;
@@ -306,8 +306,8 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
     if (rules.check(item) && found[i].empty()) dataset.items_.push_back(std::move(item));
   }
   odd.set_row(UINT64_MAX);  // behind those of single rows
-  find_duplicates(dataset.items_, dataset.learnt_, files, odd);
-  find_oddities(dataset.items_, dataset.learnt_, options, files, odd);
+  find_duplicates(dataset.items_, dataset.target_input_, files, odd);
+  find_oddities(dataset.items_, dataset.target_input_, options, files, odd);
   hand_over(errors, place, problems);
   for (const Error& warning : odd.list(place)) {
     dataset.warnings_.push_back(warning.message() +

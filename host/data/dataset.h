@@ -58,7 +58,7 @@ struct Item {
   // Paths of the family's image inputs and of the mask, as they are opened. Those whose
   // when_absent says what stands in may be missing.
   std::map<std::string, std::vector<std::string>, std::less<>> files;
-  MediaTarget target;  // of the image to learn after crop_and_resize
+  MediaTarget target;  // what the target input is brought to by crop_and_resize
 };
 
 // A decoded row.
@@ -98,8 +98,8 @@ class Dataset {
   // Those that every row has.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
 
-  // Name of the input that is learnt: the first required image or video for training.
-  const std::string& learnt() const { return learnt_; }
+  // The name of the input whose role is InputRole::kTarget.
+  const std::string& target_input() const { return target_input_; }
 
   // Decodes one item. Throws Error naming the row and the file.
   Sample load(size_t index) const;
@@ -121,7 +121,7 @@ class Dataset {
   Sample load(const Item& item) const;
 
   DatasetOptions options_;
-  std::string learnt_, fingerprint_;
+  std::string target_input_, fingerprint_;
   std::vector<InputSpec> inputs_;
   std::vector<Item> items_;
   std::vector<std::string> warnings_;

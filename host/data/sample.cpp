@@ -33,29 +33,29 @@ Sample Dataset::load(size_t index) const {
 }
 
 Sample Dataset::load(const Item& item) const {
-  const MediaTarget& target = item.target;
+  const MediaTarget& size = item.target;
   Sample sample = {values_of(item), {}};
   for (const InputSpec& input : inputs_) {
     const auto paths = item.files.find(input.name);
     if (paths == item.files.end()) continue;
-    if (options_.alpha_mask && input.name == learnt_) {
-      auto [image, mask] = inputs::read_with_mask(input, paths->second.front(), target);
+    if (options_.alpha_mask && input.name == target_input_) {
+      auto [image, mask] = inputs::read_with_mask(input, paths->second.front(), size);
       sample.inputs.emplace(input.name, std::move(image));
       sample.mask = std::move(mask);
     } else {
-      sample.inputs.emplace(input.name, inputs::read_files(input, paths->second, target));
+      sample.inputs.emplace(input.name, inputs::read_files(input, paths->second, size));
     }
   }
-  const at::Tensor& learnt = std::get<at::Tensor>(sample.inputs.at(learnt_));
+  const at::Tensor& target = std::get<at::Tensor>(sample.inputs.at(target_input_));
   for (const InputSpec& input : inputs_) {
     if (!sample.inputs.contains(input.name))
-      sample.inputs.emplace(input.name, inputs::when_absent(input, learnt));
+      sample.inputs.emplace(input.name, inputs::when_absent(input, target));
   }
   const std::string& mask_column = options_.mask_column;
   const auto mask = item.files.find(mask_column);
   if (mask != item.files.end() && !sample.inputs.contains(mask_column))
     sample.mask = std::get<at::Tensor>(
-        inputs::read_files({.name = mask_column, .kind = InputKind::kMask}, mask->second, target));
+        inputs::read_files({.name = mask_column, .kind = InputKind::kMask}, mask->second, size));
   return sample;
 }
 

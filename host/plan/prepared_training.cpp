@@ -237,19 +237,19 @@ class Preparation {
   void open_datasets() {
     data::DatasetOptions options = config_.dataset;
     if (!options.dataset_base_path.empty())
-      run_.dataset = open_dataset(options, /*is_learnt=*/true);
+      run_.dataset = open_dataset(options, /*is_trained_on=*/true);
     if (run_.dataset != nullptr && !run_.dataset->items().empty())
       problems_.collect([&] { data::Order::check(run_.dataset->items().size(), config_.order); });
     if (config_.validation.base_path.empty()) return;
     options.dataset_base_path = config_.validation.base_path;
     options.dataset_metadata_path = config_.validation.metadata_path;
-    run_.validation = open_dataset(options, /*is_learnt=*/false);
+    run_.validation = open_dataset(options, /*is_trained_on=*/false);
   }
 
   std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
-                                                    bool is_learnt) {
+                                                    bool is_trained_on) {
     data::RowCheck check;
-    if (lengths_) check = train::row_check(config_, family_, *lengths_, is_learnt);
+    if (lengths_) check = train::row_check(config_, family_, *lengths_, is_trained_on);
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
     const LatentSpec spec = model.model().latent_spec();
     std::shared_ptr<const data::Dataset> dataset;

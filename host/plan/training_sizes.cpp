@@ -516,7 +516,7 @@ class TrainingSizes {
   const std::vector<model::RangedDenoiser> denoisers_ =
       train::running_denoisers(model_, training_.selection);
   Trained trained_;
-  Conditioning encoded_;  // what is made ahead, what is learnt left out
+  Conditioning encoded_;  // what is made ahead, the target's latents left out
 };
 
 }  // namespace

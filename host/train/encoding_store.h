@@ -11,8 +11,7 @@
 
 namespace atelier::train {
 
-// Tensors of an entry of the stage that makes what is learnt; the mask is there where the row has
-// one.
+// Tensors of an entry of the target's stage; the mask is there where the row has one.
 inline constexpr const char* kLatents = "latents";
 inline constexpr const char* kMask = "mask";
 

@@ -18,11 +18,12 @@ bool encodes_texts(const Config& config, const ModelFamily& family) {
 }
 
 data::RowCheck row_check(const Config& config, const ModelFamily& family,
-                         generate::TextLengths& lengths, bool is_learnt) {
+                         generate::TextLengths& lengths, bool is_trained_on) {
   const bool counts_texts = encodes_texts(config, family);
-  return [&config, &lengths, counts_texts, is_learnt](const data::Item& row, const Inputs& inputs) {
+  return [&config, &lengths, counts_texts, is_trained_on](const data::Item& row,
+                                                          const Inputs& inputs) {
     std::vector<data::RowProblem> problems;
-    if (is_learnt && config.task == Task::kDirectDistill) {
+    if (is_trained_on && config.task == Task::kDirectDistill) {
       const std::string problem = distillation_problem(row.values);
       if (!problem.empty())
         problems.push_back(

@@ -11,9 +11,9 @@ namespace atelier::train {
 bool encodes_texts(const Config& config, const ModelFamily& family);
 
 // For Dataset::open: texts that are too long, what is left of a row whose caption is dropped as
-// well, and, with `is_learnt`, columns that the task needs. `lengths` is not asked when no text is
-// encoded; it and `config` outlive the check.
+// well, and, with `is_trained_on`, columns that the task needs. `lengths` is not asked when no text
+// is encoded; it and `config` outlive the check.
 data::RowCheck row_check(const Config& config, const ModelFamily& family,
-                         generate::TextLengths& lengths, bool is_learnt);
+                         generate::TextLengths& lengths, bool is_trained_on);
 
 }  // namespace atelier::train

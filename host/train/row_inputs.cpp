@@ -68,7 +68,7 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
       add_files(hash, paths->second, files);
     } else {
       hash.add(static_cast<int64_t>(input.when_absent));
-      add_files(hash, item.files.at(dataset.learnt()), files);
+      add_files(hash, item.files.at(dataset.target_input()), files);
     }
   }
   if (has_files || stage.sees_target) data::add_target(hash, item.target);
@@ -81,7 +81,7 @@ std::string image_content(const data::Dataset& dataset, size_t index, const Sour
   ContentHash hash;
   data::add_target(hash, item.target);
   hash.add(static_cast<int64_t>(options.alpha_mask));
-  for (const std::string& name : {dataset.learnt(), options.mask_column}) {
+  for (const std::string& name : {dataset.target_input(), options.mask_column}) {
     const auto paths = item.files.find(name);
     add_files(hash, paths == item.files.end() ? std::vector<std::string>() : paths->second, files);
   }

@@ -28,7 +28,7 @@ Inputs value_inputs(const data::Dataset& dataset, size_t index, const EncodeStag
 std::string stage_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                           bool empty_caption, const SourceFiles& files);
 
-// Equal for rows whose image to learn, its size and its mask are equal.
+// Equal for rows whose target, its size and its mask are equal.
 std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files);
 
 // Every file of a row.

@@ -34,7 +34,7 @@ CachedStages cached_stages(std::span<const EncodeStage> stages,
 bool are_all_cached(const CachedStages& cached);
 
 struct TrainSample {
-  Conditioning cond;  // what is cached; of the stage that makes what is learnt, "latents"
+  Conditioning cond;  // what is cached; of the target's stage, "latents"
   std::map<std::string, Inputs, std::less<>> inputs;  // of stages that are not cached, by name
   MediaTarget target;
   at::Tensor mask;  // float32 [1, 1, H', W'] at the latents' size, in [0, 1]; undefined: everywhere

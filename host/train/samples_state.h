@@ -36,7 +36,7 @@ struct Samples::State {
   void find_entries();
   std::vector<Job> missing_jobs(const EncodeStage& stage);
 
-  // What a stage reads of a row, and, of the one that makes what is learnt, the row's mask.
+  // What a stage reads of a row, and, of the target's stage, the row's mask.
   struct Row {
     Inputs values;
     at::Tensor mask;

@@ -134,7 +134,7 @@ TEST_CASE("Rows of nested, absolute and relative paths become items", "[data]") 
                                 ",two,\nsub/../sub/deep/c.png,three,book\n");
   const Dataset dataset = set.good();
   REQUIRE(dataset.items().size() == 3);
-  CHECK(dataset.learnt() == "image");
+  CHECK(dataset.target_input() == "image");
   CHECK(dataset.warnings().empty());
   CHECK(dataset.items()[0].values.at("prompt") == "one");
   CHECK(dataset.items()[0].values.at("source") == "web");
@@ -275,7 +275,7 @@ TEST_CASE("Columns that are missing or look misspelt are named once", "[data]") 
   CHECK_THAT(warnings[2], Contains("[video]") && Contains("--data_file_keys"));
 }
 
-TEST_CASE("Images beside the one to learn are fitted, and may be absent", "[data]") {
+TEST_CASE("Images beside the target are fitted, and may be absent", "[data]") {
   TestSet set;
   write_image(set.folder() / "wide.png", 96, 32, 4);
   std::vector<InputSpec> inputs = kInputs;

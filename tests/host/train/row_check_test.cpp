@@ -28,13 +28,13 @@ class Rows {
   }
 
   // What is wrong, all in one text; `note` gets that of the lengths.
-  std::string check(bool cuts = false, bool is_learnt = true) {
+  std::string check(bool cuts = false, bool is_trained_on = true) {
     test::write_bytes(folder_ / "a.csv", table_);
     generate::TextLengths lengths(model_->model(), "toy", cuts);
     report::Problems problems;
     const auto dataset =
         data::Dataset::open(config_.dataset, image_toy().inputs(), model_->model().latent_spec(),
-                            problems, row_check(config_, image_toy(), lengths, is_learnt));
+                            problems, row_check(config_, image_toy(), lengths, is_trained_on));
     items = dataset.items().size();
     note = lengths.note();
     try {
@@ -98,7 +98,7 @@ TEST_CASE("Columns of distillation are needed where it learns", "[rows]") {
   rows.add(1, 1);
   rows.config().task = Task::kDirectDistill;
   CHECK_THAT(rows.check(), Catch::Contains("a.csv:2: column seed: an integer from 0 is needed"));
-  CHECK(rows.check(/*cuts=*/false, /*is_learnt=*/false).empty());
+  CHECK(rows.check(/*cuts=*/false, /*is_trained_on=*/false).empty());
 }
 
 TEST_CASE("What keeps all texts from being counted is told once", "[rows]") {
