@@ -1,5 +1,7 @@
 #include "host/train/row_inputs.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "host/files/content_hash.h"
@@ -34,18 +36,15 @@ bool has_inputs(const data::Dataset& dataset, const EncodeStage& stage) {
   return !read_inputs(dataset, stage).empty();
 }
 
+bool reads_files(const data::Dataset& dataset, const EncodeStage& stage) {
+  return std::ranges::any_of(read_inputs(dataset, stage),
+                             [](const InputSpec& input) { return inputs::is_file(input.kind); });
+}
+
 Inputs value_inputs(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                     bool empty_caption) {
   Inputs values = model::inputs_of(stage, dataset.values(index));
   if (empty_caption && values.contains(kPrompt)) values.insert_or_assign(kPrompt, std::string());
-  return values;
-}
-
-Inputs stage_inputs(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
-                    bool empty_caption) {
-  Inputs values = value_inputs(dataset, index, stage, empty_caption);
-  if (values.size() < read_inputs(dataset, stage).size())
-    values.merge(model::inputs_of(stage, dataset.load(index).inputs));
   return values;
 }
 

@@ -15,16 +15,14 @@ namespace atelier::train {
 // Whether a stage reads any column of the dataset.
 bool has_inputs(const data::Dataset& dataset, const EncodeStage& stage);
 
-// What a stage reads of a row. Files are read only where there are some among it.
-// `empty_caption`: with an empty prompt.
-Inputs stage_inputs(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
-                    bool empty_caption);
+// Whether some of these columns name files.
+bool reads_files(const data::Dataset& dataset, const EncodeStage& stage);
 
-// The same but for files.
+// What a stage reads of a row that is no file. `empty_caption`: with an empty prompt.
 Inputs value_inputs(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                     bool empty_caption);
 
-// Equal for rows whose stage_inputs() are equal. `files` has the hashes of all files.
+// Equal for rows of which the stage reads the same. `files` has the hashes of all files.
 std::string stage_content(const data::Dataset& dataset, size_t index, const EncodeStage& stage,
                           bool empty_caption, const SourceFiles& files);
 

@@ -348,9 +348,10 @@ TrainSample Samples::load(size_t index, bool empty_caption) const {
   sample.place = item.place;
   sample.values = item.values;
   sample.target = item.target;
+  std::optional<data::Sample> decoded;
   for (const EncodeStage& stage : state.stages.encoding) {
     if (!state.is_cached(stage)) {
-      State::Row row = state.read(stage, {index, empty_caption, {}});
+      State::Row row = state.read(stage, {index, empty_caption, {}}, decoded);
       sample.inputs.emplace(stage.name, std::move(row.values));
       if (row.mask.defined())
         sample.mask = mask_at(row.mask, item.target.height / state.spec.spatial_stride,

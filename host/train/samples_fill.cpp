@@ -108,11 +108,14 @@ void Samples::State::note_written(const EncodeStage& stage, const std::string& k
   if (stages.is_target(stage)) latents_shapes[key] = shapes.find(kLatents)->second;
 }
 
-Samples::State::Row Samples::State::read(const EncodeStage& stage, const Job& job) const {
-  if (!stages.is_target(stage))
-    return {stage_inputs(*dataset, job.item, stage, job.empty_caption), {}};
-  const data::Sample row = dataset->load(job.item);
-  return {model::inputs_of(stage, row.inputs), row.mask};
+Samples::State::Row Samples::State::read(const EncodeStage& stage, const Job& job,
+                                         std::optional<data::Sample>& decoded) const {
+  Row row = {value_inputs(*dataset, job.item, stage, job.empty_caption), {}};
+  if (!reads_files(*dataset, stage)) return row;
+  if (!decoded) decoded = dataset->load(job.item);
+  row.values.merge(model::inputs_of(stage, decoded->inputs));
+  if (stages.is_target(stage)) row.mask = decoded->mask;
+  return row;
 }
 
 bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int workers,
@@ -121,9 +124,11 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
   if (jobs.empty()) return true;
   if (stop()) return false;
   Encoders encoders(model, stage, progress);
-  data::Prefetcher<Row> rows(
-      workers, depth_of(workers), 0, std::ssize(jobs),
-      [&](int64_t position) { return read(stage, jobs[static_cast<size_t>(position)]); });
+  data::Prefetcher<Row> rows(workers, depth_of(workers), 0, std::ssize(jobs),
+                             [&](int64_t position) {
+                               std::optional<data::Sample> decoded;
+                               return read(stage, jobs[static_cast<size_t>(position)], decoded);
+                             });
   EntryWriter writer(store, stage.name, [&](const auto& key, const EntryShapes& shapes) {
     note_written(stage, key, shapes);
   });

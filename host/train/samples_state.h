@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -41,7 +42,8 @@ struct Samples::State {
     Inputs values;
     at::Tensor mask;
   };
-  Row read(const EncodeStage& stage, const Job& job) const;
+  // `decoded`: the row's files, read by the first stage that needs them, for the stages after it.
+  Row read(const EncodeStage& stage, const Job& job, std::optional<data::Sample>& decoded) const;
 
   // The part of fill() for one stage. Returns whether it was not stopped.
   bool encode(const EncodeStage& stage, model::LoadedModel& model, int workers,

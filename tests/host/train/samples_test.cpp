@@ -486,6 +486,32 @@ TEST_CASE("What a trained component makes is not cached", "[samples]") {
   CHECK(other.cond.empty());
 }
 
+TEST_CASE("Stages that are not cached share what is decoded of a row", "[samples]") {
+  struct SharingToy final : test::ImageToy {
+    std::span<const EncodeStage> encode_stages() const override {
+      static constexpr std::string_view kEncoders[] = {"text_encoder", "tokenizer"};
+      static constexpr std::string_view kVae[] = {"vae"};
+      static constexpr std::string_view kTexts[] = {"prompt", "reference"};
+      static constexpr std::string_view kImages[] = {"image", "reference"};
+      static constexpr EncodeStage kStages[] = {{"text", kEncoders, kTexts},
+                                                {"latents", kVae, kImages}};
+      return kStages;
+    }
+  };
+  const SharingToy toy;
+  Workshop shop;
+  shop.write_rows("image,prompt,reference\na.png,red,c.png\n");
+  shop.options.extra_inputs = {"reference"};
+  shop.model = LoadedModel::open(toy, {.model_paths = shop.folder / "model", .device = "cpu"});
+  const Samples samples = shop.open({{"text", false}, {"latents", false}});
+  const TrainSample sample = samples.load(0, /*empty_caption=*/true);
+  const Inputs &text = sample.inputs.at("text"), &latents = sample.inputs.at("latents");
+  CHECK(std::get<std::string>(text.at("prompt")).empty());
+  CHECK(latents.contains("image"));
+  CHECK(std::get<at::Tensor>(text.at("reference"))
+            .is_same(std::get<at::Tensor>(latents.at("reference"))));
+}
+
 TEST_CASE("An empty caption has an encoding of its own", "[samples]") {
   Workshop shop;
   Samples samples = shop.open({{"text", true}, {"latents", true}}, /*with_empty_caption=*/true);
