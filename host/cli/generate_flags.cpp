@@ -1,7 +1,6 @@
 #include "host/cli/generate_flags.h"
 
 #include "host/cli/commands.h"
-#include "host/cli/plan.h"
 #include "host/flags/compat_flags.h"
 #include "host/generate/settings.h"
 #include "host/model/model_flags.h"

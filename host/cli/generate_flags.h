@@ -5,16 +5,16 @@
 
 #include "atelier/model_family.h"
 
+#include "host/flags/memory_flags.h"
 #include "host/flags/process_flags.h"
 #include "host/flags/table.h"
 #include "host/generate/tiling.h"
 #include "host/lora/registry.h"
-#include "host/plan/planning.h"
 
 namespace atelier::cli {
 
 struct GenerateFlags {
-  plan::MemoryLimits limits;
+  flags::MemoryLimits limits;
   std::string prompts_file, lora_dir, report_memory;
   bool truncate_captions = false, tiled = false, no_metadata = false, quiet = false;
   lora::Mode lora_mode = lora::Mode::kHot;

@@ -116,17 +116,6 @@ int run_plan(std::span<const std::string> arguments) {
               nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
 }
 
-void add_memory_flags(flags::Table& table, plan::MemoryLimits& limits) {
-  table
-      .text("vram", limits.vram,
-            "what the run may take of the device, 12GiB; auto: what a GPU has free; off: nothing "
-            "is planned. Where weights do not fit, blocks rest on the host and come when they run")
-      .text("host_memory", limits.host_memory,
-            "what it may take of the host for that; auto: what is free")
-      .list("allow_storage", limits.allow_storage,
-            "8-bit storages that a plan may choose where that is faster: fp8, int8");
-}
-
 int print_plan(const std::optional<plan::Planned>& made, const std::string& reason,
                const PlanOnly& only) {
   if (!made)

@@ -1,4 +1,4 @@
-// What --vram and `atelier plan` share.
+// What `atelier plan` asks of the commands that it plans.
 #pragma once
 
 #include <optional>
@@ -6,13 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "host/flags/table.h"
 #include "host/plan/plan_run.h"
 
 namespace atelier::cli {
-
-// --vram, --host_memory and --allow_storage.
-void add_memory_flags(flags::Table& table, plan::MemoryLimits& limits);
 
 // A command that is only planned.
 struct PlanOnly {

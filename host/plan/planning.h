@@ -6,21 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "host/flags/memory_flags.h"
 #include "host/model/model_loader.h"
 #include "host/plan/run_sizes.h"
 #include "memory/planner.h"
 
 namespace atelier::plan {
 
-// What the user said of memory.
-struct MemoryLimits {
-  // "auto" or a size: "12GiB". auto: what the device, and the host, have free. vram may be "off",
-  // too: nothing is planned.
-  std::string vram = "auto", host_memory = "auto";
-  std::vector<std::string> allow_storage = {};  // "fp8", "int8"
-  // "h200", "4090" or a file, of a device that need not be there; empty: the one that is.
-  std::string device_profile = {};
-};
+using flags::MemoryLimits;
 
 // Throws Error{kInvalidArgument} naming the flag.
 void check_limits(const MemoryLimits& limits);

@@ -82,10 +82,7 @@ class Preparation {
         progress_(progress),
         problems_(problems),
         run_{.config = std::move(request.config)} {
-    const train::MemorySettings& memory = config_.memory;
-    limits_ = {.vram = memory.vram,
-               .host_memory = memory.host_memory,
-               .allow_storage = memory.allow_storage};
+    limits_ = config_.memory.limits;
     config_.model.components = needed_components(family_, config_);
     plan_elsewhere(request.device_profile, limits_, config_.model);
   }
@@ -365,7 +362,7 @@ PreparedTraining prepare_training(TrainingRequest request, progress::Progress& p
 PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
                              Problems& problems) {
   request.config.previews = {};  // none are made
-  request.config.memory.allow_storage = {};
+  request.config.memory.limits.allow_storage = {};
   return Preparation(std::move(request), progress, problems).for_encoding();
 }
 

@@ -14,6 +14,7 @@
 #include "host/data/dataset.h"
 #include "host/data/order.h"
 #include "host/flags/flags.h"
+#include "host/flags/memory_flags.h"
 #include "host/flags/process_flags.h"
 #include "host/lora/lora_writer.h"
 #include "host/model/model_loader.h"
@@ -80,10 +81,8 @@ struct OffloadSettings {
   int64_t least_bytes = 0;  // smaller weights that are trained stay on the device all the same
 };
 
-// What a plan may take; see plan::MemoryLimits.
 struct MemorySettings {
-  std::string vram = "auto", host_memory = "auto";
-  std::vector<std::string> allow_storage = {};
+  flags::MemoryLimits limits;
   bool says_prefetch = false;  // --prefetch was given
   std::string report;          // file of the timeline; empty: none is made
 };

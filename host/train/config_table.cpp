@@ -277,14 +277,9 @@ void add_memory(Table& table, Config& c) {
             "blocks are computed again in the backward pass")
       .flag("use_gradient_checkpointing_offload", c.offloads_activations,
             "the same, and what blocks hand on waits in host memory; with "
-            "activation_memory_budget, outputs that it chooses wait there")
-      .text("vram", memory.vram,
-            "what the run may take of the device, 24GiB; auto: what a GPU has free; off: nothing "
-            "is planned. What was not said otherwise is chosen so that it fits")
-      .text("host_memory", memory.host_memory,
-            "what it may take of the host for that; auto: what is free")
-      .list("allow_storage", memory.allow_storage,
-            "8-bit storages that a plan may choose where that is faster: fp8, int8")
+            "activation_memory_budget, outputs that it chooses wait there");
+  add_memory_flags(table, memory.limits);
+  table
       .text("report_memory", memory.report,
             "ends in .csv or .svg, or in neither for both: what the device and the host hold over "
             "time, block by block in the first 8 steps",
