@@ -1,92 +1,26 @@
 #include "host/cli/family.h"
 
-#include <algorithm>
 #include <optional>
-#include <vector>
 
-#include "host/files/checkpoint.h"
-#include "host/files/model_paths.h"
-#include "host/model/model_loader.h"
+#include "host/model/family_choice.h"
 #include "host/train/config.h"
 
 namespace atelier::cli {
 namespace {
 
-// What --plugin and the flags beside it say.
-struct FamilyRequest {
-  std::optional<std::string> plugin;
-  std::string plugin_path, model_paths, model_id_with_origin_paths;
-};
-
 // `setting`: what was said of a flag, nullopt for nothing.
 template <typename F>
-FamilyRequest request_of(F&& setting) {
+model::FamilyRequest request_of(F&& setting) {
   const auto text = [&](const char* name) { return setting(name).value_or(""); };
   return {setting("plugin"), text("plugin_path"), text("model_paths"),
           text("model_id_with_origin_paths")};
-}
-
-// How many of the checkpoints a family takes.
-size_t count_taken(const ModelFamily& family, const files::FoundFiles& found) {
-  size_t count = 0;
-  for (const files::FoundCheckpoint& item : found.checkpoints) {
-    report::Problems ignored;  // it is asked of all families, and told when it is used
-    ignored.collect([&] {
-      if (!model::detect_parts(family, files::Checkpoint::open(item.files), {}).empty()) ++count;
-    });
-  }
-  return count;
-}
-
-// The families that take the most of the files, at least one.
-std::vector<const plugins::Plugin*> families_of_files(const FamilyRequest& request,
-                                                      report::Problems& problems) {
-  const files::FoundFiles found =
-      files::find_model_files(request.model_paths, request.model_id_with_origin_paths, problems);
-  std::vector<const plugins::Plugin*> best;
-  if (found.checkpoints.empty()) return best;
-  size_t most = 1;
-  for (const plugins::PluginFile& file : plugins::list_plugins(request.plugin_path)) {
-    if (!file.problem.empty()) continue;
-    report::Problems ignored;
-    ignored.collect([&] {
-      const plugins::Plugin& plugin = plugins::open_plugin(file.path, request.plugin_path);
-      const size_t count = count_taken(*plugin.family, found);
-      if (count < most) return;
-      if (count > most) best.clear();
-      most = count;
-      best.push_back(&plugin);
-    });
-  }
-  return best;
-}
-
-const plugins::Plugin* choose_family(const FamilyRequest& request, report::Problems& problems) {
-  if (request.plugin) {
-    try {
-      return &plugins::open_plugin(*request.plugin, request.plugin_path);
-    } catch (const Error& error) {
-      problems.add(error);
-    }
-  }
-  const auto fitting = families_of_files(request, problems);
-  if (!request.plugin) {
-    std::string names;
-    for (const plugins::Plugin* plugin : fitting)
-      names += (names.empty() ? "" : " and ") + plugin->file.family;
-    problems.add("--plugin is missing", names.empty()
-                                            ? "name the model family; atelier plugins lists them"
-                                            : "the files are of " + names + "; add --plugin " +
-                                                  fitting.front()->file.family);
-  }
-  return fitting.size() == 1 ? fitting.front() : nullptr;
 }
 
 }  // namespace
 
 const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
                                               report::Problems& problems) {
-  return choose_family(
+  return model::choose_family(
       request_of([&](const char* name) { return flags::peek_flag(arguments, name); }), problems);
 }
 
@@ -94,13 +28,13 @@ const plugins::Plugin* choose_train_family(std::span<const std::string> argument
                                            report::Problems& problems) {
   // What cannot be read is told when the whole configuration is.
   report::Problems unread;
-  const FamilyRequest request = request_of([&](const char* name) {
+  const model::FamilyRequest request = request_of([&](const char* name) {
     std::optional<std::string> text;
     unread.collect([&] { text = train::peek_setting(arguments, name); });
     return text;
   });
   if (!request.plugin && !unread.empty()) unread.throw_if_any();
-  return choose_family(request, problems);
+  return model::choose_family(request, problems);
 }
 
 const ModelFamily* family_for_help(std::span<const std::string> arguments) {

@@ -10,13 +10,11 @@
 
 namespace atelier::cli {
 
-// The plugin that --plugin names. Where that is missing or cannot be opened, it is a problem that
-// names the families that take the model's files, and the one that does, if it is one, is there for
-// checking the rest. null: none can be told.
+// What model::choose_family() makes of a command line.
 const plugins::Plugin* choose_generate_family(std::span<const std::string> arguments,
                                               report::Problems& problems);
 
-// The same with what the command line, --config or the resumed run of atelier train say.
+// The same of what the command line, --config or the resumed run of atelier train say.
 const plugins::Plugin* choose_train_family(std::span<const std::string> arguments,
                                            report::Problems& problems);
 

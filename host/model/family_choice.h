@@ -1,0 +1,23 @@
+// Which family a model is of.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "host/plugins/plugin_loader.h"
+#include "host/report/problems.h"
+
+namespace atelier::model {
+
+// What --plugin and the flags beside it say; an empty text says nothing.
+struct FamilyRequest {
+  std::optional<std::string> plugin;
+  std::string plugin_path, model_paths, model_id_with_origin_paths;
+};
+
+// The plugin that --plugin names. Where that is missing or cannot be opened, it is a problem that
+// names the families that take the model's files, and the one that does, if it is one, is there for
+// checking the rest. null: none can be told.
+const plugins::Plugin* choose_family(const FamilyRequest& request, report::Problems& problems);
+
+}  // namespace atelier::model
