@@ -1,14 +1,14 @@
 """Components that were trained or merged draw what their model draws: files carry the config."""
 
 import json
-import os
 import pathlib
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
+
+import program
 
 try:
     import numpy as np
@@ -19,16 +19,12 @@ except ImportError:
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
 MODEL = EXAMPLE / "model"
-PROGRAM = os.environ["ATELIER_BIN"]
 FOLDERS = {"dit": "transformer", "text_encoder": "text_encoder", "vae": "vae"}
 NEAR = 0.5  # levels of 255: weights that moved by 1e-7, beside 13 and more with another config
 
 
 def run(*words, code=0):
-    result = subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True,
-                            timeout=280)
-    assert result.returncode == code, (words, result.returncode, result.stderr[-2000:])
-    return result
+    return program.run(*words, code=code)
 
 
 def header(path):

@@ -1,6 +1,5 @@
 """A LoRA that is trained for a minute hatches things: visibly at strength 1, not at all at 0."""
 
-import os
 import pathlib
 import sys
 import tempfile
@@ -16,8 +15,8 @@ except ImportError:
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
 sys.path.insert(0, str(EXAMPLE))
 import hatch  # noqa: E402
+from program import PROGRAM  # noqa: E402
 
-PROGRAM = os.environ["ATELIER_BIN"]
 
 
 class Lora(unittest.TestCase):

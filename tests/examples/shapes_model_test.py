@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -22,8 +20,9 @@ sys.path.insert(0, str(EXAMPLE))
 import classify  # noqa: E402
 import pictures  # noqa: E402
 import score  # noqa: E402
+import program  # noqa: E402
+from program import PROGRAM  # noqa: E402
 
-PROGRAM = os.environ["ATELIER_BIN"]
 MODEL = EXAMPLE / "model"
 COUNT = 40
 # Of COUNT images; README.md has the rates of 200.
@@ -32,12 +31,9 @@ FLOORS = {"things": 0.9, "colors": 0.95, "shapes": 0.9, "positions": 0.9, "groun
 
 def failed_checks(model):
     """Of the conformance suite's checks on images of a model, those that fail."""
-    result = subprocess.run(
-        [PROGRAM, "check-plugin", "qwen_image", "--json", "--model_paths", f'["{model}"]',
-         "--height", "128", "--width", "128", "--num_inference_steps", "8",
-         "--prompt", "a red circle on a blue ground",
-         "--other_prompt", "a white star above a green square on a red ground"],
-        capture_output=True, text=True, check=False)
+    result = program.run("check-plugin", "qwen_image", "--json", "--model_paths", f'["{model}"]', "--height", 128,
+                         "--width", 128, "--num_inference_steps", 8, "--prompt", "a red circle on a blue ground",
+                         "--other_prompt", "a white star above a green square on a red ground")
     checks = [json.loads(line) for line in result.stdout.splitlines()]
     images_checked = [check for check in checks if check["check"].startswith("images: ")]
     assert len(images_checked) == 5, result.stdout + result.stderr

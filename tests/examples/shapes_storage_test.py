@@ -1,7 +1,6 @@
 """The model of examples/shapes draws the same images when its weights rest in 8 bits."""
 
 import itertools
-import os
 import pathlib
 import sys
 import tempfile
@@ -16,8 +15,8 @@ except ImportError:
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "shapes"
 sys.path.insert(0, str(EXAMPLE))
 import score  # noqa: E402
+from program import PROGRAM  # noqa: E402
 
-PROGRAM = os.environ["ATELIER_BIN"]
 MODEL = EXAMPLE / "model"
 COUNT = 4
 LIMIT = 2  # mean difference of an image, of 255

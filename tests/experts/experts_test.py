@@ -3,17 +3,16 @@
     experts_test.py PLUGIN WRITE_MODEL
 """
 import json
-import os
 import pathlib
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 
+import program
+
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
-PROGRAM = os.environ["ATELIER_BIN"]
 COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")
 HINTS = json.dumps({"*dit_low*": {"component": "dit_low"}})
 FAST = json.dumps({"*/dit/*": {"variant": "experts-fast"},
@@ -59,12 +58,10 @@ class Experts(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="atelier_experts_"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        subprocess.run([WRITE_MODEL, PLUGIN, str(cls.folder / "model")], check=True)
+        program.run_line([WRITE_MODEL, PLUGIN, str(cls.folder / "model")], code=0)
 
     def run_program(self, *arguments, code=0):
-        result = subprocess.run([PROGRAM, *map(str, arguments)], cwd=self.folder, text=True, capture_output=True,
-                                stdin=subprocess.DEVNULL, timeout=300)
-        self.assertEqual(code, result.returncode, result.stdout + result.stderr)
+        result = program.run(*arguments, code=code, cwd=self.folder)
         return result.stdout + result.stderr
 
     def model(self, changed=None):

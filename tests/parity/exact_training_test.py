@@ -19,8 +19,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "host/train")]
 
 import lumina2_models
+import program
 import tiny_models
-from train_cli_test import PROGRAM, state_of, write_dataset
+from train_cli_test import state_of, write_dataset
 
 BUDGETS = ["none", "full", "auto", "0.5", "1", "0.5MB", "checkpointing"]
 TRAINED = {
@@ -57,13 +58,10 @@ class ExactTrainingTest(unittest.TestCase):
                      max_pixels=64 * 96, batch_size=2, learning_rate=1e-3, num_epochs=99,
                      save_steps=3, threads=1, cache_path=self.dir / "cache" / family,
                      output_path=self.dir / out, **kinds[kind], **budget_flags(budget), **flags)
-        return [str(PROGRAM), "train"
-               ] + [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return program.command("train", **flags)
 
     def train(self, out, *arguments, **flags):
-        result = subprocess.run(self.words(out, *arguments, **flags), capture_output=True, text=True,
-                                timeout=280)
-        self.assertEqual(result.returncode, 0, result.stderr[-3000:])
+        program.run_line(self.words(out, *arguments, **flags), code=0)
 
     def assert_same_state(self, run, expected, step):
         got = state_of(self.dir / run, step)

@@ -2,14 +2,13 @@
 """Pastes whole command lines of DiffSynth-Studio and kohya's trainers behind `atelier`."""
 
 import json
-import os
 import pathlib
 import shlex
-import subprocess
 import tempfile
 import unittest
 
-BIN = os.environ["ATELIER_BIN"]
+import program
+
 QWEN = ("Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,"
         "Qwen/Qwen-Image:text_encoder/model*.safetensors,"
         "Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors")
@@ -77,9 +76,7 @@ class CompatLine(unittest.TestCase):
     def paste(self, line, code=0, before=(), **environment):
         """Runs `atelier LINE` as a shell would; the flags of the answer, by name."""
         words = shlex.split(line.replace("\\\n", " "))
-        self.result = subprocess.run([BIN, *before, *words], capture_output=True, text=True, cwd=self.dir, timeout=120,
-                                     env={**os.environ, **environment})
-        self.assertEqual(code, self.result.returncode, self.result.stderr)
+        self.result = program.run(*before, *words, code=code, cwd=self.dir, **environment)
         answer = shlex.split(self.result.stdout.replace("\\\n", " "))
         begin = answer.index("atelier")
         self.variables, words = answer[:begin], answer[begin:]
@@ -220,11 +217,9 @@ class CompatLine(unittest.TestCase):
                   "SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET=0.5 is --activation_memory_budget 0.5 here")
 
     def test_variables_of_the_environment_are_told_by_train(self):
-        result = subprocess.run([BIN, "train", "--plugin", "qwen_image", "--lora_base_model", "dit"],
-                                capture_output=True, text=True, timeout=120, env={
-                                    **os.environ, "SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET": "0.5",
-                                    "DIFFSYNTH_MODEL_BASE_PATH": str(self.dir)})
-        self.assertEqual(2, result.returncode)
+        result = program.run("train", "--plugin", "qwen_image", "--lora_base_model", "dit", code=2,
+                             SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET="0.5",
+                             DIFFSYNTH_MODEL_BASE_PATH=str(self.dir))
         self.assertIn("SDSCRIPTS_TORCH_COMPILE_ACTIVATION_MEMORY_BUDGET has no effect: use "
                       "--activation_memory_budget", result.stderr)
         self.assertNotIn("DIFFSYNTH_MODEL_BASE_PATH", result.stderr)
@@ -232,9 +227,8 @@ class CompatLine(unittest.TestCase):
     def test_the_answer_runs(self):
         self.paste(LORA)
         answer = self.result.stdout
-        script = f'atelier() {{ {shlex.quote(BIN)} "$@"; }}; {answer.strip()} --dataset_base_path_x'
-        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=self.dir, timeout=120)
-        self.assertEqual(2, result.returncode)
+        script = f'atelier() {{ {shlex.quote(str(program.PROGRAM))} "$@"; }}; {answer.strip()} --dataset_base_path_x'
+        result = program.run_line(["bash", "-c", script], code=2, cwd=self.dir)
         self.assertIn("model files are not there", result.stderr)
         self.assertIn("--dataset_base_path_x is not known", result.stderr)
         self.assertEqual(1, result.stderr.count("is not known"))

@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
 """Completes command lines in a real bash, and reads the scripts with zsh and fish where they are."""
 
-import os
 import pathlib
 import shutil
-import subprocess
 import tempfile
 import unittest
 
-BIN = os.environ["ATELIER_BIN"]
+import program
 
 # What bash does at Tab, with the words as its line editor cuts them.
 DRIVER = r"""
@@ -27,8 +25,8 @@ class Completion(unittest.TestCase):
         cls.addClassCleanup(holder.cleanup)
         cls.dir = pathlib.Path(holder.name)
         for shell in ("bash", "zsh", "fish"):
-            result = subprocess.run([BIN, "completion", shell], capture_output=True, text=True, timeout=120)
-            assert result.returncode == 0 and result.stderr == "", result.stderr
+            result = program.run("completion", shell, code=0)
+            assert result.stderr == "", result.stderr
             (cls.dir / shell).write_text(result.stdout)
         (cls.dir / "files").mkdir()
         for name in ("model one.safetensors", "moss.png"):
@@ -36,8 +34,8 @@ class Completion(unittest.TestCase):
         (cls.dir / "files" / "models").mkdir()
 
     def offers(self, *words):
-        result = subprocess.run(["bash", "--norc", "-c", DRIVER, "bash", self.dir / "bash", "atelier", *words],
-                                capture_output=True, text=True, cwd=self.dir / "files", timeout=60)
+        result = program.run_line(["bash", "--norc", "-c", DRIVER, "bash", self.dir / "bash", "atelier", *words],
+                                  cwd=self.dir / "files")
         self.assertEqual("", result.stderr)
         return result.stdout.splitlines()
 
@@ -61,7 +59,7 @@ class Completion(unittest.TestCase):
 
     def test_every_flag_of_the_help_is_offered(self):
         for command in (["generate"], ["train"], ["cache"], ["probe"], ["lora", "extract"], ["inspect"]):
-            shown = subprocess.run([BIN, *command, "--help"], capture_output=True, text=True).stdout
+            shown = program.run(*command, "--help").stdout
             flags = {line.split()[0] for line in shown.splitlines() if line.startswith("  --")}
             self.assertLessEqual(flags, set(self.offers(*command, "--")), command)
 
@@ -90,20 +88,18 @@ class Completion(unittest.TestCase):
             self.assertIn("lora_rank", script.read_text())
             self.assertIn("qwen_image", script.read_text())
             if shutil.which(shell):
-                result = subprocess.run([*check, script], capture_output=True, text=True, timeout=60)
+                result = program.run_line([*check, script])
                 self.assertEqual((0, ""), (result.returncode, result.stderr), shell)
         if shutil.which("fish"):
             for line, offered in (("tr", "train"), ("lora c", "convert"), ("train --dtype b", "bfloat16"),
                                   ("generate --plugin q", "qwen_image")):
-                result = subprocess.run(["fish", "-c", f"source {self.dir / 'fish'}; complete -C 'atelier {line}'"],
-                                        capture_output=True, text=True, timeout=60)
+                result = program.run_line(["fish", "-c", f"source {self.dir / 'fish'}; complete -C 'atelier {line}'"])
                 self.assertIn(offered, result.stdout.split(), line)
 
     def test_wrong_shells_are_told(self):
         for words, said in ((["powershell"], "only for"), (["bahs"], "did you mean bash?"), ([], "is missing"),
                             (["bash", "zsh"], "one too many")):
-            result = subprocess.run([BIN, "completion", *words], capture_output=True, text=True, timeout=60)
-            self.assertEqual(2, result.returncode)
+            result = program.run("completion", *words, code=2)
             self.assertIn(said, result.stderr)
             self.assertEqual("", result.stdout)
 

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """Plugins that end the process, take all of its time or throw: the program tells it in one line."""
 
-import os
 import pathlib
-import subprocess
 import tempfile
 import time
 import unittest
 
-BIN = os.environ["ATELIER_BIN"]
-PLUGIN = pathlib.Path(BIN).parent.parent / "tests/fake_plugins/hostile_plugin.so"
+import program
+
+PLUGIN = program.PROGRAM.parent.parent / "tests/fake_plugins/hostile_plugin.so"
 COMMANDS = {
     "show": ["plugins", "show", PLUGIN],
     "check": ["check-plugin", PLUGIN],
@@ -33,8 +32,7 @@ class HostilePluginsTest(unittest.TestCase):
 
     def run_with(self, command, hostile, **environment):
         began = time.monotonic()
-        result = subprocess.run([BIN, *map(str, COMMANDS[command])], capture_output=True, text=True,
-                                timeout=100, env={**os.environ, "HOSTILE": hostile, **environment})
+        result = program.run(*COMMANDS[command], HOSTILE=hostile, **environment)
         self.assertLess(time.monotonic() - began, 15)
         return result
 
@@ -88,10 +86,7 @@ class HostilePluginsTest(unittest.TestCase):
                                 "it throws a bad" if what == "throw std" else ENDS[what], "generate")
 
     def test_the_suite_here_ends_in_time(self):
-        result = subprocess.run([BIN, *map(str, COMMANDS["in process"]), "--timeout", "1"],
-                                capture_output=True, text=True, timeout=60,
-                                env={**os.environ, "HOSTILE": "asked loop"})
-        self.assertEqual(result.returncode, 3)
+        result = program.run(*COMMANDS["in process"], "--timeout", 1, code=3, HOSTILE="asked loop")
         self.assertIn("error: the suite did not end within --timeout", result.stderr)
 
 

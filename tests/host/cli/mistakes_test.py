@@ -6,12 +6,12 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 
-BIN = os.environ["ATELIER_BIN"]
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
+import program
+from program import PROGRAM, REPOSITORY
+
 MODEL = str(REPOSITORY / "examples/shapes/model")
 
 
@@ -22,9 +22,7 @@ class Mistakes(unittest.TestCase):
         self.dir = pathlib.Path(holder.name)
 
     def run_it(self, *words, code=2, stdin=""):
-        result = subprocess.run([BIN, *map(str, words)], capture_output=True, text=True, cwd=self.dir, timeout=300,
-                                input=stdin)
-        self.assertEqual(code, result.returncode, result.stderr)
+        result = program.run(*words, code=code, cwd=self.dir, stdin=stdin)
         self.lines = result.stderr.splitlines()
         return result
 
@@ -132,24 +130,23 @@ class Mistakes(unittest.TestCase):
         for words in (["train", "--help"], ["inspect", "--tensors", "--json", MODEL], ["plugins", "--json"]):
             with self.subTest(words):
                 script = f'"$@" | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}'
-                result = subprocess.run(["bash", "-c", script, "bash", "sh", "-c", 'sleep 0.5; exec "$@"', "sh", BIN,
-                                         *words], capture_output=True, text=True, timeout=120)
+                result = program.run_line(["bash", "-c", script, "bash", "sh", "-c", 'sleep 0.5; exec "$@"', "sh",
+                                           *program.command(*words)])
                 self.assertEqual("", result.stderr)
                 self.assertIn(result.stdout.strip(), ("141", "0"))
         read, write = os.pipe()
         os.close(read)
         for words in (["train", "--help"], ["inspect", MODEL]):
-            result = subprocess.run([BIN, *words], stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
+            result = subprocess.run([PROGRAM, *words], stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
             self.assertEqual((141, ""), (result.returncode, result.stderr))
         os.close(write)
         with open("/dev/full", "w", encoding="utf-8") as full:
-            result = subprocess.run([BIN, "train", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+            result = subprocess.run([PROGRAM, "train", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
         self.assertEqual(3, result.returncode)
         self.assertIn("stdout: ", result.stderr)
 
     def test_a_timeline_may_lie_in_the_folder_that_the_run_makes(self):
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", self.dir / "tiny"], check=True,
-                       capture_output=True)
+        program.write_tiny_model(self.dir / "tiny")
         data = self.dir / "data"
         data.mkdir()
         source = next((REPOSITORY / "examples/shapes/hatched").glob("*.png"))

@@ -1,20 +1,19 @@
 """Runs that do not fit into the device at first, or at all, and what is told of memory."""
 
 import csv
-import importlib.util
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree
 
+import program
+
 HOST = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HOST / "generate"), str(HOST / "train")]
-from generate_cli_test import PROGRAM, REPOSITORY, pixels  # noqa: E402
+from generate_cli_test import pixels  # noqa: E402
 from train_cli_test import TARGETS, losses, state_of, tensors, write_dataset  # noqa: E402
 
 UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -22,15 +21,6 @@ UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 # A batch whose denoising takes more than anything else.
 BATCH = dict(height=256, width=256, num_images=4, batch_size=4, tiled=True, tile_size=64, tile_stride=48)
-
-
-def write_model(folder):
-    """The tiny example model with more blocks in its denoiser."""
-    spec = importlib.util.spec_from_file_location("make", REPOSITORY / "examples/tiny_model/make.py")
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    make.DENOISER_BLOCKS = 5
-    make.make(folder, seed=0)
 
 
 def size_in(pattern, said):
@@ -45,7 +35,7 @@ class OutOfMemoryTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_out_of_memory_")
         root = cls.root = pathlib.Path(cls.holder.name)
         cls.model, cls.small, cls.large, cls.mixed = (root / n for n in ("model", "small", "large", "mixed"))
-        write_model(cls.model)
+        program.write_tiny_model(cls.model, denoiser_blocks=5)
         write_dataset(cls.small, count=4)
         write_dataset(cls.large, count=4, sizes=((320, 320),))
         write_dataset(cls.mixed, count=4, sizes=((64, 64), (320, 320)))
@@ -62,11 +52,7 @@ class OutOfMemoryTest(unittest.TestCase):
     def run_program(self, command, expect=0, **flags):
         defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="simulated:1GiB",
                         vram="off", threads=1)
-        words = [str(PROGRAM), command]
-        for name, value in {**defaults, **flags}.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        result = subprocess.run(words, cwd=self.dir, capture_output=True, text=True, timeout=280)
-        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
+        result = program.run_line(program.command(command, **{**defaults, **flags}), code=expect, cwd=self.dir)
         errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         self.assertEqual(len(errors), 1 if expect else 0, result.stderr[-3000:])
         self.error = errors[0] if errors else ""

@@ -2,22 +2,16 @@
 """Runs the program: commands, exit codes, and what is said about files."""
 
 import json
-import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 import zlib
 
-BIN = os.environ["ATELIER_BIN"]
-FAKES = pathlib.Path(BIN).parent.parent / "tests" / "fake_plugins"
+from program import PROGRAM, run, write_tiny_model
 
-
-def run(*arguments, **environment):
-    return subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **environment})
+FAKES = PROGRAM.parent.parent / "tests" / "fake_plugins"
 
 
 def safetensors(path, tensors):
@@ -174,9 +168,8 @@ class ProgramTest(unittest.TestCase):
         self.refused(2, "inspect", self.folder / "open.csv", says=["open.csv:2", "[CSV_QUOTE]"])
 
     def test_inspect_recognises_a_whole_model(self):
-        maker = pathlib.Path(__file__).resolve().parents[3] / "examples" / "tiny_model" / "make.py"
         model = self.folder / "model"
-        subprocess.run([sys.executable, maker, model], check=True, capture_output=True, timeout=120)
+        write_tiny_model(model)
         result = run("inspect", "--json", model)
         self.assertEqual(result.returncode, 0, result.stderr)
         said = [json.loads(line) for line in result.stdout.splitlines()]

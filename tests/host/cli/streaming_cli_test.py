@@ -1,34 +1,25 @@
 """Models whose blocks rest on the host or in their files, as a user runs them: the same bits, less of the device."""
 
-import importlib.util
 import json
 import math
 import pathlib
 import re
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 
+import program
+
 HOST = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HOST / "generate"), str(HOST / "train"), str(HOST / "lora")]
-from generate_cli_test import PROGRAM, REPOSITORY, pixels  # noqa: E402
+from generate_cli_test import pixels  # noqa: E402
 from lora_cli_test import factors, read_header, write_tensors  # noqa: E402
 from train_cli_test import TARGETS, tensors, write_dataset  # noqa: E402
 
 BLOCKS = 4
 ALL_ON_HOST = "dit=host,text_encoder=host,vae=host"
 ALL_IN_FILES = "dit=disk,text_encoder=disk,vae=disk"
-
-
-def write_model(folder):
-    """The tiny example model with more blocks in its denoiser."""
-    spec = importlib.util.spec_from_file_location("make", REPOSITORY / "examples/tiny_model/make.py")
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    make.DENOISER_BLOCKS = BLOCKS
-    make.make(folder, seed=0)
 
 
 def write_loras(model, folder):
@@ -56,7 +47,7 @@ class StreamingTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_streaming_")
         root = cls.root = pathlib.Path(cls.holder.name)
         cls.model, cls.loras, cls.data = root / "model", root / "loras", root / "data"
-        write_model(cls.model)
+        program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
         write_loras(cls.model, cls.loras)
         write_dataset(cls.data, count=3)
         cls.plain = {}
@@ -70,19 +61,14 @@ class StreamingTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.dir = pathlib.Path(folder.name)
 
-    def run_program(self, command, expect=0, stdin=None, **flags):
+    def run_program(self, command, expect=0, stdin="", **flags):
         defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu")
         if command != "probe":
             defaults["threads"] = 1
         if command in ("generate", "train"):
             defaults["vram"] = "off"  # places are said by hand
-        words = [str(PROGRAM), command]
-        for name, value in {**defaults, **flags}.items():
-            if value is not None:
-                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        result = subprocess.run(words, cwd=self.dir, capture_output=True, text=True, timeout=280, input=stdin)
-        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
-        return result.stderr
+        line = program.command(command, **{**defaults, **flags})
+        return program.run_line(line, code=expect, cwd=self.dir, stdin=stdin).stderr
 
     def picture(self, **flags):
         """Compressed pixels, and what was said."""

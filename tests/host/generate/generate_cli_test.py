@@ -7,13 +7,12 @@ import pathlib
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+import program
+
 
 
 def png_chunks(path):
@@ -64,9 +63,7 @@ class GenerateTest(unittest.TestCase):
     def setUpClass(cls):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_generate_")
         cls.model = pathlib.Path(cls.holder.name) / "model"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
-                       check=True,
-                       capture_output=True)
+        program.write_tiny_model(cls.model)
 
     @classmethod
     def tearDownClass(cls):
@@ -86,20 +83,10 @@ class GenerateTest(unittest.TestCase):
                         seed=3,
                         threads=1,
                         device="cpu")
-        words = [str(PROGRAM), "generate"]
-        for name, value in {**defaults, **flags}.items():
-            if value is None:
-                continue
-            words += ["--" + name] if value is True else ["--" + name, str(value)]
-        return words
+        return program.command("generate", **{**defaults, **flags})
 
-    def run_program(self, stdin=None, **flags):
-        return subprocess.run(self.command(**flags),
-                              cwd=self.dir,
-                              input=stdin,
-                              capture_output=True,
-                              text=True,
-                              timeout=240)
+    def run_program(self, stdin="", **flags):
+        return program.run_line(self.command(**flags), cwd=self.dir, stdin=stdin)
 
     def succeed(self, **flags):
         result = self.run_program(**flags)
@@ -383,10 +370,7 @@ class GenerateTest(unittest.TestCase):
         self.fail_with(3, "driver", prompt="a cat", device="cuda")
 
     def test_help_lists_the_flags_of_the_family_too(self):
-        result = subprocess.run([PROGRAM, "generate", "--help"],
-                                capture_output=True,
-                                text=True,
-                                check=True)
+        result = program.run("generate", "--help", code=0)
         for flag in ("--prompt", "--denoising_strength", "--prompts_file", "--tile_stride",
                      "--model_paths"):
             self.assertIn(flag, result.stdout)

@@ -2,16 +2,13 @@
 
 import json
 import math
-import os
 import pathlib
 import struct
-import subprocess
-import sys
 import tempfile
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+import program
+
 FLAGS = ["--plugin", "qwen_image", "--height", "64", "--width", "64", "--num_inference_steps", "2", "--seed", "3",
          "--threads", "1", "--device", "cpu", "--dtype", "float32"]
 
@@ -46,8 +43,7 @@ class LoraTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lora_")
         root = pathlib.Path(cls.holder.name)
         cls.model, cls.loras = root / "model", root / "loras"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model], check=True,
-                       capture_output=True)
+        program.write_tiny_model(cls.model)
         cls.loras.mkdir()
         shapes = {}
         for file in sorted((cls.model / "transformer").glob("*.safetensors")):
@@ -75,11 +71,10 @@ class LoraTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.dir = pathlib.Path(folder.name)
 
-    def run_program(self, *words, stdin=None):
-        return subprocess.run([str(PROGRAM), *map(str, words)], cwd=self.dir, input=stdin, capture_output=True,
-                              text=True, timeout=240)
+    def run_program(self, *words, stdin=""):
+        return program.run(*words, cwd=self.dir, stdin=stdin)
 
-    def generate(self, *words, stdin=None):
+    def generate(self, *words, stdin=""):
         return self.run_program("generate", *FLAGS, "--model_paths", json.dumps([str(self.model)]), *words,
                                 stdin=stdin)
 

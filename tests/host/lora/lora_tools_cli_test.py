@@ -5,15 +5,14 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import unittest
 
 import lora_cli_test as lora
+import program
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # matrices are tiny here
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # matrices are tiny here
 
 
 class LoraToolsTest(unittest.TestCase):
@@ -23,8 +22,7 @@ class LoraToolsTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_lora_tools_")
         root = pathlib.Path(cls.holder.name)
         cls.model = root / "model"
-        subprocess.run([sys.executable, lora.REPOSITORY / "examples/tiny_model/make.py", cls.model], check=True,
-                       capture_output=True)
+        program.write_tiny_model(cls.model)
         style, light = {}, {}
         for file in sorted((cls.model / "transformer").glob("*.safetensors")):
             for name, meta in lora.read_header(file).items():
@@ -52,8 +50,7 @@ class LoraToolsTest(unittest.TestCase):
         self.transformer = ["--plugin", "qwen_image", "--model_paths", "models/Qwen-Image/transformer"]
 
     def run_lora(self, *words):
-        return subprocess.run([str(lora.PROGRAM), "lora", *map(str, words)], cwd=self.dir, capture_output=True,
-                              text=True, timeout=240, env=ENVIRONMENT)
+        return program.run("lora", *words, cwd=self.dir, **ENVIRONMENT)
 
     def lora(self, *words):
         result = self.run_lora(*words)
@@ -73,7 +70,7 @@ class LoraToolsTest(unittest.TestCase):
         return result.stderr
 
     def test_the_examples_of_the_documentation_run(self):
-        text = (lora.REPOSITORY / "docs/lora.md").read_text()
+        text = (program.REPOSITORY / "docs/lora.md").read_text()
         examples = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
         self.assertGreaterEqual(len(examples), 4)
         (self.dir / "out").mkdir()
@@ -83,12 +80,11 @@ class LoraToolsTest(unittest.TestCase):
         shim = self.dir / "bin/atelier"  # images of the examples are small here
         shim.parent.mkdir()
         shim.write_text(f'#!/bin/sh\n[ "$1" != generate ] || set -- "$@" --height 64 --width 64 '
-                        f'--num_inference_steps 1 --device cpu --threads 1\nexec "{lora.PROGRAM}" "$@"\n')
+                        f'--num_inference_steps 1 --device cpu --threads 1\nexec "{program.PROGRAM}" "$@"\n')
         shim.chmod(0o755)
         script = "set -e\n" + "".join(examples)
-        result = subprocess.run(["bash", "-c", script], cwd=self.dir, capture_output=True, text=True, timeout=300,
-                                env={**ENVIRONMENT, "PATH": f"{shim.parent}:{os.environ['PATH']}"})
-        self.assertEqual(result.returncode, 0, result.stderr)
+        program.run_line(["bash", "-c", script], code=0, cwd=self.dir, PATH=f"{shim.parent}:{os.environ['PATH']}",
+                         **ENVIRONMENT)
         named = set(re.findall(r"--output (\S+)|convert \S+ (\S+)", script))
         for name in {a or b for a, b in named}:
             self.assertTrue((self.dir / name).is_file(), name)

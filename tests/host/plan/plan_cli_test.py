@@ -1,19 +1,16 @@
 """Runs `atelier plan` as a user would: on models of published size without values, and on the tiny one."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
-sys.path.insert(0, str(REPOSITORY / "tests/support"))
-sys.path.insert(0, str(REPOSITORY / "tests/host/train"))
-import published_sizes  # noqa: E402
+import program
+import published_sizes
+
+sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
 from train_cli_test import write_dataset  # noqa: E402
 
 GIB = 1 << 30
@@ -29,8 +26,7 @@ class PlanTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_plan_")
         cls.root = pathlib.Path(cls.holder.name)
         cls.tiny, cls.big = cls.root / "tiny", cls.root / "big"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.tiny], check=True,
-                       capture_output=True)
+        program.write_tiny_model(cls.tiny)
         published_sizes.write_model(cls.tiny, cls.big)
         write_dataset(cls.root / "data", count=4)
 
@@ -39,12 +35,7 @@ class PlanTest(unittest.TestCase):
         cls.holder.cleanup()
 
     def run_program(self, *words, expect=0, **flags):
-        words = [str(PROGRAM), *words]
-        for name, value in {"plugin": "qwen_image", **flags}.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        result = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=self.root, timeout=300)
-        self.assertEqual(result.returncode, expect, result.stderr)
-        return result
+        return program.run_line(program.command(*words, **{"plugin": "qwen_image", **flags}), code=expect, cwd=self.root)
 
     def plan(self, *words, **flags):
         path = self.root / "plan.json"
@@ -140,9 +131,7 @@ class GenerationPlanTest(PlanTest):
                                     (["generate"], {"vram": "much"}, "much"),
                                     (["generate"], {"allow_storage": "fp4"}, "fp4")):
             flags = {"model_paths": json.dumps([str(self.tiny)]), "prompt": "a fox", **flags}
-            result = subprocess.run([str(PROGRAM), "plan", *words, "--plugin", "qwen_image"] +
-                                    [word for name, value in flags.items() for word in (f"--{name}", value)],
-                                    capture_output=True, encoding="utf-8", cwd=self.root)
+            result = program.run_line(program.command("plan", *words, plugin="qwen_image", **flags), cwd=self.root)
             self.assertIn(result.returncode, (2, 3), result.stderr)
             self.assertIn(named, result.stderr)
 

@@ -1,20 +1,18 @@
 """Walks through the flags that say where things rest: a plan takes each as the run takes it."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
-sys.path.insert(0, str(REPOSITORY / "tests/host/train"))
+import program
+
+sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
 from train_cli_test import write_dataset  # noqa: E402
 
-MODEL = REPOSITORY / "examples/shapes/model"
+MODEL = program.REPOSITORY / "examples/shapes/model"
 MIB = 1 << 20
 UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 # A machine with the room of the simulated device below.
@@ -116,16 +114,10 @@ class FlagsTest(unittest.TestCase):
                           max_train_steps=3, cache_path=self.root / "cache", save_state="false")
             if "trainable_models" not in flags:
                 common.update(lora_base_model="dit", lora_rank=4)
-        words = []
-        for name, value in {**common, **flags}.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return words
+        return program.command(**{**common, **flags})[1:]
 
     def run_program(self, *words):
-        result = subprocess.run([str(PROGRAM), *words], capture_output=True, encoding="utf-8", cwd=self.root,
-                                timeout=300)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return result
+        return program.run(*words, code=0, cwd=self.root)
 
     def plan(self, command, flags):
         path = self.root / "plan.json"
@@ -192,9 +184,7 @@ class FlagsTest(unittest.TestCase):
         words = self.words("train", flags) + ["--output_path", str(self.root / "refused"), "--device",
                                               "simulated:8MiB:1GB/s"]
         for command in (["plan", "train"], ["train"]):
-            result = subprocess.run([str(PROGRAM), *command, *words], capture_output=True, encoding="utf-8",
-                                    cwd=self.root)
-            self.assertEqual(result.returncode, 4, result.stderr)
+            result = program.run(*command, *words, code=4, cwd=self.root)
             self.assertIn("does not fit into 8.00 MiB", result.stderr)
             self.assertIn("without --param_size_threshold", result.stderr)
 

@@ -10,12 +10,12 @@ import tempfile
 import time
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
-sys.path.insert(0, str(REPOSITORY / "tests/host/train"))
+import program
+
+sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
 from train_cli_test import write_dataset  # noqa: E402
 
-MODEL = REPOSITORY / "examples/shapes/model"
+MODEL = program.REPOSITORY / "examples/shapes/model"
 MOST_BYTES = 1 << 30  # that a refusal may take, with LibTorch's libraries
 SECONDS = 20  # for an answer, on a machine that does other things beside
 
@@ -33,11 +33,8 @@ class SizesTest(unittest.TestCase):
         cls.holder.cleanup()
 
     def words(self, *command, **flags):
-        words = [str(PROGRAM), *command]
         common = {"plugin": "qwen_image", "model_paths": json.dumps([str(MODEL)]), "threads": 1}
-        for name, value in {**common, **flags}.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return words
+        return program.command(*command, **{**common, **flags})
 
     def generate(self, *command, **flags):
         return self.words(*(command or ("generate",)), **{"prompt": "a red circle", "num_inference_steps": 2,
@@ -98,8 +95,7 @@ class SizesTest(unittest.TestCase):
                                    device_profile="h200", vram="900000GiB"), 0, "predicted")
 
     def test_what_is_let_through_runs(self):
-        subprocess.run(self.generate(height=256, width=256, host_memory="512MiB"), check=True, capture_output=True,
-                       timeout=60)
+        program.run_line(self.generate(height=256, width=256, host_memory="512MiB"), code=0, timeout=60)
         self.assertTrue((self.root / "out.png").exists())
         (self.root / "out.png").unlink()
 

@@ -1,20 +1,18 @@
 """Runs `atelier cache` as a user would, on the tiny example model."""
 
 import json
-import os
 import pathlib
 import shutil
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 import zlib
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+import program
+
 
 
 def write_png(path, width, height, seed):
@@ -45,9 +43,7 @@ class CacheTest(unittest.TestCase):
     def setUpClass(cls):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_cache_")
         cls.model = pathlib.Path(cls.holder.name) / "model"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
-                       check=True,
-                       capture_output=True)
+        program.write_tiny_model(cls.model)
 
     @classmethod
     def tearDownClass(cls):
@@ -78,17 +74,10 @@ class CacheTest(unittest.TestCase):
                         lora_base_model="dit",
                         threads=1,
                         device="cpu")
-        words = [str(PROGRAM), "cache", *switches]
-        for name, value in {**defaults, **flags}.items():
-            words += [f"--{name}", str(value)] if value is not None else []
-        return words
+        return program.command("cache", *switches, **{**defaults, **flags})
 
     def run_program(self, *switches, **flags):
-        return subprocess.run(self.command(*switches, **flags),
-                              cwd=self.dir,
-                              capture_output=True,
-                              text=True,
-                              timeout=240)
+        return program.run_line(self.command(*switches, **flags), cwd=self.dir)
 
     def succeed(self, *switches, **flags):
         result = self.run_program(*switches, **flags)
@@ -260,8 +249,7 @@ class CacheTest(unittest.TestCase):
         text = self.succeed("--help").stdout
         for flag in ("--dry_run", "--cache_path", "--max_pixels", "--caption_dropout_rate"):
             self.assertIn(flag, text)
-        result = subprocess.run([PROGRAM, "cache"], capture_output=True, text=True, check=False)
-        self.assertEqual(result.returncode, 2)
+        result = program.run("cache", code=2)
         self.assertIn("--plugin is missing", result.stderr)
 
 

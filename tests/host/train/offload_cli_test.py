@@ -1,16 +1,12 @@
 """Trains with weights and the optimizer in host memory, on the simulated device for a GPU, as a user would."""
 
 import json
-import os
 import pathlib
-import re
-import subprocess
-import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from train_cli_test import PROGRAM, REPOSITORY, TARGETS, state_of, tensors, write_dataset  # noqa: E402
+import program
+from train_cli_test import TARGETS, state_of, tensors, write_dataset
 
 FULL = dict(trainable_models="dit")
 LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4)
@@ -27,8 +23,7 @@ class OffloadTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_offload_")
         root = cls.root = pathlib.Path(cls.holder.name)
         cls.model, cls.data = root / "model", root / "data"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
-                       check=True, capture_output=True)
+        program.write_tiny_model(cls.model)
         write_dataset(cls.data)
 
     @classmethod
@@ -47,15 +42,7 @@ class OffloadTest(unittest.TestCase):
                         max_pixels=64 * 64, learning_rate=1e-3, max_train_steps=5, num_epochs=9, threads=1,
                         gradient_accumulation_steps=2, save_steps=5, enable_csv_log=True,
                         cache_path=self.root / "cache", output_path=self.dir / name)
-        words = [str(PROGRAM), "train"]
-        for key, value in {**defaults, **flags}.items():
-            if value is True:
-                words.append(f"--{key}")
-            elif value is not None:
-                words += [f"--{key}", str(value)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=280)
-        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
-        self.stderr = result.stderr
+        self.stderr = program.run_line(program.command("train", **{**defaults, **flags}), code=expect).stderr
         return self.dir / name
 
     def assert_same_state(self, a, b, step=5):

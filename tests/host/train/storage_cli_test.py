@@ -1,11 +1,8 @@
 """Trains and generates on weights that are stored in 8 bits, as a user would."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import unittest
 
@@ -13,8 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from train_cli_test import PROGRAM, REPOSITORY, TARGETS, state_of, tensors, write_discs  # noqa: E402
+import program
+from train_cli_test import TARGETS, state_of, tensors, write_discs
 
 KINDS = ("fp8", "int8")
 
@@ -43,8 +40,7 @@ class StorageTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_storage_")
         cls.root = pathlib.Path(cls.holder.name)
         cls.model = cls.root / "model"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
-                       check=True, capture_output=True)
+        program.write_tiny_model(cls.model)
         write_discs(cls.root / "data", range(8))
         write_discs(cls.root / "held", range(20, 24))
 
@@ -55,13 +51,8 @@ class StorageTest(unittest.TestCase):
     def run_program(self, command, expect=0, **flags):
         defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu",
                         threads=1)
-        words = [str(PROGRAM), command]
-        for name, value in {**defaults, **flags}.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=280,
-                                env={**os.environ, "OMP_NUM_THREADS": "1"})
-        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
-        return result.stderr
+        line = program.command(command, **{**defaults, **flags})
+        return program.run_line(line, code=expect, OMP_NUM_THREADS="1").stderr
 
     def train(self, name, **flags):
         out = self.root / name

@@ -3,12 +3,11 @@
 import json
 import pathlib
 import struct
-import subprocess
-import sys
 import tempfile
 import unittest
 
-from cache_cli_test import PROGRAM, REPOSITORY, write_png
+import program
+from cache_cli_test import write_png
 
 # The tiny model's tokenizer gives a token for each letter here, and the template's end is among the
 # 1024 that are encoded.
@@ -36,9 +35,7 @@ class TextLengthsTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_texts_")
         root = pathlib.Path(cls.holder.name)
         cls.model = root / "model"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
-                       check=True,
-                       capture_output=True)
+        program.write_tiny_model(cls.model)
 
     @classmethod
     def tearDownClass(cls):
@@ -55,11 +52,9 @@ class TextLengthsTest(unittest.TestCase):
         (self.dir / name).write_text("\n".join(["image,prompt", *rows]) + "\n")
 
     def run_program(self, *words, **flags):
-        words = [str(PROGRAM), *words, "--plugin", "qwen_image", "--device", "cpu", "--threads", "1",
-                 "--model_paths", json.dumps([str(self.model)])]
-        for name, value in flags.items():
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return subprocess.run(words, cwd=self.dir, capture_output=True, text=True, timeout=240)
+        line = program.command(*words, plugin="qwen_image", device="cpu", threads=1,
+                               model_paths=json.dumps([str(self.model)]), **flags)
+        return program.run_line(line, cwd=self.dir)
 
     def on_rows(self, *words, **flags):
         defaults = dict(dataset_base_path=".", dataset_metadata_path="rows.csv", output_path="out",

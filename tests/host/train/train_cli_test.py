@@ -1,20 +1,18 @@
 """Runs `atelier train` as a user would, on the tiny example model."""
 
 import json
-import os
 import pathlib
 import shutil
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 import zlib
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
-PROGRAM = pathlib.Path(os.environ.get("ATELIER_BIN", REPOSITORY / "build/release/bin/atelier"))
+import program
+
 TARGETS = "to_q,to_k,to_v"
 
 
@@ -94,8 +92,7 @@ class TrainTest(unittest.TestCase):
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_train_")
         root = pathlib.Path(cls.holder.name)
         cls.model, cls.data, cls.mixed = root / "model", root / "data", root / "mixed"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", cls.model],
-                       check=True, capture_output=True)
+        program.write_tiny_model(cls.model)
         write_dataset(cls.data)
         write_dataset(cls.mixed, sizes=((64, 64), (96, 64)))
 
@@ -116,19 +113,11 @@ class TrainTest(unittest.TestCase):
                         lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4,
                         enable_csv_log=True, cache_path=pathlib.Path(self.holder.name) / "cache",
                         output_path=out)
-        words = [str(PROGRAM), command]
-        for name, value in {**defaults, **flags}.items():
-            if value is True:
-                words.append(f"--{name}")
-            elif value is not None:
-                words += [f"--{name}", str(value)]
-        return words
+        return program.command(command, **{**defaults, **flags})
 
     def train(self, name="run", expect=0, **flags):
         out = self.dir / name
-        result = subprocess.run(self.words(out, **flags), capture_output=True, text=True, timeout=280)
-        self.assertEqual(result.returncode, expect, result.stderr[-3000:])
-        self.stderr = result.stderr
+        self.stderr = program.run_line(self.words(out, **flags), code=expect).stderr
         return out
 
     def assert_same_state(self, a, b, step):
@@ -139,22 +128,15 @@ class TrainTest(unittest.TestCase):
         self.assertEqual(different, [])
 
     def inspect(self, path, expect=0):
-        result = subprocess.run([str(PROGRAM), "inspect", "--json", str(path)], capture_output=True,
-                                text=True, timeout=120)
-        self.assertEqual(result.returncode, expect, result.stderr + result.stdout)
-        subprocess.run([str(PROGRAM), "inspect", str(path)], capture_output=True, timeout=120,
-                       check=expect == 0)
+        result = program.run("inspect", "--json", path, code=expect)
+        program.run("inspect", path, code=0 if expect == 0 else None)
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     def generate(self, out, **flags):
-        words = [str(PROGRAM), "generate", "--plugin", "qwen_image", "--model_paths",
-                 json.dumps([str(self.model)]), "--height", "64", "--width", "64",
-                 "--num_inference_steps", "2", "--seed", "1", "--prompt", "an image", "--quiet",
-                 "--no_metadata", "--device", "cpu", "--output", str(out)]
-        for name, value in flags.items():
-            words += [f"--{name}", str(value)]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        program.run_line(program.command(
+            "generate", plugin="qwen_image", model_paths=json.dumps([str(self.model)]), height=64, width=64,
+            num_inference_steps=2, seed=1, prompt="an image", quiet=True, no_metadata=True, device="cpu", output=out,
+            **flags), code=0)
         return out.read_bytes()
 
     def test_a_lora_run_leaves_weights_states_metrics_and_its_configuration(self):
@@ -187,9 +169,7 @@ class TrainTest(unittest.TestCase):
         process.send_signal(signal.SIGKILL)
         process.wait()
         self.assertFalse((killed / "checkpoints/step-00000020").is_dir())
-        result = subprocess.run([str(PROGRAM), "train", "--resume", str(killed), "--dataset_num_workers",
-                                 "0"], capture_output=True, text=True, timeout=280)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        program.run("train", "--resume", killed, "--dataset_num_workers", 0, code=0)
         self.assert_same_state(straight, killed, 20)
         self.assertEqual(tensors(straight / "step-20.safetensors"),
                          tensors(killed / "step-20.safetensors"))
@@ -210,9 +190,7 @@ class TrainTest(unittest.TestCase):
             self.assertEqual(len(saved), 1)
             self.assertTrue(3 <= saved[0] < 60, saved)
             self.assertTrue((run / f"step-{saved[0]}.safetensors").is_file())
-            result = subprocess.run([str(PROGRAM), "train", "--resume", str(run)],
-                                    capture_output=True, text=True, timeout=280)
-            self.assertEqual(result.returncode, 0, result.stderr)
+            program.run("train", "--resume", run, code=0)
             self.assert_same_state(straight, run, 60)
 
     def test_two_stages_give_the_bits_of_one(self):
@@ -538,8 +516,7 @@ class TrainTest(unittest.TestCase):
     def test_a_run_does_not_go_on_with_other_weights(self):
         run = self.train(max_train_steps=2, save_steps=2)
         other = self.dir / "other"
-        subprocess.run([sys.executable, REPOSITORY / "examples/tiny_model/make.py", other, "--seed",
-                        "5"], check=True, capture_output=True)
+        program.write_tiny_model(other, seed=5)
         self.train(expect=2, resume=run, model_paths=json.dumps([str(other)]))
         self.assertIn("other weights", self.stderr)
         self.train(resume=run, batch_size=2)
@@ -599,9 +576,7 @@ class TrainTest(unittest.TestCase):
             self.assertEqual(state_of(run, 2) == expected, "seed" not in how)
             self.assertEqual((run / "loss.csv").read_text().count(",train/loss,"), rows)
         self.forget_saves(run)
-        result = subprocess.run([str(PROGRAM), "train", "--resume", str(run), "--seed", "42"],
-                                capture_output=True, text=True, timeout=280)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = program.run("train", "--resume", run, "--seed", 42, code=0)
         self.assertIn("training begins from the beginning", result.stderr)
         self.assertEqual(state_of(run, 2), expected)
         self.forget_saves(run)
@@ -612,9 +587,7 @@ class TrainTest(unittest.TestCase):
         run = self.train(max_train_steps=1, save_steps=1)
         for flag, ours, theirs in (("lora_rank", "8", "4"), ("lora_target_modules", "to_q,to_k", "to_q,to_k,to_v"),
                                    ("optimizer_type", "Prodigy", "AdamW"), ("ema_decay", "0.9", "0")):
-            result = subprocess.run([str(PROGRAM), "train", "--resume", str(run), "--max_train_steps", "3",
-                                     f"--{flag}", ours], capture_output=True, text=True, timeout=280)
-            self.assertEqual(result.returncode, 2, result.stderr)
+            result = program.run("train", "--resume", run, "--max_train_steps", 3, f"--{flag}", ours, code=2)
             self.assertIn(f'--{flag}: "{ours}", and the run that is resumed has "{theirs}"', result.stderr)
             told = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
             self.assertEqual(len(told), 1, result.stderr)
@@ -634,8 +607,7 @@ class TrainTest(unittest.TestCase):
         self.train(resume=run, max_train_steps=2)
         self.assertEqual(tensors(run / "step-2.safetensors"), self.tensors_of(saved))
         epochs = self.train("epochs", max_train_steps=None)
-        result = subprocess.run([str(PROGRAM), "train", "--resume", str(epochs)], capture_output=True, text=True)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = program.run("train", "--resume", epochs, code=0)
         self.assertIn("step 6 of 6; to go on, give a larger --num_epochs than 1", result.stderr)
 
     def tensors_of(self, data):
@@ -653,14 +625,11 @@ class TrainTest(unittest.TestCase):
                                         tokenizer_path="models/tiny/image/tokenizer"))):
             words = self.words(name, data=pathlib.Path("data"), sample_prompts="prompts.txt", cache_path=None,
                                sample_every_n_steps=4, max_train_steps=2, save_steps=2, **model)
-            result = subprocess.run(words, cwd=self.dir, capture_output=True, text=True, timeout=280)
-            self.assertEqual(result.returncode, 0, result.stderr)
+            program.run_line(words, code=0, cwd=self.dir)
             moved = self.dir / "elsewhere" / name
             moved.parent.mkdir(exist_ok=True)
             (self.dir / name).rename(moved)
-            result = subprocess.run([str(PROGRAM), "train", "--resume", str(moved), "--max_train_steps", "4"],
-                                    cwd="/", capture_output=True, text=True, timeout=280)
-            self.assertEqual(result.returncode, 0, result.stderr)
+            result = program.run("train", "--resume", moved, "--max_train_steps", 4, code=0, cwd="/")
             self.assertTrue((moved / "step-4.safetensors").is_file())
             self.assertFalse((self.dir / name).exists())
             self.assertNotIn("encode texts", result.stderr)  # the cache moved along
@@ -670,14 +639,13 @@ class TrainTest(unittest.TestCase):
         disk.mkdir()
         namespace = ["unshare", "-rm", "sh", "-c"]
         mount = 'mount -t tmpfs -o size=64m tmpfs "$0" && '
-        if subprocess.run([*namespace, mount + "true", disk], capture_output=True).returncode != 0:
+        if program.run_line([*namespace, mount + "true", disk]).returncode != 0:
             self.skipTest("a small disk cannot be mounted here")
         # The whole denoiser: 2.5 MiB of weights, 17 MiB of state.
         words = self.words(disk / "run", lora_base_model=None, lora_target_modules=None, lora_rank=None,
                            trainable_models="dit", max_train_steps=9, save_steps=1, num_epochs=2)
-        result = subprocess.run([*namespace, mount + '"$@"; code=$?; find "$0" | sort; exit $code', disk, *words],
-                                capture_output=True, text=True, timeout=280)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        result = program.run_line([*namespace, mount + '"$@"; code=$?; find "$0" | sort; exit $code', disk, *words],
+                                  code=0)
         left = [line.removeprefix(f"{disk}/run/") for line in result.stdout.splitlines()]
         self.assertIn("checkpoints/step-00000008/MANIFEST.json", left)
         self.assertIn("checkpoints/step-00000009/MANIFEST.json", left)
