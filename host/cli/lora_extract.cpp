@@ -46,7 +46,11 @@ flags::CommandSpec lora_extract_command() {
        .kind = flags::FlagKind::kList,
        .help = "ends of layers' names, or globs: to_q,to_k; without it every linear layer",
        .preset = ""},
-      {.name = "output", .help = "the file to write", .required = true, .value_name = "FILE"},
+      {.name = "output",
+       .help = "the file to write; where several denoisers differ, one for each component, with "
+               "_COMPONENT before its ending",
+       .required = true,
+       .value_name = "FILE"},
       lora_format_flag("diffusers"),
       lora_dtype_flag("float32", "of the LoRA; auto is float32"),
       {.name = "quiet", .kind = flags::FlagKind::kFlag, .help = "no progress", .preset = "false"},
@@ -56,8 +60,11 @@ flags::CommandSpec lora_extract_command() {
 
 namespace {
 
-void print(const std::string& output, const ExtractReport& report) {
-  std::printf("%s: %s, relative error %.3g\n", display_path(output).c_str(),
+void print(const ExtractReport& report) {
+  std::string files;
+  for (const std::string& file : report.files)
+    files += (files.empty() ? "" : ", ") + display_path(file);
+  std::printf("%s: %s, relative error %.3g\n", files.c_str(),
               count_text(report.total.layers, "layer").c_str(), report.total.relative_error());
   for (const ExtractReport::Kind& kind : report.kinds)
     std::printf("  %s: %s, relative error %.3g\n", kind.name.c_str(),
@@ -102,7 +109,7 @@ int run_lora_extract(std::span<const std::string> arguments) {
       });
   step.finish();
   warn_of_format(progress, options.format);
-  print(flags.text("output"), report);
+  print(report);
   return 0;
 }
 

@@ -19,6 +19,12 @@ void refuse_to_replace(const std::string& flag, const std::string& path) {
               "name another file, or remove that one first", "OUTPUT_EXISTS");
 }
 
+std::string path_of_component(const std::string& path, const std::string& component) {
+  const fs::path whole(path);
+  const std::string name = whole.stem().string() + "_" + component + whole.extension().string();
+  return (whole.parent_path() / name).string();
+}
+
 std::string replaced_note(std::span<const std::string> paths) {
   std::vector<std::string> there;
   std::error_code failure;

@@ -16,9 +16,11 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/files/file_reader.h"
+#include "host/files/outputs.h"
 #include "host/lora/layer_names.h"
 #include "host/lora/low_rank.h"
 #include "host/lora/respell.h"
+#include "host/model/components.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "host/weights/weight_binding.h"
@@ -209,6 +211,25 @@ class Extraction {
   std::map<std::string, ExtractReport::Kind> kinds_;
 };
 
+// The layers of each file by its path.
+std::map<std::string, std::vector<LayerWeights>> by_file(const std::vector<LayerWeights>& layers,
+                                                         const ModelFamily& family,
+                                                         const std::string& output) {
+  std::set<std::string> denoisers;
+  for (const LayerWeights& layer : layers) {
+    if (model::has_role(family, layer.component, Role::kDenoiser))
+      denoisers.insert(layer.component);
+  }
+  std::map<std::string, std::vector<LayerWeights>> files;
+  for (const LayerWeights& layer : layers) {
+    const std::string path =
+        denoisers.size() > 1 ? files::path_of_component(output, layer.component) : output;
+    files[path].push_back(layer);
+  }
+  for (const auto& [path, unused] : files) files::refuse_to_replace("--output", path);
+  return files;
+}
+
 }  // namespace
 
 double ExtractReport::Kind::relative_error() const {
@@ -242,19 +263,20 @@ ExtractReport extract(LoadedModel& base, LoadedModel& tuned, const std::string& 
                 "pass the base and the tuned checkpoint, and targets that were trained",
                 "LORA_NONE");
   for (const auto& [name, kind] : extraction.kinds()) report.kinds.push_back(kind);
-  Description description;
-  description.base_model = std::filesystem::path(pairs[0].base.file()).filename().string();
-  description.architecture = std::string(base.family().name());
-  description.target_modules = options.target_modules;
-  description.title = std::filesystem::path(output).stem().string();
-  const auto is_first = [&](const LayerWeights& layer) {
-    return layer.component == extraction.layers().front().component;
-  };
-  if (std::ranges::all_of(extraction.layers(), is_first))
-    description.component = extraction.layers().front().component;
-  const std::vector<LayerWeights> layers = respell(extraction.layers(), base, options.format);
-  write_lora(output, options.format, layers, LayerNames(&base).targets(), options.dtype,
-             description);
+  for (const auto& [path, layers] : by_file(extraction.layers(), base.family(), output)) {
+    const std::string& component = layers.front().component;
+    Description description;
+    description.base_model =
+        std::filesystem::path(base.find_part(component)->checkpoint.name()).filename().string();
+    description.architecture = std::string(base.family().name());
+    description.target_modules = options.target_modules;
+    description.title = std::filesystem::path(path).stem().string();
+    const auto is_first = [&](const LayerWeights& layer) { return layer.component == component; };
+    if (std::ranges::all_of(layers, is_first)) description.component = component;
+    write_lora(path, options.format, respell(layers, base, options.format),
+               LayerNames(&base).targets(), options.dtype, description);
+    report.files.push_back(path);
+  }
   return report;
 }
 

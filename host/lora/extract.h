@@ -29,7 +29,8 @@ struct ExtractReport {
     // What the LoRA lacks of the change: roots of sums of squares.
     double relative_error() const;
   };
-  std::vector<Kind> kinds;  // of the LoRA, by name
+  std::vector<std::string> files;  // that were written
+  std::vector<Kind> kinds;         // of the LoRA, by name
   Kind total;
   // Weights that changed and are not in the LoRA, by their paths in the component.
   std::vector<std::string> left_out;
@@ -40,9 +41,11 @@ struct ExtractProgress {
   size_t done = 0, total = 0;  // weights
 };
 
-// Writes the best LoRA of options.rank for tuned - base, of every component that both have. One
-// weight of each is in memory. Throws Error{kInvalidArgument} when the models differ in names or
-// shapes, when nothing that is targeted differs and for rank 0, and what write_lora throws.
+// Writes the best LoRA of options.rank for tuned - base, of every component that both have, to
+// `output`. Where several denoisers differ, whose layers have the same names, each component has a
+// file of its own, see files::path_of_component(). One weight of each model is in memory. Throws
+// Error{kInvalidArgument} when the models differ in names or shapes, when nothing that is targeted
+// differs, for rank 0 and for a file that is there, and what write_lora throws.
 ExtractReport extract(model::LoadedModel& base, model::LoadedModel& tuned,
                       const std::string& output, const ExtractOptions& options,
                       const std::function<void(const ExtractProgress&)>& progress = {});

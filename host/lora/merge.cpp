@@ -13,6 +13,7 @@
 
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
+#include "host/files/outputs.h"
 #include "host/lora/added_weight.h"
 #include "host/lora/convert.h"
 #include "host/lora/low_rank.h"
@@ -276,13 +277,6 @@ class MergedTensors {
   at::Tensor sum_;
 };
 
-std::string output_path(const std::string& output, const std::string& component, bool is_only) {
-  if (is_only) return output;
-  const fs::path path(output);
-  return (path.parent_path() / (path.stem().string() + "_" + component + path.extension().string()))
-      .string();
-}
-
 void write_merged(MergedTensors& tensors, const model::LoadedPart& part, const std::string& path,
                   const std::map<std::string, std::string>& metadata,
                   const std::function<void(const MergeProgress&)>& progress) {
@@ -328,7 +322,7 @@ std::vector<MergedComponent> merge_into_model(
     throw Error(ErrorCode::kInvalidArgument, display_path(output) + ": nothing is added",
                 "give a LoRA with a strength other than 0", "LORA_NONE");
   const auto path_of = [&](const std::string& component) {
-    return output_path(output, component, additions.components.size() == 1);
+    return additions.components.size() == 1 ? output : files::path_of_component(output, component);
   };
   for (const model::LoadedPart& part : model.parts()) {
     if (additions.components.contains(part.detection.component))

@@ -4,6 +4,7 @@
 """
 import json
 import pathlib
+import re
 import shutil
 import struct
 import sys
@@ -273,6 +274,25 @@ class Experts(unittest.TestCase):
             self.assertEqual(8, len(tensor_names(lora)))
             self.assertEqual(component, metadata(lora)["atelier.component"])
         self.run_program("train", "--resume", output, "--max_train_steps", 4)
+
+    def test_what_changed_in_both_experts_is_extracted_as_a_file_each(self):
+        trained = self.train_lora("lora_merged", "dit,dit_low")
+        self.run_program("lora", "merge", *(trained / f"step-3.lora.{name}.safetensors" for name in ("dit", "dit_low")),
+                         *self.model(), "--output", "merged.safetensors")
+        extract = ["lora", "extract", "--plugin", PLUGIN, "--model_hints", HINTS, "--lora_rank", 4, "--base_model_paths",
+                   json.dumps([str(self.folder / "model" / name) for name in ("dit", "dit_low")]), "--tuned_model_paths"]
+        said = self.run_program(*extract, "merged_dit.safetensors,merged_dit_low.safetensors", "--output", "both.safetensors")
+        files, error = re.search(r"^(.*): 8 layers, relative error (.*)$", said, re.MULTILINE).groups()
+        self.assertEqual("both_dit.safetensors, both_dit_low.safetensors", files)
+        self.assertLess(float(error), 1e-3)
+        for component in ("dit", "dit_low"):
+            lora = self.folder / f"both_{component}.safetensors"
+            self.assertEqual((8, component), (len(tensor_names(lora)), metadata(lora)["atelier.component"]))
+        said = self.run_program(*extract, "merged_dit.safetensors,merged_dit_low.safetensors", "--output", "both.safetensors",
+                                code=2)
+        self.assertIn("both_dit.safetensors is there already", said)
+        self.run_program(*extract, "model/dit,merged_dit_low.safetensors", "--output", "one.safetensors")
+        self.assertEqual("dit_low", metadata(self.folder / "one.safetensors")["atelier.component"])
 
     def test_the_user_says_which_expert_a_lora_is_for(self):
         lora = self.train_lora("lora_unsaid", "dit") / "step-3.safetensors"
