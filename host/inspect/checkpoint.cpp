@@ -8,8 +8,10 @@
 #include "formats/glob.h"
 #include "formats/lora_names.h"
 #include "host/files/file_reader.h"
+#include "host/inputs/parse.h"
 #include "host/inspect/inspect.h"
 #include "host/model/components.h"
+#include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
@@ -18,6 +20,8 @@ namespace atelier::inspect {
 namespace {
 
 using files::Checkpoint;
+
+constexpr std::string_view kNegativePrompt = "negative_prompt";  // is encoded as the prompt is
 
 // Whole numbers of a list are shown as such.
 Thing config_json(const ConfigValue& value) {
@@ -66,15 +70,24 @@ Thing tensor_summary(const TensorIndex& index, bool lists_tensors) {
   return out;
 }
 
-// The inputs that a component of a family takes.
+// Whether a component has to do with an input: a denoiser with all of its variant, another one with
+// those of the stages that it encodes in.
+bool takes(const ModelFamily& family, const Detection& detection, const InputSpec& input) {
+  if (model::has_role(family, detection.component, Role::kDenoiser))
+    return inputs::holds_for(input, detection.variant);
+  const model::Stages stages = model::stages_of(family, {});
+  return std::ranges::any_of(stages.encoding, [&](const EncodeStage& stage) {
+    if (!model::uses(stage, detection.component)) return false;
+    if (input.role == InputRole::kStart) return stages.is_target(stage);
+    return model::reads(stage, input.name) ||
+           (model::is_prompted(stage) && input.name == kNegativePrompt);
+  });
+}
+
 Thing inputs_of(const ModelFamily& family, const Detection& detection) {
   Thing inputs;
-  const ComponentSpec* spec = model::find_component(family, detection.component);
-  if (spec == nullptr || spec->role == Role::kVae) return inputs;
   for (const InputSpec& input : family.inputs()) {
-    if (spec->role == Role::kDenoiser && !formats::glob_match(input.variants, detection.variant))
-      continue;
-    if (spec->role == Role::kTextEncoder && input.kind != InputKind::kText) continue;
+    if (!takes(family, detection, input)) continue;
     inputs.push_back({{"name", input.name},
                       {"required", input.required},
                       {"use", input.use == InputUse::kTrain      ? "train"
