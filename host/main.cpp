@@ -26,6 +26,7 @@
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "host/train/compat_line.h"
 
 namespace {
@@ -161,8 +162,8 @@ int main(int count, char** values) {
     return code;
   } catch (const std::bad_alloc&) {
     is_running = false;
-    std::fputs("error: the host's memory is used up; use a smaller size or batch [OUT_OF_MEMORY]\n",
-               stderr);
+    std::fprintf(stderr, "error: the host's memory is used up; %s [OUT_OF_MEMORY]\n",
+                 atelier::report::kUseLess);
     return 4;
   }
 }

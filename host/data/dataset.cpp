@@ -15,6 +15,7 @@
 #include "host/data/sizes.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
+#include "host/report/sizes.h"
 
 namespace atelier::data {
 namespace {
@@ -25,10 +26,6 @@ namespace fs = std::filesystem;
 constexpr double kMuchEnlarged = 2.0;
 // How far the shape of a mask may be from that of its image.
 constexpr double kMaskShapeTolerance = 0.01;
-
-std::string size_text(int64_t height, int64_t width) {
-  return std::to_string(width) + "x" + std::to_string(height);
-}
 
 // Where the rows come from. nullopt when there is nothing to read, which is then a problem.
 std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& problems) {
@@ -126,9 +123,10 @@ class ImageRules {
     if (!sizes_.is_valid()) return false;
     const std::string place = item.place + " [" + columns_.target_input() + "]: ";
     if (size.height < 1 || size.width < 1) {
-      problems_.add("too small images",
-                    place + size_text(info.height, info.width) + " pixels are too few to train on",
-                    "take the row out, or give --height and --width to enlarge every image");
+      problems_.add(
+          "too small images",
+          place + report::size_text(info.height, info.width) + " pixels are too few to train on",
+          "take the row out, or give --height and --width to enlarge every image");
       return false;
     }
     item.target = {1, size.height, size.width};
@@ -136,8 +134,8 @@ class ImageRules {
                                   static_cast<double>(size.width) / info.width);
     if (scale > kMuchEnlarged) {
       odd_.add("enlarged images",
-               place + size_text(info.height, info.width) + " is enlarged to " +
-                   size_text(size.height, size.width),
+               place + report::size_text(info.height, info.width) + " is enlarged to " +
+                   report::size_text(size.height, size.width),
                "a larger image would be sharper");
     }
     if (info.is_animated)
@@ -153,8 +151,8 @@ class ImageRules {
     if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
     problems_.add("masks of another shape",
                   item.place + " [" + options_.mask_column + "]: the mask is " +
-                      size_text(mask.height, mask.width) + ", the image " +
-                      size_text(image.height, image.width),
+                      report::size_text(mask.height, mask.width) + ", the image " +
+                      report::size_text(image.height, image.width),
                   "a mask has the shape of its image, at any size");
     return false;
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -16,6 +15,7 @@
 
 #include "atelier/error.h"
 
+#include "memory/clock.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::data {
@@ -40,7 +40,7 @@ class Prefetcher {
   T next();
 
   // Seconds that next() has waited so far.
-  double waited() const { return waited_.count(); }
+  double waited() const { return waited_; }
 
  private:
   struct Result {
@@ -57,7 +57,7 @@ class Prefetcher {
   const std::function<T(int64_t)> make_;
   const int64_t first_, last_;
   int64_t to_take_;  // the position that next() gives
-  std::chrono::duration<double> waited_{0};
+  double waited_ = 0.0;
 
   std::mutex mutex_;  // guards what follows, and writing to_take_
   std::condition_variable_any changed_;
@@ -87,9 +87,9 @@ Prefetcher<T>::~Prefetcher() {
 template <typename T>
 T Prefetcher<T>::next() {
   if (to_take_ >= last_) throw Error(ErrorCode::kInternal, "a prefetcher has nothing left");
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = memory::seconds_now();
   Result result = threads_.empty() ? result_of(make_, to_take_++) : take();
-  waited_ += std::chrono::steady_clock::now() - begin;
+  waited_ += memory::seconds_now() - begin;
   if (result.failure) std::rethrow_exception(result.failure);
   return *std::move(result.value);
 }

@@ -7,6 +7,8 @@
 
 #include "atelier/error.h"
 
+#include "host/report/sizes.h"
+
 namespace atelier::media {
 namespace {
 
@@ -151,10 +153,6 @@ int round_half_even(double x) {
   return static_cast<int>(std::nearbyint(x));
 }
 
-std::string size_text(int width, int height) {
-  return std::to_string(width) + "x" + std::to_string(height);
-}
-
 // Colors times opacity, rounded as Pillow's convert("RGBa").
 Image premultiplied(const Image& image, const Image& alpha) {
   Image result = image;
@@ -169,8 +167,9 @@ Image premultiplied(const Image& image, const Image& alpha) {
 
 Image resize(const Image& image, int width, int height, Filter filter) {
   if (width < 1 || height < 1 || image.width < 1 || image.height < 1) {
-    throw Error(ErrorCode::kInvalidArgument, "resize: cannot make " + size_text(width, height) +
-                                                 " of " + size_text(image.width, image.height));
+    throw Error(ErrorCode::kInvalidArgument, "resize: cannot make " +
+                                                 report::size_text(height, width) + " of " +
+                                                 report::size_text(image.height, image.width));
   }
   const FilterSpec spec = spec_of(filter);
   const bool changes_width = width != image.width;
@@ -192,8 +191,9 @@ Image resize(const Image& image, int width, int height, Filter filter) {
 
 Image center_crop(const Image& image, int width, int height) {
   if (width < 1 || height < 1 || width > image.width || height > image.height) {
-    throw Error(ErrorCode::kInvalidArgument, "center_crop: cannot cut " + size_text(width, height) +
-                                                 " out of " + size_text(image.width, image.height));
+    throw Error(ErrorCode::kInvalidArgument, "center_crop: cannot cut " +
+                                                 report::size_text(height, width) + " out of " +
+                                                 report::size_text(image.height, image.width));
   }
   const int left = round_half_even((image.width - width) / 2.0);
   const int top = round_half_even((image.height - height) / 2.0);

@@ -3,13 +3,10 @@
 #include <algorithm>
 
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 
 namespace atelier::model {
 namespace {
-
-std::string shown(int64_t bytes) {
-  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
-}
 
 // What a component's weights take as they are stored.
 class WeightBytes {
@@ -53,7 +50,7 @@ std::vector<Holder> weight_holders(LoadedModel& model) {
       for (Block* block : model.model().blocks(name)) slots -= bytes.resident(*block);
       holder.device_bytes += slots;
       holder.host_bytes = stats.host_bytes;
-      holder.detail = shown(slots) + " of that in slots for blocks that come and go";
+      holder.detail = report::bytes_text(slots) + " of that in slots for blocks that come and go";
     }
     holders.push_back(std::move(holder));
   }
@@ -67,15 +64,16 @@ std::vector<std::string> holder_lines(const std::vector<Holder>& holders,
   for (const Holder& holder : holders) {
     known += holder.device_bytes;
     if (holder.device_bytes == 0 && holder.host_bytes == 0) continue;
-    std::string line = "memory: " + holder.name + ": " + shown(holder.device_bytes);
-    if (holder.host_bytes > 0) line += ", " + shown(holder.host_bytes) + " on the host";
+    std::string line = "memory: " + holder.name + ": " + report::bytes_text(holder.device_bytes);
+    if (holder.host_bytes > 0)
+      line += ", " + report::bytes_text(holder.host_bytes) + " on the host";
     if (!holder.detail.empty()) line += " (" + holder.detail + ")";
     lines.push_back(std::move(line));
   }
-  std::string line = "memory: the device: at most " + shown(device.peak) + " at once";
-  if (device.capacity > 0) line += ", of " + shown(device.capacity);
+  std::string line = "memory: the device: at most " + report::bytes_text(device.peak) + " at once";
+  if (device.capacity > 0) line += ", of " + report::bytes_text(device.capacity);
   const int64_t taken = device.when_refused > 0 ? device.when_refused : device.peak;
-  if (taken > known) line += "; " + shown(taken - known) + " were none of these";
+  if (taken > known) line += "; " + report::bytes_text(taken - known) + " were none of these";
   lines.push_back(std::move(line));
   return lines;
 }

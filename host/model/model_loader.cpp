@@ -1,7 +1,6 @@
 #include "host/model/model_loader.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include <ATen/ATen.h>
 
@@ -16,7 +15,9 @@
 #include "host/model/request_checks.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "host/weights/weight_loading.h"
+#include "memory/clock.h"
 
 namespace atelier::model {
 
@@ -32,17 +33,14 @@ void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats)
   total.waited_seconds += stats.waited_seconds;
 }
 
-std::string size_text(int64_t bytes) {
-  return report::format_bytes(static_cast<uint64_t>(bytes));
-}
-
 std::string describe(const memory::ResidencyPlan& plan, const memory::Residency::Stats& stats) {
   const auto stay = std::count(plan.blocks.begin(), plan.blocks.end(), memory::Place::kDevice);
-  std::string text = std::to_string(stay) + " of " + std::to_string(plan.blocks.size()) +
-                     " blocks stayed on the device, which held " + size_text(stats.device_bytes) +
-                     "; the host held " + size_text(stats.host_bytes) + "; " +
-                     size_text(stats.copied_bytes) + " came in " + std::to_string(stats.copies) +
-                     " copies, " + std::to_string(stats.late) + " of them late";
+  std::string text =
+      std::to_string(stay) + " of " + std::to_string(plan.blocks.size()) +
+      " blocks stayed on the device, which held " + report::bytes_text(stats.device_bytes) +
+      "; the host held " + report::bytes_text(stats.host_bytes) + "; " +
+      report::bytes_text(stats.copied_bytes) + " came in " + std::to_string(stats.copies) +
+      " copies, " + std::to_string(stats.late) + " of them late";
   if (stats.waited_seconds > 0) {
     char waited[40];
     std::snprintf(waited, sizeof waited, ", %.2f s were waited", stats.waited_seconds);
@@ -221,13 +219,13 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
                                       const files::Checkpoint& checkpoint,
                                       const LoadProgressCallback& progress) {
   if (is_loaded(name)) unload_component(name);
-  const auto start = std::chrono::steady_clock::now();
+  const double start = memory::seconds_now();
   LoadProgress state;
   state.component = name;
   state.bytes_total = weights::bytes_to_read(binding, checkpoint);
   const auto report = [&](bool done) {
     state.done = done;
-    state.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    state.seconds = memory::seconds_now() - start;
     if (progress) progress(state);
   };
   try {
@@ -322,8 +320,8 @@ std::vector<std::string> LoadedModel::streaming_report() const {
   }
   if (!is_simulated_) return lines;
   const memory::TransferDevice::Stats stats = transfer_->stats();
-  lines.push_back("simulated device: at most " + size_text(stats.peak_bytes) +
-                  (stats.capacity == INT64_MAX ? "" : " of " + size_text(stats.capacity)) +
+  lines.push_back("simulated device: at most " + report::bytes_text(stats.peak_bytes) +
+                  (stats.capacity == INT64_MAX ? "" : " of " + report::bytes_text(stats.capacity)) +
                   " were in use");
   return lines;
 }

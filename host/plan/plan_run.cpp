@@ -12,6 +12,7 @@
 #include "host/lora/targets.h"
 #include "host/model/stages.h"
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "host/train/cache_manifest.h"
 #include "host/train/objective.h"
 
@@ -22,10 +23,6 @@ using generate::Job;
 using generate::Settings;
 using model::LoadedModel;
 using model::LoadRequest;
-
-std::string shown(int64_t bytes) {
-  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
-}
 
 double pixels_of(const MediaTarget& target) {
   return static_cast<double>(target.frames) * static_cast<double>(target.height) *
@@ -354,8 +351,8 @@ void note_measured(const Planned& planned, LoadedModel& model, progress::Progres
     measured = at::accelerator::getDeviceStats(model.device().index()).reserved_bytes[all].peak;
   }
   if (measured == 0) return;
-  progress.note("memory: predicted " + shown(planned.result.plan.device_bytes) + ", measured " +
-                shown(measured));
+  progress.note("memory: predicted " + report::bytes_text(planned.result.plan.device_bytes) +
+                ", measured " + report::bytes_text(measured));
 }
 
 }  // namespace atelier::plan

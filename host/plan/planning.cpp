@@ -8,6 +8,7 @@
 #include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::plan {
@@ -20,10 +21,6 @@ using model::LoadRequest;
 using weights::Storage;
 
 constexpr std::string_view kOff = "off";
-
-std::string shown(int64_t bytes) {
-  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
-}
 
 // nullopt: auto.
 std::optional<int64_t> parse_size(const std::string& flag, const std::string& text) {
@@ -130,12 +127,13 @@ std::string largest_phase(const MemoryPlan& plan) {
 Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
               const std::vector<Alternative>& alternatives) {
   const auto smallest = memory::smallest_plan(run, target.limits.host_bytes, target.basis.profile);
-  std::string message = "the run does not fit into " + shown(target.limits.device_bytes);
+  std::string message =
+      "the run does not fit into " + report::bytes_text(target.limits.device_bytes);
   if (smallest) {
-    message += ": it needs " + shown(limit_for(smallest->device_bytes)) + " at least, to " +
-               largest_phase(*smallest);
+    message += ": it needs " + report::bytes_text(limit_for(smallest->device_bytes)) +
+               " at least, to " + largest_phase(*smallest);
   } else {
-    message += " and " + shown(target.limits.host_bytes) + " of host memory";
+    message += " and " + report::bytes_text(target.limits.host_bytes) + " of host memory";
   }
   std::vector<std::pair<int64_t, std::string>> found;
   for (const Alternative& alternative : alternatives) {
@@ -154,11 +152,11 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
     if (bytes == told) continue;  // more flags for the same
     told = bytes;
     std::string& list = bytes <= target.limits.device_bytes ? fitting : smaller;
-    list += (list.empty() ? "" : "; ") + flags + " would need " + shown(bytes);
+    list += (list.empty() ? "" : "; ") + flags + " would need " + report::bytes_text(bytes);
   }
   std::string hint = fitting.empty() ? smaller : fitting;
   if (fitting.empty())
-    hint += (hint.empty() ? "" : ": not enough; ") + std::string("use a smaller size or batch");
+    hint += (hint.empty() ? "" : ": not enough; ") + std::string(report::kUseLess);
   return {ErrorCode::kOutOfMemory, message, hint, "PLAN_DOES_NOT_FIT"};
 }
 

@@ -6,6 +6,7 @@
 
 #include "host/report/chart.h"
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "host/report/text.h"
 
 namespace atelier::plan {
@@ -19,10 +20,6 @@ using memory::Place;
 using report::print;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-std::string shown(int64_t bytes) {
-  return report::format_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
-}
 
 std::string time_text(double seconds) {
   if (seconds < 1e-3) return print("%.3g us", seconds * 1e6);
@@ -127,7 +124,7 @@ std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
   const int64_t spare = target.limits.device_bytes - phase->device_bytes;
   const int64_t more = std::max<int64_t>(1, result.sized.more_bytes[phase->strategy]);
   std::string line = "batch " + std::to_string(result.sized.batch_size) + " fits with " +
-                     shown(spare) + " to spare";
+                     report::bytes_text(spare) + " to spare";
   const auto& slack = result.sized.slack_bytes;
   const int64_t room = within(target.limits).device_bytes - phase->device_bytes +
                        (slack.empty() ? 0 : slack[phase->strategy]);
@@ -139,9 +136,10 @@ std::string batch_line(const PlannedResult& result, const PlanTarget& target) {
 namespace {
 
 std::string total_line(const PlannedResult& result, const PlanTarget& target) {
-  return "predicted: " + shown(result.plan.device_bytes) + " of the device's " +
-         shown(target.limits.device_bytes) + ", " + shown(result.plan.host_bytes) +
-         " of the host, " + time_text(result.plan.seconds);
+  return "predicted: " + report::bytes_text(result.plan.device_bytes) + " of the device's " +
+         report::bytes_text(target.limits.device_bytes) + ", " +
+         report::bytes_text(result.plan.host_bytes) + " of the host, " +
+         time_text(result.plan.seconds);
 }
 
 }  // namespace
@@ -149,19 +147,19 @@ std::string total_line(const PlannedResult& result, const PlanTarget& target) {
 std::string plan_table(const PlannedResult& result, const PlanTarget& target) {
   const memory::DeviceProfile& profile = target.basis.profile;
   std::string text =
-      "plan for " + profile.name + ": " + shown(target.limits.device_bytes) + ", " +
+      "plan for " + profile.name + ": " + report::bytes_text(target.limits.device_bytes) + ", " +
       print("%.4g and %.4g TFLOP/s in 16 and 32 bits, copies %.3g GB/s", profile.flops_16 / 1e12,
             profile.flops_32 / 1e12, profile.copy_bytes_per_second / 1e9) +
       "\n\n";
   std::vector<std::vector<std::string>> cells = {{"what", "where", ">bytes", "why"}};
   for (const PlanRow& row : plan_rows(result, target))
-    cells.push_back({row.what, row.where, shown(row.bytes), row.why});
+    cells.push_back({row.what, row.where, report::bytes_text(row.bytes), row.why});
   text += columns(cells) + "\n";
   cells = {{"phase", ">device", ">host", ">a pass", ">of that waiting", ">passes"}};
   for (const PhaseChoice& phase : result.plan.phases)
-    cells.push_back({phase.name, shown(phase.device_bytes), shown(phase.host_bytes),
-                     time_text(phase.seconds), time_text(phase.waited_seconds),
-                     print("%.0f", phase.passes)});
+    cells.push_back({phase.name, report::bytes_text(phase.device_bytes),
+                     report::bytes_text(phase.host_bytes), time_text(phase.seconds),
+                     time_text(phase.waited_seconds), print("%.0f", phase.passes)});
   text += columns(cells) + "\n" + total_line(result, target) + "\n";
   const std::string batch = batch_line(result, target);
   return batch.empty() ? text : text + batch + "\n";
@@ -205,8 +203,8 @@ std::vector<std::string> plan_notes(const PlannedResult& result, const PlanTarge
   std::vector<std::string> notes = {"plan: " + total_line(result, target)};
   for (const PlanRow& row : plan_rows(result, target)) {
     if (row.where != "device" || row.what.find(':') != std::string::npos)
-      notes.push_back("plan: " + row.what + ": " + row.where + ", " + shown(row.bytes) + "; " +
-                      row.why);
+      notes.push_back("plan: " + row.what + ": " + row.where + ", " +
+                      report::bytes_text(row.bytes) + "; " + row.why);
   }
   const std::string batch = batch_line(result, target);
   if (!batch.empty()) notes.push_back("plan: " + batch);

@@ -14,6 +14,7 @@
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/plugins/guard.h"
+#include "host/report/sizes.h"
 #include "memory/activation_budget.h"
 
 namespace atelier::plan {
@@ -33,10 +34,6 @@ constexpr double kCertain = 0.95;
 
 std::string shown(double bytes) {
   return report::format_bytes(static_cast<uint64_t>(std::min(std::max(bytes, 0.0), 9e18)));
-}
-
-std::string size_text(int64_t height, int64_t width) {
-  return std::to_string(width) + "x" + std::to_string(height);
 }
 
 constexpr const char* kTag = "PLAN_DOES_NOT_FIT";
@@ -210,7 +207,7 @@ std::string SizeGuard::size_that_fits(const Size& size, const F& need) const {
   }
   const Size found = scaled(low);
   const bool is_known = found.latent_pixels() >= area_of(kSides.front());
-  return is_known ? size_text(found.height, found.width) : "";
+  return is_known ? report::size_text(found.height, found.width) : "";
 }
 
 void SizeGuard::check(const Settings& settings, const generate::Origin& place,
@@ -233,7 +230,7 @@ void SizeGuard::check(const Settings& settings, const generate::Origin& place,
   problems.add(Error(ErrorCode::kOutOfMemory,
                      generate::size_origin(settings, place) + ": to " +
                          (is_too_much ? need.what : std::string("hold")) + " " +
-                         size_text(size.height, size.width) + " pixels takes " +
+                         report::size_text(size.height, size.width) + " pixels takes " +
                          shown(is_too_much ? need.bytes : pixels) + " at least, and " +
                          (is_too_much ? device_ : host_).text,
                      hint, kTag));
@@ -259,9 +256,9 @@ void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& 
   const char* const flags =
       options.height ? "use a smaller --height and --width" : "use a smaller --max_pixels";
   problems.add(Error(ErrorCode::kOutOfMemory,
-                     largest->place + ": to " + work + " " + size_text(size.height, size.width) +
-                         " pixels" + others + " takes " + shown(need(size)) + " at least, and " +
-                         device_.text,
+                     largest->place + ": to " + work + " " +
+                         report::size_text(size.height, size.width) + " pixels" + others +
+                         " takes " + shown(need(size)) + " at least, and " + device_.text,
                      flags + at_most(fitting), kTag));
 }
 

@@ -7,6 +7,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "host/report/sizes.h"
+
 namespace atelier::plugins {
 
 namespace {
@@ -50,18 +52,18 @@ std::string last_internal_stack() {
 }
 
 std::optional<Error> out_of_memory() {
-  const char* const hint = "use a smaller size or batch";
   try {
     throw;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOutOfMemory) return error;
   } catch (const c10::OutOfMemoryError& error) {
-    return Error(ErrorCode::kOutOfMemory, first_line(error.what_without_backtrace()), hint);
+    return Error(ErrorCode::kOutOfMemory, first_line(error.what_without_backtrace()),
+                 report::kUseLess);
   } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", hint);
+    return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kUseLess);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
-    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, hint);
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kUseLess);
   } catch (...) {
   }
   return std::nullopt;

@@ -1,5 +1,4 @@
 // Metrics as rows of step,key,value.
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
@@ -10,6 +9,7 @@
 #include "host/files/file_operations.h"
 #include "host/files/file_reader.h"
 #include "host/files/safetensors_writer.h"
+#include "host/report/text.h"
 #include "host/run/appended_file.h"
 #include "host/run/durable.h"
 #include "host/run/metrics.h"
@@ -27,12 +27,6 @@ std::string cell(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
   return quoted + "\"";
-}
-
-// The shortest text that reads back as the same number.
-std::string number(double value) {
-  std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
 // A row without its line end.
@@ -65,7 +59,7 @@ class CsvWriter final : public MetricsWriter {
   void write(int64_t step, const std::map<std::string, double>& values) override {
     std::string rows;
     for (const auto& [key, value] : values)
-      rows += std::to_string(step) + "," + cell(key) + "," + number(value) + "\n";
+      rows += std::to_string(step) + "," + cell(key) + "," + report::number_text(value) + "\n";
     file_.append(rows);
   }
 

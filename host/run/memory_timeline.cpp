@@ -11,6 +11,7 @@
 #include "formats/escape.h"
 #include "host/files/safetensors_writer.h"
 #include "host/report/chart.h"
+#include "memory/clock.h"
 
 namespace atelier::run {
 namespace {
@@ -50,7 +51,7 @@ std::vector<report::ChartBand> bands_of(const std::vector<Reading>& readings) {
 
 MemoryTimeline::MemoryTimeline(std::string path, at::Device device,
                                const memory::TransferDevice* transfer)
-    : path_(std::move(path)), meter_(device, transfer), start_(std::chrono::steady_clock::now()) {
+    : path_(std::move(path)), meter_(device, transfer), start_(memory::seconds_now()) {
   sample();
 }
 
@@ -85,8 +86,8 @@ void MemoryTimeline::take(bool is_edge) {
   if (is_stopped_) return;
   const memory::DeviceBytes bytes = meter_.bytes();
   peak_ = std::max({peak_, bytes.peak, bytes.live});
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-  const Reading now = {elapsed.count(), phase_, bytes.live, peak_, memory::resident_host_bytes()};
+  const Reading now = {memory::seconds_now() - start_, phase_, bytes.live, peak_,
+                       memory::resident_host_bytes()};
   if (!is_edge && !readings_.empty() && readings_.back().phase == phase_ &&
       ++since_kept_ < stride_) {
     Reading& last = readings_.back();

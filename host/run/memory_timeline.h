@@ -1,7 +1,6 @@
 // --report_memory: what the device and the host held while a run went on.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -52,7 +51,7 @@ class MemoryTimeline {
 
   std::string path_;
   memory::DeviceMeter meter_;
-  std::chrono::steady_clock::time_point start_;
+  double start_;              // memory::seconds_now()
   mutable std::mutex mutex_;  // of what follows
   std::string phase_ = "begin";
   std::vector<Reading> readings_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "host/report/text.h"
 #include "host/train/config_checks.h"
 
@@ -10,23 +11,21 @@ namespace atelier::train {
 
 namespace {
 
-std::string shown(int64_t bytes) {
-  return report::format_bytes(static_cast<uint64_t>(bytes));
-}
-
 std::string describe(const memory::ActivationPlan& plan) {
-  const std::string peak = "activations of blocks: at most " + shown(plan.peak_bytes);
+  const std::string peak = "activations of blocks: at most " + report::bytes_text(plan.peak_bytes);
   if (plan.num_recomputed == 0) return peak + ", nothing is computed again";
   return peak + ", " + std::to_string(plan.num_recomputed) + " of " +
          std::to_string(plan.runs.size()) + " blocks are computed again but for " +
-         shown(plan.kept_bytes) + " that are kept, " +
-         (plan.offloaded_bytes > 0 ? shown(plan.offloaded_bytes) + " wait on the host, " : "") +
+         report::bytes_text(plan.kept_bytes) + " that are kept, " +
+         (plan.offloaded_bytes > 0
+              ? report::bytes_text(plan.offloaded_bytes) + " wait on the host, "
+              : "") +
          report::print("about %.3g s longer each time", plan.extra_seconds);
 }
 
 std::string describe(const memory::ActivationBudget& budget) {
   if (budget.kind == memory::ActivationBudget::Kind::kBytes)
-    return "activations of blocks within " + shown(budget.bytes);
+    return "activations of blocks within " + report::bytes_text(budget.bytes);
   return budget.fraction > 0 ? "only products and attention kept" : "blocks computed again";
 }
 
@@ -97,7 +96,7 @@ model::Holder StepMemory::activation_holder(const memory::DeviceBytes& device) c
                           std::max<int64_t>(0, taken - device.live),
                           offloader_ ? offloader_->stats().host_bytes : 0};
   if (activations_ && activations_->planned_bytes() > 0)
-    holder.detail = shown(activations_->planned_bytes()) + " are planned for blocks";
+    holder.detail = report::bytes_text(activations_->planned_bytes()) + " are planned for blocks";
   return holder;
 }
 
