@@ -96,7 +96,7 @@ class Preparation {
     if (run_.model && config_.stage != Stage::kDataProcess) check_trained();
     open_datasets();
     check_cached_stages();
-    if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_);
+    if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_, progress_);
     read_prompts();
     check_sizes();
     check_resumed();
@@ -112,9 +112,11 @@ class Preparation {
     if (run_.model) note_model();
     config_.validation = {};
     open_datasets();
-    if (run_.model && run_.dataset)
-      problems_.collect(
-          [&] { SizeGuard(*run_.model, config_.model, limits_).check(*run_.dataset, problems_); });
+    if (run_.model && run_.dataset) {
+      problems_.collect([&] {
+        SizeGuard(*run_.model, config_.model, limits_, progress_).check(*run_.dataset, problems_);
+      });
+    }
     finish();
     return std::move(run_);
   }

@@ -71,14 +71,21 @@ double BytesOfSize::at(double pixels) const {
   return least;
 }
 
-SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits)
-    : model_(model) {
+SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits,
+                     progress::Progress& progress)
+    : model_(model), progress_(progress) {
   basis_.profile = memory::known_profile("h200").value();  // times do not matter
   find_limits(request, limits);
+  if (!try_dry_run([&] { measure(); })) work_.clear();
+}
+
+bool SizeGuard::try_dry_run(const std::function<void()>& run) const {
   try {
-    plugins::guard("a dry run", [&] { measure(); });
-  } catch (const Error&) {
-    work_.clear();
+    plugins::guard("a dry run", run);
+    return true;
+  } catch (const Error& error) {
+    progress_.warn("warning: sizes are not checked beforehand: " + error.message());
+    return false;
   }
 }
 
@@ -280,18 +287,15 @@ void SizeGuard::check(const data::Dataset& dataset, const train::Config& config,
   least.activation_budget = {.kind = memory::ActivationBudget::Kind::kFraction};
   least.order.batch_size = 1;
   BytesOfSize step;
-  try {
-    plugins::guard("a dry run", [&] {
-      for (const int64_t side : sides_of(model_)) {
-        const SizedRun sized = size_training(
-            model_, {.config = least, .selection = selection, .target = {1, side, side}}, basis_);
-        const memory::Strategy& strategy = sized.run.phases.back().strategies.front();
-        step.add(area_of(side), static_cast<double>(strategy.device_bytes));
-      }
-    });
-  } catch (const Error&) {
-    return;
-  }
+  const auto measure_steps = [&] {
+    for (const int64_t side : sides_of(model_)) {
+      const SizedRun sized = size_training(
+          model_, {.config = least, .selection = selection, .target = {1, side, side}}, basis_);
+      const memory::Strategy& strategy = sized.run.phases.back().strategies.front();
+      step.add(area_of(side), static_cast<double>(strategy.device_bytes));
+    }
+  };
+  if (!try_dry_run(measure_steps)) return;
   const auto count = static_cast<double>(std::max<int64_t>(1, config.order.batch_size));
   refuse_largest(
       dataset,

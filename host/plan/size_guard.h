@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "host/generate/tiling.h"
 #include "host/model/model_loader.h"
 #include "host/plan/planning.h"
+#include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
@@ -35,10 +37,11 @@ class BytesOfSize {
 // What it lets through may still not fit; what it refuses cannot. Immutable once it is made.
 class SizeGuard {
  public:
-  // Runs the model without values; of nothing in it a weight is loaded. A model that cannot be run
-  // so has no guard. `request` and `limits` as for plan_target().
+  // Runs the model without values; of nothing in it a weight is loaded. Where it cannot be run so,
+  // `progress`, which outlives the guard, is told why, and nothing is refused. `request` and
+  // `limits` as for plan_target().
   SizeGuard(model::LoadedModel& model, const model::LoadRequest& request,
-            const MemoryLimits& limits);
+            const MemoryLimits& limits, progress::Progress& progress);
 
   // Adds a problem where images of these settings cannot be made. `may_tile`: there is --tiled.
   void check(const generate::Settings& settings, const generate::Origin& place,
@@ -71,6 +74,8 @@ class SizeGuard {
   void find_limits(const model::LoadRequest& request, const MemoryLimits& limits);
   void measure();
   Size size_of(const MediaTarget& target) const;
+  // Makes a dry run. Returns whether it came to its end; why it did not is told.
+  bool try_dry_run(const std::function<void()>& run) const;
   Need most_of(const generate::Settings& settings, const Size& size,
                const std::optional<generate::Tiling>& tiling) const;
   // The largest size of that shape for which `need` is within the limit; empty: none is.
@@ -81,6 +86,7 @@ class SizeGuard {
                       report::Problems& problems) const;
 
   model::LoadedModel& model_;
+  progress::Progress& progress_;
   PlanBasis basis_;
   Limit device_, host_;
   bool is_host_ = false;  // the device's memory is the host's
