@@ -100,10 +100,6 @@ void quantize_block(const float* value, int64_t size, const Codebook& book, uint
 
 }  // namespace
 
-at::Tensor dynamic_map(bool is_signed) {
-  return device_codebook(is_signed, at::kCPU).map.clone();
-}
-
 at::Tensor dequantize(const Blockwise& quantized) {
   if (!quantized.codes.is_cpu()) return dequantize_composed(quantized);
   at::Tensor result = at::empty(quantized.codes.sizes(), at::kFloat);

@@ -18,9 +18,6 @@ struct Blockwise {
   bool is_signed = true;
 };
 
-// Returns the map, float32 [256] on the CPU.
-at::Tensor dynamic_map(bool is_signed);
-
 // Returns float32 of the codes' shape.
 at::Tensor dequantize(const Blockwise& quantized);
 

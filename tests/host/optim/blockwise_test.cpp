@@ -26,23 +26,30 @@ at::Tensor many_values(bool is_signed) {
 const at::Tensor kWrites = at::zeros({}, at::kBool);
 const at::Tensor kKeeps = at::ones({}, at::kBool);
 
+// What the 256 codes stand for in a block whose largest magnitude is 1.
+at::Tensor map_of(bool is_signed) {
+  const Blockwise codes = {
+      .codes = at::arange(256).to(at::kByte), .absmax = at::ones({1}), .is_signed = is_signed};
+  return dequantize(codes);
+}
+
 TEST_CASE("The dynamic map has 256 rising values with zero and one", "[optim]") {
   for (const bool is_signed : {true, false}) {
-    const at::Tensor map = dynamic_map(is_signed);
+    const at::Tensor map = map_of(is_signed);
     REQUIRE(map.sizes() == at::IntArrayRef{256});
     CHECK(map.diff().gt(0).all().item<bool>());
     CHECK(map.eq(0).sum().item<int64_t>() == 1);
     CHECK(map[255].item<float>() == 1.0f);
   }
   // Means of neighbours of linspace(0.1, 1, 65), the finest decade with a sign.
-  CHECK(dynamic_map(true)[254].item<double>() == Approx(1.0 - 0.9 / 64 / 2));
-  CHECK(dynamic_map(true)[0].item<double>() == Approx(-(1.0 - 0.9 / 64 / 2)));
-  CHECK(dynamic_map(false)[1].item<double>() == Approx(1e-6 * (0.1 + 0.9 / 4)));
+  CHECK(map_of(true)[254].item<double>() == Approx(1.0 - 0.9 / 64 / 2));
+  CHECK(map_of(true)[0].item<double>() == Approx(-(1.0 - 0.9 / 64 / 2)));
+  CHECK(map_of(false)[1].item<double>() == Approx(1e-6 * (0.1 + 0.9 / 4)));
 }
 
 TEST_CASE("Values get the code of the nearest value of the map", "[optim]") {
   for (const bool is_signed : {true, false}) {
-    const at::Tensor map = dynamic_map(is_signed);
+    const at::Tensor map = map_of(is_signed);
     at::Tensor values = at::linspace(is_signed ? -1 : 0, 1, 512 * kQuantizedBlock);
     values = at::cat({values, values * 1e-3, values * 1e-6});
     values.view({-1, kQuantizedBlock}).select(1, 7).fill_(1.0);  // absmax of every block
