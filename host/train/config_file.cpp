@@ -98,23 +98,49 @@ std::string wanted(const FlagSpec& flag) {
   return may_be_json(flag) ? "text, a list or a table" : "text";
 }
 
-// The value as it would be written on the command line. Throws Error saying what it is instead.
-std::string value_text(const FlagSpec& flag, const toml::node& node) {
-  const bool is_text =
-      flag.kind == FlagKind::kText || flag.kind == FlagKind::kList || flag.kind == FlagKind::kJson;
-  if (node.is_string() && is_text) return *node.value_exact<std::string>();
+// A value of a flag that takes text, as the command line has it; nullopt: it is none.
+std::optional<std::string> text_value(const FlagSpec& flag, const toml::node& node) {
+  if (node.is_string()) return *node.value_exact<std::string>();
   if (node.is_array() && flag.kind == FlagKind::kList) return join(*node.as_array());
   if ((node.is_array() || node.is_table()) && may_be_json(flag)) return to_json(node).dump();
-  if (node.is_boolean() && flag.kind == FlagKind::kFlag)
-    return *node.value_exact<bool>() ? "true" : "false";
-  // TOML has no whole numbers from 2^63.
-  if (node.is_string() && flag.kind == FlagKind::kSeed) return *node.value_exact<std::string>();
-  const bool is_number = flag.kind == FlagKind::kInteger || flag.kind == FlagKind::kReal ||
-                         flag.kind == FlagKind::kSeed;
-  if (node.is_integer() && is_number) return std::to_string(*node.value_exact<int64_t>());
+  return std::nullopt;
+}
+
+// The same of a flag that takes a number.
+std::optional<std::string> number_value(const FlagSpec& flag, const toml::node& node) {
+  if (node.is_integer()) return std::to_string(*node.value_exact<int64_t>());
   if (node.is_floating_point() && flag.kind == FlagKind::kReal)
     return report::number_text(*node.value_exact<double>());
-  throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag));
+  // TOML has no whole numbers from 2^63.
+  if (node.is_string() && flag.kind == FlagKind::kSeed) return *node.value_exact<std::string>();
+  return std::nullopt;
+}
+
+std::optional<std::string> flag_value(const toml::node& node) {
+  if (!node.is_boolean()) return std::nullopt;
+  return *node.value_exact<bool>() ? "true" : "false";
+}
+
+// The value as it would be written on the command line. Throws Error saying what it is instead.
+std::string value_text(const FlagSpec& flag, const toml::node& node) {
+  std::optional<std::string> text;
+  switch (flag.kind) {
+    case FlagKind::kFlag:
+      text = flag_value(node);
+      break;
+    case FlagKind::kInteger:
+    case FlagKind::kSeed:
+    case FlagKind::kReal:
+      text = number_value(flag, node);
+      break;
+    case FlagKind::kText:
+    case FlagKind::kList:
+    case FlagKind::kJson:
+      text = text_value(flag, node);
+      break;
+  }
+  if (!text) throw Error(ErrorCode::kInvalidArgument, kind_of(node) + " is not " + wanted(flag));
+  return *text;
 }
 
 toml::table parse_toml(const std::string& text, const std::string& shown) {
