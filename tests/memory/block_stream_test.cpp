@@ -1,6 +1,10 @@
 #include "memory/block_stream.h"
 
+#include <atomic>
+#include <chrono>
+#include <functional>
 #include <future>
+#include <thread>
 
 #include "support/files.h"
 
@@ -42,6 +46,13 @@ BlockStream::Source source(std::string name, const at::Tensor& value) {
   return {std::move(name), layout.bytes(), {}, {{piece, value}}};
 }
 
+// Waits until another thread has come as far as `is_there` says.
+void wait_until(const std::function<bool()>& is_there) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!is_there() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  CHECK(is_there());
+}
+
 }  // namespace
 
 TEST_CASE("A block that is waited for is given up when its stream closes", "[residency]") {
@@ -50,6 +61,8 @@ TEST_CASE("A block that is waited for is given up when its stream closes", "[res
   const auto stream = BlockStream::make(transfer, /*blocks=*/2, /*slots=*/1, /*slot_bytes=*/256);
   stream->start({source("blocks.0", value), source("blocks.1", value)});
   auto held = std::async(std::launch::async, [&] { return stream->hold(1); });
+  // It counts as late with the lock that it gives up by waiting: who reads that finds it waiting.
+  wait_until([&] { return stream->stats().late == 1; });
   auto closed = std::async(std::launch::async, [&] { stream->close(); });
   const auto status = held.wait_for(std::chrono::seconds(20));
   transfer.open();
@@ -67,12 +80,14 @@ TEST_CASE("A stream that closes leaves the transfer to the calls that use it", "
     const at::Tensor value = at::ones({64});
     const auto stream = BlockStream::make(*transfer, /*blocks=*/3, /*slots=*/2, /*slot_bytes=*/256);
     stream->start({source("0", value), source("1", value), source("2", value)});
+    std::atomic<int64_t> holds = 0, fetches = 0;
     auto holder = std::async(std::launch::async, [&] {
-      for (int64_t i = 0;; ++i) stream->hold(i % 3);
+      for (;; ++holds) stream->hold(holds % 3);
     });
     auto fetcher = std::async(std::launch::async, [&] {
-      for (int i = 0; i < 20; ++i) stream->fetch(value);
+      for (; fetches < 20; ++fetches) stream->fetch(value);
     });
+    wait_until([&] { return holds > round % 5 && fetches > round % 7; });
     stream->close();
     test::expect_error(ErrorCode::kInternal, {"is wanted while its weights leave"},
                        [&] { holder.get(); });
