@@ -11,33 +11,39 @@ namespace {
 
 constexpr double kPatienceSeconds = 10;  // for the rest of a step when a signal came
 
-[[noreturn]] void stop() {
+}  // namespace
+
+void throw_stopped() {
   throw Error(ErrorCode::kCancelled, "stopped by a signal");
 }
-
-}  // namespace
 
 Agreement::Agreement(int64_t max_skipped_steps, std::function<double()> now)
     : max_skipped_steps_(max_skipped_steps), now_(std::move(now)) {}
 
-void Agreement::check_stop() const {
-  if (should_leave()) stop();
-}
-
 void Agreement::begin_step() {
+  const std::lock_guard lock(mutex_);
   step_begin_ = now_();
+  gives_up_step_ = false;
 }
 
 void Agreement::end_step() {
+  const std::lock_guard lock(mutex_);
   step_seconds_ = now_() - step_begin_;
 }
 
-void Agreement::check_step() {
-  if (!should_leave()) return;
+bool Agreement::should_give_up_step() {
+  if (!should_leave()) return false;
+  const std::lock_guard lock(mutex_);
   const double time = now_();
   if (signal_seen_ == 0) signal_seen_ = time;
   const double rest = step_begin_ + step_seconds_ - time;
-  if (std::max(rest, time - signal_seen_) > kPatienceSeconds) stop();
+  gives_up_step_ = gives_up_step_ || std::max(rest, time - signal_seen_) > kPatienceSeconds;
+  return gives_up_step_;
+}
+
+bool Agreement::has_given_up_step() const {
+  const std::lock_guard lock(mutex_);
+  return gives_up_step_;
 }
 
 Decision Agreement::decide(const Attempt& attempt) const {

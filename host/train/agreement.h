@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 
 #include "host/run/stop.h"
 #include "memory/clock.h"
@@ -31,25 +32,31 @@ enum class Decision {
   kFail,    // the same, and with an error: the device's memory is too small
 };
 
-// Only says what is to be done: nothing is undone, saved or repeated here, so that processes can
-// come to one decision before any of them acts. Not thread-safe but for check_step().
+// Ends work that a decision ends. Throws Error{kCancelled}.
+[[noreturn]] void throw_stopped();
+
+// Only says what is to be done: nothing is undone, saved or repeated here, so that
+// processes can come to one decision before any of them acts. Not thread-safe but for
+// should_give_up_step().
 class Agreement {
  public:
   // `max_skipped_steps` in a row end the run. `now`: seconds, for tests.
   explicit Agreement(int64_t max_skipped_steps, std::function<double()> now = memory::seconds_now);
 
-  // Between steps: whether a signal asks to leave, or, once for each, to save.
+  // Whether a signal asks to leave, or, once for each, to save: between steps, and leaving also in
+  // work that changes nothing and may end anywhere.
   bool should_leave() const { return run::StopSignals::is_requested(); }
   bool should_save() const { return run::StopSignals::take_save_request(); }
-  // Throws Error{kCancelled} when a signal asks to leave: for work that may end anywhere.
-  void check_stop() const;
 
   // Around each attempt at a step; end_step() when it came to its end.
   void begin_step();
   void end_step();
-  // Asked at the edges of a step's work. Throws Error{kCancelled} when a signal came and the rest
-  // of the step would take longer than ten seconds, going by the step before.
-  void check_step();
+  // Asked at the edges of a step's work, on any thread: whether a signal came and the rest of the
+  // step would take longer than ten seconds, going by the step before. The first yes is the
+  // decision about the attempt; everybody who asks later gets it.
+  bool should_give_up_step();
+  // The decision about the attempt that began last.
+  bool has_given_up_step() const;
 
   Decision decide(const Attempt& attempt) const;
 
@@ -59,9 +66,11 @@ class Agreement {
  private:
   int64_t max_skipped_steps_;
   std::function<double()> now_;
+  mutable std::mutex mutex_;  // of what follows
   // Seconds: when the step began, how long the one before took (0: there is none), and when a
   // signal was seen in a step (0: there was none).
   double step_begin_ = 0.0, step_seconds_ = 0.0, signal_seen_ = 0.0;
+  bool gives_up_step_ = false;
 };
 
 }  // namespace atelier::train

@@ -28,18 +28,6 @@ double peak_host_bytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024.0;
 }
 
-// Runs `work`, which a signal may end; the loop sees to the signal.
-template <typename F>
-bool run_unless_stopped(F&& work) {
-  try {
-    work();
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCancelled) throw;
-    return false;
-  }
-}
-
 }  // namespace
 
 Monitor::Monitor(const RunParts& parts, RunState& state, Objective& objective,
@@ -63,6 +51,17 @@ void Monitor::open() {
     writers_.push_back(run::open_tensorboard(path_of(run::kTensorboardName)));
   if (config_.log.csv)
     writers_.push_back(run::open_csv(path_of(run::kCsvName), step == 0 ? -1 : step));
+}
+
+template <typename F>
+bool Monitor::run_unless_stopped(F&& work) const {
+  try {
+    work();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCancelled || !agreement_.should_leave()) throw;
+    return false;
+  }
 }
 
 void Monitor::begin() {
@@ -123,7 +122,9 @@ void Monitor::validate() {
   const at::NoGradGuard no_grad;
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   at::Tensor sums;
-  const ops::StopScope stops([this] { agreement_.check_stop(); });
+  const ops::StopScope stops([this] {
+    if (agreement_.should_leave()) throw_stopped();
+  });
   if (!run_unless_stopped([&] { state_.with_average([&] { sums = validation_losses(grid); }); }))
     return;
   std::map<std::string, double> values;

@@ -41,6 +41,10 @@ class Monitor {
   void preview();
 
  private:
+  // Runs `work`, which a signal may end; the loop sees to the signal. Returns whether it came to
+  // its end.
+  template <typename F>
+  bool run_unless_stopped(F&& work) const;
   void write(const std::map<std::string, double>& values, int64_t step);
   at::Tensor validation_losses(const std::vector<Timestep>& grid);
   double peak_bytes() const;

@@ -6,7 +6,6 @@
 #include "host/data/prefetcher.h"
 #include "host/plugins/guard.h"
 #include "host/random/counter.h"
-#include "memory/clock.h"
 
 namespace atelier::train {
 
@@ -26,15 +25,14 @@ int64_t count_steps(const data::Order& order, const Config& config) {
   return config.max_train_steps.value_or(all);
 }
 
-// What was thrown in a step that can be undone: out of memory, or a signal. Throws anything else
-// on. For handlers of exceptions.
-Error failure_of_step() {
-  if (const std::optional<Error> error = plugins::out_of_memory()) return *error;
+// Of the exception that is being handled: whether throw_stopped() threw it.
+bool is_stop() {
   try {
     throw;
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kCancelled) return error;
-    throw;
+    return error.code() == ErrorCode::kCancelled;
+  } catch (...) {
+    return false;
   }
 }
 
@@ -44,7 +42,7 @@ int64_t count_steps(const Samples& samples, const Config& config) {
   return count_steps(make_order(samples, config), config);
 }
 
-Trainer::Trainer(const RunParts& parts, Selection selection)
+Trainer::Trainer(const RunParts& parts, Selection selection, std::function<double()> now)
     : parts_(parts),
       config_(parts.config),
       order_(make_order(parts.samples, parts.config)),
@@ -57,7 +55,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection)
                  memory_.runner(), timesteps_, parts.config.seed),
       step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
             parts.timeline),
-      agreement_(parts.config.max_skipped_steps),
+      agreement_(parts.config.max_skipped_steps, std::move(now)),
       monitor_(parts, state_, objective_, timesteps_, agreement_),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {}
 
@@ -81,16 +79,19 @@ StepData Trainer::read_step(int64_t step) const {
 Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   Outcome outcome;
   try {
-    const ops::StopScope stops([this] { agreement_.check_step(); });
+    const ops::StopScope stops([this] {
+      if (agreement_.should_give_up_step()) throw_stopped();
+    });
     agreement_.begin_step();
     outcome.result = step_.run(data, state_.counters().step);
     agreement_.end_step();
     return outcome;
   } catch (...) {
-    outcome.failure = failure_of_step();
+    outcome.failure = plugins::out_of_memory();
+    if (!outcome.failure && !(agreement_.has_given_up_step() && is_stop())) throw;
   }
   // From here on nothing of the step is held any more.
-  const bool is_stopped = outcome.failure->code() == ErrorCode::kCancelled;
+  const bool is_stopped = agreement_.has_given_up_step();
   if (!is_stopped && !has_reported_) memory_.report(state_.optimizer());
   outcome.attempt = {.end = is_stopped ? Attempt::End::kStopped : Attempt::End::kOutOfMemory,
                      .has_moved = step_.give_up(),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "host/train/step_memory.h"
 #include "host/train/timesteps.h"
 #include "host/train/train_step.h"
+#include "memory/clock.h"
 
 namespace atelier::train {
 
@@ -26,8 +28,9 @@ int64_t count_steps(const Samples& samples, const Config& config);
 // checkpoint gives the bits of one that was never interrupted.
 class Trainer {
  public:
-  // The denoiser and every component of `selection` are loaded.
-  Trainer(const RunParts& parts, Selection selection);
+  // The denoiser and every component of `selection` are loaded. `now`: see Agreement.
+  Trainer(const RunParts& parts, Selection selection,
+          std::function<double()> now = memory::seconds_now);
 
   // Continues from `checkpoint`, which check_resume() has let through.
   void resume(const run::SavedState& checkpoint) { state_.resume(checkpoint); }

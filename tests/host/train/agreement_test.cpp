@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <future>
+#include <vector>
 
 #include "atelier/error.h"
 
@@ -9,16 +11,6 @@ namespace atelier::train {
 namespace {
 
 using End = Attempt::End;
-
-bool throws_cancelled(const std::function<void()>& action) {
-  try {
-    action();
-    return false;
-  } catch (const Error& error) {
-    CHECK(error.code() == ErrorCode::kCancelled);
-    return true;
-  }
-}
 
 TEST_CASE("What follows an attempt depends on how it ended alone", "[agreement]") {
   const Agreement agreement(10);
@@ -54,16 +46,17 @@ TEST_CASE("A signal ends a step that takes long, and waits for one that does not
   time += 5;
   agreement.end_step();  // a step takes five seconds
   agreement.begin_step();
-  agreement.check_step();
+  CHECK_FALSE(agreement.should_give_up_step());
   CHECK_FALSE(agreement.should_leave());
   std::raise(SIGTERM);
   CHECK(agreement.should_leave());
-  CHECK(throws_cancelled([&] { agreement.check_stop(); }));
-  agreement.check_step();
+  CHECK_FALSE(agreement.should_give_up_step());
   time += 9;
-  agreement.check_step();  // it takes longer than it did, but not ten seconds more
+  CHECK_FALSE(agreement.should_give_up_step());  // longer than it took, but not ten seconds more
+  CHECK_FALSE(agreement.has_given_up_step());
   time += 2;
-  CHECK(throws_cancelled([&] { agreement.check_step(); }));
+  CHECK(agreement.should_give_up_step());
+  CHECK(agreement.has_given_up_step());
 }
 
 TEST_CASE("A signal ends a step at once when the last one says that it takes long", "[agreement]") {
@@ -75,10 +68,35 @@ TEST_CASE("A signal ends a step at once when the last one says that it takes lon
   agreement.end_step();
   agreement.begin_step();
   std::raise(SIGINT);
+  time += 51;
+  CHECK_FALSE(agreement.should_give_up_step());  // nine seconds are left
+  agreement.begin_step();
   time += 49;
-  CHECK(throws_cancelled([&] { agreement.check_step(); }));  // eleven seconds are left
-  time += 2;
-  agreement.check_step();
+  CHECK(agreement.should_give_up_step());  // eleven are
+}
+
+TEST_CASE("What was decided about an attempt is what everybody is told until the next one",
+          "[agreement]") {
+  const run::StopSignals signals;
+  double time = 0;
+  Agreement agreement(10, [&] { return time; });
+  agreement.begin_step();
+  time += 60;
+  agreement.end_step();
+  agreement.begin_step();
+  std::raise(SIGINT);
+  time += 49;
+  CHECK(agreement.should_give_up_step());
+  time += 2;  // it would have ended soon by now
+  CHECK(agreement.should_give_up_step());
+  std::vector<std::future<bool>> askers;
+  for (int i = 0; i < 4; ++i)
+    askers.push_back(
+        std::async(std::launch::async, [&] { return agreement.should_give_up_step(); }));
+  for (std::future<bool>& asker : askers) CHECK(asker.get());
+  CHECK(agreement.decide({.end = End::kStopped}) == Decision::kLeave);
+  agreement.begin_step();
+  CHECK_FALSE(agreement.has_given_up_step());
 }
 
 TEST_CASE("A request to save is answered once", "[agreement]") {

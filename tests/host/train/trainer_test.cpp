@@ -5,54 +5,36 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "train_toy.h"
+#include "atelier/host/stop.h"
+
+#include "run_toy.h"
 
 namespace atelier::train {
 namespace {
 
 namespace fs = std::filesystem;
 using test::HookScope;
-using test::TrainToy;
 
-// Three images, encoded, and a run on them: two steps an epoch, of two batches and of one.
-struct Workshop : TrainToy {
-  std::unique_ptr<Samples> samples;
-  std::FILE* said_file = std::tmpfile();
-  progress::Progress progress{{.quiet = true, .out = said_file}};
+// A run of two steps an epoch, of two batches and of one.
+struct Workshop : test::RunToy {
+  double seconds = 0;  // that the run believes to have passed
 
   Workshop() {
-    std::string rows = "image,prompt\n";
-    for (int i = 0; i < 3; ++i) {
-      test::write_toy_image(folder / "data/" + std::to_string(i) + ".png", 16, 16, i);
-      rows += std::to_string(i) + ".png,number " + std::to_string(i) + "\n";
-    }
-    test::write_bytes(folder / "data/metadata.csv", rows);
-    config.dataset.dataset_base_path = folder / "data";
-    config.dataset.dataset_metadata_path = folder / "data/metadata.csv";
     config.order.gradient_accumulation_steps = 2;
     config.num_epochs = 3;
     config.dataset_num_workers = 1;
     config.output.save_steps = 2;
     config.output.checkpoints_total_limit = 0;
     config.ema_decay = 0.9;
-    reopen();
-    samples = std::make_unique<Samples>(Samples::of_dataset(
-        test::open_toy_dataset(config.dataset), *model,
-        cached_stages(test::image_toy().encode_stages(), {}), folder / "cache", false));
-    REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
   }
-  ~Workshop() { std::fclose(said_file); }
-  // The weights as they are in the files.
-  void reopen() { open(); }
 
-  // Trains into the folder `name`, from the newest checkpoint there when it `resumes`.
+  // Trains into the folder `name`, from the newest checkpoint there when it `resumes`; with the
+  // weights as they are in the files.
   int train(const std::string& name, bool resumes = false) {
-    reopen();
+    open();
     config.output.output_path = folder / name;
     run::RunFolder run_folder(config.output.output_path);
-    Trainer trainer(
-        {*model, config, *samples, /*validation=*/samples.get(), nullptr, run_folder, progress},
-        selection());
+    Trainer trainer(parts(run_folder), selection(), [this] { return seconds; });
     if (resumes) trainer.resume(newest(name));
     return trainer.run();
   }
@@ -67,12 +49,6 @@ struct Workshop : TrainToy {
       for (const auto& [key, value] : checkpoint.load(file)) all.emplace(file + key, value);
     }
     return all;
-  }
-  std::string said() const {
-    std::rewind(said_file);
-    std::string text(1 << 16, '\0');
-    text.resize(std::fread(text.data(), 1, text.size(), said_file));
-    return text;
   }
 };
 
@@ -163,9 +139,12 @@ TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "
   CHECK(shop.train("straight") == 0);
   {
     const run::StopSignals signals;
-    const HookScope hook(at_forward(5, [] {
+    const HookScope hook(at_forward(5, [&] {
       std::raise(SIGINT);
-      throw Error(ErrorCode::kCancelled, "stopped by a signal");
+      ops::check_stop();  // the step may end by itself
+      shop.seconds += 11;
+      ops::check_stop();
+      FAIL("it takes too long");
     }));
     CHECK(shop.train("run") == 130);
   }
@@ -173,6 +152,14 @@ TEST_CASE("A step that a signal ends is given up, and nothing of it is saved", "
   const run::StopSignals signals;
   CHECK(shop.train("run", /*resumes=*/true) == 0);
   CHECK(test::same(shop.state_of("run"), shop.state_of("straight")));
+}
+
+TEST_CASE("What ends a step without a decision to leave ends the run with an error", "[trainer]") {
+  Workshop shop;
+  const HookScope hook(
+      at_forward(5, [] { throw Error(ErrorCode::kCancelled, "the model gives up"); }));
+  test::expect_error(ErrorCode::kCancelled, {"the model gives up"}, [&] { shop.train("run"); });
+  CHECK(shop.newest("run").step == 2);
 }
 
 TEST_CASE("A checkpoint is saved when one is asked for", "[trainer]") {
