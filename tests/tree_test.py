@@ -111,6 +111,15 @@ class Tree(unittest.TestCase):
         rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "host/README.md").read_text(encoding="utf-8"), re.MULTILINE)
         self.assertEqual(HOST_ORDER[:-1], rows)
 
+    def test_every_function_of_a_plugin_is_guarded(self):
+        guarded = (ROOT / "host/plugins/guarded_family.cpp").read_text(encoding="utf-8")
+        functions = [name for header in ("model.h", "model_family.h")
+                     for name in re.findall(r"virtual [^;~]*?(\w+)\(",
+                                            (ROOT / "sdk/include/atelier" / header).read_text(encoding="utf-8"))]
+        self.assertGreater(len(functions), 30)
+        self.check([f"host/plugins/guarded_family.cpp: does not forward {function}()"
+                    for function in functions if not re.search(rf"\b{function}\([^;]*?override", guarded)])
+
     def test_formats_and_kernels_do_not_see_libtorch(self):
         self.check([f"{name(path)}:{line}: includes {target}"
                     for path in self.code() if layer(path) == "sdk/formats" or path.suffix == ".cu"

@@ -17,7 +17,6 @@
 #include "host/model/components.h"
 #include "host/model/model_flags.h"
 #include "host/model/model_loader.h"
-#include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
 
@@ -76,9 +75,8 @@ void probe_tokenizer(LoadedModel& model, const std::string& input_path,
             ErrorCode::kInvalidArgument,
             files::display_path(input_path) + ":" + std::to_string(line.line) + ": is no string",
             "one JSON string a line is expected");
-      const std::vector<int64_t> ids = plugins::guard(
-          std::string(model.family().name()) + ".tokenize",
-          [&] { return model.model().tokenize(line.value.get_ref<const std::string&>()); });
+      const std::vector<int64_t> ids =
+          model.model().tokenize(line.value.get_ref<const std::string&>());
       out += nlohmann::json(ids).dump() + "\n";
     }
   } catch (const formats::ParseError& error) {

@@ -100,7 +100,7 @@ class Images {
     const EncodeInputs in = {.stage = stage->name,
                              .values = {{std::string(stages.target_input->name), first()}},
                              .target = {first().size(1), first().size(2), first().size(3)}};
-    const Tensor latents = model::encode(model_.named(), in, runner, model_.device()).at("latents");
+    const Tensor latents = model::encode(model_.model(), in, runner, model_.device()).at("latents");
     const Tensor again = model::decode_whole(
         model_.model(), latents.unsqueeze(0).to(model_.decoder_dtype()), runner, at::kCPU);
     const double found = decibels(first(), again[0].to(at::kFloat));

@@ -3,7 +3,7 @@
 namespace atelier::generate {
 
 Engine make_engine(model::LoadedModel& model) {
-  Engine engine = {.model = model.model(), .family = std::string(model.family().name())};
+  Engine engine = {.model = model.model()};
   engine.stages = model.stages();
   engine.device = model.device();
   engine.dtype = model.dtype();

@@ -117,7 +117,7 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
   const std::string what(model::is_prompted(stage) ? "prompt" : stage.name);
   progress::Step step(progress_, "encode " + what, num_blocks, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
-  Conditioning cond = model::encode(named(), in, counting, engine_.device);
+  Conditioning cond = model::encode(engine_.model, in, counting, engine_.device);
   for (auto& [name, tensor] : cond) tensor = tensor.to(engine_.device);
   step.finish();
   keep(key, cond);
@@ -179,7 +179,7 @@ at::Tensor Generator::encode_start(const Request& request) {
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
     const std::string name(engine_.stages.target_input->name);
     const MediaTarget target = {pixels.size(1), pixels.size(2), pixels.size(3)};
-    return model::encode(named(),
+    return model::encode(engine_.model,
                          {.stage = stage->name, .values = {{name, pixels}}, .target = target},
                          blocks, engine_.device)
         .at("latents");
@@ -198,8 +198,7 @@ at::Tensor Generator::encode_start(const Request& request) {
 }
 
 std::vector<int64_t> Generator::latent_shape(const Request& request) const {
-  return plugins::guard(engine_.family + ".latent_shape",
-                        [&] { return engine_.model.latent_shape(request.target); });
+  return engine_.model.latent_shape(request.target);
 }
 
 at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t count) const {
@@ -244,14 +243,10 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
                                   .cond = rows_of,
                                   .level = step - first_step_,
                                   .denoiser = denoiser_->name()};
-    return plugins::guard(engine_.family + ".denoise",
-                          [&] { return engine_.model.denoise(inputs, runner()); })
-        .to(at::kFloat);
+    return engine_.model.denoise(inputs, runner()).to(at::kFloat);
   };
   const auto guide = [&](const at::Tensor& v_with, const at::Tensor& v_without) {
-    const at::Tensor guided = plugins::guard(engine_.family + ".guide", [&] {
-      return engine_.model.guide(v_with, v_without, request.cfg_scale);
-    });
+    const at::Tensor guided = engine_.model.guide(v_with, v_without, request.cfg_scale);
     return renormed(guided, v_with, request.cfg_renorm, request.cfg_renorm_ratio);
   };
   const auto guided_velocity = [&](int64_t step) {
@@ -272,8 +267,7 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     const at::Tensor v_with = velocity(step, with);
     return guide(v_with, velocity(step, without));
   };
-  const KnownLatents known(
-      plugins::guard(engine_.family + ".given", [&] { return engine_.model.given(cond.with); }), x);
+  const KnownLatents known(engine_.model.given(cond.with), x);
   const auto keep_known = [&](float sigma) {
     if (!known.is_empty()) x.copy_(known.put_into(x, sigma));
   };
@@ -322,8 +316,7 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   const auto levels =
       std::span(told).subspan(static_cast<size_t>(step), static_cast<size_t>(end - step));
   try {
-    plugins::guard(engine_.family + ".prepare_levels",
-                   [&] { engine_.model.prepare_levels(wanted.name(), levels, runner()); });
+    engine_.model.prepare_levels(wanted.name(), levels, runner());
   } catch (...) {
     forget_denoiser();
     throw;
@@ -352,9 +345,7 @@ void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
   const at::Tensor latents = latents_CTHW.unsqueeze(0).to(engine_.decoder_dtype);
   if (request.tiling) {
     const TileFunction tile = through_vae([&](const at::Tensor& of_tile) {
-      return plugins::guard(engine_.family + ".decode", [&] {
-        return model::decode_whole(engine_.model, of_tile, blocks, host);
-      });
+      return model::decode_whole(engine_.model, of_tile, blocks, host);
     });
     const auto on_tile = [&](int64_t done, int64_t total) {
       step.set(done, total);
@@ -364,7 +355,7 @@ void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
     show(decode_tiled(latents, *request.tiling, stride, tile, on_tile)[0].to(host, at::kFloat));
   } else {
     through_vae([&](const at::Tensor& whole) {
-      model::decode(named(), whole, blocks, host, show);
+      model::decode(engine_.model, whole, blocks, host, show);
       return whole;
     })(latents);
   }

@@ -25,7 +25,6 @@ namespace atelier::generate {
 // A model whose weights come and go.
 struct Engine {
   Model& model;
-  std::string family;  // names the plugin in errors
   model::Stages stages = {};
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;          // of the denoiser
@@ -121,7 +120,6 @@ class Generator {
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }
   void check_cancelled() const;
-  model::NamedModel named() const { return {engine_.model, engine_.family}; }
 
   Engine engine_;
   model::Residents residents_;

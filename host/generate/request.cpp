@@ -10,7 +10,6 @@
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
-#include "host/plugins/guard.h"
 
 namespace atelier::generate {
 namespace {
@@ -86,15 +85,12 @@ double cfg_scale_of(const Settings& s, const ModelFamily& family, std::string_vi
 
 void fill_target(Settings& s, const model::LoadedModel& model) {
   if (s.num_frames && s.height && s.width) return;
-  const std::string family(model.family().name());
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
   const Inputs images = image_shapes(s, model.family().inputs());
-  const MediaTarget said =
-      plugins::guard(family + ".target", [&] { return model.model().target(images, asked); });
+  const MediaTarget said = model.model().target(images, asked);
   MediaTarget preset = MediaDefaults{}.target;
   if (const model::RangedDenoiser* denoiser = model.stages().first())
-    preset = plugins::guard(family + ".media_defaults",
-                            [&] { return model.family().media_defaults(denoiser->part).target; });
+    preset = model.family().media_defaults(denoiser->part).target;
   const auto fill = [](std::optional<int64_t>& to, int64_t from_inputs, int64_t from_model) {
     if (!to) to = from_inputs > 0 ? from_inputs : from_model;
   };

@@ -4,14 +4,13 @@
 
 #include "host/generate/request.h"
 #include "host/model/stages.h"
-#include "host/plugins/guard.h"
 
 namespace atelier::generate {
 
 std::optional<Error> TextLengths::check(const EncodeInputs& in, const std::string& place) {
   TextLength length;
   try {
-    length = plugins::guard(family_ + ".text_length", [&] { return model_.text_length(in); });
+    length = model_.text_length(in);
   } catch (const Error& error) {
     if (has_failed_.exchange(true)) return std::nullopt;
     return error;

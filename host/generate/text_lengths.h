@@ -19,8 +19,7 @@ class TextLengths {
  public:
   // `cuts`: long texts are counted in place of being refused; `model` was made so, see
   // ModelOptions::cuts_texts, and outlives this.
-  TextLengths(const Model& model, std::string_view family, bool cuts)
-      : model_(model), family_(family), cuts_(cuts) {}
+  TextLengths(const Model& model, bool cuts) : model_(model), cuts_(cuts) {}
 
   // What is wrong with the text of `in`, of which images may be left out; `place` names it.
   // What keeps texts from being counted at all is told once.
@@ -35,7 +34,6 @@ class TextLengths {
 
  private:
   const Model& model_;
-  const std::string family_;
   const bool cuts_;
   std::atomic<bool> has_failed_ = false;
   std::atomic<int64_t> cut_ = 0, longest_ = 0, limit_ = 0;

@@ -12,7 +12,6 @@
 #include "host/inspect/inspect.h"
 #include "host/model/components.h"
 #include "host/model/stages.h"
-#include "host/plugins/guard.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
 
@@ -114,12 +113,10 @@ Thing describe_part(const ModelFamily& family, const model::LoadedPart& part,
     out["inputs"] = std::move(inputs);
   try {
     const std::vector<Detection> parts = {detection};
-    plugins::guard(family.name(), [&] {
-      const std::unique_ptr<Model> model = family.make_model(parts, ModelOptions{});
-      weights::bind_weights(family.weight_map(detection), detection.prefix, file.index(),
-                            model->component(detection.component))
-          .throw_unless_complete(file.name(), detection.component);
-    });
+    const std::unique_ptr<Model> model = family.make_model(parts, ModelOptions{});
+    weights::bind_weights(family.weight_map(detection), detection.prefix, file.index(),
+                          model->component(detection.component))
+        .throw_unless_complete(file.name(), detection.component);
   } catch (const Error& error) {
     refusal = report::error_line(error);
   }
@@ -220,8 +217,7 @@ Thing lora_summary(const TensorIndex& index, const std::vector<const ModelFamily
   }
   Thing out = {{"layers", layers.size()}, {"ranks", ranks}};
   size_t best = 0;
-  for (const ModelFamily* family : families)
-    plugins::guard(family->name(), [&] { match_family(layers, *family, best, out); });
+  for (const ModelFamily* family : families) match_family(layers, *family, best, out);
   return out;
 }
 

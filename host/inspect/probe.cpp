@@ -35,11 +35,9 @@ std::vector<weights::PublishedTensor> train(LoadedModel& model, const std::strin
                                             const std::string& glob) {
   const model::LoadedPart& part = *model.find_part(component);
   const std::string& prefix = part.detection.prefix;
-  std::vector<weights::PublishedTensor> tensors = plugins::guard(model.family().name(), [&] {
-    return weights::published_tensors(model.model().component(component),
-                                      model.family().weight_map(part.detection), prefix,
-                                      &part.checkpoint.index());
-  });
+  std::vector<weights::PublishedTensor> tensors = weights::published_tensors(
+      model.model().component(component), model.family().weight_map(part.detection), prefix,
+      &part.checkpoint.index());
   std::erase_if(tensors, [&](const weights::PublishedTensor& tensor) {
     return !formats::glob_match(glob, tensor.name) &&
            !formats::glob_match(glob, tensor.name.substr(prefix.size()));
@@ -87,10 +85,6 @@ std::vector<at::Tensor> gradients_of(const NamedTensors& outputs,
   return gradients;
 }
 
-std::string guarded(const LoadedModel& model) {
-  return std::string(model.family().name()) + ".probe";
-}
-
 void check_request(const nlohmann::json& request, const std::string& place) {
   if (!request.is_object()) throw Error(ErrorCode::kInvalidArgument, place + ": is no JSON object");
   report::Problems problems;
@@ -120,8 +114,7 @@ NamedTensors probe_component(LoadedModel& model, const std::string& component,
   const at::NoGradGuard no_grad;
   NamedTensors given;
   for (const auto& [name, value] : inputs) given.emplace(name, to_compute(value, model, component));
-  return plugins::guard(guarded(model),
-                        [&] { return model.model().probe(component, given, model.runner()); });
+  return model.model().probe(component, given, model.runner());
 }
 
 NamedTensors probe_gradients(LoadedModel& model, const std::string& component,
@@ -150,15 +143,15 @@ NamedTensors probe_gradients(LoadedModel& model, const std::string& component,
         leaves.push_back(source.weight->state().leaf());
     }
   }
-  return plugins::guard(guarded(model), [&] {
-    NamedTensors result = model.model().probe(component, given, runner);
+  NamedTensors result = model.model().probe(component, given, runner);
+  plugins::guard(std::string(model.family().name()) + ".probe", [&] {
     const std::vector<at::Tensor> gradients = gradients_of(result, leaves);
     for (auto& [name, value] : result) value = value.detach();
     for (size_t i = 0; i < names.size(); ++i) result["grad." + names[i]] = gradients[i];
     for (const auto& tensor : trained)
       result["grad." + tensor.name] = published_gradient(tensor, places, gradients);
-    return result;
   });
+  return result;
 }
 
 std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& request,
@@ -167,8 +160,7 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
   const ScheduleDefaults& defaults =
       generate::find_schedule(model.family().schedules(), request.value("schedule", std::string()),
                               request.value("variant", std::string()));
-  const LatentSpec spec = plugins::guard(std::string(model.family().name()) + ".latent_spec",
-                                         [&] { return model.model().latent_spec(); });
+  const LatentSpec spec = model.model().latent_spec();
   generate::ScheduleRequest wanted;
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
   const int64_t height = request.value("height", int64_t{1024}),

@@ -21,7 +21,6 @@
 #include "host/lora/low_rank.h"
 #include "host/lora/respell.h"
 #include "host/model/components.h"
-#include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "host/weights/weight_binding.h"
 #include "host/weights/weight_loading.h"
@@ -62,10 +61,9 @@ class WeightReader {
  public:
   WeightReader(LoadedModel& model, const LoadedPart& part)
       : part_(part), root_(model.model().component(part.detection.component)) {
-    const weights::WeightBinding binding = plugins::guard(model.family().name(), [&] {
-      return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
-                                   part.checkpoint.index(), root_);
-    });
+    const weights::WeightBinding binding =
+        weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                              part.checkpoint.index(), root_);
     for (const weights::BoundWeight& bound : binding.weights) bound_.emplace(bound.path, bound);
   }
 

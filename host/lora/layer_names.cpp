@@ -6,7 +6,6 @@
 #include "host/files/file_reader.h"
 #include "host/lora/lora_writer.h"
 #include "host/model/components.h"
-#include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
 namespace atelier::lora {
@@ -18,8 +17,7 @@ LoraTargets file_targets(model::LoadedModel& model, const model::LoadedPart& par
   const std::string& component = part.detection.component;
   if (!model::has_role(model.family(), component, Role::kDenoiser))
     return {component, {}, {}, component + "."};
-  return plugins::guard(model.family().name(),
-                        [&] { return model.family().lora_targets(part.detection); });
+  return model.family().lora_targets(part.detection);
 }
 
 LayerNames::LayerNames(model::LoadedModel* model, std::string_view component) : model_(model) {

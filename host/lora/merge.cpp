@@ -18,7 +18,6 @@
 #include "host/lora/convert.h"
 #include "host/lora/low_rank.h"
 #include "host/lora/targets.h"
-#include "host/plugins/guard.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_binding.h"
 #include "host/weights/weight_loading.h"
@@ -338,10 +337,9 @@ std::vector<MergedComponent> merge_into_model(
                   display_path(part.checkpoint.name()) +
                       ": is stored in 8 bits with scales, which would round most of the LoRA away",
                   "merge into the checkpoint of 16 bits", "LORA_DTYPE");
-    weights::WeightBinding binding = plugins::guard(model.family().name(), [&] {
-      return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
-                                   part.checkpoint.index(), model.model().component(component));
-    });
+    weights::WeightBinding binding =
+        weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                              part.checkpoint.index(), model.model().component(component));
     MergedTensors tensors(part, std::move(binding), additions);
     std::map<std::string, std::string> metadata = part.checkpoint.metadata();
     metadata.emplace("format", "pt");

@@ -14,7 +14,6 @@
 
 #include "formats/escape.h"
 #include "host/lora/targets.h"
-#include "host/plugins/guard.h"
 
 namespace atelier::lora {
 
@@ -41,8 +40,7 @@ struct Rows {
 // nullopt when the family has no such spelling.
 std::optional<NamedTargets> targets_in(LoadedModel& model, const LoadedPart& part,
                                        std::string_view spelling) {
-  const std::vector<std::string> known = plugins::guard(
-      model.family().name(), [&] { return model.family().spellings(part.detection); });
+  const std::vector<std::string> known = model.family().spellings(part.detection);
   if (std::find(known.begin(), known.end(), spelling) == known.end()) return std::nullopt;
   return spelled_targets(model, part, std::string(spelling));
 }

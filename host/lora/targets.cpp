@@ -8,7 +8,6 @@
 #include "formats/escape.h"
 #include "host/files/file_reader.h"
 #include "host/model/components.h"
-#include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
@@ -99,28 +98,26 @@ NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
   Detection detection = part.detection;
   detection.spelling = spelling;
   if (!is_own) detection.prefix.clear();
-  return plugins::guard(model.family().name(), [&] {
-    const WeightMap rules = model.family().weight_map(detection);
-    // Where no checkpoint has this spelling, the table says what one would hold.
-    const TensorIndex index =
-        is_own ? part.checkpoint.index() : weights::published_index(root, rules);
-    const auto binding = weights::bind_weights(rules, detection.prefix, index, root);
-    NamedTargets targets;
-    for (const weights::BoundWeight& bound : binding.weights) {
-      const std::optional<std::string> path = layer_of(bound.path);
-      if (!path) continue;
-      for (const weights::WeightPiece& piece : bound.pieces) {
-        const std::string name = piece.tensor.substr(detection.prefix.size());
-        if (!layer_of(name)) continue;
-        Target& target = targets[name];
-        target.component = detection.component;
-        set_shape(target, index.find(piece.tensor)->shape);
-        target.pieces.push_back({bound.weight, linears.find(*bound.weight), *path, piece.axis,
-                                 piece.tensor_start, piece.weight_start, piece.length});
-      }
+  const WeightMap rules = model.family().weight_map(detection);
+  // Where no checkpoint has this spelling, the table says what one would hold.
+  const TensorIndex index =
+      is_own ? part.checkpoint.index() : weights::published_index(root, rules);
+  const auto binding = weights::bind_weights(rules, detection.prefix, index, root);
+  NamedTargets targets;
+  for (const weights::BoundWeight& bound : binding.weights) {
+    const std::optional<std::string> path = layer_of(bound.path);
+    if (!path) continue;
+    for (const weights::WeightPiece& piece : bound.pieces) {
+      const std::string name = piece.tensor.substr(detection.prefix.size());
+      if (!layer_of(name)) continue;
+      Target& target = targets[name];
+      target.component = detection.component;
+      set_shape(target, index.find(piece.tensor)->shape);
+      target.pieces.push_back({bound.weight, linears.find(*bound.weight), *path, piece.axis,
+                               piece.tensor_start, piece.weight_start, piece.length});
     }
-    return targets;
-  });
+  }
+  return targets;
 }
 
 namespace {
@@ -135,9 +132,7 @@ bool is_linear(const Target& target) {
 NamedTargets all_targets(LoadedModel& model, const LoadedPart& part, bool has_spellings) {
   NamedTargets targets = spelled_targets(model, part, part.detection.spelling);
   if (has_spellings) {
-    const std::vector<std::string> spellings = plugins::guard(
-        model.family().name(), [&] { return model.family().spellings(part.detection); });
-    for (const std::string& spelling : spellings) {
+    for (const std::string& spelling : model.family().spellings(part.detection)) {
       if (spelling != part.detection.spelling)
         targets.merge(spelled_targets(model, part, spelling));
     }
@@ -168,9 +163,7 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
     if (spec.role == Role::kTextEncoder) ++text_encoders;
   }
   if (component.is_denoiser)
-    component.file_prefix = plugins::guard(model.family().name(), [&] {
-      return model.family().lora_targets(part.detection).file_prefix;
-    });
+    component.file_prefix = model.family().lora_targets(part.detection).file_prefix;
   component.by_name =
       all_targets(model, part, component.is_denoiser || component.text_encoder.has_value());
   for (auto found = component.by_name.cbegin(); found != component.by_name.cend(); ++found) {

@@ -89,7 +89,6 @@ class LoadedModel {
   const ModelFamily& family() const { return family_; }
   Model& model() { return *model_; }
   const Model& model() const { return *model_; }
-  NamedModel named() { return {*model_, family_.name()}; }
   // What the parts do; they are those that the model was opened with.
   const Stages& stages() const { return stages_; }
   at::Device device() const { return device_; }

@@ -14,7 +14,6 @@
 #include "host/model/components.h"
 #include "host/model/model_loader.h"
 #include "host/model/request_checks.h"
-#include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
 namespace atelier::model {
@@ -218,8 +217,7 @@ class LoadedModel::Opening {
     std::vector<Detection> detections;
     for (const LoadedPart& part : model_->parts_) detections.push_back(part.detection);
     const ModelOptions options = {.files = model_->files_, .cuts_texts = request_.cuts_texts};
-    model_->model_ = plugins::guard(where(family_, "make_model"),
-                                    [&] { return family_.make_model(detections, options); });
+    model_->model_ = family_.make_model(detections, options);
     if (model_->model_ == nullptr)
       throw Error(ErrorCode::kInternal, where(family_, "make_model") + ": gave no model");
   }
@@ -236,10 +234,9 @@ class LoadedModel::Opening {
 
   void bind(const LoadedPart& part) {
     const std::string& name = part.detection.component;
-    weights::WeightBinding binding = plugins::guard(where(family_, "weight_map"), [&] {
-      return weights::bind_weights(family_.weight_map(part.detection), part.detection.prefix,
-                                   part.checkpoint.index(), model_->model_->component(name));
-    });
+    weights::WeightBinding binding =
+        weights::bind_weights(family_.weight_map(part.detection), part.detection.prefix,
+                              part.checkpoint.index(), model_->model_->component(name));
     binding.throw_unless_complete(part.checkpoint.name(),
                                   name + " of " + std::string(family_.name()));
     model_->bindings_.emplace(name, std::move(binding));
@@ -281,8 +278,7 @@ std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,
 
 std::unique_ptr<LoadedModel> LoadedModel::open_empty(const ModelFamily& family) {
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel(family));
-  model->model_ =
-      plugins::guard(where(family, "make_model"), [&] { return family.make_model({}, {}); });
+  model->model_ = family.make_model({}, {});
   if (model->model_ == nullptr)
     throw Error(ErrorCode::kInternal, where(family, "make_model") + ": gave no model");
   model->stages_ = stages_of(family, {});

@@ -10,7 +10,6 @@
 #include "formats/lora_names.h"
 #include "host/files/file_reader.h"
 #include "host/model/config_check.h"
-#include "host/plugins/guard.h"
 #include "host/weights/weight_binding.h"
 
 namespace atelier::model {
@@ -52,8 +51,7 @@ Error unknown_checkpoint(const ModelFamily& family, const files::Checkpoint& che
                         " tensors";
   if (!names.empty()) message += ", the first " + report::list_names(names);
   message += ")";
-  const std::string nearest =
-      plugins::guard(family.name(), [&] { return nearest_component(family, index); });
+  const std::string nearest = nearest_component(family, index);
   if (!nearest.empty()) message += "; " + nearest;
   return Error(ErrorCode::kUnsupported, message, "atelier inspect says which family takes it",
                "CHECKPOINT_UNKNOWN");
@@ -81,8 +79,7 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family,
     if (matches_file || formats::glob_match(pattern, checkpoint.name())) hint = said;
   }
   try {
-    return plugins::guard(std::string(family.name()) + ".detect",
-                          [&] { return detect_with_config(family, checkpoint.index(), hint); });
+    return detect_with_config(family, checkpoint.index(), hint);
   } catch (const Error& error) {
     throw error.at(files::display_path(checkpoint.name()));
   }
@@ -102,8 +99,10 @@ std::optional<LoadedPart> detect_first(const ModelFamily& family,
     try {
       const std::optional<Detection> found = detect_checkpoint(family, lent, hints);
       if (found && found->component == lender.detection.component) return LoadedPart{*found, lent};
-    } catch (const Error&) {
+    } catch (const Error& error) {
       // The config is another component's, or contradicts the tensors.
+      if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kInvalidArgument)
+        throw;
     }
   }
   std::optional<Detection> found = detect_checkpoint(family, checkpoint, hints);

@@ -8,7 +8,6 @@
 
 #include "formats/glob.h"
 #include "host/model/components.h"
-#include "host/plugins/guard.h"
 
 namespace atelier::model {
 namespace {
@@ -56,9 +55,7 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   }
   for (const LoadedPart& part : parts) {
     if (!has_role(family, part.detection.component, Role::kDenoiser)) continue;
-    stages.denoisers.push_back(
-        {part.detection, plugins::guard(std::string(family.name()) + ".sigma_range",
-                                        [&] { return family.sigma_range(part.detection); })});
+    stages.denoisers.push_back({part.detection, family.sigma_range(part.detection)});
   }
   std::ranges::stable_sort(stages.denoisers, std::greater(),
                            [](const RangedDenoiser& denoiser) { return denoiser.range.high; });
@@ -136,19 +133,15 @@ EncodeInputs negative_of(EncodeInputs in, const std::string& prompt) {
   return in;
 }
 
-Conditioning encode(const NamedModel& model, EncodeInputs in, BlockRunner& runner,
-                    at::Device device) {
+Conditioning encode(Model& model, EncodeInputs in, BlockRunner& runner, at::Device device) {
   in.values = on_device(std::move(in.values), device);
-  return plugins::guard(std::string(model.family) + ".encode",
-                        [&] { return model.model.encode(in, runner); });
+  return model.encode(in, runner);
 }
 
-void decode(const NamedModel& model, const at::Tensor& latents_1CTHW, BlockRunner& runner,
-            at::Device device, const SampleSink& sink) {
-  plugins::guard(std::string(model.family) + ".decode", [&] {
-    model.model.decode(latents_1CTHW, runner, [&](const at::Tensor& pixels_BCTHW) {
-      sink(pixels_BCTHW[0].to(device, at::kFloat));
-    });
+void decode(Model& model, const at::Tensor& latents_1CTHW, BlockRunner& runner, at::Device device,
+            const SampleSink& sink) {
+  model.decode(latents_1CTHW, runner, [&](const at::Tensor& pixels_BCTHW) {
+    sink(pixels_BCTHW[0].to(device, at::kFloat));
   });
 }
 

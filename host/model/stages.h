@@ -71,22 +71,15 @@ Inputs inputs_of(const EncodeStage& stage, const Inputs& inputs);
 // Returns `in` with `prompt` as its prompt, marked as the negative one of guidance.
 EncodeInputs negative_of(EncodeInputs in, const std::string& prompt);
 
-// A family's model as it is called; its errors name the plugin.
-struct NamedModel {
-  Model& model;
-  std::string_view family;
-};
-
 // Runs a stage on `device`, with the caller's grad mode.
-Conditioning encode(const NamedModel& model, EncodeInputs in, BlockRunner& runner,
-                    at::Device device);
+Conditioning encode(Model& model, EncodeInputs in, BlockRunner& runner, at::Device device);
 
 // What the frames of one sample are given to as they are decoded: float32 [3, frames, H, W] in
 // [-1, 1].
 using SampleSink = std::function<void(const at::Tensor& pixels_CTHW)>;
 // Decodes one sample, [1, C, T, H, W]; the frames are on `device`.
-void decode(const NamedModel& model, const at::Tensor& latents_1CTHW, BlockRunner& runner,
-            at::Device device, const SampleSink& sink);
+void decode(Model& model, const at::Tensor& latents_1CTHW, BlockRunner& runner, at::Device device,
+            const SampleSink& sink);
 // Decodes samples to one tensor, [B, 3, T, H, W] on `device`.
 at::Tensor decode_whole(Model& model, const at::Tensor& latents_BCTHW, BlockRunner& runner,
                         at::Device device);

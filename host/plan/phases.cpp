@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "host/plugins/guard.h"
-
 namespace atelier::plan {
 
 using model::LoadedModel;
@@ -27,9 +25,8 @@ std::vector<std::string> components_where(const LoadedModel& model,
 
 Conditioning example_text(const DryModel& dry, const LoadedModel& model, const Detection& denoiser,
                           int64_t tokens) {
-  Conditioning text = plugins::guard(model.family().name(), [&] {
-    return model.family().example_conditioning(denoiser, tokens, model.dtype(denoiser.component));
-  });
+  Conditioning text =
+      model.family().example_conditioning(denoiser, tokens, model.dtype(denoiser.component));
   for (auto& [name, t] : text) {
     if (at::isFloatingType(t.scalar_type())) t = dry.tensor(t.sizes(), t.scalar_type());
   }

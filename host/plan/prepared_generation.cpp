@@ -44,7 +44,7 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
   problems.collect([&] { model_ = LoadedModel::open(*family(), *request_.load); });
   if (!model_) return;
   if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits, progress_);
-  lengths_.emplace(model_->model(), family()->name(), request_.load->cuts_texts);
+  lengths_.emplace(model_->model(), request_.load->cuts_texts);
   loras_.emplace(*model_, request_.lora_mode, progress_);
   if (request_.tiling)
     problems.collect([&] {

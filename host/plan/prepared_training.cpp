@@ -126,7 +126,7 @@ class Preparation {
   void open_model() {
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
-    if (run_.model) lengths_.emplace(run_.model->model(), family_.name(), config_.model.cuts_texts);
+    if (run_.model) lengths_.emplace(run_.model->model(), config_.model.cuts_texts);
   }
 
   void note_model() {

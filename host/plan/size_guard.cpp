@@ -143,7 +143,7 @@ void SizeGuard::measure() {
     const std::string input(stages.target_input->name);
     add("encode an image", [&](int64_t side, BlockRunner& runner) {
       const Inputs values = {{input, dry.tensor({3, 1, side, side}, at::kFloat)}};
-      model::encode(model_.named(),
+      model::encode(model_.model(),
                     {.stage = target->name, .values = values, .target = {1, side, side}}, runner,
                     at::kMeta);
     });
@@ -169,9 +169,7 @@ void SizeGuard::measure() {
 }
 
 SizeGuard::Size SizeGuard::size_of(const MediaTarget& target) const {
-  const std::vector<int64_t> latents =
-      plugins::guard(model_.family().name(), [&] { return model_.model().latent_shape(target); });
-  return {target.height, target.width, latents.at(1)};
+  return {target.height, target.width, model_.model().latent_shape(target).at(1)};
 }
 
 SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,

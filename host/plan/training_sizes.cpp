@@ -141,7 +141,7 @@ class TrainingSizes {
       Conditioning made;
       const DryPass pass = dry_.measure([&](BlockRunner& runner) {
         const EncodeInputs in = {.stage = stage.name, .values = values, .target = training_.target};
-        made = model::encode(model_.named(), in, runner, at::kMeta);
+        made = model::encode(model_.model(), in, runner, at::kMeta);
       });
       if (!stages_.is_target(stage)) encoded_.merge(made);
       run.phases.push_back(

@@ -21,6 +21,7 @@
 
 #include "formats/elf_note.h"
 #include "formats/escape.h"
+#include "host/plugins/guarded_family.h"
 #include "host/plugins/own_process.h"
 #include "host/report/problems.h"
 
@@ -131,7 +132,9 @@ Plugin open_library(const PluginFile& file, const std::string& place) {
     throw Error(ErrorCode::kEnvironment,
                 place + ": its open() fails: " + formats::quote_and_escape(message),
                 "ask its author", "PLUGIN_OPEN");
-  return Plugin{file, static_cast<const ModelFamily*>(family)};
+  static auto& families = *new std::deque<std::unique_ptr<const ModelFamily>>;
+  families.push_back(guarded(*static_cast<const ModelFamily*>(family), place));
+  return Plugin{file, families.back().get()};
 }
 
 Plugin open_file(const PluginFile& file) {

@@ -29,6 +29,7 @@ std::vector<PluginFile> list_plugins(const std::string& plugin_path);
 PluginFile describe_plugin(const std::string& path);
 
 // An opened plugin. It is never closed, so that what it gave stays valid as long as the process.
+// `family` is guarded: see guarded_family.h.
 struct Plugin {
   PluginFile file;
   const ModelFamily* family = nullptr;

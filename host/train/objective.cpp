@@ -7,7 +7,6 @@
 
 #include "host/generate/known_latents.h"
 #include "host/generate/sigma_schedule.h"
-#include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/text.h"
 
@@ -35,9 +34,7 @@ std::vector<const Conditioning*> pointers(const auto& samples) {
 }  // namespace
 
 ScheduleDefaults training_schedule(const model::LoadedModel& model) {
-  return plugins::guard(model.family().name(), [&] {
-    return model.family().training_schedule(model.stages().first()->part);
-  });
+  return model.family().training_schedule(model.stages().first()->part);
 }
 
 Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& options,
@@ -57,8 +54,7 @@ Objective::Objective(model::LoadedModel& model, std::vector<model::RangedDenoise
       device_(device.value_or(model.device())),
       schedule_(training_schedule(model)),
       noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
-      timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
-      family_(model.family().name()) {}
+      timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)) {}
 
 Objective::Prepared Objective::prepare(const TrainSample& sample) {
   Prepared prepared;
@@ -66,12 +62,11 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
     prepared.cond.emplace(name, tensor.to(device_, /*non_blocking=*/true));
   for (const auto& [stage, values] : sample.inputs) {
     const EncodeInputs in = {.stage = stage, .values = values, .target = sample.target};
-    for (auto& [name, tensor] : model::encode(model_.named(), in, runner_, device_))
+    for (auto& [name, tensor] : model::encode(model_.model(), in, runner_, device_))
       prepared.cond.insert_or_assign(name, tensor);
   }
   prepared.clean = prepared.cond.at("latents").to(at::kFloat);
-  prepared.given =
-      plugins::guard(family_ + ".given", [&] { return model_.model().given(prepared.cond); });
+  prepared.given = model_.model().given(prepared.cond);
   if (const auto& given = prepared.given) {
     prepared.mask = given->free_1THW.to(device_, at::kFloat);
     prepared.counted = prepared.mask.mean();
@@ -116,8 +111,7 @@ std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
                                   .sigma_B = at::tensor(levels, at::kFloat).to(device_),
                                   .cond = given,
                                   .denoiser = denoiser};
-    const Tensor velocity = plugins::guard(family_ + ".denoise",
-                                           [&] { return model_.model().denoise(inputs, runner_); });
+    const Tensor velocity = model_.model().denoise(inputs, runner_);
     for (size_t k = 0; k < members.size(); ++k)
       result[members[k]] = velocity[static_cast<int64_t>(k)];
   }
@@ -223,8 +217,7 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
                                     .sigma_B = at::tensor({sigmas[i]}, at::kFloat).to(device_),
                                     .cond = std::span(&cond, 1),
                                     .denoiser = model::denoiser_at(denoisers_, sigmas[i]).name()};
-      const Tensor velocity = plugins::guard(
-          family_ + ".denoise", [&] { return model_.model().denoise(inputs, runner_); });
+      const Tensor velocity = model_.model().denoise(inputs, runner_);
       x = known.put_into(x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]), sigmas[i + 1]);
     }
     const Tensor loss = sample.loss(x[0] - sample.clean);

@@ -92,7 +92,6 @@ class Objective {
   at::Device device_;
   ScheduleDefaults schedule_;
   uint64_t noise_seed_, timestep_seed_;
-  std::string family_;
 };
 
 // Steps that direct distillation makes for a row; 1 where it does not say.

@@ -12,7 +12,6 @@
 #include "host/data/parallel.h"
 #include "host/data/prefetcher.h"
 #include "host/files/temporary_file.h"
-#include "host/plugins/guard.h"
 #include "host/train/encoders.h"
 #include "host/train/row_inputs.h"
 #include "host/train/samples_state.h"
@@ -198,9 +197,7 @@ std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model,
   const model::RangedDenoiser* denoiser = model.stages().first();
   if (!denoiser || model.files().empty()) return std::nullopt;
   const auto bytes_of_tokens = [&](int64_t tokens) {
-    return bytes_of(plugins::guard(family.name(), [&] {
-      return family.example_conditioning(denoiser->part, tokens, model.dtype());
-    }));
+    return bytes_of(family.example_conditioning(denoiser->part, tokens, model.dtype()));
   };
   const int64_t one = bytes_of_tokens(1), a_token = bytes_of_tokens(2) - one;
   const std::vector<Job> jobs = missing_jobs(stage);
@@ -209,8 +206,7 @@ std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model,
     const EncodeInputs in = {
         .stage = stage.name,
         .values = value_inputs(*dataset, jobs[i].item, stage, jobs[i].empty_caption)};
-    const TextLength length =
-        plugins::guard(family.name(), [&] { return model.model().text_length(in); });
+    const TextLength length = model.model().text_length(in);
     const int64_t tokens = std::clamp<int64_t>(length.tokens, 1, length.limit);
     bytes += kHeaderBytes + one + a_token * (tokens - 1);
   });

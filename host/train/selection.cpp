@@ -6,7 +6,6 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "host/model/components.h"
-#include "host/plugins/guard.h"
 #include "host/weights/weight_binding.h"
 
 namespace atelier::train {
@@ -44,10 +43,8 @@ std::string did_you_mean(const std::string& name, const std::vector<std::string>
 
 weights::WeightBinding bind(LoadedModel& model, const std::string& component) {
   const auto& part = *model.find_part(component);
-  return plugins::guard(model.family().name(), [&] {
-    return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
-                                 part.checkpoint.index(), model.model().component(component));
-  });
+  return weights::bind_weights(model.family().weight_map(part.detection), part.detection.prefix,
+                               part.checkpoint.index(), model.model().component(component));
 }
 
 // `name`: a component, or a part of one by its path or by its name in the checkpoint.
@@ -104,8 +101,7 @@ std::set<std::string> automatic_targets(LoadedModel& model, const std::string& c
   std::set<std::string> chosen;
   for (const model::RangedDenoiser& denoiser : model.stages().denoisers) {
     if (denoiser.name() != component) continue;
-    const LoraTargets targets = plugins::guard(
-        model.family().name(), [&] { return model.family().lora_targets(denoiser.part); });
+    const LoraTargets targets = model.family().lora_targets(denoiser.part);
     for (const auto& [path, linear] : linears) {
       if (targets.component == component && matches_any(targets.include, path) &&
           !matches_any(targets.exclude, path))

@@ -3,7 +3,6 @@
 #include "atelier/error.h"
 
 #include "host/files/model_paths.h"
-#include "host/plugins/guard.h"
 #include "host/report/problems.h"
 
 namespace atelier::train {
@@ -26,10 +25,8 @@ StartingWeights::StartingWeights(model::LoadedModel& model, const std::string& p
         "atelier inspect says what it is");
   const Detection& detection = parts.front().detection;
   component_ = detection.component;
-  binding_ = plugins::guard(family.name(), [&] {
-    return weights::bind_weights(family.weight_map(detection), detection.prefix,
-                                 checkpoint_.index(), model.model().component(component_));
-  });
+  binding_ = weights::bind_weights(family.weight_map(detection), detection.prefix,
+                                   checkpoint_.index(), model.model().component(component_));
   binding_.throw_unless_complete(path, component_);
   const LoadedPart& replaced = *model.find_part(component_);
   const std::vector<std::string> differing =

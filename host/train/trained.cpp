@@ -20,7 +20,6 @@
 #include "host/lora/lora_writer.h"
 #include "host/lora/respell.h"
 #include "host/lora/targets.h"
-#include "host/plugins/guard.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
 #include "host/weights/component_writer.h"
@@ -285,8 +284,7 @@ void TrainedTensors::save_lora(const WeightFile& file, int64_t step, int64_t epo
 
 void TrainedTensors::save_whole(const WeightFile& file, int64_t step) const {
   const LoadedPart& part = *model_.find_part(file.component);
-  const WeightMap rules = plugins::guard(
-      model_.family().name(), [&] { return model_.family().weight_map(part.detection); });
+  const WeightMap rules = model_.family().weight_map(part.detection);
   weights::save_component(
       model_.model().component(file.component), rules, part.detection.prefix, file.path,
       {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},

@@ -98,7 +98,6 @@ inline constexpr InputSpec kTarget = {
 inline Engine fake_engine(FakeModel& model, std::vector<std::string>& log, bool keeps_all = false) {
   Engine engine = {
       .model = model,
-      .family = "fake",
       .stages = {.variant = "",
                  .components = {{.name = "words", .role = Role::kTokenizer},
                                 {.name = "text_encoder", .role = Role::kTextEncoder},

@@ -285,6 +285,36 @@ TEST_CASE("A config comes from the file, from beside it, or from the same compon
   CHECK(model->find_part("vae")->checkpoint.config()->place == one + ":__metadata__");
 }
 
+TEST_CASE("What keeps a family from looking at a checkpoint is no answer about it", "[loader]") {
+  // Fails where the config of another checkpoint is lent.
+  struct Failing final : test::ToyFamily {
+    ErrorCode code = ErrorCode::kUnsupported;
+    std::optional<Detection> detect(const TensorIndex& index,
+                                    const DetectHint& hint) const override {
+      if (index.config_integer("cells") == 5) throw Error(code, "not with this config");
+      return ToyFamily::detect(index, hint);
+    }
+  } toy;
+  Folder folder;
+  write_component(folder / "m/vae/model.safetensors", "vae");
+  write_component(folder / "one.safetensors", "vae");
+  write_bytes(folder / "m/vae/config.json", R"({"cells": 5})");
+  const Checkpoint lent = Checkpoint::open("lent", {folder / "m/vae/model.safetensors"});
+  const Checkpoint one = Checkpoint::open("one", {folder / "one.safetensors"});
+  REQUIRE(lent.config());
+  const std::vector<LoadedPart> lenders = {{{.component = "vae"}, lent}};
+  for (const ErrorCode answer : {ErrorCode::kUnsupported, ErrorCode::kInvalidArgument}) {
+    toy.code = answer;
+    CHECK(detect_parts(toy, one, {}, lenders).size() == 1);
+  }
+  for (const ErrorCode failure :
+       {ErrorCode::kEnvironment, ErrorCode::kInternal, ErrorCode::kOutOfMemory}) {
+    toy.code = failure;
+    expect_error(failure, {"one: ", "not with this config"},
+                 [&] { detect_parts(toy, one, {}, lenders); });
+  }
+}
+
 TEST_CASE("Loading takes the memory of the weights and little more", "[loader]") {
   Folder folder;
   constexpr int64_t kRows = 8192, kColumns = 1024;  // 32 MiB in float32

@@ -30,7 +30,7 @@ class Rows {
   // What is wrong, all in one text; `note` gets that of the lengths.
   std::string check(bool cuts = false, bool is_trained_on = true) {
     test::write_bytes(folder_ / "a.csv", table_);
-    generate::TextLengths lengths(model_->model(), "toy", cuts);
+    generate::TextLengths lengths(model_->model(), cuts);
     report::Problems problems;
     const auto dataset =
         data::Dataset::open(config_.dataset, image_toy().inputs(), model_->model().latent_spec(),
@@ -103,11 +103,11 @@ TEST_CASE("Columns of distillation are needed where it learns", "[rows]") {
 
 TEST_CASE("What keeps all texts from being counted is told once", "[rows]") {
   const std::unique_ptr<Model> without_tokenizer = image_toy().make_model({}, {});
-  generate::TextLengths lengths(*without_tokenizer, "toy", /*cuts=*/false);
+  generate::TextLengths lengths(*without_tokenizer, /*cuts=*/false);
   int told = 0;
   for (int i = 0; i < 20; ++i) {
     if (const auto error = lengths.check(test::prompt_inputs("x"), "a.csv:2 [prompt]")) {
-      CHECK_THAT(error->what(), Catch::Contains("toy.text_length: there is no tokenizer"));
+      CHECK_THAT(error->what(), Catch::Contains("there is no tokenizer"));
       ++told;
     }
   }

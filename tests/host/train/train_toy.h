@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "host/plugins/guarded_family.h"
+#include "host/run/stop.h"
 #include "host/train/train_step.h"
 #include "image_toy.h"
 
@@ -41,9 +43,11 @@ class HookedToy final : public ImageToy {
   }
 };
 
-inline const HookedToy& hooked_toy() {
+// As the host sees the family of a plugin.
+inline const ModelFamily& hooked_toy() {
   static const HookedToy toy;
-  return toy;
+  static const auto family = plugins::guarded(toy, "toy.so");
+  return *family;
 }
 
 // While one lives, the denoiser's velocities go through `hook`.
@@ -52,6 +56,21 @@ struct HookScope {
   ~HookScope() { velocity_hook = nullptr; }
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
+};
+
+// Signals are noted while one lives, and forgotten after it.
+class SignalScope {
+ public:
+  SignalScope() : signals_(std::in_place) {}
+  ~SignalScope() {
+    signals_.reset();
+    const run::StopSignals forgets;
+  }
+  SignalScope(const SignalScope&) = delete;
+  SignalScope& operator=(const SignalScope&) = delete;
+
+ private:
+  std::optional<run::StopSignals> signals_;
 };
 
 // A model of files whose denoiser is loaded. What is trained: config.trainable_models, config.lora.

@@ -1,0 +1,18 @@
+// A family as the host sees it: nothing but errors comes out of a plugin's functions.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "atelier/model_family.h"
+
+namespace atelier::plugins {
+
+// Wraps a family so that whatever its functions, and those of the models that it makes, throw
+// arrives as by guard(), with "my_family.function" in front. What a function throws that only says
+// what there is, and that is no Error, becomes Error{kEnvironment} with `place`, the plugin's file.
+//
+// `family` outlives the wrapper and its models.
+std::unique_ptr<const ModelFamily> guarded(const ModelFamily& family, std::string place);
+
+}  // namespace atelier::plugins

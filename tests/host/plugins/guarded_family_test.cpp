@@ -1,0 +1,193 @@
+#include "host/plugins/guarded_family.h"
+
+#include <functional>
+#include <stdexcept>
+
+#include "atelier/block.h"
+
+#include "support/files.h"
+
+using namespace atelier;
+using test::expect_error;
+
+namespace {
+
+// What every function of the family and of its model throws; nothing: they give what is nothing.
+std::function<void()> act;  // NOLINT(cert-err58-cpp)
+
+struct ThrowingModel final : Model {
+  nn::Module& component(std::string_view) override {
+    act();
+    throw Error(ErrorCode::kNotFound, "nothing is here");
+  }
+  std::vector<Block*> blocks(std::string_view) override { return act(), std::vector<Block*>(); }
+  LatentSpec latent_spec() const override { return act(), LatentSpec(); }
+  MediaTarget target(const Inputs&, const MediaTarget&) const override {
+    return act(), MediaTarget{7, 7, 7};
+  }
+  std::vector<int64_t> latent_shape(const MediaTarget&) const override {
+    return act(), std::vector<int64_t>{7};
+  }
+  Conditioning encode(const EncodeInputs&, BlockRunner&) override { return act(), Conditioning(); }
+  TextLength text_length(const EncodeInputs&) const override { return act(), TextLength(); }
+  at::Tensor denoise(const DenoiseInputs&, BlockRunner&) override { return act(), at::Tensor(); }
+  std::vector<WeightPtr> level_weights(std::string_view) override {
+    return act(), std::vector<WeightPtr>(2);
+  }
+  void prepare_levels(std::string_view, std::span<const float>, BlockRunner&) override { act(); }
+  void forget_levels() override { act(); }
+  at::Tensor guide(const at::Tensor& with, const at::Tensor&, double) const override {
+    return act(), with;
+  }
+  void decode(const at::Tensor&, BlockRunner&, const FrameSink&) override { act(); }
+  std::optional<GivenLatents> given(const Conditioning&) const override {
+    return act(), GivenLatents{};
+  }
+  NamedTensors probe(std::string_view, const NamedTensors&, BlockRunner&) override {
+    return act(), NamedTensors();
+  }
+  std::vector<int64_t> tokenize(std::string_view) const override {
+    return act(), std::vector<int64_t>();
+  }
+};
+
+struct ThrowingFamily final : ModelFamily {
+  std::string_view name() const override { return "liar"; }
+  std::string_view help() const override { return act(), ""; }
+  std::span<const ComponentSpec> components() const override {
+    return act(), std::span<const ComponentSpec>();
+  }
+  std::span<const InputSpec> inputs() const override { return act(), std::span<const InputSpec>(); }
+  std::span<const EncodeStage> encode_stages() const override {
+    return act(), std::span<const EncodeStage>();
+  }
+  std::span<const ScheduleDefaults> schedules() const override {
+    return act(), std::span<const ScheduleDefaults>();
+  }
+  ScheduleDefaults training_schedule(const Detection&) const override {
+    return act(), ScheduleDefaults{.num_inference_steps = 7};
+  }
+  MediaDefaults media_defaults(const Detection&) const override {
+    return act(), MediaDefaults{.fps = 7};
+  }
+  SigmaRange sigma_range(const Detection&) const override { return act(), SigmaRange{0.25, 0.5}; }
+  std::optional<Detection> detect(const TensorIndex&, const DetectHint&) const override {
+    return act(), std::nullopt;
+  }
+  ConfigFields config_fields(const Detection&) const override { return act(), ConfigFields(); }
+  WeightMap weight_map(const Detection&) const override { return act(), WeightMap(); }
+  LoraTargets lora_targets(const Detection&) const override { return act(), LoraTargets(); }
+  std::vector<std::string> spellings(const Detection&) const override {
+    return act(), std::vector<std::string>{"own", "other"};
+  }
+  std::unique_ptr<Model> make_model(std::span<const Detection>,
+                                    const ModelOptions&) const override {
+    return act(), std::make_unique<ThrowingModel>();
+  }
+  std::vector<Detection> tiny_parts() const override { return act(), std::vector<Detection>(); }
+  Conditioning example_conditioning(const Detection&, int64_t, at::ScalarType) const override {
+    return act(), Conditioning();
+  }
+};
+
+using Calls = std::vector<std::pair<std::string, std::function<void()>>>;
+
+struct Liar {
+  ThrowingFamily wrapped;
+  std::unique_ptr<const ModelFamily> family = plugins::guarded(wrapped, "\"/liar.so\"");
+  std::unique_ptr<Model> model;
+  DirectRunner runner;
+  Detection part;
+  Conditioning cond;
+
+  Liar() {
+    act = [] {};
+    model = family->make_model({}, {});
+  }
+  ~Liar() { act = nullptr; }
+  Liar(const Liar&) = delete;
+  Liar& operator=(const Liar&) = delete;
+
+  // Those that only say what there is.
+  Calls questions() {
+    return {{"help", [&] { family->help(); }},
+            {"components", [&] { family->components(); }},
+            {"inputs", [&] { family->inputs(); }},
+            {"encode_stages", [&] { family->encode_stages(); }},
+            {"schedules", [&] { family->schedules(); }},
+            {"training_schedule", [&] { family->training_schedule(part); }},
+            {"media_defaults", [&] { family->media_defaults(part); }},
+            {"sigma_range", [&] { family->sigma_range(part); }}};
+  }
+  Calls work() {
+    return {{"detect", [&] { family->detect(TensorIndex({}, {}), {}); }},
+            {"config_fields", [&] { family->config_fields(part); }},
+            {"weight_map", [&] { family->weight_map(part); }},
+            {"lora_targets", [&] { family->lora_targets(part); }},
+            {"spellings", [&] { family->spellings(part); }},
+            {"make_model", [&] { family->make_model({}, {}); }},
+            {"tiny_parts", [&] { family->tiny_parts(); }},
+            {"example_conditioning", [&] { family->example_conditioning(part, 1, at::kFloat); }},
+            {"component", [&] { model->component("dit"); }},
+            {"blocks", [&] { model->blocks("dit"); }},
+            {"latent_spec", [&] { model->latent_spec(); }},
+            {"target", [&] { model->target({}, {}); }},
+            {"latent_shape", [&] { model->latent_shape({}); }},
+            {"encode", [&] { model->encode({}, runner); }},
+            {"text_length", [&] { model->text_length({}); }},
+            {"denoise", [&] { model->denoise({}, runner); }},
+            {"level_weights", [&] { model->level_weights("dit"); }},
+            {"prepare_levels", [&] { model->prepare_levels("dit", {}, runner); }},
+            {"forget_levels", [&] { model->forget_levels(); }},
+            {"guide", [&] { model->guide({}, {}, 1.0); }},
+            {"decode", [&] { model->decode({}, runner, {}); }},
+            {"given", [&] { model->given(cond); }},
+            {"probe", [&] { model->probe("dit", {}, runner); }},
+            {"tokenize", [&] { model->tokenize(""); }}};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Whatever a function of a plugin throws is an error that names it", "[plugins]") {
+  Liar liar;
+  Calls all = liar.questions();
+  for (const auto& call : liar.work()) all.push_back(call);
+  act = [] { throw Error(ErrorCode::kUnsupported, "not today", "ask again"); };
+  for (const auto& [name, call] : all)
+    expect_error(ErrorCode::kUnsupported, {"liar." + name + ": not today; ask again"}, call);
+  act = [] { throw Error(ErrorCode::kCancelled, "stopped"); };
+  for (const auto& [name, call] : all) expect_error(ErrorCode::kCancelled, {"stopped"}, call);
+}
+
+TEST_CASE("What is no error of the SDK is told by what could have thrown it", "[plugins]") {
+  Liar liar;
+  act = [] { throw std::runtime_error("a bad\nday"); };
+  for (const auto& [name, call] : liar.questions())
+    expect_error(ErrorCode::kEnvironment,
+                 {"liar." + name + ": \"/liar.so\": it throws \"a bad\"", "[PLUGIN_THROWS]"}, call);
+  // Below these the host may run, too.
+  for (const auto& [name, call] : liar.work())
+    expect_error(ErrorCode::kInternal, {"liar." + name + ": a bad [INTERNAL]"}, call);
+  act = [] { throw 5; };
+  for (const auto& [name, call] : liar.work())
+    expect_error(ErrorCode::kInternal, {"liar." + name + ": an exception that is not"}, call);
+  act = [] { throw std::bad_alloc(); };
+  for (const auto& [name, call] : liar.work())
+    expect_error(ErrorCode::kOutOfMemory, {"liar." + name}, call);
+}
+
+TEST_CASE("A guarded family answers as the family does, defaults of the SDK aside", "[plugins]") {
+  Liar liar;
+  CHECK(liar.family->name() == "liar");
+  CHECK(liar.family->training_schedule(liar.part).num_inference_steps == 7);
+  CHECK(liar.family->media_defaults(liar.part).fps == 7);
+  CHECK(liar.family->sigma_range(liar.part).low == 0.25);
+  CHECK(liar.family->spellings(liar.part) == std::vector<std::string>{"own", "other"});
+  CHECK(liar.model->target({}, {}).frames == 7);
+  CHECK(liar.model->latent_shape({}) == std::vector<int64_t>{7});
+  CHECK(liar.model->level_weights("dit").size() == 2);
+  CHECK(liar.model->given(liar.cond).has_value());
+  const at::Tensor with = at::ones({1});
+  CHECK(liar.model->guide(with, at::zeros({1}), 3.0).is_same(with));
+}
