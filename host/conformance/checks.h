@@ -71,11 +71,17 @@ class CountingRunner final : public BlockRunner {
 
 // The family that is judged, and what checks found out about it.
 struct Subject {
+  Subject(const ModelFamily& family, const std::function<void(const Finding&)>& report,
+          at::Device device)
+      : family(family), report(report), device(device) {}
+  Subject(const Subject&) = delete;  // checks point into it
+  Subject& operator=(const Subject&) = delete;
+
   const ModelFamily& family;
   const std::function<void(const Finding&)>& report;
-  at::Device device = at::kCPU;                            // where models compute
-  std::vector<Detection> parts = {};                       // once they are known to be usable
-  std::optional<EncodeStage> target_stage = std::nullopt;  // that encodes the target
+  const at::Device device;                  // where models compute
+  std::vector<Detection> parts;             // once they are known to be usable
+  std::optional<EncodeStage> target_stage;  // that encodes the target
 };
 
 // A group of checks.

@@ -61,7 +61,7 @@ void check_door(const plugins::Plugin& plugin, const std::function<void(const Fi
 
 void check_family(const ModelFamily& family, const std::function<void(const Finding&)>& report,
                   at::Device device) {
-  Subject subject = {.family = family, .report = report, .device = device};
+  Subject subject(family, report, device);
   check_declarations(subject);
   if (subject.parts.empty()) return;
   check_weights(subject);

@@ -78,6 +78,8 @@ class Generator {
   // `progress` outlives the generator. `is_cancelled` is asked at the edges of all work; see
   // ops::StopScope.
   Generator(Engine engine, progress::Progress& progress, std::function<bool()> is_cancelled = {});
+  Generator(const Generator&) = delete;  // it points into its engine
+  Generator& operator=(const Generator&) = delete;
 
   // Gets the frames of each image in order, as soon as they are decoded: float32 [3, frames, H, W]
   // in [-1, 1], on the CPU. `index`: which image they are of, `first`: the number of the first

@@ -28,6 +28,8 @@ class StepMemory {
   // `timeline`: is given a sample after each block; null: there is none.
   StepMemory(model::LoadedModel& model, const Config& config, TrainedTensors& trained,
              progress::Progress& progress, run::MemoryTimeline* timeline);
+  StepMemory(const StepMemory&) = delete;  // its runners point at each other
+  StepMemory& operator=(const StepMemory&) = delete;
 
   // A step runs its blocks with this.
   BlockRunner& runner() { return *runner_; }

@@ -1,11 +1,17 @@
 #include "host/conformance/conformance.h"
 
+#include <type_traits>
+
+#include "host/conformance/checks.h"
 #include "host/plugins/plugin_loader.h"
 #include "support/files.h"
 #include "support/toy_family.h"
 
 using namespace atelier;
 using conformance::Finding;
+
+static_assert(!std::is_copy_constructible_v<conformance::Subject> &&
+              !std::is_move_constructible_v<conformance::Subject>);
 
 namespace {
 

@@ -1,6 +1,7 @@
 #include "host/generate/generator.h"
 
 #include <cmath>
+#include <type_traits>
 
 #include <ATen/ATen.h>
 
@@ -18,6 +19,8 @@
 
 namespace atelier::generate {
 namespace {
+
+static_assert(!std::is_copy_constructible_v<Generator> && !std::is_move_constructible_v<Generator>);
 
 using Words = std::vector<std::string>;
 

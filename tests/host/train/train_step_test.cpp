@@ -1,6 +1,7 @@
 #include "host/train/train_step.h"
 
 #include <limits>
+#include <type_traits>
 
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -15,6 +16,9 @@ namespace {
 using test::StepBench;
 using test::toy_step;
 using test::TrainToy;
+
+static_assert(!std::is_copy_constructible_v<StepMemory> &&
+              !std::is_move_constructible_v<StepMemory>);
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
