@@ -17,7 +17,6 @@
 #include "host/conformance/images.h"
 #include "host/device/cuda.h"
 #include "host/model/model_flags.h"
-#include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 
 namespace atelier::cli {

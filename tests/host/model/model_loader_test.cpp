@@ -296,13 +296,13 @@ TEST_CASE("What keeps a family from looking at a checkpoint is no answer about i
     }
   } toy;
   Folder folder;
-  write_component(folder / "m/vae/model.safetensors", "vae");
+  write_model(folder / "m");
   write_component(folder / "one.safetensors", "vae");
   write_bytes(folder / "m/vae/config.json", R"({"cells": 5})");
-  const Checkpoint lent = Checkpoint::open("lent", {folder / "m/vae/model.safetensors"});
   const Checkpoint one = Checkpoint::open("one", {folder / "one.safetensors"});
-  REQUIRE(lent.config());
-  const std::vector<LoadedPart> lenders = {{{.component = "vae"}, lent}};
+  const auto lender = open({.model_paths = folder / "m"});
+  const std::vector<LoadedPart> lenders = {*lender->find_part("vae")};
+  REQUIRE(lenders.front().checkpoint.config());
   for (const ErrorCode answer : {ErrorCode::kUnsupported, ErrorCode::kInvalidArgument}) {
     toy.code = answer;
     CHECK(detect_parts(toy, one, {}, lenders).size() == 1);

@@ -35,6 +35,7 @@ report::Problems check_image(const ModelFamily& family, int64_t side, std::strin
   progress::Progress progress({.quiet = true, .out = file});
   const SizeGuard guard(*model, request, {.vram = "1MiB"}, progress);
   generate::Settings settings;
+  settings.num_frames = 1;
   settings.height = settings.width = side;
   report::Problems problems;
   guard.check(settings, {}, std::nullopt, /*may_tile=*/false, problems);

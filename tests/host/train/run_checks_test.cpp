@@ -1,0 +1,191 @@
+#include "host/train/run_checks.h"
+
+#include "run_toy.h"
+
+namespace atelier::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What is wrong, one a line; empty: nothing.
+std::string text_of(const report::Problems& problems) {
+  try {
+    problems.throw_if_any();
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+struct OutputFolder {
+  test::Folder folder;
+  Config config;
+
+  OutputFolder() {
+    config.output.output_path = folder / "run";
+    config.effective_toml = "seed = 42\n";
+  }
+  void write(const std::string& name, const std::string& bytes = "x") const {
+    test::write_bytes(folder / ("run/" + name), bytes);
+  }
+  std::string check() const {
+    report::Problems problems;
+    check_output_folder(config, problems);
+    return text_of(problems);
+  }
+};
+
+TEST_CASE("A folder that is empty or not there is free for a run", "[run_checks]") {
+  const OutputFolder output;
+  CHECK(output.check().empty());
+  fs::create_directories(output.config.output.output_path);
+  CHECK(output.check().empty());
+}
+
+TEST_CASE("What is no folder is no place for a run", "[run_checks]") {
+  OutputFolder output;
+  test::write_bytes(output.config.output.output_path, "");
+  CHECK_THAT(output.check(), Catch::StartsWith("--output_path: ") &&
+                                 Catch::Contains("run: is no folder; name a folder"));
+  output.config.output.output_path = output.folder / std::string(300, 'x');
+  CHECK_THAT(output.check(), Catch::StartsWith("--output_path: ") &&
+                                 Catch::Contains("File name too long; name a folder"));
+}
+
+TEST_CASE("A folder with weights of others is refused, and what lies there is named",
+          "[run_checks]") {
+  const OutputFolder output;
+  output.write("step-5.safetensors");
+  CHECK_THAT(output.check(), Catch::StartsWith("--output_path: ") &&
+                                 Catch::Contains("holds files of another run or of a model") &&
+                                 Catch::Contains("step-5.safetensors") &&
+                                 Catch::Contains("move them away, or choose another folder"));
+}
+
+TEST_CASE("A folder with states to resume says how to go on", "[run_checks]") {
+  OutputFolder output;
+  output.write("checkpoints/step-00000005/MANIFEST.json");
+  CHECK_THAT(output.check(), Catch::Contains("go on with that run by --resume") &&
+                                 Catch::Contains(output.config.output.output_path));
+  output.config.output.is_resumed = true;
+  output.config.resume = output.config.output.output_path;
+  CHECK(output.check().empty());
+}
+
+TEST_CASE("A run that was started once more before its first save has its folder still",
+          "[run_checks]") {
+  OutputFolder output;
+  output.write("config.toml", output.config.effective_toml);
+  output.write("loss.csv");
+  CHECK(output.check().empty());
+  output.config.effective_toml = "seed = 43\n";
+  CHECK_THAT(output.check(), Catch::Contains("config.toml") && Catch::Contains("loss.csv"));
+  output.config.stage = Stage::kDataProcess;  // encodes there and saves nothing
+  CHECK(output.check().empty());
+}
+
+// A run that was saved after its first step, and another one that wants to go on from there.
+struct Resumed : test::RunToy {
+  static constexpr const char* kToml =
+      "plugin = \"toy\"\n"
+      "lora_base_model = [\"dit\"]\n"
+      "lora_rank = 4\n"
+      "optimizer_type = \"adamw\"\n";
+  std::unique_ptr<run::RunFolder> run_folder;
+
+  Resumed() {
+    train_lora();
+    save(kToml);
+  }
+  // The state of a run with this configuration.
+  void save(const std::string& toml) {
+    config.effective_toml = toml;
+    run_folder.reset();
+    run_folder = std::make_unique<run::RunFolder>(config.output.output_path);
+    RunState state(parts(*run_folder), selection());
+    state.counters().step = ++step;
+    state.save("step-" + std::to_string(step));
+  }
+  run::SavedState saved() const {
+    return run::find_state(config.output.output_path, [](const std::string&) {});
+  }
+  // What is wrong when a run with `toml` in place of its own goes on.
+  std::string check(const std::string& toml) {
+    config.effective_toml = toml;
+    report::Problems problems;
+    check_resume(saved(), *model, selection(), config, problems);
+    return text_of(problems);
+  }
+  int step = 0;
+};
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  REQUIRE(text.find(from) != std::string::npos);
+  return text.replace(text.find(from), from.size(), to);
+}
+
+TEST_CASE("A run goes on as it was, and with what may change", "[run_checks]") {
+  Resumed run;
+  CHECK(run.check(Resumed::kToml).empty());
+  CHECK(run.check(Resumed::kToml + std::string("learning_rate = 0.5\n")).empty());
+}
+
+TEST_CASE("What a run cannot change is refused with the flag and both values", "[run_checks]") {
+  Resumed run;
+  CHECK_THAT(run.check(replaced(Resumed::kToml, "\"adamw\"", "\"lion\"")),
+             Catch::Contains("--optimizer_type: \"lion\", and the run that is resumed has "
+                             "\"adamw\"; leave it out, or begin another run"));
+  run.train_lora(/*rank=*/8);
+  CHECK_THAT(run.check(replaced(Resumed::kToml, "lora_rank = 4", "lora_rank = 8")),
+             Catch::Contains("--lora_rank: \"8\", and the run that is resumed has \"4\""));
+  run.config.lora.base_models.clear();
+  run.config.trainable_models = {"dit"};
+  CHECK_THAT(
+      run.check(replaced(Resumed::kToml, "lora_base_model", "trainable_models")),
+      Catch::Contains("--trainable_models: \"dit\", and the run that is resumed has none") &&
+          Catch::Contains("--lora_base_model: none, and the run that is resumed has \"dit\""));
+}
+
+TEST_CASE("Tensors that only one of the runs trains are named where no flag differs",
+          "[run_checks]") {
+  Resumed run;
+  run.config.lora.target_modules = {"q"};
+  CHECK_THAT(run.check(Resumed::kToml),
+             Catch::Contains("--resume: ") &&
+                 Catch::Contains("trains other tensors: \"dit.blocks.") && Catch::Contains("down"));
+}
+
+TEST_CASE("An average and master weights cannot be had afterwards", "[run_checks]") {
+  Resumed run;
+  run.config.ema_decay = 0.9;
+  CHECK_THAT(run.check(Resumed::kToml + std::string("ema_decay = 0.9\n")),
+             Catch::Contains("--ema_decay: \"0.9\", and the run that is resumed has none"));
+  run.config.ema_decay = 0.0;
+  run.config.lora.base_models.clear();
+  run.config.trainable_models = {"dit"};
+  const std::string whole = "plugin = \"toy\"\ntrainable_models = [\"dit\"]\n";
+  run.save(whole);
+  CHECK(run.check(whole).empty());
+  CHECK_THAT(run.check(whole + "master_weights = \"stochastic\"\n"),
+             Catch::Contains("--master_weights: \"stochastic\", and the run that is resumed has"));
+}
+
+TEST_CASE("A run on other weights, or of another family, is refused", "[run_checks]") {
+  Resumed run;
+  test::write_toy_component(run.folder / "model/transformer/model.safetensors", "dit", 2, {}, 0.15);
+  run.open();
+  CHECK_THAT(run.check(Resumed::kToml),
+             Catch::Contains("--resume: ") &&
+                 Catch::Contains("is of a run on other weights than those of") &&
+                 Catch::Contains("transformer") &&
+                 Catch::Contains("pass the model files that the run began with"));
+  run::SavedState other = run.saved();
+  other.facts["family"] = "another";
+  report::Problems problems;
+  check_resume(other, *run.model, run.selection(), run.config, problems);
+  CHECK(problems.size() == 1);  // nothing else is looked at
+  CHECK_THAT(text_of(problems), Catch::Contains("--plugin: \"toy\""));
+}
+
+}  // namespace
+}  // namespace atelier::train
