@@ -71,6 +71,14 @@ class Link(unittest.TestCase):
                     self.assertEqual([], [n for n in dynamic(path, "NEEDED")
                                           if re.match(r"lib(torch(_cuda.*)?|c10_cuda|cu\w+|nccl)\.so", n)])
 
+    def test_the_cuda_library_has_the_doors_that_the_program_opens(self):
+        path = BUILD / "lib/libatelier_cuda.so"
+        if not path.is_file():
+            self.skipTest("built without CUDA")
+        symbols = output("nm", "-D", "--defined-only", str(path)).split()
+        for door in ("atelier_cuda_open", "atelier_cuda_limit_memory"):
+            self.assertIn(door, symbols)
+
     def test_plugins_export_one_symbol_and_stay_loaded(self):
         self.assertGreater(len(plugins()), 0)
         for path in plugins():

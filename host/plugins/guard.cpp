@@ -7,6 +7,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "atelier/host/out_of_memory.h"
+
 #include "host/report/sizes.h"
 
 namespace atelier::plugins {
@@ -18,17 +20,6 @@ std::string first_line(const char* text) {
   std::string line(text);
   line.erase(std::min(line.find('\n'), line.size()));
   return line;
-}
-
-// Whether a message says that memory is used up. Beside LibTorch's allocators, which have an error
-// type of their own or say so in words, CUDA and its libraries take memory for themselves.
-bool says_out_of_memory(const std::string& line) {
-  const auto has = [&](const char* part) { return line.find(part) != std::string::npos; };
-  return (has("DefaultCPUAllocator") && has("memory")) || has("CUDA error: out of memory") ||
-         has("CUDA out of memory") || has("CUBLAS_STATUS_ALLOC_FAILED") ||
-         has("CUDNN_STATUS_ALLOC_FAILED") ||
-         has("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED") ||
-         has("CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED");
 }
 
 struct LastStack {
@@ -63,6 +54,9 @@ std::optional<Error> out_of_memory() {
     return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kUseLess);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kUseLess);
+  } catch (const std::exception& error) {  // cuDNN's front end has errors of its own
+    const std::string line = first_line(error.what());
     if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kUseLess);
   } catch (...) {
   }

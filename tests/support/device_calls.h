@@ -22,10 +22,11 @@ class DeviceCalls {
   int copies() const { return counts().copies; }  // between host and device
   // Of those, and of calls that ask for values, what the host waits for.
   int waits() const { return counts().waits; }
+  int casts() const { return counts().casts; }  // to another dtype
 
  private:
   struct Counts {
-    int copies = 0, waits = 0;
+    int copies = 0, waits = 0, casts = 0;
   };
   static Counts& counts() {
     static thread_local Counts counts;
@@ -44,6 +45,7 @@ class DeviceCalls {
       ++counts().copies;
       if (!inputs[2].toBool()) ++counts().waits;
     }
+    if (name == "aten::copy_" && first.scalar_type() != second.scalar_type()) ++counts().casts;
     const bool asks = name == "aten::_local_scalar_dense" || name == "aten::nonzero" ||
                       name == "aten::equal" || name == "aten::is_nonzero";
     if (asks && first.defined() && !first.is_cpu()) ++counts().waits;

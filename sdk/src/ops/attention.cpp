@@ -2,13 +2,15 @@
 
 #include <atomic>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/SDPBackend.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include "atelier/error.h"
+#include "atelier/host/attention_rules.h"
+#include "atelier/host/device_traits.h"
 #include "atelier/host/dry_run.h"
 #include "atelier/host/recompute_scope.h"
 #include "atelier/host/stop.h"
@@ -27,15 +29,7 @@ using torch::autograd::variable_list;
 
 std::atomic<AttentionBackend> forced_backend{AttentionBackend::kAuto};
 
-enum class Kernel {
-  kCpuFlash,     // grouped keys native
-  kVarlenFlash,  // CUDA, all samples in one call, grouped keys native
-  kCudnn,        // CUDA, grouped keys native
-  kEfficient,    // CUDA, keys repeated
-  kMath,
-  kDry,    // allocates what the flash kernels do, and computes nothing
-  kTiled,  // what the others have not, grouped keys native
-};
+using Kernel = AttentionKernel;
 
 // What one call of attention() knows beside its differentiable tensors, of which the bias is one.
 struct AttentionCall : torch::CustomClassHolder {
@@ -61,46 +55,40 @@ bool needs_tiles(const AttentionOptions& options) {
          options.query_sees.defined();
 }
 
-bool is_half(const Tensor& q) {
-  return q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
-}
-
-bool fits_flash(const Tensor& q) {
-  return is_half(q) && q.size(2) <= 256 && q.size(2) % 8 == 0;
+// What kernels of CUDA are chosen by.
+AttentionCase case_of(const Tensor& q, const AttentionCall& call) {
+  const bool is_uniform = call.q_rows.is_uniform() && call.k_rows.is_uniform();
+  return {.capability = compute_capability(q.device()),
+          .dtype = q.scalar_type(),
+          .head_dim = q.size(2),
+          .is_masked = needs_tiles(call.options),
+          .is_uniform = is_uniform,
+          .must_be_the_same = at::globalContext().deterministicAlgorithms()};
 }
 
 // The kernel that --attention asks for. Throws where it cannot run.
-Kernel forced_on_cuda(AttentionBackend forced, const Tensor& q) {
+Kernel forced_on_cuda(AttentionBackend forced, const AttentionCase& wanted) {
+  const auto checked = [&](Kernel kernel, const char* backend, const char* needs) {
+    if (!can_attend(kernel, wanted)) refuse(backend, needs);
+    return kernel;
+  };
   switch (forced) {
     case AttentionBackend::kFlash:
-      if (!fits_flash(q))
-        refuse("flash", "bfloat16 or float16 and a head width of 8 to 256 in steps of 8");
-      return Kernel::kVarlenFlash;
+      return checked(Kernel::kVarlenFlash, "flash",
+                     "bfloat16 or float16, a head width of 8 to 256 in steps of 8, and a GPU of "
+                     "compute capability 8.0 or newer");
     case AttentionBackend::kCudnn:
-      if (!is_half(q)) refuse("cuDNN", "bfloat16 or float16");
-      return Kernel::kCudnn;
+      return checked(Kernel::kCudnn, "cuDNN",
+                     "bfloat16 or float16, a head width of 8 to 128 in steps of 8, and a GPU of "
+                     "compute capability 9.0 or newer");
     default:
-      if (q.scalar_type() == at::kDouble) refuse("efficient", "float32, bfloat16 or float16");
-      return Kernel::kEfficient;
+      return checked(Kernel::kEfficient, "efficient", "float32, bfloat16 or float16");
   }
 }
 
-Kernel best_on_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCall& call) {
-  if (q.scalar_type() == at::kDouble) return Kernel::kMath;
-  if (!is_half(q)) return Kernel::kEfficient;
-  if (call.q_rows.is_uniform() && call.k_rows.is_uniform() && q.numel() > 0 && k.numel() > 0) {
-    auto dense = [](const Tensor& t, const Segments& rows) {
-      return t.view({rows.count(), rows.length(0), t.size(1), t.size(2)}).transpose(1, 2);
-    };
-    const auto choice =
-        at::_fused_sdp_choice(dense(q, call.q_rows), dense(k, call.k_rows), dense(v, call.k_rows),
-                              {}, 0.0, call.options.causal, {}, q.size(1) != k.size(1));
-    if (choice == static_cast<int64_t>(at::SDPBackend::cudnn_attention)) return Kernel::kCudnn;
-  }
-  return fits_flash(q) ? Kernel::kVarlenFlash : Kernel::kEfficient;
-}
-
-Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionCall& call) {
+Kernel choose(const Tensor& q, const AttentionCall& call) {
+  // What a kernel kept is read by its own backward alone.
+  if (const auto recorded = attention_kernel_of(RecomputeScope::recorded())) return *recorded;
   if (needs_tiles(call.options)) return Kernel::kTiled;
   const AttentionBackend forced = forced_backend;
   if (forced == AttentionBackend::kMath) return Kernel::kMath;
@@ -110,8 +98,9 @@ Kernel choose(const Tensor& q, const Tensor& k, const Tensor& v, const Attention
     if (forced == AttentionBackend::kCudnn) refuse("cuDNN", "a CUDA device");
     return q.is_cpu() ? Kernel::kCpuFlash : Kernel::kMath;
   }
-  return forced == AttentionBackend::kAuto ? best_on_cuda(q, k, v, call)
-                                           : forced_on_cuda(forced, q);
+  const AttentionCase wanted = case_of(q, call);
+  return forced == AttentionBackend::kAuto ? attention_kernel(wanted)
+                                           : forced_on_cuda(forced, wanted);
 }
 
 // Samples that one kernel call takes: `count` of them, each `length` rows, from row `first`.
@@ -304,7 +293,7 @@ Tensor device_offsets(const Segments& rows, const Tensor& like) {
 std::vector<Tensor> attend(const AttentionCall& call, const Tensor& q, const Tensor& k,
                            const Tensor& v, const Tensor& bias) {
   check_stop();
-  return RecomputeScope::run("attention", [&](bool) -> std::vector<Tensor> {
+  return RecomputeScope::run(attention_item(call.kernel), [&](bool) -> std::vector<Tensor> {
     const int64_t n = q.size(0), width = q.size(1) * q.size(2);
     if (DryRun* dry = DryRun::of(q)) dry->add_attention(flops_of(call, q));
     if (n == 0 || k.size(0) == 0) return {at::zeros({n, width}, q.options())};
@@ -464,7 +453,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
   // The kernels read whole head vectors.
   auto dense = [](const Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); };
   const Tensor dense_q = dense(q), dense_k = dense(k), dense_v = dense(v);
-  call->kernel = choose(dense_q, dense_k, dense_v, *call);
+  call->kernel = choose(dense_q, *call);
   const Tensor bias = std::exchange(call->options.offset_bias, Tensor());
   if (!needs_graph({q, k, v, bias})) return attend(*call, dense_q, dense_k, dense_v, bias)[0];
   return AttentionFunction::apply(dense_q, dense_k, dense_v,

@@ -8,6 +8,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/out_of_memory.h"
+
 namespace atelier::ops {
 namespace {
 
@@ -59,9 +61,8 @@ bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
   bool can = true;
   try {
     at::_scaled_mm(codes, codes.t(), scales, scales.t(), {}, {}, dtype);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error&) {
+  } catch (const c10::Error& error) {
+    if (says_out_of_memory(error.what_without_backtrace())) throw;
     can = false;
   }
   return known.emplace(key, can).first->second;

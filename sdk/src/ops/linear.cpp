@@ -63,6 +63,12 @@ Tensor dropped(const LinearCall& call, size_t i, const Tensor& t) {
   return mask.mul_(t);
 }
 
+// x y in `dtype`. On a GPU the sums of 16-bit factors are float32, and leave as that.
+Tensor product_in(at::ScalarType dtype, const Tensor& x, const Tensor& y) {
+  if (x.is_cuda() && dtype == at::kFloat && x.element_size() == 2) return at::mm(x, y, at::kFloat);
+  return at::mm(x, y).to(dtype);
+}
+
 std::vector<int64_t> with_last(const Tensor& t, int64_t width) {
   auto sizes = t.sizes().vec();
   sizes.back() = width;
@@ -182,10 +188,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
           grad_x.add_(dropped(*call, i, at::mm(grad_low, a.to(grad.scalar_type()))));
         }
         if (needed(edge))
-          result[edge] = at::mm(grad_low.t(), dropped(*call, i, rows)).to(a.scalar_type());
+          result[edge] = product_in(a.scalar_type(), grad_low.t(), dropped(*call, i, rows));
       }
       if (needed(edge + 1)) {
-        result[edge + 1] = at::mm(grad.t(), low_rank[i]).to(b.scalar_type()).mul_(call->scales[i]);
+        result[edge + 1] = product_in(b.scalar_type(), grad.t(), low_rank[i]).mul_(call->scales[i]);
       }
     }
     if (needed(0)) result[0] = at::_unsafe_view(grad_x, with_last(grads[0], grad_x.size(1)));

@@ -49,6 +49,13 @@ RecomputeScope* RecomputeScope::current() {
   return current_scope;
 }
 
+std::string_view RecomputeScope::recorded() {
+  const RecomputeScope* scope = current_scope;
+  const bool is_known =
+      scope != nullptr && scope->mode_ == Mode::kReplay && scope->next_ < scope->kept_.size();
+  return is_known ? std::string_view(scope->kept_[scope->next_].op) : std::string_view();
+}
+
 RecomputeScope::Suspend::Suspend() : previous_(current_scope) {
   current_scope = nullptr;
 }

@@ -37,10 +37,13 @@ RecentOffsets& recent() {
 
 }  // namespace
 
+Tensor pinned_for(const Tensor& t, at::Device device) {
+  return t.is_cpu() && device.is_cuda() ? t.pin_memory() : t;
+}
+
 Tensor upload(const Tensor& t, at::Device device) {
   if (!t.is_cpu() || device.is_cpu()) return t.to(device);
-  const Tensor from = device.is_cuda() ? t.pin_memory() : t;
-  return from.to(device, /*non_blocking=*/true);
+  return pinned_for(t, device).to(device, /*non_blocking=*/true);
 }
 
 Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype) {

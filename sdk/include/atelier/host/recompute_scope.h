@@ -64,6 +64,9 @@ class ATELIER_API RecomputeScope {
 
   static RecomputeScope* current();
 
+  // The operator that was recorded where the replay is now; empty where nothing is replayed.
+  static std::string_view recorded();
+
   // Suspends whatever scope is current, for a block inside a block.
   class ATELIER_API Suspend {
    public:

@@ -8,6 +8,10 @@
 
 namespace atelier::ops {
 
+// `t` in memory of the host that copies to `device` need not wait for: pinned for a GPU. `t` itself
+// where it is not on the host, or there already. From any thread.
+ATELIER_API at::Tensor pinned_for(const at::Tensor& t, at::Device device);
+
 // `t` on `device`. What comes from the host goes through pinned memory, in order with what is
 // queued on this thread's stream: nobody waits for the device. `t` itself where it is there
 // already.
