@@ -33,6 +33,7 @@ DeviceBytes DeviceMeter::bytes() const {
     const auto stats = at::accelerator::getDeviceStats(device_.index());
     bytes.live = stats.allocated_bytes[all].current;
     bytes.peak = stats.allocated_bytes[all].peak;
+    bytes.reserved = stats.reserved_bytes[all].peak;
     bytes.capacity = static_cast<int64_t>(at::accelerator::getMemoryInfo(device_.index()).second);
     return bytes;
   }

@@ -15,6 +15,7 @@ class MemoryLimit;
 struct DeviceBytes {
   int64_t live = 0;          // of tensors
   int64_t peak = 0;          // the most of that at once, since somebody set it back
+  int64_t reserved = 0;      // the most that a GPU's allocator has taken of it; 0: this is no GPU
   int64_t capacity = 0;      // 0: there is no limit, or it is not known
   int64_t when_refused = 0;  // live, when memory was refused last; 0: it never was, or not known
 };

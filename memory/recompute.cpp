@@ -21,6 +21,7 @@
 
 #include "memory/clock.h"
 #include "memory/generators.h"
+#include "memory/gradient_probe.h"
 #include "memory/live_bytes.h"
 
 namespace atelier::memory {
@@ -143,20 +144,6 @@ class ValueWatch final : public ops::RecomputeObserver {
   Tensors kept_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
-
-// Whether gradients that were made twice are the same: to the bit on the CPU. Elsewhere kernels may
-// add up in any order, so that bfloat16 values differ by a few units of the last place, 2^-8;
-// values that were put in to be noticed make NaN of a gradient, or something of quite another size.
-bool agree(const Tensors& a, const Tensors& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() != b[i].defined()) return false;
-    if (!a[i].defined() || at::equal(a[i], b[i])) continue;
-    if (a[i].is_cpu() || a[i].numel() == 0) return false;
-    const Tensor far = (a[i] - b[i]).abs().max(), most = b[i].abs().max();
-    if (!(far <= 2e-2 * most).item<bool>()) return false;  // NaN is not
-  }
-  return true;
-}
 
 // Leaves of the drawn values stand for weights that are trained elsewhere. Weights that have a leaf
 // already belong to a block around this one.
@@ -415,7 +402,9 @@ bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tenso
   ops::ActionPlan trial(kept.size(), ops::Action::kRecompute);
   trial[call] = ops::Action::kSkip;
   ValueWatch watch(call);
-  if (!agree(replay(replay_inputs, grads, trial, &watch).gradients(wanted), gradients)) return true;
+  if (are_touched(replay(replay_inputs, grads, trial, &watch).gradients(wanted), gradients,
+                  Probe::kNaN))
+    return true;
 
   // A formula that compares may take NaN for any other value: large ones of both signs differ too.
   const Tensors outputs = watch.kept();
@@ -429,7 +418,8 @@ bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tenso
     for (const Tensor& t : kept[call].tensors)
       kept[call].versions.push_back(t.defined() ? t._version() : 0);
     trial[call] = ops::Action::kKeep;
-    differs |= !agree(replay(replay_inputs, grads, trial, nullptr).gradients(wanted), gradients);
+    differs |= are_touched(replay(replay_inputs, grads, trial, nullptr).gradients(wanted),
+                           gradients, Probe::kLarge);
     kept[call] = nothing;
   }
   return differs;

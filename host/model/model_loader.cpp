@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include "atelier/error.h"
 #include "atelier/host/stop.h"
@@ -191,11 +192,11 @@ weights::Compute LoadedModel::compute(std::string_view component) const {
 weights::WeightStorage LoadedModel::weight_storage(std::string_view component) {
   const weights::Storage storage = this->storage(component);
   if (storage == weights::Storage::kPlain) return {};
-  weights::WeightStorage plan = {.storage = storage,
-                                 .weights = weights::storable_weights(*model_, component)};
+  weights::WeightStorage resting = {.storage = storage,
+                                    .weights = weights::storable_weights(*model_, component)};
   if (compute(component) == weights::Compute::kW8A8)
-    plan.w8a8 = weights::w8a8_weights(*model_, component);
-  return plan;
+    resting.w8a8 = weights::w8a8_weights(*model_, component);
+  return resting;
 }
 
 const LoadedPart* LoadedModel::find_part(std::string_view component) const {
@@ -261,8 +262,12 @@ void LoadedModel::fill(std::string_view name, const weights::WeightBinding& bind
     fill_randomly(binding, checkpoint, *seed, dtype(name), device_, progress, weight_storage(name),
                   places_);
   } else {
+    std::unique_ptr<memory::TransferDevice> own;
+    memory::TransferDevice* transfer = device_.is_cpu() ? nullptr : transfer_.get();
+    if (!device_.is_cpu() && transfer == nullptr)
+      transfer = (own = memory::make_transfer_device(device_)).get();
     weights::load_weights(binding, checkpoint, dtype(name), device_, progress, weight_storage(name),
-                          {.places = places_, .maps = !is_simulated_});
+                          {.places = places_, .maps = !is_simulated_, .transfer = transfer});
   }
   if (!is_streamed(name)) return;
   std::set<const Weight*> on_demand;
@@ -292,6 +297,8 @@ void LoadedModel::unload_component(std::string_view name) {
   }
   loaded_[std::string(name)] = false;
   device::release_freed_memory();
+  // The next component finds whole pieces of what this one leaves.
+  if (device_.is_cuda()) at::accelerator::emptyCache();
 }
 
 void LoadedModel::drop_residency(std::string_view name) {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <optional>
 #include <sys/mman.h>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
@@ -16,6 +18,7 @@
 #include "host/files/mapped_file.h"
 #include "host/report/problems.h"
 #include "memory/quantized_store.h"
+#include "memory/staging_ring.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::weights {
@@ -39,7 +42,6 @@ int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& che
 namespace {
 
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
-constexpr int64_t kDeviceGroupBytes = int64_t{512} << 20;
 constexpr int64_t kPassingBytes = int64_t{64} << 20;
 constexpr int64_t kPassingAlignment = 64;
 constexpr size_t kMappedHostBytes = size_t{64}
@@ -54,6 +56,7 @@ struct Arrival {
   at::ScalarType type = at::kFloat;  // in which it is drawn
   bool has_scales = false;
   bool is_w8a8 = false;
+  bool is_lent = false;  // the memory of `value` is used again
   memory::Place place = memory::Place::kDevice;
   at::Tensor value = {};
 
@@ -123,13 +126,39 @@ std::optional<FileBytes> bytes_in_file(const Arrival& arrival,
   return bytes;
 }
 
+// Counts the bytes that were read, and tells them.
+class ReadBytes {
+ public:
+  explicit ReadBytes(const std::function<void(int64_t)>& progress) : progress_(progress) {}
+
+  void add(int64_t bytes) {
+    done_ += bytes;
+    tell(0);
+  }
+  // Reads `runs` and leaves them empty.
+  void read(const files::Checkpoint& checkpoint, std::vector<files::ReadRun>& runs) {
+    int64_t bytes = 0;
+    for (const files::ReadRun& run : runs)
+      bytes += run.count * static_cast<int64_t>(c10::elementSize(run.from));
+    files::read_runs(checkpoint.files(), checkpoint.file_sizes(), std::exchange(runs, {}),
+                     [this](int64_t now) { tell(now); });
+    done_ += bytes;
+  }
+
+ private:
+  void tell(int64_t more) const {
+    if (progress_) progress_(done_ + more);
+  }
+
+  const std::function<void(int64_t)>& progress_;
+  int64_t done_ = 0;
+};
+
 // Weights whose bytes the file has need no copy on the CPU.
 class WeightMapper {
  public:
-  WeightMapper(const files::Checkpoint& checkpoint, std::function<void(int64_t)> progress)
-      : checkpoint_(checkpoint),
-        progress_(std::move(progress)),
-        files_(checkpoint.files().size()) {}
+  WeightMapper(const files::Checkpoint& checkpoint, ReadBytes& bytes)
+      : checkpoint_(checkpoint), bytes_(bytes), files_(checkpoint.files().size()) {}
 
   // Fills the weight and returns true, or leaves it alone. `populates`: its pages are read now.
   bool map(const Arrival& arrival, bool populates) {
@@ -142,18 +171,14 @@ class WeightMapper {
     if (populates) file->populate(bytes->begin, bytes->count);
     Weight& weight = *arrival.bound->weight;
     weight.set(file->tensor(bytes->begin, weight.sizes(), arrival.type));
-    bytes_ += static_cast<int64_t>(bytes->count);
-    if (progress_) progress_(bytes_);
+    bytes_.add(static_cast<int64_t>(bytes->count));
     return true;
   }
 
-  int64_t bytes() const { return bytes_; }
-
  private:
   const files::Checkpoint& checkpoint_;
-  std::function<void(int64_t)> progress_;
+  ReadBytes& bytes_;
   std::vector<std::shared_ptr<const files::MappedFile>> files_;
-  int64_t bytes_ = 0;
 };
 
 // Calls `scale` with the scales of each piece that has some, [1] or a part's rows, and the piece.
@@ -175,7 +200,7 @@ void apply_scales(const at::Tensor& value, const BoundWeight& bound,
     by_row.front() = scales.numel();
     const at::Tensor part =
         piece.axis < 0 ? value : value.narrow(piece.axis, piece.weight_start, piece.length);
-    part.mul_(scales.view(by_row));
+    part.mul_(ops::upload(scales, value.device()).view(by_row));
   });
 }
 
@@ -224,7 +249,7 @@ void set_weight(Arrival arrival, const files::Checkpoint& checkpoint, at::Device
   }
   if (arrival.has_scales) apply_scales(arrival.value, bound, checkpoint);
   if (arrival.rest == Rest::kPlain) {
-    const bool moves = arrival.passes();  // out of passing memory
+    const bool moves = arrival.is_lent;
     if (!on_host) {
       bound.weight->set(arrival.value.to(device, arrival.type, /*non_blocking=*/false, moves));
     } else {
@@ -312,79 +337,149 @@ void ask_for_huge_pages(char* base, int64_t bytes) {
   if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-// Reads weights in groups, so that beside them little memory is used.
-class GroupReader {
+// Elements of a file that are elements of a weight, one after another.
+struct ElementRun {
+  int file = 0;
+  uint64_t begin = 0;  // byte in the file
+  int64_t count = 0;
+  at::ScalarType from = at::kFloat;
+  int64_t at = 0;  // the weight's element
+
+  // What of it lies in [begin, end) of the weight, read to `target`, where element `begin` lies.
+  std::optional<files::ReadRun> clipped(int64_t first, int64_t last, at::ScalarType to,
+                                        void* target) const {
+    const int64_t low = std::max(at, first), high = std::min(at + count, last);
+    if (low >= high) return std::nullopt;
+    const auto skipped = static_cast<uint64_t>(low - at) * c10::elementSize(from);
+    const auto shift = static_cast<size_t>(low - first) * c10::elementSize(to);
+    return files::ReadRun{
+        file, begin + skipped, high - low, from, to, static_cast<char*>(target) + shift};
+  }
+};
+
+std::vector<ElementRun> element_runs(const BoundWeight& bound,
+                                     const files::Checkpoint& checkpoint) {
+  std::vector<ElementRun> result;
+  for (const WeightPiece& piece : bound.pieces) {
+    const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
+    const files::TensorPlace& place = checkpoint.place(piece.tensor);
+    const Runs runs = runs_of(piece, meta.shape, bound.weight->sizes());
+    const int64_t count = runs.length * runs.inner;
+    if (count == 0) continue;
+    for (int64_t i = 0; i < runs.outer; ++i) {
+      const int64_t from = (i * runs.tensor_length + piece.tensor_start) * runs.inner;
+      const int64_t to = (i * runs.weight_length + piece.weight_start) * runs.inner;
+      const auto skipped = static_cast<uint64_t>(from) * c10::elementSize(meta.dtype);
+      result.push_back({place.file, place.begin + skipped, count, meta.dtype, to});
+    }
+  }
+  return result;
+}
+
+// Reads weights into the host's memory, those that do not stay as they are in groups, so that
+// beside them little memory is used.
+class HostReader {
  public:
-  GroupReader(const files::Checkpoint& checkpoint, at::Device device, bool maps,
-              const std::vector<Arrival>& planned, const std::function<void(int64_t)>& progress)
+  HostReader(const files::Checkpoint& checkpoint, at::Device device, bool maps,
+             const std::vector<Arrival>& planned, ReadBytes& bytes)
       : checkpoint_(checkpoint),
         device_(device),
         maps_(maps),
-        progress_(progress),
         passing_(planned),
-        mapper_(checkpoint, progress) {}
+        bytes_(bytes),
+        mapper_(checkpoint, bytes) {}
 
-  void take(Arrival& arrival) {
+  void take(Arrival arrival) {
     const bool on_host = arrival.place != memory::Place::kDevice;
     const bool may_map = on_host || (device_.is_cpu() && maps_);
     if (may_map && mapper_.map(arrival, /*populates=*/arrival.place != memory::Place::kDisk))
       return;
-    if (arrival.passes() && !passing_.has_room(arrival)) flush();
+    arrival.is_lent = arrival.passes();
+    if (arrival.is_lent && !passing_.has_room(arrival)) flush();
     const at::IntArrayRef sizes = arrival.bound->weight->sizes();
-    arrival.value = arrival.passes() ? passing_.take(arrival)
-                    : on_host        ? empty_on_host(sizes, arrival.read_type)
-                                     : at::empty(sizes, at::TensorOptions(arrival.read_type));
-    const auto bytes = static_cast<int64_t>(arrival.value.nbytes());
-    ask_for_huge_pages(static_cast<char*>(arrival.value.data_ptr()), bytes);
-    for (const WeightPiece& piece : arrival.bound->pieces) plan_piece(arrival, piece);
-    group_bytes_ += bytes;
+    arrival.value = arrival.is_lent ? passing_.take(arrival)
+                    : on_host       ? empty_on_host(sizes, arrival.read_type)
+                                    : at::empty(sizes, at::TensorOptions(arrival.read_type));
+    void* const base = arrival.value.data_ptr();
+    ask_for_huge_pages(static_cast<char*>(base), static_cast<int64_t>(arrival.value.nbytes()));
+    for (const ElementRun& run : element_runs(*arrival.bound, checkpoint_))
+      runs_.push_back(*run.clipped(0, arrival.value.numel(), arrival.read_type, base));
     arrivals_.push_back(std::move(arrival));
-    if (!device_.is_cpu() && group_bytes_ >= kDeviceGroupBytes) flush();
   }
 
   void flush() {
-    int64_t done = 0;
-    files::read_runs(checkpoint_.files(), checkpoint_.file_sizes(), std::move(runs_),
-                     [&](int64_t bytes) {
-                       done = bytes;
-                       if (progress_) progress_(mapper_.bytes() + done_before_ + bytes);
-                     });
-    done_before_ += done;
-    runs_.clear();
-    group_bytes_ = 0;
+    bytes_.read(checkpoint_, runs_);
     for (Arrival& arrival : arrivals_) set_weight(std::move(arrival), checkpoint_, device_);
     arrivals_.clear();
     passing_.clear();
   }
 
  private:
-  void plan_piece(const Arrival& arrival, const WeightPiece& piece) {
-    const TensorMeta& meta = *checkpoint_.index().find(piece.tensor);
-    const files::TensorPlace& place = checkpoint_.place(piece.tensor);
-    const auto from_size = static_cast<int64_t>(c10::elementSize(meta.dtype));
-    const auto to_size = static_cast<int64_t>(c10::elementSize(arrival.read_type));
-    const Runs runs = runs_of(piece, meta.shape, arrival.bound->weight->sizes());
-    const int64_t count = runs.length * runs.inner;
-    if (count == 0) return;
-    auto* base = static_cast<char*>(arrival.value.data_ptr());
-    for (int64_t i = 0; i < runs.outer; ++i) {
-      const int64_t from = (i * runs.tensor_length + piece.tensor_start) * runs.inner;
-      const int64_t to = (i * runs.weight_length + piece.weight_start) * runs.inner;
-      runs_.push_back({place.file, place.begin + static_cast<uint64_t>(from * from_size), count,
-                       meta.dtype, arrival.read_type, base + to * to_size});
-    }
-  }
-
   const files::Checkpoint& checkpoint_;
   at::Device device_;
   bool maps_;
-  const std::function<void(int64_t)>& progress_;
   PassingMemory passing_;
+  ReadBytes& bytes_;
   WeightMapper mapper_;
   std::vector<files::ReadRun> runs_;
   std::vector<Arrival> arrivals_;  // of this group
-  int64_t done_before_ = 0, group_bytes_ = 0;
 };
+
+// Sends weights to the device in slices, through pinned memory: some are read while others are on
+// their way.
+class DeviceReader {
+ public:
+  DeviceReader(const files::Checkpoint& checkpoint, at::Device device, const Landing& landing,
+               ReadBytes& bytes)
+      : checkpoint_(checkpoint),
+        device_(device),
+        ring_(*landing.transfer, landing.staging_bytes),
+        bytes_(bytes) {}
+
+  void take(Arrival arrival) {
+    const auto options = at::TensorOptions(arrival.read_type).device(device_);
+    arrival.value = at::empty(arrival.bound->weight->sizes(), options);
+    const int64_t numel = arrival.value.numel();
+    const auto size = static_cast<int64_t>(c10::elementSize(arrival.read_type));
+    const std::vector<ElementRun> all = element_runs(*arrival.bound, checkpoint_);
+    for (int64_t begin = 0; begin < numel;) {
+      const int64_t count = std::min(numel - begin, ring_.room() / size);
+      if (count == 0) {
+        flush();
+        continue;
+      }
+      const at::Tensor slice = arrival.value.view(-1).narrow(0, begin, count).view(at::kByte);
+      void* const memory = ring_.take(slice);
+      for (const ElementRun& run : all) {
+        if (const auto part = run.clipped(begin, begin + count, arrival.read_type, memory))
+          runs_.push_back(*part);
+      }
+      begin += count;
+    }
+    arrivals_.push_back(std::move(arrival));
+  }
+
+  void flush() {
+    bytes_.read(checkpoint_, runs_);
+    ring_.send();
+    for (Arrival& arrival : arrivals_) set_weight(std::move(arrival), checkpoint_, device_);
+    arrivals_.clear();
+  }
+
+ private:
+  const files::Checkpoint& checkpoint_;
+  at::Device device_;
+  memory::StagingRing ring_;
+  ReadBytes& bytes_;
+  std::vector<files::ReadRun> runs_;
+  std::vector<Arrival> arrivals_;  // that are whole in what is read next
+};
+
+// Whether what is read goes to the device: it stays there, or is stored in 8 bits there first.
+bool goes_to_device(const Arrival& arrival) {
+  return arrival.place == memory::Place::kDevice || arrival.rest == Arrival::Rest::kFp8 ||
+         arrival.rest == Arrival::Rest::kInt8;
+}
 
 }  // namespace
 
@@ -399,9 +494,19 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
     const auto place = landing.places.find(bound.weight);
     if (place != landing.places.end()) arrival.place = place->second;
   }
-  GroupReader reader(checkpoint, device, landing.maps, planned, progress);
-  for (Arrival& arrival : planned) reader.take(arrival);
-  reader.flush();
+  ReadBytes bytes(progress);
+  HostReader host(checkpoint, device, landing.maps, planned, bytes);
+  std::optional<DeviceReader> sent;
+  if (landing.transfer != nullptr) sent.emplace(checkpoint, device, landing, bytes);
+  for (Arrival& arrival : planned) {
+    if (sent && goes_to_device(arrival)) {
+      sent->take(std::move(arrival));
+    } else {
+      host.take(std::move(arrival));
+    }
+  }
+  host.flush();
+  if (sent) sent->flush();
 }
 
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,

@@ -8,6 +8,7 @@
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
 #include "memory/residency.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::weights {
 
@@ -18,6 +19,10 @@ struct Landing {
   std::map<const Weight*, memory::Place> places = {};
   // On the CPU, whether what goes to the device may stay in the mapped file.
   bool maps = true;
+  // Of a device that is not the host: what goes there is read into pinned memory, one part of it
+  // while the other is on its way. Null: the host is the device.
+  memory::TransferDevice* transfer = nullptr;
+  int64_t staging_bytes = int64_t{256} << 20;  // of each of the two parts
 };
 
 // Fills the weights. Floating ones arrive in `dtype`, or float32 where they keep that, on `device`,

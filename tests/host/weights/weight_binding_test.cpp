@@ -79,6 +79,71 @@ TEST_CASE("Tensors are carried across, cut and joined, on any axis", "[weights]"
   }
 }
 
+TEST_CASE("Weights reach a device in slices through pinned memory, with the same values",
+          "[weights]") {
+  Folder folder;
+  at::manual_seed(5);
+  const WeightMap rules = {{"up", "both", 0},    {"down", "both", 0}, {"left", "wide", 1},
+                           {"right", "wide", 1}, {"one", "one"},      {"none", "none"},
+                           {"half", "half"}};
+  const NamedTensors tensors = {{"up", at::randn({20, 50})},
+                                {"down", at::randn({10, 50})},
+                                {"left", at::randn({30, 20})},
+                                {"right", at::randn({30, 50})},
+                                {"one", at::randn({})},
+                                {"none", at::randn({0, 4})},
+                                {"half", at::randn({700}).to(at::kBFloat16)}};
+  write_safetensors(folder / "a.safetensors", tensors);
+  const std::map<std::string, std::vector<int64_t>> shapes = {
+      {"both", {30, 50}}, {"wide", {30, 70}}, {"one", {}}, {"none", {0, 4}}, {"half", {700}}};
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t staging_bytes : {64, 1000, 1 << 20}) {
+      INFO(toString(dtype) << " through " << staging_bytes);
+      Weights plain(shapes), sent(shapes);
+      load_weights(bind_weights(rules, "", file.index(), plain), file, dtype, at::kCPU, {}, {},
+                   {.maps = false});
+      // Slow copies into memory that is NaN before: what is read too early is seen.
+      const auto device = memory::make_simulated_device({.bytes_per_second = 2e6, .poison = true});
+      int64_t told = 0;
+      load_weights(bind_weights(rules, "", file.index(), sent), file, dtype, at::kCPU,
+                   [&](int64_t bytes) { told = bytes; }, {},
+                   {.transfer = device.get(), .staging_bytes = staging_bytes});
+      int64_t bytes = 0;
+      for (const auto& [name, shape] : shapes) {
+        INFO(name);
+        CHECK(at::equal(sent.value(name), plain.value(name)));
+        bytes += static_cast<int64_t>(sent.value(name).nbytes());
+      }
+      CHECK(device->stats().bytes_in == bytes);
+      CHECK(told == bytes_to_read(bind_weights(rules, "", file.index(), sent), file));
+    }
+  }
+}
+
+TEST_CASE("Weights are stored in 8 bits on the device that they are sent to", "[weights]") {
+  Folder folder;
+  at::manual_seed(6);
+  write_safetensors(folder / "a.safetensors", {{"w", at::randn({40, 32})}});
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  for (const auto place : {memory::Place::kDevice, memory::Place::kHost}) {
+    std::vector<at::Tensor> drawn;
+    for (const bool is_sent : {false, true}) {
+      Weights module({{"w", {40, 32}}});
+      const WeightPtr weight = module.find_weight("w");
+      const auto device = memory::make_simulated_device({.poison = true});
+      load_weights(bind_weights({{"w", "w"}}, "", file.index(), module), file, at::kBFloat16,
+                   at::kCPU, {}, {.storage = Storage::kFp8, .weights = {weight.get()}},
+                   {.places = {{weight.get(), place}},
+                    .transfer = is_sent ? device.get() : nullptr,
+                    .staging_bytes = 512});
+      drawn.push_back(weight->draw());
+      CHECK((device->stats().bytes_in > 0) == is_sent);
+    }
+    CHECK(at::equal(drawn[0], drawn[1]));
+  }
+}
+
 TEST_CASE("Weights that keep float32 come so, whatever the others are", "[weights]") {
   struct Mixed : nn::Module {
     WeightPtr table = declare("table", {3, 4}, {.keeps_float32 = true}),
