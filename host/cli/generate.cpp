@@ -173,6 +173,10 @@ int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
   Session session(model, prepared.loras(), *request.plugin, options, progress);
   const int code = run_jobs(session, prepared, request);
   for (const std::string& line : model.streaming_report()) progress.note(line);
+  if (model.transfer() != nullptr) {
+    const std::string problem = model::pinning_problem(model.transfer()->stats());
+    if (!problem.empty()) progress.warn(problem);
+  }
   if (prepared.planned()) plan::note_measured(*prepared.planned(), model, progress);
   if (timeline) {
     for (const std::string& file : timeline->write()) progress.note(file);

@@ -38,6 +38,20 @@ std::string backend_path() {
   return program.substr(0, program.rfind('/')) + "/../lib/libatelier_cuda.so";
 }
 
+// What libatelier_cuda.so does for the program.
+struct Backend {
+  using Open = const char* (*)();
+  using LimitMemory = const char* (*)(int device, int64_t bytes);
+  Open open = nullptr;
+  LimitMemory limit_memory = nullptr;
+};
+
+// Of the library once it is open.
+Backend& backend() {
+  static Backend instance;
+  return instance;
+}
+
 CudaStatus probe() {
   CudaStatus status;
   status.driver = driver_version();
@@ -76,18 +90,24 @@ CudaStatus probe() {
   // components come and go.
   if (getenv("PYTORCH_ALLOC_CONF") == nullptr)
     setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
-  void* backend = dlopen(backend_path().c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (backend == nullptr) {
+  void* library = dlopen(backend_path().c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
     status.reason = std::string("libatelier_cuda.so cannot be opened: ") + dlerror();
     return status;
   }
-  auto open = reinterpret_cast<const char* (*)()>(dlsym(backend, "atelier_cuda_open"));
-  const char* problem = open != nullptr ? open() : "it has no atelier_cuda_open";
+  backend() = {reinterpret_cast<Backend::Open>(dlsym(library, "atelier_cuda_open")),
+               reinterpret_cast<Backend::LimitMemory>(dlsym(library, "atelier_cuda_limit_memory"))};
+  const bool is_whole = backend().open != nullptr && backend().limit_memory != nullptr;
+  const char* problem = is_whole ? backend().open() : "it is of another version";
   if (problem != nullptr) {
     status.reason = std::string("libatelier_cuda.so: ") + problem;
     return status;
   }
-  at::globalContext().setAllowTF32CuDNN(false);  // float32 has 24 bits there, too
+  at::Context& context = at::globalContext();
+  context.setAllowTF32CuDNN(false);  // float32 has 24 bits there, too
+  // Sums of products are float32 to their end, also where a product is split.
+  context.setAllowBF16ReductionCuBLAS(false);
+  context.setAllowFP16ReductionCuBLAS(false);
   status.usable = true;
   return status;
 }
@@ -102,6 +122,14 @@ CudaStatus probe() {
 const CudaStatus& open_cuda() {
   static const CudaStatus status = probe();
   return status;
+}
+
+void limit_memory(at::Device device, int64_t bytes) {
+  if (!device.is_cuda()) return;
+  const char* problem = backend().limit_memory(device.has_index() ? device.index() : 0, bytes);
+  if (problem != nullptr)
+    throw Error(ErrorCode::kEnvironment,
+                std::string("the GPU's memory cannot be limited: ") + problem, "leave --vram out");
 }
 
 at::Device choose(std::string_view name) {

@@ -1,6 +1,7 @@
 // Whether a GPU can be used, and why not.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,10 @@ struct CudaStatus {
 // Opens libatelier_cuda.so (and with it LibTorch's CUDA half) where a driver is present. Call it
 // first thing in main(): LibTorch asks for its CUDA hooks once and remembers the answer.
 const CudaStatus& open_cuda();
+
+// From now on LibTorch takes no more than `bytes` of a GPU's memory: beyond that it is out of
+// memory. Does nothing for other devices.
+void limit_memory(at::Device device, int64_t bytes);
 
 // "auto": the first GPU where one is usable, else the CPU; "cpu"; "cuda"; "cuda:1".
 // Throws Error{kInvalidArgument} for another name, and Error{kEnvironment} with the reason when a

@@ -7,6 +7,7 @@
 
 #include "host/model/model_loader.h"
 #include "memory/device_meter.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::model {
 
@@ -23,6 +24,9 @@ std::vector<Holder> weight_holders(LoadedModel& model);
 // A line for each that holds something, and one for the device.
 std::vector<std::string> holder_lines(const std::vector<Holder>& holders,
                                       const memory::DeviceBytes& device);
+
+// What host memory that the system did not let us pin costs, and the way out; empty: all is pinned.
+std::string pinning_problem(const memory::TransferDevice::Stats& stats);
 
 // Flags that would take less of the device for the largest component that is loaded, as "--offload
 // dit=host"; those that are in use are left out.

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_traits.h"
 
 #include "formats/escape.h"
 #include "host/model/components.h"
@@ -44,8 +45,22 @@ void check_storage(const ModelFamily& family, const LoadRequest& request, Model&
   }
 }
 
+std::string dtype_problem(at::ScalarType dtype, int capability) {
+  constexpr int kBFloat16Since = 80;
+  if (dtype != at::kBFloat16 || capability == 0 || capability >= kBFloat16Since) return "";
+  return "bfloat16 needs a GPU of compute capability 8.0 or newer, this one has " +
+         std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
 void check_compute(const LoadedModel& model, const LoadRequest& request,
                    report::Problems& problems) {
+  const int capability = ops::compute_capability(model.device());
+  for (const LoadedPart& part : model.parts()) {
+    const std::string problem = dtype_problem(model.dtype(part.detection.component), capability);
+    if (!problem.empty())
+      problems.add(place_of("--dtype", part.detection.component) + problem,
+                   "pass --dtype float16 or float32");
+  }
   for (const auto& [component, storage] : request.storage) {
     if (storage == weights::Storage::kBf16 && model.dtype(component) != at::kBFloat16)
       problems.add(place_of("--storage", component) + "its weights rest in --dtype, " +

@@ -20,6 +20,9 @@ void check_storage(const ModelFamily& family, const LoadRequest& request, Model&
                    const std::vector<LoadedPart>& parts, report::Problems& problems);
 void check_compute(const LoadedModel& model, const LoadRequest& request,
                    report::Problems& problems);
+// Why a GPU of that compute capability (75 is 7.5; 0: no GPU) cannot compute in `dtype`; empty: it
+// can.
+std::string dtype_problem(at::ScalarType dtype, int capability);
 void check_fp8_models(const LoadRequest& request, const files::FoundFiles& found,
                       report::Problems& problems);
 

@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 
+#include "host/device/cuda.h"
 #include "host/device/simulated_device.h"
 #include "host/files/file_reader.h"
 #include "host/report/problems.h"
@@ -79,6 +80,11 @@ SaidLimits said_limits(const MemoryLimits& limits) {
 void check_limits(const MemoryLimits& limits) {
   said_limits(limits);
   parse_allowed(limits.allow_storage);
+}
+
+void apply_limits(const MemoryLimits& limits, at::Device device) {
+  if (!limits.device_profile.empty()) return;
+  if (const auto vram = said_limits(limits).vram) device::limit_memory(device, *vram);
 }
 
 PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,

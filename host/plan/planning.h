@@ -17,6 +17,8 @@ using flags::MemoryLimits;
 
 // Throws Error{kInvalidArgument} naming the flag.
 void check_limits(const MemoryLimits& limits);
+// Makes a size of --vram the limit of a GPU's allocator; does nothing on other devices.
+void apply_limits(const MemoryLimits& limits, at::Device device);
 
 // Puts a device that need not be there into both: empty is the one that is. Weights are planned in
 // bfloat16 then, unless a dtype was said.

@@ -85,6 +85,7 @@ void PreparedGeneration::make_plan() {
 }
 
 void PreparedGeneration::follow_plan() {
+  apply_limits(request_.limits, model_->device());
   if (!unplanned_.empty()) progress_.warn("warning: no plan: " + unplanned_);
   if (planned_) {
     note_plan(*planned_, progress_);

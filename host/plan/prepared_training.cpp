@@ -118,6 +118,7 @@ class Preparation {
       });
     }
     finish();
+    if (run_.model) apply_limits(limits_, run_.model->device());
     return std::move(run_);
   }
 
@@ -333,6 +334,7 @@ class Preparation {
 
   // Places weights, activations and the optimizer as they are planned.
   void follow_plan(PreparedTraining& prepared) {
+    if (prepared.run.model) apply_limits(limits_, prepared.run.model->device());
     if (!prepared.unplanned.empty()) progress_.warn("warning: no plan: " + prepared.unplanned);
     if (!prepared.planned) return;
     note_plan(*prepared.planned, progress_);

@@ -1,5 +1,6 @@
 #include "host/train/monitor.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <sys/resource.h>
 
@@ -70,7 +71,9 @@ void Monitor::begin() {
 }
 
 double Monitor::peak_bytes() const {
-  return meter_ ? static_cast<double>(meter_->bytes().peak) : peak_host_bytes();
+  if (!meter_) return peak_host_bytes();
+  const memory::DeviceBytes bytes = meter_->bytes();
+  return static_cast<double>(std::max(bytes.peak, bytes.reserved));
 }
 
 void Monitor::write(const std::map<std::string, double>& values, int64_t step) {
@@ -95,6 +98,8 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
       {"perf/seconds_per_step", elapsed / steps},
       {"perf/data_wait_share", waited / elapsed},
       {"perf/peak_host_gb", peak_host_bytes() / 1e9}};
+  if (const int64_t reserved = meter_ ? meter_->bytes().reserved : 0; reserved > 0)
+    values["perf/peak_device_gb"] = static_cast<double>(reserved) / 1e9;
   for (const auto& [name, value] : state_.optimizer().metrics()) values["train/" + name] = value;
   write(values, result.step);
   loss_sum_ = 0;

@@ -5,6 +5,7 @@
 #include "atelier/error.h"
 
 #include "host/files/safetensors_writer.h"
+#include "host/model/memory_holders.h"
 #include "host/model/stages.h"
 #include "host/run/stop.h"
 #include "host/train/preview.h"
@@ -122,6 +123,10 @@ class TrainingRun {
     progress_.note(std::to_string(samples.size()) + " samples, " +
                    std::to_string(trainer.total_steps()) + " steps, " +
                    std::to_string(trainer.trained_count()) + " trained numbers");
+    if (model_.transfer() != nullptr) {
+      const std::string problem = model::pinning_problem(model_.transfer()->stats());
+      if (!problem.empty()) progress_.warn(problem);
+    }
     return {.exit_code = trainer.run(), .has_trained = true};
   }
 
