@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/upload.h"
 
 #include "formats/glob.h"
 #include "host/model/components.h"
@@ -25,9 +26,9 @@ const InputSpec* find_role(std::span<const InputSpec> inputs, InputRole role) {
 
 Inputs on_device(Inputs values, at::Device device) {
   for (auto& [name, value] : values) {
-    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = tensor->to(device);
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = ops::upload(*tensor, device);
     if (auto* tensors = std::get_if<std::vector<at::Tensor>>(&value)) {
-      for (at::Tensor& tensor : *tensors) tensor = tensor.to(device);
+      for (at::Tensor& tensor : *tensors) tensor = ops::upload(tensor, device);
     }
   }
   return values;

@@ -1,9 +1,12 @@
 #include "host/train/objective.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "atelier/error.h"
+#include "atelier/host/upload.h"
 
 #include "host/generate/known_latents.h"
 #include "host/generate/sigma_schedule.h"
@@ -59,7 +62,7 @@ Objective::Objective(model::LoadedModel& model, std::vector<model::RangedDenoise
 Objective::Prepared Objective::prepare(const TrainSample& sample) {
   Prepared prepared;
   for (const auto& [name, tensor] : sample.cond)
-    prepared.cond.emplace(name, tensor.to(device_, /*non_blocking=*/true));
+    prepared.cond.emplace(name, ops::upload(tensor, device_));
   for (const auto& [stage, values] : sample.inputs) {
     const EncodeInputs in = {.stage = stage, .values = values, .target = sample.target};
     for (auto& [name, tensor] : model::encode(model_.model(), in, runner_, device_))
@@ -76,7 +79,7 @@ Objective::Prepared Objective::prepare(const TrainSample& sample) {
     }
   }
   if (sample.mask.defined()) {
-    const Tensor mask = sample.mask.to(device_, at::kFloat, /*non_blocking=*/true);
+    const Tensor mask = ops::upload(sample.mask.to(at::kFloat), device_);
     prepared.mask = prepared.mask.defined() ? prepared.mask * mask : mask;
   }
   return prepared;
@@ -108,7 +111,7 @@ std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
       given.push_back(cond[i]);
     }
     const DenoiseInputs inputs = {.x_BCTHW = at::stack(x),
-                                  .sigma_B = at::tensor(levels, at::kFloat).to(device_),
+                                  .sigma_B = ops::upload(at::tensor(levels, at::kFloat), device_),
                                   .cond = given,
                                   .denoiser = denoiser};
     const Tensor velocity = model_.model().denoise(inputs, runner_);
@@ -148,7 +151,31 @@ int64_t Objective::tokens_of(const Tensor& latents) const {
 
 Tensor Objective::noise(const random::NoiseKey& key, at::IntArrayRef shape) const {
   if (device_.is_meta()) return at::empty(shape, at::TensorOptions(at::kMeta).dtype(at::kFloat));
-  return random::normal_noise(key, shape).to(device_, /*non_blocking=*/true);
+  return ops::upload(random::normal_noise(key, shape), device_);
+}
+
+random::NoiseKey Objective::noise_key(const PlacedSample& placed, int64_t step) const {
+  return {noise_seed_, placed.slot, static_cast<uint32_t>(step)};
+}
+
+void Objective::read_ahead(PlacedSample& placed, int64_t step, bool makes_noise) const {
+  if (device_.is_cpu()) return;
+  const auto pin = [&](Tensor& tensor) {
+    if (tensor.defined()) tensor = ops::pinned_for(tensor, device_);
+  };
+  TrainSample& sample = placed.sample;
+  if (const auto latents = sample.cond.find("latents"); makes_noise && latents != sample.cond.end())
+    placed.noise = random::normal_noise(noise_key(placed, step), latents->second.sizes());
+  pin(placed.noise);
+  pin(sample.mask);
+  for (auto& [name, tensor] : sample.cond) pin(tensor);
+  for (auto& [stage, values] : sample.inputs) {
+    for (auto& [name, value] : values) {
+      if (auto* tensor = std::get_if<Tensor>(&value)) pin(*tensor);
+      if (auto* tensors = std::get_if<std::vector<Tensor>>(&value))
+        std::ranges::for_each(*tensors, pin);
+    }
+  }
 }
 
 Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t step) {
@@ -162,9 +189,11 @@ Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t ste
     levels.push_back(
         timesteps_.draw(timestep_seed_, placed.slot, number, tokens_of(samples.back().clean)));
     weights.push_back(static_cast<float>(levels.back().weight));
-    noise.push_back(this->noise({noise_seed_, placed.slot, number}, samples.back().clean.sizes()));
+    noise.push_back(placed.noise.defined()
+                        ? ops::upload(placed.noise, device_)
+                        : this->noise(noise_key(placed, step), samples.back().clean.sizes()));
   }
-  const Tensor weight = at::tensor(weights, at::kFloat).to(device_);
+  const Tensor weight = ops::upload(at::tensor(weights, at::kFloat), device_);
   return (predict(samples, levels, noise) * weight).sum();
 }
 
@@ -214,7 +243,7 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
     const Conditioning* cond = &sample.cond;
     for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
       const DenoiseInputs inputs = {.x_BCTHW = x.to(model_.dtype()),
-                                    .sigma_B = at::tensor({sigmas[i]}, at::kFloat).to(device_),
+                                    .sigma_B = ops::upload(at::tensor({sigmas[i]}), device_),
                                     .cond = std::span(&cond, 1),
                                     .denoiser = model::denoiser_at(denoisers_, sigmas[i]).name()};
       const Tensor velocity = model_.model().denoise(inputs, runner_);

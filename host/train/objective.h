@@ -27,6 +27,7 @@ using RowValues = std::map<std::string, nlohmann::json, std::less<>>;
 struct PlacedSample {
   TrainSample sample;
   uint32_t slot = 0;
+  at::Tensor noise = {};  // of its step, on the host; undefined: made when it is needed
 };
 
 // By which the model's denoisers were trained.
@@ -44,6 +45,11 @@ class Objective {
   Objective(model::LoadedModel& model, std::vector<model::RangedDenoiser> denoisers,
             BlockRunner& runner, const Timesteps& timesteps, uint64_t seed,
             std::optional<at::Device> device = std::nullopt);
+
+  // Makes what copies of a sample of `step` to the device would wait for: pinned memory and, with
+  // `makes_noise`, the noise of flow matching where latents are there. From any thread; does
+  // nothing where the host computes.
+  void read_ahead(PlacedSample& placed, int64_t step, bool makes_noise) const;
 
   // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
   // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once.
@@ -83,6 +89,7 @@ class Objective {
                                      std::span<const Conditioning* const> cond);
   int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor noise(const random::NoiseKey& key, at::IntArrayRef shape) const;
+  random::NoiseKey noise_key(const PlacedSample& placed, int64_t step) const;
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
 
   model::LoadedModel& model_;

@@ -70,6 +70,7 @@ StepData Trainer::read_step(int64_t step) const {
           random::uniform(caption_seed_, place.slot, static_cast<uint32_t>(step)) <
           config_.caption_dropout_rate;
       samples.push_back({parts_.samples.load(place.item, drops_caption), place.slot});
+      objective_.read_ahead(samples.back(), step, config_.task != Task::kDirectDistill);
     }
   }
   return data;

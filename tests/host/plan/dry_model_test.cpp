@@ -1,6 +1,8 @@
 #include "host/plan/dry_model.h"
 
+#include "host/train/objective.h"
 #include "tests/host/lora/toy_lora.h"
+#include "tests/support/device_calls.h"
 
 namespace atelier::plan {
 namespace {
@@ -31,6 +33,30 @@ TEST_CASE("A dry model takes away the adapters that it put there, and no others"
   }
   REQUIRE(down->adapters.size() == 1);
   CHECK(down->adapters[0].a.is_same(other.a));
+}
+
+TEST_CASE("A training step sends its samples to the device, and nobody waits", "[plan]") {
+  const test::Folder folder;
+  test::write_two_part_model(folder.path());
+  const auto model = test::open_toy(folder.path());
+  DryModel dry(*model, at::kCUDA);
+  dry.train({.layers = {{"dit", "blocks.1.down", find_linear(*model, "blocks.1.down")}}}, 4);
+  const train::Timesteps timesteps({}, {});
+  DirectRunner runner;
+  train::Objective objective(*model, model->stages().denoisers, runner, timesteps, /*seed=*/1,
+                             at::kMeta);
+  std::vector<train::PlacedSample> batch(2);
+  for (train::PlacedSample& placed : batch) {
+    placed.sample.cond["prompt_embeds"] = at::randn({5, test::kToyWidth});
+    placed.sample.cond["latents"] = at::randn({test::kToyChannels, 1, 4, 4});
+    placed.sample.mask = at::ones({1, 1, 4, 4});
+    objective.read_ahead(placed, 3, /*makes_noise=*/true);
+  }
+  const test::DeviceCalls calls;
+  objective.flow_matching(batch, 3).backward();
+  CHECK(calls.waits() == 0);
+  // Text, latents, mask and noise of each sample, the noise levels and their weights.
+  CHECK(calls.copies() == 2 * 4 + 2);
 }
 
 TEST_CASE("What goes wrong in a plugin's dry run names the family", "[plan]") {

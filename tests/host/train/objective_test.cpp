@@ -58,6 +58,25 @@ TEST_CASE("The loss of flow matching is the weighted error of the velocity", "[o
   CHECK_FALSE(at::allclose(bench.objective->flow_matching(batch, 8), loss, 1e-3));
 }
 
+TEST_CASE("Noise that was made ahead is the noise of the step", "[objective]") {
+  Bench bench;
+  const Objective elsewhere(*bench.model, bench.model->stages().denoisers, bench.runner,
+                            *bench.timesteps, bench.config.seed, at::kMeta);
+  std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
+  const at::Tensor loss = bench.objective->flow_matching(batch, 7);
+  for (PlacedSample& placed : batch) {
+    bench.objective->read_ahead(placed, 7, /*makes_noise=*/true);
+    CHECK_FALSE(placed.noise.defined());  // nothing is copied
+    elsewhere.read_ahead(placed, 7, /*makes_noise=*/false);
+    CHECK_FALSE(placed.noise.defined());
+    elsewhere.read_ahead(placed, 7, /*makes_noise=*/true);
+    REQUIRE(placed.noise.is_cpu());
+  }
+  CHECK(at::equal(bench.objective->flow_matching(batch, 7), loss));
+  batch[0].noise = batch[1].noise;
+  CHECK_FALSE(at::equal(bench.objective->flow_matching(batch, 7), loss));
+}
+
 TEST_CASE("A batch has the loss of its samples", "[objective]") {
   Bench bench;
   const std::vector<PlacedSample> batch = {{toy_sample(1), 0}, {toy_sample(2), 1}};
