@@ -1,5 +1,8 @@
 #include "host/flags/process_flags.h"
 
+#include <cstdlib>
+
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 namespace atelier::flags {
@@ -22,11 +25,27 @@ void add_process_flags(Table& table, ProcessSettings& settings) {
       .choice("kernels", settings.kernels,
               {{"auto", ops::Kernels::kAuto}, {"composed", ops::Kernels::kComposed}},
               "composed: plain LibTorch operators in place of fused ones")
+      .flag("deterministic", settings.is_deterministic,
+            "on a GPU: the same run gives the same bits, more slowly")
       .number("threads", settings.threads, "of the CPU; 0: one for each core",
               between(0, kMostThreads));
 }
 
+namespace {
+
+// The CPU gives the same bits anyway, by other operators than this would ask for.
+void make_deterministic() {
+  if (!at::hasCUDA()) return;
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // before the first product
+  at::Context& context = at::globalContext();
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  context.setDeterministicFillUninitializedMemory(false);
+}
+
+}  // namespace
+
 void apply(const ProcessSettings& settings) {
+  if (settings.is_deterministic) make_deterministic();
   ops::set_attention_backend(settings.attention);
   ops::set_kernels(settings.kernels);
   if (settings.threads > 0 && settings.threads <= kMostThreads)

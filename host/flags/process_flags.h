@@ -13,10 +13,11 @@ namespace atelier::flags {
 struct ProcessSettings {
   ops::AttentionBackend attention = ops::AttentionBackend::kAuto;
   ops::Kernels kernels = ops::Kernels::kAuto;
-  int64_t threads = 0;  // of the CPU; 0: one for each core
+  int64_t threads = 0;            // of the CPU; 0: one for each core
+  bool is_deterministic = false;  // on a GPU; on the CPU everything is
 };
 
-// --attention, --kernels and --threads.
+// --attention, --kernels, --deterministic and --threads.
 void add_process_flags(Table& table, ProcessSettings& settings);
 
 // Sets up the process. A number of threads that is out of its range is passed over.

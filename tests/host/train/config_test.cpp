@@ -109,6 +109,7 @@ TEST_CASE("A LoRA run takes its settings from the flags", "[config]") {
                                            "--enable_csv_log",
                                            "--attention",
                                            "math",
+                                           "--deterministic",
                                            "--threads",
                                            "2",
                                            "--model_paths",
@@ -142,6 +143,7 @@ TEST_CASE("A LoRA run takes its settings from the flags", "[config]") {
   CHECK(!c.log.tensorboard);
   CHECK(c.log.csv);
   CHECK((c.process.attention == ops::AttentionBackend::kMath));
+  CHECK(c.process.is_deterministic);
   CHECK(c.process.threads == 2);
   CHECK(c.model.model_paths == "[\"a\"]");
   CHECK(c.cache_path == "out/cache");
