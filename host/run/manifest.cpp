@@ -118,8 +118,8 @@ std::string manifest_text(int64_t step, const std::map<std::string, SavedState::
 
 SavedState open_state(const std::string& folder) {
   const std::string path = path_in(folder, kManifestName);
-  SavedState checkpoint;
-  checkpoint.folder = folder;
+  SavedState saved_state;
+  saved_state.folder = folder;
   try {
     const nlohmann::json manifest = parse_checked(path, read_text(path));
     if (manifest.at("version") != kVersion)
@@ -127,20 +127,20 @@ SavedState open_state(const std::string& folder) {
                   files::display_path(path) + ": its version is " + manifest.at("version").dump() +
                       ", and this program reads version " + std::to_string(kVersion),
                   "use the program that wrote it", "CHECKPOINT_VERSION");
-    read_manifest(manifest, checkpoint);
+    read_manifest(manifest, saved_state);
   } catch (const nlohmann::json::exception& error) {
     throw damaged(path, error.what());
   }
-  for (const auto& [name, file] : checkpoint.files) checked_path(checkpoint, name);
-  return checkpoint;
+  for (const auto& [name, file] : saved_state.files) checked_path(saved_state, name);
+  return saved_state;
 }
 
-std::string checked_path(const SavedState& checkpoint, const std::string& file) {
-  std::string path = path_in(checkpoint.folder, file);
+std::string checked_path(const SavedState& saved_state, const std::string& file) {
+  std::string path = path_in(saved_state.folder, file);
   std::error_code failure;
   const uint64_t bytes = std::filesystem::file_size(path, failure);
   if (failure) throw damaged(path, failure.message());
-  const uint64_t expected = checkpoint.files.at(file).bytes;
+  const uint64_t expected = saved_state.files.at(file).bytes;
   if (bytes != expected)
     throw damaged(path, "has " + std::to_string(bytes) + " bytes, and the manifest says " +
                             std::to_string(expected));

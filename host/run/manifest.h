@@ -1,4 +1,4 @@
-// MANIFEST.json of a checkpoint, and the names of checkpoints in their folder.
+// MANIFEST.json of a saved state, and the names of such states in their folder.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace atelier::run {
 
 inline constexpr std::string_view kManifestName = "MANIFEST.json";
 
-// Names in "checkpoints". The second is that of one that gives way to a new checkpoint of the same
+// Names in "checkpoints". The second is that of one that gives way to a new state of the same
 // step, for the moment in which both are there. What is being written or removed has a name of
 // files::temporary_path.
 inline constexpr std::string_view kStepPrefix = "step-";
@@ -40,7 +40,7 @@ std::string manifest_text(int64_t step, const std::map<std::string, SavedState::
 SavedState open_state(const std::string& folder);
 
 // The path of a file that the manifest lists. Throws Error{kDataLoss} when its length is another.
-std::string checked_path(const SavedState& checkpoint, const std::string& file);
+std::string checked_path(const SavedState& saved_state, const std::string& file);
 
 // Error{kDataLoss}: "PATH: what".
 Error damaged(const std::string& path, const std::string& what);

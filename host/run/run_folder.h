@@ -1,4 +1,4 @@
-// The folder of a run: one program at a time writes there, and its checkpoints are whole or not
+// The folder of a run: one program at a time writes there, and its saved states are whole or not
 // there. docs/checkpoints.md says how.
 #pragma once
 
@@ -22,7 +22,7 @@ inline constexpr std::string_view kCsvName = "loss.csv";
 inline constexpr std::string_view kPreviewsName = "samples";
 inline constexpr std::string_view kTensorboardName = "tensorboard_log";
 
-// A committed checkpoint: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
+// A state that was saved: OUTPUT/checkpoints/step-00001200/ with MANIFEST.json, which lists every
 // file with its size and content hash and ends with a checksum of its own.
 struct SavedState {
   struct File {
@@ -36,7 +36,7 @@ struct SavedState {
   std::map<std::string, File> files;
 
   // Throws Error{kDataLoss} naming the file when its length, or with `check` its hash, is another
-  // than the manifest's; Error{kNotFound} when the checkpoint has no such file.
+  // than the manifest's; Error{kNotFound} when the saved state has no such file.
   NamedTensors load(const std::string& file, bool check = true) const;
   std::string text(const std::string& file) const;
 };
@@ -46,7 +46,7 @@ struct SavedStateFiles {
   std::map<std::string, std::string> texts;     // "config.toml"
 };
 
-// What a checkpoint of these takes on the disk at most, in bytes.
+// What a saved state of these takes on the disk at most, in bytes.
 uint64_t bytes_needed(const SavedStateFiles& files, const nlohmann::json& facts);
 
 // Takes the folder's lock. Not thread-safe.
@@ -65,9 +65,9 @@ class RunFolder {
   // tenth more. `what` is about to be written, or must not be crowded out: "a checkpoint".
   void require_space(std::string_view what, uint64_t bytes) const;
 
-  // Writes aside, flushes files and folders, renames: the checkpoint is there whole or not at all,
+  // Writes aside, flushes files and folders, renames: the saved state is there whole or not at all,
   // and one of the same step gives way to it. Free space is looked at first. Then the oldest whole
-  // checkpoints beyond `keep` (0: all stay) go; `keep` 1 still leaves two. Returns the folder of
+  // saved states beyond `keep` (0: all stay) go; `keep` 1 still leaves two. Returns the folder of
   // the new one. Throws Error{kEnvironment}; what was there is then as before.
   std::string save(int64_t step, const SavedStateFiles& files, const nlohmann::json& facts,
                    int64_t keep);
@@ -88,8 +88,8 @@ class RunFolder {
   bool has_warned_ = false;  // of weights that cannot be deleted
 };
 
-// The checkpoint that `path` means: the folder of a run (its newest whole checkpoint), its
-// "checkpoints" folder, or one checkpoint. Manifest and lengths are checked; `read`, where given,
+// The saved state that `path` means: the folder of a run (its newest whole saved state), its
+// "checkpoints" folder, or one saved state. Manifest and lengths are checked; `read`, where given,
 // loads what is needed, so that contents are checked as well. One that is damaged (Error{kDataLoss}
 // or {kEnvironment}, also from `read`) is passed over, `warn` gets a line for it, and the next
 // older one is taken. Throws Error{kNotFound} saying what was looked at when there is none, and

@@ -48,8 +48,8 @@ struct Layers {
 };
 
 // The folder of the run that a checkpoint belongs to; empty when it lies alone.
-std::string run_of(const run::SavedState& checkpoint) {
-  const fs::path folder = fs::absolute(checkpoint.folder).lexically_normal();
+std::string run_of(const run::SavedState& saved_state) {
+  const fs::path folder = fs::absolute(saved_state.folder).lexically_normal();
   const fs::path parent =
       folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
   return parent.filename() == "checkpoints" ? parent.parent_path().string() : "";
@@ -111,7 +111,7 @@ class LayerReader {
   static run::SavedState find_whole(const std::string& path) {
     return run::find_state(
         path, [](const std::string&) {},
-        [](const run::SavedState& checkpoint) { checkpoint.text("config.toml"); });
+        [](const run::SavedState& saved_state) { saved_state.text("config.toml"); });
   }
 
   void read_resumed(const std::string& resume) {
@@ -132,10 +132,10 @@ class LayerReader {
   }
 
   // A resumed run brings its settings, but for what training began with.
-  void take(const run::SavedState& checkpoint) {
-    layers_.resumed_folder = run_of(checkpoint);
+  void take(const run::SavedState& saved_state) {
+    layers_.resumed_folder = run_of(saved_state);
     std::vector<GivenValue> values = values_of(
-        checkpoint.text("config.toml"), (fs::path(checkpoint.folder) / run::kConfigName).string(),
+        saved_state.text("config.toml"), (fs::path(saved_state.folder) / run::kConfigName).string(),
         layers_.resumed_folder, command_, problems_);
     std::erase_if(values, [](const GivenValue& value) {
       return value.name == "lora_checkpoint" || value.name == "resume_from_checkpoint";

@@ -59,18 +59,18 @@ std::string first_difference(const Shapes& ours, const Shapes& theirs) {
 
 class ResumeChecks {
  public:
-  ResumeChecks(const run::SavedState& checkpoint, model::LoadedModel& model,
+  ResumeChecks(const run::SavedState& saved_state, model::LoadedModel& model,
                const Selection& selection, const Config& config, Problems& problems)
-      : checkpoint_(checkpoint),
+      : saved_state_(saved_state),
         model_(model),
         selection_(selection),
         config_(config),
         problems_(problems),
         ours_(values_of(config.effective_toml)),
-        theirs_(values_of(checkpoint.text("config.toml"))) {}
+        theirs_(values_of(saved_state.text("config.toml"))) {}
 
   void run() {
-    if (checkpoint_.facts.value("family", "") != model_.family().name()) {
+    if (saved_state_.facts.value("family", "") != model_.family().name()) {
       refuse("plugin");
       return;
     }
@@ -78,7 +78,7 @@ class ResumeChecks {
     check_trained();
     refuse_if_changed("optimizer_type");
     if (!selection_.weights.empty()) refuse_if_changed("master_weights");
-    if (config_.ema_decay > 0 && !checkpoint_.files.contains("ema.safetensors"))
+    if (config_.ema_decay > 0 && !saved_state_.files.contains("ema.safetensors"))
       refuse("ema_decay");
   }
 
@@ -113,19 +113,19 @@ class ResumeChecks {
   }
 
   void check_model() {
-    const std::string theirs = checkpoint_.facts.value("model", "");
+    const std::string theirs = saved_state_.facts.value("model", "");
     if (theirs.empty() || theirs == fingerprint_of(model_, selection_)) return;
     std::string ours;
     for (const model::RangedDenoiser& denoiser : running_denoisers(model_, selection_))
       ours += (ours.empty() ? "" : ", ") +
               display_path(model_.find_part(denoiser.name())->checkpoint.name());
-    problems_.add("--resume: " + display_path(checkpoint_.folder) +
+    problems_.add("--resume: " + display_path(saved_state_.folder) +
                       " is of a run on other weights than those of " + ours,
                   "pass the model files that the run began with");
   }
 
   void check_trained() {
-    const std::string file = run::path_in(checkpoint_.folder, "trained.safetensors");
+    const std::string file = run::path_in(saved_state_.folder, "trained.safetensors");
     const files::Checkpoint saved = files::Checkpoint::open(file, {file});
     Shapes theirs;
     std::set<at::ScalarType> ours;  // dtypes in which weights are trained now
@@ -144,12 +144,12 @@ class ResumeChecks {
          {"trainable_models", "lora_base_model", "lora_target_modules", "lora_rank"})
       is_told |= refuse_if_changed(flag);
     if (is_told) return;
-    problems_.add("--resume: " + display_path(checkpoint_.folder) + " is of a run that trains " +
+    problems_.add("--resume: " + display_path(saved_state_.folder) + " is of a run that trains " +
                       "other tensors: " + formats::quote_and_escape(name) + " is not in both",
                   "begin another run in another --output_path");
   }
 
-  const run::SavedState& checkpoint_;
+  const run::SavedState& saved_state_;
   model::LoadedModel& model_;
   const Selection& selection_;
   const Config& config_;
@@ -194,9 +194,9 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
   return all;
 }
 
-void check_resume(const run::SavedState& checkpoint, model::LoadedModel& model,
+void check_resume(const run::SavedState& saved_state, model::LoadedModel& model,
                   const Selection& selection, const Config& config, Problems& problems) {
-  ResumeChecks(checkpoint, model, selection, config, problems).run();
+  ResumeChecks(saved_state, model, selection, config, problems).run();
 }
 
 }  // namespace atelier::train

@@ -1,4 +1,4 @@
-// Whether a run may have its folder, and whether it can go on from a checkpoint.
+// Whether a run may have its folder, and whether it can go on from a saved state.
 #pragma once
 
 #include "host/model/model_loader.h"
@@ -18,7 +18,7 @@ std::string fingerprint_of(const model::LoadedModel& model, const Selection& sel
 
 // What a resumed run cannot change, and was changed, becomes a problem that names the flag and both
 // values: model, trained tensors, optimizer, average. Reads headers only.
-void check_resume(const run::SavedState& checkpoint, model::LoadedModel& model,
+void check_resume(const run::SavedState& saved_state, model::LoadedModel& model,
                   const Selection& selection, const Config& config, report::Problems& problems);
 
 }  // namespace atelier::train

@@ -28,9 +28,9 @@ std::string order_facts(const Config& config) {
 
 }  // namespace
 
-std::string find_weights_to_write(const run::SavedState& checkpoint, const Selection& selection,
+std::string find_weights_to_write(const run::SavedState& saved_state, const Selection& selection,
                                   const Config& config) {
-  const std::string name = checkpoint.facts.value("weights", "");
+  const std::string name = saved_state.facts.value("weights", "");
   if (name.empty()) return {};
   const std::string stem = (fs::path(config.output.output_path) / name).string();
   const auto files = weight_files(selection, stem);
@@ -53,19 +53,19 @@ RunState::RunState(const RunParts& parts, Selection selection)
   ema_.emplace(trained_.groups(), parts.config.ema_decay);
 }
 
-void RunState::resume(const run::SavedState& checkpoint) {
-  trained_.load(checkpoint.load("trained.safetensors"));
-  optimizer_->load_state(checkpoint.load("optimizer.safetensors"));
-  if (ema_) ema_->load_state(checkpoint.load("ema.safetensors"));
-  const nlohmann::json& facts = checkpoint.facts;
-  counters_ = {.step = checkpoint.step,
+void RunState::resume(const run::SavedState& saved_state) {
+  trained_.load(saved_state.load("trained.safetensors"));
+  optimizer_->load_state(saved_state.load("optimizer.safetensors"));
+  if (ema_) ema_->load_state(saved_state.load("ema.safetensors"));
+  const nlohmann::json& facts = saved_state.facts;
+  counters_ = {.step = saved_state.step,
                .epoch = facts.value("epoch", int64_t{0}),
                .skipped = facts.value("skipped_steps", int64_t{0}),
                .skipped_in_row = facts.value("skipped_in_row", int64_t{0})};
-  saved_state_step_ = checkpoint.step;
-  for (const auto& [name, file] : checkpoint.files) state_bytes_ += file.bytes;
-  weights_to_write_ = find_weights_to_write(checkpoint, trained_.selection(), parts_.config);
-  if (weights_to_write_.empty()) saved_weights_step_ = checkpoint.step;
+  saved_state_step_ = saved_state.step;
+  for (const auto& [name, file] : saved_state.files) state_bytes_ += file.bytes;
+  weights_to_write_ = find_weights_to_write(saved_state, trained_.selection(), parts_.config);
+  if (weights_to_write_.empty()) saved_weights_step_ = saved_state.step;
   const auto warn_unless = [&](const char* fact, const std::string& now, const char* what) {
     if (facts.value(fact, now) != now) parts_.progress.warn(what);
   };
@@ -120,7 +120,7 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
 }
 
 // `name`: of the weights that belong to it.
-void RunState::save_checkpoint(const std::string& name) {
+void RunState::save_state(const std::string& name) {
   run::SavedStateFiles files;
   files.tensors["trained.safetensors"] = trained_.values();
   files.tensors["optimizer.safetensors"] = optimizer_->state();
@@ -155,7 +155,7 @@ void RunState::save(const std::string& name, bool is_last) {
     }
   };
   if (parts_.config.output.save_state && saved_state_step_ != counters_.step)
-    attempt([&] { save_checkpoint(name); });
+    attempt([&] { save_state(name); });
   if (saved_weights_step_ != counters_.step)
     attempt([&] { save_weights(name, is_last ? 0 : state_bytes_); });
   if (failed && is_last) throw Error(*failed);

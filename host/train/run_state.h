@@ -32,9 +32,9 @@ struct RunParts {
   run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
 };
 
-// The name of the weights that belong to `checkpoint` and do not lie in the run's folder,
+// The name of the weights that belong to `saved_state` and do not lie in the run's folder,
 // "step-500": the run was stopped before they were written. Empty: they are there.
-std::string find_weights_to_write(const run::SavedState& checkpoint, const Selection& selection,
+std::string find_weights_to_write(const run::SavedState& saved_state, const Selection& selection,
                                   const Config& config);
 
 // Trained tensors, optimizer, averages and counters; and their files. Not thread-safe.
@@ -50,9 +50,9 @@ class RunState {
   const RunCounters& counters() const { return counters_; }
   std::string step_name() const { return "step-" + std::to_string(counters_.step); }
 
-  // Takes everything from `checkpoint`, and warns of what has changed since.
-  void resume(const run::SavedState& checkpoint);
-  // The weights that the checkpoint says were to be written; empty: they are there.
+  // Takes everything from `saved_state`, and warns of what has changed since.
+  void resume(const run::SavedState& saved_state);
+  // The weights that the saved state says were to be written; empty: they are there.
   const std::string& weights_to_write() const { return weights_to_write_; }
 
   // After a step that moved parameters.
@@ -82,7 +82,7 @@ class RunState {
   void show_average();
   void hide_average();
   void save_weights(const std::string& name, uint64_t reserve);
-  void save_checkpoint(const std::string& name);
+  void save_state(const std::string& name);
 
   const RunParts parts_;
   TrainedTensors trained_;
@@ -91,7 +91,7 @@ class RunState {
   std::string fingerprint_;  // of the denoisers that the run began with
   RunCounters counters_;
   int64_t saved_weights_step_ = -1, saved_state_step_ = -1;
-  uint64_t state_bytes_ = 0;  // of the last checkpoint, on the disk
+  uint64_t state_bytes_ = 0;  // of the last saved state, on the disk
   std::string weights_to_write_;
 };
 

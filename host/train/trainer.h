@@ -25,15 +25,15 @@ int64_t count_steps(const Samples& samples, const Config& config);
 //
 // A step is a function of its number, of the trained tensors and of the optimizer's state: all
 // random numbers are keyed by seed, step and place in the step. So a run that continues from a
-// checkpoint gives the bits of one that was never interrupted.
+// saved state gives the bits of one that was never interrupted.
 class Trainer {
  public:
   // The denoiser and every component of `selection` are loaded. `now`: see Agreement.
   Trainer(const RunParts& parts, Selection selection,
           std::function<double()> now = memory::seconds_now);
 
-  // Continues from `checkpoint`, which check_resume() has let through.
-  void resume(const run::SavedState& checkpoint) { state_.resume(checkpoint); }
+  // Continues from `saved_state`, which check_resume() has let through.
+  void resume(const run::SavedState& saved_state) { state_.resume(saved_state); }
 
   int64_t total_steps() const { return total_steps_; }
   int64_t trained_count() const { return state_.trained().count(); }  // of numbers

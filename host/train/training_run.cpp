@@ -118,7 +118,7 @@ class TrainingRun {
     if (!config_.resume.empty()) {
       run::find_state(
           config_.resume, [&](const std::string& line) { progress_.warn(line); },
-          [&](const run::SavedState& checkpoint) { trainer.resume(checkpoint); });
+          [&](const run::SavedState& saved_state) { trainer.resume(saved_state); });
     }
     progress_.note(std::to_string(samples.size()) + " samples, " +
                    std::to_string(trainer.total_steps()) + " steps, " +

@@ -67,7 +67,7 @@ struct Arrival {
 };
 
 Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const WeightStorage& plan) {
+                   at::ScalarType dtype, const WeightStorage& resting) {
   using Rest = Arrival::Rest;
   const auto type_of = [&](const WeightPiece& piece) {
     return checkpoint.index().find(piece.tensor)->dtype;
@@ -76,7 +76,7 @@ Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint
   const bool is_floating = c10::isFloatingType(published);
   Arrival arrival = {.bound = &bound,
                      .type = is_floating ? bound.weight->drawn_dtype(dtype) : published};
-  arrival.is_w8a8 = plan.w8a8.contains(bound.weight);
+  arrival.is_w8a8 = resting.w8a8.contains(bound.weight);
   arrival.read_type = arrival.type;
   bool is_one_type = true, are_codes = published == at::kFloat8_e4m3fn;
   for (const WeightPiece& piece : bound.pieces) {
@@ -85,14 +85,14 @@ Arrival arrival_of(const BoundWeight& bound, const files::Checkpoint& checkpoint
     are_codes &= piece.axis <= 0;  // columns of several tensors would have several scales
   }
   are_codes &= is_one_type;
-  if (plan.storage != Storage::kPlain && is_floating && plan.weights.contains(bound.weight)) {
-    if (are_codes && plan.storage != Storage::kInt8) {
+  if (resting.storage != Storage::kPlain && is_floating && resting.weights.contains(bound.weight)) {
+    if (are_codes && resting.storage != Storage::kInt8) {
       arrival.rest = Rest::kCodes;
       arrival.read_type = published;
       return arrival;
     }
-    if (plan.storage == Storage::kFp8) arrival.rest = Rest::kFp8;
-    if (plan.storage == Storage::kInt8) arrival.rest = Rest::kInt8;
+    if (resting.storage == Storage::kFp8) arrival.rest = Rest::kFp8;
+    if (resting.storage == Storage::kInt8) arrival.rest = Rest::kInt8;
   }
   const bool is_half = published == at::kBFloat16 || published == at::kHalf;
   if (arrival.passes())
@@ -485,12 +485,12 @@ bool goes_to_device(const Arrival& arrival) {
 
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
-                  const std::function<void(int64_t)>& progress, const WeightStorage& plan,
+                  const std::function<void(int64_t)>& progress, const WeightStorage& resting,
                   const Landing& landing) {
   const at::NoGradGuard no_grad;
   std::vector<Arrival> planned;
   for (const BoundWeight& bound : binding.weights) {
-    Arrival& arrival = planned.emplace_back(arrival_of(bound, checkpoint, dtype, plan));
+    Arrival& arrival = planned.emplace_back(arrival_of(bound, checkpoint, dtype, resting));
     const auto place = landing.places.find(bound.weight);
     if (place != landing.places.end()) arrival.place = place->second;
   }
@@ -510,8 +510,8 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
 }
 
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const WeightStorage& plan) {
-  return bytes_in_file(arrival_of(bound, checkpoint, dtype, plan), checkpoint).has_value();
+                   at::ScalarType dtype, const WeightStorage& resting) {
+  return bytes_in_file(arrival_of(bound, checkpoint, dtype, resting), checkpoint).has_value();
 }
 
 }  // namespace atelier::weights

@@ -28,15 +28,15 @@ struct Landing {
 // Fills the weights. Floating ones arrive in `dtype`, or float32 where they keep that, on `device`,
 // or where `landing` says. On the CPU whole tensors of that dtype are mapped and not copied (see
 // mapped_file.h); all others are read in groups, so that beside the weights little memory is used.
-// Scales of the checkpoint are applied. Weights of `plan` are stored in 8 bits and drawn in
+// Scales of the checkpoint are applied. Weights of `resting` are stored in 8 bits and drawn in
 // `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite.
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t bytes_done)>& progress = {},
-                  const WeightStorage& plan = {}, const Landing& landing = {});
+                  const WeightStorage& resting = {}, const Landing& landing = {});
 // Whether a weight can stay in the mapped file: it is one tensor, or rows of one, as it is drawn.
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,
-                   at::ScalarType dtype, const WeightStorage& plan = {});
+                   at::ScalarType dtype, const WeightStorage& resting = {});
 // Bytes of files that load_weights reads.
 int64_t bytes_to_read(const WeightBinding& binding, const files::Checkpoint& checkpoint);
 

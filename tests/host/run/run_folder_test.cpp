@@ -36,13 +36,13 @@ void save(RunFolder& run, int64_t step, int64_t version = 0, int64_t keep = 0) {
 }
 
 // Everything in a checkpoint is that of its step and version.
-void check_contents(const SavedState& checkpoint) {
-  const at::Tensor expected = values_of(checkpoint.step, checkpoint.facts.at("version"));
-  const NamedTensors tensors = checkpoint.load("weights.safetensors");
+void check_contents(const SavedState& saved_state) {
+  const at::Tensor expected = values_of(saved_state.step, saved_state.facts.at("version"));
+  const NamedTensors tensors = saved_state.load("weights.safetensors");
   REQUIRE(tensors.size() == 2);
   CHECK(at::equal(tensors.at("a.b"), expected));
   CHECK(at::equal(tensors.at("half"), expected.to(at::kBFloat16)));
-  CHECK(checkpoint.text("config.toml") == "step = " + std::to_string(checkpoint.step) + "\n");
+  CHECK(saved_state.text("config.toml") == "step = " + std::to_string(saved_state.step) + "\n");
 }
 
 SavedState find(const std::string& path, std::vector<std::string>* warnings = nullptr) {
@@ -207,7 +207,7 @@ TEST_CASE("A damaged checkpoint is passed over, and stays", "[run]") {
     expect_error(ErrorCode::kDataLoss, {"weights.safetensors", "contents"},
                  [&] { found.load("weights.safetensors"); });
     CHECK(found.load("weights.safetensors", /*check=*/false).size() == 2);
-    const auto read = [](const SavedState& checkpoint) { check_contents(checkpoint); };
+    const auto read = [](const SavedState& saved_state) { check_contents(saved_state); };
     const auto warn = [&](const std::string& line) { warnings.push_back(line); };
     CHECK(find_state(folder / "out", warn, read).step == 2);
     CHECK(warnings.size() == 1);

@@ -28,13 +28,14 @@ at::Tensor values_of(int64_t step) {
 
 run::SavedState find(const std::string& folder) {
   const auto warn = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-  return run::find_state(folder, warn, [](const run::SavedState& checkpoint) {
+  return run::find_state(folder, warn, [](const run::SavedState& saved_state) {
     const bool is_whole =
-        at::equal(checkpoint.load("weights.safetensors").at("w"), values_of(checkpoint.step)) &&
-        at::equal(checkpoint.load("optimizer.safetensors").at("m"), -values_of(checkpoint.step)) &&
-        checkpoint.text("config.toml") == std::to_string(checkpoint.step) &&
-        checkpoint.facts.at("step") == checkpoint.step;
-    if (!is_whole) throw Error(ErrorCode::kInternal, checkpoint.folder + " is of another step");
+        at::equal(saved_state.load("weights.safetensors").at("w"), values_of(saved_state.step)) &&
+        at::equal(saved_state.load("optimizer.safetensors").at("m"),
+                  -values_of(saved_state.step)) &&
+        saved_state.text("config.toml") == std::to_string(saved_state.step) &&
+        saved_state.facts.at("step") == saved_state.step;
+    if (!is_whole) throw Error(ErrorCode::kInternal, saved_state.folder + " is of another step");
   });
 }
 

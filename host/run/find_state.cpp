@@ -1,4 +1,4 @@
-// Reading checkpoints; no lock is needed for it.
+// Reading saved states; no lock is needed for it.
 #include <algorithm>
 #include <filesystem>
 
@@ -21,12 +21,12 @@ using files::display_path;
 namespace {
 
 // The path of a file whose length, and hash if asked for, are those of the manifest.
-std::string path_to_read(const SavedState& checkpoint, const std::string& file, bool with_hash) {
-  const auto found = checkpoint.files.find(file);
-  if (found == checkpoint.files.end())
-    throw Error(ErrorCode::kNotFound, display_path(checkpoint.folder) + ": there is no " +
+std::string path_to_read(const SavedState& saved_state, const std::string& file, bool with_hash) {
+  const auto found = saved_state.files.find(file);
+  if (found == saved_state.files.end())
+    throw Error(ErrorCode::kNotFound, display_path(saved_state.folder) + ": there is no " +
                                           formats::quote_and_escape(file) + " in this checkpoint");
-  std::string path = checked_path(checkpoint, file);
+  std::string path = checked_path(saved_state, file);
   if (with_hash && files::hash_file(path) != found->second.hash)
     throw damaged(path, "its contents are not those that were written");
   return path;
@@ -48,9 +48,9 @@ std::vector<std::string> candidates(const std::string& folder) {
 
 SavedState open_and_read(const std::string& folder,
                          const std::function<void(const SavedState&)>& read) {
-  SavedState checkpoint = open_state(folder);
-  if (read) read(checkpoint);
-  return checkpoint;
+  SavedState saved_state = open_state(folder);
+  if (read) read(saved_state);
+  return saved_state;
 }
 
 SavedState newest_whole(const std::string& folder, const std::vector<std::string>& folders,
