@@ -14,6 +14,7 @@
 #include "host/cli/plan.h"
 #include "host/files/file_reader.h"
 #include "host/generate/session.h"
+#include "host/model/memory_holders.h"
 #include "host/model/model_flags.h"
 #include "host/plan/prepared_generation.h"
 #include "host/progress/progress.h"

@@ -144,11 +144,14 @@ class DeclarationChecks : Checks {
   void check_media_defaults(const Detection& denoiser) const {
     const MediaDefaults media = family().media_defaults(denoiser);
     const auto& [frames, height, width] = media.target;
-    const int64_t multiple = make({})->latent_spec().pixel_multiple;
+    const LatentSpec spec = make({})->latent_spec();
+    const int64_t multiple = spec.pixel_multiple;
     expect(height > 0 && width > 0 && height % multiple == 0 && width % multiple == 0,
            "default size ", height, "x", width, " is not in multiples of ", multiple);
     expect(frames > 0 && media.fps >= 0 && (frames == 1 || media.fps > 0), "by default ", frames,
            " frames at ", media.fps, " a second");
+    expect(frames == 1 || (spec.takes_clips && (frames - 1) % spec.temporal_stride == 0),
+           "by default ", frames, " frames, which the latents do not take");
   }
 
   Detail check_parts() {

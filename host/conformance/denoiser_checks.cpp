@@ -188,14 +188,14 @@ class DenoiserChecks : Checks {
     const std::unique_ptr<Model> model = make(parts());
     const auto given = model->given(make_step(model->latent_spec(), 1, 2, 3).cond.front());
     if (!given) return "nothing is given";
-    const std::vector<int64_t> size = latent_size(model->latent_spec(), 2, 3);
-    const at::Tensor latents =
-        at::empty({model->latent_spec().channels, given->values_CTHW.size(1), size[0], size[1]});
-    expect(given->values_CTHW.sizes() == latents.sizes(), "values of shape ",
-           given->values_CTHW.sizes());
+    const at::Tensor& values = given->values_CTHW;
+    expect(values.dim() == 4 && values.size(0) == model->latent_spec().channels, "values of shape ",
+           values.sizes());
     const at::Tensor free = given->free_1THW.to(at::kFloat);
-    expect(free.expand_as(latents).sizes() == latents.sizes() &&
-               at::logical_or(free == 0, free == 1).all().item<bool>(),
+    expect(free.dim() == 4 && (free.size(0) == 1 || free.size(0) == values.size(0)) &&
+               free[0].sizes() == values[0].sizes(),
+           "what is free has shape ", free.sizes(), ", the values have ", values.sizes());
+    expect(at::logical_or(free == 0, free == 1).all().item<bool>(),
            "what is free is told by other numbers than 0 and 1");
     return {};
   }

@@ -95,12 +95,10 @@ class Images {
     }
     DirectRunner runner;
     const model::Stages& stages = model_.stages();
-    const EncodeStage* stage = stages.target_stage();
-    if (stage == nullptr) return {"", true, "nothing encodes images"};
-    const EncodeInputs in = {.stage = stage->name,
-                             .values = {{std::string(stages.target_input->name), first()}},
-                             .target = {first().size(1), first().size(2), first().size(3)}};
-    const Tensor latents = model::encode(model_.model(), in, runner, model_.device()).at("latents");
+    if (stages.target_stage() == nullptr) return {"", true, "nothing encodes images"};
+    const Tensor latents =
+        model::encode(model_.model(), stages.target_inputs(first()), runner, model_.device())
+            .at("latents");
     const Tensor again = model::decode_whole(
         model_.model(), latents.unsqueeze(0).to(model_.decoder_dtype()), runner, at::kCPU);
     const double found = decibels(first(), again[0].to(at::kFloat));

@@ -103,6 +103,9 @@ class Dataset {
 
   // Decodes one item. Throws Error naming the row and the file.
   Sample load(size_t index) const;
+  // Its inputs as load() would give them, images without values and the target left out. Reads
+  // headers of images. Throws as load().
+  Inputs shapes(size_t index) const;
   // Its inputs that are no files.
   Inputs values(size_t index) const { return values_of(items_.at(index)); }
 

@@ -23,6 +23,21 @@ Inputs Dataset::values_of(const Item& item) const {
   return values;
 }
 
+Inputs Dataset::shapes(size_t index) const {
+  const Item& item = items_.at(index);
+  Inputs shapes = values_of(item);
+  const at::Tensor target = at::empty({3, item.target.height, item.target.width},
+                                      at::TensorOptions(at::kMeta).dtype(at::kFloat));
+  for (const InputSpec& input : inputs_) {
+    if (input.name == target_input_ || !inputs::is_file(input.kind)) continue;
+    const auto paths = item.files.find(input.name);
+    shapes.emplace(input.name, paths == item.files.end()
+                                   ? inputs::when_absent(input, target)
+                                   : inputs::shapes_of(input, paths->second, item.target));
+  }
+  return shapes;
+}
+
 Sample Dataset::load(size_t index) const {
   const Item& item = items_.at(index);
   try {

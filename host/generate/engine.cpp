@@ -6,7 +6,6 @@ Engine make_engine(model::LoadedModel& model) {
   Engine engine = {.model = model.model()};
   engine.stages = model.stages();
   engine.device = model.device();
-  engine.dtype = model.dtype();
   engine.decoder_dtype = model.decoder_dtype();
   engine.runner = &model.runner();
   engine.load = [&model](std::string_view component) { model.load_component(component); };

@@ -45,6 +45,11 @@ bool is_guided(const Request& request) {
   return false;
 }
 
+Error wrong_frames(int64_t decoded, int64_t asked) {
+  return {ErrorCode::kInternal, "decode: gives " + std::to_string(decoded) + " frames of " +
+                                    std::to_string(asked) + " that are asked for"};
+}
+
 // Counts the blocks that `inner` runs. Where tiles are counted, blocks are not.
 class CountingRunner final : public BlockRunner {
  public:
@@ -87,7 +92,6 @@ Generator::Generator(Engine engine, progress::Progress& progress,
                      std::function<bool()> is_cancelled)
     : engine_(std::move(engine)),
       residents_(engine_.stages.components, engine_.load, engine_.unload, engine_.stays),
-      check_([this] { check_cancelled(); }),
       progress_(progress),
       is_cancelled_(std::move(is_cancelled)) {}
 
@@ -106,7 +110,7 @@ Conditioning Generator::encode(const EncodeStage& stage, const EncodeInputs& in,
     key += c10::str(in.target.frames, "x", in.target.height, "x", in.target.width, ":");
   key += inputs::content_of(in.values);
   if (const auto found = cache_.find(key); found != cache_.end()) return found->second;
-  residents_.encode(stage, check_);
+  residents_.encode(stage, check());
   begin_phase("encode");
   check_cancelled();
   int64_t num_blocks = 0;
@@ -170,18 +174,15 @@ at::Tensor Generator::encode_start(const Request& request) {
   if (stage == nullptr)
     throw Error(ErrorCode::kUnsupported, "this family does not start from an image",
                 "leave the image out");
-  residents_.encode(*stage, check_);
+  residents_.encode(*stage, check());
   begin_phase("encode");
   check_cancelled();
   progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {
-    const std::string name(engine_.stages.target_input->name);
-    const MediaTarget target = {pixels.size(1), pixels.size(2), pixels.size(3)};
-    return model::encode(engine_.model,
-                         {.stage = stage->name, .values = {{name, pixels}}, .target = target},
-                         blocks, engine_.device)
+    return model::encode(engine_.model, engine_.stages.target_inputs(pixels), blocks,
+                         engine_.device)
         .at("latents");
   });
   const at::Tensor pixels = request.input_pixels.to(engine_.device);
@@ -214,59 +215,92 @@ at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t
   return at::stack(samples).to(engine_.device);
 }
 
-at::Tensor Generator::denoise(const Request& request, const Conditionings& cond, at::Tensor x,
-                              const std::string& label) {
-  const int64_t count = x.size(0);
-  const auto num_steps = static_cast<int64_t>(request.sigmas.size()) - 1;
-  const bool batched = is_guided(request) && request.batches_cfg && !splits_cfg_;
-  const int64_t rows = batched ? 2 * count : count;
+// The denoiser's calls of one run over the levels.
+class Generator::Guided {
+ public:
+  // `x`: [N, C, T, H, W] float32, which the caller moves from level to level.
+  Guided(Generator& generator, const Request& request, const Conditionings& cond,
+         const at::Tensor& x)
+      : generator_(generator),
+        request_(request),
+        x_(x),
+        batched_(is_guided(request) && request.batches_cfg && !generator.splits_cfg_),
+        with_(static_cast<size_t>(x.size(0)), &cond.with),
+        without_(static_cast<size_t>(x.size(0)), &cond.without),
+        both_(with_) {
+    both_.insert(both_.end(), without_.begin(), without_.end());
+    const auto num_steps = std::ssize(request.sigmas) - 1;
+    // One row of levels a step, on the device before the loop begins.
+    sigmas_ = at::tensor(told_levels(request), at::kFloat)
+                  .narrow(0, 0, num_steps)
+                  .unsqueeze(1)
+                  .expand({num_steps, rows()})
+                  .contiguous()
+                  .to(generator.engine_.device);
+  }
 
-  const std::vector<const Conditioning*> with(count, &cond.with), without(count, &cond.without);
-  std::vector<const Conditioning*> both = with;
-  both.insert(both.end(), without.begin(), without.end());
+  // The velocity at the level of a step, whose denoiser is there.
+  at::Tensor velocity(int64_t step) {
+    const at::ScalarType dtype = generator_.denoiser_->dtype;
+    if (!input_.defined() || input_.scalar_type() != dtype) {
+      std::vector<int64_t> shape = x_.sizes().vec();
+      shape[0] = rows();
+      input_ = at::empty(shape, x_.options().dtype(dtype));
+    }
+    input_.narrow(0, 0, x_.size(0)).copy_(x_);
+    return is_guided(request_, step) ? guided(step) : call(step, with_);
+  }
 
-  // One row of levels a step, on the device before the loop begins.
-  const at::Tensor sigmas = at::tensor(told_levels(request), at::kFloat)
-                                .narrow(0, 0, num_steps)
-                                .unsqueeze(1)
-                                .expand({num_steps, rows})
-                                .contiguous()
-                                .to(engine_.device);
-  std::vector<int64_t> input_shape = x.sizes().vec();
-  input_shape[0] = rows;
-  const at::Tensor input = at::empty(input_shape, x.options().dtype(engine_.dtype));
+ private:
+  int64_t rows() const { return batched_ ? 2 * x_.size(0) : x_.size(0); }
 
-  const auto velocity = [&](int64_t step, std::span<const Conditioning* const> rows_of) {
-    const auto n = std::ssize(rows_of);
-    const DenoiseInputs inputs = {.x_BCTHW = input.narrow(0, 0, n),
-                                  .sigma_B = sigmas[step].narrow(0, 0, n),
-                                  .cond = rows_of,
-                                  .level = step - first_step_,
-                                  .denoiser = denoiser_->name()};
-    return engine_.model.denoise(inputs, runner()).to(at::kFloat);
-  };
-  const auto guide = [&](const at::Tensor& v_with, const at::Tensor& v_without) {
-    const at::Tensor guided = engine_.model.guide(v_with, v_without, request.cfg_scale);
-    return renormed(guided, v_with, request.cfg_renorm, request.cfg_renorm_ratio);
-  };
-  const auto guided_velocity = [&](int64_t step) {
-    if (batched && !splits_cfg_) {
+  at::Tensor call(int64_t step, std::span<const Conditioning* const> cond) {
+    const auto n = std::ssize(cond);
+    const DenoiseInputs inputs = {.x_BCTHW = input_.narrow(0, 0, n),
+                                  .sigma_B = sigmas_[step].narrow(0, 0, n),
+                                  .cond = cond,
+                                  .level = step - generator_.first_step_,
+                                  .denoiser = generator_.denoiser_->name()};
+    return generator_.engine_.model.denoise(inputs, generator_.runner()).to(at::kFloat);
+  }
+
+  at::Tensor guided(int64_t step) {
+    const int64_t count = x_.size(0);
+    if (batched_ && !generator_.splits_cfg_) {
       try {
-        input.narrow(0, count, count).copy_(x);
-        const at::Tensor pair = velocity(step, both);
-        return guide(pair.narrow(0, 0, count), pair.narrow(0, count, count));
+        input_.narrow(0, count, count).copy_(x_);
+        const at::Tensor pair = call(step, both_);
+        return combine(pair.narrow(0, 0, count), pair.narrow(0, count, count));
       } catch (...) {
         const std::optional<Error> failure = plugins::out_of_memory();
         if (!failure) throw;
-        splits_cfg_ = true;
-        progress_.warn(
+        generator_.splits_cfg_ = true;
+        generator_.progress_.warn(
             failure->message() +
             "; from this step on guidance is made in two calls, as with --cfg_batch off");
       }
     }
-    const at::Tensor v_with = velocity(step, with);
-    return guide(v_with, velocity(step, without));
-  };
+    const at::Tensor with = call(step, with_);
+    return combine(with, call(step, without_));
+  }
+
+  at::Tensor combine(const at::Tensor& with, const at::Tensor& without) const {
+    const at::Tensor guided = generator_.engine_.model.guide(with, without, request_.cfg_scale);
+    return renormed(guided, with, request_.cfg_renorm, request_.cfg_renorm_ratio);
+  }
+
+  Generator& generator_;
+  const Request& request_;
+  const at::Tensor& x_;
+  const bool batched_;
+  std::vector<const Conditioning*> with_, without_, both_;
+  at::Tensor sigmas_, input_;
+};
+
+at::Tensor Generator::denoise(const Request& request, const Conditionings& cond, at::Tensor x,
+                              const std::string& label) {
+  const auto num_steps = std::ssize(request.sigmas) - 1;
+  Guided denoiser(*this, request, cond, x);
   const KnownLatents known(engine_.model.given(cond.with), x);
   const auto keep_known = [&](float sigma) {
     if (!known.is_empty()) x.copy_(known.put_into(x, sigma));
@@ -280,10 +314,8 @@ at::Tensor Generator::denoise(const Request& request, const Conditionings& cond,
     if (engine_.makes_step && !engine_.makes_step(i)) continue;
     use_denoiser(request, i);
     begin_phase("denoise", i + 1);
-    input.narrow(0, 0, count).copy_(x);
-    const at::Tensor v = is_guided(request, i) ? guided_velocity(i) : velocity(i, with);
-    solver->step(x, v);
-    keep_known(request.sigmas[i + 1]);
+    solver->step(x, denoiser.velocity(i));
+    keep_known(request.sigmas[static_cast<size_t>(i + 1)]);
     pacer.step();
     progress_step.advance();
   }
@@ -305,7 +337,7 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   const model::RangedDenoiser& wanted = denoiser_of(step);
   if (denoiser_ == &wanted) return;
   forget_denoiser();
-  residents_.denoise(wanted.name(), check_);
+  residents_.denoise(wanted.name(), check());
   check_cancelled();
   const auto num_steps = std::ssize(request.sigmas) - 1;
   int64_t end = step + 1;
@@ -330,7 +362,7 @@ void Generator::forget_denoiser() {
 
 void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
                        const model::SampleSink& sink) {
-  residents_.decode(check_);
+  residents_.decode(check());
   begin_phase("decode");
   progress::Step step(progress_, "decode", 0, progress::Unit::kParts);
   CountingRunner counting(runner(), step);
@@ -416,8 +448,13 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
     for (size_t i = 0; i < count; ++i) {
       int64_t done = 0;
       decode(request, x[static_cast<int64_t>(i)], [&](const at::Tensor& pixels) {
-        on_frames(first + i, std::exchange(done, done + pixels.size(1)), pixels);
+        const int64_t before = std::exchange(done, done + pixels.size(1));
+        if (done > request.target.frames) throw wrong_frames(done, request.target.frames);
+        on_frames(first + i, before, pixels);
       });
+      const bool decodes_all = !engine_.through_vae;  // a dry run decodes what is alike once
+      if (decodes_all && done < request.target.frames)
+        throw wrong_frames(done, request.target.frames);
     }
   }
 }

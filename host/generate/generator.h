@@ -27,7 +27,6 @@ struct Engine {
   Model& model;
   model::Stages stages = {};
   at::Device device = at::kCPU;
-  at::ScalarType dtype = at::kFloat;          // of the denoiser
   at::ScalarType decoder_dtype = at::kFloat;  // of what decodes
   // Each does nothing when there is nothing to do.
   std::function<void(std::string_view component)> load = {}, unload = {};
@@ -111,6 +110,7 @@ class Generator {
   at::Tensor encode_start(const Request& request);
   std::vector<int64_t> latent_shape(const Request& request) const;
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
+  class Guided;
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
                      const std::string& label);
   void use_denoiser(const Request& request, int64_t step);
@@ -122,10 +122,13 @@ class Generator {
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }
   void check_cancelled() const;
+  // As Residents ask it.
+  std::function<void()> check() const {
+    return [this] { check_cancelled(); };
+  }
 
   Engine engine_;
   model::Residents residents_;
-  std::function<void()> check_;  // see check_cancelled()
   DirectRunner in_place_;
   progress::Progress& progress_;
   std::function<bool()> is_cancelled_;

@@ -83,7 +83,7 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
     std::optional<Job> job = parse_job(content, place, base, inputs, problems);
     if (!job) continue;
     if (problems.size() == before && job->settings.num_images <= kMaxImages) {
-      for (const std::string& path : output_paths(job->settings.output, job->settings.num_images)) {
+      for (const std::string& path : written_files(job->settings)) {
         const auto [writer, is_new] = writers.emplace(path, line);
         if (is_new) continue;
         problems.add(place.of("output") + ": line " + std::to_string(writer->second) + " writes " +

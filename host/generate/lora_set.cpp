@@ -32,7 +32,7 @@ std::string LoraSet::encoder_state(const Settings& settings) {
   std::string state;
   if (settings.loras.empty()) return state;
   for (const ComponentSpec& component : model_.family().components()) {
-    if (model::only_encodes(component))
+    if (model::encodes(model_.family(), component.name))
       state += registry().fingerprint(settings.loras, component.name);
   }
   return state;

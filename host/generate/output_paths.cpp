@@ -60,6 +60,16 @@ std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames
   return paths;
 }
 
+std::vector<std::string> written_files(const Settings& settings) {
+  std::vector<std::string> files;
+  for (const std::string& path : output_paths(settings.output, settings.num_images)) {
+    for (std::string& file :
+         frame_paths(path, std::max<int64_t>(settings.num_frames.value_or(1), 1)))
+      files.push_back(std::move(file));
+  }
+  return files;
+}
+
 std::string with_number(const std::string& path, uint64_t number) {
   const std::filesystem::path given(path);
   const std::string name =

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "host/generate/settings.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
@@ -15,6 +16,9 @@ std::vector<std::string> output_paths(const std::string& output, int64_t num_ima
 
 // The files of an image's frames: `path` itself where there is one, else out_0000.png, …
 std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames);
+
+// All that settings write; frames that are left to the model count as one.
+std::vector<std::string> written_files(const Settings& settings);
 
 // Puts a number before the extension: "out.png" and 3 give "out_3.png".
 std::string with_number(const std::string& path, uint64_t number);

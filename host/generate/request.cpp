@@ -7,7 +7,6 @@
 #include "atelier/error.h"
 
 #include "host/generate/sigma_schedule.h"
-#include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
 
@@ -30,23 +29,17 @@ std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule
   return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength));
 }
 
-// The images that are given, with the sizes of their files and without values. Those that cannot be
-// read are told when they are checked.
-Inputs image_shapes(const Settings& s, std::span<const InputSpec> inputs) {
-  Inputs shapes;
-  for (const InputSpec& input : inputs) {
+// The inputs that are given; images have the sizes of their files and no values. Those that cannot
+// be read are told when they are checked.
+Inputs shapes_of(const Settings& s, const ModelFamily& family) {
+  Inputs shapes = value_inputs(s, family);
+  for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
-    if (given == s.family_inputs.end() || input.kind != InputKind::kImage) continue;
-    std::vector<at::Tensor> images;
-    for (const std::string& path : inputs::texts_of(*given)) {
-      const inputs::ImageFile file = inputs::check_image(path, /*decode_all=*/false);
-      if (file.error) return {};
-      images.push_back(at::empty({input.channels, file.info.height, file.info.width}, at::kMeta));
-    }
-    if (input.max_count == 1) {
-      shapes.emplace(input.name, images.front());
-    } else {
-      shapes.emplace(input.name, std::move(images));
+    if (given == s.family_inputs.end() || !inputs::is_image(input.kind)) continue;
+    try {
+      shapes.insert_or_assign(std::string(input.name),
+                              inputs::shapes_of(input, inputs::texts_of(*given), std::nullopt));
+    } catch (const Error&) {
     }
   }
   return shapes;
@@ -86,8 +79,7 @@ double cfg_scale_of(const Settings& s, const ModelFamily& family, std::string_vi
 void fill_target(Settings& s, const model::LoadedModel& model) {
   if (s.num_frames && s.height && s.width) return;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
-  const Inputs images = image_shapes(s, model.family().inputs());
-  const MediaTarget said = model.model().target(images, asked);
+  const MediaTarget said = model.model().target(shapes_of(s, model.family()), asked);
   MediaTarget preset = MediaDefaults{}.target;
   if (const model::RangedDenoiser* denoiser = model.stages().first())
     preset = model.family().media_defaults(denoiser->part).target;

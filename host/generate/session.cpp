@@ -69,11 +69,7 @@ void Session::run(const Settings& settings, JobResult& result) {
   result.seed = settings.seed ? *settings.seed : std::random_device()();
   const Request request = request_of(settings, *result.seed);
   loras_.use(settings);
-  std::vector<std::string> paths;  // of the frames of all images
-  for (const std::string& path : output_paths(settings.output, settings.num_images)) {
-    for (std::string& of_frame : frame_paths(path, request.target.frames))
-      paths.push_back(std::move(of_frame));
-  }
+  const std::vector<std::string> paths = written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
   try {
     generator_.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
@@ -166,6 +162,7 @@ Error Session::does_not_fit(const Error& failure, const Request& request) {
     flags.emplace_back(request.tiling ? "a smaller --tile_size" : "--tiled");
   const auto for_weights = model::flags_for_weights(model_);
   flags.insert(flags.end(), for_weights.begin(), for_weights.end());
+  if (request.target.frames > 1) flags.emplace_back("a smaller --num_frames");
   flags.emplace_back("a smaller --height and --width");
   return {failure.code(), failure.message(), model::hint_of(flags), failure.tag()};
 }

@@ -235,8 +235,10 @@ std::string Origin::of(std::string_view field) const {
 
 std::string size_origin(const Settings& s, const Origin& place) {
   const std::string between = place.file.empty() ? " --" : ", ";
-  return place.of("height") + " " + std::to_string(*s.height) + between + "width " +
-         std::to_string(*s.width);
+  std::string text = place.of("height") + " " + std::to_string(*s.height) + between + "width " +
+                     std::to_string(*s.width);
+  if (s.num_frames.value_or(1) > 1) text += between + "num_frames " + std::to_string(*s.num_frames);
+  return text;
 }
 
 MediaTarget target_of(const Settings& s) {

@@ -59,7 +59,6 @@ at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial
   int64_t count = 0;
   at::Tensor out;
   for (const Span& row : rows) {
-    const at::Tensor row_weights = weight_tensor(row, in.device()).unsqueeze(1);
     for (const Span& column : columns) {
       const at::Tensor tile =
           function(in.narrow(-2, row.begin * in_scale, row.length * in_scale)
@@ -71,7 +70,8 @@ at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial
         shape[shape.size() - 1] = width * out_scale;
         out = at::zeros(shape, tile.options().dtype(at::kFloat));
       }
-      const at::Tensor weights = row_weights * weight_tensor(column, in.device());
+      const at::Tensor weights =
+          weight_tensor(row, tile.device()).unsqueeze(1) * weight_tensor(column, tile.device());
       out.narrow(-2, row.begin * out_scale, row.length * out_scale)
           .narrow(-1, column.begin * out_scale, column.length * out_scale)
           .add_(tile.to(at::kFloat) * weights);

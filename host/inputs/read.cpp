@@ -56,6 +56,23 @@ at::Tensor read_one(const InputSpec& input, const std::string& path, const Media
 
 }  // namespace
 
+InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
+                     const std::optional<MediaTarget>& target) {
+  const int64_t channels = input.kind == InputKind::kMask ? 1 : input.channels;
+  std::vector<at::Tensor> images;
+  for (const std::string& path : paths) {
+    const ImageFile file = check_image(path, /*decode_all=*/false);
+    if (file.error) throw *file.error;
+    const bool is_fitted = target && input.fit != InputFit::kAsIs;
+    const int64_t height = is_fitted ? target->height : file.info.height,
+                  width = is_fitted ? target->width : file.info.width;
+    images.push_back(
+        at::empty({channels, height, width}, at::TensorOptions(at::kMeta).dtype(at::kFloat)));
+  }
+  if (!is_list(input)) return images.front();
+  return images;
+}
+
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target) {
   if (!is_image(input.kind))

@@ -1,6 +1,7 @@
 // Files of a family's inputs, read and brought to their size.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -13,6 +14,11 @@ namespace atelier::inputs {
 // Throws Error naming the file; Error{kUnsupported} for kinds that cannot be read yet.
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target);
+
+// What read_files() would give, without values: meta tensors. The headers alone are read. Without a
+// `target` images have the sizes of their files. Throws as read_files().
+InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
+                     const std::optional<MediaTarget>& target);
 
 // What stands in for an image that a row of a dataset lacks: see InputSpec::when_absent.
 // `target`: the value of the target input, an image or a clip.

@@ -11,6 +11,7 @@
 
 #include "formats/escape.h"
 #include "formats/glob.h"
+#include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
@@ -165,7 +166,8 @@ std::vector<float> probe_schedule(LoadedModel& model, const nlohmann::json& requ
   wanted.num_steps = request.value("num_inference_steps", defaults.num_inference_steps);
   const int64_t height = request.value("height", int64_t{1024}),
                 width = request.value("width", int64_t{1024});
-  wanted.tokens = (height / spec.token_stride) * (width / spec.token_stride);
+  wanted.tokens =
+      generate::tokens_of({request.value("num_frames", int64_t{1}), height, width}, spec);
   if (request.contains("flow_shift")) wanted.flow_shift = request["flow_shift"].get<double>();
   if (request.contains("sigmas")) wanted.sigmas = request["sigmas"].get<std::vector<double>>();
   return generate::keep_last_steps(generate::make_sigmas(defaults, wanted),

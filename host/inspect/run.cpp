@@ -119,7 +119,10 @@ Thing inspect_cache(const std::string& path) {
     std::set<MediaTarget> targets;
     for (const train::CacheItem& item : manifest.items) targets.insert(item.target);
     out["sizes"] = Thing::array();
-    for (const auto& [frames, height, width] : targets) out["sizes"].push_back({height, width});
+    for (const auto& [frames, height, width] : targets) {
+      out["sizes"].push_back({height, width});
+      if (frames != 1) out["sizes"].back() = {frames, height, width};
+    }
   } catch (const Error& error) {
     out["refused"] = report::error_line(error);
   }

@@ -101,7 +101,7 @@ std::vector<std::string> flags_for_weights(LoadedModel& model) {
 
 std::string pinning_problem(const memory::TransferDevice::Stats& stats) {
   if (stats.pageable_bytes == 0) return "";
-  return shown(stats.pageable_bytes) + " of " + shown(stats.host_bytes) +
+  return report::bytes_text(stats.pageable_bytes) + " of " + report::bytes_text(stats.host_bytes) +
          " that blocks rest in on the host could not be pinned: copies are slower, and the program "
          "waits for them; raise the limit of locked memory (ulimit -l), or keep more on the device";
 }

@@ -94,6 +94,8 @@ class LoadedModel::Opening {
     for (const LoadedPart& part : model_->parts_) problems_.collect([&] { bind(part); });
     problems_.throw_if_any();
     model_->dtype_ = choose_dtype();
+    for (RangedDenoiser& denoiser : model_->stages_.denoisers)
+      denoiser.dtype = model_->dtype(denoiser.name());
     check_compute(*model_, request_, problems_);
     problems_.throw_if_any();
     model_->place_blocks();
@@ -121,9 +123,9 @@ class LoadedModel::Opening {
 
   void choose_device() {
     problems_.collect([&] {
-      stand_in_ = device::parse_simulated_device(request_.device);
-      model_->is_simulated_ = stand_in_.has_value();
-      model_->device_ = stand_in_ ? at::Device(at::kCPU) : device::choose(request_.device);
+      simulated_ = device::parse_simulated_device(request_.device);
+      model_->is_simulated_ = simulated_.has_value();
+      model_->device_ = simulated_ ? at::Device(at::kCPU) : device::choose(request_.device);
     });
   }
 
@@ -226,7 +228,7 @@ class LoadedModel::Opening {
   void arrange() {
     check_storage(family_, request_, *model_->model_, model_->parts_, problems_);
     model_->plans_ = residency_of(request_, model_->placed_components(),
-                                  !stand_in_ && model_->device_.is_cpu(), problems_);
+                                  !simulated_ && model_->device_.is_cpu(), problems_);
     for (const auto& [component, storage] : request_.storage) model_->storage_[component] = storage;
     model_->compute_ = request_.compute;
     model_->prepares_levels_ = request_.prepares_levels;
@@ -252,8 +254,8 @@ class LoadedModel::Opening {
   }
 
   void make_transfer_device() {
-    if (stand_in_) {
-      model_->transfer_ = memory::make_simulated_device(*stand_in_);
+    if (simulated_) {
+      model_->transfer_ = memory::make_simulated_device(*simulated_);
     } else if (!model_->plans_.empty()) {
       model_->transfer_ = memory::make_transfer_device(model_->device_);
     }
@@ -264,7 +266,7 @@ class LoadedModel::Opening {
   std::unique_ptr<LoadedModel> model_;
   report::Problems problems_;
   at::ScalarType asked_dtype_ = at::kFloat;
-  std::optional<memory::SimulatedDeviceOptions> stand_in_;
+  std::optional<memory::SimulatedDeviceOptions> simulated_;
   files::FoundFiles found_;
   bool are_files_right_ = true;
   std::map<std::string, int> ranks_;  // by component, of the part that is taken

@@ -46,6 +46,14 @@ bool Stages::is_target(const EncodeStage& stage) const {
   return target_input != nullptr && reads(stage, target_input->name);
 }
 
+EncodeInputs Stages::target_inputs(const at::Tensor& pixels_CTHW) const {
+  const bool is_clip = target_input->kind == InputKind::kVideo;
+  return {.stage = target_stage()->name,
+          .values = {{std::string(target_input->name),
+                      is_clip ? pixels_CTHW : pixels_CTHW.select(1, 0)}},
+          .target = {pixels_CTHW.size(1), pixels_CTHW.size(2), pixels_CTHW.size(3)}};
+}
+
 Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   Stages stages;
   for (const ComponentSpec& component : family.components()) {

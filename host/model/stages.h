@@ -2,7 +2,7 @@
 // is asked to encode and to decode.
 #pragma once
 
-#include <optional>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +18,7 @@ namespace atelier::model {
 struct RangedDenoiser {
   Detection part;
   SigmaRange range = {};
+  at::ScalarType dtype = at::kFloat;  // in which it is given latents
   const std::string& name() const { return part.component; }
 };
 
@@ -33,6 +34,9 @@ struct Stages {
   // The stage that makes the latents of target_input; null: there is none.
   const EncodeStage* target_stage() const;
   bool is_target(const EncodeStage& stage) const;
+  // What that stage is given for the frames of one sample, [3, T, H, W]; there is one. An image has
+  // no axis of frames.
+  EncodeInputs target_inputs(const at::Tensor& pixels_CTHW) const;
   // The first denoiser, for what all have in common; null: there is none.
   const RangedDenoiser* first() const { return denoisers.empty() ? nullptr : &denoisers.front(); }
 };

@@ -27,6 +27,8 @@ class DryGeneration {
  public:
   // Components of `stays` are there from the start and do not leave. Everything outlives this.
   DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays = {});
+  DryGeneration(const DryGeneration&) = delete;  // its engine points into it
+  DryGeneration& operator=(const DryGeneration&) = delete;
 
   // Encodes the prompts of `request` for runs that come.
   void encode_ahead(const generate::Request& request);

@@ -178,18 +178,6 @@ at::Tensor DryModel::tensor(at::IntArrayRef sizes, at::ScalarType dtype) const {
   return at::empty(sizes, meta(dtype));
 }
 
-Inputs DryModel::without_values(const Inputs& inputs) const {
-  Inputs changed = inputs;
-  for (auto& [name, value] : changed) {
-    if (auto* single = std::get_if<Tensor>(&value)) {
-      if (single->defined()) *single = tensor(single->sizes(), single->scalar_type());
-    } else if (auto* several = std::get_if<std::vector<Tensor>>(&value)) {
-      for (Tensor& t : *several) t = tensor(t.sizes(), t.scalar_type());
-    }
-  }
-  return changed;
-}
-
 Work DryModel::work() const {
   return {run_.product_flops(), run_.attention_flops(), bytes_.written()};
 }

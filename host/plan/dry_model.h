@@ -67,8 +67,6 @@ class DryModel {
 
   // A meta tensor.
   at::Tensor tensor(at::IntArrayRef sizes, at::ScalarType dtype) const;
-  // The same inputs, tensors among them without values.
-  Inputs without_values(const Inputs& inputs) const;
 
   // Runs blocks in place, and counts them.
   BlockRunner& runner();

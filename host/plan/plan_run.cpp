@@ -188,19 +188,22 @@ namespace {
 void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
   double most = 0;
   size_t longest = 0;
-  for (const data::Item& item : dataset.items()) {
+  std::optional<std::string> text;
+  for (size_t i = 0; i < dataset.items().size(); ++i) {
+    const data::Item& item = dataset.items()[i];
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
     if (pixels_of(item.target) > most) {
       most = pixels_of(item.target);
       basis.target = item.target;
+      basis.inputs = dataset.shapes(i);
     }
     const auto prompt = item.values.find("prompt");
     if (prompt == item.values.end() || !prompt->second.is_string()) continue;
-    const auto& text = prompt->second.get_ref<const std::string&>();
-    if (!basis.longest_text.empty() && text.size() <= longest) continue;
-    longest = text.size();
-    basis.longest_text = Inputs{{"prompt", text}};
+    const auto& caption = prompt->second.get_ref<const std::string&>();
+    if (text && caption.size() <= longest) continue;
+    longest = caption.size();
+    text = caption;
   }
   basis.samples = std::max<int64_t>(1, std::ssize(dataset.items()));
   const bool has_encoder =
@@ -208,7 +211,11 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
                   [&](const ComponentSpec& spec) {
                     return model::only_encodes(spec) && model.find_part(spec.name) != nullptr;
                   });
-  if (!has_encoder) basis.longest_text.clear();
+  if (!has_encoder) {
+    basis.inputs.erase("prompt");
+  } else if (text) {
+    basis.inputs.insert_or_assign("prompt", *text);
+  }
 }
 
 // The largest of the samples that are there already, and how many.
@@ -262,7 +269,7 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
   return {.config = config,
           .selection = selection,
           .target = basis.target,
-          .longest_text = basis.longest_text,
+          .inputs = basis.inputs,
           .samples = basis.samples,
           .steps = basis.steps,
           .distillation_steps = basis.distillation_steps,

@@ -93,7 +93,7 @@ class Preparation {
     const bool has_limits = problems_.size() == before;
     open_model();
     if (run_.model && limits_.device_profile.empty()) note_places();
-    if (run_.model && config_.stage != Stage::kDataProcess) check_trained();
+    if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
     if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_, progress_);
@@ -128,6 +128,18 @@ class Preparation {
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
     if (run_.model) lengths_.emplace(run_.model->model(), config_.model.cuts_texts);
+  }
+
+  const model::Stages& stages() const {
+    return (run_.model ? *run_.model : *without_files_).stages();
+  }
+
+  bool has_denoiser() {
+    if (stages().first() != nullptr) return true;
+    problems_.add("there is no denoiser to train with",
+                  "pass its files with --model_paths or --model_id_with_origin_paths",
+                  ErrorCode::kNotFound);
+    return false;
   }
 
   void note_model() {
@@ -188,11 +200,9 @@ class Preparation {
   void open_preset() {
     const train::LoraSettings& lora = config_.lora;
     if (lora.preset_path.empty() || lora.preset_model.empty()) return;
-    if (lora.preset_model != run_.model->stages().first()->name() &&
-        !run_.selection.trains(lora.preset_model)) {
-      problems_.add(
-          "--preset_lora_model: " + lora.preset_model + " works ahead of training, without it",
-          "name the denoiser, or a component that is trained");
+    if (!train::running_components(*run_.model, run_.selection).contains(lora.preset_model)) {
+      problems_.add("--preset_lora_model: " + lora.preset_model + " does not run in a step",
+                    "name a denoiser that does, or a component that is trained");
       return;
     }
     for (const auto& trained : run_.selection.weights) {
@@ -249,7 +259,7 @@ class Preparation {
   std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,
                                                     bool is_trained_on) {
     data::RowCheck check;
-    if (lengths_) check = train::row_check(config_, family_, *lengths_, is_trained_on);
+    if (lengths_) check = train::row_check(config_, stages().encoding, *lengths_, is_trained_on);
     model::LoadedModel& model = run_.model ? *run_.model : *without_files_;
     const LatentSpec spec = model.model().latent_spec();
     std::shared_ptr<const data::Dataset> dataset;
@@ -263,7 +273,7 @@ class Preparation {
 
   void check_cached_stages() {
     const train::CachedStages cached =
-        train::cached_stages(model::encode_stages(family_), config_.trained_names());
+        train::cached_stages(stages().encoding, config_.trained_names());
     if (run_.dataset == nullptr && config_.dataset.dataset_base_path.empty() &&
         !train::are_all_cached(cached))
       problems_.add("--dataset_base_path: a cache alone does not do where an encoder is trained",

@@ -22,13 +22,13 @@ struct PlanBasis {
   memory::DeviceProfile profile;
   at::DeviceType like = at::kCPU;   // kind of the device that the run is on
   model::Placement placement = {};  // what the user said of it
-  // What is sent away stays away, all but the blocks that the user keeps: the limit is not his.
+  // What is sent away stays away, all but the blocks that the user keeps: the limit is not theirs.
   bool keeps_places = false;
   // Storages that may be chosen beside plain, for components that are not in `stored`: those are as
   // the user said.
   std::vector<weights::Storage> allowed_storages = {};
   weights::StorageByComponent stored = {};
-  std::optional<int64_t> prefetch = std::nullopt;  // as the user said; nullopt: he did not
+  std::optional<int64_t> prefetch = std::nullopt;  // as the user said; nullopt: left open
 };
 
 struct GenerationBasis {
@@ -44,7 +44,9 @@ struct TrainingBasis {
   const train::Config& config;
   const train::Selection& selection;
   MediaTarget target = {1, 1024, 1024};  // of the largest sample
-  Inputs longest_text = {};              // of a sample; empty: not known
+  // What the largest sample reads beside the target, images without values, and the longest text;
+  // empty: not known.
+  Inputs inputs = {};
   int64_t samples = 1;
   double steps = 1.0;
   int64_t distillation_steps = 1;                           // the most of a sample

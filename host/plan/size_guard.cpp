@@ -140,12 +140,9 @@ void SizeGuard::measure() {
   const EncodeStage* target = stages.target_stage();
   const auto is_there = [&](std::string_view name) { return model_.find_part(name) != nullptr; };
   if (target != nullptr && std::ranges::any_of(target->components, is_there)) {
-    const std::string input(stages.target_input->name);
     add("encode an image", [&](int64_t side, BlockRunner& runner) {
-      const Inputs values = {{input, dry.tensor({3, 1, side, side}, at::kFloat)}};
-      model::encode(model_.model(),
-                    {.stage = target->name, .values = values, .target = {1, side, side}}, runner,
-                    at::kMeta);
+      const at::Tensor pixels = dry.tensor({3, 1, side, side}, at::kFloat);
+      model::encode(dry.model(), stages.target_inputs(pixels), runner, at::kMeta);
     });
   }
   if (const model::RangedDenoiser* denoiser = stages.first()) {
@@ -232,6 +229,7 @@ void SizeGuard::check(const Settings& settings, const generate::Origin& place,
     hint = "--tiled needs " + shown(in_tiles) + "; or ";
   const std::string fitting = is_too_much ? size_that_fits(size, bytes_of) : "";
   hint += "use a smaller size" + at_most(fitting);
+  if (size.latent_frames > 1) hint += "; or fewer frames";
   problems.add(Error(ErrorCode::kOutOfMemory,
                      generate::size_origin(settings, place) + ": to " +
                          (is_too_much ? need.what : std::string("hold")) + " " +

@@ -67,7 +67,7 @@ class SizeGuard {
     int64_t height = 0, width = 0;
     int64_t latent_frames = 1;
     double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
-    // Of an image that has as many latents.
+    // The pixels of one image that has as many latents as all frames.
     double latent_pixels() const { return pixels() * static_cast<double>(latent_frames); }
   };
 

@@ -120,11 +120,13 @@ class TrainingSizes {
 
   // What the rows hold.
   Inputs inputs() const {
-    Inputs values = training_.longest_text;
+    Inputs values = training_.inputs;
     const MediaTarget& target = training_.target;
-    if (stages_.target_input != nullptr)
-      values.emplace(stages_.target_input->name,
-                     dry_.tensor({3, target.frames, target.height, target.width}, at::kFloat));
+    if (stages_.target_stage() != nullptr)
+      values.merge(stages_
+                       .target_inputs(
+                           dry_.tensor({3, target.frames, target.height, target.width}, at::kFloat))
+                       .values);
     return values;
   }
 
@@ -358,7 +360,8 @@ class TrainingSizes {
     generator.encode_ahead(request);
     const auto encoders = model_.family().components();
     if (std::ranges::any_of(encoders, [&](const ComponentSpec& spec) {
-          return model::only_encodes(spec) && stays.contains(std::string(spec.name));
+          return model::encodes(model_.family(), spec.name) &&
+                 stays.contains(std::string(spec.name));
         }))
       request.encoder_state = "trained;";  // what was made ahead is stale
     PlannedPhase phase{.name = "make images"};

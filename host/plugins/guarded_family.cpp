@@ -1,5 +1,6 @@
 #include "host/plugins/guarded_family.h"
 
+#include <exception>
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -53,7 +54,21 @@ class GuardedModel final : public Model {
   }
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
               const FrameSink& sink) override {
-    call("decode", &Model::decode, latents_BCTHW, runner, sink);
+    std::exception_ptr of_sink;  // which is the host's: no plugin's name is put before it
+    const FrameSink watched = [&](const at::Tensor& pixels_BCTHW) {
+      try {
+        sink(pixels_BCTHW);
+      } catch (...) {
+        of_sink = std::current_exception();
+        throw;
+      }
+    };
+    try {
+      call("decode", &Model::decode, latents_BCTHW, runner, watched);
+    } catch (...) {
+      if (of_sink) std::rethrow_exception(of_sink);
+      throw;
+    }
   }
   std::optional<GivenLatents> given(const Conditioning& cond) const override {
     return call("given", &Model::given, cond);

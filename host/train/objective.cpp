@@ -97,9 +97,9 @@ Tensor Objective::Prepared::loss(const Tensor& error) const {
 std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
                                           std::span<const float> sigmas,
                                           std::span<const Conditioning* const> cond) {
-  std::map<std::string, std::vector<size_t>> groups;
+  std::map<const model::RangedDenoiser*, std::vector<size_t>> groups;
   for (size_t i = 0; i < noisy.size(); ++i)
-    groups[model::denoiser_at(denoisers_, sigmas[i]).name()].push_back(i);
+    groups[&model::denoiser_at(denoisers_, sigmas[i])].push_back(i);
   std::vector<Tensor> result(noisy.size());
   for (const auto& [denoiser, members] : groups) {
     std::vector<Tensor> x;
@@ -113,7 +113,7 @@ std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
     const DenoiseInputs inputs = {.x_BCTHW = at::stack(x),
                                   .sigma_B = ops::upload(at::tensor(levels, at::kFloat), device_),
                                   .cond = given,
-                                  .denoiser = denoiser};
+                                  .denoiser = denoiser->name()};
     const Tensor velocity = model_.model().denoise(inputs, runner_);
     for (size_t k = 0; k < members.size(); ++k)
       result[members[k]] = velocity[static_cast<int64_t>(k)];
@@ -131,7 +131,7 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
     sigmas.push_back(sigma);
     Tensor x = samples[i].clean * (1.0F - sigma) + noise[i] * sigma;
     if (samples[i].pinned.defined()) x = at::where(samples[i].pinned_where, samples[i].pinned, x);
-    noisy.push_back(x.to(model_.dtype()));
+    noisy.push_back(x.to(model::denoiser_at(denoisers_, sigma).dtype));
   }
   const std::vector<Tensor> velocity = velocities(noisy, sigmas, pointers(samples));
   std::vector<Tensor> losses;
@@ -242,10 +242,11 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
     Tensor x = known.put_into(noise, sigmas.front());
     const Conditioning* cond = &sample.cond;
     for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
-      const DenoiseInputs inputs = {.x_BCTHW = x.to(model_.dtype()),
+      const model::RangedDenoiser& denoiser = model::denoiser_at(denoisers_, sigmas[i]);
+      const DenoiseInputs inputs = {.x_BCTHW = x.to(denoiser.dtype),
                                     .sigma_B = ops::upload(at::tensor({sigmas[i]}), device_),
                                     .cond = std::span(&cond, 1),
-                                    .denoiser = model::denoiser_at(denoisers_, sigmas[i]).name()};
+                                    .denoiser = denoiser.name()};
       const Tensor velocity = model_.model().denoise(inputs, runner_);
       x = known.put_into(x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]), sigmas[i + 1]);
     }

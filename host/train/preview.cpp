@@ -37,9 +37,10 @@ struct Preview::State {
   Request request_of(const Settings& settings, int64_t step) const {
     Request request = generate::make_request(settings, model.family(), model.model(),
                                              settings.seed.value_or(0), model.stages().variant);
-    // What a trained text encoder gave is stale a step later.
+    // What a trained component made is stale a step later.
     for (const ComponentSpec& component : model.family().components()) {
-      if (model::only_encodes(component) && stays.contains(std::string(component.name)))
+      if (model::encodes(model.family(), component.name) &&
+          stays.contains(std::string(component.name)))
         request.encoder_state = std::to_string(step) + ";";
     }
     return request;

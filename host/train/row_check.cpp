@@ -8,18 +8,22 @@
 
 namespace atelier::train {
 
-bool encodes_texts(const Config& config, const ModelFamily& family) {
+namespace {
+
+// Whether this run encodes texts, or takes all of them from the cache.
+bool encodes_texts(const Config& config, std::span<const EncodeStage> stages) {
   if (config.stage != Stage::kTrain) return true;
-  const std::vector<EncodeStage> stages = model::encode_stages(family);
   const CachedStages cached = cached_stages(stages, config.trained_names());
   return std::ranges::any_of(stages, [&](const EncodeStage& stage) {
     return model::is_prompted(stage) && !cached.find(stage.name)->second;
   });
 }
 
-data::RowCheck row_check(const Config& config, const ModelFamily& family,
+}  // namespace
+
+data::RowCheck row_check(const Config& config, std::span<const EncodeStage> stages,
                          generate::TextLengths& lengths, bool is_trained_on) {
-  const bool counts_texts = encodes_texts(config, family);
+  const bool counts_texts = encodes_texts(config, stages);
   return [&config, &lengths, counts_texts, is_trained_on](const data::Item& row,
                                                           const Inputs& inputs) {
     std::vector<data::RowProblem> problems;

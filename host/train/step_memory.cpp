@@ -44,8 +44,8 @@ StepMemory::StepMemory(model::LoadedModel& model, const Config& config, TrainedT
 BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
   offloader_ = make_offloader();
   std::vector<std::string> run = config_.trained_names();
-  for (const model::RangedDenoiser& denoiser : model_.stages().denoisers)
-    run.push_back(denoiser.name());
+  for (const std::string& component : running_components(model_, trained_.selection()))
+    run.push_back(component);
   const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
     return model_.is_streamed(component_of(name));
   });

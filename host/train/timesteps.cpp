@@ -131,7 +131,7 @@ Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& op
           "the begin of a part that the trained denoiser has no levels in",
           "leave the boundaries out, or train another denoiser");
   high_ = sigmas_[static_cast<size_t>(first_)];
-  low_ = last_ < kLevels ? sigmas_[static_cast<size_t>(last_)] : 0.0;
+  low_ = std::max(range.low, last_ < kLevels ? double{sigmas_[static_cast<size_t>(last_)]} : 0.0);
   const auto [low_chance, high_chance] = chances(shift_of(0));
   require(low_chance < high_chance, "min_timestep_boundary", options.min_timestep_boundary,
           "the begin of a part that --timestep_sampling never draws from",

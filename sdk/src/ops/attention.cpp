@@ -436,9 +436,6 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 void set_attention_backend(AttentionBackend backend) {
   forced_backend = backend;
 }
-AttentionBackend attention_backend() {
-  return forced_backend;
-}
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& rows,
                  AttentionOptions options) {

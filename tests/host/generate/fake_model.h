@@ -32,7 +32,9 @@ class FakeModel final : public Model {
   std::vector<BlockRunner*> runners;        // of every call that gets one
   std::vector<std::string> denoisers_seen;  // of each denoise call
   std::optional<GivenLatents> known;
-  bool decodes_in_parts = false;  // a frame a call
+  bool decodes_in_parts = false;            // a frame a call
+  int64_t frames_more = 0;                  // than there should be, or less
+  std::vector<at::ScalarType> dtypes_seen;  // of the latents of each denoise call
 
   nn::Module& component(std::string_view) override { throw Error(ErrorCode::kNotFound, "none"); }
   std::vector<Block*> blocks(std::string_view) override { return {}; }
@@ -62,6 +64,7 @@ class FakeModel final : public Model {
     runners.push_back(&runner);
     TORCH_CHECK(levels.at(static_cast<size_t>(in.level.value())) == in.sigma_B[0].item<float>());
     denoisers_seen.emplace_back(in.denoiser);
+    dtypes_seen.push_back(in.x_BCTHW.scalar_type());
     if (denoise_calls++ == 0) input_mean_at_first = in.x_BCTHW.mean().item<double>();
     rows_seen.push_back(in.x_BCTHW.size(0));
     sigmas_seen.push_back(in.sigma_B[0].item<float>());
@@ -74,7 +77,9 @@ class FakeModel final : public Model {
   }
   std::optional<GivenLatents> given(const Conditioning&) const override { return known; }
   void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
-    const at::Tensor pixels = (latents.narrow(1, 0, 3).to(at::kFloat) / 4)
+    const at::Tensor cells = frames_more > 0 ? at::cat({latents, latents.narrow(2, 0, 1)}, 2)
+                                             : latents.narrow(2, 0, latents.size(2) + frames_more);
+    const at::Tensor pixels = (cells.narrow(1, 0, 3).to(at::kFloat) / 4)
                                   .repeat_interleave(8, -2)
                                   .repeat_interleave(8, -1);
     if (!decodes_in_parts) return sink(pixels);

@@ -401,7 +401,7 @@ TEST_CASE("An image of values that are not finite is an error", "[generate]") {
 TEST_CASE("Half precision sees rounded latents and float32 sums", "[generate]") {
   Bench bench;
   Engine engine = fake_engine(bench.model, bench.log);
-  engine.dtype = engine.decoder_dtype = at::kBFloat16;
+  engine.stages.denoisers.front().dtype = engine.decoder_dtype = at::kBFloat16;
   Generator generator(engine, bench.progress);
   const Request request = request_of("prompt", 20, {4});
   at::Tensor image;
@@ -519,6 +519,27 @@ TEST_CASE("Latents that are given stay as they are", "[generate]") {
     Bench plain;
     CHECK(at::equal(image.narrow(3, 16, 32),
                     plain.run(request_of("four", 3, {7}))[0].narrow(3, 16, 32)));
+  }
+}
+
+TEST_CASE("Each denoiser is given latents in its own dtype", "[generate]") {
+  Bench bench;
+  Engine engine = two_denoisers(bench.model, bench.log);
+  engine.stages.denoisers[0].dtype = at::kBFloat16;
+  Generator generator(std::move(engine), bench.progress);
+  generator.run(request_of("four", 4, {7}), [](size_t, int64_t, const at::Tensor&) {});
+  CHECK(bench.model.dtypes_seen ==
+        std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBFloat16, at::kFloat});
+}
+
+TEST_CASE("A model that decodes another number of frames is told", "[generate]") {
+  for (const int64_t more : {-1, 1}) {
+    Bench bench;
+    bench.model.frames_more = more;
+    Request request = request_of("four", 1, {7});
+    request.target.frames = 3;
+    test::expect_error(ErrorCode::kInternal, {"gives " + std::to_string(3 + more) + " frames of 3"},
+                       [&] { bench.run(request); });
   }
 }
 

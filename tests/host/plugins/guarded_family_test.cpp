@@ -39,7 +39,10 @@ struct ThrowingModel final : Model {
   at::Tensor guide(const at::Tensor& with, const at::Tensor&, double) const override {
     return act(), with;
   }
-  void decode(const at::Tensor&, BlockRunner&, const FrameSink&) override { act(); }
+  void decode(const at::Tensor& latents, BlockRunner&, const FrameSink& sink) override {
+    act();
+    sink(latents);
+  }
   std::optional<GivenLatents> given(const Conditioning&) const override {
     return act(), GivenLatents{};
   }
@@ -190,4 +193,17 @@ TEST_CASE("A guarded family answers as the family does, defaults of the SDK asid
   CHECK(liar.model->given(liar.cond).has_value());
   const at::Tensor with = at::ones({1});
   CHECK(liar.model->guide(with, at::zeros({1}), 3.0).is_same(with));
+}
+
+TEST_CASE("What the host does with frames is not the plugin's mistake", "[plugins]") {
+  Liar liar;
+  const FrameSink full = [](const at::Tensor&) {
+    throw Error(ErrorCode::kEnvironment, "the disk is full");
+  };
+  try {
+    liar.model->decode(at::ones({1}), liar.runner, full);
+    FAIL("nothing was thrown");
+  } catch (const Error& error) {
+    CHECK(error.message() == "the disk is full");
+  }
 }

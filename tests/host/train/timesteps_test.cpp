@@ -295,6 +295,26 @@ TEST_CASE("Boundaries cut out a part of the table", "[timesteps]") {
   }
 }
 
+TEST_CASE("Every draw is within the levels of the denoisers that are trained", "[timesteps]") {
+  for (const TimestepSampling sampling :
+       {TimestepSampling::kUniform, TimestepSampling::kLogitNormal, TimestepSampling::kSigmoid,
+        TimestepSampling::kShift, TimestepSampling::kMode, TimestepSampling::kUniformDynamicShift,
+        TimestepSampling::kSigmoidDynamicShift}) {
+    for (const SigmaRange range : {SigmaRange{0.5, 1.0}, SigmaRange{0.9, 1.0}, SigmaRange{0.0, 0.9},
+                                   SigmaRange{0.31234, 0.8765}}) {
+      const Timesteps timesteps({}, {.sampling = sampling}, {}, range);
+      float least = 1.0F, most = 0.0F;
+      for (uint32_t step = 0; step < 5000; ++step) {
+        const float sigma = timesteps.draw(3, 0, step, 256).sigma;
+        least = std::min(least, sigma);
+        most = std::max(most, sigma);
+      }
+      CHECK(least >= static_cast<float>(range.low));
+      CHECK(most <= static_cast<float>(range.high));
+    }
+  }
+}
+
 TEST_CASE("Between boundaries the shape of the distribution stays", "[timesteps]") {
   const Timesteps sigmoid(kPlain, {.sampling = TimestepSampling::kSigmoid,
                                    .min_timestep_boundary = 0.2,

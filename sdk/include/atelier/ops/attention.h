@@ -14,7 +14,6 @@ enum class AttentionBackend { kAuto, kFlash, kEfficient, kCudnn, kMath };
 // Forces one back end for the process. Throws Error{kUnsupported} from attention() where it cannot
 // run.
 ATELIER_API void set_attention_backend(AttentionBackend backend);
-ATELIER_API AttentionBackend attention_backend();
 
 struct AttentionOptions {
   bool causal = false;
