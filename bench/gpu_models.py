@@ -60,9 +60,15 @@ class Models:
         return json.loads((self.folder(family) / "transformer/config.json").read_text())["num_layers"]
 
 
-def call(command, timeout_s=None):
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout_s,
+class DoesNotFit(Exception):
+    """In the program's words; a finding of a row, not a fault."""
+
+
+def call(command):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                             env=dict(os.environ, HF_HUB_OFFLINE="1"))
+    if re.search(r"\[(PLAN_DOES_NOT_FIT|OUT_OF_MEMORY)\]", result.stderr):
+        raise DoesNotFit(result.stderr.strip().splitlines()[-1])
     if result.returncode != 0:
         raise SystemExit(f"exit code {result.returncode}: {' '.join(map(str, command))}\n{result.stderr[-2500:]}")
     return result
@@ -291,7 +297,10 @@ def all_rows():
 def run_row(name, models, work):
     if name in trainings():
         family, side, batch, flags = trainings()[name]
-        return [train_row(models, family, name, side, batch, flags, work)]
+        try:
+            return [train_row(models, family, name, side, batch, flags, work)]
+        except DoesNotFit as problem:
+            return [{"row": name, "details": {"does_not_fit": str(problem)}}]
     family = FAMILIES["qwen_image"]
     return step_rows(models, family, name.rsplit(", ", 1)[1], work)
 
