@@ -71,7 +71,7 @@ class Places(unittest.TestCase):
 
     def run_program(self, command, **flags):
         model = {"plugin": "qwen_image", "model_paths": json.dumps([str(self.root / "model")]), "device": DEVICE}
-        words = [PROGRAM, command]
+        words = [PROGRAM, command] if DEVICE == "cpu" else [PROGRAM, command, "--deterministic"]
         for name, value in {**model, **flags}.items():
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         result = subprocess.run(words, capture_output=True, text=True, timeout=120)
