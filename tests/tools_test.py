@@ -145,6 +145,29 @@ class Tools(unittest.TestCase):
         (self.folder / "rows.jsonl").write_text(json.dumps({**row, "gpu": "the CPU"}) + "\n")
         self.assertEqual(2, run(["tools/gpu", "page", "rows.jsonl"], self.folder).returncode)
 
+    def test_gpu_goes_on_behind_a_row_that_ends_its_program(self):
+        self.bare_copy()
+        programs = self.folder / "build/release/bin"
+        programs.mkdir(parents=True)
+        (programs / "atelier").touch()
+        kernels = programs / "atelier-bench-ops"
+        kernels.write_text(f"#!{sys.executable}\n" + """
+import json, sys
+names = ["first", "crash", "last"]
+for name in names if "--list" in sys.argv else names[int(sys.argv[sys.argv.index("--from") + 1]):]:
+    if name == "crash" and "--list" not in sys.argv:
+        sys.exit("it broke")
+    print(json.dumps({"row": name, "ms": 2.0}), flush=True)
+""")
+        kernels.chmod(0o755)
+        result = run(["tools/gpu", "kernels", "--device", "cpu", "--json", "rows.jsonl"], self.folder)
+        self.assertEqual(1, result.returncode, result.stdout + result.stderr)
+        rows = [json.loads(line) for line in (self.folder / "rows.jsonl").read_text().splitlines()]
+        self.assertEqual([("first", "passed"), ("crash", "failed"), ("last", "passed")],
+                         [(row["row"], row["status"]) for row in rows])
+        self.assertIn("it broke", rows[1]["output"])
+        self.assertIn("| last | passed | 2 ms |", (self.folder / "rows.md").read_text())
+
     def test_every_measurement_of_gpu_has_a_prediction(self):
         build = ROOT / "build/release/bin"
         kernels = build / "atelier-bench-ops"
