@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,26 @@ class Tools(unittest.TestCase):
                 self.assertEqual(77, result.returncode, result.stderr)
                 self.assertEqual(1, len(result.stdout.splitlines()), result.stdout)
                 self.assertIn("no GPU", result.stdout)
+
+    def test_a_pack_that_would_need_more_than_it_has_is_refused(self):
+        (self.folder / "full").mkdir()
+        (self.folder / "full/file").touch()
+        self.check_usage(run(["tools/gpu", "pack", str(self.folder / "full")]), "not empty")
+        sys.path.insert(0, str(ROOT / "tools"))
+        import gpu_pack
+        binary = pathlib.Path(shutil.which("bash")).resolve()
+        libraries = gpu_pack.resolved(binary)
+        foreign = [name for name in libraries if not gpu_pack.OF_THE_SYSTEM.match(name)]
+        if not foreign:
+            self.skipTest("the shell here needs nothing but the system's own libraries")
+        pack, torch = self.folder / "pack", self.folder / "site/torch"
+        pack.mkdir()
+        inside = pack / "bash"
+        shutil.copy(binary, inside)
+        with self.assertRaisesRegex(gpu_pack.PackFailed, f"{re.escape(foreign[0])} is found in .* outside of the pack"):
+            gpu_pack.check_libraries(pack, torch, [inside])
+        with self.assertRaisesRegex(gpu_pack.PackFailed, "exit code"):
+            gpu_pack.call(["readelf", "-d", pack / "missing"])
 
     def test_gpu_makes_a_page_of_rows_beside_their_predictions(self):
         self.bare_copy()
