@@ -62,6 +62,7 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
                                  {"role", role_name(spec.role)},
                                  {"phases", phases},
                                  {"required", spec.required},
+                                 {"variants", spec.variants},
                                  {"help", spec.help}});
   }
   for (const InputSpec& input : family.inputs()) {
@@ -86,6 +87,12 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
   return out;
 }
 
+// ", of edit*"; empty for what every variant has.
+std::string variants_text(const nlohmann::ordered_json& item) {
+  const auto variants = item["variants"].get<std::string>();
+  return variants == "*" ? "" : ", of " + variants;
+}
+
 // ", cfg_trunc 0.25, cfg_renorm clamp, solver unipc, of edit*"; empty for what is usual.
 std::string schedule_text(const nlohmann::ordered_json& schedule) {
   std::string out;
@@ -95,9 +102,7 @@ std::string schedule_text(const nlohmann::ordered_json& schedule) {
     out += ", cfg_renorm " + renorm;
   if (const auto solver = schedule["solver"].get<std::string>(); solver != "euler")
     out += ", solver " + solver;
-  if (const auto variants = schedule["variants"].get<std::string>(); variants != "*")
-    out += ", of " + variants;
-  return out;
+  return out + variants_text(schedule);
 }
 
 void print_family(const nlohmann::ordered_json& family) {
@@ -106,9 +111,10 @@ void print_family(const nlohmann::ordered_json& family) {
               text(family["help"]).c_str(), text(family["path"]).c_str());
   std::puts("\ncomponents");
   for (const auto& item : family.value("components", nlohmann::ordered_json::array()))
-    std::printf("  %-16s %s%s%s\n", text(item["name"]).c_str(),
+    std::printf("  %-16s %s%s%s%s\n", text(item["name"]).c_str(),
                 item["required"].get<bool>() ? "required" : "optional",
                 text(item["phases"]).empty() ? "" : (" to " + text(item["phases"])).c_str(),
+                variants_text(item).c_str(),
                 text(item["help"]).empty() ? "" : ("; " + text(item["help"])).c_str());
   std::puts("\ninputs");
   for (const auto& item : family.value("inputs", nlohmann::ordered_json::array()))

@@ -8,6 +8,7 @@
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
 #include "host/inputs/parse.h"
+#include "host/model/components.h"
 #include "host/model/stages.h"
 
 namespace atelier::conformance {
@@ -37,6 +38,7 @@ class DeclarationChecks : Checks {
       expect(names.insert(spec.name).second, "component '", spec.name, "' is declared twice");
       expect(!spec.help.empty(), "component '", spec.name, "' has no help");
       expect(!role_name(spec.role).empty(), "component '", spec.name, "' has an unknown role");
+      expect(!spec.variants.empty(), "component '", spec.name, "' is of no variant");
     }
     names.clear();
     for (const InputSpec& input : family().inputs()) {
@@ -88,10 +90,7 @@ class DeclarationChecks : Checks {
         expect(spec_of(component) != nullptr, "stage '", stage.name, "': component '", component,
                "' is not declared");
       }
-      for (const std::string_view input : stage.inputs)
-        expect(std::ranges::find(family().inputs(), input, &InputSpec::name) !=
-                   family().inputs().end(),
-               "stage '", stage.name, "': input '", input, "' is not declared");
+      check_stage_inputs(stage);
     }
     for (const ComponentSpec& spec : family().components())
       expect(!model::only_encodes(spec) || used.contains(spec.name), "component '", spec.name,
@@ -101,6 +100,21 @@ class DeclarationChecks : Checks {
     const bool is_made = stages.target_input == nullptr || subject_.target_stage;
     expect(is_made, "no stage reads the target");
     return std::to_string(stages.encoding.size()) + " stages";
+  }
+
+  void check_stage_inputs(const EncodeStage& stage) const {
+    for (const std::string_view name : stage.inputs) {
+      const auto input = std::ranges::find(family().inputs(), name, &InputSpec::name);
+      expect(input != family().inputs().end(), "stage '", stage.name, "': input '", name,
+             "' is not declared");
+      if (!input->required || input->variants != "*" || stage.variants != "*") continue;
+      for (const std::string_view component : stage.components) {
+        const ComponentSpec& spec = *spec_of(component);
+        expect(spec.required || spec.variants != "*", "component '", component,
+               "' is optional, and stage '", stage.name, "' always runs: input '", name,
+               "' is required");
+      }
+    }
   }
 
   Detail check_schedules() const {
@@ -154,19 +168,31 @@ class DeclarationChecks : Checks {
            "by default ", frames, " frames, which the latents do not take");
   }
 
+  // Empty where there is none.
+  std::string denoiser_variant(const std::vector<Detection>& parts) const {
+    for (const Detection& part : parts) {
+      if (model::has_role(family(), part.component, Role::kDenoiser)) return part.variant;
+    }
+    return {};
+  }
+
   Detail check_parts() {
     std::vector<Detection> parts = family().tiny_parts();
     std::set<std::string> seen;
+    const std::string variant = denoiser_variant(parts);
     for (const Detection& part : parts) {
-      expect(spec_of(part.component) != nullptr, "component '", part.component,
-             "' is not declared");
+      const ComponentSpec* spec = spec_of(part.component);
+      expect(spec != nullptr, "component '", part.component, "' is not declared");
+      expect(variant.empty() || model::holds_for(*spec, variant), "component '", part.component,
+             "' is for '", spec->variants, "', and the tiny denoiser is '", variant, "'");
       expect(seen.insert(part.component).second, "component '", part.component, "' is there twice");
       expect(!part.variant.empty(), "component '", part.component, "' has no variant");
     }
     for (const ComponentSpec& spec : family().components()) {
-      expect(
-          spec.role == Role::kTokenizer || !spec.required || seen.contains(std::string(spec.name)),
-          "required component '", spec.name, "' has no tiny part");
+      const bool is_needed =
+          spec.role != Role::kTokenizer && spec.required && model::holds_for(spec, variant);
+      expect(!is_needed || seen.contains(std::string(spec.name)), "required component '", spec.name,
+             "' has no tiny part");
     }
     expect(!parts.empty(), "there are no tiny parts");
     std::unique_ptr<Model> model = make(parts);

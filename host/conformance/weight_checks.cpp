@@ -8,6 +8,7 @@
 #include "host/conformance/checks.h"
 #include "host/conformance/config_probe.h"
 #include "host/files/checkpoint.h"
+#include "host/model/recognition.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_binding.h"
 #include "host/weights/weight_loading.h"
@@ -47,6 +48,7 @@ class WeightChecks : Checks {
     check("weights: the table covers every weight", [&] { return check_tables(); });
     check("weights: load, save, load is bit-equal", [&] { return check_round_trip(); });
     check("detection: takes its own files", [&] { return check_detection(); });
+    check("detection: which part is which depends on no order", [&] { return check_assigned(); });
     check("detection: refuses what is not its own", [&] { return check_refusals(); });
     check("detection: every field of a config is seen", [&] { return check_configs(); });
     check("parts: any subset makes a model", [&] { return check_subsets(); });
@@ -121,6 +123,8 @@ class WeightChecks : Checks {
           expect(found->spelling == part.spelling, part.component, ": spelling ", found->spelling,
                  ", ", part.spelling, " expected");
         }
+        for (const auto& [name, meta] : index.tensors())
+          expect(model::owns(*found, name), part.component, ": does not own its '", name, "'");
         // What was detected makes the same modules.
         const std::vector<Detection> alone = {*found};
         const std::unique_ptr<Model> again = make(alone);
@@ -130,6 +134,25 @@ class WeightChecks : Checks {
         expect(family().detect(index, DetectHint{part.component, ""}).has_value(), part.component,
                ": not recognised when its component is named");
       }
+    }
+    return {};
+  }
+
+  Detail check_assigned() const {
+    std::vector<FoundPart> found;
+    for (const Detection& part : parts())
+      found.push_back({part, "/" + std::to_string(found.size()) + ".safetensors", {}});
+    std::vector<FoundPart> reversed(found.rbegin(), found.rend());
+    family().assign(found);
+    family().assign(reversed);
+    std::ranges::reverse(reversed);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const std::string &one = found[i].part.component, &other = reversed[i].part.component;
+      const ComponentSpec* spec = spec_of(one);
+      expect(spec != nullptr && spec->role != Role::kTokenizer, "component '", one,
+             "' has no tensors");
+      expect(one == other, parts()[i].component, ": is ", one, ", and ", other,
+             " in another order");
     }
     return {};
   }

@@ -11,6 +11,7 @@
 #include "host/generate/solvers.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
+#include "host/model/encoder_check.h"
 #include "host/model/stages.h"
 
 namespace atelier::generate {
@@ -234,6 +235,14 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);
+}
+
+void check_encoders(const Settings& s, const model::LoadedModel& model, const Origin& place,
+                    report::Problems& problems) {
+  for (const auto& [name, value] : s.family_inputs.items()) {
+    if (const auto error = model::missing_encoder(model, name))
+      problems.add(error->at(place.of(name)));
+  }
 }
 
 }  // namespace atelier::generate

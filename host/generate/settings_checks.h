@@ -6,6 +6,7 @@
 #include "atelier/model_family.h"
 
 #include "host/generate/settings.h"
+#include "host/model/model_loader.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
@@ -23,5 +24,9 @@ void check_sizes(const Settings& settings, const ModelFamily& family, const Late
 // What needs the model's declarations: sizes, the shape of initial latents, inputs of the variant.
 void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,
                          std::string_view variant, const Origin& place, report::Problems& problems);
+
+// Whether what encodes the given inputs is there.
+void check_encoders(const Settings& s, const model::LoadedModel& model, const Origin& place,
+                    report::Problems& problems);
 
 }  // namespace atelier::generate

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "formats/glob.h"
+
 namespace atelier::model {
 
 const ComponentSpec* find_component(const ModelFamily& family, std::string_view name) {
@@ -19,6 +21,10 @@ std::vector<std::string> component_names(const ModelFamily& family) {
   std::vector<std::string> names;
   for (const ComponentSpec& spec : family.components()) names.emplace_back(spec.name);
   return names;
+}
+
+bool holds_for(const ComponentSpec& component, std::string_view variant) {
+  return formats::glob_match(component.variants, variant);
 }
 
 }  // namespace atelier::model

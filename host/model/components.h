@@ -15,4 +15,8 @@ const ComponentSpec* find_component(const ModelFamily& family, std::string_view 
 bool has_role(const ModelFamily& family, std::string_view name, Role role);
 std::vector<std::string> component_names(const ModelFamily& family);
 
+// Whether a model of this variant has the component. Of a variant that is not known, "", only those
+// are held to be there that every variant has.
+bool holds_for(const ComponentSpec& component, std::string_view variant);
+
 }  // namespace atelier::model

@@ -14,6 +14,7 @@
 #include "host/model/components.h"
 #include "host/model/model_loader.h"
 #include "host/model/request_checks.h"
+#include "host/model/stages.h"
 #include "host/report/problems.h"
 
 namespace atelier::model {
@@ -81,6 +82,7 @@ class LoadedModel::Opening {
     choose_device();
     find_parts();
     for (const ComponentSpec& spec : family_.components()) {
+      if (!may_have(spec)) continue;
       if (spec.role == Role::kTokenizer) {
         find_tokenizer(spec);
       } else {
@@ -138,6 +140,7 @@ class LoadedModel::Opening {
     for (RecognisedCheckpoint& checkpoint :
          recognise(family_, found_.checkpoints, request_.hints, request_.lenders, problems_))
       take_parts(checkpoint);
+    leave_out_other_variants();
     are_files_right_ = problems_.size() == before;
   }
 
@@ -145,7 +148,7 @@ class LoadedModel::Opening {
   // model folder has, and a file of one component that is named by itself the place of both.
   void take_parts(RecognisedCheckpoint& item) {
     if (item.parts.empty()) unknown_.push_back(item.checkpoint.name());
-    const int rank = item.found.in_model_folder ? 0 : item.parts.size() > 1 ? 1 : 2;
+    const int rank = item.found.in_model_folder ? 0 : item.parts.size() > 1 ? 1 : kNamedAlone;
     const weights::Storage storage =
         is_fp8_model(request_, item.found) ? weights::Storage::kFp8 : weights::Storage::kPlain;
     for (LoadedPart& part : item.parts) {
@@ -166,14 +169,47 @@ class LoadedModel::Opening {
                             files::display_path(other->checkpoint.name()) + " and " +
                                 files::display_path(item.checkpoint.name()) +
                                 ": both are the component " + component,
-                            "pass one of them", "CHECKPOINT_TWICE"));
+                            has_twin(component)
+                                ? "pass one of them, or say by --model_hints which is which"
+                                : "pass one of them",
+                            "CHECKPOINT_TWICE"));
         return;
       }
       ranks_[component] = rank;
     }
   }
 
+  // Whether the family has another component of the same role.
+  bool has_twin(std::string_view component) const {
+    return std::ranges::count(family_.components(), find_component(family_, component)->role,
+                              &ComponentSpec::role) > 1;
+  }
+
+  // Whether a model of the denoiser's variant has the component; one of unknown variant may.
+  bool may_have(const ComponentSpec& spec) const {
+    return variant_.empty() || holds_for(spec, variant_);
+  }
+
+  // Takes out what the denoiser's variant does without. A file that holds such a part alone was
+  // named for nothing; others may well hold more than is used.
+  void leave_out_other_variants() {
+    problems_.collect([&] { variant_ = stages_of(family_, model_->parts_).variant; });
+    std::erase_if(model_->parts_, [&](const LoadedPart& part) {
+      const ComponentSpec& spec = *find_component(family_, part.detection.component);
+      if (may_have(spec)) return false;
+      if (ranks_[part.detection.component] == kNamedAlone)
+        problems_.add(Error(ErrorCode::kInvalidArgument,
+                            files::display_path(part.checkpoint.name()) + ": is the component " +
+                                part.detection.component + ", which the variant " +
+                                formats::quote_and_escape(variant_) + " does without",
+                            "leave it out; it is for " + formats::quote_and_escape(spec.variants),
+                            "CHECKPOINT_VARIANT"));
+      return true;
+    });
+  }
+
   bool is_needed(const ComponentSpec& spec) const {
+    if (!holds_for(spec, variant_)) return false;
     if (request_.components.empty()) return spec.required;
     return std::ranges::find(request_.components, spec.name) != request_.components.end();
   }
@@ -269,8 +305,10 @@ class LoadedModel::Opening {
   std::optional<memory::SimulatedDeviceOptions> simulated_;
   files::FoundFiles found_;
   bool are_files_right_ = true;
-  std::map<std::string, int> ranks_;  // by component, of the part that is taken
-  std::vector<std::string> unknown_;  // checkpoints that are nothing of the family's
+  static constexpr int kNamedAlone = 2;  // see take_parts()
+  std::map<std::string, int> ranks_;     // by component, of the part that is taken
+  std::string variant_;                  // of the denoiser; empty: there is none
+  std::vector<std::string> unknown_;     // checkpoints that are nothing of the family's
 };
 
 std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,

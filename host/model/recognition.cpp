@@ -1,6 +1,7 @@
 #include "host/model/recognition.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "atelier/error.h"
@@ -9,6 +10,7 @@
 #include "formats/glob.h"
 #include "formats/lora_names.h"
 #include "host/files/file_reader.h"
+#include "host/model/components.h"
 #include "host/model/config_check.h"
 #include "host/weights/weight_binding.h"
 
@@ -64,13 +66,18 @@ bool is_lora(const TensorIndex& index) {
       index.tensors(), [](const auto& tensor) { return formats::is_lora_tensor(tensor.first); });
 }
 
-std::optional<Detection> detect_checkpoint(const ModelFamily& family,
-                                           const files::Checkpoint& checkpoint,
-                                           const DetectHints& hints) {
-  if (is_lora(checkpoint.index()))
-    throw Error(ErrorCode::kUnsupported,
-                files::display_path(checkpoint.name()) + ": is a LoRA, not a model",
-                "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
+bool owns(const Detection& part, std::string_view tensor) {
+  if (!tensor.starts_with(part.prefix)) return false;
+  const std::string_view name = tensor.substr(part.prefix.size());
+  return part.owns.empty() || std::ranges::any_of(part.owns, [&](const std::string& glob) {
+           return formats::glob_match(glob, name);
+         });
+}
+
+namespace {
+
+// Of several patterns that fit a checkpoint the last one counts.
+DetectHint hint_of(const files::Checkpoint& checkpoint, const DetectHints& hints) {
   DetectHint hint;
   for (const auto& [pattern, said] : hints) {
     const bool matches_file =
@@ -78,6 +85,16 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family,
                     [&](const std::string& file) { return formats::glob_match(pattern, file); });
     if (matches_file || formats::glob_match(pattern, checkpoint.name())) hint = said;
   }
+  return hint;
+}
+
+std::optional<Detection> detect_checkpoint(const ModelFamily& family,
+                                           const files::Checkpoint& checkpoint,
+                                           const DetectHint& hint) {
+  if (is_lora(checkpoint.index()))
+    throw Error(ErrorCode::kUnsupported,
+                files::display_path(checkpoint.name()) + ": is a LoRA, not a model",
+                "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
   try {
     return detect_with_config(family, checkpoint.index(), hint);
   } catch (const Error& error) {
@@ -85,49 +102,49 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family,
   }
 }
 
-namespace {
-
 // The first component of a checkpoint, with the config that it was recognised by. `checkpoint` of
 // the result has all tensors.
 std::optional<LoadedPart> detect_first(const ModelFamily& family,
-                                       const files::Checkpoint& checkpoint,
-                                       const DetectHints& hints,
+                                       const files::Checkpoint& checkpoint, const DetectHint& hint,
                                        std::span<const LoadedPart> lenders) {
   if (checkpoint.config()) lenders = {};
   for (const LoadedPart& lender : lenders) {
     const files::Checkpoint lent = checkpoint.with_config_of(lender.checkpoint);
     try {
-      const std::optional<Detection> found = detect_checkpoint(family, lent, hints);
-      if (found && found->component == lender.detection.component) return LoadedPart{*found, lent};
+      const std::optional<Detection> found = detect_checkpoint(family, lent, hint);
+      if (found && found->component == lender.detection.component)
+        return LoadedPart{*found, lent, hint};
     } catch (const Error& error) {
       // The config is another component's, or contradicts the tensors.
       if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kInvalidArgument)
         throw;
     }
   }
-  std::optional<Detection> found = detect_checkpoint(family, checkpoint, hints);
+  std::optional<Detection> found = detect_checkpoint(family, checkpoint, hint);
   if (!found) return std::nullopt;
-  return LoadedPart{std::move(*found), checkpoint};
+  return LoadedPart{std::move(*found), checkpoint, hint};
 }
 
-}  // namespace
-
-std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Checkpoint& checkpoint,
-                                     const DetectHints& hints,
-                                     std::span<const LoadedPart> lenders) {
+// The parts of a checkpoint, before the family says which is which.
+std::vector<LoadedPart> split(const ModelFamily& family, const files::Checkpoint& checkpoint,
+                              const DetectHints& hints, std::span<const LoadedPart> lenders) {
   std::vector<LoadedPart> parts;
-  DetectHints hints_left = hints;
+  DetectHint hint = hint_of(checkpoint, hints);
   files::Checkpoint rest = checkpoint;
   while (!rest.index().tensors().empty()) {
-    std::optional<LoadedPart> found = detect_first(family, rest, hints_left, lenders);
+    std::optional<LoadedPart> found = detect_first(family, rest, hint, lenders);
     if (!found) break;
-    const std::string prefix = found->detection.prefix;
-    found->checkpoint =
-        found->checkpoint.only([&](std::string_view tensor) { return tensor.starts_with(prefix); });
-    rest = rest.only([&](std::string_view tensor) { return !tensor.starts_with(prefix); });
+    const auto is_own = [&, part = found->detection](std::string_view tensor) {
+      return owns(part, tensor);
+    };
+    found->checkpoint = found->checkpoint.only(is_own);
+    if (found->checkpoint.index().tensors().empty())
+      throw Error(ErrorCode::kInternal, files::display_path(checkpoint.name()) + ": " +
+                                            std::string(family.name()) + ".detect: the " +
+                                            found->detection.component + " owns no tensor of it");
+    rest = rest.only([&](std::string_view tensor) { return !is_own(tensor); });
     parts.push_back(std::move(*found));
-    // They are about one component.
-    for (auto& [pattern, hint] : hints_left) hint.component.clear();
+    hint.component.clear();  // it is about one component
   }
   if (!parts.empty() && !rest.index().tensors().empty()) {
     LoadedPart& first = parts.front();
@@ -138,6 +155,44 @@ std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Che
                            })
                            .with_config_of(own);
   }
+  return parts;
+}
+
+void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
+  std::vector<FoundPart> found;
+  for (const LoadedPart* part : parts) {
+    const std::filesystem::path path = part->checkpoint.files().front();
+    found.push_back(
+        {part->detection, std::filesystem::absolute(path).lexically_normal().string(), part->hint});
+  }
+  const std::string where = std::string(family.name()) + ".assign";
+  family.assign(found);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    LoadedPart& part = *parts[i];
+    const std::string& component = found[i].part.component;
+    const ComponentSpec* spec = find_component(family, component);
+    if (spec == nullptr || spec->role == Role::kTokenizer)
+      throw Error(ErrorCode::kInternal,
+                  where + ": " + files::display_path(part.checkpoint.name()) + ": no component " +
+                      formats::quote_and_escape(component) + " of the family has tensors");
+    if (part.hint.component.empty()) part.detection.component = component;
+    if (part.hint.variant.empty()) part.detection.variant = found[i].part.variant;
+  }
+}
+
+void add_to(std::vector<LoadedPart*>& all, std::vector<LoadedPart>& parts) {
+  for (LoadedPart& part : parts) all.push_back(&part);
+}
+
+}  // namespace
+
+std::vector<LoadedPart> detect_parts(const ModelFamily& family, const files::Checkpoint& checkpoint,
+                                     const DetectHints& hints,
+                                     std::span<const LoadedPart> lenders) {
+  std::vector<LoadedPart> parts = split(family, checkpoint, hints, lenders);
+  std::vector<LoadedPart*> all;
+  add_to(all, parts);
+  assign(family, all);
   return parts;
 }
 
@@ -156,7 +211,7 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
       if (item.checkpoint.config().has_value() != has_config) continue;
       refused.insert(&item);
       problems.collect([&] {
-        item.parts = detect_parts(family, item.checkpoint, hints, lenders);
+        item.parts = split(family, item.checkpoint, hints, lenders);
         if (item.parts.empty() && !item.found.in_model_folder)
           throw unknown_checkpoint(family, item.checkpoint);
         refused.erase(&item);
@@ -168,6 +223,11 @@ std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
   for (RecognisedCheckpoint& item : all) {
     if (!refused.contains(&item)) recognised.push_back(std::move(item));
   }
+  std::vector<LoadedPart*> parts;
+  for (RecognisedCheckpoint& item : recognised) add_to(parts, item.parts);
+  const size_t before = problems.size();
+  problems.collect([&] { assign(family, parts); });
+  if (problems.size() > before) recognised.clear();
   return recognised;
 }
 

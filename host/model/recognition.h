@@ -22,18 +22,16 @@ using DetectHints = std::map<std::string, DetectHint>;
 struct LoadedPart {
   Detection detection;
   files::Checkpoint checkpoint;
+  DetectHint hint = {};  // what the user said of it
 };
 
-// Says what one checkpoint is to a family; nullopt when it is nothing of its. Throws
-// Error{kUnsupported} for a LoRA file, and what ModelFamily::detect throws, with the checkpoint's
-// name.
-std::optional<Detection> detect_checkpoint(const ModelFamily& family,
-                                           const files::Checkpoint& checkpoint,
-                                           const DetectHints& hints = {});
+// Whether a tensor of a checkpoint is one of the part's.
+bool owns(const Detection& part, std::string_view tensor);
 
-// The same where a file may hold several components, each behind a prefix of its own: a part for
-// each, with its tensors alone. Tensors that are no component's are the first part's. Empty when
-// it is nothing of the family's. Throws as detect_checkpoint.
+// Says what a checkpoint is to a family: a part for each component, with the tensors that it owns
+// alone. Tensors that are no component's are the first part's. Empty when it is nothing of the
+// family's. Throws Error{kUnsupported} for a LoRA file, what ModelFamily::detect and assign throw,
+// and Error{kInternal} where these name a component that the family does not have.
 //
 // A checkpoint without a config takes that of the first of `lenders` that is the same component and
 // whose config does not contradict its tensors.
@@ -48,9 +46,11 @@ struct RecognisedCheckpoint {
   std::vector<LoadedPart> parts;
 };
 
-// Opens and recognises what was found, in its order. Those with a config lend it to those without,
-// and so do `lenders`. What cannot be opened or is refused is added to `problems` and left out; so
-// is what is nothing of the family's, unless it stands in a model folder: then it has no parts.
+// Opens and recognises what was found, in its order, and assigns all parts together. Those with a
+// config lend it to those without, and so do `lenders`. What cannot be opened or is refused is
+// added to `problems` and left out; so is what is nothing of the family's, unless it stands in a
+// model folder: then it has no parts. Nothing is left where the family cannot say which part is
+// which.
 std::vector<RecognisedCheckpoint> recognise(const ModelFamily& family,
                                             const std::vector<files::FoundCheckpoint>& found,
                                             const DetectHints& hints,

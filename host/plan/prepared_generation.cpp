@@ -71,6 +71,7 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   loras_->check(job.settings, job.place, problems);
   generate::check_against_model(job.settings, *family(), model_->model(), variant, job.place,
                                 problems);
+  generate::check_encoders(job.settings, *model_, job.place, problems);
   lengths_->check(job.settings, *family(), variant, job.place, problems);
   if (sizes_ && problems.size() == before)
     sizes_->check(job.settings, job.place, request_.tiling, /*may_tile=*/true, problems);

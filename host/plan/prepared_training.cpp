@@ -5,11 +5,13 @@
 
 #include "atelier/error.h"
 
+#include "formats/escape.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/encoder_check.h"
 #include "host/model/stages.h"
 #include "host/plan/size_guard.h"
 #include "host/report/text.h"
@@ -44,7 +46,8 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Conf
   };
   const bool trains_denoiser = std::ranges::any_of(family.components(), is_trained_denoiser);
   const auto is_used = [&](const ComponentSpec& component) {
-    if (config.stage == Stage::kDataProcess) return model::encodes(family, component.name);
+    if (config.stage == Stage::kDataProcess)
+      return component.required && model::encodes(family, component.name);
     if (trains(config, component.name)) return true;
     if (component.role == Role::kDenoiser) return !trains_denoiser && component.required;
     return config.stage == Stage::kBoth && component.required;
@@ -234,7 +237,7 @@ class Preparation {
     const std::string& file = config_.resume_from_checkpoint;
     if (file.empty()) return;
     problems_.collect([&] {
-      run_.starting_weights.emplace(*run_.model, file);
+      run_.starting_weights.emplace(*run_.model, file, config_.model.hints);
       const std::string& component = run_.starting_weights->component();
       const auto& names = config_.trainable_models;
       if (std::find(names.begin(), names.end(), component) == names.end())
@@ -250,6 +253,7 @@ class Preparation {
       run_.dataset = open_dataset(options, /*is_trained_on=*/true);
     if (run_.dataset != nullptr && !run_.dataset->items().empty())
       problems_.collect([&] { data::Order::check(run_.dataset->items().size(), config_.order); });
+    check_encoders();
     if (config_.validation.base_path.empty()) return;
     options.dataset_base_path = config_.validation.base_path;
     options.dataset_metadata_path = config_.validation.metadata_path;
@@ -269,6 +273,15 @@ class Preparation {
       for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
     });
     return dataset;
+  }
+
+  // Whether what encodes the rows is there; training from a cache needs none of it.
+  void check_encoders() {
+    if (run_.dataset == nullptr || run_.model == nullptr || config_.stage == Stage::kTrain) return;
+    for (const InputSpec& input : run_.dataset->inputs()) {
+      if (const auto error = model::missing_encoder(*run_.model, input.name))
+        problems_.add(error->at("input " + formats::quote_and_escape(input.name)));
+    }
   }
 
   void check_cached_stages() {
@@ -309,6 +322,7 @@ class Preparation {
     if (!run_.model) return;
     generate::check_against_model(job.settings, family_, run_.model->model(), variant, job.place,
                                   problems_);
+    generate::check_encoders(job.settings, *run_.model, job.place, problems_);
     lengths_->check(job.settings, family_, variant, job.place, problems_);
     if (sizes_ && problems_.size() == before)
       sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);

@@ -129,6 +129,9 @@ class GuardedFamily final : public ModelFamily {
                                   const DetectHint& hint) const override {
     return call("detect", &ModelFamily::detect, checkpoint, hint);
   }
+  void assign(std::span<FoundPart> parts) const override {
+    call("assign", &ModelFamily::assign, parts);
+  }
   ConfigFields config_fields(const Detection& part) const override {
     return call("config_fields", &ModelFamily::config_fields, part);
   }

@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 
+#include "host/model/components.h"
 #include "host/model/fingerprint.h"
 
 namespace atelier::train {
@@ -53,8 +54,8 @@ EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stag
                                const EncoderRecords& recorded) {
   EncoderRecords records = encoder_records(model, stage);
   for (const ComponentSpec& component : model.family().components()) {
-    if (!model::uses(stage, component.name) || !component.required) continue;
-    if (records.contains(component.name)) continue;
+    if (!model::uses(stage, component.name) || records.contains(component.name)) continue;
+    if (!model::holds_for(component, model.stages().variant)) continue;
     const auto found = recorded.find(component.name);
     if (found == recorded.end())
       throw Error(ErrorCode::kNotFound,

@@ -10,14 +10,15 @@ namespace atelier::train {
 using files::Checkpoint;
 using model::LoadedPart;
 
-StartingWeights::StartingWeights(model::LoadedModel& model, const std::string& path)
+StartingWeights::StartingWeights(model::LoadedModel& model, const std::string& path,
+                                 const model::DetectHints& hints)
     : model_(model), checkpoint_(Checkpoint::open({path, {path}, {}, files::config_beside(path)})) {
   const ModelFamily& family = model.family();
   if (model::is_lora(checkpoint_.index()))
     throw Error(ErrorCode::kInvalidArgument, path + ": is a LoRA",
                 "pass it with --lora_checkpoint");
   const std::vector<LoadedPart> parts =
-      model::detect_parts(family, checkpoint_, /*hints=*/{}, model.parts());
+      model::detect_parts(family, checkpoint_, hints, model.parts());
   if (parts.size() != 1 || model.find_part(parts.front().detection.component) == nullptr)
     throw Error(
         ErrorCode::kInvalidArgument,

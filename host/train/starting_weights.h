@@ -12,9 +12,11 @@ namespace atelier::train {
 // A safetensors file with one whole component, as full training saves it.
 class StartingWeights {
  public:
-  // Reads the header and binds it to the component's weights. Throws Error naming the file and what
-  // does not fit; a LoRA is refused with the flag to use.
-  StartingWeights(model::LoadedModel& model, const std::string& path);
+  // Reads the header and binds it to the component's weights. `hints`: what the user said of files,
+  // which may be about this one. Throws Error naming the file and what does not fit; a LoRA is
+  // refused with the flag to use.
+  StartingWeights(model::LoadedModel& model, const std::string& path,
+                  const model::DetectHints& hints);
 
   const std::string& component() const { return component_; }
 

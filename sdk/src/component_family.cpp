@@ -1,6 +1,7 @@
 #include "atelier/component_family.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include <ATen/ATen.h>
 
@@ -8,6 +9,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "formats/glob.h"
 
 namespace atelier {
 namespace {
@@ -32,6 +34,28 @@ void check_variant(const std::string& variant, std::span<const std::string_view>
       is_ours ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
       "variant " + quote_and_escape(variant) + (is_ours ? " is not run yet" : " is not known"),
       (variants.size() == 1 ? "the variant is " : "variants are ") + list_text(variants));
+}
+
+bool is_named(const ComponentRow& row, const std::string& name) {
+  return std::ranges::any_of(
+      row.paths, [&](const char* glob) { return glob && formats::glob_match(glob, name); });
+}
+
+// The row of `one`'s architecture that a path names; null when it names none.
+const ComponentRow* find_named(std::span<const ComponentRow> rows, const ComponentRow& one,
+                               std::string path) {
+  for (char& c : path) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  while (!path.empty()) {
+    const size_t slash = path.rfind('/');
+    const std::string name = path.substr(slash == std::string::npos ? 0 : slash + 1);
+    std::vector<const ComponentRow*> named;
+    for (const ComponentRow& row : rows) {
+      if (row.detect == one.detect && is_named(row, name)) named.push_back(&row);
+    }
+    if (named.size() == 1) return named.front();
+    path.resize(slash == std::string::npos ? 0 : slash);
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -80,6 +104,13 @@ std::optional<Detection> ComponentFamily::detect(const TensorIndex& checkpoint,
   }
   if (part->variant.empty()) part->variant = variants_.front();
   return part;
+}
+
+void ComponentFamily::assign(std::span<FoundPart> parts) const {
+  for (FoundPart& found : parts) {
+    const ComponentRow* named = find_named(rows_, row(found.part.component), found.path);
+    if (named) found.part.component = named->spec.name;
+  }
 }
 
 ConfigFields ComponentFamily::config_fields(const Detection& part) const {

@@ -24,6 +24,8 @@ SigmaRange ModelFamily::sigma_range(const Detection&) const {
   return {};
 }
 
+void ModelFamily::assign(std::span<FoundPart>) const {}
+
 std::string_view role_name(Role role) {
   switch (role) {
     case Role::kTokenizer:

@@ -22,7 +22,7 @@ using shared::CausalVaeConfig;
 constexpr int64_t kChannels = 16, kStride = 2, kFrameStride = 2, kHeadDim = 16, kTimeChannels = 32;
 constexpr double kBoundary = 0.5;  // noise levels above it are the first expert's
 constexpr std::string_view kVariants[] = {"experts", "experts-fast"};
-constexpr const char* kReference = "reference";
+constexpr const char *kReference = "reference", *kSides = "sides";
 
 constexpr InputSpec kInputs[] = {
     {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "what is to be seen"},
@@ -33,7 +33,7 @@ constexpr InputSpec kInputs[] = {
      .when_absent = WhenAbsent::kFirstFrame},
     {.name = "side_images",
      .kind = InputKind::kImage,
-     .use = InputUse::kGenerate,
+     .variants = "experts",
      .help = "images to look at, with even sides",
      .max_count = 2,
      .fit = InputFit::kAsIs},
@@ -54,11 +54,13 @@ constexpr InputSpec kInputs[] = {
      .role = InputRole::kTarget},
 };
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},
-                           kPrompt[] = {"prompt"}, kImages[] = {"first_image", "side_images"},
+                           kEye[] = {"image_encoder"}, kPrompt[] = {"prompt"},
+                           kFirst[] = {"first_image"}, kSideImages[] = {"side_images"},
                            kImage[] = {"image"};
 constexpr EncodeStage kStages[] = {
     {.name = "text", .components = kTextEncoder, .inputs = kPrompt},
-    {.name = "reference", .components = kVae, .inputs = kImages},
+    {.name = "reference", .components = kVae, .inputs = kFirst},
+    {.name = "sides", .components = kEye, .inputs = kSideImages, .variants = "experts"},
     {.name = "latents", .components = kVae, .inputs = kImage},
 };
 constexpr ScheduleDefaults kSchedules[] = {
@@ -96,6 +98,16 @@ struct Bytes final : TextEncoder {
   }
   int64_t vocabulary() const override { return 256; }
   int64_t width() const override { return bytes.weight->sizes()[1]; }
+};
+
+// Looks at images beside the prompt. Published alone, and inside the text encoder's file.
+struct Eye final : nn::Module {
+  nn::Linear eye;
+  explicit Eye(const BytesConfig& c)
+      : Module(nullptr, ""), eye(this, "eye", 3 * kStride * kStride, c.width) {}
+  at::Tensor forward(const at::Tensor& image_CHW) {  // to [cells, width]
+    return eye.forward(at::pixel_unshuffle(image_CHW, kStride).flatten(1).t());
+  }
 };
 
 // Inputs: rows [N, D], the noise level (see nn::NoiseLevels), offsets of the samples.
@@ -147,18 +159,19 @@ struct Expert final : Denoiser {
   int64_t patch() const override { return 1; }
   at::ScalarType dtype() const override { return embed.weight->draw().scalar_type(); }
   std::vector<ConditioningEntry> entries() const override {
-    return {{.width = embed.out_features()}, {.name = kReference}};
+    return {{.width = embed.out_features()}, {.name = kReference}, {.name = kSides}};
   }
   nn::NoiseLevels* levels() override { return &noise_levels; }
 
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
-    // Each sample's rows: its prompt, the cells of its reference where there is one, its latents.
+    // Each sample's rows: its prompt, the cells of its images where there are any, its latents.
     std::vector<at::Tensor> context;
     std::vector<int64_t> lengths;
     for (const Conditioning* cond : in.cond) {
       context.push_back(named_tensor(*cond, kPromptEmbeds, 2));
-      if (cond->contains(kReference)) {
-        const at::Tensor cells = named_tensor(*cond, kReference, 2);
+      for (const char* images : {kReference, kSides}) {
+        if (!cond->contains(images)) continue;
+        const at::Tensor cells = named_tensor(*cond, images, 2);
         context.back() = at::cat({context.back(), embed.forward(cells.to(context.back().dtype()))});
       }
       lengths.push_back(context.back().size(0));
@@ -207,15 +220,18 @@ struct Experts final : ComponentModel {
     }
     if (in.stage == "latents")
       return {{"latents", latents_of(clip_input(in.values, "image"), runner)}};
+    if (in.stage == "reference")
+      return {
+          {kReference, latents_of(clip_input(in.values, "first_image"), runner).flatten(1).t()}};
     std::vector<at::Tensor> cells;  // [cells, C] of each image
-    const auto add = [&](const at::Tensor& clip) {
-      cells.push_back(latents_of(clip, runner).flatten(1).t());
-    };
-    if (in.values.contains("first_image")) add(clip_input(in.values, "first_image"));
-    if (const auto* sides = find_input<std::vector<at::Tensor>>(in.values, "side_images")) {
-      for (const at::Tensor& side : *sides) add(side.unsqueeze(1));
-    }
-    return {{kReference, at::cat(cells)}};
+    for (const at::Tensor& side : *find_input<std::vector<at::Tensor>>(in.values, "side_images"))
+      cells.push_back(loaded<Eye>("image_encoder").forward(side));
+    return {{kSides, at::cat(cells)}};
+  }
+  NamedTensors probe(std::string_view name, const NamedTensors& in, BlockRunner& runner) override {
+    if (name != "image_encoder") return ComponentModel::probe(name, in, runner);
+    allow_only(in, {"image"});
+    return {{"cells", loaded<Eye>(name).forward(named_tensor(in, "image", 3))}};
   }
   at::Tensor latents_of(const at::Tensor& pixels, BlockRunner& runner) {  // [3, T, H, W]
     if (pixels.size(2) % kStride != 0 || pixels.size(3) % kStride != 0)
@@ -240,13 +256,19 @@ struct Experts final : ComponentModel {
 
 std::optional<Detection> detect_bytes(const TensorIndex& in) {
   if (!in.contains("bytes.weight")) return std::nullopt;
-  return detection_of("text_encoder", "plain", BytesConfig{in.dim("bytes.weight", 1)});
+  Detection part = detection_of("text_encoder", "plain", BytesConfig{in.dim("bytes.weight", 1)});
+  part.owns = {"bytes.*"};
+  return part;
+}
+std::optional<Detection> detect_eye(const TensorIndex& in) {
+  if (!in.contains("eye.weight")) return std::nullopt;
+  return detection_of("image_encoder", "plain", BytesConfig{in.dim("eye.weight", 0)});
 }
 std::optional<Detection> detect_vae(const TensorIndex& in) {
   const auto file = shared::find_causal_vae(in);
   return file ? std::optional(shared::detect_causal_vae(in, *file)) : std::nullopt;
 }
-// The experts' files do not say which is which: the hint does.
+// The experts' tensors do not say which is which: names of files and folders do, see the table.
 std::optional<Detection> detect_expert(const TensorIndex& in) {
   const int64_t layers = in.block_count("blocks.{}.modulation.weight");
   if (layers == 0 || !in.contains("unembed.weight")) return std::nullopt;
@@ -285,6 +307,16 @@ constexpr ComponentRow kRows[] = {
      .weight_map = map_of<Bytes, BytesConfig>,
      .make = make_part<Bytes, BytesConfig>,
      .tiny = [] { return detection_of("", "plain", BytesConfig{32}); }},
+    {.spec = {.name = "image_encoder",
+              .role = Role::kImageEncoder,
+              .required = false,
+              .help = "a vector for each cell of side images",
+              .variants = "experts"},
+     .detect = detect_eye,
+     .config_fields = told_fields,
+     .weight_map = map_of<Eye, BytesConfig>,
+     .make = make_part<Eye, BytesConfig>,
+     .tiny = [] { return detection_of("", "plain", BytesConfig{kChannels}); }},
     {.spec = {.name = "vae", .role = Role::kVae, .help = "the autoencoder of several families"},
      .detect = detect_vae,
      .config_fields = vae_fields,
@@ -296,13 +328,15 @@ constexpr ComponentRow kRows[] = {
      .config_fields = told_fields,
      .weight_map = map_of<Expert, ExpertConfig>,
      .make = make_part<Expert, ExpertConfig>,
-     .tiny = tiny_expert},
+     .tiny = tiny_expert,
+     .paths = {"*high_noise*", "dit"}},
     {.spec = {.name = "dit_low", .role = Role::kDenoiser, .help = "the expert of little noise"},
      .detect = detect_expert,
      .config_fields = told_fields,
      .weight_map = map_of<Expert, ExpertConfig>,
      .make = make_part<Expert, ExpertConfig>,
-     .tiny = tiny_expert},
+     .tiny = tiny_expert,
+     .paths = {"*low_noise*", "dit_low", "transformer_2"}},
 };
 
 struct Family final : ComponentFamily {

@@ -14,10 +14,8 @@ import unittest
 import program
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
-COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")
-HINTS = json.dumps({"*dit_low*": {"component": "dit_low"}})
-FAST = json.dumps({"*/dit/*": {"variant": "experts-fast"},
-                   "*dit_low*": {"component": "dit_low", "variant": "experts-fast"}})
+COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")  # and an image encoder, which images beside the prompt need
+FAST = ["--model_hints", json.dumps({"*dit*": {"variant": "experts-fast"}})]
 
 
 def pixels(path):
@@ -54,6 +52,19 @@ def weights(path):
     return data[8 + int.from_bytes(data[:8], "little"):]
 
 
+def join(path, *parts):
+    """Writes the tensors of several safetensors files into one."""
+    tensors, data = {}, b""
+    for part in parts:
+        for name in tensor_names(part):
+            tensor = header(part)[name]
+            tensor["data_offsets"] = [len(data) + offset for offset in tensor["data_offsets"]]
+            tensors[name] = tensor
+        data += weights(part)
+    text = json.dumps(tensors).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
 class Experts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -65,32 +76,117 @@ class Experts(unittest.TestCase):
         result = program.run(*arguments, code=code, cwd=self.folder)
         return result.stdout + result.stderr
 
-    def model(self, changed=None):
+    def flags(self, *paths):
+        return ["--plugin", PLUGIN, "--model_paths", json.dumps([str(path) for path in paths])]
+
+    def model(self, changed=None, more=()):
         """The flags of the model; `changed`: the component whose weights are another's."""
-        folders = {name: self.folder / "model" / name for name in COMPONENTS}
+        folders = {name: self.folder / "model" / name for name in (*COMPONENTS, *more)}
         if changed:
             other = self.folder / f"other_{changed}" / changed
             if not other.is_dir():
                 shutil.copytree(folders["dit_low" if changed == "dit" else "dit"], other)
             folders[changed] = other
-        return ["--plugin", PLUGIN, "--model_paths", json.dumps([str(f) for f in folders.values()]),
-                "--model_hints", HINTS]
+        return self.flags(*folders.values())
 
-    def draw(self, name, *more, changed=None, seed=3, width=24):
+    def files(self, names):
+        """Copies of the components' files with these names in one folder, without configs."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        for component, name in names.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy(self.folder / "model" / component / "model.safetensors", folder / name)
+        return [folder / name for name in names.values()]
+
+    def draw(self, name, *more, changed=None, model=None, seed=3, width=24):
         output = self.folder / f"{name}.png"
         steps = [] if "--num_inference_steps" in more else ["--num_inference_steps", 4]
-        self.run_program("generate", *self.model(changed), "--prompt", "a cat", "--height", 16, "--width", width,
+        model = model or self.model(changed)
+        self.run_program("generate", *model, "--prompt", "a cat", "--height", 16, "--width", width,
                          *steps, "--seed", seed, "--output", output, *more)
         return pixels(output)
 
     def test_it_passes_the_conformance_suite(self):
         self.run_program("check-plugin", PLUGIN)
 
-    def test_without_a_hint_both_experts_are_the_first(self):
-        flags = self.model()
-        said = self.run_program("generate", *flags[:flags.index("--model_hints")], "--prompt", "a cat",
-                                "--output", "x.png", code=2)
-        self.assertIn("both are the component dit", said)
+    def test_files_and_folders_say_which_expert_they_hold(self):
+        plain, shared = self.draw("by_folders"), [self.folder / "model" / name for name in ("text_encoder", "vae")]
+        for high, low in (("t2v_HIGH_noise_14B_fp8.safetensors", "t2v_low_noise_14B_fp8.safetensors"),
+                          ("high_noise_model/model.safetensors", "low_noise_model/model.safetensors"),
+                          ("transformer/model.safetensors", "transformer_2/model.safetensors")):
+            paths = [*shared, *self.files({"dit": high, "dit_low": low})]
+            for order in (paths, paths[::-1]):
+                self.assertEqual(plain, self.draw("named", model=self.flags(*order)), low)
+            told = json.loads(self.run_program("inspect", paths[-1], "--plugin", PLUGIN, "--json"))
+            self.assertEqual("dit_low", told["taken_by"]["component"])
+
+    def test_names_that_say_nothing_need_a_hint_which_wins_over_names(self):
+        paths = [self.folder / "model" / name for name in ("text_encoder", "vae")]
+        unsaid = self.flags(*paths, *self.files({"dit": "one.safetensors", "dit_low": "two.safetensors"}))
+        said = self.run_program("generate", *unsaid, "--prompt", "a cat", "--output", "x.png", code=2)
+        self.assertIn("both are the component dit; pass one of them, or say by --model_hints which is which", said)
+        hints = ["--model_hints", json.dumps({"*two*": {"component": "dit_low"}})]
+        self.assertEqual(self.draw("unhinted"), self.draw("hinted", model=[*unsaid, *hints]))
+        swapped = ["--model_hints", json.dumps({"*/dit/*": {"component": "dit_low"},
+                                                "*/dit_low/*": {"component": "dit"}})]
+        other = self.flags(*paths, *self.files({"dit": "low_noise.safetensors", "dit_low": "high_noise.safetensors"}))
+        self.assertEqual(self.draw("other", model=other), self.draw("swapped", model=[*self.model(), *swapped]))
+
+    def test_every_command_knows_the_experts_apart(self):
+        low = self.folder / "model" / "dit_low"
+        self.run_program("plan", "generate", *self.model(), "--prompt", "a cat", "--height", 16, "--width", 24,
+                         "--output", "x.png", "--vram", "1GiB")
+        said = self.run_program("probe", *self.flags(low), "--component", "dit", "--inputs",
+                                low / "model.safetensors", "--output", "probed.safetensors", code=2)
+        self.assertIn("component dit is missing", said)
+        lora = self.train_lora("lora_to_merge", "dit_low") / "step-3.safetensors"
+        self.run_program("lora", "merge", *self.model(), "--output", "merged_low_noise.safetensors", lora)
+        changed = [self.folder / "model" / name for name in COMPONENTS[:3]] + ["merged_low_noise.safetensors"]
+        self.assertNotEqual(self.draw("unmerged"), self.draw("merged", model=self.flags(*changed)))
+
+    def small(self, *more):
+        """Flags of a small image, x.png."""
+        return ["--prompt", "a cat", "--seed", 3, "--height", 16, "--width", 24, "--output", "x.png", *more]
+
+    def test_an_image_encoder_is_needed_for_its_images_alone(self):
+        plain, image = self.draw("seen"), self.folder / "seen.png"
+        said = self.run_program("generate", *self.model(), *self.small("--side_images", image), code=2)
+        self.assertIn("--side_images: is encoded by the component image_encoder, which is missing", said)
+        with_eye = self.model(more=["image_encoder"])
+        said = self.run_program("generate", *with_eye, *self.small())
+        self.assertNotIn("load image_encoder", said)
+        self.assertEqual(plain, pixels(self.folder / "x.png"))
+        said = self.run_program("generate", *with_eye, *self.small("--side_images", image))
+        self.assertIn("load image_encoder", said)
+        data = self.write_data()
+        (data / "sides.csv").write_text("image,prompt,side_images\n0.png,a cat,1.png\n")
+        rows = ["--dataset_base_path", data, "--dataset_metadata_path", data / "sides.csv", "--output_path",
+                self.folder / "encoded"]
+        self.run_program("cache", *self.model(), *rows)
+        rows += ["--extra_inputs", "side_images"]
+        said = self.run_program("cache", *self.model(), *rows, code=2)
+        self.assertIn('input "side_images": is encoded by the component image_encoder, which is missing', said)
+        self.run_program("cache", *with_eye, *rows)
+
+    def test_an_image_encoder_may_lie_in_the_text_encoders_file(self):
+        self.draw("to_look_at")
+        look = ["--side_images", self.folder / "to_look_at.png"]
+        apart = [self.folder / "model" / name for name in ("text_encoder", "image_encoder")]
+        rest = [self.folder / "model" / name for name in COMPONENTS[1:]]
+        joined = self.folder / "joined.safetensors"
+        join(joined, *(folder / "model.safetensors" for folder in apart))
+        self.assertEqual(self.draw("apart", *look, model=self.flags(*apart, *rest)),
+                         self.draw("joined", *look, model=self.flags(joined, *rest)))
+        self.run_program("generate", *self.flags(joined, *rest), *FAST, *self.small())
+
+    def test_a_variant_may_do_without_a_component(self):
+        self.draw("unseen")
+        said = self.run_program("generate", *self.model(more=["image_encoder"]), *FAST, *self.small(), code=2)
+        self.assertIn('image_encoder: is the component image_encoder, which the variant "experts-fast" does without',
+                      said)
+        look = self.small("--side_images", self.folder / "unseen.png")
+        said = self.run_program("generate", *self.model(), *FAST, *look, code=2)
+        self.assertIn('--side_images: the variant "experts-fast" does not take it', said)
+        self.assertNotIn("is encoded by", said)
 
     def test_every_expert_has_its_noise_levels(self):
         plain = self.draw("plain")
@@ -102,9 +198,10 @@ class Experts(unittest.TestCase):
         plain = self.draw("before")
         before, wide = self.folder / "before.png", self.folder / "wide.png"
         self.draw("wide", width=40)
+        eye = self.model(more=["image_encoder"])
         drawn = [plain, self.draw("first", "--first_image", before), self.draw("stretched", "--first_image", wide),
-                 self.draw("side", "--side_images", wide),
-                 self.draw("sides", "--side_images", wide, "--side_images", before),
+                 self.draw("side", "--side_images", wide, model=eye),
+                 self.draw("sides", "--side_images", wide, "--side_images", before, model=eye),
                  self.draw("changed", "--draft", before, "--denoising_strength", 0.5)]
         self.assertEqual(len(drawn), len(set(drawn)))
         self.assertEqual(drawn[2], self.draw("stretched_again", "--first_image", wide))
@@ -121,8 +218,8 @@ class Experts(unittest.TestCase):
         self.assertIn("--denoising_strength: there is no input image to start from; give one with --draft", said)
 
     def test_a_variant_has_size_schedule_and_solver_of_its_own(self):
-        for hints, size, steps, sampler in ((HINTS, (32, 16), 4, "Euler"), (FAST, (16, 24), 3, "UniPC")):
-            model = [*self.model()[:-1], hints]
+        for hints, size, steps, sampler in (([], (32, 16), 4, "Euler"), (FAST, (16, 24), 3, "UniPC")):
+            model = [*self.model(), *hints]
             asked = [*model, "--prompt", "a cat", "--seed", 3, "--output", "variant.png"]
             self.assertIn("denoise", self.run_program("plan", "generate", *asked, "--vram", "1GiB"))
             self.run_program("generate", *asked)
@@ -169,7 +266,7 @@ class Experts(unittest.TestCase):
 
     def test_an_input_may_say_the_size(self):
         self.draw("asked", width=40)
-        flags = ["generate", *self.model(), "--prompt", "a cat", "--seed", 3, "--side_images", "asked.png",
+        flags = ["generate", *self.model(more=["image_encoder"]), "--prompt", "a cat", "--seed", 3, "--side_images", "asked.png",
                  "--output", "said.png"]
         self.run_program(*flags)
         self.assertEqual((40, 16), size_of(self.folder / "said.png"))
@@ -205,12 +302,12 @@ class Experts(unittest.TestCase):
     def test_images_on_the_way_follow_the_variant(self):
         data, prompts = self.write_data(), self.folder / "prompts.txt"
         prompts.write_text("a cat --d 3\n")
-        self.run_program("train", *self.model()[:-1], FAST, "--dataset_base_path", data, "--dataset_metadata_path",
+        self.run_program("train", *self.model(), *FAST, "--dataset_base_path", data, "--dataset_metadata_path",
                          data / "metadata.csv", "--lora_base_model", "dit", "--max_train_steps", 1, "--sample_prompts",
                          prompts, "--sample_at_first", "--sample_every_n_steps", 1, "--output_path",
                          self.folder / "shown")
         first = min((self.folder / "shown").rglob("step-00000000_0.png"))
-        self.run_program("generate", *self.model()[:-1], FAST, "--prompt", "a cat", "--seed", 3, "--height", 16,
+        self.run_program("generate", *self.model(), *FAST, "--prompt", "a cat", "--seed", 3, "--height", 16,
                          "--width", 24, "--output", "same.png")
         self.assertEqual(pixels(self.folder / "same.png"), pixels(first))
 
@@ -248,8 +345,7 @@ class Experts(unittest.TestCase):
         self.assertIn("other_dit_low", said)
         # The other expert took no part in the run, so it may be another one, or absent.
         self.run_program("train", *self.model("dit"), *flags, *resume)
-        alone = self.model()
-        alone[3] = json.dumps([str(self.folder / "model" / name) for name in COMPONENTS if name != "dit"])
+        alone = self.flags(*(self.folder / "model" / name for name in COMPONENTS if name != "dit"))
         self.run_program("train", *alone, *flags, "--max_train_steps", 3, "--output_path", self.folder / "alone")
         self.assertEqual(weights(output / "step-3.safetensors"),
                          weights(self.folder / "alone" / "step-3.safetensors"))
@@ -279,7 +375,8 @@ class Experts(unittest.TestCase):
         trained = self.train_lora("lora_merged", "dit,dit_low")
         self.run_program("lora", "merge", *(trained / f"step-3.lora.{name}.safetensors" for name in ("dit", "dit_low")),
                          *self.model(), "--output", "merged.safetensors")
-        extract = ["lora", "extract", "--plugin", PLUGIN, "--model_hints", HINTS, "--lora_rank", 4, "--base_model_paths",
+        hints = json.dumps({"*dit_low*": {"component": "dit_low"}})
+        extract = ["lora", "extract", "--plugin", PLUGIN, "--model_hints", hints, "--lora_rank", 4, "--base_model_paths",
                    json.dumps([str(self.folder / "model" / name) for name in ("dit", "dit_low")]), "--tuned_model_paths"]
         said = self.run_program(*extract, "merged_dit.safetensors,merged_dit_low.safetensors", "--output", "both.safetensors")
         files, error = re.search(r"^(.*): 8 layers, relative error (.*)$", said, re.MULTILINE).groups()

@@ -9,7 +9,7 @@
 #include "host/lora/convert.h"
 #include "host/lora/merge.h"
 #include "host/lora/registry.h"
-#include "host/model/model_flags.h"
+#include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 #include "random_model.h"
 #include "tests/support/files.h"
@@ -40,12 +40,10 @@ struct Scene {
   std::unique_ptr<model::LoadedModel> open(const std::vector<std::string>& components) const {
     nlohmann::json paths = nlohmann::json::array();
     for (const std::string& name : components) paths.push_back(folder / name);
-    return model::LoadedModel::open(
-        family(), {.model_paths = paths.dump(),
-                   .hints = model::parse_hints({{"*dit_low*", {{"component", "dit_low"}}}}),
-                   .dtype = "float32",
-                   .device = "cpu",
-                   .components = components});
+    return model::LoadedModel::open(family(), {.model_paths = paths.dump(),
+                                               .dtype = "float32",
+                                               .device = "cpu",
+                                               .components = components});
   }
 
   // A file of random factors that says `component` of itself, if anything.

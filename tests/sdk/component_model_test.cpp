@@ -148,14 +148,16 @@ constexpr ComponentRow kRows[] = {
          [] {
            return detection_of("", "plain", DitConfig{kChannels, 2});
          },
-     .spellings = {"plain", "other"}},
+     .spellings = {"plain", "other"},
+     .paths = {"*high_noise*"}},
     {.spec = {.name = "dit_low", .role = Role::kDenoiser},
      .detect = detect_dit,
      .make = make_part<Dit, DitConfig>,
      .tiny =
          [] {
            return detection_of("", "plain", DitConfig{kChannels, 2});
-         }},
+         },
+     .paths = {"*low_noise*", "transformer_2"}},
 };
 constexpr std::string_view kVariants[] = {"clips", "clips-2"};
 constexpr LatentSpec kLatents = {kChannels, kStride, 2, 4, 4, /*takes_clips=*/true};
@@ -243,6 +245,25 @@ TEST_CASE("Components of one architecture are told apart by the hint alone", "[k
           [&] { family.detect(holding("dit"), {.component = {}, .variant = "clips-3"}); });
   refused(ErrorCode::kInvalidArgument, "\"cats\" is not known",
           [&] { family.detect(holding("dit"), {.component = {}, .variant = "cats"}); });
+}
+
+TEST_CASE("Components of one architecture are told apart by their paths", "[kit]") {
+  const PairFamily family;
+  const auto assigned = [&](const char* path, const char* component = "dit") {
+    std::vector<FoundPart> found = {{dit(component), path, {}}};
+    family.assign(found);
+    return found[0].part.component;
+  };
+  CHECK(assigned("/m/diffusion_pytorch_model.safetensors") == "dit");
+  CHECK(assigned("/m/Low_Noise_model/model-00001-of-00002.safetensors") == "dit_low");
+  CHECK(assigned("/m/t2v_LOW_NOISE_14B.safetensors") == "dit_low");
+  CHECK(assigned("/m/transformer_2/model.safetensors") == "dit_low");
+  CHECK(assigned("/m/transformer_20/model.safetensors") == "dit");
+  // The last name that says it counts, where it says one alone.
+  CHECK(assigned("/low_noise/high_noise.safetensors") == "dit");
+  CHECK(assigned("/low_noise/both_high_noise_low_noise.safetensors") == "dit_low");
+  // Another architecture is not meant.
+  CHECK(assigned("/m/low_noise.safetensors", "vae") == "vae");
 }
 
 TEST_CASE("The table answers for every component", "[kit]") {

@@ -25,8 +25,13 @@ ATELIER_API std::string_view role_name(Role role);
 struct ComponentSpec {
   std::string_view name;  // "dit": names flags, caches and LoRA files
   Role role;
+  // A model is refused without it. What is not required is demanded all the same where an input is
+  // given whose EncodeStage uses it, and loaded nowhere else.
   bool required = true;
   std::string_view help = {};  // one line: what it is and which published files hold it
+  // Glob over the denoiser's Detection::variant. Another variant does without it: it is not looked
+  // for, and its file is refused.
+  std::string_view variants = "*";
 };
 
 // One kind of encoding that a family makes before the denoiser runs: of texts, of images. The

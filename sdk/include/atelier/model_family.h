@@ -28,6 +28,9 @@ struct Detection {
   std::string spelling;  // which of the family's tables fits: "diffusers", "original"
   // Architecture numbers: {"layers": 60}; what a checkpoint of this shape needs to be made again.
   TensorIndex::Config config;
+  // Globs over names without `prefix`: the tensors of this component, where a file holds those of
+  // others too and no prefix tells them apart. Empty: all tensors that have the prefix.
+  std::vector<std::string> owns = {};
 
   // Throws Error{kInternal} when the number is absent.
   ATELIER_API int64_t integer(std::string_view key) const;
@@ -38,6 +41,13 @@ struct Detection {
 // not in tensors.
 struct DetectHint {
   std::string component, variant;
+};
+
+// A part of a checkpoint that was recognised.
+struct FoundPart {
+  Detection part;
+  std::string path;  // of the checkpoint's first file, absolute
+  DetectHint hint;   // what the user said about it
 };
 
 struct ModelOptions {
@@ -79,6 +89,13 @@ class ATELIER_API ModelFamily {
   // Error{kInvalidArgument} when the tensors contradict the hint.
   virtual std::optional<Detection> detect(const TensorIndex& checkpoint,
                                           const DetectHint& hint) const = 0;
+
+  // Says which part is which where tensors cannot tell and paths can: two denoisers of one
+  // architecture in folders called high_noise_model and low_noise_model. Is called once with all
+  // parts that the user named, in any order, before one is chosen for each component; or with the
+  // parts of one file, where nothing else is looked at. May change component and variant of each;
+  // what its hint says stays all the same. By default nothing is changed.
+  virtual void assign(std::span<FoundPart> parts) const;
 
   // Every field that the config.json of such a part may have: the host refuses others. Rows kTold
   // have the numbers of `part`.

@@ -64,6 +64,25 @@ class ToyWithInput final : public test::ToyFamily {
   std::vector<InputSpec> inputs_;
 };
 
+// A toy one of whose components is declared otherwise.
+class ToyWithSpec final : public test::ToyFamily {
+ public:
+  ToyWithSpec(size_t place, const ComponentSpec& spec)
+      : specs_(ToyFamily::components().begin(), ToyFamily::components().end()) {
+    specs_[place] = spec;
+  }
+  std::span<const ComponentSpec> components() const override { return specs_; }
+
+ private:
+  std::vector<ComponentSpec> specs_;
+};
+
+// A toy that takes the first part that it is given for another component than the rest.
+class ToyInOrder final : public test::ToyFamily {
+ public:
+  void assign(std::span<FoundPart> parts) const override { parts.front().part.component = "vae"; }
+};
+
 }  // namespace
 
 TEST_CASE("The toy keeps everything", "[conformance]") {
@@ -165,4 +184,23 @@ TEST_CASE("Inputs that contradict themselves are found", "[conformance]") {
   const InputSpec start = {
       .name = "more", .kind = kImage, .use = InputUse::kGenerate, .role = InputRole::kStart};
   CHECK(failed(conformance::check_family(ToyWithInput(start))).empty());
+}
+
+TEST_CASE("Components that contradict themselves are found", "[conformance]") {
+  const auto found = [](const ModelFamily& family, const std::string& check, const char* said) {
+    const std::vector<std::string> names = failed(conformance::check_family(family));
+    REQUIRE(!names.empty());
+    CHECK_THAT(names.front(), Catch::StartsWith(check) && Catch::Contains(said));
+  };
+  constexpr ComponentSpec kText = {
+      .name = "text_encoder", .role = Role::kTextEncoder, .help = "a table"};
+  ComponentSpec text = kText;
+  text.variants = {};
+  found(ToyWithSpec(0, text), "declarations: names", "'text_encoder' is of no variant");
+  text.variants = "edit*";
+  found(ToyWithSpec(0, text), "parts: tiny parts", "is for 'edit*', and the tiny denoiser is");
+  text = kText;
+  text.required = false;
+  found(ToyWithSpec(0, text), "declarations: stages", "is optional, and stage 'text' always runs");
+  found(ToyInOrder(), "detection: which part", "text_encoder: is vae, and text_encoder in another");
 }

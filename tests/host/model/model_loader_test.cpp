@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "host/files/safetensors_writer.h"
+#include "host/model/encoder_check.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_loading.h"
 #include "support/files.h"
@@ -147,6 +148,62 @@ TEST_CASE("Only the components that are asked for have to be there", "[loader]")
   expect_error(ErrorCode::kNotFound, {"no_such", "did you mean"}, [&] {
     open({.model_paths = folder / "dit.safetensors", .components = {"no_such", "ditt"}});
   });
+}
+
+namespace {
+
+// A toy whose VAE is not as the family's.
+struct ToyWithVae final : test::ToyFamily {
+  std::vector<ComponentSpec> specs;
+  ToyWithVae(bool required, std::string_view variants)
+      : specs(ToyFamily::components().begin(), ToyFamily::components().end()) {
+    specs[1].required = required;
+    specs[1].variants = variants;
+  }
+  std::span<const ComponentSpec> components() const override { return specs; }
+  std::unique_ptr<LoadedModel> open(LoadRequest request) const {
+    request.device = "cpu";
+    return LoadedModel::open(*this, request);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A component of other variants is neither demanded nor taken", "[loader]") {
+  Folder folder;
+  write_model(folder / "m");  // of the variant "base"
+  const std::string dit = folder / "m/transformer", text = folder / "m/text_encoder",
+                    vae = folder / "m/vae", whole = folder / "m";
+  const ToyWithVae edit(/*required=*/true, "edit*");
+  CHECK(edit.open({.model_paths = list({dit, text})})->parts().size() == 2);
+  // A model folder may hold more than its variant uses.
+  CHECK(edit.open({.model_paths = whole})->find_part("vae") == nullptr);
+  expect_error(ErrorCode::kInvalidArgument,
+               {"m/vae: is the component vae, which the variant \"base\" does without",
+                "it is for \"edit*\"", "[CHECKPOINT_VARIANT]"},
+               [&] {
+                 edit.open({.model_paths = list({dit, text, vae})});
+               });
+  // Without a denoiser no variant is known, and the file may be the right one.
+  CHECK(edit.open({.model_paths = vae, .components = {"vae"}})->find_part("vae") != nullptr);
+  const ToyWithVae base(/*required=*/true, "ba*");
+  expect_error(ErrorCode::kNotFound, {"component vae is missing"}, [&] {
+    base.open({.model_paths = list({dit, text})});
+  });
+}
+
+TEST_CASE("What is not required is demanded by the inputs that it encodes", "[loader]") {
+  Folder folder;
+  write_model(folder / "m");
+  const std::string some = list({folder / "m/transformer", folder / "m/text_encoder"});
+  const ToyWithVae family(/*required=*/false, "*"), other(/*required=*/false, "edit*");
+  const auto without = family.open({.model_paths = some});
+  CHECK_FALSE(missing_encoder(*without, "prompt"));
+  const auto error = missing_encoder(*without, "image");
+  REQUIRE(error);
+  CHECK(error->message() == "is encoded by the component vae, which is missing (folded pixels)");
+  CHECK_FALSE(missing_encoder(*family.open({.model_paths = folder / "m"}), "image"));
+  CHECK_FALSE(missing_encoder(*other.open({.model_paths = some}), "image"));
 }
 
 TEST_CASE("Every mistake with the files is in one error", "[loader]") {

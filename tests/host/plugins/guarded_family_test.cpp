@@ -77,6 +77,7 @@ struct ThrowingFamily final : ModelFamily {
   std::optional<Detection> detect(const TensorIndex&, const DetectHint&) const override {
     return act(), std::nullopt;
   }
+  void assign(std::span<FoundPart>) const override { act(); }
   ConfigFields config_fields(const Detection&) const override { return act(), ConfigFields(); }
   WeightMap weight_map(const Detection&) const override { return act(), WeightMap(); }
   LoraTargets lora_targets(const Detection&) const override { return act(), LoraTargets(); }
@@ -124,6 +125,7 @@ struct Liar {
   }
   Calls work() {
     return {{"detect", [&] { family->detect(TensorIndex({}, {}), {}); }},
+            {"assign", [&] { family->assign({}); }},
             {"config_fields", [&] { family->config_fields(part); }},
             {"weight_map", [&] { family->weight_map(part); }},
             {"lora_targets", [&] { family->lora_targets(part); }},

@@ -1,0 +1,28 @@
+#include "host/model/encoder_check.h"
+
+#include "host/model/components.h"
+#include "host/model/stages.h"
+
+namespace atelier::model {
+
+std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view input) {
+  const Stages& stages = model.stages();
+  for (const EncodeStage& stage : stages.encoding) {
+    if (!reads(stage, input)) continue;
+    for (const ComponentSpec& spec : model.family().components()) {
+      if (!uses(stage, spec.name) || !holds_for(spec, stages.variant)) continue;
+      if (model.find_part(spec.name) != nullptr || model.files().contains(spec.name)) continue;
+      std::string message =
+          "is encoded by the component " + std::string(spec.name) + ", which is missing";
+      if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
+      return Error(ErrorCode::kNotFound, message,
+                   spec.role == Role::kTokenizer
+                       ? "pass its folder with --tokenizer_path, or leave the input out"
+                       : "pass its files with --model_paths or --model_id_with_origin_paths, or "
+                         "leave the input out");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace atelier::model

@@ -1,0 +1,17 @@
+// Whether what encodes an input is there.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "atelier/error.h"
+
+#include "host/model/model_loader.h"
+
+namespace atelier::model {
+
+// What is wrong with giving an input to a model: a component is missing that a stage of its encodes
+// the input with. nullopt: nothing.
+std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view input);
+
+}  // namespace atelier::model
