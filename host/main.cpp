@@ -163,7 +163,7 @@ int main(int count, char** values) {
   } catch (const std::bad_alloc&) {
     is_running = false;
     std::fprintf(stderr, "error: the host's memory is used up; %s [OUT_OF_MEMORY]\n",
-                 atelier::report::kUseLess);
+                 atelier::report::kSmallerHint);
     return 4;
   }
 }

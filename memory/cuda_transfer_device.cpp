@@ -152,9 +152,9 @@ struct HostBytes {
   std::atomic<int64_t> all = 0, pageable = 0;
 };
 
-class DeviceTransferDevice final : public TransferDevice {
+class CudaTransferDevice final : public TransferDevice {
  public:
-  explicit DeviceTransferDevice(at::Device device)
+  explicit CudaTransferDevice(at::Device device)
       : device_(with_index(device)),
         guard_(device_.type()),
         in_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)),
@@ -235,7 +235,7 @@ class DeviceTransferDevice final : public TransferDevice {
 }  // namespace
 
 std::unique_ptr<TransferDevice> make_cuda_transfer_device(at::Device device) {
-  return std::make_unique<DeviceTransferDevice>(device);
+  return std::make_unique<CudaTransferDevice>(device);
 }
 
 }  // namespace atelier::memory

@@ -198,16 +198,12 @@ at::Tensor Generator::encode_start(const Request& request) {
   return latents.to(at::kFloat);
 }
 
-std::vector<int64_t> Generator::latent_shape(const Request& request) const {
-  return engine_.model.latent_shape(request.target);
-}
-
 at::Tensor Generator::initial_noise(const Request& request, size_t first, size_t count) const {
   if (request.latents.defined()) {
     return request.latents.narrow(0, static_cast<int64_t>(first), static_cast<int64_t>(count))
         .to(engine_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
-  const std::vector<int64_t> shape = latent_shape(request);
+  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target);
   std::vector<at::Tensor> samples;
   for (size_t i = first; i < first + count; ++i) {
     samples.push_back(random::normal_noise({.seed = request.seeds[i]}, shape));
@@ -404,7 +400,7 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
   const at::NoGradGuard no_grad;
   const ops::StopScope stops([this] { check_cancelled(); });
   const size_t num_images = request.seeds.size();
-  const std::vector<int64_t> shape = latent_shape(request);
+  const std::vector<int64_t> shape = engine_.model.latent_shape(request.target);
   if (request.latents.defined()) {
     std::vector<int64_t> wanted = shape;
     wanted.insert(wanted.begin(), static_cast<int64_t>(num_images));

@@ -108,7 +108,6 @@ class Generator {
                       const std::string& encoder_state);
   void keep(const std::string& key, const Conditioning& cond);
   at::Tensor encode_start(const Request& request);
-  std::vector<int64_t> latent_shape(const Request& request) const;
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
   class Guided;
   at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,

@@ -82,7 +82,7 @@ std::vector<Job> parse_jobs(std::string_view text, const std::string& name, cons
     const size_t before = problems.size();
     std::optional<Job> job = parse_job(content, place, base, inputs, problems);
     if (!job) continue;
-    if (problems.size() == before && job->settings.num_images <= kMaxImages) {
+    if (problems.size() == before && !makes_too_many(job->settings)) {
       for (const std::string& path : written_files(job->settings)) {
         const auto [writer, is_new] = writers.emplace(path, line);
         if (is_new) continue;

@@ -242,7 +242,12 @@ std::string size_origin(const Settings& s, const Origin& place) {
 }
 
 MediaTarget target_of(const Settings& s) {
-  return {*s.num_frames, *s.height, *s.width};
+  return {s.num_frames.value(), s.height.value(), s.width.value()};
+}
+
+bool makes_too_many(const Settings& s) {
+  return static_cast<double>(s.num_images) * static_cast<double>(s.num_frames.value_or(1)) >
+         static_cast<double>(kMaxImages);
 }
 
 const InputSpec* find_input_spec(std::span<const InputSpec> inputs, std::string_view name) {

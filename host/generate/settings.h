@@ -47,7 +47,7 @@ inline constexpr double kDefaultStrength = 0.6;
 // What families call the image that sampling begins from, and what those without one say to it.
 inline constexpr const char* kStartName = "input_image";
 inline constexpr const char* kNoStart = "this family does not start from an image";
-inline constexpr int64_t kMaxImages = 100'000;  // of one prompt
+inline constexpr int64_t kMaxImages = 100'000;  // of one prompt, each frame of a clip counted
 
 // Where a value was written: names it in messages as "--height" or as "jobs.jsonl:3: height".
 struct Origin {
@@ -59,6 +59,9 @@ struct Origin {
 
 // What is made, of settings that fill_target() has filled.
 MediaTarget target_of(const Settings& settings);
+
+// Whether images and frames, as far as they are said, are more than kMaxImages.
+bool makes_too_many(const Settings& settings);
 
 // Names the size of an image: "--height 64 --width 96", "jobs.jsonl:3: height 64, width 96".
 std::string size_origin(const Settings& settings, const Origin& place);

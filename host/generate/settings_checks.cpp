@@ -196,6 +196,11 @@ void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec&
                  std::string_view variant, const Origin& place, report::Problems& problems) {
   const size_t before = problems.size();
   check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  if (problems.size() == before && s.num_images > 1 && makes_too_many(s))
+    problems.add(place.of("num_frames") + ": " + std::to_string(*s.num_frames) + " of each of " +
+                     std::to_string(s.num_images) + " are more than " + std::to_string(kMaxImages) +
+                     " files",
+                 "make fewer at a time");
   check_size(*s.height, spec.pixel_multiple, place.of("height"), problems);
   check_size(*s.width, spec.pixel_multiple, place.of("width"), problems);
   if (problems.size() > before || s.flow_shift || !s.sigmas.empty()) return;

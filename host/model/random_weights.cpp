@@ -35,6 +35,7 @@ at::Tensor random_tensor(const std::string& name, const TensorMeta& meta, uint64
   const int64_t numel = value.numel();
   const int64_t longest =
       meta.shape.empty() ? 1 : *std::max_element(meta.shape.begin(), meta.shape.end());
+  if (numel == 0) return value.to(meta.dtype);
   if (numel != longest) {
     value.div_(std::sqrt(static_cast<double>(numel / meta.shape[0])));
   } else if (name.ends_with("bias")) {
@@ -83,7 +84,8 @@ std::optional<uint64_t> random_weights_seed(const files::Checkpoint& checkpoint)
 
 void fill_randomly(const weights::WeightBinding& binding, const files::Checkpoint& checkpoint,
                    uint64_t seed, at::ScalarType dtype, at::Device device,
-                   const std::function<void(int64_t)>& progress, const weights::WeightStorage& plan,
+                   const std::function<void(int64_t)>& progress,
+                   const weights::WeightStorage& resting,
                    const std::map<const Weight*, memory::Place>& places) {
   const at::NoGradGuard no_grad;
   int64_t bytes = 0;
@@ -95,13 +97,14 @@ void fill_randomly(const weights::WeightBinding& binding, const files::Checkpoin
     const bool leaves = place != places.end() && place->second != memory::Place::kDevice;
     const at::ScalarType type =
         value.is_floating_point() ? weight.drawn_dtype(dtype) : value.scalar_type();
-    const bool is_fp8 = plan.storage == weights::Storage::kFp8;
-    if ((is_fp8 || plan.storage == weights::Storage::kInt8) && plan.weights.contains(&weight)) {
+    const bool is_fp8 = resting.storage == weights::Storage::kFp8;
+    if ((is_fp8 || resting.storage == weights::Storage::kInt8) &&
+        resting.weights.contains(&weight)) {
       memory::Quantized codes = memory::quantize(
           value, is_fp8 ? memory::QuantizedKind::kFp8 : memory::QuantizedKind::kInt8);
       if (leaves) codes = {on_host(codes.codes), on_host(codes.scales)};
       weight.state().set_store(std::make_shared<memory::QuantizedStore>(
-          std::move(codes), type, plan.w8a8.contains(&weight)));
+          std::move(codes), type, resting.w8a8.contains(&weight)));
     } else {
       weight.set(leaves ? on_host(value.to(type)) : value.to(type));
     }

@@ -22,12 +22,12 @@ std::optional<uint64_t> random_weights_seed(const files::Checkpoint& checkpoint)
 
 // Fills the weights, and stores and places them as weights::load_weights does. Every published
 // tensor depends on its name, its shape and the seed alone: normal numbers of LibTorch's generator
-// on `device`, so that Python makes the same ones there (bench/families.py). Matrices keep the size
-// of what they multiply, scales are near 1, biases small.
+// on `device`, so that Python makes the same ones there (bench/random_models.py). Matrices keep the
+// size of what they multiply, scales are near 1, biases small.
 void fill_randomly(const weights::WeightBinding& binding, const files::Checkpoint& checkpoint,
                    uint64_t seed, at::ScalarType dtype, at::Device device,
                    const std::function<void(int64_t bytes_done)>& progress,
-                   const weights::WeightStorage& plan,
+                   const weights::WeightStorage& resting,
                    const std::map<const Weight*, memory::Place>& places);
 
 }  // namespace atelier::model

@@ -188,6 +188,7 @@ namespace {
 void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const LoadedModel& model) {
   double most = 0;
   size_t longest = 0;
+  std::optional<size_t> largest;
   std::optional<std::string> text;
   for (size_t i = 0; i < dataset.items().size(); ++i) {
     const data::Item& item = dataset.items()[i];
@@ -196,7 +197,7 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
     if (pixels_of(item.target) > most) {
       most = pixels_of(item.target);
       basis.target = item.target;
-      basis.inputs = dataset.shapes(i);
+      largest = i;
     }
     const auto prompt = item.values.find("prompt");
     if (prompt == item.values.end() || !prompt->second.is_string()) continue;
@@ -205,6 +206,7 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
     longest = caption.size();
     text = caption;
   }
+  if (largest) basis.inputs = dataset.shapes(*largest);
   basis.samples = std::max<int64_t>(1, std::ssize(dataset.items()));
   const bool has_encoder =
       std::any_of(model.family().components().begin(), model.family().components().end(),

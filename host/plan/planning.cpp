@@ -162,7 +162,7 @@ Error refusal(const memory::PlannedRun& run, const PlanTarget& target,
   }
   std::string hint = fitting.empty() ? smaller : fitting;
   if (fitting.empty())
-    hint += (hint.empty() ? "" : ": not enough; ") + std::string(report::kUseLess);
+    hint += (hint.empty() ? "" : ": not enough; ") + std::string(report::kSmallerHint);
   return {ErrorCode::kOutOfMemory, message, hint, "PLAN_DOES_NOT_FIT"};
 }
 

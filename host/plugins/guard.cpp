@@ -49,15 +49,15 @@ std::optional<Error> out_of_memory() {
     if (error.code() == ErrorCode::kOutOfMemory) return error;
   } catch (const c10::OutOfMemoryError& error) {
     return Error(ErrorCode::kOutOfMemory, first_line(error.what_without_backtrace()),
-                 report::kUseLess);
+                 report::kSmallerHint);
   } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kUseLess);
+    return Error(ErrorCode::kOutOfMemory, "the host's memory is used up", report::kSmallerHint);
   } catch (const c10::Error& error) {
     const std::string line = first_line(error.what_without_backtrace());
-    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kUseLess);
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
   } catch (const std::exception& error) {  // cuDNN's front end has errors of its own
     const std::string line = first_line(error.what());
-    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kUseLess);
+    if (says_out_of_memory(line)) return Error(ErrorCode::kOutOfMemory, line, report::kSmallerHint);
   } catch (...) {
   }
   return std::nullopt;

@@ -20,6 +20,6 @@ inline std::string size_text(int64_t height, int64_t width) {
 }
 
 // Where memory is used up and nothing better is known.
-inline constexpr const char* kUseLess = "use a smaller size or batch";
+inline constexpr const char* kSmallerHint = "use a smaller size or batch";
 
 }  // namespace atelier::report

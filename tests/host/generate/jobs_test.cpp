@@ -225,6 +225,20 @@ TEST_CASE("Frames of a clip are numbered files, and an image is one", "[jobs]") 
   CHECK(frame_paths("d/50%.png", 2) == Paths{"d/50%_0000.png", "d/50%_0001.png"});
 }
 
+TEST_CASE("More frames than can be written are told, and not counted one by one", "[jobs]") {
+  const auto [jobs, message] =
+      parse("{\"prompt\": \"a\", \"num_frames\": 1000000000000}", good_settings());
+  CHECK(message.empty());
+  CHECK_THAT(check(jobs.at(0).settings),
+             Catch::Contains("--num_frames: 1000000000000 is above 65536"));
+  Settings settings = good_settings();
+  settings.num_frames = 1;
+  settings.num_images = 100'000;
+  CHECK_FALSE(makes_too_many(settings));
+  settings.num_frames = 2;
+  CHECK(makes_too_many(settings));
+}
+
 TEST_CASE("Results are one line of JSON", "[jobs]") {
   JobResult result;
   result.output = {"a.png", "b\n.png"};
