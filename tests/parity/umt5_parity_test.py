@@ -1,0 +1,165 @@
+"""umT5's encoder beside transformers' UMT5EncoderModel: values, gradients, spellings, bfloat16."""
+
+import copy
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import torch
+from safetensors.torch import save_file
+from transformers import UMT5Config, UMT5EncoderModel
+
+import atelier
+import compare
+import references
+import tiny_models
+
+TOLERANCE = 1e-5
+PIPELINE_TOKENS = 512  # what the Wan pipelines pad texts to
+
+ENCODERS = {
+    "as published": {},
+    "other buckets": dict(relative_attention_num_buckets=12, relative_attention_max_distance=19),
+    "far": dict(relative_attention_max_distance=400, num_layers=1),
+    "wide heads": dict(num_heads=3, d_kv=24, d_model=40, layer_norm_epsilon=1e-3),
+    "narrow heads": dict(num_heads=8, d_kv=4, d_ff=30, num_layers=3),
+}
+
+# transformers' names -> those of the original checkpoint.
+ORIGINAL = (("shared.", "token_embedding."), ("encoder.final_layer_norm.", "norm."),
+            ("encoder.block.", "blocks."), ("layer.0.layer_norm.", "norm1."),
+            ("layer.1.layer_norm.", "norm2."),
+            ("layer.0.SelfAttention.relative_attention_bias.", "pos_embedding.embedding."),
+            ("layer.0.SelfAttention.", "attn."), ("layer.1.DenseReluDense.wi_0.", "ffn.gate.0."),
+            ("layer.1.DenseReluDense.wi_1.", "ffn.fc1."), ("layer.1.DenseReluDense.wo.",
+                                                           "ffn.fc2."))
+
+
+def make_encoder(seed, **changes):
+    config = UMT5Config(**{
+        **dict(vocab_size=300, d_model=48, d_kv=16, d_ff=56, num_layers=2, num_heads=4,
+               attn_implementation="eager"),
+        **changes
+    })
+    # Scores are not scaled, so that queries are small; tables of distances are large, so that they
+    # show.
+    return tiny_models.randomize_(UMT5EncoderModel(config), seed,
+                                  overrides=[(r"\.q\.weight", 0.3), (r"relative_attention", 4.0),
+                                             (r"shared|embed_tokens", 5.0)])
+
+
+def original(name):
+    for there, here in ORIGINAL:
+        name = name.replace(there, here)
+    return name
+
+
+def hidden(encoder, ids, lengths):
+    """What the pipelines take: zero behind each text."""
+    mask = torch.arange(ids.shape[1])[None] < lengths[:, None]
+    states = encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    return states * mask[..., None]
+
+
+class Umt5Test(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_umt5_")
+        cls.dir = pathlib.Path(cls.holder.name)
+        cls.plugin = atelier.program().parents[1] / "tests/umt5_family.so"
+        if not cls.plugin.is_file():
+            raise unittest.SkipTest(f"{cls.plugin} is not built")
+        cls.encoders = {}
+        for number, (name, changes) in enumerate(ENCODERS.items()):
+            cls.encoders[name] = make_encoder(60 + number, **changes)
+            cls.encoders[name].save_pretrained(cls.dir / name)
+        cls.texts = cls.padded([23, 1, 9, 130], 130)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    @staticmethod
+    def padded(lengths, width):
+        ids = torch.randint(3, 300, (len(lengths), width), generator=torch.Generator().manual_seed(3))
+        for row, length in enumerate(lengths):
+            ids[row, length - 1] = 1  # the end
+            ids[row, length:] = 0
+        return {"input_ids": ids, "lengths": torch.tensor(lengths)}
+
+    def ours(self, path, texts=None, **extra):
+        return atelier.probe("text_encoder", path, texts or self.texts, plugin=self.plugin, **extra)
+
+    def expected(self, encoder, texts=None):
+        return hidden(encoder, *(texts or self.texts).values())
+
+    def test_hidden_states_are_the_same(self):
+        for name, encoder in self.encoders.items():
+            with self.subTest(name), torch.no_grad():
+                compare.assert_close("umt5, " + name, self.ours(self.dir / name)["hidden"],
+                                     self.expected(encoder), TOLERANCE)
+
+    def test_texts_padded_as_the_pipelines_do_give_the_same(self):
+        texts = self.padded([77, PIPELINE_TOKENS], PIPELINE_TOKENS)
+        encoder = self.encoders["as published"]
+        with torch.no_grad():
+            compare.assert_close("umt5, 512 tokens",
+                                 self.ours(self.dir / "as published", texts)["hidden"],
+                                 self.expected(encoder, texts), TOLERANCE)
+
+    def test_distances_show_in_the_hidden_states(self):
+        """What the comparisons above would not see otherwise."""
+        for name, changes in (("as published", dict(relative_attention_max_distance=90)),
+                              ("far", dict(relative_attention_max_distance=128))):
+            other = make_encoder(60 + list(ENCODERS).index(name), **{**ENCODERS[name], **changes})
+            with torch.no_grad():
+                far = compare.relative_error(self.expected(other),
+                                             self.expected(self.encoders[name]))
+            self.assertGreater(far, 1e-3, name)
+
+    def test_gradients_are_the_same(self):
+        for name, encoder in self.encoders.items():
+            with self.subTest(name):
+                got = self.ours(self.dir / name, gradients=True, trainable="*")
+                expected = references.gradients(self.expected(encoder), {},
+                                                dict(encoder.named_parameters()))
+                compare.assert_gradients(f"umt5, {name}, gradients", got, expected)
+
+    def test_every_spelling_gives_the_same(self):
+        encoder = self.encoders["as published"]
+        state = tiny_models.contiguous(
+            {key: value for key, value in encoder.state_dict().items() if "embed_tokens" not in key})
+        embed = dict(state)
+        embed["encoder.embed_tokens.weight"] = embed.pop("shared.weight")
+        spellings = {
+            "original": {original(key): value for key, value in state.items()},
+            "embed_tokens": embed,
+            "both": {**state, "encoder.embed_tokens.weight": embed["encoder.embed_tokens.weight"].clone(),
+                     "spiece_model": torch.zeros(9, dtype=torch.uint8)},
+            "bundle": {"text_encoders.umt5xxl.transformer." + k: v for k, v in state.items()},
+        }  # fmt: skip
+        for name, tensors in spellings.items():
+            with self.subTest(name), torch.no_grad():
+                folder = self.dir / ("spelling " + name)
+                folder.mkdir()
+                save_file(tensors, folder / "model.safetensors")
+                encoder.config.save_pretrained(folder)
+                compare.assert_close("umt5, spelling " + name, self.ours(folder)["hidden"],
+                                     self.expected(encoder), TOLERANCE)
+
+    def test_bfloat16_is_as_exact_as_transformers(self):
+        for name, encoder in self.encoders.items():
+            with self.subTest(name), torch.no_grad():
+                rounded = copy.deepcopy(encoder).bfloat16()
+                exact = self.expected(copy.deepcopy(rounded).double())
+                theirs = self.expected(rounded).double() - exact
+                ours = self.ours(self.dir / name, dtype="bfloat16")["hidden"].double() - exact
+                ratio = float(ours.square().mean().sqrt() / theirs.square().mean().sqrt())
+                compare.record(f"umt5, {name}, bfloat16: error against transformers'", ratio)
+                self.assertLess(ratio, 1.0)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
