@@ -1,9 +1,13 @@
-// Shape letters: B images, C channels, H and W height and width.
+// Shape letters: B clips, C channels, T frames, H and W height and width, F frames of all clips:
+// those of a clip stand together. What works within a frame sees [F, C, H, W].
 #include "shared/causal_vae.h"
+
+#include <algorithm>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/nn/layers.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/conv.h"
 #include "atelier/ops/pointwise.h"
@@ -11,6 +15,42 @@
 namespace atelier::shared {
 
 using nn::Module;
+
+namespace {
+
+// [F, C, H, W] to [B, C, T, H, W] and back, without a copy where channels are last.
+at::Tensor as_clips(const at::Tensor& x_FCHW, int64_t B) {
+  return x_FCHW.unflatten(0, {B, x_FCHW.size(0) / B}).transpose(1, 2);
+}
+at::Tensor as_frames(const at::Tensor& x_BCTHW) {
+  return x_BCTHW.transpose(1, 2).flatten(0, 1);
+}
+
+}  // namespace
+
+// What a convolution over time needs of the frames before: the last ones, [B, C, n, H, W]. A clip
+// comes in pieces, the first of which is its first frame. A block is given what the piece before
+// left, and gives what the next one needs.
+struct History {
+  enum class At { kNone, kFirst, kLater };  // an image alone, a clip's first piece, a later one
+
+  At at;
+  at::Tensor frames;
+
+  // As a block is given it: undefined, no frames, or frames.
+  explicit History(const at::Tensor& given)
+      : at(!given.defined()     ? At::kNone
+           : given.numel() == 0 ? At::kFirst
+                                : At::kLater),
+        frames(given) {}
+
+  // The piece behind what was before it, of which the last `count` frames stay.
+  at::Tensor join(const at::Tensor& x_FCHW, int64_t count) {
+    const at::Tensor joined = at::cat({frames, as_clips(x_FCHW, frames.size(0))}, 2);
+    frames = joined.narrow(2, joined.size(2) - count, count).clone();
+    return joined;
+  }
+};
 
 // A convolution with weight [out, in, kt, k, k] or, without kt, [out, in, k, k].
 class CausalConv final : public Module {
@@ -25,8 +65,12 @@ class CausalConv final : public Module {
         options_{.stride = stride, .padding = stride == 1 ? k / 2 : 0} {}
   ~CausalConv() override = default;
 
-  // x: [B, in, H, W]. Zeros are put around a 3 x 3 kernel of stride 1 alone.
+  // x: [F, in, H, W], each frame by itself, of which a kernel with a temporal axis has its last
+  // slice. Zeros are put around a 3 x 3 kernel of stride 1 alone.
   at::Tensor forward(const at::Tensor& x) const { return ops::conv2d(x, weight, bias_, options_); }
+
+  // The frames of a clip behind those of `past`, which becomes that of the next piece.
+  at::Tensor forward(const at::Tensor& x, History& past) const;
 
   WeightPtr weight;
 
@@ -34,6 +78,18 @@ class CausalConv final : public Module {
   WeightPtr bias_;
   ops::ConvOptions options_;
 };
+
+at::Tensor CausalConv::forward(const at::Tensor& x, History& past) const {
+  if (past.at == History::At::kNone) return forward(x);
+  if (past.at == History::At::kFirst) {
+    const at::Tensor first = x.unsqueeze(2);
+    past.frames = at::cat({at::zeros_like(first), first}, 2);
+    return forward(x);
+  }
+  const at::Tensor joined = past.join(x, weight->sizes()[2] - 1);
+  const int64_t pad = options_.padding;
+  return as_frames(ops::conv3d(joined, weight, bias_, {.padding = {0, pad, pad}}));
+}
 
 namespace {
 
@@ -54,11 +110,19 @@ class ChannelNorm final : public Module {
   WeightPtr gamma_;
 };
 
-// Norm, SiLU and convolution, twice, and a residual connection. Input and output: [B, C, H, W].
-class ResBlock final : public Block {
+// A block of the autoencoder. Inputs: frames [F, C, H, W], and of clips the histories of its
+// convolutions over time. Output: frames, and the histories for the next piece.
+class FrameBlock : public Block {
+ public:
+  using Block::Block;
+  virtual size_t histories() const { return 0; }
+};
+
+// Norm, SiLU and convolution, twice, and a residual connection.
+class ResBlock final : public FrameBlock {
  public:
   ResBlock(Module* parent, std::string name, int64_t in, int64_t out)
-      : Block(parent, std::move(name)),
+      : FrameBlock(parent, std::move(name)),
         norm1_(this, "norm1", in),
         conv1_(this, "conv1", in, out, 3, 3),
         norm2_(this, "norm2", out),
@@ -67,11 +131,16 @@ class ResBlock final : public Block {
   }
 
   std::string_view kind() const override { return shortcut_ ? "vae.res_shortcut" : "vae.res"; }
+  size_t histories() const override { return 2; }
 
   Tensors forward(const Tensors& in) override {
+    History past1(in.size() > 1 ? in[1] : at::Tensor()),
+        past2(in.size() > 1 ? in[2] : at::Tensor());
     const at::Tensor around = shortcut_ ? shortcut_->forward(in[0]) : in[0];
-    const at::Tensor h = conv1_.forward(norm1_.forward(in[0], /*silu=*/true));
-    return {around + conv2_.forward(norm2_.forward(h, /*silu=*/true))};
+    const at::Tensor h = conv1_.forward(norm1_.forward(in[0], /*silu=*/true), past1);
+    const at::Tensor out = around + conv2_.forward(norm2_.forward(h, /*silu=*/true), past2);
+    if (in.size() == 1) return {out};
+    return {out, past1.frames, past2.frames};
   }
 
  private:
@@ -82,11 +151,11 @@ class ResBlock final : public Block {
   std::unique_ptr<CausalConv> shortcut_;
 };
 
-// One head over all cells of an image. Input and output: [B, C, H, W].
-class AttentionBlock final : public Block {
+// One head over all cells of a frame.
+class AttentionBlock final : public FrameBlock {
  public:
   AttentionBlock(Module* parent, std::string name, int64_t width)
-      : Block(parent, std::move(name)),
+      : FrameBlock(parent, std::move(name)),
         norm_(this, "norm", width, /*temporal=*/false),
         to_qkv_(this, "to_qkv", width, 3 * width, 0, 1),
         proj_(this, "proj", width, width, 0, 1) {}
@@ -109,45 +178,68 @@ class AttentionBlock final : public Block {
   CausalConv to_qkv_, proj_;
 };
 
-// Halves or doubles height and width. "time_conv" works between frames, so a single frame does not
-// read it.
-class Resample final : public Block {
+// Halves or doubles height and width, and with "time_conv" the frames of a clip but its first.
+class Resample final : public FrameBlock {
  public:
   Resample(Module* parent, std::string name, int64_t width, bool down, bool temporal)
-      : Block(parent, std::move(name)),
+      : FrameBlock(parent, std::move(name)),
         down_(down),
         conv_(this, "resample.1", width, down ? width : width / 2, 0, 3, down ? 2 : 1) {
     if (temporal) {
-      time_conv_weight_ = declare("time_conv.weight", {down ? width : 2 * width, width, 3, 1, 1});
-      time_conv_bias_ = declare("time_conv.bias", {down ? width : 2 * width});
+      time_conv_ = std::make_unique<nn::Conv3d>(this, "time_conv", width, down ? width : 2 * width,
+                                                std::array<int64_t, 3>{3, 1, 1},
+                                                ops::Conv3dOptions{.stride = {down ? 2 : 1, 1, 1}});
     }
   }
 
   std::string_view kind() const override { return down_ ? "vae.down" : "vae.up"; }
+  size_t histories() const override { return time_conv_ ? 1 : 0; }
 
   Tensors forward(const Tensors& in) override {
-    const at::Tensor& x = in[0];
-    if (down_) return {conv_.forward(at::constant_pad_nd(x, {0, 1, 0, 1}))};
-    return {conv_.forward(at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)}))};
+    if (in.size() == 1) return {resized(in[0])};
+    History past(in[1]);
+    const at::Tensor x = down_ ? halved(resized(in[0]), past) : resized(doubled(in[0], past));
+    return {x, past.frames};
   }
 
  private:
+  at::Tensor resized(const at::Tensor& x) const {
+    if (down_) return conv_.forward(at::constant_pad_nd(x, {0, 1, 0, 1}));
+    return conv_.forward(at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)}));
+  }
+
+  // A frame of every two. The first frame of a clip stays.
+  at::Tensor halved(const at::Tensor& x, History& past) const {
+    if (past.at == History::At::kFirst) {
+      past.frames = x.unsqueeze(2);
+      return x;
+    }
+    return as_frames(time_conv_->forward(past.join(x, 1)));
+  }
+
+  // Two frames of every one. The first frame of a clip stays, and the others do not see it.
+  at::Tensor doubled(const at::Tensor& x, History& past) const {
+    if (past.at == History::At::kFirst) {
+      past.frames = at::zeros_like(x).unsqueeze(2).expand({-1, -1, 2, -1, -1}).clone();
+      return x;
+    }
+    const at::Tensor twice = time_conv_->forward(past.join(x, 2));
+    const int64_t B = twice.size(0), C = twice.size(1) / 2, T = twice.size(2);
+    const int64_t H = twice.size(3), W = twice.size(4);
+    return twice.view({B, 2, C, T, H, W})
+        .permute({0, 3, 1, 4, 5, 2})
+        .reshape({B * T * 2, H, W, C})
+        .permute({0, 3, 1, 2});
+  }
+
   bool down_;
   CausalConv conv_;
-  WeightPtr time_conv_weight_, time_conv_bias_;
+  std::unique_ptr<nn::Conv3d> time_conv_;
 };
 
 // float64 stays, everything else is computed with in float32.
 at::ScalarType wide(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-// [B, C, 1, H, W] to [B, C, H, W].
-at::Tensor single_frame(const at::Tensor& x_BCTHW) {
-  if (x_BCTHW.size(2) == 1) return x_BCTHW.select(2, 0);
-  throw Error(ErrorCode::kUnsupported,
-              std::to_string(x_BCTHW.size(2)) + " frames: this autoencoder takes images so far",
-              "give one frame");
 }
 
 at::Tensor per_channel(const std::vector<double>& values, const at::Tensor& like) {
@@ -176,16 +268,37 @@ class CausalVaeHalf final : public Module {
   }
   ~CausalVaeHalf() override = default;
 
-  // x: [B, C, H, W], channels-last.
-  at::Tensor forward(const at::Tensor& x, BlockRunner& runner) const {
-    at::Tensor h = conv_in_.forward(x);
-    for (const auto& block : blocks_) h = runner.run(*block, {h})[0];
-    return conv_out_.forward(norm_out_.forward(h, /*silu=*/true));
+  // x: [F, C, H, W], channels-last: images, or with `past` a piece of each clip. `past` is empty in
+  // front of the first one and holds all histories behind it.
+  at::Tensor forward(const at::Tensor& x, BlockRunner& runner, Tensors* past = nullptr) const {
+    if (past && past->empty()) past->assign(histories(), at::empty({0}, x.options()));
+    size_t next = 0;
+    const auto convolve = [&](const CausalConv& conv, const at::Tensor& in) {
+      History history(past ? (*past)[next] : at::Tensor());
+      const at::Tensor out = conv.forward(in, history);
+      if (past) (*past)[next++] = history.frames;
+      return out;
+    };
+    at::Tensor h = convolve(conv_in_, x);
+    for (const auto& block : blocks_) {
+      const size_t count = past ? block->histories() : 0;
+      Tensors in = {std::move(h)};
+      for (size_t i = 0; i < count; ++i) in.push_back(std::move((*past)[next + i]));
+      Tensors out = runner.run(*block, in);
+      h = std::move(out[0]);
+      for (size_t i = 0; i < count; ++i) (*past)[next++] = std::move(out[i + 1]);
+    }
+    return convolve(conv_out_, norm_out_.forward(h, /*silu=*/true));
   }
 
   at::TensorOptions options() const { return conv_in_.weight->draw().options(); }
 
  private:
+  size_t histories() const {
+    size_t count = 2;
+    for (const auto& block : blocks_) count += block->histories();
+    return count;
+  }
   void add_res(const std::string& block, int64_t in, int64_t out) {
     blocks_.push_back(std::make_unique<ResBlock>(this, block, in, out));
   }
@@ -225,7 +338,7 @@ class CausalVaeHalf final : public Module {
   }
 
   CausalConv conv_in_;
-  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<std::unique_ptr<FrameBlock>> blocks_;
   ChannelNorm norm_out_;
   CausalConv conv_out_;
 };
@@ -241,29 +354,49 @@ CausalVae::CausalVae(const CausalVaeConfig& c)
       decoder_(std::make_unique<CausalVaeHalf>(this, "decoder", c, /*encoder=*/false)) {}
 CausalVae::~CausalVae() = default;
 
+int64_t CausalVae::temporal_stride() const {
+  return int64_t{1} << std::count(config_.temporal.begin(), config_.temporal.end(), true);
+}
+
 at::Tensor CausalVae::encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const {
   const at::TensorOptions options = encoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
-  const at::Tensor x = single_frame(pixels_BCTHW)
-                           .to(options.device(), dtype)
-                           .contiguous(at::MemoryFormat::ChannelsLast);
-  const at::Tensor moments = quant_conv_->forward(encoder_->forward(x, runner));
-  const at::Tensor mean = moments.narrow(1, 0, config_.channels).to(wide(dtype));
-  return ((mean - per_channel(config_.mean, mean)) / per_channel(config_.std, mean))
-      .to(dtype)
-      .contiguous()
-      .unsqueeze(2);
+  const int64_t B = pixels_BCTHW.size(0), T = pixels_BCTHW.size(2), stride = temporal_stride();
+  if ((T - 1) % stride != 0) {
+    throw Error(ErrorCode::kInvalidArgument, "a clip of " + std::to_string(T) +
+                                                 " frames: one more than a multiple of " +
+                                                 std::to_string(stride) + " is encoded");
+  }
+  Tensors pieces, past;
+  for (int64_t t = 0; t < T; t += t == 0 ? 1 : stride) {
+    const at::Tensor x = as_frames(pixels_BCTHW.narrow(2, t, t == 0 ? 1 : stride))
+                             .to(options.device(), dtype)
+                             .contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor moments =
+        quant_conv_->forward(encoder_->forward(x, runner, T > 1 ? &past : nullptr));
+    const at::Tensor mean = moments.narrow(1, 0, config_.channels).to(wide(dtype));
+    pieces.push_back(((mean - per_channel(config_.mean, mean)) / per_channel(config_.std, mean))
+                         .to(dtype)
+                         .contiguous());
+    pieces.back() = as_clips(pieces.back(), B);
+  }
+  return (T == 1 ? pieces.front() : at::cat(pieces, 2)).contiguous();
 }
 
 void CausalVae::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
                        const FrameSink& sink) const {
   const at::TensorOptions options = decoder_->options();
   const at::ScalarType dtype = options.dtype().toScalarType();
-  const at::Tensor z = single_frame(latents_BCTHW).to(options.device(), wide(dtype));
-  const at::Tensor x = (z * per_channel(config_.std, z) + per_channel(config_.mean, z)).to(dtype);
-  const at::Tensor y = decoder_->forward(
-      post_quant_conv_->forward(x.contiguous(at::MemoryFormat::ChannelsLast)), runner);
-  sink(at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous().unsqueeze(2));
+  const int64_t B = latents_BCTHW.size(0), T = latents_BCTHW.size(2);
+  Tensors past;
+  for (int64_t t = 0; t < T; ++t) {
+    const at::Tensor z = latents_BCTHW.select(2, t).to(options.device(), wide(dtype));
+    const at::Tensor x = (z * per_channel(config_.std, z) + per_channel(config_.mean, z)).to(dtype);
+    const at::Tensor y =
+        decoder_->forward(post_quant_conv_->forward(x.contiguous(at::MemoryFormat::ChannelsLast)),
+                          runner, T > 1 ? &past : nullptr);
+    sink(as_clips(at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous(), B).contiguous());
+  }
 }
 
 }  // namespace atelier::shared

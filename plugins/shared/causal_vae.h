@@ -1,7 +1,8 @@
 // The causal video autoencoder: 8 pixels a latent cell along each side, 4 frames a latent frame
 // after the first. Of a single frame every convolution needs its last temporal slice alone, and
-// what works between frames nothing: images are encoded and decoded as such. Clips are not, so
-// far.
+// what works between frames nothing: images are encoded and decoded as such. Clips go through one
+// latent frame at a time, and what their convolutions need of the frames before goes with them, so
+// that memory does not grow with their length.
 #pragma once
 
 #include <memory>
@@ -59,13 +60,16 @@ class CausalVae final : public Autoencoder {
   explicit CausalVae(const CausalVaeConfig& config);
   ~CausalVae() override;
 
-  // The mean of the latents, normalised. T is 1.
+  // The mean of the latents, normalised. Throws Error{kInvalidArgument} unless T is one more than a
+  // multiple of temporal_stride().
   at::Tensor encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner) const override;
+  // `sink` is called once for each latent frame: one frame, then temporal_stride() at a time.
   void decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
               const FrameSink& sink) const override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t spatial_stride() const override { return int64_t{1} << (config_.widths.size() - 1); }
+  int64_t temporal_stride() const;  // frames a latent frame after the first
 
  private:
   CausalVaeConfig config_;

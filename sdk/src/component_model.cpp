@@ -326,26 +326,31 @@ NamedTensors ComponentModel::probe(std::string_view name, const NamedTensors& in
 
 NamedTensors ComponentModel::probe_media(Autoencoder& autoencoder, const NamedTensors& inputs,
                                          BlockRunner& runner) const {
-  allow_only(inputs, {"image", "latents"});
-  if (inputs.contains("image") == inputs.contains("latents"))
-    invalid("tensors 'image' (to encode) and 'latents' (to decode): one of them is expected");
+  allow_only(inputs, {"image", "clip", "latents"});
+  if (inputs.size() != 1)
+    invalid("tensors 'image' or 'clip' (to encode) and 'latents' (to decode): one is expected");
   if (inputs.contains("latents")) {
     const at::Tensor& latents = named_tensor(inputs, "latents", 5);
     check_latents(latents, autoencoder.channels(), /*patch=*/1);
-    at::Tensor image;
-    autoencoder.decode(latents, runner, [&](const at::Tensor& frames) {
-      if (!image.defined()) image = frames.select(2, 0);
-    });
-    return {{"image", image}};
+    Tensors frames;
+    autoencoder.decode(latents, runner,
+                       [&](const at::Tensor& pixels) { frames.push_back(pixels); });
+    if (latents.size(2) == 1) return {{"image", frames.front().select(2, 0)}};
+    return {{"clip", at::cat(frames, 2)}};
   }
-  const at::Tensor& image = named_tensor(inputs, "image", 4);
+  const bool is_clip = inputs.contains("clip");
+  const std::string name = is_clip ? "clip" : "image";
+  const at::Tensor& pixels = named_tensor(inputs, name, is_clip ? 5 : 4);
   const int64_t stride = autoencoder.spatial_stride();
-  if (image.size(1) != 3 || image.numel() == 0 || image.size(2) % stride != 0 ||
-      image.size(3) % stride != 0) {
-    invalid("tensor 'image': shape " + shape_text(image) + ", [B, 3, H, W] with multiples of " +
+  if (pixels.size(1) != 3 || pixels.numel() == 0 || pixels.size(-2) % stride != 0 ||
+      pixels.size(-1) % stride != 0) {
+    invalid("tensor '" + name + "': shape " + shape_text(pixels) +
+            (is_clip ? ", [B, 3, T, H, W]" : ", [B, 3, H, W]") + " with multiples of " +
             number(stride) + " expected");
   }
-  return {{"latents", autoencoder.encode(image.unsqueeze(2), runner)}};
+  if (!is_clip) return {{"latents", autoencoder.encode(pixels.unsqueeze(2), runner)}};
+  check_frames(pixels.size(2), latents_.takes_clips);
+  return {{"latents", autoencoder.encode(pixels, runner)}};
 }
 
 NamedTensors ComponentModel::probe_denoiser(Denoiser& denoiser, const NamedTensors& inputs,
