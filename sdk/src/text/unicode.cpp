@@ -14,31 +14,6 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// How many bytes at `at`, which start no valid character, are the beginning of one; at least 1.
-size_t invalid_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) {
-    return at + i < text.size() ? static_cast<uint8_t>(text[at + i]) : 0;
-  };
-  const uint8_t lead = byte(0);
-  size_t expected = 1;
-  uint8_t low = 0x80;
-  uint8_t high = 0xBF;
-  if (lead >= 0xC2 && lead <= 0xDF) expected = 2;
-  if (lead >= 0xE0 && lead <= 0xEF) expected = 3;
-  if (lead >= 0xF0 && lead <= 0xF4) expected = 4;
-  if (lead == 0xE0) low = 0xA0;   // shorter forms exist
-  if (lead == 0xED) high = 0x9F;  // surrogates
-  if (lead == 0xF0) low = 0x90;
-  if (lead == 0xF4) high = 0x8F;  // above U+10FFFF
-  size_t length = 1;
-  while (length < expected && byte(length) >= low && byte(length) <= high) {
-    ++length;
-    low = 0x80;
-    high = 0xBF;
-  }
-  return length;
-}
-
 struct CodeRange {
   uint32_t first;
   uint32_t last;
@@ -61,11 +36,12 @@ constexpr std::array<CodeRange, 38> kNewerThanUnicode9 = {{
     {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF},
 }};
 
-// Whether normalisation leaves the character as it is and composes nothing across it.
-bool stands_alone(uint32_t c) {
-  // Not a final consonant, but the place before the first; utf8proc 2.8 composes it away.
-  constexpr uint32_t kBeforeFinalConsonants = 0x11A7;
-  if (c == kBeforeFinalConsonants) return true;
+// Not a final consonant, but the place before the first; utf8proc 2.8 composes it away.
+bool is_before_final_consonants(uint32_t c) {
+  return c == 0x11A7;
+}
+
+bool is_newer_than_unicode_9(uint32_t c) {
   const auto* range = std::lower_bound(kNewerThanUnicode9.begin(), kNewerThanUnicode9.end(), c,
                                        [](const CodeRange& r, uint32_t at) { return r.last < at; });
   return range != kNewerThanUnicode9.end() && range->first <= c;
@@ -131,22 +107,9 @@ class Run {
   size_t marks_begin_ = 0;
 };
 
-}  // namespace
-
-std::string replace_invalid_utf8(std::string_view text) {
-  std::string valid;
-  valid.reserve(text.size());
-  while (!text.empty()) {
-    const size_t bad = formats::find_invalid_utf8(text);
-    valid += text.substr(0, bad);
-    if (bad == std::string_view::npos) break;
-    valid += kReplacement;
-    text.remove_prefix(bad + invalid_length(text, bad));
-  }
-  return valid;
-}
-
-std::string to_nfc(std::string_view text) {
+// What `stands_alone` stays as it is, and nothing is composed across it.
+template <class StandsAlone>
+std::string compose(std::string_view text, StandsAlone stands_alone) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<int8_t>(c) >= 0; })) {
     return std::string(text);
   }
@@ -165,6 +128,54 @@ std::string to_nfc(std::string_view text) {
   }
   run.finish(composed);
   return composed;
+}
+
+}  // namespace
+
+size_t invalid_utf8_length(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) {
+    return at + i < text.size() ? static_cast<uint8_t>(text[at + i]) : 0;
+  };
+  const uint8_t lead = byte(0);
+  size_t expected = 1;
+  uint8_t low = 0x80;
+  uint8_t high = 0xBF;
+  if (lead >= 0xC2 && lead <= 0xDF) expected = 2;
+  if (lead >= 0xE0 && lead <= 0xEF) expected = 3;
+  if (lead >= 0xF0 && lead <= 0xF4) expected = 4;
+  if (lead == 0xE0) low = 0xA0;   // shorter forms exist
+  if (lead == 0xED) high = 0x9F;  // surrogates
+  if (lead == 0xF0) low = 0x90;
+  if (lead == 0xF4) high = 0x8F;  // above U+10FFFF
+  size_t length = 1;
+  while (length < expected && byte(length) >= low && byte(length) <= high) {
+    ++length;
+    low = 0x80;
+    high = 0xBF;
+  }
+  return length;
+}
+
+std::string replace_invalid_utf8(std::string_view text) {
+  std::string valid;
+  valid.reserve(text.size());
+  while (!text.empty()) {
+    const size_t bad = formats::find_invalid_utf8(text);
+    valid += text.substr(0, bad);
+    if (bad == std::string_view::npos) break;
+    valid += kReplacement;
+    text.remove_prefix(bad + invalid_utf8_length(text, bad));
+  }
+  return valid;
+}
+
+std::string to_nfc(std::string_view text) {
+  return compose(
+      text, [](uint32_t c) { return is_before_final_consonants(c) || is_newer_than_unicode_9(c); });
+}
+
+std::string to_newest_nfc(std::string_view text) {
+  return compose(text, is_before_final_consonants);
 }
 
 size_t grapheme_length(std::string_view text) {

@@ -14,6 +14,12 @@ std::string replace_invalid_utf8(std::string_view text);
 // holds to: what was assigned later stays as it is. O(n log n).
 std::string to_nfc(std::string_view text);
 
+// The same by the newest Unicode that utf8proc knows.
+std::string to_newest_nfc(std::string_view text);
+
+// How many bytes at `at`, which start no valid character, are the beginning of one; at least 1.
+size_t invalid_utf8_length(std::string_view text, size_t at);
+
 // Bytes of the extended grapheme cluster that valid UTF-8, not empty, begins with.
 size_t grapheme_length(std::string_view text);
 
