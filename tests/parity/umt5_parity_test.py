@@ -1,19 +1,24 @@
-"""umT5's encoder beside transformers' UMT5EncoderModel: values, gradients, spellings, bfloat16."""
+"""umT5's encoder beside transformers' UMT5EncoderModel: values, gradients, spellings, bfloat16; and
+prompts, cleaned and cut into tokens, beside diffusers and transformers."""
 
 import copy
+import io
 import pathlib
 import sys
 import tempfile
 import unittest
 
+import sentencepiece
 import torch
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from safetensors.torch import save_file
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 import atelier
 import compare
 import references
 import tiny_models
+import tokenizer_parity_test
 
 TOLERANCE = 1e-5
 PIPELINE_TOKENS = 512  # what the Wan pipelines pad texts to
@@ -25,6 +30,13 @@ ENCODERS = {
     "wide heads": dict(num_heads=3, d_kv=24, d_model=40, layer_norm_epsilon=1e-3),
     "narrow heads": dict(num_heads=8, d_kv=4, d_ff=30, num_layers=3),
 }
+
+# What cleaning changes.
+PROMPTS = [
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，"
+    "丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，静止不动的画面，"
+    "杂乱的背景，三条腿，背景人很多，倒着走", "\u201cＦｕｌｌ　ｗｉｄｔｈ\u201d &amp;amp; ﬂuﬃ &lt;b&gt;", "cafÃ© âœ” l’humanitÃ©"
+]
 
 # transformers' names -> those of the original checkpoint.
 ORIGINAL = (("shared.", "token_embedding."), ("encoder.final_layer_norm.", "norm."),
@@ -62,7 +74,7 @@ def hidden(encoder, ids, lengths):
     return states * mask[..., None]
 
 
-class Umt5Test(unittest.TestCase):
+class Folder(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
@@ -71,15 +83,66 @@ class Umt5Test(unittest.TestCase):
         cls.plugin = atelier.program().parents[1] / "tests/umt5_family.so"
         if not cls.plugin.is_file():
             raise unittest.SkipTest(f"{cls.plugin} is not built")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+
+class PromptTest(Folder):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.texts = [*tokenizer_parity_test.strings(), *PROMPTS]
+
+    def make(self, name, **settings):
+        folder = self.dir / name
+        folder.mkdir()
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(tiny_models.CORPUS * 4),
+                                                 model_writer=model, model_type="unigram",
+                                                 vocab_size=700, hard_vocab_limit=False,
+                                                 pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+                                                 normalization_rule_name="nmt_nfkc",
+                                                 minloglevel=2, **settings)
+        (folder / "spiece.model").write_bytes(model.getvalue())
+        return folder, model.getvalue()
+
+    def check(self, name, folder, expected):
+        got = atelier.tokenize(folder, self.texts, plugin=self.plugin)
+        wrong = [(text, ours, expected(prompt_clean(text)))
+                 for text, ours in zip(self.texts, got, strict=True)
+                 if ours != expected(prompt_clean(text))]
+        compare.record(f"umt5, prompts with other tokens, {name}", len(wrong))
+        self.assertEqual(wrong[:3], [], f"{len(wrong)} of {len(self.texts)}")
+        self.assertIn(PIPELINE_TOKENS, [len(ids) for ids in got], "no text is cut")
+
+    def test_tokenizer_json_gives_the_same_ids(self):
+        folder, _ = self.make("json")
+        T5Tokenizer.from_pretrained(folder, extra_ids=0).save_pretrained(folder)
+        (folder / "spiece.model").unlink()
+        tokenizer = T5Tokenizer.from_pretrained(folder, extra_ids=0)
+        self.check("tokenizer.json", folder, lambda text: tokenizer(
+            text, max_length=PIPELINE_TOKENS, truncation=True).input_ids)
+
+    def test_spiece_model_gives_those_of_sentencepiece(self):
+        folder, model = self.make("model", byte_fallback=True)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.check("spiece.model", folder,
+                   lambda text: processor.encode(text)[:PIPELINE_TOKENS - 1] + [1])
+
+
+class Umt5Test(Folder):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
         cls.encoders = {}
         for number, (name, changes) in enumerate(ENCODERS.items()):
             cls.encoders[name] = make_encoder(60 + number, **changes)
             cls.encoders[name].save_pretrained(cls.dir / name)
         cls.texts = cls.padded([23, 1, 9, 130], 130)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     @staticmethod
     def padded(lengths, width):

@@ -1,7 +1,8 @@
-// A family of one component, so that the program runs the encoder by itself.
+// A family of the text encoder alone, so that the program runs it and its tokenizer by themselves.
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
+#include "prompt.h"
 #include "umt5.h"
 
 namespace {
@@ -23,6 +24,14 @@ struct EncoderModel final : ComponentModel {
   using ComponentModel::ComponentModel;
   Conditioning encode(const EncodeInputs&, BlockRunner&) override { return {}; }
   TextLength text_length(const EncodeInputs&) const override { return {}; }
+  std::vector<int64_t> tokenize(std::string_view text) const override {
+    std::vector<int64_t> ids = wan::prompt_ids(tokenizer(), text);
+    if (std::ssize(ids) > wan::kMaxPromptTokens) {
+      ids.resize(wan::kMaxPromptTokens);
+      ids.back() = wan::end_token(tokenizer());
+    }
+    return ids;
+  }
 };
 
 struct Family final : ComponentFamily {
