@@ -38,7 +38,8 @@ ConfigFields& ConfigFields::of_diffusers(std::vector<ConfigValue> class_names) {
 
 ConfigFields& ConfigFields::of_transformers(std::vector<ConfigValue> model_types) {
   fixed("model_type", std::move(model_types));
-  fixed("is_encoder_decoder", {false});
+  // The encoder of such a model says it beforehand.
+  if (!find("is_encoder_decoder")) fixed("is_encoder_decoder", {false});
   fixed("tie_last_hidden_states", {nullptr, true});  // behind the last norm
   // What it is, where it comes from and how it is stored, which the tensors tell, too.
   ignored({"architectures", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash",

@@ -1,0 +1,93 @@
+#include "model.h"
+
+#include <ATen/ATen.h>
+
+#include "atelier/named_inputs.h"
+
+#include "clip.h"
+#include "dit.h"
+#include "prompt.h"
+
+namespace wan {
+namespace {
+
+constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
+
+constexpr std::string_view kNegativePrompt =
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低"
+    "质量，"
+    "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态"
+    "畸形的肢体，"
+    "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走";
+
+}  // namespace
+
+Wan::~Wan() = default;
+
+std::vector<int64_t> Wan::ids_of(const atelier::EncodeInputs& in) const {
+  const std::string& given = atelier::text_input(in.values, "prompt");
+  return prompt_ids(tokenizer(), in.is_negative && given.empty() ? kNegativePrompt : given);
+}
+
+atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::BlockRunner& runner) {
+  if (in.stage == "latents") return encode_latents(in.values, "image", runner);
+  if (in.stage == "images") return encode_images(in, runner);
+  if (in.stage == "given_clip") return encode_given(in, runner);
+  return encode_text(in, runner);
+}
+
+atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
+                                         atelier::BlockRunner& runner) {
+  const auto& clip = loaded<ClipVision>("image_encoder");
+  std::vector<at::Tensor> rows;
+  for (const char* name : {kFirstImage, kLastImage}) {
+    if (const auto* image = atelier::find_input<at::Tensor>(in.values, name))
+      rows.push_back(clip.forward(*image, runner));
+  }
+  return {{kImageEmbeds, at::cat(rows)}};
+}
+
+atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner) {
+  const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
+  const int64_t frames = in.target.frames, T = (frames - 1) / kFrameStride + 1;
+  at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
+  // Whether a frame is known; the first one counts as many as a latent frame has.
+  at::Tensor known = at::zeros({T * kFrameStride}, first.options());
+  clip.narrow(1, 0, 1).copy_(first);
+  known.narrow(0, 0, kFrameStride).fill_(1);
+  if (in.values.contains(kLastImage) && frames > 1) {
+    clip.narrow(1, frames - 1, 1).copy_(atelier::clip_input(in.values, kLastImage));
+    known.narrow(0, known.size(0) - 1, 1).fill_(1);
+  }
+  const at::Tensor latents = encode_latents({{"clip", clip}}, "clip", runner).at("latents");
+  const at::Tensor mask = known.view({T, kFrameStride, 1, 1})
+                              .transpose(0, 1)
+                              .expand({-1, -1, latents.size(2), latents.size(3)});
+  return {{kGivenClip, at::cat({mask.to(latents.options()), latents})}};
+}
+
+atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
+                                       atelier::BlockRunner& runner) {
+  std::vector<int64_t> ids = ids_of(in);
+  cut_to_limit(ids, {.tokens = std::ssize(ids), .limit = kMaxPromptTokens});
+  ids.back() = end_token(tokenizer());
+  return {{atelier::kPromptEmbeds, encode_ids("text_encoder", ids, runner)}};
+}
+
+atelier::NamedTensors Wan::probe(std::string_view component, const atelier::NamedTensors& inputs,
+                                 atelier::BlockRunner& runner) {
+  if (component != "image_encoder") return ComponentModel::probe(component, inputs, runner);
+  const auto& clip = loaded<ClipVision>(component);
+  atelier::allow_only(inputs, {"image"});
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& image : atelier::named_tensor(inputs, "image", 4).unbind(0))
+    rows.push_back(clip.forward(image, runner));
+  return {{kImageEmbeds, at::stack(rows)}};
+}
+
+atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {
+  return {.tokens = std::ssize(ids_of(in)), .limit = kMaxPromptTokens};
+}
+
+}  // namespace wan

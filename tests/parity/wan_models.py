@@ -1,0 +1,294 @@
+"""Tiny random Wan models in every published file layout, and diffusers' answers.
+
+`get()` makes them with diffusers and transformers and writes, below its `root`:
+  model/                      a diffusers directory: transformer/, text_encoder/, vae/, scheduler/ and
+                              tokenizer/
+  original/{dit,text_encoder,vae}.safetensors  the same weights as the original repositories spell
+                              them, with the config in the metadata
+"""
+
+import functools
+import io
+import json
+import os
+import pathlib
+import re
+import tempfile
+import unittest.mock
+
+import sentencepiece
+import torch
+from diffusers import (AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline,
+                       WanTransformer3DModel)
+from diffusers.models.autoencoders import autoencoder_kl_wan
+from safetensors.torch import save_file
+from transformers import (CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, T5Tokenizer,
+                          UMT5Config, UMT5EncoderModel)
+
+import tiny_models
+
+TEXT_WIDTH = 48
+TEXT_ROWS = 512  # that the transformer sees of every prompt
+
+ORIGINAL_DIT = ((r"^condition_embedder\.time_embedder\.linear_1", "time_embedding.0"),
+                (r"^condition_embedder\.time_embedder\.linear_2", "time_embedding.2"),
+                (r"^condition_embedder\.text_embedder\.linear_1", "text_embedding.0"),
+                (r"^condition_embedder\.text_embedder\.linear_2", "text_embedding.2"),
+                (r"^condition_embedder\.time_proj", "time_projection.1"),
+                (r"^condition_embedder\.image_embedder\.norm1", "img_emb.proj.0"),
+                (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj", "img_emb.proj.1"),
+                (r"^condition_embedder\.image_embedder\.ff\.net\.2", "img_emb.proj.3"),
+                (r"^condition_embedder\.image_embedder\.norm2", "img_emb.proj.4"),
+                (r"^condition_embedder\.image_embedder\.pos_embed", "img_emb.emb_pos"),
+                (r"\.add_([kv])_proj\.", r".\1_img."), (r"\.norm_added_k\.", ".norm_k_img."),
+                (r"^scale_shift_table", "head.modulation"), (r"^proj_out", "head.head"),
+                (r"\.scale_shift_table", ".modulation"), (r"\.norm2\.", ".norm3."),
+                (r"\.ffn\.net\.0\.proj", ".ffn.0"), (r"\.ffn\.net\.2", ".ffn.2"),
+                (r"\.attn1\.", ".self_attn."), (r"\.attn2\.", ".cross_attn."),
+                (r"\.to_out\.0", ".o"), (r"\.to_([qkv])\.", r".\1."))
+
+ORIGINAL_TEXT = ((r"^shared\.", "token_embedding."), (r"^encoder\.final_layer_norm", "norm"),
+                 (r"^encoder\.block\.", "blocks."), (r"layer\.0\.layer_norm", "norm1"),
+                 (r"layer\.1\.layer_norm", "norm2"),
+                 (r"layer\.0\.SelfAttention\.relative_attention_bias", "pos_embedding.embedding"),
+                 (r"layer\.0\.SelfAttention", "attn"),
+                 (r"layer\.1\.DenseReluDense\.wi_0", "ffn.gate.0"),
+                 (r"layer\.1\.DenseReluDense\.wi_1", "ffn.fc1"),
+                 (r"layer\.1\.DenseReluDense\.wo", "ffn.fc2"))
+
+
+def renamed(state, renames):
+    result = {}
+    for name, tensor in state.items():
+        for pattern, replacement in renames:
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor
+    return result
+
+
+def make_transformer(seed=91, **changes):
+    config = dict(num_attention_heads=2,
+                  attention_head_dim=16,
+                  in_channels=16,
+                  out_channels=16,
+                  text_dim=TEXT_WIDTH,
+                  freq_dim=64,
+                  ffn_dim=80,
+                  num_layers=2)
+    transformer = WanTransformer3DModel(**{**config, **changes})
+    return tiny_models.randomize_(transformer, seed, overrides=[(r"scale_shift_table", 8.0)])
+
+
+IMAGE_WIDTH, IMAGE_SIDE, IMAGE_ROWS = 32, 56, 17
+
+
+def make_image_transformer(images=1, seed=96, **changes):
+    """Of image to video, or of first and last frame to video."""
+    config = dict(in_channels=36,
+                  image_dim=IMAGE_WIDTH,
+                  added_kv_proj_dim=32,
+                  pos_embed_seq_len=2 * IMAGE_ROWS if images == 2 else None)
+    transformer = make_transformer(seed, **{**config, **changes})
+    if images == 2:
+        with torch.no_grad():
+            transformer.condition_embedder.image_embedder.pos_embed.mul_(5)
+    return transformer
+
+
+def make_image_encoder(seed=97):
+    config = CLIPVisionConfig(hidden_size=IMAGE_WIDTH,
+                              intermediate_size=48,
+                              num_hidden_layers=3,
+                              num_attention_heads=4,
+                              image_size=IMAGE_SIDE,
+                              patch_size=14,
+                              hidden_act="gelu")
+    return tiny_models.randomize_(CLIPVisionModel(config), seed)
+
+
+def make_image_processor():
+    return CLIPImageProcessor(size={"shortest_edge": IMAGE_SIDE},
+                              crop_size={
+                                  "height": IMAGE_SIDE,
+                                  "width": IMAGE_SIDE
+                              })
+
+
+def make_vae(seed=92, **changes):
+    config = dict(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2)
+    return tiny_models.randomize_(AutoencoderKLWan(**{**config, **changes}), seed, gain=1.3,
+                                  overrides=[(r"decoder\.conv_out", 1.6),
+                                             (r"to_qkv|proj", 1.0)])
+
+
+def make_text_encoder(vocabulary, seed=93):
+    config = UMT5Config(vocab_size=vocabulary,
+                        d_model=TEXT_WIDTH,
+                        d_kv=16,
+                        d_ff=80,
+                        num_layers=2,
+                        num_heads=3,
+                        feed_forward_proj="gated-gelu",
+                        dropout_rate=0.0)
+    return tiny_models.randomize_(UMT5EncoderModel(config),
+                                  seed,
+                                  overrides=[(r"relative_attention_bias", 2.0),
+                                             (r"SelfAttention\.[qk]", 0.5), (r"shared", 7.0)])
+
+
+def make_tokenizer(folder):
+    """A unigram model with umT5's settings, in both published forms."""
+    folder.mkdir(parents=True)
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(tiny_models.CORPUS * 4),
+                                             model_writer=model,
+                                             vocab_size=700,
+                                             hard_vocab_limit=False,
+                                             model_type="unigram",
+                                             byte_fallback=True,
+                                             pad_id=0,
+                                             eos_id=1,
+                                             unk_id=2,
+                                             bos_id=-1,
+                                             character_coverage=1.0,
+                                             minloglevel=2)
+    (folder / "spiece.model").write_bytes(model.getvalue())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 0}))
+    tokenizer = T5Tokenizer.from_pretrained(folder, extra_ids=0)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+class WanModels:
+
+    def __init__(self, root):
+        self.root = pathlib.Path(root)
+        self.model = self.root / "model"
+        self.tokenizer = make_tokenizer(self.model / "tokenizer")
+        self.transformer = make_transformer()
+        self.text_encoder = make_text_encoder(len(self.tokenizer))
+        self.vae = make_vae()
+        self.scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction",
+                                                 use_flow_sigmas=True,
+                                                 num_train_timesteps=1000,
+                                                 flow_shift=3.0)
+        self.pipeline = WanPipeline(tokenizer=self.tokenizer,
+                                    text_encoder=self.text_encoder,
+                                    vae=self.vae,
+                                    scheduler=self.scheduler,
+                                    transformer=self.transformer)
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.transformer.save_pretrained(self.model / "transformer")
+        self.text_encoder.save_pretrained(self.model / "text_encoder")
+        self.vae.save_pretrained(self.model / "vae")
+        self.scheduler.save_pretrained(self.model / "scheduler")
+
+        parts = {
+            "dit": renamed(self.transformer.state_dict(), ORIGINAL_DIT),
+            "text_encoder": renamed(
+                {
+                    name: tensor
+                    for name, tensor in self.text_encoder.state_dict().items()
+                    if name != "encoder.embed_tokens.weight"
+                }, ORIGINAL_TEXT),
+            "vae": {
+                tiny_models.original_vae_name(name): tensor
+                for name, tensor in self.vae.state_dict().items()
+            }
+        }
+        (self.root / "original").mkdir()
+        for name, tensors in parts.items():
+            save_file(tiny_models.contiguous(tensors),
+                      self.root / "original" / f"{name}.safetensors",
+                      metadata=tiny_models.config_metadata(self.folder_of(name)))
+
+    def folder_of(self, component):
+        return self.model / {"dit": "transformer"}.get(component, component)
+
+    def layouts(self):
+        """Name -> files of all components, with the tokenizer."""
+        files = [self.root / "original" / f"{n}.safetensors" for n in ("dit", "text_encoder", "vae")]
+        return {
+            "diffusers": [self.model],
+            "original": [*files, self.model / "tokenizer" / "spiece.model"]
+        }
+
+    def layout_of(self, component):
+        """Spelling -> the file or folder of one component."""
+        return {
+            "diffusers": self.folder_of(component),
+            "original": self.root / "original" / f"{component}.safetensors"
+        }
+
+
+def pad_prompts(prompt_embeds, lengths=None):
+    """Prompts [B, L, D] as the pipeline gives them: TEXT_ROWS rows, zero behind each length."""
+    count, rows, _ = prompt_embeds.shape
+    if lengths is None:
+        lengths = torch.full((count,), rows)
+    mask = (torch.arange(rows)[None] < lengths[:, None]).to(prompt_embeds.dtype)
+    return torch.nn.functional.pad(prompt_embeds * mask[..., None], (0, 0, 0, TEXT_ROWS - rows))
+
+
+def velocity(transformer, latents, sigma, prompt_embeds, lengths=None, image_embeds=None,
+             given_clip=None):
+    """noise - clean, of the shape of latents [B, C, T, h, w]."""
+    if given_clip is not None:
+        latents = torch.cat([latents, given_clip], 1)
+    if transformer.config.pos_embed_seq_len:  # diffusers takes the images of a sample one by one
+        image_embeds = image_embeds.unflatten(1, (2, -1)).flatten(0, 1)
+    return transformer(hidden_states=latents,
+                       timestep=1000 * sigma,
+                       encoder_hidden_states=pad_prompts(prompt_embeds, lengths),
+                       encoder_hidden_states_image=image_embeds,
+                       return_dict=False)[0]
+
+
+def constants(vae, like):
+    shape = (1, -1, 1, 1, 1)
+    return [
+        torch.tensor(values, dtype=torch.float64).to(like.dtype).view(shape)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    ]
+
+
+def encode(vae, clip):
+    """Normalised latents [B, C, T', h, w] of a clip [B, 3, T, H, W] in [-1, 1]."""
+    mean, std = constants(vae, clip)
+    return (vae.encode(clip).latent_dist.mode() - mean) / std
+
+
+def decode(vae, latents):
+    """The clip [B, 3, T, H, W] in [-1, 1] of normalised latents."""
+    mean, std = constants(vae, latents)
+    return vae.decode(latents * std + mean).sample
+
+
+def _resample_whole(self, x, feat_cache=None, feat_idx=None):
+    """What a step between levels does to a whole clip: nothing is kept from piece to piece."""
+    if self.mode == "upsample3d":
+        later = self.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))
+        x = torch.cat([x[:, :, :1], torch.stack([later[:, 0], later[:, 1]], 3).flatten(2, 3)], 2)
+    batch = x.shape[0]
+    x = self.resample(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (batch, -1)).transpose(1, 2)
+    if self.mode == "downsample3d":
+        x = torch.cat([x[:, :, :1], self.time_conv(x)], 2)
+    return x
+
+
+def whole_clips():
+    """While it holds, the VAE's encoder and decoder take a whole clip at once."""
+    return unittest.mock.patch.object(autoencoder_kl_wan.WanResample, "forward", _resample_whole)
+
+
+@functools.cache
+def get():
+    """Builds the models once a process, below ATELIER_PARITY_DIR or in a folder that goes away."""
+    kept = os.environ.get("ATELIER_PARITY_DIR")
+    if kept:
+        return WanModels(pathlib.Path(kept) / "wan")
+    folder = tempfile.TemporaryDirectory(prefix="atelier_wan_")
+    result = WanModels(folder.name)
+    result.folder = folder  # removed with the process
+    return result

@@ -1,0 +1,399 @@
+"""Wan: every component, whole images and clips give what diffusers and transformers give, whichever
+way the files are spelled."""
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+import atelier
+import compare
+import references
+import tiny_models
+import wan_models
+
+PLUGIN = "wan"
+# As people paste them: the pipelines clean prompts.
+PROMPT = "A coffee shop entrance with a “chalkboard” sign &amp;amp; lamps,  cinematic lighting"
+PUBLISHED_NEGATIVE = (
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，"
+    "丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，"
+    "静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走")
+NEGATIVE = "blurry, 低画质"
+
+
+def probe(component, paths, inputs, **options):
+    return atelier.probe(component, paths, inputs, plugin=PLUGIN, **options)
+
+
+class WanDitTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.models = wan_models.get()
+        cls.transformer = cls.models.transformer
+        cls.folder = cls.models.folder_of("dit")
+
+    @staticmethod
+    def inputs(batch, frames, height, width, length, seed=31, channels=16):
+        """Random inputs for a grid of frames x height x width tokens, each 2 x 2 latents."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, channels, frames, 2 * height, 2 * width)
+        return {
+            "latents":
+                torch.randn(shape, generator=generator),
+            "sigma":
+                torch.rand((batch,), generator=generator) * 0.9 + 0.05,
+            "prompt_embeds":
+                torch.randn((batch, length, wan_models.TEXT_WIDTH), generator=generator)
+        }
+
+    def batch(self):
+        """Three samples with prompts of different lengths; what is behind a prompt must not
+        matter."""
+        inputs = self.inputs(3, 2, 3, 5, 17)
+        inputs["prompt_lengths"] = torch.tensor([17, 4, 9])
+        return inputs
+
+    def expected(self, inputs, transformer=None):
+        with torch.no_grad():
+            return wan_models.velocity(transformer or self.transformer, inputs["latents"],
+                                       inputs["sigma"], inputs["prompt_embeds"],
+                                       inputs.get("prompt_lengths"))
+
+    def check(self, name, inputs, paths=None):
+        got = probe("dit", paths or self.folder, inputs)["velocity"]
+        compare.assert_close("wan, " + name, got, self.expected(inputs))
+        return got
+
+    def test_sizes_and_lengths_give_the_same_velocity(self):
+        for frames, height, width, length in ((1, 4, 4, 13), (3, 3, 7, 1), (2, 1, 1, 512),
+                                              (5, 5, 2, 256)):
+            with self.subTest(frames=frames, height=height, width=width, length=length):
+                self.check("denoiser", self.inputs(1, frames, height, width, length))
+
+    def test_the_ends_of_the_schedule_give_the_same_velocity(self):
+        for sigma in (0.0, 1.0):
+            inputs = self.inputs(1, 2, 4, 5, 13)
+            inputs["sigma"] = torch.tensor([sigma])
+            self.check("denoiser, ends of the schedule", inputs)
+
+    def test_every_spelling_gives_the_same_velocity(self):
+        for spelling, paths in self.models.layout_of("dit").items():
+            with self.subTest(spelling=spelling):
+                self.check("denoiser, " + spelling, self.inputs(1, 2, 4, 5, 13), paths)
+
+    def test_a_batch_of_different_prompts_gives_the_same_velocity(self):
+        self.check("denoiser, batch of different prompts", self.batch())
+
+    def test_a_batch_equals_its_samples(self):
+        inputs = self.batch()
+        together = probe("dit", self.folder, inputs)["velocity"]
+        for row, length in enumerate(inputs["prompt_lengths"].tolist()):
+            alone = self.check(
+                "denoiser, each sample alone", {
+                    "latents": inputs["latents"][row:row + 1],
+                    "sigma": inputs["sigma"][row:row + 1],
+                    "prompt_embeds": inputs["prompt_embeds"][row:row + 1, :length]
+                })
+            compare.assert_close("wan, batch against its samples", together[row:row + 1], alone)
+
+    def test_what_configs_say_counts(self):
+        for changes in (dict(num_attention_heads=4, attention_head_dim=8),
+                        dict(num_attention_heads=1, attention_head_dim=26),
+                        dict(eps=1e-3, freq_dim=32), dict(patch_size=(1, 1, 1)),
+                        dict(in_channels=6, out_channels=6, num_layers=3)):
+            transformer = wan_models.make_transformer(seed=94, **changes)
+            inputs = self.inputs(1, 2, 4, 6, 13, channels=transformer.config.in_channels)
+            original = wan_models.renamed(transformer.state_dict(), wan_models.ORIGINAL_DIT)
+            with self.subTest(**changes), tempfile.TemporaryDirectory() as folder:
+                transformer.save_pretrained(folder)
+                file = pathlib.Path(folder) / "original" / "dit.safetensors"
+                transformer.save_config(file.parent)
+                save_file(tiny_models.contiguous(original), file)
+                for path in (folder, file):
+                    compare.assert_close(f"wan, denoiser, {changes}",
+                                         probe("dit", path, inputs)["velocity"],
+                                         self.expected(inputs, transformer))
+
+    def test_all_gradients_are_the_same(self):
+        for name, inputs in (("one sample", self.inputs(1, 3, 5, 6, 13)), ("a batch", self.batch())):
+            got = probe("dit", self.folder, inputs, gradients=True, trainable="*")
+            floating = {
+                key: value.clone().requires_grad_(True)
+                for key, value in inputs.items()
+                if value.is_floating_point()
+            }
+            output = wan_models.velocity(self.transformer, floating["latents"], floating["sigma"],
+                                         floating["prompt_embeds"], inputs.get("prompt_lengths"))
+            expected = references.gradients(output, floating,
+                                            dict(self.transformer.named_parameters()))
+            compare.assert_gradients(f"wan, denoiser, gradients of {name}", got, expected)
+            compare.assert_close("wan, denoiser, values with gradients", got["velocity"], output)
+
+    def test_bfloat16_is_as_exact_as_diffusers(self):
+        inputs = self.inputs(1, 3, 6, 6, 20)
+        exact = wan_models.make_transformer().double()
+        with torch.no_grad():
+            expected = wan_models.velocity(
+                exact, *(inputs[name].double() for name in ("latents", "sigma", "prompt_embeds")))
+            # As diffusers loads it: some weights stay float32.
+            half = type(exact).from_pretrained(self.folder, torch_dtype=torch.bfloat16)
+            theirs = wan_models.velocity(half, inputs["latents"].bfloat16(), inputs["sigma"],
+                                         inputs["prompt_embeds"].bfloat16())
+        ours = probe("dit", self.folder, inputs, dtype="bfloat16")["velocity"]
+        error = [float((v.double() - expected).norm() / expected.norm()) for v in (ours, theirs)]
+        compare.record("wan, denoiser, bfloat16 error of ours by theirs", error[0] / error[1])
+        self.assertLess(error[0], 1.05 * error[1])
+
+
+class WanVaeTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.models = wan_models.get()
+        cls.vae = cls.models.vae
+
+    @staticmethod
+    def clip(batch, frames, height, width, seed=21):
+        return torch.rand((batch, 3, frames, height, width),
+                          generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+    @staticmethod
+    def latents(batch, frames, height, width, seed=22):
+        return torch.randn((batch, 16, frames, height, width),
+                           generator=torch.Generator().manual_seed(seed))
+
+    def ours(self, clip=None, latents=None, paths=None, **options):
+        paths = paths or self.models.folder_of("vae")
+        if latents is not None:
+            got = probe("vae", paths, {"latents": latents}, **options)
+            return got["clip"] if "clip" in got else got["image"][:, :, None]
+        return probe("vae", paths, {"clip": clip}, **options)["latents"]
+
+    def check(self, name, clip=None, latents=None, paths=None, vae=None):
+        with torch.no_grad():
+            if latents is None:
+                expected = wan_models.encode(vae or self.vae, clip)
+            else:
+                expected = wan_models.decode(vae or self.vae, latents)
+        compare.assert_close(name, self.ours(clip, latents, paths), expected)
+
+    def test_clips_encode_the_same(self):
+        for frames, height, width in ((1, 40, 56), (5, 40, 56), (9, 24, 8), (13, 16, 24), (17, 8, 8)):
+            with self.subTest(frames=frames, height=height, width=width):
+                self.check("wan, VAE, encode", self.clip(1, frames, height, width))
+
+    def test_clips_decode_the_same(self):
+        for frames, height, width in ((1, 5, 7), (2, 5, 7), (3, 3, 1), (4, 2, 3), (5, 1, 1)):
+            with self.subTest(frames=frames, height=height, width=width):
+                self.check("wan, VAE, decode", latents=self.latents(1, frames, height, width))
+
+    def test_a_batch_is_the_same_and_equals_its_samples(self):
+        clip, latents = self.clip(2, 9, 24, 16), self.latents(2, 3, 3, 2)
+        self.check("wan, VAE, encode, batch", clip)
+        self.check("wan, VAE, decode, batch", latents=latents)
+        compare.assert_close("wan, VAE, encode, batch against its samples", self.ours(clip)[1:],
+                             self.ours(clip[1:]))
+        compare.assert_close("wan, VAE, decode, batch against its samples",
+                             self.ours(latents=latents)[1:], self.ours(latents=latents[1:]))
+
+    def test_the_original_spelling_gives_the_same(self):
+        paths = self.models.layout_of("vae")["original"]
+        self.check("wan, VAE, encode, original spelling", self.clip(1, 5, 24, 16), paths=paths)
+        self.check("wan, VAE, decode, original spelling", latents=self.latents(1, 2, 3, 2),
+                   paths=paths)
+
+    def test_other_levels_give_the_same(self):
+        for number, changes in enumerate((dict(base_dim=5, dim_mult=[1, 3, 3],
+                                               temperal_downsample=[False, True]),
+                                          dict(dim_mult=[1, 2], temperal_downsample=[True],
+                                               num_res_blocks=1),
+                                          dict(dim_mult=[1, 2, 2],
+                                               temperal_downsample=[True, False]))):
+            vae = wan_models.make_vae(seed=95 + number, **changes)
+            step = 2**sum(changes["temperal_downsample"])
+            with self.subTest(**changes), tempfile.TemporaryDirectory() as folder:
+                vae.save_pretrained(folder)
+                # diffusers encodes four frames at a time, whatever a latent frame stands for.
+                frames = 1 if step != 4 else 9
+                self.check(f"wan, VAE, encode, {changes}", self.clip(1, frames, 24, 16),
+                           paths=folder, vae=vae)
+                self.check(f"wan, VAE, decode, {changes}", latents=self.latents(1, 3, 3, 2),
+                           paths=folder, vae=vae)
+
+    def test_pieces_give_what_the_whole_clip_gives_at_once(self):
+        clip, latents = self.clip(1, 13, 24, 16), self.latents(1, 4, 3, 2)
+        with wan_models.whole_clips(), torch.no_grad():
+            mean, std = wan_models.constants(self.vae, clip)
+            moments = self.vae.quant_conv(self.vae.encoder(clip))
+            encoded = (moments[:, :16] - mean) / std
+            decoded = self.vae.decoder(self.vae.post_quant_conv(latents * std + mean))
+        compare.assert_close("wan, VAE, encode, pieces against the whole", self.ours(clip), encoded,
+                             tolerance=1e-5)
+        compare.assert_close("wan, VAE, decode, pieces against the whole",
+                             self.ours(latents=latents), decoded.clamp(-1, 1), tolerance=1e-5)
+
+    def test_frames_that_do_not_fit_are_refused(self):
+        with self.assertRaisesRegex(atelier.ProgramFailed, "4 frames.*multiple of 4"):
+            self.ours(self.clip(1, 4, 16, 16))
+
+    def test_gradients_are_the_same(self):
+        for key, value, call, other in (
+            ("clip", self.clip(1, 9, 16, 24), wan_models.encode, "latents"),
+            ("latents", self.latents(1, 3, 2, 3), wan_models.decode, "clip")):
+            got = probe("vae", self.models.folder_of("vae"), {key: value}, gradients=True,
+                        trainable="*")
+            value = value.clone().requires_grad_(True)
+            output = call(self.vae, value)
+            expected = references.gradients(output, {key: value},
+                                            dict(self.vae.named_parameters()))
+            compare.assert_gradients(f"wan, VAE, gradients from {key}", got, expected)
+            compare.assert_close(f"wan, VAE, values with gradients from {key}", got[other], output)
+
+
+class WanPipelineTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.models = wan_models.get()
+        cls.pipeline = cls.models.pipeline
+
+    def tearDown(self):
+        self.pipeline.unload_lora_weights()
+
+    @staticmethod
+    def noise(frames, height, width, seed, count=1):
+        """Noise as the program takes it, [N, 16, T, h, w]."""
+        return torch.randn((count, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
+                           generator=torch.Generator().manual_seed(seed))
+
+    def reference(self, latents, shift=3.0, **options):
+        """The frames of all clips, uint8 [H, W, 3] each, rounded the way diffusers does."""
+        self.pipeline.scheduler = type(self.models.scheduler).from_config(
+            self.models.scheduler.config, flow_shift=shift)
+        options.setdefault("prompt", PROMPT)
+        options.setdefault("negative_prompt", NEGATIVE)
+        options["prompt"] = [options["prompt"]] * latents.shape[0]
+        options["negative_prompt"] = [options["negative_prompt"]] * latents.shape[0]
+        clips = self.pipeline(height=8 * latents.shape[3],
+                              width=8 * latents.shape[4],
+                              num_frames=4 * latents.shape[2] - 3,
+                              latents=latents,
+                              output_type="np",
+                              **options).frames
+        return [(frame * 255).round().astype(np.uint8) for clip in clips for frame in clip]
+
+    def ours(self, latents, paths=None, **flags):
+        flags = dict(prompt=PROMPT,
+                     negative_prompt=NEGATIVE,
+                     height=8 * latents.shape[3],
+                     width=8 * latents.shape[4],
+                     num_frames=4 * latents.shape[2] - 3,
+                     num_images=latents.shape[0],
+                     schedule="diffusers",
+                     seed=0,
+                     dtype="float32") | flags
+        return atelier.generate(paths or self.models.model, latents, plugin=PLUGIN, **flags)
+
+    def test_clips_are_those_of_diffusers_in_every_spelling(self):
+        latents = self.noise(5, 48, 64, seed=41)
+        expected = self.reference(latents, num_inference_steps=4)
+        self.assertEqual(len(expected), 5)
+        other = self.reference(latents, num_inference_steps=4, prompt="red")
+        effect = np.abs(np.asarray(expected, np.float64) - np.asarray(other, np.float64)).mean()
+        self.assertGreater(effect, 2, "the prompt changes too little to prove anything")
+        for layout, paths in self.models.layouts().items():
+            with self.subTest(layout=layout):
+                compare.assert_images("wan, clips, " + layout,
+                                      self.ours(latents, paths, num_inference_steps=4), expected)
+
+    def test_images_are_those_of_diffusers(self):
+        latents = self.noise(1, 64, 48, seed=42, count=2)
+        compare.assert_images("wan, images", self.ours(latents, num_inference_steps=3),
+                              self.reference(latents, num_inference_steps=3))
+
+    def test_shift_and_guidance_are_those_of_diffusers(self):
+        latents = self.noise(9, 32, 48, seed=43)
+        for shift, scale, steps in ((5, 5, 6), (8, 1, 5), (3, 7, 2)):
+            with self.subTest(shift=shift, scale=scale, steps=steps):
+                compare.assert_images(
+                    "wan, clips, other shift and guidance",
+                    self.ours(latents, num_inference_steps=steps, flow_shift=shift,
+                              cfg_scale=scale),
+                    self.reference(latents, shift=shift, guidance_scale=float(scale),
+                                   num_inference_steps=steps))
+
+    def test_an_empty_negative_prompt_is_the_published_one(self):
+        latents = self.noise(1, 32, 48, seed=46)
+        compare.assert_images(
+            "wan, images, published negative prompt",
+            self.ours(latents, num_inference_steps=2, negative_prompt=""),
+            self.reference(latents, num_inference_steps=2, negative_prompt=PUBLISHED_NEGATIVE))
+
+    def test_two_experts_share_the_levels_as_in_diffusers(self):
+        other = wan_models.make_transformer(seed=98)
+        paths = self.models.root / "experts"
+        for name in ("text_encoder", "vae", "tokenizer", "transformer"):
+            (paths / name).parent.mkdir(exist_ok=True)
+            (paths / name).symlink_to(self.models.model / name)
+        other.save_pretrained(paths / "transformer_2")
+        latents = self.noise(5, 32, 48, seed=45)
+        steps = dict(num_inference_steps=5)
+        variant = "wan2.2-t2v-a14b"
+        hints = json.dumps({
+            "*/transformer/*": {"variant": variant},
+            "*/transformer_2/*": {"component": "dit2", "variant": variant}
+        })
+        alone = self.reference(latents, shift=12.0, guidance_scale=4.0, **steps)
+        self.pipeline.register_modules(transformer_2=other)
+        self.pipeline.register_to_config(boundary_ratio=0.875)
+        try:
+            expected = self.reference(latents, shift=12.0, guidance_scale=4.0, **steps)
+        finally:
+            self.pipeline.register_modules(transformer_2=None)
+            self.pipeline.register_to_config(boundary_ratio=None)
+        effect = np.abs(np.asarray(expected, np.float64) - np.asarray(alone, np.float64)).mean()
+        self.assertGreater(effect, 2, "the second expert changes too little to prove anything")
+        folders = [paths / name for name in ("transformer", "transformer_2", "text_encoder", "vae",
+                                             "tokenizer")]
+        compare.assert_images(
+            "wan, clips of two experts",
+            self.ours(latents, folders, model_hints=hints, flow_shift=12, cfg_scale=4, **steps),
+            expected)
+
+    def test_a_lora_that_was_trained_on_images_is_read_by_diffusers(self):
+        rng = np.random.default_rng(5)
+        rows = [(rng.integers(0, 256, (32, 48, 3), dtype=np.uint8), text)
+                for text in ("a red cat", "a blue circle")]
+        latents = self.noise(5, 32, 48, seed=44)
+        plain = self.reference(latents, num_inference_steps=3)
+        with atelier.train(self.models.model,
+                           rows,
+                           plugin=PLUGIN,
+                           height=32,
+                           width=48,
+                           learning_rate=0.05,
+                           num_epochs=3,
+                           lora_base_model="dit",
+                           lora_target_modules="q,k,v,o,ffn.0,ffn.2",
+                           lora_rank=4) as run:
+            self.assertEqual(len(run.losses()), 6)
+            file = run.weights(6)
+            layers = {name.rsplit(".lora_", 1)[0] for name in load_file(file)}
+            self.assertEqual(len(layers), 20)  # ten in each block
+            self.pipeline.load_lora_weights(file)
+            expected = self.reference(latents, num_inference_steps=3)
+            effect = np.abs(np.asarray(expected, np.float64) - np.asarray(plain, np.float64)).mean()
+            self.assertGreater(effect, 2, "the LoRA changes too little to prove anything")
+            compare.assert_images("wan, clips with a LoRA",
+                                  self.ours(latents, num_inference_steps=3, lora=file), expected)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
