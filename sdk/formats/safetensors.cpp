@@ -428,7 +428,10 @@ std::optional<ParseError> sniff(std::string_view first_bytes, std::string_view e
       contains("{ \t\r\n", bytes.substr(8, 1))) {
     return std::nullopt;
   }
-  const char* kConvert = "convert it to safetensors, pickles can run code and are never read";
+  const char* kConvert =
+      "use the model's safetensors, or save it again with torch.save() of PyTorch 1.6 or newer: "
+      "only "
+      "its archives are read, in which nothing can run";
   if (auto pointer = find_git_lfs_pointer(bytes, "ST_")) return pointer;
   if (bytes.starts_with("PK\x03\x04")) {
     return ParseError("ST_ZIP", "is a zip archive, most likely a PyTorch pickle", kConvert, 0);

@@ -10,10 +10,13 @@ set(ATELIER_FORMATS_SOURCES
   json_reader.cpp
   list.cpp
   lora_names.cpp
+  pickle.cpp
+  pth.cpp
   safetensors.cpp
   sentencepiece_model.cpp
   shard_index.cpp
   tokenizer_files.cpp
   tokenizer_json.cpp
   tokenizer_parts.cpp
-  utf8.cpp)
+  utf8.cpp
+  zip.cpp)
