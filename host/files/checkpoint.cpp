@@ -1,5 +1,6 @@
 #include "host/files/checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include <ATen/ATen.h>
@@ -119,10 +120,10 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
   TensorIndex::Tensors tensors;
   for (size_t i = 0; i < files.size(); ++i) {
     const FileReader file(files[i]);
-    const formats::SafetensorsHeader header = read_header(file);
+    const FileTensors found_here = read_tensors(file);
     checkpoint.file_sizes_.push_back(file.size());
-    for (const auto& [key, value] : header.metadata) checkpoint.metadata_.emplace(key, value);
-    for (const formats::TensorEntry& entry : header.tensors) {
+    for (const auto& [key, value] : found_here.metadata) checkpoint.metadata_.emplace(key, value);
+    for (const FileTensor& entry : found_here.tensors) {
       const std::string quoted = "tensor " + formats::quote_and_escape(entry.name);
       at::ScalarType type;
       try {
@@ -130,8 +131,8 @@ Checkpoint Checkpoint::open(const CheckpointFiles& found) {
       } catch (const Error& error) {
         throw error.at(quoted).at(display_path(files[i]));
       }
-      const TensorPlace place = {static_cast<int>(i), header.data_begin + entry.begin,
-                                 entry.end - entry.begin};
+      const TensorPlace place = {static_cast<int>(i), entry.begin, entry.end - entry.begin,
+                                 entry.strides, found_here.is_big_endian};
       const auto [it, is_new] = checkpoint.places_.emplace(entry.name, place);
       if (!is_new)
         throw Error(ErrorCode::kInvalidArgument,
@@ -232,13 +233,34 @@ const TensorPlace& Checkpoint::place(std::string_view tensor) const {
 }
 
 at::Tensor Checkpoint::read(std::string_view tensor, std::optional<at::ScalarType> dtype) const {
-  const TensorPlace& place = this->place(tensor);
   const TensorMeta& meta = *index_->find(tensor);
-  const at::ScalarType to = dtype.value_or(meta.dtype);
+  return read(place(tensor), meta, dtype.value_or(meta.dtype));
+}
+
+at::Tensor Checkpoint::read(const TensorPlace& place, const TensorMeta& meta,
+                            at::ScalarType to) const {
   at::Tensor out = at::empty(meta.shape, at::TensorOptions(to));
-  if (out.numel() > 0)
+  if (out.numel() == 0) return out;
+  if (place.is_plain()) {
     read_runs(files_, file_sizes_,
               {{place.file, place.begin, out.numel(), meta.dtype, to, out.data_ptr()}});
+    return out;
+  }
+  // All from its first element to its last, as they lie.
+  const auto element = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  const int64_t count = static_cast<int64_t>(place.bytes) / element;
+  const at::Tensor span = at::empty({count}, at::TensorOptions(meta.dtype));
+  read_runs(files_, file_sizes_,
+            {{place.file, place.begin, count, meta.dtype, meta.dtype, span.data_ptr()}});
+  if (place.is_big_endian) {
+    const int64_t number = c10::isComplexType(meta.dtype) ? element / 2 : element;
+    auto* bytes = static_cast<char*>(span.data_ptr());
+    for (int64_t i = 0; i < count * element; i += number)
+      std::reverse(bytes + i, bytes + i + number);
+  }
+  const at::Tensor ordered =
+      place.strides.empty() ? span : span.as_strided(meta.shape, place.strides).contiguous();
+  convert_elements(ordered.data_ptr(), meta.dtype, out.data_ptr(), to, out.numel());
   return out;
 }
 
@@ -247,9 +269,7 @@ at::Tensor Checkpoint::scales(std::string_view tensor) const {
   if (found == scales_.end()) return {};
   const auto& [name, meta] = found->second;
   const TensorPlace& place = this->place(name);
-  at::Tensor out = at::empty({c10::multiply_integers(meta.shape)}, at::kFloat);
-  read_runs(files_, file_sizes_,
-            {{place.file, place.begin, out.numel(), meta.dtype, at::kFloat, out.data_ptr()}});
+  at::Tensor out = read(place, meta, at::kFloat).flatten();
   if (!at::isfinite(out).all().item<bool>())
     throw Error(ErrorCode::kDataLoss,
                 display_path(files_[static_cast<size_t>(place.file)]) + ": tensor " +

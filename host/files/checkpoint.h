@@ -1,4 +1,5 @@
-// One checkpoint: one or several safetensors files that hold the tensors of one component.
+// One checkpoint: one or several files, safetensors or archives of torch.save(), that hold the
+// tensors of one component.
 #pragma once
 
 #include <functional>
@@ -21,6 +22,12 @@ struct TensorPlace {
   int file = 0;        // of Checkpoint::files()
   uint64_t begin = 0;  // from the start of the file
   uint64_t bytes = 0;
+  // Of elements, in elements, where they do not lie in order; their bytes may be the other way
+  // round, too. Such tensors are read whole, and no part of them by itself.
+  std::vector<int64_t> strides = {};
+  bool is_big_endian = false;
+
+  bool is_plain() const { return strides.empty() && !is_big_endian; }
 };
 
 // The key of `__metadata__` whose value is the text of a config.json: saved components carry it.
@@ -96,6 +103,7 @@ class Checkpoint {
   std::optional<ConfigText> find_config(const CheckpointFiles& found) const;
   void check_against(const std::string& index_path) const;
   void take_scales(TensorIndex::Tensors& tensors);
+  at::Tensor read(const TensorPlace& place, const TensorMeta& meta, at::ScalarType to) const;
 
   std::string name_;
   std::vector<std::string> files_;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "formats/escape.h"
+#include "formats/pth.h"
 #include "host/report/open_failure.h"
 #include "host/report/problems.h"
 
@@ -107,6 +108,54 @@ formats::SafetensorsHeader read_header(const FileReader& file) {
   } catch (const formats::ParseError& error) {
     throw at_file(file.path(), error, ErrorCode::kDataLoss);
   }
+}
+
+namespace {
+
+FileTensors read_archive(const FileReader& file) {
+  const auto read = [&](uint64_t begin, uint64_t bytes) {
+    std::string text(bytes, '\0');
+    file.read(text.data(), begin, bytes);
+    return text;
+  };
+  try {
+    formats::PthIndex index = formats::read_pth(file.size(), read);
+    FileTensors result;
+    result.header_end = index.pickle_end;
+    result.is_big_endian = index.is_big_endian;
+    for (formats::PthTensor& tensor : index.tensors) {
+      result.tensors.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape),
+                                std::move(tensor.strides), tensor.begin, tensor.end});
+    }
+    return result;
+  } catch (const formats::ParseError& error) {
+    const bool is_refused = error.tag == "PTH_GLOBAL" || error.tag == "PTH_OPCODE" ||
+                            error.tag == "PTH_ARCHIVE" || error.tag == "PTH_SCRIPT" ||
+                            error.tag == "PTH_DICT" || error.tag == "ZIP_COMPRESSED";
+    throw at_file(file.path(), error, is_refused ? ErrorCode::kUnsupported : ErrorCode::kDataLoss);
+  }
+}
+
+}  // namespace
+
+FileTensors read_tensors(const FileReader& file) {
+  std::string first(std::min(kSniffBytes, file.size()), '\0');
+  file.read(first.data(), 0, first.size());
+  const auto other_kind = formats::sniff(first, {});
+  if (other_kind && other_kind->tag == "ST_ZIP") return read_archive(file);
+  formats::SafetensorsHeader header = read_header(file);
+  FileTensors result;
+  result.metadata = std::move(header.metadata);
+  result.header_end = header.data_begin;
+  for (formats::TensorEntry& entry : header.tensors) {
+    result.tensors.push_back({std::move(entry.name),
+                              entry.dtype,
+                              std::move(entry.shape),
+                              {},
+                              header.data_begin + entry.begin,
+                              header.data_begin + entry.end});
+  }
+  return result;
 }
 
 std::string read_text_file(const std::string& path, uint64_t max_bytes) {

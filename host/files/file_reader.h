@@ -1,8 +1,10 @@
-// One safetensors file: its header, checked, and its bytes on request.
+// One file of tensors: its header, checked, and its bytes on request.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "atelier/error.h"
 
@@ -40,6 +42,25 @@ class FileReader {
 // file that breaks a rule of the format, and Error{kUnsupported} for a packing of weights that is
 // known and not supported.
 formats::SafetensorsHeader read_header(const FileReader& file);
+
+// A tensor of a file, wherever its format keeps the numbers.
+struct FileTensor {
+  std::string name;
+  formats::DType dtype = formats::DType::kF32;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;  // in elements; empty: the elements lie in order
+  uint64_t begin = 0, end = 0;   // from the start of the file
+};
+struct FileTensors {
+  std::vector<FileTensor> tensors;
+  std::map<std::string, std::string> metadata;
+  uint64_t header_end = 0;  // what tells of the tensors stands before it
+  bool is_big_endian = false;
+};
+
+// Reads what a file says of its tensors: a safetensors file, or an archive of torch.save(), of
+// which nothing is run. Throws as read_header().
+FileTensors read_tensors(const FileReader& file);
 
 // Reads a whole small file. Throws as FileReader, and Error{kInvalidArgument} when it is longer
 // than `max_bytes`.

@@ -116,7 +116,9 @@ std::optional<CheckpointFiles> from_component_folder(const fs::path& folder) {
   if (tensors.empty()) {
     if (!foreign.empty()) {
       // Says by its bytes and name what it is instead.
-      read_header(FileReader((folder / foreign.front()).string()));
+      const std::string file = (folder / foreign.front()).string();
+      read_tensors(FileReader(file));
+      if (foreign.size() == 1) return CheckpointFiles{name, {file}, {}, config_beside(file)};
     }
     return std::nullopt;
   }
@@ -382,7 +384,14 @@ void report_missing(const std::vector<PublishedFiles>& missing, report::Problems
 }  // namespace
 
 std::string config_beside(const std::string& file) {
-  const fs::path config = fs::path(file).parent_path() / "config.json";
+  const fs::path folder = fs::path(file).parent_path(), config = folder / "config.json";
+  // Original repositories keep other components beside the weights that the config is of.
+  const auto is_safetensors = [](const std::string& name) {
+    return name.ends_with(".safetensors");
+  };
+  if (file.ends_with(".pth") &&
+      std::ranges::any_of(names_in(folder.empty() ? "." : folder), is_safetensors))
+    return {};
   return is_file(config) ? config.string() : std::string();
 }
 

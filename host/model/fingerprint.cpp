@@ -31,7 +31,7 @@ void add_range(files::ContentHash& hash, const files::FileReader& file, uint64_t
 
 void add_file(files::ContentHash& hash, const std::string& path) {
   const files::FileReader file(path);
-  const uint64_t data_begin = files::read_header(file).data_begin;
+  const uint64_t data_begin = files::read_tensors(file).header_end;
   hash.add(static_cast<int64_t>(file.size()));
   add_range(hash, file, 0, data_begin);
   const uint64_t data_bytes = file.size() - data_begin;

@@ -113,9 +113,9 @@ std::optional<FileBytes> bytes_in_file(const Arrival& arrival,
   const TensorMeta& meta = *checkpoint.index().find(piece.tensor);
   const files::TensorPlace& place = checkpoint.place(piece.tensor);
   const auto element = static_cast<uint64_t>(c10::elementSize(arrival.type));
-  if (arrival.rest != Arrival::Rest::kPlain || arrival.has_scales || bound.pieces.size() != 1 ||
-      piece.axis > 0 || meta.dtype != arrival.type || bound.weight->numel() == 0 ||
-      (piece.axis == 0 && piece.length != bound.weight->sizes()[0]))
+  if (!place.is_plain() || arrival.rest != Arrival::Rest::kPlain || arrival.has_scales ||
+      bound.pieces.size() != 1 || piece.axis > 0 || meta.dtype != arrival.type ||
+      bound.weight->numel() == 0 || (piece.axis == 0 && piece.length != bound.weight->sizes()[0]))
     return std::nullopt;
   FileBytes bytes = {place.file, place.begin,
                      static_cast<uint64_t>(bound.weight->numel()) * element};
@@ -340,10 +340,11 @@ void ask_for_huge_pages(char* base, int64_t bytes) {
 // Elements of a file that are elements of a weight, one after another.
 struct ElementRun {
   int file = 0;
-  uint64_t begin = 0;  // byte in the file
+  uint64_t begin = 0;  // byte in the file, or in `ordered`
   int64_t count = 0;
   at::ScalarType from = at::kFloat;
-  int64_t at = 0;  // the weight's element
+  int64_t at = 0;           // the weight's element
+  at::Tensor ordered = {};  // the file's tensor, read already, where its elements are not in order
 
   // What of it lies in [begin, end) of the weight, read to `target`, where element `begin` lies.
   std::optional<files::ReadRun> clipped(int64_t first, int64_t last, at::ScalarType to,
@@ -366,11 +367,13 @@ std::vector<ElementRun> element_runs(const BoundWeight& bound,
     const Runs runs = runs_of(piece, meta.shape, bound.weight->sizes());
     const int64_t count = runs.length * runs.inner;
     if (count == 0) continue;
+    const at::Tensor ordered = place.is_plain() ? at::Tensor() : checkpoint.read(piece.tensor);
+    const uint64_t first = place.is_plain() ? place.begin : 0;
     for (int64_t i = 0; i < runs.outer; ++i) {
       const int64_t from = (i * runs.tensor_length + piece.tensor_start) * runs.inner;
       const int64_t to = (i * runs.weight_length + piece.weight_start) * runs.inner;
       const auto skipped = static_cast<uint64_t>(from) * c10::elementSize(meta.dtype);
-      result.push_back({place.file, place.begin + skipped, count, meta.dtype, to});
+      result.push_back({place.file, first + skipped, count, meta.dtype, to, ordered});
     }
   }
   return result;
@@ -402,8 +405,15 @@ class HostReader {
                                     : at::empty(sizes, at::TensorOptions(arrival.read_type));
     void* const base = arrival.value.data_ptr();
     ask_for_huge_pages(static_cast<char*>(base), static_cast<int64_t>(arrival.value.nbytes()));
-    for (const ElementRun& run : element_runs(*arrival.bound, checkpoint_))
-      runs_.push_back(*run.clipped(0, arrival.value.numel(), arrival.read_type, base));
+    for (const ElementRun& run : element_runs(*arrival.bound, checkpoint_)) {
+      const files::ReadRun read = *run.clipped(0, arrival.value.numel(), arrival.read_type, base);
+      if (run.ordered.defined()) {
+        files::convert_elements(static_cast<const char*>(run.ordered.data_ptr()) + read.begin,
+                                read.from, static_cast<char*>(read.target), read.to, read.count);
+      } else {
+        runs_.push_back(read);
+      }
+    }
     arrivals_.push_back(std::move(arrival));
   }
 
@@ -475,6 +485,12 @@ class DeviceReader {
   std::vector<Arrival> arrivals_;  // that are whole in what is read next
 };
 
+bool is_in_order(const BoundWeight& bound, const files::Checkpoint& checkpoint) {
+  return std::ranges::all_of(bound.pieces, [&](const WeightPiece& piece) {
+    return checkpoint.place(piece.tensor).is_plain();
+  });
+}
+
 // Whether what is read goes to the device: it stays there, or is stored in 8 bits there first.
 bool goes_to_device(const Arrival& arrival) {
   return arrival.place == memory::Place::kDevice || arrival.rest == Arrival::Rest::kFp8 ||
@@ -499,7 +515,7 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
   std::optional<DeviceReader> sent;
   if (landing.transfer != nullptr) sent.emplace(checkpoint, device, landing, bytes);
   for (Arrival& arrival : planned) {
-    if (sent && goes_to_device(arrival)) {
+    if (sent && goes_to_device(arrival) && is_in_order(*arrival.bound, checkpoint)) {
       sent->take(std::move(arrival));
     } else {
       host.take(std::move(arrival));

@@ -212,6 +212,25 @@ class Umt5Test(Folder):
                 compare.assert_close("umt5, spelling " + name, self.ours(folder)["hidden"],
                                      self.expected(encoder), TOLERANCE)
 
+    def test_an_archive_of_torch_save_gives_the_same(self):
+        """Some of its tensors are turned, and one is a part of a larger one."""
+        encoder = self.encoders["as published"]
+        state = {original(key): value for key, value in encoder.state_dict().items()
+                 if "embed_tokens" not in key}
+        for key in list(state):
+            if key.endswith(("attn.k.weight", "fc2.weight")):
+                state[key] = state[key].t().contiguous().t()
+        tokens = state["token_embedding.weight"]
+        state["token_embedding.weight"] = torch.cat([tokens, tokens])[len(tokens):]
+        folder = self.dir / "archive"
+        folder.mkdir()
+        torch.save(state, folder / "encoder.pth")
+        encoder.config.save_pretrained(folder)
+        with torch.no_grad():
+            for path in (folder / "encoder.pth", folder):
+                compare.assert_close("umt5, torch.save()", self.ours(path)["hidden"],
+                                     self.expected(encoder), TOLERANCE)
+
     def test_bfloat16_is_as_exact_as_transformers(self):
         for name, encoder in self.encoders.items():
             with self.subTest(name), torch.no_grad():

@@ -323,7 +323,7 @@ TEST_CASE("What is missing or misplaced is named", "[paths]") {
                  [&] { find(folder / "x"); });
   }
   SECTION("a folder of pickles") {
-    write_bytes(folder / "p/model.bin", std::string("PK\3\4", 4) + std::string(40, 'x'));
+    write_bytes(folder / "p/model.bin", "\x80\x02}q\x01." + std::string(40, 'x'));
     expect_error(ErrorCode::kUnsupported, {"model.bin", "pickle"}, [&] { find(folder / "p"); });
   }
   SECTION("a folder of nothing") {
@@ -454,4 +454,45 @@ TEST_CASE("A written file has the usual permissions and replaces the old one who
         write_safetensors("/dev/full/x", {{"x", at::ones({1})}});
       });
   }
+}
+
+TEST_CASE("An archive of torch.save() is a checkpoint", "[files]") {
+  const auto open = [](const std::string& name) {
+    return Checkpoint::open(name, {std::string(PTH_DIR) + "/" + name});
+  };
+  const at::Tensor base = at::arange(60, at::kFloat).view({3, 4, 5});
+  const Checkpoint views = open("views");
+  CHECK(at::equal(views.read("base"), base));
+  CHECK(at::equal(views.read("row"), base[1]));
+  CHECK(at::equal(views.read("turned"), base.transpose(0, 2)));
+  CHECK(at::equal(views.read("every second"), base.slice(1, 0, 4, 2).slice(2, 1)));
+  CHECK(at::equal(views.read("every second", at::kDouble),
+                  base.slice(1, 0, 4, 2).slice(2, 1).to(at::kDouble)));
+  CHECK(at::equal(views.read("expanded"), at::zeros({4, 3})));
+  CHECK(at::equal(views.read("scalar"), at::scalar_tensor(5.0, at::kFloat)));
+  CHECK(views.read("empty").sizes() == at::IntArrayRef{0, 7});
+  CHECK(views.read("turned").is_contiguous());
+  CHECK(views.index().find("turned")->shape == std::vector<int64_t>{5, 4, 3});
+  CHECK(at::equal(open("big_endian").read("a"), at::arange(6, at::kFloat).view({2, 3})));
+  const Checkpoint dtypes = open("dtypes");
+  CHECK(dtypes.index().tensors().size() == 19);
+  CHECK(dtypes.read("F8_E4M3").scalar_type() == at::kFloat8_e4m3fn);
+  CHECK(at::equal(dtypes.read("BF16", at::kFloat),
+                  at::remainder(at::arange(6, at::kFloat), 3).view({2, 3})));
+
+  expect_error(ErrorCode::kUnsupported, {"os_system", "system", "nothing of it was run"},
+               [&] { open("os_system"); });
+  expect_error(ErrorCode::kUnsupported, {"deflated", "compressed", "torch.save()"},
+               [&] { open("deflated"); });
+  expect_error(ErrorCode::kDataLoss, {"cut", "[ZIP_END]"}, [&] { open("cut"); });
+}
+
+TEST_CASE("A .pth beside safetensors does not take their config", "[files]") {
+  const Folder folder;
+  write_bytes(folder / "config.json", "{}");
+  write_bytes(folder / "a.pth", "");
+  CHECK_FALSE(files::config_beside(folder / "a.pth").empty());
+  write_bytes(folder / "b.safetensors", "");
+  CHECK(files::config_beside(folder / "a.pth").empty());
+  CHECK_FALSE(files::config_beside(folder / "b.safetensors").empty());
 }
