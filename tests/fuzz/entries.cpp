@@ -13,6 +13,8 @@
 #include "formats/escape.h"
 #include "formats/glob.h"
 #include "formats/json.h"
+#include "formats/pickle.h"
+#include "formats/pth.h"
 #include "formats/safetensors.h"
 #include "formats/sentencepiece_model.h"
 #include "formats/shard_index.h"
@@ -203,6 +205,41 @@ void fuzz_elf_note(std::string_view bytes) {
     promise(!note->family.empty() && note->family.find('/') == std::string::npos,
             "a family has a plain name");
     promise(note->abi.size() + note->version.size() < bytes.size(), "strings come from the file");
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+}
+
+// Once as a whole file, and once as the pickle of one, so that changes of it are not lost to the
+// archive around it.
+void fuzz_pth(std::string_view bytes) {
+  const auto read = [&](uint64_t begin, uint64_t count) {
+    promise(begin <= bytes.size() && count <= bytes.size() - begin, "reads lie inside the file");
+    return std::string(bytes.substr(begin, count));
+  };
+  try {
+    const PthIndex index = read_pth(bytes.size(), read);
+    promise(!index.tensors.empty() && index.pickle_end <= bytes.size(), "a checkpoint has tensors");
+    for (const PthTensor& tensor : index.tensors) {
+      promise(tensor.begin <= tensor.end && tensor.end <= bytes.size(), "tensors lie in the file");
+      const uint64_t in_order = tensor_bytes(tensor.name, tensor.dtype, tensor.shape);
+      promise(tensor.strides.empty() ? tensor.end - tensor.begin == in_order
+                                     : tensor.strides.size() == tensor.shape.size(),
+              "a tensor's bytes are those of its shape, or it has strides");
+    }
+  } catch (const ParseError& error) {
+    check_error(error);
+  }
+  try {
+    const Pickle pickle = read_pickle(bytes, [](std::string_view) { return true; });
+    promise(pickle.root < pickle.values.size(), "a pickle has a value");
+    for (const PickleValue& value : pickle.values) {
+      promise(std::all_of(value.items.begin(), value.items.end(),
+                          [&](PickleRef item) { return item < pickle.values.size(); }),
+              "values refer to values");
+      promise(value.kind != PickleValue::Kind::kCall || value.items.size() == 2,
+              "a call has a name and arguments");
+    }
   } catch (const ParseError& error) {
     check_error(error);
   }

@@ -13,6 +13,7 @@ void fuzz_shard_index(std::string_view bytes);
 void fuzz_tokenizer(std::string_view bytes);
 void fuzz_sentencepiece(std::string_view bytes);
 void fuzz_elf_note(std::string_view bytes);
+void fuzz_pth(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
 void fuzz_image(std::string_view bytes);
@@ -21,12 +22,13 @@ struct FuzzTarget {
   const char* name;  // of its corpus folder
   void (*run)(std::string_view bytes);
 };
-inline constexpr std::array<FuzzTarget, 8> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 9> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
     {"sentencepiece", fuzz_sentencepiece},
     {"elf_note", fuzz_elf_note},
+    {"pth", fuzz_pth},
     {"json", fuzz_json},
     {"csv", fuzz_csv},
     {"image", fuzz_image},
