@@ -9,6 +9,10 @@ set(ATELIER_MEDIA_DECODERS
   ppm.cpp
   tiff.cpp
   webp.cpp)
+# What needs FFmpeg.
+set(ATELIER_VIDEO_SOURCES
+  ffmpeg/reader.cpp
+  ffmpeg/writer.cpp)
 
 if(NOT TARGET atelier_codecs)
   find_package(GIF 5.1 REQUIRED)
