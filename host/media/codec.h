@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "host/media/clip.h"
 #include "host/media/decode.h"
 
 namespace atelier::media {
@@ -22,6 +23,15 @@ struct Raster {
 
   int bytes_per_pixel() const { return layout == Layout::kRgb ? 3 : 4; }
 };
+
+// A file that is no longer than an image can be. Throws Error: kNotFound, kEnvironment, and
+// kInvalidArgument for a folder.
+std::vector<uint8_t> read_file(const std::filesystem::path& path);
+
+// Colors alone: transparent pixels are laid over white, or keep the colors that they have.
+Image to_rgb(const Raster& raster, bool over_white);
+// Turns an image that is stored in one of EXIF's orientations, 1 to 8.
+Image upright(Image stored, int orientation);
 
 // What a reader found wrong with the bytes.
 class DecodeError : public std::runtime_error {
@@ -40,6 +50,9 @@ Raster read_gif(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
 Raster read_tiff(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 Raster read_bmp(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
 Raster read_ppm(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check);
+
+// Throws Error{kInvalidArgument} for numbers that do not ascend or are no frame's.
+void check_numbers(std::span<const int64_t> frames, const ClipInfo& info, const std::string& place);
 
 // The orientation that a TIFF block of EXIF data holds; 1 when it holds none or is damaged.
 int exif_orientation(std::span<const uint8_t> tiff);

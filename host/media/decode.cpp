@@ -91,12 +91,6 @@ Error refusal(std::span<const uint8_t> bytes, const std::string& place) {
           "convert it to one of these"};
 }
 
-// x / 255 of a product of two bytes, rounded.
-uint8_t divide_by_255(unsigned product) {
-  const unsigned t = product + 128;
-  return static_cast<uint8_t>(((t >> 8) + t) >> 8);
-}
-
 Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool pixels,
                    const DecodeOptions& options) {
   const std::string place(name);
@@ -116,35 +110,6 @@ Raster read_raster(std::span<const uint8_t> bytes, std::string_view name, bool p
   }
 }
 
-Image to_rgb(const Raster& raster, bool over_white) {
-  Image image(raster.info.width, raster.info.height);
-  const size_t count = image.rgb.size() / 3;
-  const uint8_t* in = raster.data.data();
-  uint8_t* out = image.rgb.data();
-  switch (raster.layout) {
-    case Layout::kRgb:
-      std::copy_n(in, 3 * count, out);
-      break;
-    case Layout::kRgba:
-      for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
-        const unsigned alpha = over_white ? in[3] : 255;
-        for (int c = 0; c < 3; ++c) out[c] = divide_by_255(in[c] * alpha + 255 * (255 - alpha));
-      }
-      break;
-    case Layout::kInvertedCmyk:
-      // Inverted values are light: the product of ink's light and black's light.
-      for (size_t i = 0; i < count; ++i, in += 4, out += 3) {
-        const int light = in[3];
-        for (int c = 0; c < 3; ++c) {
-          out[c] = static_cast<uint8_t>(
-              std::max(0, light - divide_by_255(static_cast<unsigned>(255 - in[c]) * light)));
-        }
-      }
-      break;
-  }
-  return image;
-}
-
 // The transparency of an RGBA raster as a gray image.
 Image to_alpha(const Raster& raster) {
   Image image(raster.info.width, raster.info.height);
@@ -152,41 +117,7 @@ Image to_alpha(const Raster& raster) {
   return image;
 }
 
-// Where the pixel (x, y) of the upright image stands in the stored one of this size.
-std::array<int, 2> stored_place(int orientation, int x, int y, int width, int height) {
-  switch (orientation) {
-    case 2:
-      return {width - 1 - x, y};
-    case 3:
-      return {width - 1 - x, height - 1 - y};
-    case 4:
-      return {x, height - 1 - y};
-    case 5:
-      return {y, x};
-    case 6:
-      return {y, height - 1 - x};
-    case 7:
-      return {width - 1 - y, height - 1 - x};
-    case 8:
-      return {width - 1 - y, x};
-    default:
-      return {x, y};
-  }
-}
-
-Image upright(Image stored, int orientation) {
-  if (orientation == 1) return stored;
-  const bool turns = orientation >= 5;
-  Image image(turns ? stored.height : stored.width, turns ? stored.width : stored.height);
-  for (int y = 0; y < image.height; ++y) {
-    uint8_t* out = image.row(y);
-    for (int x = 0; x < image.width; ++x, out += 3) {
-      const auto [from_x, from_y] = stored_place(orientation, x, y, stored.width, stored.height);
-      std::copy_n(stored.row(from_y) + 3 * from_x, 3, out);
-    }
-  }
-  return image;
-}
+}  // namespace
 
 std::vector<uint8_t> read_file(const std::filesystem::path& path) {
   std::error_code code;
@@ -211,8 +142,6 @@ std::vector<uint8_t> read_file(const std::filesystem::path& path) {
   return bytes;
 }
 
-}  // namespace
-
 bool looks_like_image(std::span<const uint8_t> bytes) {
   return reader_of(bytes) != nullptr || !name_of_unread(bytes).empty();
 }
@@ -232,6 +161,10 @@ Image decode_image(std::span<const uint8_t> bytes, std::string_view name,
                    const DecodeOptions& options) {
   const Raster raster = read_raster(bytes, name, /*pixels=*/true, options);
   return upright(to_rgb(raster, options.over_white), raster.info.orientation);
+}
+
+Image decode_image(const std::filesystem::path& path, const DecodeOptions& options) {
+  return decode_image(read_file(path), path.string(), options);
 }
 
 ImageWithAlpha decode_with_alpha(std::span<const uint8_t> bytes, std::string_view name,

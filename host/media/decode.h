@@ -49,6 +49,7 @@ ImageInfo probe_image(std::span<const uint8_t> bytes, std::string_view name,
 // Throws as probe_image; an image that ends early is an error.
 Image decode_image(std::span<const uint8_t> bytes, std::string_view name,
                    const DecodeOptions& options = {});
+Image decode_image(const std::filesystem::path& path, const DecodeOptions& options = {});
 
 struct ImageWithAlpha {
   Image image;  // as decode_image returns it for these options

@@ -7,12 +7,18 @@ set(ATELIER_MEDIA_DECODERS
   jpeg.cpp
   png.cpp
   ppm.cpp
+  raster.cpp
   tiff.cpp
   webp.cpp)
 # What needs FFmpeg.
 set(ATELIER_VIDEO_SOURCES
+  ffmpeg/demuxer.cpp
+  ffmpeg/frame_converter.cpp
+  ffmpeg/input_file.cpp
+  ffmpeg/packet_index.cpp
   ffmpeg/reader.cpp
-  ffmpeg/writer.cpp)
+  ffmpeg/writer.cpp
+  raster.cpp)
 
 if(NOT TARGET atelier_codecs)
   find_package(GIF 5.1 REQUIRED)

@@ -2,13 +2,13 @@
 #include <webp/decode.h>
 #include <webp/demux.h>
 
-#include "host/media/codec.h"
+#include "host/media/animation.h"
 
 namespace atelier::media {
 namespace {
 
 using Demuxer = std::unique_ptr<WebPDemuxer, decltype(&WebPDemuxDelete)>;
-using Animation = std::unique_ptr<WebPAnimDecoder, decltype(&WebPAnimDecoderDelete)>;
+using AnimationDecoder = std::unique_ptr<WebPAnimDecoder, decltype(&WebPAnimDecoderDelete)>;
 
 const char* describe(VP8StatusCode status) {
   switch (status) {
@@ -24,22 +24,56 @@ const char* describe(VP8StatusCode status) {
   }
 }
 
-// The first frame, on a canvas that is transparent where the frame does not reach.
-void read_first_frame(std::span<const uint8_t> bytes, Raster& raster) {
-  WebPAnimDecoderOptions options;
-  WebPAnimDecoderOptionsInit(&options);
-  options.color_mode = MODE_RGBA;
-  const WebPData data = {bytes.data(), bytes.size()};
-  const Animation animation(WebPAnimDecoderNew(&data, &options), WebPAnimDecoderDelete);
-  uint8_t* frame = nullptr;
-  int timestamp_ms = 0;
-  if (!animation || !WebPAnimDecoderGetNext(animation.get(), &frame, &timestamp_ms)) {
-    throw DecodeError("damaged WebP animation");
+class WebpAnimation : public Animation {
+ public:
+  WebpAnimation(std::span<const uint8_t> bytes, const CheckSize& check)
+      : data_{bytes.data(), bytes.size()} {
+    const Demuxer demuxer(WebPDemux(&data_), WebPDemuxDelete);
+    if (!demuxer) throw DecodeError("the file ends before the animation does, or is damaged");
+    canvas_.info.width = static_cast<int>(WebPDemuxGetI(demuxer.get(), WEBP_FF_CANVAS_WIDTH));
+    canvas_.info.height = static_cast<int>(WebPDemuxGetI(demuxer.get(), WEBP_FF_CANVAS_HEIGHT));
+    canvas_.layout = Layout::kRgba;
+    check(canvas_.info.width, canvas_.info.height);
+    WebPIterator frame;
+    if (!WebPDemuxGetFrame(demuxer.get(), 1, &frame)) throw DecodeError("holds no image");
+    do {
+      // Browsers take what is too short to be meant as a tenth of a second.
+      durations_ms_.push_back(frame.duration > 10 ? frame.duration : 100);
+    } while (WebPDemuxNextFrame(&frame));
+    WebPDemuxReleaseIterator(&frame);
   }
-  raster.data.assign(frame, frame + size_t{4} * raster.info.width * raster.info.height);
-}
+
+  const std::vector<int>& durations_ms() const override { return durations_ms_; }
+
+  const Raster& next() override {
+    if (!decoder_) open_decoder();
+    uint8_t* frame = nullptr;
+    int end_ms = 0;
+    if (!decoder_ || !WebPAnimDecoderGetNext(decoder_.get(), &frame, &end_ms))
+      throw DecodeError("damaged WebP animation");
+    canvas_.data.assign(frame, frame + size_t{4} * canvas_.info.width * canvas_.info.height);
+    return canvas_;
+  }
+
+ private:
+  void open_decoder() {
+    WebPAnimDecoderOptions options;
+    WebPAnimDecoderOptionsInit(&options);
+    options.color_mode = MODE_RGBA;
+    decoder_.reset(WebPAnimDecoderNew(&data_, &options));
+  }
+
+  WebPData data_;
+  AnimationDecoder decoder_{nullptr, WebPAnimDecoderDelete};
+  Raster canvas_;
+  std::vector<int> durations_ms_;
+};
 
 }  // namespace
+
+std::unique_ptr<Animation> open_webp(std::span<const uint8_t> bytes, const CheckSize& check) {
+  return std::make_unique<WebpAnimation>(bytes, check);
+}
 
 Raster read_webp(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check) {
   WebPDecoderConfig config;
@@ -71,7 +105,7 @@ Raster read_webp(std::span<const uint8_t> bytes, bool pixels, const CheckSize& c
   raster.layout = raster.info.has_alpha || raster.info.is_animated ? Layout::kRgba : Layout::kRgb;
   if (!pixels) return raster;
   if (raster.info.is_animated) {
-    read_first_frame(bytes, raster);
+    raster.data = WebpAnimation(bytes, check).next().data;
     return raster;
   }
   const size_t row_bytes = static_cast<size_t>(raster.info.width) * raster.bytes_per_pixel();
