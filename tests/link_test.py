@@ -49,6 +49,26 @@ def notes(path):
     return result
 
 
+def kernel_architectures(path):
+    """The numbers of the GPUs that a program has kernels for, out of its section of fat binaries."""
+    found = re.search(r"\.nv_fatbin\s+PROGBITS\s+[0-9a-f]+\s+([0-9a-f]+)\s+([0-9a-f]+)", output("readelf", "-SW", str(path)))
+    if not found:
+        return set()
+    offset, size = (int(number, 16) for number in found.groups())
+    data, at, architectures = path.read_bytes()[offset:offset + size], 0, set()
+    while at + 16 <= len(data):
+        magic, _, header, rest = struct.unpack_from("<IHHQ", data, at)
+        if magic != 0xBA55ED50:
+            at += 8  # between two of them
+            continue
+        end, at = at + header + rest, at + header
+        while at < end:
+            _, _, header, rest = struct.unpack_from("<HHIQ", data, at)
+            architectures.add(struct.unpack_from("<I", data, at + 28)[0])
+            at += header + rest
+    return architectures
+
+
 class Link(unittest.TestCase):
     def binaries(self):
         self.assertTrue((BUILD / "bin/atelier").is_file(), f"{BUILD} holds no program; build it first")
@@ -78,6 +98,18 @@ class Link(unittest.TestCase):
         symbols = output("nm", "-D", "--defined-only", str(path)).split()
         for door in ("atelier_cuda_open", "atelier_cuda_limit_memory"):
             self.assertIn(door, symbols)
+
+    def test_kernels_are_there_for_every_architecture(self):
+        cache = (BUILD / "CMakeCache.txt").read_text()
+        if not re.search(r"^CMAKE_CUDA_COMPILER:\w+=/", cache, re.MULTILINE):
+            self.skipTest("built without a CUDA toolkit")
+        wanted = re.search(r"^ATELIER_CUDA_ARCHITECTURES:\w+=(.+)$", cache, re.MULTILINE)[1]
+        compiled = {path.name: kernel_architectures(path) for path in self.binaries()}
+        compiled = {name: found for name, found in compiled.items() if found}
+        self.assertIn("device_memory_test", compiled)
+        for name, found in compiled.items():
+            with self.subTest(name):
+                self.assertEqual(set(map(int, wanted.split(";"))), found)
 
     def test_plugins_export_one_symbol_and_stay_loaded(self):
         self.assertGreater(len(plugins()), 0)

@@ -223,8 +223,8 @@ def make(target):
     torch = torch_folder(build)
     kernels = architectures(build)
     if len(kernels) > 1:
-        raise PackFailed(f"the build has kernels for {len(kernels)} architectures; a pack has one: configure with "
-                         "-DATELIER_CUDA_ARCHITECTURES=90")
+        raise PackFailed(f"the build has kernels for {len(kernels)} architectures, and a pack has one; run cmake "
+                         "-DATELIER_CUDA_ARCHITECTURES=90 build/release, and tools/build")
     programs, libraries = copy_binaries(build, target)
     copied = copy_libraries([*programs, *libraries], torch, target / "build/release/lib")
     (target / "build/release/torch").symlink_to(torch)

@@ -1,12 +1,24 @@
-// 8-bit weights, copies beside the computing, and optimizers, on a device and on the CPU.
+// 8-bit weights, copies beside the computing, limits of memory, and optimizers, on a device and on
+// the CPU.
 #include <cfloat>
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "atelier/ops/linear.h"
 
 #include "gpu/device.h"
+#include "host/device/cuda.h"
 #include "host/optim/optimizer.h"
+#include "host/plugins/guard.h"
+#include "memory/clock.h"
+#include "memory/live_bytes.h"
 #include "memory/quantized_store.h"
 #include "memory/transfer_device.h"
+
+#ifdef ATELIER_HAS_CUDA_KERNELS
+extern "C" int atelier_hold_up(int device, void* stream, long long nanoseconds);
+#endif
 
 namespace atelier {
 namespace {
@@ -41,19 +53,70 @@ double part_beyond(const Tensor& got, const Tensor& want, double step) {
   return far.to(at::kDouble).mean().item<double>();
 }
 
-// Work that keeps the device busy for some milliseconds behind which copies have to wait.
-Tensor delayed(const Tensor& value) {
-  const int64_t n = value.is_cuda() ? 4096 : 64;
-  const Tensor a =
-      at::full({n, n}, 1.0 / static_cast<double>(n), value.options().dtype(at::kFloat));
-  Tensor product = a;
-  for (int i = 0; i < 30; ++i) product = at::mm(product, a);
-  return value + product[0][0] * static_cast<double>(n) - 1.0;
+constexpr double kHeldUp_s = 0.05;
+
+// What is queued on `where` from now on begins late: after kHeldUp_s where there are kernels of our
+// own, else after as long as some products take.
+void hold_up(at::Device where) {
+#ifdef ATELIER_HAS_CUDA_KERNELS
+  if (where.is_cuda()) {
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(where.type()).getStream(where);
+    REQUIRE(atelier_hold_up(stream.device_index(), stream.native_handle(),
+                            static_cast<int64_t>(1e9 * kHeldUp_s)) == 0);
+    return;
+  }
+#endif
+  const int64_t n = where.is_cuda() ? 4096 : 64;
+  const Tensor a = at::ones({n, n}, at::TensorOptions(where).dtype(at::kFloat));
+  for (int i = 0; i < 30; ++i) at::mm(a, a);
+}
+
+// Whether the time of hold_up() is known.
+bool is_held_up_exactly() {
+#ifdef ATELIER_HAS_CUDA_KERNELS
+  return test::device().is_cuda();
+#else
+  return false;
+#endif
 }
 
 Tensor as_floats(const Tensor& bytes) {
   return bytes.view(at::kFloat);
 }
+
+// While it lives, LibTorch's allocator gives so many bytes more: that of the GPU, or that of the
+// CPU for a simulated device.
+class Limited {
+ public:
+  explicit Limited(int64_t bytes) {
+    if (test::device().is_cpu()) {
+      memory::LiveBytes::install();
+      simulated_ = memory::make_simulated_device({.capacity = bytes});
+      return;
+    }
+    at::accelerator::emptyCache();
+    before_ = reserved();
+    device::limit_memory(test::device(), before_ + bytes);
+  }
+  ~Limited() {
+    if (!simulated_) device::limit_memory(test::device(), INT64_MAX);
+  }
+  Limited(const Limited&) = delete;
+  Limited& operator=(const Limited&) = delete;
+
+  int64_t taken() const {
+    return simulated_ ? simulated_->stats().peak_bytes : reserved() - before_;
+  }
+
+ private:
+  static int64_t reserved() {
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return at::accelerator::getDeviceStats(test::device().index()).reserved_bytes[all].current;
+  }
+
+  std::unique_ptr<memory::TransferDevice> simulated_;
+  int64_t before_ = 0;
+};
 
 // Leaves after some steps on `where`.
 Tensors stepped(const optim::Options& options, at::ScalarType dtype, at::Device where) {
@@ -134,25 +197,57 @@ TEST_CASE("Copies come in order behind a device that is late", "[gpu][copies]") 
   const auto transfer = memory::make_transfer_device(test::device());
   const int64_t count = 1 << 16, bytes = count * 4;
   const Tensor in = transfer->host_memory(bytes), out = transfer->host_memory(bytes),
-               there = transfer->device_memory(bytes);
+               next = transfer->host_memory(bytes), there = transfer->device_memory(bytes);
+  as_floats(next).fill_(-1);
   for (int round = 0; round < 4; ++round) {
     as_floats(in).fill_(round + 1);
     // In, computed with, out, and overwritten: each waits for the one before, and nobody else does.
+    const double begin_s = memory::seconds_now();
     const memory::Ticket arrived = transfer->copy_in(in, there, transfer->computed());
     transfer->compute_after(arrived);
-    as_floats(there).copy_(delayed(as_floats(there) * 2));
+    hold_up(test::device());
+    as_floats(there).mul_(2);
     const memory::Ticket left = transfer->copy_out(there, out, transfer->computed());
-    const Tensor next = transfer->host_memory(bytes);
-    as_floats(next).fill_(-1);
     transfer->compute_after(transfer->copy_in(next, there, left));
     const Tensor seen = as_floats(there).clone();
+    const double queued_s = memory::seconds_now() - begin_s;
     transfer->wait(left);
-    INFO("round " << round);
-    CHECK((as_floats(out) - 2 * (round + 1)).abs().max().item<double>() < 0.1);
+    INFO("round " << round << ", queued for " << queued_s << " s");
+    CHECK(at::equal(as_floats(out), at::full({count}, 2.0f * static_cast<float>(round + 1))));
     CHECK(at::equal(seen.cpu(), at::full({count}, -1.0f)));
+    if (!is_held_up_exactly()) continue;
+    CHECK(memory::seconds_now() - begin_s >= kHeldUp_s);
+    if (round > 0) CHECK(queued_s < kHeldUp_s);  // the first round loads kernels
   }
   CHECK(transfer->stats().bytes_in == 8 * bytes);
   CHECK(transfer->stats().bytes_out == 4 * bytes);
+}
+
+TEST_CASE("Memory beyond a limit is refused, and given again when it is free", "[gpu][limit]") {
+  constexpr int64_t kPiece = int64_t{64} << 20;
+  const auto piece = [](int64_t count) {
+    return at::empty({count * kPiece}, at::TensorOptions(test::device()).dtype(at::kByte));
+  };
+  const auto is_refused = [&](int64_t count) {
+    try {
+      piece(count);
+      return false;
+    } catch (...) {
+      return plugins::out_of_memory().has_value();
+    }
+  };
+  {
+    const Limited limited(4 * kPiece);
+    const Tensor held = piece(2);
+    CHECK(is_refused(3));
+    {
+      const Tensor more = piece(1);
+      CHECK(is_refused(2));
+    }
+    CHECK_FALSE(is_refused(1));
+    CHECK(limited.taken() <= 4 * kPiece);
+  }
+  CHECK_FALSE(is_refused(6));
 }
 
 TEST_CASE("Optimizers move leaves as they do on the CPU", "[gpu][optimizers]") {
