@@ -21,6 +21,7 @@
 #include "host/lora/low_rank.h"
 #include "host/lora/respell.h"
 #include "host/model/components.h"
+#include "host/model/random_weights.h"
 #include "host/report/problems.h"
 #include "host/weights/weight_binding.h"
 #include "host/weights/weight_loading.h"
@@ -134,6 +135,7 @@ std::vector<Pair> common_parts(LoadedModel& base, LoadedModel& tuned) {
   for (const LoadedPart& part : base.parts()) {
     const LoadedPart* other = tuned.find_part(part.detection.component);
     if (other == nullptr) continue;
+    for (const LoadedPart* one : {&part, other}) model::refuse_random_weights(one->checkpoint);
     pairs.push_back(
         {part.detection.component, WeightReader(base, part), WeightReader(tuned, *other)});
     check_same(pairs.back());

@@ -18,6 +18,7 @@
 #include "host/lora/convert.h"
 #include "host/lora/low_rank.h"
 #include "host/lora/targets.h"
+#include "host/model/random_weights.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_binding.h"
 #include "host/weights/weight_loading.h"
@@ -324,8 +325,9 @@ std::vector<MergedComponent> merge_into_model(
     return additions.components.size() == 1 ? output : files::path_of_component(output, component);
   };
   for (const model::LoadedPart& part : model.parts()) {
-    if (additions.components.contains(part.detection.component))
-      check_new(part, path_of(part.detection.component));
+    if (!additions.components.contains(part.detection.component)) continue;
+    model::refuse_random_weights(part.checkpoint);
+    check_new(part, path_of(part.detection.component));
   }
   std::vector<MergedComponent> merged;
   for (const model::LoadedPart& part : model.parts()) {

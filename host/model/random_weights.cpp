@@ -82,6 +82,14 @@ std::optional<uint64_t> random_weights_seed(const files::Checkpoint& checkpoint)
   return seed;
 }
 
+void refuse_random_weights(const files::Checkpoint& checkpoint) {
+  if (!random_weights_seed(checkpoint)) return;
+  throw Error(ErrorCode::kUnsupported,
+              checkpoint.name() + ": has names and shapes, and no values (" + kRandomWeightsKey +
+                  " in its metadata)",
+              "pass a checkpoint with weights", "RANDOM_WEIGHTS");
+}
+
 void fill_randomly(const weights::WeightBinding& binding, const files::Checkpoint& checkpoint,
                    uint64_t seed, at::ScalarType dtype, at::Device device,
                    const std::function<void(int64_t)>& progress,

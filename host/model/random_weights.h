@@ -20,6 +20,9 @@ inline constexpr const char* kRandomWeightsKey = "atelier.random_weights";
 // Throws Error{kInvalidArgument} when it is no number.
 std::optional<uint64_t> random_weights_seed(const files::Checkpoint& checkpoint);
 
+// Throws Error{kUnsupported} for such a checkpoint: its tensors would be read as zeros.
+void refuse_random_weights(const files::Checkpoint& checkpoint);
+
 // Fills the weights, and stores and places them as weights::load_weights does. Every published
 // tensor depends on its name, its shape and the seed alone: normal numbers of LibTorch's generator
 // on `device`, so that Python makes the same ones there (bench/random_models.py). Matrices keep the

@@ -15,12 +15,13 @@ namespace {
 
 // The model of `folder` with other published weights.
 template <class Change>
-void write_changed(const Folder& folder, const Folder& changed, Change change) {
+void write_changed(const Folder& folder, const Folder& changed, Change change,
+                   const std::map<std::string, std::string>& metadata = {}) {
   const auto file = files::Checkpoint::open("dit", {folder / "dit.safetensors"});
   NamedTensors tensors;
   for (const auto& [name, meta] : file.index().tensors()) tensors.emplace(name, file.read(name));
   change(tensors);
-  files::write_safetensors(changed / "dit.safetensors", tensors);
+  files::write_safetensors(changed / "dit.safetensors", tensors, metadata);
   test::fs::copy_file(folder / "vae.safetensors", changed / "vae.safetensors");
 }
 
@@ -105,6 +106,13 @@ TEST_CASE("Models that do not fit, or do not differ, are refused", "[lora]") {
   const auto same = test::open_toy(folder.path());
   expect_error(ErrorCode::kInvalidArgument, {"the two models are equal"},
                [&] { extract(*base, *same, path, {}); });
+
+  const Folder without_values;
+  write_changed(folder, without_values, [](NamedTensors&) {}, {{"atelier.random_weights", "3"}});
+  const auto holes = test::open_toy(without_values.path());
+  const std::vector<std::string> said = {"dit.safetensors", "no values"};
+  expect_error(ErrorCode::kUnsupported, said, [&] { extract(*base, *holes, path, {}); });
+  expect_error(ErrorCode::kUnsupported, said, [&] { extract(*holes, *base, path, {}); });
 
   // One block less.
   const Detection small = {"dit", "base", "", "toy", {{"layers", int64_t{1}}, {"width", 32}}};
