@@ -14,7 +14,6 @@
 #include "host/cli/plan.h"
 #include "host/files/file_reader.h"
 #include "host/generate/session.h"
-#include "host/model/memory_holders.h"
 #include "host/model/model_flags.h"
 #include "host/plan/prepared_generation.h"
 #include "host/progress/progress.h"
@@ -174,10 +173,6 @@ int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
   Session session(model, prepared.loras(), *request.plugin, options, progress);
   const int code = run_jobs(session, prepared, request);
   for (const std::string& line : model.streaming_report()) progress.note(line);
-  if (model.transfer() != nullptr) {
-    const std::string problem = model::pinning_problem(model.transfer()->stats());
-    if (!problem.empty()) progress.warn(problem);
-  }
   if (prepared.planned()) plan::note_measured(*prepared.planned(), model, progress);
   if (timeline) {
     for (const std::string& file : timeline->write()) progress.note(file);

@@ -13,7 +13,6 @@
 #include "host/generate/request.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
-#include "host/model/memory_holders.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "memory/clock.h"
@@ -144,6 +143,9 @@ void Session::load(std::string_view component) {
   if (model_.is_loaded(component)) return;
   begin_phase("load");
   model::load_shown(model_, component, progress_);
+  if (model_.transfer() == nullptr) return;
+  const std::string problem = pinning_.news(model_.transfer()->stats());
+  if (!problem.empty()) progress_.warn(problem);
 }
 
 // Says who holds what. Nothing of what failed is held any more.

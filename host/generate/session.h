@@ -12,6 +12,7 @@
 #include "host/generate/jobs.h"
 #include "host/generate/lora_set.h"
 #include "host/generate/metadata.h"
+#include "host/model/memory_holders.h"
 #include "host/model/model_loader.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/progress/progress.h"
@@ -61,6 +62,7 @@ class Session {
   progress::Progress& progress_;
   std::optional<run::SamplingRunner> sampling_;
   std::string phase_ = "load";  // what the generator does
+  model::PinningProblem pinning_;
   const ModelRecord record_;
   Generator generator_;
 };

@@ -99,8 +99,9 @@ std::vector<std::string> flags_for_weights(LoadedModel& model) {
   return flags;
 }
 
-std::string pinning_problem(const memory::TransferDevice::Stats& stats) {
-  if (stats.pageable_bytes == 0) return "";
+std::string PinningProblem::news(const memory::TransferDevice::Stats& stats) {
+  if (stats.pageable_bytes == 0 || is_said_) return "";
+  is_said_ = true;
   return report::bytes_text(stats.pageable_bytes) + " of " + report::bytes_text(stats.host_bytes) +
          " that blocks rest in on the host could not be pinned: copies are slower, and the program "
          "waits for them; raise the limit of locked memory (ulimit -l), or keep more on the device";

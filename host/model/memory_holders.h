@@ -25,8 +25,15 @@ std::vector<Holder> weight_holders(LoadedModel& model);
 std::vector<std::string> holder_lines(const std::vector<Holder>& holders,
                                       const memory::DeviceBytes& device);
 
-// What host memory that the system did not let us pin costs, and the way out; empty: all is pinned.
-std::string pinning_problem(const memory::TransferDevice::Stats& stats);
+// What host memory that the system did not let us pin costs, and the way out; said once.
+class PinningProblem {
+ public:
+  // Empty: all is pinned, or it was said before.
+  std::string news(const memory::TransferDevice::Stats& stats);
+
+ private:
+  bool is_said_ = false;
+};
 
 // Flags that would take less of the device for the largest component that is loaded, as "--offload
 // dit=host"; those that are in use are left out.

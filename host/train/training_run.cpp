@@ -124,7 +124,7 @@ class TrainingRun {
                    std::to_string(trainer.total_steps()) + " steps, " +
                    std::to_string(trainer.trained_count()) + " trained numbers");
     if (model_.transfer() != nullptr) {
-      const std::string problem = model::pinning_problem(model_.transfer()->stats());
+      const std::string problem = model::PinningProblem().news(model_.transfer()->stats());
       if (!problem.empty()) progress_.warn(problem);
     }
     return {.exit_code = trainer.run(), .has_trained = true};
