@@ -20,7 +20,7 @@ flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
             "prompts of too many tokens are cut, as published pipelines do, and not refused")
       .add({.name = "lora",
             .help = "a LoRA, PATH or PATH:STRENGTH, and of one of several denoisers "
-                    "PATH:STRENGTH:component=NAME; a line of a prompts file names its own with "
+                    "PATH:STRENGTH@COMPONENT; a line of a prompts file names its own with "
                     "\"loras\"",
             .repeated = true,
             .value_name = "FILE"})

@@ -33,7 +33,7 @@ flags::CommandSpec lora_merge_command() {
       {.name = "quiet", .kind = flags::FlagKind::kFlag, .help = "no progress", .preset = "false"},
   };
   for (flags::FlagSpec& flag : lora_model_flags()) command.flags.push_back(std::move(flag));
-  command.positional = "FILE[:STRENGTH][:component=NAME]...";
+  command.positional = "FILE[:STRENGTH][@COMPONENT]...";
   command.min_positional = 1;
   return command;
 }

@@ -21,8 +21,7 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kExtension = ".safetensors";
-constexpr std::string_view kComponent = "component=";
-constexpr const char* kUse = "PATH:STRENGTH, or PATH:STRENGTH:component=NAME";
+constexpr const char* kUse = "PATH:STRENGTH, or PATH:STRENGTH@COMPONENT";
 
 [[noreturn]] void refuse(const std::string& message, const std::string& hint) {
   throw Error(ErrorCode::kInvalidArgument, message, hint);
@@ -33,13 +32,14 @@ void check_strength(double strength, const std::string& name) {
     refuse(quote_and_escape(name) + ": the strength is not finite", "1 adds it as it was trained");
 }
 
-// Cuts off what stands behind the last colon, where `take` wants it and no file has the whole name.
+// Cuts off what stands behind the last `mark`, where `take` wants it and no file has the whole
+// name.
 template <class Take>
-void take_end(std::string& path, Take take) {
+void take_end(std::string& path, char mark, Take take) {
   std::error_code failure;
-  const size_t colon = path.rfind(':');
-  if (colon == std::string::npos || fs::exists(path, failure)) return;
-  if (take(std::string_view(path).substr(colon + 1))) path.resize(colon);
+  const size_t at = path.rfind(mark);
+  if (at == std::string::npos || fs::exists(path, failure)) return;
+  if (take(std::string_view(path).substr(at + 1))) path.resize(at);
 }
 
 // A relative path without "." and "..", in plain characters.
@@ -68,13 +68,13 @@ std::string without_extension(std::string name) {
 Use parse_use(std::string_view text) {
   Use use;
   use.path = std::string(text);
-  take_end(use.path, [&](std::string_view end) {
-    if (!end.starts_with(kComponent)) return false;
-    use.component = end.substr(kComponent.size());
-    if (use.component.empty()) refuse(quote_and_escape(text) + ": there is no component", kUse);
+  take_end(use.path, '@', [&](std::string_view end) {
+    if (end.find('/') != std::string_view::npos) return false;  // the @ of a folder
+    if (end.empty()) refuse(quote_and_escape(text) + ": there is no component", kUse);
+    use.component = end;
     return true;
   });
-  take_end(use.path, [&](std::string_view end) {
+  take_end(use.path, ':', [&](std::string_view end) {
     const auto strength = report::parse_number<double>(end);
     if (strength) use.strength = *strength;
     return strength.has_value();

@@ -20,10 +20,11 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 
-// "PATH", "PATH:STRENGTH", "PATH:component=NAME" or "PATH:STRENGTH:component=NAME"; what stands
-// behind the last colon is a strength when it is a number and no file has the whole name. The LoRA
-// is called what its file is called, without ".safetensors". Throws Error{kInvalidArgument} when
-// there is no path, or the strength is not finite.
+// "PATH", "PATH:STRENGTH", "PATH@COMPONENT" or "PATH:STRENGTH@COMPONENT"; what stands behind the
+// last @ is a component, and what stands behind the last colon a strength when it is a number,
+// unless a file has the whole name. The LoRA is called what its file is called, without
+// ".safetensors". Throws Error{kInvalidArgument} when there is no path or no component behind the
+// @, or the strength is not finite.
 Use parse_use(std::string_view text);
 
 // All that are on a command line; files of one name in several folders are told apart as "style",

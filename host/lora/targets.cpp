@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "atelier/error.h"
 
@@ -20,15 +21,15 @@ using model::LoadedPart;
 
 namespace {
 
-constexpr std::string_view kEndings[] = {".weight", ".bias"};
+// Of a layer's tensors, and of a parameter that is no layer's: "blocks.0.modulation".
+constexpr std::string_view kEndings[] = {".weight", ".bias", ""};
 constexpr size_t kShown = 3;  // names in an error
 
-// "blocks.0.up" of "blocks.0.up.weight"; nullopt for names that end otherwise.
-std::optional<std::string> layer_of(const std::string& name) {
-  for (const std::string_view ending : kEndings) {
-    if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size());
-  }
-  return std::nullopt;
+// "blocks.0.up" of "blocks.0.up.weight".
+std::string layer_of(const std::string& name) {
+  const auto* const ending =
+      std::ranges::find_if(kEndings, [&](std::string_view one) { return name.ends_with(one); });
+  return name.substr(0, name.size() - ending->size());
 }
 
 void set_shape(Target& target, const std::vector<int64_t>& shape) {
@@ -105,16 +106,12 @@ NamedTargets spelled_targets(LoadedModel& model, const LoadedPart& part,
   const auto binding = weights::bind_weights(rules, detection.prefix, index, root);
   NamedTargets targets;
   for (const weights::BoundWeight& bound : binding.weights) {
-    const std::optional<std::string> path = layer_of(bound.path);
-    if (!path) continue;
     for (const weights::WeightPiece& piece : bound.pieces) {
-      const std::string name = piece.tensor.substr(detection.prefix.size());
-      if (!layer_of(name)) continue;
-      Target& target = targets[name];
+      Target& target = targets[piece.tensor.substr(detection.prefix.size())];
       target.component = detection.component;
       set_shape(target, index.find(piece.tensor)->shape);
-      target.pieces.push_back({bound.weight, linears.find(*bound.weight), *path, piece.axis,
-                               piece.tensor_start, piece.weight_start, piece.length});
+      target.pieces.push_back({bound.weight, linears.find(*bound.weight), layer_of(bound.path),
+                               piece.axis, piece.tensor_start, piece.weight_start, piece.length});
     }
   }
   return targets;
@@ -140,9 +137,8 @@ NamedTargets all_targets(LoadedModel& model, const LoadedPart& part, bool has_sp
   nn::Module& root = model.model().component(part.detection.component);
   const Linears linears(root);
   root.visit_weights([&](const std::string& path, Weight& weight) {
-    const std::optional<std::string> layer = layer_of(path);
-    if (!layer) return;
-    Target target = {part.detection.component, {}, 0, 0, {{&weight, linears.find(weight), *layer}}};
+    Target target = {
+        part.detection.component, {}, 0, 0, {{&weight, linears.find(weight), layer_of(path)}}};
     set_shape(target, weight.sizes().vec());
     targets.emplace(path, std::move(target));
   });
@@ -176,6 +172,8 @@ Targets::Component Targets::table_of(LoadedModel& model, const LoadedPart& part)
 
 Targets::Targets(LoadedModel& model) : family_(model.family()) {
   for (const LoadedPart& part : model.parts()) components_.push_back(table_of(model, part));
+  for (const model::RangedDenoiser& denoiser : model.stages().denoisers)
+    denoisers_.push_back(denoiser.part);
   std::stable_partition(components_.begin(), components_.end(),
                         [](const Component& component) { return component.is_denoiser; });
 }
@@ -236,7 +234,7 @@ std::optional<Targets::LayerName> Targets::find_name(std::string_view name,
   for (const std::string_view ending : kEndings) {
     const std::vector<Found> all = find_all(name, ending, component);
     if (!all.empty())
-      return LayerName{all.front().component->name, *layer_of(all.front().target->first)};
+      return LayerName{all.front().component->name, layer_of(all.front().target->first)};
   }
   return std::nullopt;
 }
@@ -264,9 +262,18 @@ std::string Targets::component_of(const LoraFile& file, std::string_view asked) 
     throw Error(ErrorCode::kNotFound,
                 files::display_path(file.path()) + ": is for the component " + said +
                     ", and the model is open without it",
-                "pass its files as well, or put the LoRA into another one with component=NAME",
+                "pass its files as well, or put the LoRA into another one, FILE@COMPONENT",
                 "LORA_COMPONENT");
-  return {};
+  return denoiser_of(file.path());
+}
+
+std::string Targets::denoiser_of(const std::string& path) const {
+  std::vector<FoundPart> parts;
+  for (const Detection& denoiser : denoisers_) parts.push_back({denoiser, path, {}});
+  family_.assign(parts);
+  std::set<std::string> named;
+  for (const FoundPart& found : parts) named.insert(found.part.component);
+  return named.size() == 1 && parts.size() > 1 ? *named.begin() : std::string();
 }
 
 // One file, layer by layer.
@@ -283,6 +290,8 @@ class Targets::Matching {
     const bool is_any_weight =
         layer.form == LayerForm::kNone || layer.form == LayerForm::kDifference;
     std::vector<Found> found = targets_.find_all(layer.name, ".weight", component_);
+    if (found.empty() && layer.form == LayerForm::kDifference)
+      found = targets_.find_all(layer.name, "", component_);
     if (!is_any_weight)
       std::erase_if(found, [](const Found& one) { return !is_linear(one.target->second); });
     if (found.empty()) match_.unmatched.push_back(layer.name);
@@ -316,7 +325,7 @@ class Targets::Matching {
     throw Error(ErrorCode::kInvalidArgument,
                 path_ + ": does not say which denoiser it is for: " + quote_and_escape(layer.name) +
                     " is a layer of " + denoisers,
-                "say it behind the file, " + path_ + ":component=NAME; a NAME is one of " +
+                "say it behind the file, " + path_ + "@COMPONENT, which is one of " +
                     report::list_names(names),
                 "LORA_COMPONENT");
   }

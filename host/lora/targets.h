@@ -78,7 +78,7 @@ class Targets {
   std::optional<LayerName> find_name(std::string_view name, std::string_view component = {}) const;
 
   // What the layers of `file` are. `component`: a component, kEveryDenoiser, or empty for what the
-  // file's metadata says.
+  // file's metadata says, or else its name (see ModelFamily::assign).
   // Throws Error{kInvalidArgument} naming the file and what does not fit: when no layer is found,
   // when several denoisers have them and nothing says which is meant, when shapes differ, when a
   // rank is larger than any layer of the component, when one layer is named twice, and when a bias
@@ -116,9 +116,13 @@ class Targets {
   const Component* find_component(std::string_view name) const;
   // The component that `file` is for, as match() takes it; empty where nothing says it.
   std::string component_of(const LoraFile& file, std::string_view asked) const;
+  // Of several denoisers, the one whose checkpoint a file of that name would be; empty where the
+  // names do not say it.
+  std::string denoiser_of(const std::string& path) const;
 
   const ModelFamily& family_;
   std::vector<Component> components_;  // the denoisers first
+  std::vector<Detection> denoisers_;
 };
 
 }  // namespace atelier::lora

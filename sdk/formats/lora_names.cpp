@@ -10,6 +10,7 @@ namespace {
 struct Marker {
   std::string_view text;
   LoraRole role;
+  std::string_view parameter = {};  // what stands for the layer's weight: ".modulation"
 };
 // What stands between a layer's name and ".weight", with an adapter's name between: ".default".
 constexpr Marker kFactors[] = {
@@ -40,7 +41,7 @@ constexpr Marker kFactors[] = {
 constexpr Marker kEnds[] = {
     {".alpha", LoraRole::kAlpha},     {".diff", LoraRole::kDiff},
     {".diff_b", LoraRole::kBiasDiff}, {".w_norm", LoraRole::kDiff},
-    {".b_norm", LoraRole::kBiasDiff},
+    {".b_norm", LoraRole::kBiasDiff}, {".diff_m", LoraRole::kDiff, ".modulation"},
 };
 
 struct OtherForm {
@@ -55,7 +56,6 @@ constexpr OtherForm kOtherForms[] = {
     {".lora_mid", "LoCon with a middle factor"},
     {".oft_diag", "OFT"},
     {".oft_blocks", "OFT"},
-    {".diff_m", "a difference of the modulation (.diff_m)"},
     {".set_weight", "a replaced weight (.set_weight)"},
     {".reshape_weight", "a reshaped weight (.reshape_weight)"},
 };
@@ -158,8 +158,9 @@ std::optional<LoraTensorName> factor_named(std::string_view name, const Marker& 
 
 LoraTensorName parse_lora_tensor(std::string_view name) {
   for (const Marker& marker : kEnds) {
-    if (name.size() > marker.text.size() && name.ends_with(marker.text))
-      return {std::string(name.substr(0, name.size() - marker.text.size())), marker.role};
+    if (name.size() <= marker.text.size() || !name.ends_with(marker.text)) continue;
+    std::string layer(name.substr(0, name.size() - marker.text.size()));
+    return {layer.append(marker.parameter), marker.role};
   }
   for (const Marker& marker : kFactors) {
     if (auto found = factor_named(name, marker)) return *std::move(found);

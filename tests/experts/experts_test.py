@@ -401,7 +401,7 @@ class Experts(unittest.TestCase):
         self.assertIn("does not say which denoiser it is for", said)
         self.assertIn("[LORA_COMPONENT]", said)
         for component, is_reached in (("dit", True), ("dit_low", False), ("all", True)):
-            drawn = self.draw("chosen", "--lora", f"{unsaid}:0.5:component={component}", "--num_inference_steps", 1)
+            drawn = self.draw("chosen", "--lora", f"{unsaid}:0.5@{component}", "--num_inference_steps", 1)
             self.assertEqual(is_reached, drawn != plain, component)
         line = {"prompt": "a cat", "height": 16, "width": 24, "num_inference_steps": 1, "seed": 3, "output": "line.png",
                 "loras": [{"name": "unsaid", "component": "dit_low"}]}

@@ -128,14 +128,32 @@ TEST_CASE("A LoRA's own word for its component counts where the user has none", 
   check_changed(base, scene.velocities(), {"dit_low"});
 }
 
+TEST_CASE("A LoRA of which nothing else says it is for the denoiser that its name says", "[lora]") {
+  const Scene scene;
+  const auto base = scene.velocities();
+  const std::string low = scene.write_lora("Style_LOW_noise_r4"),
+                    high = scene.write_lora("high_noise_model"),
+                    said = scene.write_lora("low_noise_said", "dit");
+  Registry registry(*scene.model);
+  const auto changed_by = [&](const Use& use, const std::set<std::string>& changed) {
+    INFO(use.path);
+    registry.use({&use, 1});
+    check_changed(base, scene.velocities(), changed);
+  };
+  changed_by({.name = "low", .path = low}, {"dit_low"});
+  changed_by({.name = "high", .path = high}, {"dit"});
+  changed_by({.name = "said", .path = said}, {"dit"});
+  changed_by({.name = "asked", .path = low, .component = "dit"}, {"dit"});
+}
+
 TEST_CASE("A LoRA that could be meant for either denoiser is refused", "[lora]") {
   const Scene scene;
   const std::string path = scene.write_lora("plain");
   Registry registry(*scene.model);
   expect_error(ErrorCode::kInvalidArgument,
                {"plain.safetensors: does not say which denoiser it is for",
-                "is a layer of \"dit\", \"dit_low\"", ":component=NAME",
-                "one of \"dit\", \"dit_low\", \"all\""},
+                "is a layer of \"dit\", \"dit_low\"", "plain.safetensors@COMPONENT",
+                "is one of \"dit\", \"dit_low\", \"all\""},
                [&] { registry.check({.name = "plain", .path = path}); });
   expect_error(ErrorCode::kNotFound, {"component \"dit_lo\"", "did you mean dit_low?"},
                [&] { registry.check({.name = "plain", .path = path, .component = "dit_lo"}); });

@@ -30,6 +30,7 @@ TEST_CASE("Every published spelling of a factor is read", "[names]") {
       {"base_model.model.a.lokr_w2_b", "base_model.model.a", LoraRole::kKron2Right},
       {"diffusion_model.a.diff", "diffusion_model.a", LoraRole::kDiff},
       {"diffusion_model.a.diff_b", "diffusion_model.a", LoraRole::kBiasDiff},
+      {"diffusion_model.blocks.0.diff_m", "diffusion_model.blocks.0.modulation", LoraRole::kDiff},
       {"lycoris_a_norm.w_norm", "lycoris_a_norm", LoraRole::kDiff},
       {"lycoris_a_norm.b_norm", "lycoris_a_norm", LoraRole::kBiasDiff},
       {"a.lora_B.default.bias", "a", LoraRole::kUpBias},

@@ -198,7 +198,7 @@ TEST_CASE("Files that are wrong are refused with file, tensor and reason", "[lor
   for (const auto& [tensor, kind] :
        std::map<std::string, std::string>{{"a.b.hada_t1", "LoHa of a convolution"},
                                           {"a.b.lokr_t2", "LoKr of a convolution"},
-                                          {"a.b.diff_m", "(.diff_m)"},
+                                          {"a.b.set_weight", "(.set_weight)"},
                                           {"a.b.lora_A.bias", "a bias within a LoRA"},
                                           {"a.b.lora_mid.weight", "middle factor"}})
     refused(ErrorCode::kUnsupported, {kind + " is not supported", tensor},

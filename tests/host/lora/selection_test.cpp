@@ -31,16 +31,20 @@ TEST_CASE("A LoRA on the command line is a path and a strength", "[lora]") {
 TEST_CASE("A LoRA on the command line may name its component", "[lora]") {
   const Use expected = {
       .name = "a", .path = "x/a.safetensors", .strength = 0.5, .component = "low"};
-  CHECK(parse_use("x/a.safetensors:0.5:component=low") == expected);
-  CHECK(parse_use("a:component=all").component == "all");
-  CHECK(parse_use("a:component=all").strength == 1.0);
-  expect_error(ErrorCode::kInvalidArgument, {"there is no component"},
-               [] { parse_use("a:0.5:component="); });
-  const auto uses = parse_flags({"a:component=dit", "a:0.5:component=low"});
+  CHECK(parse_use("x/a.safetensors:0.5@low") == expected);
+  CHECK(parse_use("a@all").component == "all");
+  CHECK(parse_use("a@all").strength == 1.0);
+  CHECK(parse_use("me@home/a:0.5").path == "me@home/a");
+  const Folder folder;
+  test::write_bytes(folder / "style@2", "");
+  CHECK(parse_use(folder / "style@2").component.empty());
+  CHECK(parse_use((folder / "style@2") + "@low").component == "low");
+  expect_error(ErrorCode::kInvalidArgument, {"there is no component"}, [] { parse_use("a:0.5@"); });
+  const auto uses = parse_flags({"a@dit", "a:0.5@low"});
   REQUIRE(uses.size() == 2);
   CHECK(uses[1].name == "a_2");
   expect_error(ErrorCode::kInvalidArgument, {"given twice"}, [] {
-    parse_flags({"a:component=dit", "a:0.5:component=dit"});
+    parse_flags({"a@dit", "a:0.5@dit"});
   });
 }
 
