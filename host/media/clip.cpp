@@ -104,6 +104,11 @@ std::unique_ptr<ClipReader> open_clip(const fs::path& path, const ClipLimits& li
                   path.string() + ": a video of the kind " + std::string(video->unread) +
                       ", which is not read",
                   "convert it to MP4 (H.264)");
+    // What holds nothing, and what stands in a file's place, is told as for images.
+    if (!head.empty() && !has_text(head, 0, "version https://git-lfs"))
+      throw Error(ErrorCode::kUnsupported,
+                  path.string() + ": neither a video nor an image of a kind that is read",
+                  "convert it to MP4 (H.264) or PNG");
   }
   return is_animated(path, head) ? open_animation(path, limits) : open_still(path, limits);
 }

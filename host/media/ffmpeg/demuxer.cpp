@@ -20,6 +20,8 @@ constexpr int kMaxStreams = 64;
 constexpr int64_t kProbeBytes = 5'000'000;
 constexpr int64_t kProbeSeconds = 5;
 constexpr int kIoBytes = 65'536;
+// The most that FFmpeg may ask for at once: a plane of the largest frame at 16 bits is smaller.
+constexpr size_t kMaxAllocation = size_t{1} << 30;
 
 int refuse_to_open(AVFormatContext*, AVIOContext**, const char*, int, AVDictionary**) {
   return AVERROR(EACCES);
@@ -54,6 +56,7 @@ Demuxer::Demuxer(const std::filesystem::path& path) : place_(path.string()), fil
 }
 
 void Demuxer::open() {
+  av_max_alloc(kMaxAllocation);
   AVFormatContext* context = avformat_alloc_context();
   context->pb = io_.get();
   context->io_open = refuse_to_open;
@@ -111,8 +114,8 @@ bool Demuxer::next(AVPacket& packet) {
     av_packet_unref(&packet);
     const int code = av_read_frame(context_.get(), &packet);
     if (code == AVERROR_EOF) return false;
-    if (code == AVERROR(EIO) || (code < 0 && io_->error < 0 && io_->error != AVERROR_EOF))
-      throw Error(ErrorCode::kEnvironment, place_ + ": reading fails: " + message_of(code));
+    if (io_->error < 0)
+      throw Error(ErrorCode::kEnvironment, place_ + ": reading fails: " + message_of(io_->error));
     if (code < 0) throw Error(ErrorCode::kDataLoss, message_of(code));
     if (packet.stream_index == stream_ && packet.size > 0) return true;
   }
