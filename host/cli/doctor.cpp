@@ -16,6 +16,7 @@
 #include "host/cli/commands.h"
 #include "host/device/cuda.h"
 #include "host/files/model_paths.h"
+#include "host/media/video_library.h"
 #include "host/model/model_flags.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/problems.h"
@@ -203,6 +204,14 @@ Item check_codec(const std::string& name, const char* library, const char* versi
   return {name, State::kWorks, found, ""};
 }
 
+Item check_video() {
+  try {
+    return {"video", State::kWorks, media::video_library().version, ""};
+  } catch (const Error& error) {
+    return {"video", State::kAbsent, "", error.what()};
+  }
+}
+
 Item check_models() {
   const std::vector<std::string> folders = files::published_folders("org/name");
   const std::string base = fs::path(folders.front()).parent_path().parent_path().string();
@@ -242,7 +251,7 @@ int run_doctor(std::span<const std::string> arguments) {
   items.push_back(check_codec("WebP", "libwebp.so.7", "WebPGetDecoderVersion"));
   items.push_back(check_codec("GIF", "libgif.so.7", nullptr));
   items.push_back(check_codec("TIFF", "libtiff.so.6", nullptr));
-  items.push_back({"video", State::kAbsent, "", "this build reads and writes stills only"});
+  items.push_back(check_video());
   items.push_back(check_models());
 
   bool is_broken = false;

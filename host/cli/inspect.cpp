@@ -149,10 +149,32 @@ void print_tensors(const Json& item) {
     print("  ", one_line(tensor["name"], 200), " ", tensor["dtype"], " ", tensor["shape"], "\n");
 }
 
+// ", 12 frames, 24 a second, 0.500 s"
+std::string times_text(const Json& item) {
+  std::string text = ", " + shown(item["frames"]) + " frames";
+  if (!item.contains("fps")) return text;
+  char times[64];
+  std::snprintf(times, sizeof(times), ", %.5g a second%s, %.3f s", item["fps"].get<double>(),
+                item.contains("variable_rate") ? " on average" : "",
+                item["duration_s"].get<double>());
+  return text + times;
+}
+
+void print_clip(const Json& item) {
+  print(", ", item["format"]);
+  if (item.contains("codec")) print(", ", item["codec"]);
+  print(", ", item["width"], "x", item["height"], times_text(item));
+  if (item.contains("rotation")) print(", turned by ", item["rotation"], " degrees");
+  if (item.contains("alpha")) print(", transparent");
+  print(item.contains("sound") ? ", with sound\n" : "\n");
+  if (item.contains("text")) print_pairs(item["text"], 80, 4000);
+}
+
 void print_image(const Json& item) {
   print(", ", item["format"], ", ", item["width"], "x", item["height"], ", ", item["channels"],
-        " channels of ", item["bits"], " bits", item.contains("animated") ? ", animated" : "",
-        "\n");
+        " channels of ", item["bits"], " bits");
+  if (item.contains("animated")) print(", animated", times_text(item));
+  print("\n");
   if (item.contains("text")) print_pairs(item["text"], 80, 4000);
 }
 
@@ -222,11 +244,17 @@ void print_plugin(const Json& item) {
 
 void print_lines(const Json& thing) {
   static const std::map<std::string, void (*)(const Json&)> kPrinters = {
-      {"checkpoint", print_tensors},  {"lora", print_tensors},
-      {"image", print_image},         {"dataset metadata", print_table},
-      {"tokenizer", print_tokenizer}, {"run", print_run},
-      {"state", print_state},         {"encoded samples", print_cache},
-      {"settings", print_settings},   {"metrics", print_metrics},
+      {"checkpoint", print_tensors},
+      {"lora", print_tensors},
+      {"image", print_image},
+      {"clip", print_clip},
+      {"dataset metadata", print_table},
+      {"tokenizer", print_tokenizer},
+      {"run", print_run},
+      {"state", print_state},
+      {"encoded samples", print_cache},
+      {"settings", print_settings},
+      {"metrics", print_metrics},
       {"plugin", print_plugin}};
   print(display_path(shown(thing["path"])), ": ", thing["kind"]);
   kPrinters.at(shown(thing["kind"]))(thing);

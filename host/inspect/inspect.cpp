@@ -13,6 +13,7 @@
 #include "host/files/folder.h"
 #include "host/files/model_paths.h"
 #include "host/inspect/run.h"
+#include "host/media/clip.h"
 #include "host/media/decode.h"
 #include "host/media/png.h"
 #include "host/plugins/guard.h"
@@ -35,12 +36,39 @@ Thing inspect_tokenizer(const std::string& path) {
   return {{"path", path}, {"kind", "tokenizer"}, {"tokens", tokens}};
 }
 
+// How many frames a clip has, and when they are shown.
+void add_times(const media::ClipInfo& clip, Thing& out) {
+  out["frames"] = clip.frames();
+  if (clip.fps == 0) return;  // a folder's frames have no times
+  out["fps"] = clip.fps;
+  out["duration_s"] = clip.duration_s;
+  if (clip.is_variable_rate) out["variable_rate"] = true;
+}
+
+Thing inspect_clip(const std::string& path) {
+  const auto reader = media::open_clip(path);
+  const media::ClipInfo& clip = reader->info();
+  Thing out = {{"path", path}, {"kind", "clip"}, {"format", clip.format}};
+  if (!clip.codec.empty()) out["codec"] = clip.codec;
+  out["width"] = clip.width;
+  out["height"] = clip.height;
+  add_times(clip, out);
+  if (clip.rotation != 0) out["rotation"] = clip.rotation;
+  if (clip.has_alpha) out["alpha"] = true;
+  if (clip.has_sound) out["sound"] = true;
+  for (const auto& [key, value] : clip.metadata) out["text"][key] = value;
+  return out;
+}
+
 Thing inspect_image(const std::string& path) {
   const media::ImageInfo info = media::probe_image(path);
   Thing out = {{"path", path},        {"kind", "image"},       {"format", info.format},
                {"width", info.width}, {"height", info.height}, {"channels", info.channels},
                {"bits", info.bits}};
-  if (info.is_animated) out["animated"] = true;
+  if (info.is_animated) {
+    out["animated"] = true;
+    add_times(media::open_clip(path)->info(), out);
+  }
   if (info.format == "png") {
     for (const auto& [key, value] : media::png_text(path)) out["text"][key] = value;
   }
@@ -121,7 +149,7 @@ Thing inspect_plugin(const std::string& path) {
       {"path", path}, {"kind", "plugin"}, {"family", plugin.family}, {"version", plugin.version}};
 }
 
-bool is_video(const std::string& extension) {
+bool is_named_as_video(const std::string& extension) {
   for (const char* video : {".mp4", ".mkv", ".mov", ".webm", ".avi"}) {
     if (extension == video) return true;
   }
@@ -157,6 +185,7 @@ Thing Inspector::inspect_file(const std::string& path) {
   reader.read(first.data(), 0, first.size());
   const auto* bytes = reinterpret_cast<const uint8_t*>(first.data());
   if (media::looks_like_image({bytes, first.size()})) return inspect_image(path);
+  if (media::looks_like_clip(path)) return inspect_clip(path);
   const std::string extension = fs::path(path).extension().string();
   try {
     if (extension == ".json") return inspect_json(path);
@@ -167,10 +196,10 @@ Thing Inspector::inspect_file(const std::string& path) {
   } catch (const formats::ParseError& error) {
     throw files::at_file(path, error, ErrorCode::kDataLoss);
   }
-  if (is_video(extension))
+  if (is_named_as_video(extension))
     throw Error(ErrorCode::kUnsupported,
-                display_path(path) + ": is a video, and this build reads stills only",
-                "extract its frames", "FILE_KIND");
+                display_path(path) + ": is named as a video, and is none of a kind that is known",
+                "get it again, or convert it to MP4 (H.264)", "FILE_KIND");
   constexpr std::string_view kElf =
       "\x7f"
       "ELF";
@@ -200,6 +229,8 @@ void Inspector::inspect_folder(const std::string& path) {
       found.checkpoints.clear();
       for (const std::string& file : files::expand_glob(path, "*.safetensors"))
         found.checkpoints.push_back({file_alone(file)});
+    } else if (media::looks_like_clip(path)) {
+      attempt([&] { show_(inspect_clip(path)); });
     } else if (!has_metadata) {
       refuse_(error);
     }
