@@ -110,6 +110,19 @@ class Link(unittest.TestCase):
         for name, found in compiled.items():
             with self.subTest(name):
                 self.assertEqual(set(map(int, wanted.split(";"))), found)
+    def test_only_the_video_library_links_ffmpeg(self):
+        ffmpeg = re.compile(r"lib(av\w+|sws\w+)\.so")
+        for path in self.binaries():
+            # The fuzzed reader of videos has FFmpeg linked in.
+            if path.name not in ("libatelier_video.so", "video_asan_test"):
+                with self.subTest(path.name):
+                    self.assertEqual([], [n for n in dynamic(path, "NEEDED") if ffmpeg.match(n)])
+
+    def test_the_video_library_has_the_door_that_the_program_opens(self):
+        path = BUILD / "lib/libatelier_video.so"
+        if not path.is_file():
+            self.skipTest("built without FFmpeg")
+        self.assertIn("atelier_video", output("nm", "-D", "--defined-only", str(path)).split())
 
     def test_plugins_export_one_symbol_and_stay_loaded(self):
         self.assertGreater(len(plugins()), 0)

@@ -121,6 +121,25 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual([line.split()[-1] for line in both.stderr.splitlines()],
                          ["[FILE_KIND]", "[ST_TRUNCATED]"])
 
+    def test_inspect_shows_a_clip_with_its_settings(self):
+        video = {item["name"]: item for item in json.loads(run("doctor", "--json").stdout)}["video"]
+        if video["state"] == "ok":
+            clips = pathlib.Path(__file__).parents[1] / "media/clips"
+            result = run("inspect", clips / "plain.mp4")
+            self.assertIn("plain.mp4: clip, mp4, h264, 64x48, 24 frames, 24 a second, 1.000 s\n", result.stdout)
+            self.assertIn(r'  comment = {\"seed\": 7}', result.stdout)
+            thing = json.loads(run("inspect", "--json", clips / "sound.mp4").stdout)
+            self.assertEqual((6, True), (thing["frames"], thing["sound"]))
+            self.assertIn(" on average, ", run("inspect", clips / "variable.mp4").stdout)
+            self.refused(2, "inspect", clips / "sound_alone.mp4", says=["sound and no video"])
+        else:
+            self.assertIn("tools/setup", video["reason"])
+        frames = self.folder / "frames"
+        frames.mkdir()
+        for number in range(3):
+            png(frames / f"{number}.png", 5, 4, {})
+        self.assertIn("frames: clip, folder, 5x4, 3 frames\n", run("inspect", frames).stdout)
+
     def test_inspect_knows_a_lora(self):
         lora = self.folder / "lora.safetensors"
         safetensors(lora, {
