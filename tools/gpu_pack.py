@@ -124,7 +124,9 @@ def torch_folder(build):
 def copy_binaries(build, target):
     """Stripped. Returns programs, and libraries."""
     programs = [*(build / "bin" / name for name in PROGRAMS), *test_programs(build)]
-    libraries = [*(build / "lib").glob("*.so"), *(build / "lib/atelier/plugins").glob("*.so")]
+    # Videos are left out: FFmpeg is several times as large as everything else.
+    libraries = [path for path in (*(build / "lib").glob("*.so"), *(build / "lib/atelier/plugins").glob("*.so"))
+                 if path.name != "libatelier_video.so"]
     copied = {}
     for source in [*programs, *libraries]:
         if not source.exists():
