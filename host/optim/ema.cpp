@@ -11,8 +11,19 @@
 
 namespace atelier::optim {
 
-Ema::Ema(const std::vector<Group>& groups, double decay)
-    : decay_(decay), num_updates_(at::zeros({}, at::kLong)) {
+namespace {
+
+at::Tensor memory_for(const at::Tensor& leaf, memory::TransferDevice* transfer) {
+  if (transfer == nullptr) return leaf;
+  return transfer->host_memory(static_cast<int64_t>(leaf.nbytes()))
+      .view(leaf.scalar_type())
+      .view(leaf.sizes());
+}
+
+}  // namespace
+
+Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer)
+    : transfer_(transfer), decay_(decay), num_updates_(at::zeros({}, at::kLong)) {
   for (const Group& group : groups) {
     for (const Parameter& parameter : group.parameters) {
       const at::Tensor leaf = parameter.leaf.detach();
@@ -20,23 +31,37 @@ Ema::Ema(const std::vector<Group>& groups, double decay)
                            .leaf = leaf,
                            .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
                                             /*copy=*/true),
+                           .on_host = memory_for(leaf, transfer),
                            .put_aside = {}});
     }
   }
 }
 
+void Ema::read() {
+  if (transfer_ == nullptr) return;
+  const memory::Ticket computed = transfer_->computed();
+  for (const Average& average : averages_)
+    arrived_ = transfer_->copy_out(average.leaf, average.on_host, computed);
+}
+
+void Ema::release() {
+  if (transfer_ != nullptr) transfer_->compute_after(arrived_);
+}
+
 void Ema::update() {
   const at::NoGradGuard no_grad;
+  if (transfer_ != nullptr) transfer_->wait(arrived_);
   int64_t& count = *num_updates_.mutable_data_ptr<int64_t>();
   const auto n = static_cast<double>(count++);
   const double decay = std::min(decay_, (1.0 + n) / (10.0 + n));
   for (Average& average : averages_) {
-    average.value.lerp_(average.leaf.to(at::kCPU, at::kFloat), 1.0 - decay);
+    average.value.lerp_(average.on_host.to(at::kFloat), 1.0 - decay);
   }
 }
 
 void Ema::swap() {
   const at::NoGradGuard no_grad;
+  release();
   for (Average& average : averages_) {
     if (average.put_aside.defined()) {
       average.leaf.copy_(average.put_aside);

@@ -7,15 +7,22 @@
 #include "atelier/conditioning.h"
 
 #include "host/optim/optimizer.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::optim {
 
 // Float32 copies; decay rises with the steps as min(decay, (1 + n) / (10 + n)).
 class Ema {
  public:
-  Ema(const std::vector<Group>& groups, double decay);
+  // `transfer`: of the device that the leaves are on, outlives this; null: they are on the host.
+  Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer = nullptr);
 
-  // average = d average + (1 - d) leaf. Reads the leaves back from the device.
+  // Sends the leaves from the device, as they are when what was queued until now is done. Nobody
+  // waits, and computing that does not write them goes on beside it; what does is queued behind
+  // release(). Leaves on the host are read by update() instead.
+  void read();
+  void release();
+  // average = d average + (1 - d) leaf, as it was at the last read(), whose end it waits for.
   void update();
 
   // Gives the leaves the averages, rounded to their dtype; called again, what they had before.
@@ -30,8 +37,11 @@ class Ema {
   struct Average {
     std::string name;
     at::Tensor leaf, value;
+    at::Tensor on_host;    // what read() fills: the leaf itself where it is there
     at::Tensor put_aside;  // the leaf's own values while it has the average
   };
+  memory::TransferDevice* transfer_;
+  memory::Ticket arrived_;  // what read() sent last
   std::vector<Average> averages_;
   double decay_;
   at::Tensor num_updates_;  // int64 scalar

@@ -49,8 +49,14 @@ RunState::RunState(const RunParts& parts, Selection selection)
   if (const std::string note = trained_.placement().note(); !note.empty())
     parts.progress.note(note);
   if (parts.config.ema_decay <= 0) return;
+  model::LoadedModel& model = parts.model;
+  const bool has_device = !model.device().is_cpu() || model.is_simulated();
+  if (has_device && !trained_.placement().is_on_host()) {
+    if (model.transfer() == nullptr) own_device_ = memory::make_transfer_device(model.device());
+    ema_device_ = own_device_ ? own_device_.get() : model.transfer();
+  }
   const memory::HostScope host;
-  ema_.emplace(trained_.groups(), parts.config.ema_decay);
+  ema_.emplace(trained_.groups(), parts.config.ema_decay, ema_device_);
 }
 
 void RunState::resume(const run::SavedState& saved_state) {
@@ -78,6 +84,14 @@ void RunState::resume(const run::SavedState& saved_state) {
       "samples goes on from the same step of another run");
   warn_unless("version", ATELIER_SDK_VERSION,
               "the checkpoint was written by another version: results may differ in the last bits");
+}
+
+void RunState::read_average() {
+  if (ema_) ema_->read();
+}
+
+void RunState::leave_to_optimizer() {
+  if (ema_) ema_->release();
 }
 
 void RunState::update_average() {

@@ -55,9 +55,14 @@ class RunState {
   // The weights that the saved state says were to be written; empty: they are there.
   const std::string& weights_to_write() const { return weights_to_write_; }
 
-  // After a step that moved parameters.
+  // The average follows the trained tensors. After each step read_average() sends them on their
+  // way, where they are on a device; update_average() comes when the step is known to have moved
+  // them, and leave_to_optimizer() before the next one does. Where they are on the host, the
+  // average is updated before the next step.
+  void read_average();
+  void leave_to_optimizer();
   void update_average();
-  bool has_average() const { return ema_.has_value(); }
+  bool reads_average_at_once() const { return ema_ && ema_device_ == nullptr; }
   // Calls `call` while the averages, where there are any, stand in for the trained tensors, and
   // nothing is dropped out: the model as it is looked at and saved.
   template <typename F>
@@ -87,6 +92,8 @@ class RunState {
   const RunParts parts_;
   TrainedTensors trained_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<memory::TransferDevice> own_device_;  // of a model that nothing of is streamed
+  memory::TransferDevice* ema_device_ = nullptr;        // null: parameters are on the host
   std::optional<optim::Ema> ema_;
   std::string fingerprint_;  // of the denoisers that the run began with
   RunCounters counters_;

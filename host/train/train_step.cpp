@@ -39,9 +39,11 @@ double TrainStep::learning_rate(int64_t step) const {
   return config_.learning_rate * lr_schedule_.factor(step);
 }
 
-StepResult TrainStep::run(const StepData& data, int64_t step) {
+StepResult TrainStep::run(const StepData& data, int64_t step,
+                          const std::function<void()>& before_move) {
   const Tensor loss = accumulate(data, step);
   begin_phase("optimizer", step);
+  if (before_move) before_move();
   StepResult result = update(loss, step);
   result.epoch = data.plan.epoch;
   if (++num_made_ == kTimelineSteps && timeline_ != nullptr) timeline_->stop();

@@ -40,7 +40,8 @@ class TrainStep {
 
   // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
   // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
-  StepResult run(const StepData& data, int64_t step);
+  // `before_move`: called before the optimizer is, where it is given.
+  StepResult run(const StepData& data, int64_t step, const std::function<void()>& before_move = {});
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
   // parameters: it cannot be made again then, and the state is that of no step.

@@ -47,6 +47,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       config_(parts.config),
       order_(make_order(parts.samples, parts.config)),
       total_steps_(count_steps(order_, parts.config)),
+      settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
       state_(parts, std::move(selection)),
       memory_(parts.model, parts.config, state_.trained(), parts.progress, parts.timeline),
       timesteps_(timesteps_of(parts.model, parts.config.timesteps,
@@ -84,7 +85,8 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
       if (agreement_.should_give_up_step()) throw_stopped();
     });
     agreement_.begin_step();
-    outcome.result = step_.run(data, state_.counters().step);
+    outcome.result =
+        step_.run(data, state_.counters().step, [this] { state_.leave_to_optimizer(); });
     agreement_.end_step();
     return outcome;
   } catch (...) {
@@ -200,10 +202,11 @@ void Trainer::loop(progress::Step& bar) {
     std::optional<StepResult> result = make_step(data);
     if (!result) return;
     settle();
+    state_.read_average();
     pending_ = std::move(result);
     ++counters.step;
     counters.epoch = data.plan.epoch;
-    if (state_.has_average() || parts_.model.device().is_cpu()) settle();
+    if (settles_at_once_ || state_.reads_average_at_once()) settle();
     bar.set_note(monitor_.note());
     bar.advance();
     const double begin = memory::seconds_now();

@@ -65,6 +65,7 @@ class Trainer {
   const Config& config_;
   data::Order order_;
   int64_t total_steps_;
+  bool settles_at_once_;  // there is no device that could go on meanwhile
   RunState state_;
   StepMemory memory_;
   Timesteps timesteps_;

@@ -4,6 +4,8 @@
 
 #include "atelier/error.h"
 
+#include "memory/transfer_device.h"
+
 #undef CHECK  // c10's
 #include <catch2/catch.hpp>
 
@@ -38,6 +40,56 @@ TEST_CASE("The average follows the leaf, slower with every step", "[optim]") {
     CHECK(ema.state().at("p0")[1].item<double>() == Approx(average));
     CHECK(ema.state().at("num_updates").item<int64_t>() == ++n);
   }
+}
+
+// Counts what it is asked for.
+class CountingDevice final : public memory::TransferDevice {
+ public:
+  int copies = 0, waits_of_computing = 0, waits_of_host = 0;
+
+  at::Device device() const override { return inner_->device(); }
+  at::Tensor device_memory(int64_t bytes) override { return inner_->device_memory(bytes); }
+  at::Tensor host_memory(int64_t bytes) override { return inner_->host_memory(bytes); }
+  memory::Ticket copy_in(const at::Tensor& from, const at::Tensor& to,
+                         const memory::Ticket& after) override {
+    return inner_->copy_in(from, to, after);
+  }
+  memory::Ticket copy_out(const at::Tensor& from, const at::Tensor& to,
+                          const memory::Ticket& after) override {
+    ++copies;
+    return inner_->copy_out(from, to, after);
+  }
+  memory::Ticket computed() override { return inner_->computed(); }
+  void compute_after(const memory::Ticket& ticket) override {
+    ++waits_of_computing;
+    inner_->compute_after(ticket);
+  }
+  void wait(const memory::Ticket& ticket) override {
+    ++waits_of_host;
+    inner_->wait(ticket);
+  }
+  Stats stats() const override { return inner_->stats(); }
+
+ private:
+  std::unique_ptr<memory::TransferDevice> inner_ = memory::make_simulated_device({});
+};
+
+TEST_CASE("A leaf is read from its device while nobody waits, and then written again", "[optim]") {
+  const at::Tensor wide = at::zeros({500, 40}), narrow = at::ones({9}).to(at::kBFloat16);
+  CountingDevice device;
+  Ema ema(groups_of({wide, narrow}), 0.1, &device);
+  wide.fill_(4);
+  ema.read();
+  CHECK(device.copies == 2);
+  CHECK(device.waits_of_computing + device.waits_of_host == 0);
+  ema.release();
+  CHECK(device.waits_of_computing == 1);
+  wide.fill_(1000);
+  CHECK(device.waits_of_host == 0);
+  ema.update();
+  CHECK(device.waits_of_host == 1);
+  CHECK(ema.state().at("p0").equal(at::full({500, 40}, 0.9f * 4)));
+  CHECK(ema.state().at("p1").equal(at::ones({9})));
 }
 
 TEST_CASE("Leaves have the average after a swap and their own bits after another", "[optim]") {

@@ -18,6 +18,7 @@ using test::HookScope;
 // A run of two steps an epoch, of two batches and of one.
 struct Workshop : test::RunToy {
   double seconds = 100;  // of the clock that the run believes
+  std::string device = "cpu";
 
   Workshop() {
     config.order.gradient_accumulation_steps = 2;
@@ -31,7 +32,7 @@ struct Workshop : test::RunToy {
   // Trains into the folder `name`, from the newest checkpoint there when it `resumes`; with the
   // weights as they are in the files.
   int train(const std::string& name, bool resumes = false) {
-    open();
+    open(device);
     config.output.output_path = folder / name;
     run::RunFolder run_folder(config.output.output_path);
     Trainer trainer(parts(run_folder), selection(), [this] { return seconds; });
@@ -194,6 +195,25 @@ TEST_CASE("Steps that are not finite are skipped and counted", "[trainer]") {
   CHECK(test::same(shop.state_of("two"), shop.state_of("one")));
   CHECK_THAT(shop.said(), Catch::Contains("step 2: loss or gradients are not finite; the step "
                                           "changes nothing (1 so far)"));
+}
+
+TEST_CASE("Averages of what is on a device, or moved beside it, have the bits of the host's",
+          "[trainer]") {
+  Workshop shop;
+  const auto state_on = [&](const std::string& name, const std::string& device,
+                            bool optimizes_on_host) {
+    const HookScope hook(not_finite(5, 5));  // the third step is skipped
+    shop.device = device;
+    shop.config.offload.optimizer = optimizes_on_host;
+    CHECK(shop.train(name) == 0);
+    CHECK(shop.newest(name).facts.at("skipped_steps") == 1);
+    return shop.state_of(name);
+  };
+  const NamedTensors expected = state_on("host", "cpu", false);
+  // So slow that a step would overwrite what is on its way.
+  const std::string slow = "simulated:1GiB:0.1GB/s";
+  CHECK(test::same(state_on("device", slow, false), expected));
+  CHECK(test::same(state_on("beside", slow, true), expected));
 }
 
 TEST_CASE("Too many steps in a row that are not finite end the run", "[trainer]") {
