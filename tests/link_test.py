@@ -110,6 +110,7 @@ class Link(unittest.TestCase):
         for name, found in compiled.items():
             with self.subTest(name):
                 self.assertEqual(set(map(int, wanted.split(";"))), found)
+
     def test_only_the_video_library_links_ffmpeg(self):
         ffmpeg = re.compile(r"lib(av\w+|sws\w+)\.so")
         for path in self.binaries():

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kIndexSuffix = ".safetensors.index.json";
+constexpr std::string_view kUsualStems[] = {"diffusion_pytorch_model", "model"};
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -99,8 +100,8 @@ std::optional<CheckpointFiles> from_component_folder(const fs::path& folder) {
     }
   }
   const auto prefer = [](std::vector<std::string>& names, const std::string& suffix) {
-    for (const char* stem : {"diffusion_pytorch_model", "model"}) {
-      const std::string plain = stem + suffix;
+    for (const std::string_view stem : kUsualStems) {
+      const std::string plain = std::string(stem) + suffix;
       if (names.size() > 1 && std::find(names.begin(), names.end(), plain) != names.end())
         names = {plain};
     }
@@ -153,9 +154,88 @@ bool is_model_folder(const fs::path& folder) {
               "download it again, or pass the component folders", "INDEX_FORM");
 }
 
+// The folders in one, hidden ones aside.
+std::vector<fs::path> folders_in(const fs::path& folder) {
+  std::vector<fs::path> folders;
+  for (const std::string& name : names_in(folder)) {
+    if (!name.starts_with(".") && is_folder(folder / name)) folders.push_back(folder / name);
+  }
+  return folders;
+}
+
+// A folder that holds a tokenizer, or those in it that do: google/umt5-xxl.
+void add_tokenizers(const fs::path& folder, std::vector<std::string>& found) {
+  if (holds_tokenizer(folder.string())) {
+    found.push_back(folder.string());
+    return;
+  }
+  for (const fs::path& child : folders_in(folder)) {
+    if (holds_tokenizer(child.string())) found.push_back(child.string());
+  }
+}
+
+// Whether a folder holds more than one component: archives of torch.save(), or a tokenizer in a
+// folder of its own, beside other checkpoints.
+bool is_repository(const fs::path& folder) {
+  int64_t archives = 0, tensors = 0;
+  for (const std::string& name : names_in(folder)) {
+    if (name.ends_with(".pth")) ++archives;
+    if (name.ends_with(".safetensors")) ++tensors;
+  }
+  if (archives > 0) return archives + tensors > 1;
+  if (tensors == 0) return false;
+  std::vector<std::string> tokenizers;
+  for (const fs::path& child : folders_in(folder)) add_tokenizers(child, tokenizers);
+  return !tokenizers.empty();
+}
+
+// Whether an archive holds other things than tensors: the state of a random generator.
+bool is_foreign_archive(const std::string& path) {
+  try {
+    read_tensors(FileReader(path));
+    return false;
+  } catch (const Error& error) {
+    return error.tag() == "PTH_GLOBAL" || error.tag() == "PTH_OPCODE" || error.tag() == "PTH_DICT";
+  }
+}
+
+// The checkpoints in the root of a repository. Shards belong together; any other file stands for
+// itself, unless it is a variant of one that is there: model.fp16.safetensors.
+std::vector<CheckpointFiles> from_repository(const fs::path& folder) {
+  std::map<std::string, std::vector<std::string>> checkpoints;  // paths by stem
+  std::vector<CheckpointFiles> all;
+  const std::vector<std::string> names = names_in(folder);
+  for (const std::string& name : names) {
+    const std::string path = (folder / name).string();
+    if (const auto shard = parse_shard_name(name)) {
+      checkpoints[shard->stem].push_back(path);
+    } else if (name.ends_with(".safetensors")) {
+      checkpoints[fs::path(name).stem().string()].push_back(path);
+    } else if (name.ends_with(".pth") && !is_foreign_archive(path)) {
+      all.push_back({path, {path}, {}, config_beside(path)});
+    }
+  }
+  for (const auto& [stem, files] : checkpoints) {
+    const bool is_variant = std::ranges::any_of(
+        checkpoints, [&](const auto& other) { return stem.starts_with(other.first + "."); });
+    if (is_variant) continue;
+    const fs::path index = folder / (stem + kIndexSuffix);
+    if (is_file(index)) {
+      all.push_back(from_index(folder.string(), index));
+    } else {
+      check_complete(folder.string(), files);
+      const bool is_usual = std::ranges::find(kUsualStems, stem) != std::end(kUsualStems);
+      const bool owns_config = is_usual || checkpoints.size() == 1;
+      all.push_back({files.front(), files, {}, owns_config ? config_beside(files.front()) : ""});
+    }
+  }
+  return all;
+}
+
 void from_folder(const fs::path& folder, FoundFiles& found) {
   const bool is_model = is_model_folder(folder);
-  if (!is_model) {
+  const bool has_root = !is_model && is_repository(folder);
+  if (!is_model && !has_root) {
     if (auto files = from_component_folder(folder)) {
       found.checkpoints.push_back({std::move(*files), false});
       return;
@@ -165,14 +245,17 @@ void from_folder(const fs::path& folder, FoundFiles& found) {
   const size_t before = found.checkpoints.size() + found.tokenizers.size();
   if (holds_tokenizer(folder.string())) found.tokenizers.push_back(folder.string());
   report::Problems problems;
-  for (const std::string& name : names_in(folder)) {
-    const fs::path child = folder / name;
-    if (name.starts_with(".") || !is_folder(child)) continue;
+  problems.collect([&] {
+    if (!has_root) return;
+    for (CheckpointFiles& files : from_repository(folder))
+      found.checkpoints.push_back({std::move(files), true});
+  });
+  for (const fs::path& child : folders_in(folder)) {
     problems.collect([&] {
       if (auto files = from_component_folder(child)) {
         found.checkpoints.push_back({std::move(*files), true});
-      } else if (holds_tokenizer(child.string())) {
-        found.tokenizers.push_back(child.string());
+      } else {
+        add_tokenizers(child, found.tokenizers);
       }
     });
   }

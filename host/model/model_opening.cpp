@@ -144,11 +144,17 @@ class LoadedModel::Opening {
     are_files_right_ = problems_.size() == before;
   }
 
-  // Chooses one part for each component. A file of several components takes the place of what a
-  // model folder has, and a file of one component that is named by itself the place of both.
+  static int rank_of(const RecognisedCheckpoint& item) {
+    if (item.found.in_model_folder) return item.checkpoint.name().ends_with(".pth") ? -1 : 0;
+    return item.parts.size() > 1 ? 1 : kNamedAlone;
+  }
+
+  // Chooses one part for each component. In a model folder safetensors go before archives. A file
+  // of several components takes the place of what a model folder has, and a file of one component
+  // that is named by itself the place of both.
   void take_parts(RecognisedCheckpoint& item) {
     if (item.parts.empty()) unknown_.push_back(item.checkpoint.name());
-    const int rank = item.found.in_model_folder ? 0 : item.parts.size() > 1 ? 1 : kNamedAlone;
+    const int rank = rank_of(item);
     const weights::Storage storage =
         is_fp8_model(request_, item.found) ? weights::Storage::kFp8 : weights::Storage::kPlain;
     for (LoadedPart& part : item.parts) {

@@ -177,6 +177,7 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
                       formats::quote_and_escape(component) + " of the family has tensors");
     if (part.hint.component.empty()) part.detection.component = component;
     if (part.hint.variant.empty()) part.detection.variant = found[i].part.variant;
+    part.detection.config = found[i].part.config;
   }
 }
 

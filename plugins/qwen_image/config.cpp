@@ -156,7 +156,7 @@ std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
 
 std::optional<Detection> detect_vae(const TensorIndex& checkpoint) {
   const auto file = atelier::shared::find_causal_vae(checkpoint);
-  if (!file) return std::nullopt;
+  if (!file || file->is_residual) return std::nullopt;
   if (file->image_channels == 4)
     refuse_kind("the VAE of Qwen-Image-Layered (RGBA)", kTextToImageOnly);
   return atelier::shared::detect_causal_vae(checkpoint, *file);

@@ -26,6 +26,60 @@ at::Tensor as_frames(const at::Tensor& x_BCTHW) {
   return x_BCTHW.transpose(1, 2).flatten(0, 1);
 }
 
+// Patches of p x p pixels become channels, and back: those of a channel stand together, a column of
+// the patch behind the other.
+at::Tensor as_patches(const at::Tensor& x_FCHW, int64_t p) {
+  if (p == 1) return x_FCHW;
+  const int64_t F = x_FCHW.size(0), C = x_FCHW.size(1), H = x_FCHW.size(2), W = x_FCHW.size(3);
+  return x_FCHW.reshape({F, C, H / p, p, W / p, p})
+      .permute({0, 1, 5, 3, 2, 4})
+      .reshape({F, C * p * p, H / p, W / p});
+}
+at::Tensor as_pixels(const at::Tensor& x_FCHW, int64_t p) {
+  if (p == 1) return x_FCHW;
+  const int64_t F = x_FCHW.size(0), C = x_FCHW.size(1), H = x_FCHW.size(2), W = x_FCHW.size(3);
+  return x_FCHW.reshape({F, C / (p * p), p, p, H, W})
+      .permute({0, 1, 4, 3, 5, 2})
+      .reshape({F, C / (p * p), H * p, W * p});
+}
+
+// What goes around a level, from its blocks' input to their output: a mean over cells and channels
+// going down, copies going up. Nothing is learnt. Time is in front of height and width.
+struct Shortcut {
+  size_t first = 0, last = 0;    // the level's blocks
+  int64_t channels = 0;          // behind it
+  int64_t frames = 1, side = 1;  // which become one going down, or which one becomes going up
+  bool is_up = false;
+
+  // x: [F, C, H, W]. `begins`: images, or the first piece of each clip: a frame each.
+  at::Tensor forward(const at::Tensor& x, bool begins) const {
+    return is_up ? copies(x, begins) : means(x, begins);
+  }
+
+ private:
+  // The first frame of a clip stands for several, the ones before which are zero.
+  at::Tensor means(const at::Tensor& x, bool begins) const {
+    const int64_t C = x.size(1), H = x.size(2), W = x.size(3), t = frames, s = side;
+    at::Tensor joined = begins ? x.unsqueeze(1) : x.unflatten(0, {x.size(0) / t, t});
+    if (begins) joined = at::constant_pad_nd(joined, {0, 0, 0, 0, 0, 0, t - 1, 0});
+    const int64_t F = joined.size(0);
+    return joined.reshape({F, t, C, H / s, s, W / s, s})
+        .permute({0, 2, 1, 4, 6, 3, 5})
+        .reshape({F, channels, C * t * s * s / channels, H / s, W / s})
+        .mean(2);
+  }
+
+  // The first frame of a clip stays one: the last of its copies.
+  at::Tensor copies(const at::Tensor& x, bool begins) const {
+    const int64_t F = x.size(0), C = x.size(1), H = x.size(2), W = x.size(3), t = frames, s = side;
+    at::Tensor copied = x.repeat_interleave(channels * t * s * s / C, 1)
+                            .view({F, channels, t, s, s, H, W})
+                            .permute({0, 2, 1, 5, 3, 6, 4});
+    if (begins) copied = copied.narrow(1, t - 1, 1);
+    return copied.reshape({-1, channels, H * s, W * s});
+  }
+};
+
 }  // namespace
 
 // What a convolution over time needs of the frames before: the last ones, [B, C, n, H, W]. A clip
@@ -181,10 +235,10 @@ class AttentionBlock final : public FrameBlock {
 // Halves or doubles height and width, and with "time_conv" the frames of a clip but its first.
 class Resample final : public FrameBlock {
  public:
-  Resample(Module* parent, std::string name, int64_t width, bool down, bool temporal)
+  Resample(Module* parent, std::string name, int64_t width, int64_t out, bool down, bool temporal)
       : FrameBlock(parent, std::move(name)),
         down_(down),
-        conv_(this, "resample.1", width, down ? width : width / 2, 0, 3, down ? 2 : 1) {
+        conv_(this, "resample.1", width, out, 0, 3, down ? 2 : 1) {
     if (temporal) {
       time_conv_ = std::make_unique<nn::Conv3d>(this, "time_conv", width, down ? width : 2 * width,
                                                 std::array<int64_t, 3>{3, 1, 1},
@@ -253,16 +307,16 @@ class CausalVaeHalf final : public Module {
  public:
   CausalVaeHalf(Module* parent, std::string name, const CausalVaeConfig& c, bool encoder)
       : Module(parent, std::move(name)),
-        conv_in_(this, "conv_in", encoder ? 3 : c.channels,
-                 encoder ? c.base_width : c.widths.back(), 3, 3),
-        norm_out_(this, "norm_out", encoder ? c.widths.back() : c.widths.front()),
-        conv_out_(this, "conv_out", encoder ? c.widths.back() : c.widths.front(),
-                  encoder ? 2 * c.channels : 3, 3, 3) {
+        conv_in_(this, "conv_in", encoder ? 3 * c.patch * c.patch : c.channels,
+                 encoder ? c.base_width : c.up_widths().back(), 3, 3),
+        norm_out_(this, "norm_out", encoder ? c.widths.back() : c.up_widths().front()),
+        conv_out_(this, "conv_out", encoder ? c.widths.back() : c.up_widths().front(),
+                  encoder ? 2 * c.channels : 3 * c.patch * c.patch, 3, 3) {
     if (encoder) {
       add_down(c);
-      add_middle(c);
+      add_middle(c.widths.back());
     } else {
-      add_middle(c);
+      add_middle(c.up_widths().back());
       add_up(c);
     }
   }
@@ -271,6 +325,7 @@ class CausalVaeHalf final : public Module {
   // x: [F, C, H, W], channels-last: images, or with `past` a piece of each clip. `past` is empty in
   // front of the first one and holds all histories behind it.
   at::Tensor forward(const at::Tensor& x, BlockRunner& runner, Tensors* past = nullptr) const {
+    const bool begins = past == nullptr || past->empty();
     if (past && past->empty()) past->assign(histories(), at::empty({0}, x.options()));
     size_t next = 0;
     const auto convolve = [&](const CausalConv& conv, const at::Tensor& in) {
@@ -279,14 +334,23 @@ class CausalVaeHalf final : public Module {
       if (past) (*past)[next++] = history.frames;
       return out;
     };
-    at::Tensor h = convolve(conv_in_, x);
-    for (const auto& block : blocks_) {
-      const size_t count = past ? block->histories() : 0;
+    at::Tensor h = convolve(conv_in_, x), around;
+    auto shortcut = shortcuts_.begin();
+    for (size_t number = 0; number < blocks_.size(); ++number) {
+      FrameBlock& block = *blocks_[number];
+      const bool is_within = shortcut != shortcuts_.end();
+      if (is_within && number == shortcut->first) around = h;
+      const size_t count = past ? block.histories() : 0;
       Tensors in = {std::move(h)};
       for (size_t i = 0; i < count; ++i) in.push_back(std::move((*past)[next + i]));
-      Tensors out = runner.run(*block, in);
+      Tensors out = runner.run(block, in);
       h = std::move(out[0]);
       for (size_t i = 0; i < count; ++i) (*past)[next++] = std::move(out[i + 1]);
+      if (is_within && number == shortcut->last) {
+        h = h + shortcut->forward(around, begins);
+        around.reset();
+        ++shortcut;
+      }
     }
     return convolve(conv_out_, norm_out_.forward(h, /*silu=*/true));
   }
@@ -302,43 +366,59 @@ class CausalVaeHalf final : public Module {
   void add_res(const std::string& block, int64_t in, int64_t out) {
     blocks_.push_back(std::make_unique<ResBlock>(this, block, in, out));
   }
-  void add_middle(const CausalVaeConfig& c) {
-    const int64_t width = c.widths.back();
+  void add_middle(int64_t width) {
     add_res("mid_block.resnets.0", width, width);
     blocks_.push_back(std::make_unique<AttentionBlock>(this, "mid_block.attentions.0", width));
     add_res("mid_block.resnets.1", width, width);
   }
   void add_down(const CausalVaeConfig& c) {
     int64_t width = c.base_width, n = 0;
-    const auto next = [&] { return "down_blocks." + std::to_string(n++); };
     for (size_t i = 0; i < c.widths.size(); ++i) {
+      const std::string level = "down_blocks." + std::to_string(i);
+      const auto next = [&](const std::string& inside) {
+        return c.is_residual ? level + inside : "down_blocks." + std::to_string(n++);
+      };
+      const size_t first = blocks_.size();
       for (int64_t j = 0; j < c.res_blocks; ++j) {
-        add_res(next(), width, c.widths[i]);
+        add_res(next(".resnets." + std::to_string(j)), width, c.widths[i]);
         width = c.widths[i];
       }
-      if (i + 1 == c.widths.size()) break;
-      blocks_.push_back(
-          std::make_unique<Resample>(this, next(), width, /*down=*/true, c.temporal[i]));
+      const bool is_last = i + 1 == c.widths.size();
+      if (!is_last)
+        blocks_.push_back(std::make_unique<Resample>(this, next(".downsampler"), width, width,
+                                                     /*down=*/true, c.temporal[i]));
+      if (c.is_residual)
+        shortcuts_.push_back({first, blocks_.size() - 1, width, !is_last && c.temporal[i] ? 2 : 1,
+                              is_last ? 1 : 2, /*is_up=*/false});
     }
   }
   void add_up(const CausalVaeConfig& c) {
-    int64_t width = c.widths.back();
-    for (size_t i = 0; i < c.widths.size(); ++i) {
-      const size_t level = c.widths.size() - 1 - i;
+    const std::vector<int64_t>& widths = c.up_widths();
+    int64_t width = widths.back();
+    for (size_t i = 0; i < widths.size(); ++i) {
+      const size_t level = widths.size() - 1 - i;
       const std::string stem = "up_blocks." + std::to_string(i);
+      const size_t first = blocks_.size();
       for (int64_t j = 0; j <= c.res_blocks; ++j) {
-        add_res(stem + ".resnets." + std::to_string(j), width, c.widths[level]);
-        width = c.widths[level];
+        add_res(stem + ".resnets." + std::to_string(j), width, widths[level]);
+        width = widths[level];
       }
       if (level == 0) break;
-      blocks_.push_back(std::make_unique<Resample>(this, stem + ".upsamplers.0", width,
-                                                   /*down=*/false, c.temporal[level - 1]));
-      width /= 2;
+      const bool temporal = c.temporal[level - 1];
+      const int64_t out = c.is_residual ? width : width / 2;
+      blocks_.push_back(std::make_unique<Resample>(
+          this, stem + (c.is_residual ? ".upsampler" : ".upsamplers.0"), width, out,
+          /*down=*/false, temporal));
+      width = out;
+      if (c.is_residual)
+        shortcuts_.push_back({first, blocks_.size() - 1, width, temporal ? 2 : 1, 2,
+                              /*is_up=*/true});
     }
   }
 
   CausalConv conv_in_;
   std::vector<std::unique_ptr<FrameBlock>> blocks_;
+  std::vector<Shortcut> shortcuts_;  // in order
   ChannelNorm norm_out_;
   CausalConv conv_out_;
 };
@@ -369,9 +449,10 @@ at::Tensor CausalVae::encode(const at::Tensor& pixels_BCTHW, BlockRunner& runner
   }
   Tensors pieces, past;
   for (int64_t t = 0; t < T; t += t == 0 ? 1 : stride) {
-    const at::Tensor x = as_frames(pixels_BCTHW.narrow(2, t, t == 0 ? 1 : stride))
-                             .to(options.device(), dtype)
-                             .contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor pixels =
+        as_frames(pixels_BCTHW.narrow(2, t, t == 0 ? 1 : stride)).to(options.device(), dtype);
+    const at::Tensor x =
+        as_patches(pixels, config_.patch).contiguous(at::MemoryFormat::ChannelsLast);
     const at::Tensor moments =
         quant_conv_->forward(encoder_->forward(x, runner, T > 1 ? &past : nullptr));
     const at::Tensor mean = moments.narrow(1, 0, config_.channels).to(wide(dtype));
@@ -395,7 +476,8 @@ void CausalVae::decode(const at::Tensor& latents_BCTHW, BlockRunner& runner,
     const at::Tensor y =
         decoder_->forward(post_quant_conv_->forward(x.contiguous(at::MemoryFormat::ChannelsLast)),
                           runner, T > 1 ? &past : nullptr);
-    sink(as_clips(at::clamp(y, -1.0, 1.0).to(at::kFloat).contiguous(), B).contiguous());
+    const at::Tensor pixels = as_pixels(at::clamp(y, -1.0, 1.0).to(at::kFloat), config_.patch);
+    sink(as_clips(pixels.contiguous(), B).contiguous());
   }
 }
 

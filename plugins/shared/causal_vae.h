@@ -1,8 +1,8 @@
-// The causal video autoencoder: 8 pixels a latent cell along each side, 4 frames a latent frame
-// after the first. Of a single frame every convolution needs its last temporal slice alone, and
-// what works between frames nothing: images are encoded and decoded as such. Clips go through one
-// latent frame at a time, and what their convolutions need of the frames before goes with them, so
-// that memory does not grow with their length.
+// The causal video autoencoder: 8 or 16 pixels a latent cell along each side, 4 frames a latent
+// frame after the first. Of a single frame every convolution needs its last temporal slice alone,
+// and what works between frames nothing: images are encoded and decoded as such. Clips go through
+// one latent frame at a time, and what their convolutions need of the frames before goes with them,
+// so that memory does not grow with their length.
 #pragma once
 
 #include <memory>
@@ -18,27 +18,40 @@ namespace atelier::shared {
 
 struct CausalVaeConfig {
   int64_t channels;               // of the latents
-  std::vector<int64_t> widths;    // of each level, finest first
+  std::vector<int64_t> widths;    // of each level of the encoder, finest first
   int64_t base_width;             // behind the encoder's first convolution
   int64_t res_blocks;             // of an encoder level; a decoder level has one more
   std::vector<bool> temporal;     // whether the step after level i halves the frames too
   std::vector<double> mean, std;  // of the latents, per channel
+  // Of each level of the decoder; empty: as the encoder's.
+  std::vector<int64_t> decoder_widths = {};
+  int64_t patch = 1;  // pixels along each side that become channels
+  // Levels have a way around them that only moves and averages, and steps keep their width.
+  bool is_residual = false;
+
+  const std::vector<int64_t>& up_widths() const {
+    return decoder_widths.empty() ? widths : decoder_widths;
+  }
 
   template <class Fields>
   void visit(Fields&& fields) {
     fields("channels", channels), fields("widths", widths), fields("base_width", base_width);
     fields("res_blocks", res_blocks), fields("temporal", temporal);
     fields("latents_mean", mean), fields("latents_std", std);
+    fields("decoder_widths", decoder_widths), fields("patch", patch);
+    fields("is_residual", is_residual);
   }
 };
 
 // Mean and standard deviation of the 16 published latent channels.
 extern const std::vector<double> kCausalVaeMean, kCausalVaeStd;
 
-// Where a checkpoint holds such an autoencoder, and for images of how many channels.
+// Where a checkpoint holds such an autoencoder, and of how many channels its encoder takes images:
+// with patches, those of all pixels of one.
 struct CausalVaeFile {
   std::string prefix;
   bool is_original;  // spelling "original" (encoder.downsamples.0.…) and not "diffusers"
+  bool is_residual;
   int64_t image_channels;
 };
 std::optional<CausalVaeFile> find_causal_vae(const TensorIndex& checkpoint);
@@ -68,7 +81,7 @@ class CausalVae final : public Autoencoder {
               const FrameSink& sink) const override;
 
   int64_t channels() const override { return config_.channels; }
-  int64_t spatial_stride() const override { return int64_t{1} << (config_.widths.size() - 1); }
+  int64_t spatial_stride() const override { return config_.patch << (config_.widths.size() - 1); }
   int64_t temporal_stride() const;  // frames a latent frame after the first
 
  private:

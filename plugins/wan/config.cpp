@@ -79,6 +79,9 @@ void read_images(const PartView& view, const Names& names, DitConfig& c) {
   c.image_width = view.contains(norm) ? view.dim(norm, 0) : 0;
   c.image_rows = view.contains(positions) ? view.dim(positions, 1) : 0;
   const bool is_given = c.given_channels == c.channels + kFrameStride;
+  const int64_t with_control = c.given_channels - c.channels;  // latents of a control video
+  if (with_control == c.channels || with_control == c.channels + kFrameStride)
+    refuse_kind("a Wan-Fun DiT with a control video", kKnownKinds);
   if (is_given || (c.given_channels == 0 && c.image_width == 0)) return;
   refuse_kind("a Wan DiT with " + text(c.channels + c.given_channels) + " input and " +
                   text(c.channels) + " output channels" +
@@ -102,8 +105,9 @@ DitConfig read_dit(const PartView& view, const Names& names) {
   read_images(view, names, c);
   if (view.dim("patch_embedding.weight", 2) != 1 || c.time_width % 2 != 0)
     view.refuse("has patches of several frames, or an odd width of time");
-  view.require_config((c.width == 1536 || c.width == 5120) && c.text_width == 4096,
-                      "num_heads and eps");
+  view.require_config(
+      (c.width == 1536 || c.width == 3072 || c.width == 5120) && c.text_width == 4096,
+      "num_heads and eps");
   read_heads(view, c);
   c.norm_eps = view.index().config_real("eps").value_or(1e-6);
   if (!(c.norm_eps >= 0)) view.refuse("has an eps below 0 in its config", kOwnConfig);
@@ -114,6 +118,7 @@ std::string_view variant_of(const DitConfig& c) {
   if (c.image_rows > 0) return "wan2.1-i2v-14b-flf2v";
   if (c.image_width > 0) return "wan2.1-i2v-14b";
   if (c.given_channels > 0) return "wan2.2-i2v-a14b";
+  if (c.channels == kWideChannels) return "wan2.2-ti2v-5b";
   return c.width < 5120 ? "wan2.1-t2v-1.3b" : "wan2.1-t2v-14b";
 }
 

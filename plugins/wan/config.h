@@ -9,9 +9,12 @@
 namespace wan {
 
 // Each expert of wan2.2-t2v-a14b has the tensors of wan2.1-t2v-14b.
-inline constexpr std::string_view kVariants[] = {"wan2.1-t2v-1.3b", "wan2.1-t2v-14b",
-                                                 "wan2.1-i2v-14b",  "wan2.1-i2v-14b-flf2v",
-                                                 "wan2.2-t2v-a14b", "wan2.2-i2v-a14b"};
+inline constexpr std::string_view kVariants[] = {
+    "wan2.1-t2v-1.3b", "wan2.1-t2v-14b",  "wan2.1-i2v-14b", "wan2.1-i2v-14b-flf2v",
+    "wan2.2-t2v-a14b", "wan2.2-i2v-a14b", "wan2.2-ti2v-5b"};
+
+// Latent channels of wan2.2-ti2v-5b, which no other variant has.
+inline constexpr int64_t kWideChannels = 48;
 
 // Frames a latent frame after the first; a mask of frames has as many channels beside the latents.
 inline constexpr int64_t kFrameStride = 4;

@@ -22,7 +22,10 @@ ConfigValue or_null(int64_t value) {
 
 ConfigFields dit_fields(const Detection& part) {
   const auto c = atelier::config_of<DitConfig>(part);
-  const char* model_type = c.image_rows > 0 ? "flf2v" : c.given_channels > 0 ? "i2v" : "t2v";
+  const char* model_type = c.image_rows > 0              ? "flf2v"
+                           : c.given_channels > 0        ? "i2v"
+                           : c.channels == kWideChannels ? "ti2v"
+                                                         : "t2v";
   const auto patch = static_cast<double>(c.patch);
   ConfigFields fields;
   fields

@@ -1,5 +1,6 @@
 // Shape letters: B samples, C latent channels, T frames, H and W latent height and width, D width,
-// d head width, L rows of a prompt, N packed rows of all samples.
+// d head width, L rows of a prompt, N packed rows of all samples, S stretches of rows that have one
+// noise level: one a sample, or two where the first frame is clean.
 #include "dit.h"
 
 #include <ATen/ATen.h>
@@ -131,12 +132,23 @@ class ImageEmbedding final : public Module {
   atelier::WeightPtr positions_;
 };
 
-// Inputs: rows [N, D], cosines and sines of the rows, offsets of the samples' rows, time [B, 6 D]
-// float32, rows of the prompts [B L, D] and their offsets, and where images are read the same of
-// them. Output: rows.
+// Inputs: rows [N, D], cosines and sines of the rows, offsets of the samples' rows, offsets of
+// those that have one noise level, time [S, 6 D] float32, rows of the prompts [B L, D] and their
+// offsets, and where images are read the same of them. Output: rows.
 class DitBlock final : public atelier::Block {
  public:
-  enum Input { kRows, kCos, kSin, kOffsets, kTime, kText, kTextOffsets, kImage, kImageOffsets };
+  enum Input {
+    kRows,
+    kCos,
+    kSin,
+    kOffsets,
+    kLevelOffsets,
+    kTime,
+    kText,
+    kTextOffsets,
+    kImage,
+    kImageOffsets
+  };
 
   DitBlock(Module* parent, std::string name, const DitConfig& c)
       : Block(parent, std::move(name)),
@@ -153,17 +165,19 @@ class DitBlock final : public atelier::Block {
 
   Tensors forward(const Tensors& in) override {
     const Segments rows = Segments::from_tensor(in[kOffsets]);
+    const Segments levels = Segments::from_tensor(in[kLevelOffsets]);
     const bool has_images = in.size() > kImage;
     const std::vector<at::Tensor> m =
-        (modulation_->draw() + in[kTime].view({rows.count(), 6, -1})).unbind(1);
+        (modulation_->draw() + in[kTime].view({levels.count(), 6, -1})).unbind(1);
     const at::Tensor attended = self_attn_.forward(
-        ops::norm_modulate(in[kRows], m[0], m[1], rows, eps_), rows, in[kCos], in[kSin]);
-    at::Tensor x = ops::gate_residual(in[kRows], attended, m[2], rows);
+        ops::norm_modulate(in[kRows], m[0], m[1], levels, eps_), rows, in[kCos], in[kSin]);
+    at::Tensor x = ops::gate_residual(in[kRows], attended, m[2], levels);
     x = x + cross_attn_.across(norm3_.forward(x), rows, in[kText], in[kTextOffsets],
                                has_images ? in[kImage] : at::Tensor(),
                                has_images ? in[kImageOffsets] : at::Tensor());
-    const at::Tensor normed = ops::norm_modulate(x, m[3], m[4], rows, eps_);
-    return {ops::gate_residual(x, down_.forward(ops::gelu_tanh(up_.forward(normed))), m[5], rows)};
+    const at::Tensor normed = ops::norm_modulate(x, m[3], m[4], levels, eps_);
+    const at::Tensor mlp = down_.forward(ops::gelu_tanh(up_.forward(normed)));
+    return {ops::gate_residual(x, mlp, m[5], levels)};
   }
 
  private:
@@ -201,7 +215,7 @@ std::vector<atelier::ConditioningEntry> Dit::entries() const {
                        .lengths = "image_lengths",
                        .encoder = ""});
   }
-  if (config_.given_channels > 0) entries.push_back({.name = kGivenClip});
+  entries.push_back({.name = config_.given_channels > 0 ? kGivenClip : kFirstFrame});
   return entries;
 }
 
@@ -239,11 +253,38 @@ at::Tensor Dit::embed_text(const atelier::DenoiseInputs& in, at::ScalarType dtyp
   return at::cat(parts, 0);
 }
 
-// [B, D] float32.
-at::Tensor Dit::embed_time(const at::Tensor& sigma_B) const {
-  const at::Tensor channels = atelier::nn::time_channels(sigma_B * 1000, config_.time_width);
+// [S, D] float32.
+at::Tensor Dit::embed_time(const at::Tensor& sigma_S) const {
+  const at::Tensor channels = atelier::nn::time_channels(sigma_S * 1000, config_.time_width);
   return time_out_.forward(at::silu(time_in_.forward(channels)));
 }
+
+namespace {
+
+// The stretches of rows that have one noise level, and those levels.
+struct Levels {
+  Segments rows;
+  at::Tensor sigma_S;
+};
+
+Levels levels_of(const atelier::DenoiseInputs& in, int64_t frames, int64_t rows_of_frame) {
+  std::vector<int64_t> lengths;
+  Tensors sigmas;
+  const at::Tensor clean = at::zeros({1}, in.sigma_B.options());
+  for (size_t b = 0; b < in.cond.size(); ++b) {
+    const int64_t known = in.cond[b]->contains(kFirstFrame) ? 1 : 0;
+    if (known > 0) {
+      lengths.push_back(rows_of_frame);
+      sigmas.push_back(clean);
+    }
+    if (known == frames) continue;
+    lengths.push_back((frames - known) * rows_of_frame);
+    sigmas.push_back(in.sigma_B.narrow(0, static_cast<int64_t>(b), 1));
+  }
+  return {Segments(lengths), at::cat(sigmas)};
+}
+
+}  // namespace
 
 // The latents and what is known of the clip, side by side.
 at::Tensor Dit::with_given(const atelier::DenoiseInputs& in) const {
@@ -272,10 +313,12 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const auto& rope =
       ropes_.get({T, H, W, B, x.device()}, [&] { return make_rope(T, H, W, B, x.device()); });
   const at::Tensor text = embed_text(in, x.scalar_type());
-  const at::Tensor time = embed_time(in.sigma_B);
+  const Levels levels = levels_of(in, T, H * W);
+  const at::Tensor time = embed_time(levels.sigma_S);
   const at::Tensor projected = time_projection_.forward(at::silu(time));
 
-  Tensors context = {rope.cos, rope.sin, rows.tensor(), projected, text, text_rows.tensor()};
+  Tensors context = {rope.cos,  rope.sin, rows.tensor(),     levels.rows.tensor(),
+                     projected, text,     text_rows.tensor()};
   if (image_embedding_) {
     const atelier::PackedRows images = atelier::pack_entry(in.cond, kImageEmbeds);
     context.push_back(image_embedding_->forward(images, x.scalar_type()));
@@ -292,7 +335,7 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
 
   const std::vector<at::Tensor> m = (head_modulation_->draw() + time.unsqueeze(1)).unbind(1);
   // Values of a token: its rows, its columns, then channels.
-  return head_.forward(ops::norm_modulate(clip, m[0], m[1], rows, config_.norm_eps))
+  return head_.forward(ops::norm_modulate(clip, m[0], m[1], levels.rows, config_.norm_eps))
       .view({B, T, H, W, p, p, C})
       .permute({0, 6, 1, 2, 4, 3, 5})
       .reshape({B, C, T, H * p, W * p});

@@ -23,6 +23,8 @@ inline constexpr int64_t kTextRows = 512;
 // clip.
 inline constexpr const char* kImageEmbeds = "image_embeds";
 inline constexpr const char* kGivenClip = "given_clip";
+// Of models whose latents begin with a clean frame: that frame.
+inline constexpr const char* kFirstFrame = "first_frame";
 
 // Weights are called as the original checkpoint calls them. Modulation, time and layer norms are
 // float32 whatever the rest is computed in. Not thread-safe: tables of the last shapes are kept
@@ -33,7 +35,8 @@ class Dit final : public atelier::Denoiser {
   ~Dit() override;
 
   // Reads "prompt_embeds": [L, text_width] of each sample, L at most kTextRows. Where the config
-  // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W].
+  // has them, "image_embeds", [L, image_width], and "given_clip", [given_channels, T, H, W]. The
+  // first frame of latents with a "first_frame" is clean, and its tokens are told noise level 0.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
@@ -46,7 +49,7 @@ class Dit final : public atelier::Denoiser {
   atelier::nn::Waves make_rope(int64_t frames, int64_t height, int64_t width, int64_t count,
                                at::Device device) const;
   at::Tensor embed_text(const atelier::DenoiseInputs& in, at::ScalarType dtype) const;
-  at::Tensor embed_time(const at::Tensor& sigma_B) const;
+  at::Tensor embed_time(const at::Tensor& sigma_S) const;
   at::Tensor with_given(const atelier::DenoiseInputs& in) const;
 
   DitConfig config_;

@@ -1,4 +1,7 @@
 // Wan: what it is made of, what it takes, and how it is sampled by default.
+#include <algorithm>
+#include <cctype>
+
 #include "atelier/plugin.h"
 
 #include "clip.h"
@@ -11,9 +14,13 @@
 namespace wan {
 namespace {
 
+constexpr std::string_view kTextExperts = "wan2.2-t2v-a14b", kImageExperts = "wan2.2-i2v-a14b";
+
 using atelier::ComponentRow;
+using atelier::ConfigValue;
 using atelier::Detection;
 using atelier::detection_of;
+using atelier::FoundPart;
 using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
@@ -32,12 +39,6 @@ Detection tiny_text_encoder() {
           .vocabulary = 512, .width = 48, .heads = 2, .head_dim = 64, .ffn = 80, .layers = 2});
 }
 
-Detection tiny_image_encoder() {
-  return detection_of(
-      "image_encoder", "transformers",
-      ClipConfig{.layers = 3, .width = 64, .heads = 16, .mlp_width = 96, .patch = 14, .rows = 17});
-}
-
 Detection tiny_vae() {
   return detection_of("vae", "diffusers",
                       CausalVaeConfig{.channels = 16,
@@ -49,20 +50,23 @@ Detection tiny_vae() {
                                       .std = atelier::shared::kCausalVaeStd});
 }
 
+// An expert: those are two denoisers.
 Detection tiny_dit() {
-  return detection_of("dit", "original",
-                      DitConfig{.layers = 2,
-                                .width = 256,
-                                .heads = 2,
-                                .mlp_width = 192,
-                                .text_width = 48,
-                                .image_width = 0,
-                                .image_rows = 0,
-                                .time_width = 64,
-                                .channels = 16,
-                                .given_channels = 0,
-                                .patch = 2,
-                                .norm_eps = 1e-6});
+  Detection part = detection_of("dit", "original",
+                                DitConfig{.layers = 2,
+                                          .width = 256,
+                                          .heads = 2,
+                                          .mlp_width = 192,
+                                          .text_width = 48,
+                                          .image_width = 0,
+                                          .image_rows = 0,
+                                          .time_width = 64,
+                                          .channels = 16,
+                                          .given_channels = 0,
+                                          .patch = 2,
+                                          .norm_eps = 1e-6});
+  part.variant = kTextExperts;
+  return part;
 }
 
 constexpr ComponentRow kRows[] = {
@@ -71,7 +75,8 @@ constexpr ComponentRow kRows[] = {
               .help = "folder tokenizer/ or google/umt5-xxl/: tokenizer.json or spiece.model"}},
     {.spec = {.name = "text_encoder",
               .role = Role::kTextEncoder,
-              .help = "umT5-XXL: text_encoder/*.safetensors or umt5_xxl_fp16.safetensors"},
+              .help = "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
+                      "umt5_xxl_fp16.safetensors"},
      .detect = detect_umt5,
      .config_fields = umt5_fields,
      .weight_map = umt5_map,
@@ -81,16 +86,17 @@ constexpr ComponentRow kRows[] = {
     {.spec = {.name = "image_encoder",
               .role = Role::kImageEncoder,
               .required = false,
-              .help = "CLIP ViT-H/14 of image to video: image_encoder/*.safetensors or "
-                      "clip_vision_h.safetensors"},
+              .help = "CLIP ViT-H/14 of image to video of Wan 2.1: image_encoder/*.safetensors, "
+                      "models_clip_*.pth or clip_vision_h.safetensors",
+              .variants = "wan2.1-i2v-*"},
      .detect = detect_clip,
      .config_fields = clip_fields,
      .weight_map = clip_map,
-     .make = make_part<ClipVision, ClipConfig>,
-     .tiny = tiny_image_encoder},
+     .make = make_part<ClipVision, ClipConfig>},
     {.spec = {.name = "vae",
               .role = Role::kVae,
-              .help = "vae/*.safetensors or wan_2.1_vae.safetensors"},
+              .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
+                      "wan2.2-ti2v-5b Wan2.2_VAE.pth or wan2.2_vae.safetensors"},
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = atelier::shared::causal_vae_map,
@@ -104,18 +110,21 @@ constexpr ComponentRow kRows[] = {
      .weight_map = dit_map,
      .make = make_part<Dit, DitConfig>,
      .tiny = tiny_dit,
-     .spellings = {"original", "diffusers"}},
+     .spellings = {"original", "diffusers"},
+     .paths = {"*high_noise*", "transformer"}},
     {.spec = {.name = "dit2",
               .role = Role::kDenoiser,
               .required = false,
               .help = "the expert of little noise of Wan 2.2: transformer_2/*.safetensors or "
-                      "low_noise_model/*.safetensors"},
+                      "low_noise_model/*.safetensors",
+              .variants = "wan2.2-*-a14b"},
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
      .make = make_part<Dit, DitConfig>,
      .tiny = tiny_dit,
-     .spellings = {"original", "diffusers"}},
+     .spellings = {"original", "diffusers"},
+     .paths = {"*low_noise*", "transformer_2"}},
 };
 
 constexpr InputSpec kInputs[] = {
@@ -129,8 +138,7 @@ constexpr InputSpec kInputs[] = {
      .help = "what is not to be seen; the published one when empty"},
     {.name = "input_image",
      .kind = InputKind::kImage,
-     .required = true,
-     .variants = "*-i2v-*",
+     .variants = "*i2v-*",
      .help = "the first frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kFirstFrame},
@@ -167,6 +175,11 @@ constexpr atelier::EncodeStage kStages[] = {
      .inputs = kImagesInputs,
      .sees_target = true,
      .variants = "*-i2v-*"},
+    {.name = "first_frame",
+     .components = kLatentsComponents,
+     .inputs = kImagesInputs,
+     .sees_target = true,
+     .variants = "*-ti2v-*"},
     {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
 };
 
@@ -175,37 +188,53 @@ constexpr SigmaShift shift(double value) {
 }
 
 // As the original repository samples.
-constexpr ScheduleDefaults published(std::string_view name, std::string_view variants, int steps,
-                                     double by, double cfg_scale, std::string_view help) {
-  return {.name = name,
+constexpr ScheduleDefaults published(std::string_view variants, int steps, double by,
+                                     double cfg_scale) {
+  return {.name = "default",
           .variants = variants,
           .num_inference_steps = steps,
           .cfg_scale = cfg_scale,
           .shift = shift(by),
-          .help = help,
+          .help = "as the original repository samples",
           .solver = "unipc",
           .grid = {.high = 0.999},
           .whole_timesteps = true};
 }
 
-constexpr std::string_view kAsPublished = "as the original repository samples";
+constexpr ScheduleDefaults kSmallImages = [] {
+  ScheduleDefaults schedule = published("*-i2v-14b", 40, 3, 5);
+  schedule.name = "480p";
+  schedule.help = "the same of Wan2.1-I2V-14B-480P";
+  return schedule;
+}();
+constexpr ScheduleDefaults kTwoScales = [] {
+  ScheduleDefaults schedule = published("wan2.2-t2v-*", 40, 12, 4);
+  return schedule;
+}();
+
+constexpr ScheduleDefaults of_diffusers(std::string_view variants, double by) {
+  return {.name = "diffusers",
+          .variants = variants,
+          .num_inference_steps = 50,
+          .cfg_scale = 5.0,
+          .shift = shift(by),
+          .help = "as the published diffusers folders sample; 5 is advised for 720 lines",
+          .solver = "unipc",
+          // Pure noise is a millionth less there, and its timestep 999.
+          .grid = {.high = 0.999999, .low = 0.001},
+          .whole_timesteps = true};
+}
 
 constexpr ScheduleDefaults kSchedules[] = {
-    published("default", "wan2.1-t2v-*", 50, 5, 5, kAsPublished),
-    published("default", "*-flf2v", 50, 16, 5, kAsPublished),
-    published("default", "*-i2v-14b", 40, 5, 5, kAsPublished),
-    published("480p", "*-i2v-14b", 40, 3, 5, "the same of Wan2.1-I2V-14B-480P"),
-    published("default", "wan2.2-t2v-*", 40, 12, 4, kAsPublished),
-    published("default", "wan2.2-i2v-*", 40, 5, 3.5, kAsPublished),
-    {.name = "diffusers",
-     .num_inference_steps = 50,
-     .cfg_scale = 5.0,
-     .shift = shift(3),
-     .help = "as the published diffusers folders sample; 5 is advised for 720 lines",
-     .solver = "unipc",
-     // Pure noise is a millionth less there, and its timestep 999.
-     .grid = {.high = 0.999999, .low = 0.001},
-     .whole_timesteps = true},
+    published("wan2.1-t2v-*", 50, 5, 5),
+    published("*-flf2v", 50, 16, 5),
+    published("*-i2v-14b", 40, 5, 5),
+    kSmallImages,
+    kTwoScales,
+    published("wan2.2-i2v-*", 40, 5, 3.5),
+    published("*-ti2v-*", 50, 5, 5),
+    of_diffusers("*-ti2v-*", 5),
+    of_diffusers("*", 3),
     {.name = "euler",
      .num_inference_steps = 50,
      .cfg_scale = 5.0,
@@ -220,28 +249,81 @@ constexpr ScheduleDefaults kSchedules[] = {
 
 constexpr ScheduleDefaults kTrainingSchedule = {.name = "training", .shift = shift(5)};
 
+// ---- Experts ----
+
+// In the numbers of an expert alone that is not known to be that of much noise.
+constexpr const char *kAlone = "alone", *kLow = "low", *kEither = "either";
+
+bool has_channels(const Detection& part, int64_t channels) {
+  const auto found = part.config.find("channels");
+  return found != part.config.end() && found->second == ConfigValue(channels);
+}
+
+bool is_wide(const Detection& part) {
+  return has_channels(part, kWideChannels);
+}
+
+bool is_expert(const Detection& part) {
+  return part.variant == kTextExperts || part.variant == kImageExperts;
+}
+
+// Of a denoiser.
+bool may_be_expert(const Detection& part) {
+  return !is_wide(part) && part.integer("image_width") == 0;
+}
+
+std::string experts_of(const FoundPart& found) {
+  return std::string(found.part.integer("given_channels") > 0 ? kImageExperts : kTextExperts);
+}
+
+bool says(std::string path, std::initializer_list<std::string_view> words) {
+  for (char& c : path) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return std::ranges::any_of(
+      words, [&](std::string_view word) { return path.find(word) != std::string::npos; });
+}
+
 class Family final : public atelier::ComponentFamily {
  public:
   Family() : ComponentFamily(kRows, kVariants) {}
 
   std::string_view name() const override { return "wan"; }
-  std::string_view help() const override {
-    return "Wan 2.1 and Wan 2.2 A14B: text and images to video";
-  }
+  std::string_view help() const override { return "Wan 2.1 and Wan 2.2: text and images to video"; }
   std::span<const InputSpec> inputs() const override { return kInputs; }
   std::span<const atelier::EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
-  atelier::MediaDefaults media_defaults(const Detection&) const override {
+  atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
+    if (is_wide(denoiser)) return {.target = {121, 704, 1280}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
-  // Of two experts, the first is for levels from the boundary on.
+  // Of two experts, the first is for levels from the boundary on. One alone whose path does not say
+  // which it is covers all.
   atelier::SigmaRange sigma_range(const Detection& denoiser) const override {
-    const bool is_expert = denoiser.variant.starts_with("wan2.2-");
-    const double boundary = denoiser.variant.starts_with("wan2.2-i2v-") ? 0.9 : 0.875;
-    if (denoiser.component == "dit2") return {.low = 0, .high = boundary};
-    return {.low = is_expert ? boundary : 0, .high = 1};
+    const double boundary = denoiser.variant == kImageExperts ? 0.9 : 0.875;
+    const auto alone = denoiser.config.find(kAlone);
+    const auto is_alone = [&](const char* which) {
+      return alone != denoiser.config.end() && alone->second == ConfigValue(which);
+    };
+    if (denoiser.component == "dit2" || is_alone(kLow)) return {.low = 0, .high = boundary};
+    return {.low = is_expert(denoiser) && !is_alone(kEither) ? boundary : 0, .high = 1};
+  }
+
+  // Experts have the same tensors: their paths tell them, else their order. One alone is "dit",
+  // whichever it is.
+  void assign(std::span<FoundPart> parts) const override {
+    ComponentFamily::assign(parts);
+    std::vector<FoundPart*> experts;
+    for (FoundPart& found : parts) {
+      if (!found.part.component.starts_with("dit")) continue;
+      if (may_be_expert(found.part)) {
+        experts.push_back(&found);
+      } else {
+        found.part.component = "dit";
+      }
+    }
+    if (experts.size() == 1) assign_alone(*experts.front());
+    if (experts.size() == 2) assign_pair(*experts.front(), *experts.back());
   }
 
   atelier::LoraTargets lora_targets(const Detection& denoiser) const override {
@@ -258,9 +340,48 @@ class Family final : public atelier::ComponentFamily {
 
   std::unique_ptr<atelier::Model> make_model(std::span<const Detection> parts,
                                              const atelier::ModelOptions& options) const override {
-    return std::make_unique<Wan>(
-        rows(), parts, options,
-        atelier::LatentSpec{.channels = 16, .temporal_stride = 4, .takes_clips = true});
+    atelier::LatentSpec latents = {.channels = 16, .temporal_stride = 4, .takes_clips = true};
+    if (std::ranges::any_of(parts, is_wide))
+      latents = {.channels = kWideChannels,
+                 .spatial_stride = 16,
+                 .temporal_stride = 4,
+                 .pixel_multiple = 32,
+                 .token_stride = 32,
+                 .takes_clips = true};
+    return std::make_unique<Wan>(rows(), parts, options, latents);
+  }
+
+ private:
+  // The component that the user or the path says; empty: neither does.
+  std::string_view told(const FoundPart& found) const {
+    if (!found.hint.component.empty()) return found.hint.component;
+    for (const auto& [other, component] : {std::pair("dit2", "dit"), std::pair("dit", "dit2")}) {
+      FoundPart one = found;
+      one.part.component = other;
+      ComponentFamily::assign({&one, 1});
+      if (one.part.component == component) return component;
+    }
+    return {};
+  }
+
+  void assign_alone(FoundPart& found) const {
+    const std::string_view component = told(found);
+    const bool is_low = component == "dit2";
+    if (is_low || says(found.path, {"high_noise", "a14b"})) found.part.variant = experts_of(found);
+    found.part.component = "dit";
+    if (!is_expert(found.part)) return;
+    if (is_low) found.part.config[kAlone] = std::string(kLow);
+    if (component.empty()) found.part.config[kAlone] = std::string(kEither);
+  }
+
+  void assign_pair(FoundPart& one, FoundPart& other) const {
+    const std::string_view first = told(one), second = told(other);
+    const bool are_untold = first.empty() && second.empty();
+    if (are_untold && one.part.variant != "wan2.1-t2v-1.3b") other.part.component = "dit2";
+    if (second.empty() && says(one.path, {"high_noise"})) other.part.component = "dit2";
+    if (first.empty() && says(other.path, {"high_noise"})) one.part.component = "dit2";
+    if (one.part.component == other.part.component) return;
+    for (FoundPart* found : {&one, &other}) found->part.variant = experts_of(*found);
   }
 };
 

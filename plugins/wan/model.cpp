@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/error.h"
 #include "atelier/named_inputs.h"
 
 #include "clip.h"
@@ -12,6 +13,11 @@ namespace wan {
 namespace {
 
 constexpr const char *kFirstImage = "input_image", *kLastImage = "end_image";
+constexpr const char* kFreeFrames = "free_frames";
+
+int64_t latent_frames(const atelier::MediaTarget& target) {
+  return (target.frames - 1) / kFrameStride + 1;
+}
 
 constexpr std::string_view kNegativePrompt =
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低"
@@ -33,6 +39,7 @@ atelier::Conditioning Wan::encode(const atelier::EncodeInputs& in, atelier::Bloc
   if (in.stage == "latents") return encode_latents(in.values, "image", runner);
   if (in.stage == "images") return encode_images(in, runner);
   if (in.stage == "given_clip") return encode_given(in, runner);
+  if (in.stage == "first_frame") return encode_first(in, runner);
   return encode_text(in, runner);
 }
 
@@ -50,7 +57,7 @@ atelier::Conditioning Wan::encode_images(const atelier::EncodeInputs& in,
 atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
   const at::Tensor first = atelier::clip_input(in.values, kFirstImage);  // [3, 1, H, W]
-  const int64_t frames = in.target.frames, T = (frames - 1) / kFrameStride + 1;
+  const int64_t frames = in.target.frames, T = latent_frames(in.target);
   at::Tensor clip = at::zeros({3, frames, first.size(2), first.size(3)}, first.options());
   // Whether a frame is known; the first one counts as many as a latent frame has.
   at::Tensor known = at::zeros({T * kFrameStride}, first.options());
@@ -65,6 +72,29 @@ atelier::Conditioning Wan::encode_given(const atelier::EncodeInputs& in,
                               .transpose(0, 1)
                               .expand({-1, -1, latents.size(2), latents.size(3)});
   return {{kGivenClip, at::cat({mask.to(latents.options()), latents})}};
+}
+
+atelier::Conditioning Wan::encode_first(const atelier::EncodeInputs& in,
+                                        atelier::BlockRunner& runner) {
+  if (in.target.frames == 1) {
+    throw atelier::Error(atelier::ErrorCode::kInvalidArgument,
+                         "input_image: a clip of one frame is the image itself",
+                         "make 5 frames or more, or leave the image out");
+  }
+  const at::Tensor first = encode_latents(in.values, kFirstImage, runner).at("latents");
+  at::Tensor free = at::ones({latent_frames(in.target)}, first.options());
+  free.narrow(0, 0, 1).zero_();
+  return {{kFirstFrame, first}, {kFreeFrames, free}};
+}
+
+std::optional<atelier::GivenLatents> Wan::given(const atelier::Conditioning& cond) const {
+  const auto first = cond.find(kFirstFrame);
+  if (first == cond.end()) return std::nullopt;
+  const at::Tensor& values = first->second;
+  const at::Tensor& free = atelier::named_tensor(cond, kFreeFrames, 1);
+  const int64_t T = free.size(0), H = values.size(2), W = values.size(3);
+  return atelier::GivenLatents{.values_CTHW = values.expand({-1, T, H, W}),
+                               .free_1THW = free.view({1, T, 1, 1}).expand({1, T, H, W})};
 }
 
 atelier::Conditioning Wan::encode_text(const atelier::EncodeInputs& in,
@@ -84,6 +114,13 @@ atelier::NamedTensors Wan::probe(std::string_view component, const atelier::Name
   for (const at::Tensor& image : atelier::named_tensor(inputs, "image", 4).unbind(0))
     rows.push_back(clip.forward(image, runner));
   return {{kImageEmbeds, at::stack(rows)}};
+}
+
+std::vector<int64_t> Wan::tokenize(std::string_view text) const {
+  std::vector<int64_t> ids = prompt_ids(tokenizer(), text);
+  if (std::ssize(ids) > kMaxPromptTokens) ids.resize(kMaxPromptTokens);
+  ids.back() = end_token(tokenizer());
+  return ids;
 }
 
 atelier::TextLength Wan::text_length(const atelier::EncodeInputs& in) const {

@@ -13,10 +13,16 @@ class Wan final : public atelier::ComponentModel {
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype; an empty negative prompt
   // is the published one. Stage images gives "image_embeds": [L, image_width], the rows of each
   // image, first the first frame's. Stage given_clip gives "given_clip": [4 + C, T, H, W], which
-  // frames are known and the latents of a clip of them that is grey elsewhere.
+  // frames are known and the latents of a clip of them that is grey elsewhere. Stage first_frame
+  // gives "first_frame", [C, 1, H, W], and "free_frames", [T], which the others are.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
+  // Cleaned, with the end token, and cut to what is encoded.
+  std::vector<int64_t> tokenize(std::string_view text) const override;
+
+  // The first frame, where the latents begin with it; it is clean.
+  std::optional<atelier::GivenLatents> given(const atelier::Conditioning& cond) const override;
 
   // Of the image encoder "image" [B, 3, H, W] becomes "image_embeds" [B, L, image_width].
   atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
@@ -28,6 +34,7 @@ class Wan final : public atelier::ComponentModel {
   atelier::Conditioning encode_images(const atelier::EncodeInputs& in,
                                       atelier::BlockRunner& runner);
   atelier::Conditioning encode_given(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_first(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
 };
 
 }  // namespace wan

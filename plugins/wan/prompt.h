@@ -16,7 +16,7 @@ inline constexpr int64_t kMaxPromptTokens = 512;  // the end token among them
 std::string clean_prompt(std::string_view prompt);
 
 // What stands behind the tokens of every prompt: where they are cut, it takes the place of the
-// last. Throws Error{kInvalidArgument} when the tokenizer has no </s>.
+// last. Throws Error{kInvalidArgument} when it is not umT5's.
 int64_t end_token(const atelier::text::Tokenizer& tokenizer);
 
 // The tokens of a prompt, cleaned, and the end token; not cut.

@@ -178,5 +178,40 @@ class WanImagePipelineTest(Folder):
         self.check(2, frames=5, height=64, width=48)
 
 
+class WanExpertsPipelineTest(Folder):
+    """Image to video of Wan 2.2: two experts, and no image encoder."""
+
+    def test_clips_of_two_experts_are_those_of_diffusers(self):
+        models = wan_models.get()
+        experts = [wan_models.make_transformer(seed, in_channels=36) for seed in (101, 102)]
+        pipeline = WanImageToVideoPipeline(
+            tokenizer=models.tokenizer,
+            text_encoder=models.text_encoder,
+            transformer=experts[0],
+            transformer_2=experts[1],
+            boundary_ratio=0.9,
+            vae=models.vae,
+            scheduler=UniPCMultistepScheduler.from_config(models.scheduler.config, flow_shift=5.0))
+        pipeline.set_progress_bar_config(disable=True)
+        folder = models.folder_with(self.dir / "experts", transformer=experts[0],
+                                    transformer_2=experts[1])
+        latents = torch.randn((1, 16, 2, 6, 8), generator=torch.Generator().manual_seed(9))
+        first = picture(48, 64, 5)
+        clips = {}
+        for scales in ((3.5, 3.5),):
+            video = pipeline(image=Image.fromarray(first), prompt=PROMPT, negative_prompt=NEGATIVE,
+                             height=48, width=64, num_frames=5, num_inference_steps=5,
+                             guidance_scale=scales[0], guidance_scale_2=scales[1], latents=latents,
+                             output_type="np").frames[0]
+            clips[scales] = [(frame * 255).round().astype(np.uint8) for frame in video]
+            got = atelier.generate(folder, latents, input_image=first, plugin=PLUGIN, prompt=PROMPT,
+                                   negative_prompt=NEGATIVE, height=48, width=64, num_frames=5,
+                                   num_inference_steps=5, schedule="diffusers", flow_shift=5,
+                                   cfg_scale=scales[0], dtype="float32")
+            with self.subTest(scales=scales):
+                compare.assert_images("wan, clips of two experts from an image", got, clips[scales],
+                                      tolerance=0.5)
+
+
 if __name__ == "__main__":
     sys.exit(unittest.main())

@@ -57,6 +57,20 @@ ORIGINAL_TEXT = ((r"^shared\.", "token_embedding."), (r"^encoder\.final_layer_no
                  (r"layer\.1\.DenseReluDense\.wo", "ffn.fc2"))
 
 
+# The VAE of Wan 2.2, with two residual blocks a level.
+ORIGINAL_VAE_2 = ((r"\.norm1\.", ".residual.0."), (r"\.conv1\.", ".residual.2."),
+                  (r"\.norm2\.", ".residual.3."), (r"\.conv2\.", ".residual.6."),
+                  (r"\.conv_shortcut\.", ".shortcut."), (r"mid_block\.resnets\.0", "middle.0"),
+                  (r"mid_block\.attentions\.0", "middle.1"), (r"mid_block\.resnets\.1", "middle.2"),
+                  (r"down_blocks\.(\d+)\.resnets\.", r"downsamples.\1.downsamples."),
+                  (r"down_blocks\.(\d+)\.downsampler\.", r"downsamples.\1.downsamples.2."),
+                  (r"up_blocks\.(\d+)\.resnets\.", r"upsamples.\1.upsamples."),
+                  (r"up_blocks\.(\d+)\.upsampler\.", r"upsamples.\1.upsamples.3."),
+                  (r"coder\.conv_in\.", "coder.conv1."), (r"coder\.norm_out\.", "coder.head.0."),
+                  (r"coder\.conv_out\.", "coder.head.2."), (r"^quant_conv\.", "conv1."),
+                  (r"^post_quant_conv\.", "conv2."))
+
+
 def renamed(state, renames):
     result = {}
     for name, tensor in state.items():
@@ -119,6 +133,32 @@ def make_vae(seed=92, **changes):
     return tiny_models.randomize_(AutoencoderKLWan(**{**config, **changes}), seed, gain=1.3,
                                   overrides=[(r"decoder\.conv_out", 1.6),
                                              (r"to_qkv|proj", 1.0)])
+
+
+WIDE_CHANNELS = 48  # of the latents of Wan 2.2 TI2V
+
+
+def make_wide_vae(seed=99, **changes):
+    """The VAE of Wan 2.2: patches, levels with a way around them, a decoder of other widths."""
+    channels = changes.get("z_dim", WIDE_CHANNELS)
+    generator = torch.Generator().manual_seed(seed)
+    config = dict(z_dim=channels,
+                  decoder_base_dim=12,
+                  is_residual=True,
+                  patch_size=2,
+                  in_channels=12,
+                  out_channels=12,
+                  scale_factor_spatial=16,
+                  latents_mean=(0.4 * torch.randn(channels, generator=generator)).tolist(),
+                  latents_std=(0.5 + torch.rand(channels, generator=generator)).tolist())
+    return make_vae(seed, **{**config, **changes})
+
+
+def make_wide_transformer(seed=100, **changes):
+    return make_transformer(seed, **{
+        **dict(in_channels=WIDE_CHANNELS, out_channels=WIDE_CHANNELS),
+        **changes
+    })
 
 
 def make_text_encoder(vocabulary, seed=93):
@@ -206,6 +246,17 @@ class WanModels:
     def folder_of(self, component):
         return self.model / {"dit": "transformer"}.get(component, component)
 
+    def folder_with(self, folder, **parts):
+        """A diffusers folder of these modules, with the text encoder, the VAE and the tokenizer of this
+        model where they are not among them."""
+        folder.mkdir(parents=True)
+        for name in ("text_encoder", "vae", "tokenizer"):
+            if name not in parts:
+                (folder / name).symlink_to(self.model / name)
+        for name, part in parts.items():
+            part.save_pretrained(folder / name)
+        return folder
+
     def layouts(self):
         """Name -> files of all components, with the tokenizer."""
         files = [self.root / "original" / f"{n}.safetensors" for n in ("dit", "text_encoder", "vae")]
@@ -232,14 +283,20 @@ def pad_prompts(prompt_embeds, lengths=None):
 
 
 def velocity(transformer, latents, sigma, prompt_embeds, lengths=None, image_embeds=None,
-             given_clip=None):
+             given_clip=None, first_frame=None):
     """noise - clean, of the shape of latents [B, C, T, h, w]."""
+    timestep = 1000 * sigma
+    if first_frame is not None:  # a timestep for every token
+        grid = [n // p for n, p in zip(latents.shape[2:], transformer.config.patch_size)]
+        timestep = timestep[:, None, None, None].repeat(1, *grid)
+        timestep[:, 0] = 0
+        timestep = timestep.flatten(1)
     if given_clip is not None:
         latents = torch.cat([latents, given_clip], 1)
     if transformer.config.pos_embed_seq_len:  # diffusers takes the images of a sample one by one
         image_embeds = image_embeds.unflatten(1, (2, -1)).flatten(0, 1)
     return transformer(hidden_states=latents,
-                       timestep=1000 * sigma,
+                       timestep=timestep,
                        encoder_hidden_states=pad_prompts(prompt_embeds, lengths),
                        encoder_hidden_states_image=image_embeds,
                        return_dict=False)[0]

@@ -42,6 +42,7 @@ enum class Train { kFew, kAdapters, kAll };
 // The tiny denoiser on two samples with prompts of different lengths. Adapters have dropout.
 struct Denoiser {
   std::unique_ptr<Model> model;
+  std::string name;
   std::vector<Block*> blocks;
   Tensors trained;
   Tensor x, sigma, target;
@@ -49,7 +50,6 @@ struct Denoiser {
 
   explicit Denoiser(Train train) {
     at::manual_seed(3);
-    std::string name;
     for (const ComponentSpec& spec : family().components()) {
       if (spec.role == Role::kDenoiser) name = spec.name;
     }
@@ -99,7 +99,7 @@ struct Denoiser {
 
   Tensor forward(BlockRunner& runner) {
     const Conditioning* both[] = {&prompts[0], &prompts[1]};
-    return model->denoise({x, sigma, both}, runner);
+    return model->denoise({.x_BCTHW = x, .sigma_B = sigma, .cond = both, .denoiser = name}, runner);
   }
   Tensors gradients_of(const Tensor& loss) const {
     return torch::autograd::grad({loss}, trained, {}, false, false, true);

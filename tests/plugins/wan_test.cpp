@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <dlfcn.h>
+#include <sstream>
 
 #include <ATen/ATen.h>
 
@@ -40,7 +41,7 @@ Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
 // A published DiT, in both spellings.
 struct Published {
   const char *diffusers, *original, *variant, *model_type;
-  int64_t layers, width, mlp_width, in_channels, image_width, image_rows, parameters;
+  int64_t layers, width, mlp_width, in_channels, image_width, image_rows, parameters, channels = 16;
 };
 constexpr Published kPublished[] = {
     {"wan_t2v_1_3b.txt", "wan_t2v_1_3b_original.txt", "wan2.1-t2v-1.3b", "t2v", 30, 1536, 8960, 16,
@@ -53,6 +54,8 @@ constexpr Published kPublished[] = {
      13824, 36, 1280, 514, 16395536704},
     {"wan22_i2v_a14b.txt", "wan22_i2v_a14b_original.txt", "wan2.2-i2v-a14b", "i2v", 40, 5120, 13824,
      36, 0, 0, 14288901184},
+    {"wan22_ti2v_5b.txt", "wan22_ti2v_5b_original.txt", "wan2.2-ti2v-5b", "ti2v", 30, 3072, 14336,
+     48, 0, 0, 4999787712, 48},
 };
 
 ConfigValue or_null(int64_t value) {
@@ -71,7 +74,7 @@ TensorIndex::Config original_config(const Published& published) {
           {"model_type", published.model_type},
           {"num_heads", published.width / 128},
           {"num_layers", published.layers},
-          {"out_dim", int64_t{16}},
+          {"out_dim", published.channels},
           {"text_len", int64_t{512}}};
 }
 TensorIndex::Config diffusers_config(const Published& published) {
@@ -87,7 +90,7 @@ TensorIndex::Config diffusers_config(const Published& published) {
           {"in_channels", published.in_channels},
           {"num_attention_heads", published.width / 128},
           {"num_layers", published.layers},
-          {"out_channels", int64_t{16}},
+          {"out_channels", published.channels},
           {"patch_size", std::vector<double>{1, 2, 2}},
           {"pos_embed_seq_len", or_null(published.image_rows)},
           {"qk_norm", "rms_norm_across_heads"},
@@ -113,8 +116,8 @@ TEST_CASE("Published DiTs are known by their names and shapes, in every spelling
         CHECK(part.integer("width") == published.width);
         CHECK(part.integer("heads") == published.width / 128);
         CHECK(part.integer("mlp_width") == published.mlp_width);
-        CHECK(part.integer("channels") == 16);
-        CHECK(part.integer("given_channels") == published.in_channels - 16);
+        CHECK(part.integer("channels") == published.channels);
+        CHECK(part.integer("given_channels") == published.in_channels - published.channels);
         CHECK(part.integer("image_width") == published.image_width);
         CHECK(part.integer("image_rows") == published.image_rows);
         for (const auto& config : {original_config(published), diffusers_config(published)}) {
@@ -155,8 +158,11 @@ TEST_CASE("The tables fill every weight of every published DiT once", "[weights]
   }
 }
 
-TEST_CASE("The VAE of Wan 2.1 is known in both spellings, and has no other weights", "[weights]") {
-  for (const char* file : {"vae_diffusers.txt", "vae_original.txt"}) {
+TEST_CASE("Both VAEs are known in both spellings, and have no other weights", "[weights]") {
+  const std::vector<int64_t> small = {16, 21, 60, 104}, large = {48, 21, 30, 52};
+  for (const auto& [file, latents] :
+       {std::pair("vae_diffusers.txt", small), std::pair("vae_original.txt", small),
+        std::pair("wan22_vae.txt", large), std::pair("wan22_vae_original.txt", large)}) {
     INFO(file);
     const TensorIndex index = index_of(read_keys(file));
     const Detection part = detected(index);
@@ -167,7 +173,33 @@ TEST_CASE("The VAE of Wan 2.1 is known in both spellings, and has no other weigh
     CHECK_NOTHROW(binding.throw_unless_complete(file, "vae"));
     CHECK(binding.unused.empty());
     CHECK(model->latent_spec().temporal_stride == 4);
-    CHECK(model->latent_shape({81, 480, 832}) == std::vector<int64_t>{16, 21, 60, 104});
+    CHECK(model->latent_shape({81, 480, 832}) == latents);
+  }
+}
+
+TEST_CASE("The VAE's config is that of diffusers, and has to fit", "[config]") {
+  const Keys keys = read_keys("wan22_vae.txt");
+  TensorIndex::Config config = {{"_class_name", "AutoencoderKLWan"},
+                                {"base_dim", int64_t{160}},
+                                {"decoder_base_dim", int64_t{256}},
+                                {"dim_mult", std::vector<double>{1, 2, 4, 4}},
+                                {"in_channels", int64_t{12}},
+                                {"is_residual", true},
+                                {"num_res_blocks", int64_t{2}},
+                                {"out_channels", int64_t{12}},
+                                {"patch_size", int64_t{2}},
+                                {"scale_factor_spatial", int64_t{16}},
+                                {"temperal_downsample", std::vector<double>{0, 1, 1}},
+                                {"z_dim", int64_t{48}}};
+  CHECK(detected(index_of(keys)).config == detected(index_of(keys, "", config)).config);
+  for (const auto& [field, value] : {std::pair<const char*, ConfigValue>("is_residual", false),
+                                     {"patch_size", int64_t{4}},
+                                     {"decoder_base_dim", int64_t{160}}}) {
+    TensorIndex::Config other = config;
+    other[field] = value;
+    INFO(field);
+    const Error error = test::error_of([&] { detected(index_of(keys, "", other)); });
+    CHECK(test::mentions(error, field));
   }
 }
 
@@ -208,29 +240,107 @@ TEST_CASE("What is not run yet is refused by its name, and other families are no
     INFO(error.what());
     CHECK(test::mentions(error, part));
   };
-  Keys control = read_keys("wan_i2v_14b_original.txt");
-  control["patch_embedding.weight"][1] = 48;
-  refused(index_of(control), {}, "48 input and 16 output channels that is shown images");
-  refused(index_of(read_keys("wan22_ti2v_5b.txt")), {}, "other widths");
+  for (const auto& [file, what] : {std::pair("wan_vace_1_3b.txt", "a VACE of Wan"),
+                                   std::pair("wan_vace_1_3b_original.txt", "a VACE of Wan"),
+                                   std::pair("wan_vace_14b.txt", "a VACE of Wan"),
+                                   std::pair("wan_vace_14b_original.txt", "a VACE of Wan"),
+                                   std::pair("wan_fun_1_3b_control_original.txt", "control video"),
+                                   std::pair("wan_fun_v11_1_3b_control_original.txt", "reference"),
+                                   std::pair("wan_fun_v11_1_3b_camera_original.txt", "camera"),
+                                   std::pair("wan22_fun_a14b_control_original.txt", "reference"),
+                                   std::pair("wan22_fun_a14b_camera_original.txt", "camera"),
+                                   std::pair("wan22_s2v_original.txt", "Wan2.2-S2V"),
+                                   std::pair("wan22_animate.txt", "Wan2.2-Animate"),
+                                   std::pair("wan22_animate_original.txt", "Wan2.2-Animate")}) {
+    INFO(file);
+    refused(index_of(read_keys(file)), {}, what);
+  }
+  Keys other = read_keys("wan_i2v_14b_original.txt");
+  other["patch_embedding.weight"][1] = 40;
+  refused(index_of(other), {}, "40 input and 16 output channels that is shown images");
   const Keys keys = read_keys("wan_t2v_1_3b_original.txt");
   refused(index_of(keys), {.component = "vae", .variant = {}}, "those of the dit");
   refused(index_of(keys, "", {}, at::kChar), {}, "quantised");
   refused(index_of(keys, "", {{"num_heads", int64_t{7}}}), {}, "7 heads");
-  for (const char* file : {"transformer.txt", "lumina2_transformer.txt", "lumina2_original.txt"}) {
+  for (const char* file :
+       {"transformer.txt", "lumina2_transformer.txt", "lumina2_original.txt", "lumina2_vae.txt"}) {
     INFO(file);
     CHECK_FALSE(family().detect(index_of(read_keys(file)), {}));
   }
 }
 
-TEST_CASE("The experts of Wan 2.2 are told by hints, and share the noise levels", "[detect]") {
+TEST_CASE("Wan-Fun that is given a first and a last image is run as image to video", "[detect]") {
+  CHECK(detected(index_of(read_keys("wan_fun_1_3b_inp_original.txt"))).variant == "wan2.1-i2v-14b");
+}
+
+namespace {
+
+// What the family makes of checkpoints with these paths: "component variant low..high".
+std::vector<std::string> assigned(const char* keys, const std::vector<std::string>& paths,
+                                  const DetectHint& hint = {}) {
+  std::vector<FoundPart> parts;
+  for (const std::string& path : paths)
+    parts.push_back({detected(index_of(read_keys(keys)), hint), "/models/" + path, hint});
+  family().assign(parts);
+  std::vector<std::string> told;
+  for (const FoundPart& found : parts) {
+    const SigmaRange range = family().sigma_range(found.part);
+    std::ostringstream text;
+    text << found.part.component << " " << found.part.variant << " " << range.low << ".."
+         << range.high;
+    told.push_back(text.str());
+  }
+  return told;
+}
+
+}  // namespace
+
+TEST_CASE("Experts are told by their paths, else by their order", "[detect]") {
+  using Told = std::vector<std::string>;
+  const Told text = {"dit wan2.2-t2v-a14b 0.875..1", "dit2 wan2.2-t2v-a14b 0..0.875"};
+  const Told turned = {text[1], text[0]};
+  const char* const t2v = "wan_t2v_14b_original.txt";
+  CHECK(assigned(t2v, {"W/high_noise_model/a.safetensors", "W/low_noise_model/a.safetensors"}) ==
+        text);
+  CHECK(assigned(t2v, {"wan2.2_t2v_low_noise_14B_fp16.safetensors",
+                       "wan2.2_t2v_high_noise_14B_fp16.safetensors"}) == turned);
+  CHECK(assigned("wan_t2v_14b.txt", {"transformer/a.safetensors", "transformer_2/a.safetensors"}) ==
+        text);
+  CHECK(assigned(t2v, {"transformer_2/a.safetensors", "transformer/a.safetensors"}) == turned);
+  CHECK(assigned(t2v, {"one.safetensors", "other.safetensors"}) == text);
+  CHECK(assigned(t2v, {"my_high_noise.safetensors", "other.safetensors"}) == text);
+  CHECK(assigned(t2v, {"other.safetensors", "my_high_noise.safetensors"}) == turned);
+  CHECK(assigned(t2v, {"my_low_noise.safetensors", "other.safetensors"}) == turned);
+  const Told image = {"dit wan2.2-i2v-a14b 0.9..1", "dit2 wan2.2-i2v-a14b 0..0.9"};
+  CHECK(assigned("wan22_i2v_a14b.txt", {"one.safetensors", "other.safetensors"}) == image);
+  // A file takes the place of a model folder's, and there is no smaller model of two experts.
+  const std::string plain = "dit wan2.1-t2v-14b 0..1";
+  CHECK(assigned(t2v, {"W/transformer/a.safetensors", "tuned.safetensors"}) == Told{plain, plain});
+  const std::string small = "dit wan2.1-t2v-1.3b 0..1";
+  CHECK(assigned("wan_t2v_1_3b.txt", {"one.safetensors", "other.safetensors"}) ==
+        Told{small, small});
+}
+
+TEST_CASE("One expert alone is the denoiser, for its own noise levels", "[detect]") {
+  using Told = std::vector<std::string>;
+  const char *const t2v = "wan_t2v_14b.txt", *const i2v = "wan22_i2v_a14b.txt";
+  CHECK(assigned(t2v, {"a.safetensors"}) == Told{"dit wan2.1-t2v-14b 0..1"});
+  CHECK(assigned(t2v, {"transformer/a.safetensors"}) == Told{"dit wan2.1-t2v-14b 0..1"});
+  CHECK(assigned(t2v, {"high_noise_model/a.safetensors"}) == Told{"dit wan2.2-t2v-a14b 0.875..1"});
+  CHECK(assigned(t2v, {"low_noise_model/a.safetensors"}) == Told{"dit wan2.2-t2v-a14b 0..0.875"});
+  CHECK(assigned(t2v, {"Wan2.2-T2V-A14B/transformer/a.safetensors"}) ==
+        Told{"dit wan2.2-t2v-a14b 0.875..1"});
+  CHECK(assigned(i2v, {"low_noise_model/a.safetensors"}) == Told{"dit wan2.2-i2v-a14b 0..0.9"});
+  CHECK(assigned(i2v, {"a.safetensors"}) == Told{"dit wan2.2-i2v-a14b 0..1"});
+  CHECK(assigned("wan_i2v_14b.txt", {"low_noise/a.safetensors"}) ==
+        Told{"dit wan2.1-i2v-14b 0..1"});
+}
+
+TEST_CASE("Hints say which expert is which where paths do not", "[detect]") {
   const TensorIndex index = index_of(read_keys("wan_t2v_14b.txt"));
-  const Detection high = detected(index, {.component = {}, .variant = "wan2.2-t2v-a14b"});
   const Detection low = detected(index, {.component = "dit2", .variant = "wan2.2-t2v-a14b"});
-  CHECK(high.component == "dit");
   CHECK(low.component == "dit2");
-  CHECK(family().sigma_range(high).low == 0.875);
   CHECK(family().sigma_range(low).high == 0.875);
-  CHECK(family().sigma_range(detected(index_of(read_keys("wan22_i2v_a14b.txt")))).low == 0.9);
   CHECK(family().sigma_range(detected(index)).low == 0.0);
 }
 

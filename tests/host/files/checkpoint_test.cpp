@@ -257,6 +257,36 @@ TEST_CASE("A model folder gives its components and its tokenizer", "[paths]") {
   }
 }
 
+TEST_CASE("A repository gives each file of its root, and tokenizers two folders deep", "[paths]") {
+  Folder folder;
+  write_sharded(folder / "r", "diffusion_pytorch_model");
+  write_bytes(folder / "r/config.json", "{}");
+  write(folder / "r/Other_VAE.safetensors", {{"v", at::ones({2})}});
+  write(folder / "r/Other_VAE.fp16.safetensors", {{"v", at::ones({2}, at::kHalf)}});
+  write_bytes(folder / "r/VAE.pth", "an archive");
+  write_bytes(folder / "r/text.pth", "an archive");
+  write(folder / "r/low_noise_model/diffusion_pytorch_model.safetensors", {{"a", at::ones({2})}});
+  write_bytes(folder / "r/low_noise_model/config.json", "{}");
+  write_bytes(folder / "r/google/umt5-xxl/spiece.model", "");
+  write_bytes(folder / "r/xlm/tokenizer.json", "{}");
+  const FoundFiles found = find(folder / "r");
+  std::map<std::string, std::string> configs;  // by the first file's name
+  for (const FoundCheckpoint& checkpoint : found.checkpoints) {
+    CHECK(checkpoint.in_model_folder);
+    configs[checkpoint.files.files.front()] = checkpoint.files.config_path;
+  }
+  const std::string low = folder / "r/low_noise_model/";
+  CHECK(configs == std::map<std::string, std::string>{
+                       {folder / "r/Other_VAE.safetensors", ""},
+                       {folder / "r/VAE.pth", ""},
+                       {folder / "r/text.pth", ""},
+                       {folder / "r/diffusion_pytorch_model-00001-of-00002.safetensors",
+                        folder / "r/config.json"},
+                       {low + "diffusion_pytorch_model.safetensors", low + "config.json"}});
+  CHECK(found.tokenizers ==
+        std::vector<std::string>{folder / "r/google/umt5-xxl", folder / "r/xlm"});
+}
+
 TEST_CASE("A SentencePiece model is a tokenizer, by itself and in its folder", "[paths]") {
   Folder folder;
   write(folder / "m/vae/model.safetensors", {{"v", at::ones({2})}});
