@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <vector>
 #include <xxhash.h>
 
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
 
 namespace atelier::files {
 
@@ -43,7 +45,22 @@ std::string ContentHash::hex() const {
   return text.data();
 }
 
+namespace {
+
+std::string hash_folder(const std::string& path) {
+  ContentHash hash;
+  for (const std::string& name : names_in(path)) {
+    const std::string file = (std::filesystem::path(path) / name).string();
+    if (is_file(file)) hash.add(name).add(hash_file(file));
+  }
+  return hash.hex();
+}
+
+}  // namespace
+
 std::string hash_file(const std::string& path) {
+  std::error_code failure;
+  if (std::filesystem::is_directory(path, failure)) return hash_folder(path);
   const FileReader file(path);
   ContentHash hash;
   std::vector<char> buffer(1 << 20);

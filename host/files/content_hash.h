@@ -30,7 +30,7 @@ class ContentHash {
   std::unique_ptr<State> state_;
 };
 
-// Hashes a whole file. Throws Error{kNotFound} or {kEnvironment} naming it.
+// Hashes a file, or all files in a folder. Throws Error{kNotFound} or {kEnvironment} naming it.
 std::string hash_file(const std::string& path);
 
 }  // namespace atelier::files

@@ -1,7 +1,9 @@
 // What is in a folder.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,5 +14,15 @@ bool is_file(const std::filesystem::path& path);
 
 // The names in a folder, sorted; none where there is no such folder, or it cannot be read.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
+
+// What shows that a file was changed, without reading it.
+struct FileStamp {
+  int64_t bytes = 0;
+  int64_t modified_ns = 0;  // since 1970
+};
+
+// Of a folder: the bytes of all files directly in it, and the latest time of any of them and of
+// itself. nullopt when there is neither file nor folder.
+std::optional<FileStamp> stamp_of(const std::string& path);
 
 }  // namespace atelier::files

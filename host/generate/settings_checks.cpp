@@ -9,6 +9,7 @@
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
+#include "host/inputs/frame_count.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/model/encoder_check.h"
@@ -18,7 +19,7 @@ namespace atelier::generate {
 namespace {
 
 constexpr int64_t kMaxSteps = 1000;   // as many as models learn levels
-constexpr int64_t kMaxSide = 65'536;  // pixels, and frames
+constexpr int64_t kMaxSide = 65'536;  // pixels
 
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
@@ -119,7 +120,7 @@ void check_files(const Settings& s, std::span<const InputSpec> inputs, const Ori
       continue;
     }
     for (const std::string& path : inputs::texts_of(*given)) {
-      const auto file = inputs::check_image(path, /*decode_all=*/false);
+      const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
       if (file.error) problems.add(file.error->at(place.of(input.name)));
     }
   }
@@ -140,23 +141,6 @@ void check_size(int64_t size, int64_t multiple, const std::string& place,
   problems.add(
       place + ": " + std::to_string(size) + " is no multiple of " + std::to_string(multiple),
       "use " + nearest_sizes(size, multiple));
-}
-
-void check_frames(int64_t frames, const LatentSpec& spec, const std::string& place,
-                  report::Problems& problems) {
-  const std::string value = std::to_string(frames);
-  check_range(frames >= 1, place, value, "below 1", problems);
-  check_range(frames <= kMaxSide, place, value, "above " + std::to_string(kMaxSide), problems);
-  if (frames <= 1 || frames > kMaxSide) return;
-  if (!spec.takes_clips) {
-    problems.add(place + ": " + value + ": this family makes single images",
-                 "leave it out, or use 1", ErrorCode::kUnsupported);
-  } else if (const int64_t step = spec.temporal_stride; (frames - 1) % step != 0) {
-    const int64_t below = (frames - 1) / step * step + 1;
-    problems.add(
-        place + ": " + value + " is not one more than a multiple of " + std::to_string(step),
-        "use " + std::to_string(below) + " or " + std::to_string(below + step));
-  }
 }
 
 std::vector<int64_t> latents_shape(const Settings& settings, const Model& model) {
@@ -195,7 +179,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Origin& 
 void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
                  std::string_view variant, const Origin& place, report::Problems& problems) {
   const size_t before = problems.size();
-  check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
+  inputs::check_frames(*s.num_frames, spec, place.of("num_frames"), problems);
   if (problems.size() == before && s.num_images > 1 && makes_too_many(s))
     problems.add(place.of("num_frames") + ": " + std::to_string(*s.num_frames) + " of each of " +
                      std::to_string(s.num_images) + " are more than " + std::to_string(kMaxImages) +

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <string_view>
-#include <sys/stat.h>
 
 #include "host/files/file_reader.h"
+#include "host/files/folder.h"
+#include "host/inputs/parse.h"
 #include "host/report/problems.h"
 
 namespace atelier::inputs {
@@ -71,17 +73,36 @@ media::ImageInfo check_content(const FileReader& file, bool decode_all) {
   return info;
 }
 
-}  // namespace
+void check_clip(const std::string& path, bool decode_all, ImageFile& file) {
+  const std::unique_ptr<media::ClipReader> reader = media::open_clip(path);
+  const media::ClipInfo& clip = reader->info();
+  if (clip.frames() == 0)
+    throw Error(ErrorCode::kDataLoss, files::display_path(path) + ": holds no frames",
+                "the file is damaged or cut short; get it again");
+  file.info = {.format = clip.format,
+               .width = clip.width,
+               .height = clip.height,
+               .has_alpha = clip.has_alpha,
+               .is_animated = true};
+  if (decode_all) {
+    std::vector<int64_t> all(static_cast<size_t>(clip.frames()));
+    std::iota(all.begin(), all.end(), int64_t{0});
+    reader->read(all, [](const media::Image&) {});
+  }
+  file.clip = std::make_shared<const media::ClipInfo>(clip);
+}
 
-ImageFile check_image(const std::string& path, bool decode_all) {
+ImageFile check(const std::string& path, bool is_clip, bool decode_all) {
   ImageFile image;
   try {
-    const FileReader file(path);
-    struct stat status {};
-    if (stat(path.c_str(), &status) == 0)
-      image.modified_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-    image.bytes = static_cast<int64_t>(file.size());
-    image.info = check_content(file, decode_all);
+    if (is_clip) {
+      check_clip(path, decode_all, image);
+    } else {
+      image.info = check_content(FileReader(path), decode_all);
+    }
+    const files::FileStamp stamp = files::stamp_of(path).value_or(files::FileStamp());
+    image.bytes = stamp.bytes;
+    image.modified_ns = stamp.modified_ns;
   } catch (const Error& error) {
     image.error = error;
   } catch (const std::bad_alloc&) {
@@ -89,6 +110,16 @@ ImageFile check_image(const std::string& path, bool decode_all) {
                         files::display_path(path) + ": not enough memory to read it");
   }
   return image;
+}
+
+}  // namespace
+
+ImageFile check_image(const std::string& path, bool decode_all) {
+  return check(path, /*is_clip=*/false, decode_all);
+}
+
+ImageFile check_file(InputKind kind, const std::string& path, bool decode_all) {
+  return check(path, is_clip(kind) && media::looks_like_clip(path), decode_all);
 }
 
 std::vector<uint8_t> read_image_file(const std::string& path) {

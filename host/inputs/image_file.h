@@ -1,19 +1,23 @@
-// One image file: whether it can be read, and its bytes.
+// One image or clip: whether it can be read, and its bytes.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "atelier/error.h"
+#include "atelier/input.h"
 
+#include "host/media/clip.h"
 #include "host/media/decode.h"
 
 namespace atelier::inputs {
 
 struct ImageFile {
-  media::ImageInfo info;
+  media::ImageInfo info;                        // of a clip, the size of its frames
+  std::shared_ptr<const media::ClipInfo> clip;  // null: a still
   int64_t bytes = 0;
   int64_t modified_ns = 0;     // since 1970
   std::optional<Error> error;  // what is wrong with the file; the rest is then not filled in
@@ -22,6 +26,10 @@ struct ImageFile {
 // Says whether a file can be read: it exists, is a regular file, has a good header and ends as its
 // format does. A file that ends otherwise, and with `decode_all` every one, is decoded.
 ImageFile check_image(const std::string& path, bool decode_all);
+
+// The same of the file of an input of that kind. Of inputs of clips it may be one: a video, an
+// animation, a folder of frames; with `decode_all` every frame is decoded.
+ImageFile check_file(InputKind kind, const std::string& path, bool decode_all);
 
 // The whole file. Throws Error naming it; named pipes and the like are refused.
 std::vector<uint8_t> read_image_file(const std::string& path);

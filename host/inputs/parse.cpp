@@ -131,15 +131,18 @@ void add(files::ContentHash& hash, const std::vector<T>& list) {
 }  // namespace
 
 bool is_file(InputKind kind) {
-  return is_image(kind) || !unread_files(kind).empty();
+  return is_image(kind) || is_clip(kind) || !unread_files(kind).empty();
 }
 
 bool is_image(InputKind kind) {
   return kind == InputKind::kImage || kind == InputKind::kMask;
 }
 
+bool is_clip(InputKind kind) {
+  return kind == InputKind::kVideo || kind == InputKind::kVideoMask;
+}
+
 std::string_view unread_files(InputKind kind) {
-  if (kind == InputKind::kVideo || kind == InputKind::kVideoMask) return "videos";
   return kind == InputKind::kAudio ? "sounds" : "";
 }
 

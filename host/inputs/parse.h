@@ -18,7 +18,9 @@ namespace atelier::inputs {
 bool is_file(InputKind kind);
 // Whether those files are images.
 bool is_image(InputKind kind);
-// "videos" or "sounds" for kinds that cannot be read yet; empty for the others.
+// Whether those files are clips, or images that stand for clips of one frame.
+bool is_clip(InputKind kind);
+// "sounds" for the kind that cannot be read yet; empty for the others.
 std::string_view unread_files(InputKind kind);
 // "image", "images" of a list, as programs read it.
 std::string kind_name(const InputSpec& input);

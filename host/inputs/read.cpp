@@ -1,5 +1,6 @@
 #include "host/inputs/read.h"
 
+#include <numeric>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -10,6 +11,7 @@
 #include "host/files/file_reader.h"
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
+#include "host/media/clip.h"
 #include "host/media/decode.h"
 #include "host/media/pixels.h"
 #include "host/media/resize.h"
@@ -47,6 +49,14 @@ at::Tensor read_rgba(const InputSpec& input, const std::string& path, const Medi
   return at::cat({media::to_pixels(image), media::to_pixels(alpha).narrow(0, 0, 1)});
 }
 
+// One frame of a clip as its tensor has it: [C, H, W].
+at::Tensor frame_of(const InputSpec& input, const Image& image) {
+  if (input.kind == InputKind::kVideoMask) return media::to_mask(image);
+  return at::from_blob(const_cast<uint8_t*>(image.rgb.data()), {image.height, image.width, 3},
+                       at::kByte)
+      .permute({2, 0, 1});
+}
+
 at::Tensor read_one(const InputSpec& input, const std::string& path, const MediaTarget& target) {
   if (input.channels == 4) return read_rgba(input, path, target);
   const Image image = fitted(media::decode_image(read_image_file(path), files::display_path(path)),
@@ -58,16 +68,22 @@ at::Tensor read_one(const InputSpec& input, const std::string& path, const Media
 
 InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
                      const std::optional<MediaTarget>& target) {
-  const int64_t channels = input.kind == InputKind::kMask ? 1 : input.channels;
+  const bool is_mask = input.kind == InputKind::kMask || input.kind == InputKind::kVideoMask;
+  const int64_t channels = is_mask ? 1 : input.channels;
   std::vector<at::Tensor> images;
   for (const std::string& path : paths) {
-    const ImageFile file = check_image(path, /*decode_all=*/false);
+    const ImageFile file = check_file(input.kind, path, /*decode_all=*/false);
     if (file.error) throw *file.error;
     const bool is_fitted = target && input.fit != InputFit::kAsIs;
     const int64_t height = is_fitted ? target->height : file.info.height,
                   width = is_fitted ? target->width : file.info.width;
-    images.push_back(
-        at::empty({channels, height, width}, at::TensorOptions(at::kMeta).dtype(at::kFloat)));
+    std::vector<int64_t> shape = {channels, height, width};
+    if (is_clip(input.kind))
+      shape.insert(shape.begin() + 1, target      ? target->frames
+                                      : file.clip ? file.clip->frames()
+                                                  : 1);
+    const at::ScalarType dtype = input.kind == InputKind::kVideo ? at::kByte : at::kFloat;
+    images.push_back(at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype)));
   }
   if (!is_list(input)) return images.front();
   return images;
@@ -75,6 +91,11 @@ InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
 
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target) {
+  if (is_clip(input.kind)) {
+    std::vector<int64_t> frames(static_cast<size_t>(target.frames));
+    std::iota(frames.begin(), frames.end(), int64_t{0});
+    return read_clip(input, paths.front(), frames, target);
+  }
   if (!is_image(input.kind))
     throw Error(ErrorCode::kUnsupported, "input " + formats::quote_and_escape(input.name) + ": " +
                                              std::string(unread_files(input.kind)) +
@@ -83,6 +104,21 @@ InputValue read_files(const InputSpec& input, std::span<const std::string> paths
   std::vector<at::Tensor> images;
   for (const std::string& path : paths) images.push_back(read_one(input, path, target));
   return images;
+}
+
+at::Tensor read_clip(const InputSpec& input, const std::string& path,
+                     std::span<const int64_t> frames, const MediaTarget& target) {
+  at::Tensor clip;
+  int64_t next = 0;
+  media::open_clip(path)->read(frames, [&](const Image& decoded) {
+    const Image image = fitted(decoded, input.fit, target);
+    const at::Tensor frame = frame_of(input, image);
+    if (!clip.defined())
+      clip = at::empty({frame.size(0), std::ssize(frames), frame.size(1), frame.size(2)},
+                       frame.scalar_type());
+    clip.select(1, next++).copy_(frame);
+  });
+  return clip;
 }
 
 ImageWithMask read_with_mask(const InputSpec& input, const std::string& path,

@@ -10,7 +10,9 @@
 
 namespace atelier::inputs {
 
-// Reads an input of images or masks from its files; `target`: what is made, see InputFit.
+// Reads an input of images, clips or masks from its files; `target`: what is made, see InputFit.
+// Clips give the first frames of their files, as many as `target` has, and are bytes: see
+// read_clip().
 // Throws Error naming the file; Error{kUnsupported} for kinds that cannot be read yet.
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target);
@@ -23,6 +25,12 @@ InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
 // What stands in for an image that a row of a dataset lacks: see InputSpec::when_absent.
 // `target`: the value of the target input, an image or a clip.
 InputValue when_absent(const InputSpec& input, const at::Tensor& target);
+
+// Reads frames of a clip, or of a still as a clip of one frame. Their numbers ascend. Returns bytes
+// [3, T, H, W], a quarter of the memory of what model::encode() makes of them; of a mask float32
+// [1, T, H, W]. Throws as read_files().
+at::Tensor read_clip(const InputSpec& input, const std::string& path,
+                     std::span<const int64_t> frames, const MediaTarget& target);
 
 struct ImageWithMask {
   at::Tensor image;  // as read_files() gives it

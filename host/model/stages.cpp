@@ -24,11 +24,18 @@ const InputSpec* find_role(std::span<const InputSpec> inputs, InputRole role) {
   return found == inputs.end() ? nullptr : &*found;
 }
 
+// Clips are bytes until they are there; their values are then those of media::to_pixels().
+at::Tensor on_device(const at::Tensor& given, at::Device device) {
+  const at::Tensor tensor = ops::upload(given, device);
+  if (tensor.scalar_type() != at::kByte) return tensor;
+  return tensor.to(at::kFloat).div_(255.0).mul_(2.0).sub_(1.0);
+}
+
 Inputs on_device(Inputs values, at::Device device) {
   for (auto& [name, value] : values) {
-    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = ops::upload(*tensor, device);
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = on_device(*tensor, device);
     if (auto* tensors = std::get_if<std::vector<at::Tensor>>(&value)) {
-      for (at::Tensor& tensor : *tensors) tensor = ops::upload(tensor, device);
+      for (at::Tensor& tensor : *tensors) tensor = on_device(tensor, device);
     }
   }
   return values;

@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sys/stat.h>
 
 #include "host/data/parallel.h"
 #include "host/files/content_hash.h"
-#include "host/files/file_reader.h"
+#include "host/files/folder.h"
 
 namespace atelier::train {
 
 std::optional<SourceFile> stat_file(const std::string& path) {
-  struct stat status {};
-  if (stat(path.c_str(), &status) != 0) return std::nullopt;
-  SourceFile file;
-  file.size = static_cast<uint64_t>(status.st_size);
-  file.mtime_ns = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-  return file;
+  const std::optional<files::FileStamp> stamp = files::stamp_of(path);
+  if (!stamp) return std::nullopt;
+  return SourceFile{static_cast<uint64_t>(stamp->bytes), stamp->modified_ns, {}};
 }
 
 std::string absolute_path(const std::string& path) {

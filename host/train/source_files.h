@@ -18,7 +18,7 @@ struct SourceFile {
 };
 using SourceFiles = std::map<std::string, SourceFile, std::less<>>;  // by absolute path
 
-// Size and time of a file, without its hash; nullopt when it is not there.
+// Size and time of a file or a folder of frames, without its hash; nullopt when it is not there.
 std::optional<SourceFile> stat_file(const std::string& path);
 
 // The path as keys of SourceFiles have it: absolute.
