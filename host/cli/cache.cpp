@@ -9,6 +9,7 @@
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
+#include "host/report/sizes.h"
 #include "host/run/stop.h"
 #include "host/train/samples.h"
 
@@ -28,11 +29,12 @@ void print_report(const PreparedRun& run, const Samples& samples) {
   const data::Order order(samples.shapes(), run.config.order);
   const Samples::Bytes missing = samples.missing_bytes(*run.model);
   std::printf("%-12s %zu\n", "items", samples.size());
-  for (const data::BucketCount& bucket : run.dataset->buckets())
-    std::printf(
-        "  %-10s %lld\n",
-        (std::to_string(bucket.target.width) + "x" + std::to_string(bucket.target.height)).c_str(),
-        number(bucket.items));
+  for (const data::BucketCount& bucket : run.dataset->buckets()) {
+    const MediaTarget& target = bucket.target;
+    std::string size = report::size_text(target.height, target.width);
+    if (target.frames > 1) size += "x" + std::to_string(target.frames);
+    std::printf("  %-10s %lld\n", size.c_str(), number(bucket.items));
+  }
   std::printf("%-12s %lld an epoch, batches of %lld\n", "steps", number(order.steps_per_epoch()),
               number(run.config.order.batch_size));
   for (const Samples::Count& count : samples.counts())

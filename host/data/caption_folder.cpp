@@ -2,6 +2,7 @@
 #include <array>
 #include <filesystem>
 #include <set>
+#include <span>
 
 #include "atelier/error.h"
 
@@ -16,14 +17,16 @@ namespace fs = std::filesystem;
 constexpr const char* kMaskEnding = "-masklabel.png";
 
 // Also formats that cannot be read here: an image is told of, not passed over.
-bool is_image_name(const fs::path& name) {
-  static constexpr std::array kEndings = {".png", ".jpg",  ".jpeg", ".webp", ".bmp",
-                                          ".gif", ".tif",  ".tiff", ".ppm",  ".pgm",
-                                          ".pbm", ".avif", ".heic", ".jxl"};
+constexpr std::array kImageEndings = {".png",  ".jpg", ".jpeg", ".webp", ".bmp",  ".gif",  ".tif",
+                                      ".tiff", ".ppm", ".pgm",  ".pbm",  ".avif", ".heic", ".jxl"};
+constexpr std::array kClipEndings = {".mp4", ".m4v",  ".mov", ".mkv", ".webm", ".avi",
+                                     ".mpg", ".mpeg", ".ts",  ".wmv", ".flv"};
+
+bool ends_in(const fs::path& name, std::span<const char* const> endings) {
   std::string ending = name.extension().string();
   std::transform(ending.begin(), ending.end(), ending.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return std::find(kEndings.begin(), kEndings.end(), ending) != kEndings.end();
+  return std::ranges::find(endings, ending) != endings.end();
 }
 
 // Paths of all files below `folder`, relative to it and sorted; hidden ones are left out.
@@ -61,7 +64,7 @@ std::string read_caption(const std::string& path) {
 }  // namespace
 
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
-                             Findings& problems) {
+                             bool with_clips, Findings& problems) {
   const std::set<std::string> files = files_below(folder);
   std::string other_way;
   for (const char* name : {"metadata.csv", "metadata.jsonl", "metadata.json"}) {
@@ -71,7 +74,9 @@ Metadata read_caption_folder(const std::string& folder, const std::string& capti
   }
   Metadata metadata = {folder, {"image", "prompt"}, {}};
   for (const std::string& file : files) {
-    if (!is_image_name(file) || file.ends_with(kMaskEnding)) continue;
+    const bool is_learnt =
+        ends_in(file, kImageEndings) || (with_clips && ends_in(file, kClipEndings));
+    if (!is_learnt || file.ends_with(kMaskEnding)) continue;
     const std::string stem = fs::path(file).replace_extension().string();
     Record record = {0, files::display_path((fs::path(folder) / file).string())};
     record.values["image"] = file;

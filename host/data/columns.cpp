@@ -88,6 +88,13 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
   }
 }
 
+InputKind Columns::kind(std::string_view column) const {
+  const auto input = std::ranges::find(inputs_, column, &InputSpec::name);
+  if (input != inputs_.end()) return input->kind;
+  const bool is_of_clips = !target_input_.empty() && kind(target_input_) == InputKind::kVideo;
+  return is_of_clips ? InputKind::kVideoMask : InputKind::kMask;
+}
+
 bool Columns::reads(std::string_view column) const {
   return std::any_of(inputs_.begin(), inputs_.end(),
                      [&](const InputSpec& input) { return input.name == column; });

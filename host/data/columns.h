@@ -27,6 +27,8 @@ class Columns {
   // Inputs that every row has: required ones and those of extra_inputs. Of those with a when_absent
   // a row may lack the file.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
+  // What a column with files holds. The masks of clips may be clips.
+  InputKind kind(std::string_view column) const;
   // The name of the target; empty, and a problem, when there is none.
   const std::string& target_input() const { return target_input_; }
 

@@ -1,34 +1,32 @@
 #include "host/data/dataset.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "formats/escape.h"
 #include "host/data/columns.h"
+#include "host/data/file_rules.h"
 #include "host/data/findings.h"
 #include "host/data/image_files.h"
 #include "host/data/parallel.h"
-#include "host/data/path_suggester.h"
 #include "host/data/sizes.h"
 #include "host/files/content_hash.h"
 #include "host/files/file_reader.h"
-#include "host/report/sizes.h"
+#include "host/inputs/frame_count.h"
+#include "host/inputs/parse.h"
 
 namespace atelier::data {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Images that are enlarged more than this look soft.
-constexpr double kMuchEnlarged = 2.0;
-// How far the shape of a mask may be from that of its image.
-constexpr double kMaskShapeTolerance = 0.01;
-
 // Where the rows come from. nullopt when there is nothing to read, which is then a problem.
-std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& problems) {
+// `with_clips`: also clips that have captions beside them.
+std::optional<Metadata> read_rows(const DatasetOptions& options, bool with_clips,
+                                  Findings& problems) {
   const std::string& base = options.dataset_base_path;
   std::error_code failure;
   const bool has_base =
@@ -44,7 +42,7 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& probl
   }
   try {
     if (options.dataset_metadata_path.empty())
-      return read_caption_folder(base, options.caption_extension, problems);
+      return read_caption_folder(base, options.caption_extension, with_clips, problems);
     return read_metadata(options.dataset_metadata_path, problems);
   } catch (const Error& error) {
     const bool is_folder = options.dataset_metadata_path.empty();
@@ -60,119 +58,13 @@ std::optional<Metadata> read_rows(const DatasetOptions& options, Findings& probl
   }
 }
 
-// Checks the files of rows, and gives them their sizes.
-class ImageRules {
- public:
-  ImageRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
-             const ImageFiles& files, Findings& problems, Findings& odd)
-      : options_(options),
-        columns_(columns),
-        sizes_(sizes),
-        files_(files),
-        problems_(problems),
-        odd_(odd) {}
-
-  // Returns false when the row has problems.
-  bool check(Item& item) {
-    bool is_good = true;
-    for (const auto& [column, paths] : item.files) {
-      for (const std::string& path : paths) is_good &= check_file(item, column, path);
-    }
-    if (!is_good || columns_.target_input().empty()) return false;
-    is_good = check_size(item);
-    if (const auto mask = item.files.find(options_.mask_column); mask != item.files.end())
-      is_good &= check_mask(item, mask->second.front());
-    return is_good;
-  }
-
- private:
-  // Where in the row. An image that is a row of its own is not named twice.
-  static Error placed(const Item& item, const std::string& column, const Error& error) {
-    const std::string prefix = item.place + ": ";
-    if (!error.message().starts_with(prefix)) return error.at(item.place + " [" + column + "]");
-    return Error(error.code(),
-                 item.place + " [" + column + "]: " + error.message().substr(prefix.size()),
-                 error.hint(), error.tag());
-  }
-
-  const media::ImageInfo& info_of(const std::string& path) const {
-    return files_.find(path)->second.info;
-  }
-
-  bool check_file(const Item& item, const std::string& column, const std::string& path) {
-    const std::optional<Error>& error = files_.find(path)->second.error;
-    if (!error) return true;
-    if (error->code() == ErrorCode::kNotFound) {
-      problems_.add(
-          "missing files",
-          placed(item, column,
-                 Error(error->code(), error->message(),
-                       missing_++ < options_.max_errors ? near_.hint(path) : "", error->tag())));
-    } else {
-      const bool is_damaged = error->code() == ErrorCode::kDataLoss;
-      problems_.add(is_damaged ? "damaged images" : "unreadable files",
-                    placed(item, column, *error));
-    }
-    return false;
-  }
-
-  // The target gives the row its size.
-  bool check_size(Item& item) {
-    const media::ImageInfo& info = info_of(item.files.at(columns_.target_input()).front());
-    const Size size = sizes_.of(info.height, info.width);
-    if (!sizes_.is_valid()) return false;
-    const std::string place = item.place + " [" + columns_.target_input() + "]: ";
-    if (size.height < 1 || size.width < 1) {
-      problems_.add(
-          "too small images",
-          place + report::size_text(info.height, info.width) + " pixels are too few to train on",
-          "take the row out, or give --height and --width to enlarge every image");
-      return false;
-    }
-    item.target = {1, size.height, size.width};
-    const double scale = std::max(static_cast<double>(size.height) / info.height,
-                                  static_cast<double>(size.width) / info.width);
-    if (scale > kMuchEnlarged) {
-      odd_.add("enlarged images",
-               place + report::size_text(info.height, info.width) + " is enlarged to " +
-                   report::size_text(size.height, size.width),
-               "a larger image would be sharper");
-    }
-    if (info.is_animated)
-      odd_.add("animations", place + "is an animation", "its first frame is learnt");
-    return true;
-  }
-
-  bool check_mask(const Item& item, const std::string& path) {
-    const media::ImageInfo& mask = info_of(path);
-    const media::ImageInfo& image = info_of(item.files.at(columns_.target_input()).front());
-    const double ratio = (static_cast<double>(mask.width) * image.height) /
-                         (static_cast<double>(mask.height) * image.width);
-    if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
-    problems_.add("masks of another shape",
-                  item.place + " [" + options_.mask_column + "]: the mask is " +
-                      report::size_text(mask.height, mask.width) + ", the image " +
-                      report::size_text(image.height, image.width),
-                  "a mask has the shape of its image, at any size");
-    return false;
-  }
-
-  const DatasetOptions& options_;
-  const Columns& columns_;
-  const SizeRule& sizes_;
-  const ImageFiles& files_;
-  Findings& problems_;
-  Findings& odd_;
-  PathSuggester near_;
-  int64_t missing_ = 0;  // files so far; those that will not be told need no hint
-};
-
 // Images that are the target of several rows, by path or by content.
 void find_duplicates(const std::vector<Item>& items, const std::string& target_input,
                      const ImageFiles& files, Findings& odd) {
   std::map<std::string, const Item*> first_of;
   std::vector<std::string> paths;
   for (const Item& item : items) {
+    if (item.piece > 0) continue;
     const std::string& path = item.files.at(target_input).front();
     const auto [first, is_new] = first_of.emplace(path, &item);
     if (is_new) {
@@ -199,7 +91,7 @@ void find_oddities(const std::vector<Item>& items, const std::string& target_inp
   const Item* first_profile = nullptr;
   for (const Item& item : items) {
     const media::ImageInfo& info = files.find(item.files.at(target_input).front())->second.info;
-    if (info.has_alpha) ++transparent;
+    if (info.has_alpha && item.frames.empty()) ++transparent;
     if (info.has_color_profile && profiles++ == 0) first_profile = &item;
   }
   if (profiles > 0) {
@@ -222,6 +114,8 @@ std::string make_fingerprint(const std::vector<Item>& items, const DatasetOption
   hash.add(int64_t{options.alpha_mask});
   for (const Item& item : items) {
     add_target(hash, item.target);
+    for (const int64_t frame : item.frames) hash.add(frame);
+    if (item.is_alternative) hash.add(item.piece);
     hash.add(static_cast<int64_t>(item.values.size()));
     for (const auto& [name, value] : item.values) {
       hash.add(name).add(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -252,6 +146,71 @@ void add_texts(const std::map<std::string, std::string, std::less<>>& texts, Met
   }
 }
 
+using Row = std::pair<uint64_t, Item>;  // with its line
+
+std::vector<Row> read_items(const Columns& columns, const Metadata& metadata, Findings& errors,
+                            Findings& odd) {
+  std::vector<Row> rows;
+  for (const Record& record : metadata.records) {
+    errors.set_row(record.line);
+    odd.set_row(record.line);
+    if (std::optional<Item> item = columns.read(record, errors, odd))
+      rows.emplace_back(record.line, std::move(*item));
+  }
+  return rows;
+}
+
+// What reads each file. One that several columns name is a clip where one of them takes clips.
+std::map<std::string, InputKind> kinds_of_files(const std::vector<Row>& rows,
+                                                const Columns& columns) {
+  std::map<std::string, InputKind> kinds;
+  for (const auto& [line, item] : rows) {
+    for (const auto& [column, files] : item.files) {
+      const InputKind kind = columns.kind(column);
+      for (const std::string& file : files) {
+        const auto [known, is_new] = kinds.emplace(file, kind);
+        if (inputs::is_clip(kind)) known->second = kind;
+      }
+    }
+  }
+  return kinds;
+}
+
+bool learns_clips(std::span<const InputSpec> inputs) {
+  return std::ranges::any_of(inputs, [](const InputSpec& input) {
+    return input.role == InputRole::kTarget && input.kind == InputKind::kVideo;
+  });
+}
+
+// A family of clips finds what it learns in either column of the reference: pictures are clips of
+// one frame.
+void join_target_columns(std::span<const InputSpec> inputs, Metadata& metadata,
+                         Findings& problems) {
+  const auto target = std::ranges::find(inputs, InputRole::kTarget, &InputSpec::role);
+  if (target == inputs.end() || target->kind != InputKind::kVideo) return;
+  const std::string name(target->name);
+  for (const char* other : {"video", "image"}) {
+    if (std::ranges::find(inputs, other, &InputSpec::name) != inputs.end() ||
+        std::erase(metadata.columns, other) == 0)
+      continue;
+    if (!std::ranges::count(metadata.columns, name)) metadata.columns.push_back(name);
+    for (Record& record : metadata.records) {
+      const auto value = record.values.find(other);
+      if (value == record.values.end()) continue;
+      problems.set_row(record.line);
+      if (record.values.contains(name)) {
+        problems.add("wrong values",
+                     record.place + ": both [" + name + "] and [" + other + "] are given",
+                     "a row learns one of them");
+      } else {
+        record.values[name] = *value;
+      }
+      record.values.erase(other);
+    }
+  }
+  problems.set_row(0);
+}
+
 }  // namespace
 
 Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> inputs,
@@ -262,46 +221,45 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   const bool is_folder = options.dataset_metadata_path.empty();
   if (is_folder) dataset.options_.mask_column = DatasetOptions().mask_column;
   const SizeRule sizes(options, spec.pixel_multiple, problems);
+  const size_t before = problems.size();
+  inputs::check_frames(options.clips.frames(), spec, "--num_frames", problems);
+  const bool has_frames = problems.size() == before;
 
   Findings errors(options.max_errors), odd(options.max_errors);
-  std::optional<Metadata> metadata = read_rows(options, errors);
-  if (metadata) add_texts(options.texts_of_all, *metadata);
+  std::optional<Metadata> metadata = read_rows(options, learns_clips(inputs), errors);
+  if (metadata) {
+    add_texts(options.texts_of_all, *metadata);
+    join_target_columns(inputs, *metadata, errors);
+  }
   const std::string place =
       files::display_path(is_folder ? options.dataset_base_path : options.dataset_metadata_path);
   const Columns columns(dataset.options_, inputs, variant, metadata.value_or(Metadata{}), errors,
                         odd);
   dataset.inputs_ = columns.inputs();
   dataset.target_input_ = columns.target_input();
-  if (!metadata) {
+  if (!metadata || !has_frames) {
     hand_over(errors, place, problems);
     return dataset;
   }
 
-  std::vector<std::pair<uint64_t, Item>> rows;  // with their lines
-  std::set<std::string> paths;
-  for (const Record& record : metadata->records) {
-    errors.set_row(record.line);
-    odd.set_row(record.line);
-    if (std::optional<Item> item = columns.read(record, errors, odd))
-      rows.emplace_back(record.line, std::move(*item));
-  }
-  for (const auto& [line, item] : rows) {
-    for (const auto& [column, files] : item.files) paths.insert(files.begin(), files.end());
-  }
+  std::vector<Row> rows = read_items(columns, *metadata, errors, odd);
   std::vector<std::vector<RowProblem>> found(rows.size());
   if (check) {
     for_each_in_parallel(rows.size(), [&](size_t i) {
       found[i] = check(rows[i].second, dataset.values_of(rows[i].second));
     });
   }
-  const ImageFiles files = check_images(paths, options.decode_all);
-  ImageRules rules(dataset.options_, columns, sizes, files, errors, odd);
+  const ImageFiles files = check_files(kinds_of_files(rows, columns), options.decode_all);
+  FileRules rules(dataset.options_, columns, sizes, spec, files, errors, odd);
   for (size_t i = 0; i < rows.size(); ++i) {
-    auto& [line, item] = rows[i];
+    auto& [line, row] = rows[i];
     errors.set_row(line);
     odd.set_row(line);
     for (const RowProblem& problem : found[i]) errors.add(problem.kind, problem.error);
-    if (rules.check(item) && found[i].empty()) dataset.items_.push_back(std::move(item));
+    std::vector<Item> items = rules.items_of(std::move(row));
+    if (found[i].empty())
+      dataset.items_.insert(dataset.items_.end(), std::make_move_iterator(items.begin()),
+                            std::make_move_iterator(items.end()));
   }
   odd.set_row(UINT64_MAX);  // behind those of single rows
   find_duplicates(dataset.items_, dataset.target_input_, files, odd);
@@ -313,6 +271,10 @@ Dataset Dataset::open(const DatasetOptions& options, std::span<const InputSpec> 
   }
   dataset.fingerprint_ = make_fingerprint(dataset.items_, dataset.options_, files);
   return dataset;
+}
+
+int64_t Dataset::samples() const {
+  return std::ranges::count(items_, false, &Item::is_alternative);
 }
 
 void add_target(files::ContentHash& content, const MediaTarget& target) {

@@ -15,6 +15,7 @@
 #include "atelier/input.h"
 #include "atelier/model.h"
 
+#include "host/data/frame_picking.h"
 #include "host/data/metadata.h"
 #include "host/files/content_hash.h"
 #include "host/report/problems.h"
@@ -45,6 +46,7 @@ struct DatasetOptions {
   // image's own transparency.
   std::string mask_column = "mask";
   bool alpha_mask = false;
+  ClipOptions clips = {};
   bool decode_all = false;   // --validate full: every file is decoded, not only its header read
   int64_t max_errors = 100;  // problems that are told one by one
 };
@@ -59,12 +61,20 @@ struct Item {
   // when_absent says what stands in may be missing.
   std::map<std::string, std::vector<std::string>, std::less<>> files;
   MediaTarget target;  // what the target input is brought to by crop_and_resize
+  // Numbers of the target's frames that are learnt, ascending; empty: it is an image.
+  std::vector<int64_t> frames;
+  int64_t piece = 0;  // of those that the row's clip is cut into, from 0
+  // It stands for the same sample as the item before it: one of them is drawn at a time.
+  bool is_alternative = false;
 };
 
 // A decoded row.
 struct Sample {
-  Inputs inputs;    // images as their InputSpec::fit brings them to the item's size
-  at::Tensor mask;  // float32 [1, H, W] in [0, 1]; undefined: the loss counts everywhere
+  // Images as their InputSpec::fit brings them to the item's size; clips as inputs::read_clip().
+  Inputs inputs;
+  // float32 [1, H, W], or of a clip of masks [1, T, H, W], in [0, 1]; undefined: the loss counts
+  // everywhere
+  at::Tensor mask;
 };
 
 // What is wrong with a row; `kind` as in Findings.
@@ -94,6 +104,8 @@ class Dataset {
                       const RowCheck& check = {}, std::string_view variant = {});
 
   const std::vector<Item>& items() const { return items_; }
+  // Items that are no alternatives of others.
+  int64_t samples() const;
   const DatasetOptions& options() const { return options_; }
   // Those that every row has.
   const std::vector<InputSpec>& inputs() const { return inputs_; }
@@ -122,6 +134,9 @@ class Dataset {
  private:
   Inputs values_of(const Item& item) const;
   Sample load(const Item& item) const;
+  InputValue read(const InputSpec& input, const Item& item,
+                  const std::vector<std::string>& paths) const;
+  at::Tensor read_mask(const Item& item, const std::string& path) const;
 
   DatasetOptions options_;
   std::string target_input_, fingerprint_;

@@ -7,15 +7,16 @@
 
 namespace atelier::data {
 
-ImageFiles check_images(const std::set<std::string>& paths, bool decode_all) {
+ImageFiles check_files(const std::map<std::string, InputKind>& kinds, bool decode_all) {
   ImageFiles files;
-  std::vector<std::pair<const std::string, inputs::ImageFile>*> entries;
-  entries.reserve(paths.size());
-  for (const std::string& path : paths) {
-    entries.push_back(&*files.emplace_hint(files.end(), path, inputs::ImageFile{}));
+  std::vector<std::pair<ImageFiles::value_type*, InputKind>> entries;
+  entries.reserve(kinds.size());
+  for (const auto& [path, kind] : kinds) {
+    entries.emplace_back(&*files.emplace_hint(files.end(), path, inputs::ImageFile{}), kind);
   }
   for_each_in_parallel(entries.size(), [&](size_t i) {
-    entries[i]->second = inputs::check_image(entries[i]->first, decode_all);
+    auto& [entry, kind] = entries[i];
+    entry->second = inputs::check_file(kind, entry->first, decode_all);
   });
   return files;
 }

@@ -1,8 +1,7 @@
-// The image files of a dataset, looked at on all cores.
+// The images and clips of a dataset, looked at on all cores.
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -12,8 +11,8 @@ namespace atelier::data {
 
 using ImageFiles = std::map<std::string, inputs::ImageFile, std::less<>>;
 
-// See inputs::check_image.
-ImageFiles check_images(const std::set<std::string>& paths, bool decode_all);
+// `kinds`: of the inputs that read the files; see inputs::check_file().
+ImageFiles check_files(const std::map<std::string, InputKind>& kinds, bool decode_all);
 
 // Files that hold the same bytes as one before them in `paths`, which they name. Only files of
 // equal length are read.

@@ -41,8 +41,9 @@ Metadata read_metadata(const std::string& path, Findings& problems);
 // One row for each image below `folder`, in the order of their paths: "image" is the image,
 // "prompt" the text of the file of the same name that ends in `caption_extension` (".txt"), "mask"
 // the file "NAME-masklabel.png" where there is one. An image without caption is a problem.
+// `with_clips`: so is each video.
 Metadata read_caption_folder(const std::string& folder, const std::string& caption_extension,
-                             Findings& problems);
+                             bool with_clips, Findings& problems);
 
 // A column's name as messages have it: in quotes where it is no plain one.
 std::string shown_column(const std::string& name);

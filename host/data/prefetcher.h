@@ -20,6 +20,12 @@
 
 namespace atelier::data {
 
+// How many results of that size wait at a time: `most`, and fewer of what takes much memory.
+inline int64_t depth_within(int64_t most, int64_t bytes) {
+  constexpr int64_t kBytesAhead = int64_t{1} << 30;
+  return std::clamp<int64_t>(kBytesAhead / std::max<int64_t>(bytes, 1), 1, most);
+}
+
 // Calls `make(position)` for first, first + 1, … last - 1 on `threads` threads, at most `depth`
 // ahead of what was taken, and gives the results in that order, whatever the number of threads.
 // With 0 threads they are made when they are taken. Their tensors rest on the host. An exception of

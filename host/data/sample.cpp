@@ -7,7 +7,7 @@
 #include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
-#include "host/media/decode.h"
+#include "host/media/clip.h"
 #include "host/media/pixels.h"
 #include "host/media/resize.h"
 
@@ -26,8 +26,9 @@ Inputs Dataset::values_of(const Item& item) const {
 Inputs Dataset::shapes(size_t index) const {
   const Item& item = items_.at(index);
   Inputs shapes = values_of(item);
-  const at::Tensor target = at::empty({3, item.target.height, item.target.width},
-                                      at::TensorOptions(at::kMeta).dtype(at::kFloat));
+  const at::Tensor target =
+      at::empty({3, item.target.frames, item.target.height, item.target.width},
+                at::TensorOptions(at::kMeta).dtype(item.frames.empty() ? at::kFloat : at::kByte));
   for (const InputSpec& input : inputs_) {
     if (input.name == target_input_ || !inputs::is_file(input.kind)) continue;
     const auto paths = item.files.find(input.name);
@@ -47,18 +48,39 @@ Sample Dataset::load(size_t index) const {
   }
 }
 
+// An input that has files in this row.
+InputValue Dataset::read(const InputSpec& input, const Item& item,
+                         const std::vector<std::string>& paths) const {
+  if (!inputs::is_clip(input.kind)) return inputs::read_files(input, paths, item.target);
+  if (!item.frames.empty())
+    return inputs::read_clip(input, paths.front(), item.frames, item.target);
+  // A picture is a clip of one frame.
+  InputSpec image = input;
+  image.kind = InputKind::kImage;
+  return std::get<at::Tensor>(inputs::read_files(image, paths, item.target)).unsqueeze(1);
+}
+
+at::Tensor Dataset::read_mask(const Item& item, const std::string& path) const {
+  const InputSpec clip = {.name = options_.mask_column, .kind = InputKind::kVideoMask};
+  if (!item.frames.empty() && media::looks_like_clip(path))
+    return inputs::read_clip(clip, path, item.frames, item.target);
+  const InputSpec image = {.name = options_.mask_column, .kind = InputKind::kMask};
+  return std::get<at::Tensor>(inputs::read_files(image, {&path, 1}, item.target));
+}
+
 Sample Dataset::load(const Item& item) const {
   const MediaTarget& size = item.target;
   Sample sample = {values_of(item), {}};
   for (const InputSpec& input : inputs_) {
     const auto paths = item.files.find(input.name);
     if (paths == item.files.end()) continue;
-    if (options_.alpha_mask && input.name == target_input_) {
+    if (options_.alpha_mask && input.name == target_input_ && item.frames.empty()) {
       auto [image, mask] = inputs::read_with_mask(input, paths->second.front(), size);
-      sample.inputs.emplace(input.name, std::move(image));
+      const bool is_clip = inputs::is_clip(input.kind);
+      sample.inputs.emplace(input.name, is_clip ? image.unsqueeze(1) : std::move(image));
       sample.mask = std::move(mask);
     } else {
-      sample.inputs.emplace(input.name, inputs::read_files(input, paths->second, size));
+      sample.inputs.emplace(input.name, read(input, item, paths->second));
     }
   }
   const at::Tensor& target = std::get<at::Tensor>(sample.inputs.at(target_input_));
@@ -69,8 +91,7 @@ Sample Dataset::load(const Item& item) const {
   const std::string& mask_column = options_.mask_column;
   const auto mask = item.files.find(mask_column);
   if (mask != item.files.end() && !sample.inputs.contains(mask_column))
-    sample.mask = std::get<at::Tensor>(
-        inputs::read_files({.name = mask_column, .kind = InputKind::kMask}, mask->second, size));
+    sample.mask = read_mask(item, mask->second.front());
   return sample;
 }
 

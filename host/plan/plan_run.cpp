@@ -207,7 +207,7 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
     text = caption;
   }
   if (largest) basis.inputs = dataset.shapes(*largest);
-  basis.samples = std::max<int64_t>(1, std::ssize(dataset.items()));
+  basis.samples = std::max<int64_t>(1, dataset.samples());
   const bool has_encoder =
       std::any_of(model.family().components().begin(), model.family().components().end(),
                   [&](const ComponentSpec& spec) {
@@ -231,7 +231,8 @@ void take_cache(TrainingBasis& basis, const std::string& folder) {
     most = pixels_of(item.target);
     basis.target = item.target;
   }
-  basis.samples = std::max<int64_t>(1, std::ssize(manifest.items));
+  basis.samples = std::max<int64_t>(
+      1, std::ranges::count(manifest.items, false, &train::CacheItem::is_alternative));
 }
 
 // The steps of a whole run, however many they are.

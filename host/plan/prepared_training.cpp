@@ -11,6 +11,7 @@
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
 #include "host/lora/lora_writer.h"
+#include "host/model/components.h"
 #include "host/model/encoder_check.h"
 #include "host/model/stages.h"
 #include "host/plan/size_guard.h"
@@ -249,15 +250,32 @@ class Preparation {
 
   void open_datasets() {
     data::DatasetOptions options = config_.dataset;
+    fill_clips(options.clips);
     if (!options.dataset_base_path.empty())
       run_.dataset = open_dataset(options, /*is_trained_on=*/true);
     if (run_.dataset != nullptr && !run_.dataset->items().empty())
-      problems_.collect([&] { data::Order::check(run_.dataset->items().size(), config_.order); });
+      problems_.collect(
+          [&] { data::Order::check(static_cast<size_t>(run_.dataset->samples()), config_.order); });
     check_encoders();
     if (config_.validation.base_path.empty()) return;
     options.dataset_base_path = config_.validation.base_path;
     options.dataset_metadata_path = config_.validation.metadata_path;
     run_.validation = open_dataset(options, /*is_trained_on=*/false);
+  }
+
+  // Length and rate of clips where the user does not say them. Encoding ahead needs no denoiser:
+  // without one they are those of the family's usual variant.
+  void fill_clips(data::ClipOptions& clips) const {
+    const model::RangedDenoiser* denoiser = stages().first();
+    const std::vector<Detection> usual = family_.tiny_parts();
+    const auto part = std::ranges::find_if(usual, [&](const Detection& one) {
+      return model::has_role(family_, one.component, Role::kDenoiser);
+    });
+    if (denoiser == nullptr && part == usual.end()) return;
+    const MediaDefaults media = family_.media_defaults(denoiser ? denoiser->part : *part);
+    clips.model_fps = media.fps;
+    clips.model_frames = media.target.frames;
+    clips.seed = config_.seed;
   }
 
   std::shared_ptr<const data::Dataset> open_dataset(const data::DatasetOptions& options,

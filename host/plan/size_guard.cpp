@@ -256,8 +256,9 @@ void SizeGuard::refuse_largest(const data::Dataset& dataset, const std::string& 
   const data::DatasetOptions& options = dataset.options();
   const std::string fitting = size_that_fits(size, need);
   const std::string others = count > 1 ? ", one of " + std::to_string(count) + " such rows," : "";
-  const char* const flags =
+  std::string flags =
       options.height ? "use a smaller --height and --width" : "use a smaller --max_pixels";
+  if (largest->target.frames > 1) flags = "use a smaller --num_frames; or " + flags;
   problems.add(Error(ErrorCode::kOutOfMemory,
                      largest->place + ": to " + work + " " +
                          report::size_text(size.height, size.width) + " pixels" + others +

@@ -122,11 +122,11 @@ class TrainingSizes {
   Inputs inputs() const {
     Inputs values = training_.inputs;
     const MediaTarget& target = training_.target;
-    if (stages_.target_stage() != nullptr)
-      values.merge(stages_
-                       .target_inputs(
-                           dry_.tensor({3, target.frames, target.height, target.width}, at::kFloat))
-                       .values);
+    if (stages_.target_stage() == nullptr) return values;
+    const at::ScalarType dtype = target.frames > 1 ? at::kByte : at::kFloat;  // clips are bytes
+    values.merge(
+        stages_.target_inputs(dry_.tensor({3, target.frames, target.height, target.width}, dtype))
+            .values);
     return values;
   }
 

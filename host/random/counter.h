@@ -21,6 +21,7 @@ enum class Stream : uint32_t {
   kInit = 6,            // first values of new weights
   kRounding = 7,        // stochastic rounding
   kValidation = 8,
+  kFrames = 9,  // where pieces of clips begin, and which of them comes
 };
 
 // A seed of its own for each stream of a run; streams of one seed are independent.

@@ -40,8 +40,8 @@ EncoderRecords encoders_of(const Json& json) {
 // What an item calls the key of a stage: "text", and "stage.files" where the name alone would be
 // another field. Stages have no dot in their names.
 std::string key_field(const std::string& stage) {
-  static constexpr std::string_view kFields[] = {"place",         "frames", "height", "width",
-                                                 "latents_shape", "values", "files"};
+  static constexpr std::string_view kFields[] = {"place", "alternative",   "frames", "height",
+                                                 "width", "latents_shape", "values", "files"};
   const bool is_taken =
       std::ranges::find(kFields, stage) != std::end(kFields) || stage.starts_with(kEmpty);
   return is_taken ? "stage." + stage : stage;
@@ -52,6 +52,7 @@ Json item_json(const CacheItem& item) {
               {"width", item.target.width}, {"latents_shape", item.latents_shape},
               {"values", item.values},      {"files", item.files}};
   if (item.target.frames != 1) out["frames"] = item.target.frames;
+  if (item.is_alternative) out["alternative"] = true;
   for (const auto& [stage, key] : item.keys) out[key_field(stage)] = key;
   for (const auto& [stage, key] : item.empty_keys) out[kEmpty + stage] = key;
   return out;
@@ -60,6 +61,7 @@ Json item_json(const CacheItem& item) {
 CacheItem item_of(const Json& json, const CachedStages& stages) {
   CacheItem item;
   item.place = json.at("place");
+  item.is_alternative = json.value("alternative", false);
   item.target = {json.value("frames", int64_t{1}), json.at("height"), json.at("width")};
   item.latents_shape = json.at("latents_shape").get<std::vector<int64_t>>();
   for (const auto& [stage, is_cached] : stages) {

@@ -30,6 +30,7 @@ using Keys = std::map<std::string, std::string, std::less<>>;
 // A row. Keys name entries; of what is not cached they tell contents apart and no more.
 struct CacheItem {
   std::string place;
+  bool is_alternative = false;  // see data::Item
   MediaTarget target;
   std::vector<int64_t> latents_shape;  // empty: not cached
   Keys keys;

@@ -155,8 +155,6 @@ class Checks {
 
   void check_sizes() {
     const data::DatasetOptions& d = config_.dataset;
-    if (flags_.find_integer("num_frames").value_or(1) != 1)
-      add("num_frames", "training on videos is not supported", "leave it out");
     if (d.height.has_value() != d.width.has_value())
       add(d.height ? "height" : "width",
           std::string("is given without --") + (d.height ? "width" : "height"),

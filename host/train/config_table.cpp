@@ -113,7 +113,6 @@ void add_size(Table& table, data::DatasetOptions& d) {
       .number("width", d.width, "of all images, in pixels", at_least(1))
       .number("max_pixels", d.max_pixels, "area to which larger images are scaled down",
               at_least(1))
-      .add({.name = "num_frames", .kind = FlagKind::kInteger, .help = "of videos; images have 1"})
       .flag("enable_bucket", d.enable_bucket, "images are cut to one of a few shapes")
       .number("bucket_reso_steps", d.bucket_reso_steps,
               "sides of buckets are multiples of it, in pixels", at_least(1))
@@ -122,6 +121,31 @@ void add_size(Table& table, data::DatasetOptions& d) {
       .number("max_bucket_reso", d.max_bucket_reso, "longest side of a bucket, in pixels",
               at_least(1))
       .flag("bucket_no_upscale", d.bucket_no_upscale, "small images get a smaller bucket");
+}
+
+void add_clips(Table& table, data::ClipOptions& clips) {
+  using enum data::FrameExtraction;
+  const auto named = [](data::FrameExtraction extraction) {
+    return std::pair(data::extraction_name(extraction), extraction);
+  };
+  table.group("Clips")
+      .number("num_frames", clips.num_frames,
+              "of each piece that is learnt; without it as many as the model makes; images have 1",
+              at_least(1))
+      .choice("frame_extraction", clips.frame_extraction,
+              {named(kHead), named(kChunk), named(kSlide), named(kUniform), named(kRandom)},
+              "head: a clip's beginning; chunk: pieces one behind the other; slide: one every "
+              "frame_stride frames; uniform: frame_sample of them, evenly spread; random: one of "
+              "frame_sample, which are spread at random")
+      .number("frame_stride", clips.frame_stride, "frames between the beginnings of slide's pieces",
+              at_least(1))
+      .number("frame_sample", clips.frame_sample, "pieces of uniform and of random", at_least(1))
+      .flag("keep_frame_rate", clips.keep_frame_rate,
+            "every frame is taken once; without it those that are seen at the model's rate")
+      .number(
+          "source_fps", clips.source_fps,
+          "frames a second of all clips, whatever their files say; folders of frames say nothing",
+          flags::kPositive);
 }
 
 void add_training(Table& table, Config& c, const ModelFamily* family) {
@@ -312,6 +336,7 @@ flags::Table config_table(Config& config, const ModelFamily* family, std::string
   table.group("Model").add(model::model_flags());
   add_dataset(table, config, family);
   add_size(table, config.dataset);
+  add_clips(table, config.dataset.clips);
   add_training(table, config, family);
   add_optimizer(table, config);
   add_timesteps(table, config.timesteps);

@@ -181,11 +181,17 @@ std::optional<MediaTarget> commonest_target(const Manifest& manifest) {
   return most->first;
 }
 
+// Of most clips; previews are images where there is no dataset to say it.
+int64_t frames_of(const data::Dataset* dataset) {
+  const auto buckets = dataset == nullptr ? std::vector<data::BucketCount>() : dataset->buckets();
+  return buckets.empty() ? 1 : buckets.front().target.frames;
+}
+
 }  // namespace
 
 std::optional<MediaTarget> preview_target(const Config& config, const data::Dataset* dataset) {
   if (config.dataset.height && config.dataset.width)
-    return MediaTarget{1, *config.dataset.height, *config.dataset.width};
+    return MediaTarget{frames_of(dataset), *config.dataset.height, *config.dataset.width};
   if (dataset == nullptr) {
     if (!config.dataset.dataset_base_path.empty()) return std::nullopt;  // it could not be opened
     return commonest_target(Manifest::read(config.cache_path));

@@ -24,6 +24,14 @@ std::vector<InputSpec> read_inputs(const data::Dataset& dataset, const EncodeSta
   return read;
 }
 
+// What of the target is learnt; of an image nothing is added, so that entries stay those of
+// images.
+void add_frames(ContentHash& hash, const std::vector<int64_t>& frames) {
+  if (frames.empty()) return;
+  hash.add("frames").add(static_cast<int64_t>(frames.size()));
+  for (const int64_t frame : frames) hash.add(frame);
+}
+
 void add_files(ContentHash& hash, const std::vector<std::string>& paths, const SourceFiles& files) {
   hash.add(static_cast<int64_t>(paths.size()));
   for (const std::string& path : paths)
@@ -65,10 +73,14 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
     const auto paths = item.files.find(input.name);
     if (paths != item.files.end()) {
       add_files(hash, paths->second, files);
-    } else {
-      hash.add(static_cast<int64_t>(input.when_absent));
-      add_files(hash, item.files.at(dataset.target_input()), files);
+      if (inputs::is_clip(input.kind)) add_frames(hash, item.frames);
+      continue;
     }
+    hash.add(static_cast<int64_t>(input.when_absent));
+    add_files(hash, item.files.at(dataset.target_input()), files);
+    if (item.frames.empty()) continue;
+    const bool is_first = input.when_absent == WhenAbsent::kFirstFrame;
+    add_frames(hash, {is_first ? item.frames.front() : item.frames.back()});
   }
   if (has_files || stage.sees_target) data::add_target(hash, item.target);
   return hash.hex();
@@ -84,7 +96,14 @@ std::string image_content(const data::Dataset& dataset, size_t index, const Sour
     const auto paths = item.files.find(name);
     add_files(hash, paths == item.files.end() ? std::vector<std::string>() : paths->second, files);
   }
+  add_frames(hash, item.frames);
   return hash.hex();
+}
+
+int64_t target_bytes(const data::Item& item) {
+  const MediaTarget& size = item.target;
+  const int64_t bytes = item.frames.empty() ? int64_t{sizeof(float)} : 1;
+  return 3 * bytes * size.frames * size.height * size.width;
 }
 
 std::vector<std::string> files_of(const data::Item& item) {
@@ -93,8 +112,13 @@ std::vector<std::string> files_of(const data::Item& item) {
   return all;
 }
 
-at::Tensor mask_at(const at::Tensor& mask_1HW, int64_t height, int64_t width) {
-  return at::adaptive_avg_pool2d(mask_1HW, {height, width}).unsqueeze(0);
+at::Tensor mask_at(const at::Tensor& mask, const LatentSpec& spec, const MediaTarget& target) {
+  const at::Tensor cells = at::adaptive_avg_pool2d(
+      mask, {target.height / spec.spatial_stride, target.width / spec.spatial_stride});
+  if (mask.dim() == 3) return cells.unsqueeze(0);
+  const at::Tensor first = cells.narrow(1, 0, 1), later = cells.narrow(1, 1, target.frames - 1);
+  if (target.frames == 1) return first;
+  return at::cat({first, later.unflatten(1, {-1, spec.temporal_stride}).mean(2)}, 1);
 }
 
 }  // namespace atelier::train

@@ -6,6 +6,7 @@
 
 #include "atelier/component.h"
 #include "atelier/input.h"
+#include "atelier/model.h"
 
 #include "host/data/dataset.h"
 #include "host/train/source_files.h"
@@ -29,10 +30,14 @@ std::string stage_content(const data::Dataset& dataset, size_t index, const Enco
 // Equal for rows whose target, its size and its mask are equal.
 std::string image_content(const data::Dataset& dataset, size_t index, const SourceFiles& files);
 
+// Of a row's decoded target: clips are bytes, images float32.
+int64_t target_bytes(const data::Item& item);
+
 // Every file of a row.
 std::vector<std::string> files_of(const data::Item& item);
 
-// The mask [1, H, W] averaged over each latent cell: [1, 1, height, width].
-at::Tensor mask_at(const at::Tensor& mask_1HW, int64_t height, int64_t width);
+// A mask of `target`, [1, H, W] or [1, T, H, W], averaged over each latent cell: [1, 1, H', W'] or
+// [1, T', H', W'].
+at::Tensor mask_at(const at::Tensor& mask, const LatentSpec& spec, const MediaTarget& target);
 
 }  // namespace atelier::train

@@ -29,7 +29,7 @@ namespace {
 constexpr int64_t kEncodingVersion = 1;
 constexpr const char* kRunAgain = "run --task sft:data_process again";
 
-json options_json(const data::DatasetOptions& options) {
+json options_json(const data::DatasetOptions& options, bool has_clips) {
   json out = {{"dataset_base_path", options.dataset_base_path},
               {"dataset_metadata_path", options.dataset_metadata_path},
               {"max_pixels", options.max_pixels},
@@ -40,6 +40,15 @@ json options_json(const data::DatasetOptions& options) {
               {"bucket_no_upscale", options.bucket_no_upscale},
               {"mask_column", options.mask_column},
               {"alpha_mask", options.alpha_mask}};
+  if (has_clips) {
+    const data::ClipOptions& clips = options.clips;
+    out["num_frames"] = clips.frames();
+    out["frame_extraction"] = data::extraction_name(clips.frame_extraction);
+    out["frame_stride"] = clips.frame_stride;
+    out["frame_sample"] = clips.frame_sample;
+    out["keep_frame_rate"] = clips.keep_frame_rate;
+    if (clips.source_fps) out["source_fps"] = *clips.source_fps;
+  }
   if (options.height) out["height"] = *options.height;
   if (options.width) out["width"] = *options.width;
   return out;
@@ -83,6 +92,7 @@ std::string fingerprint_of(const Manifest& manifest, std::span<const EncodeStage
       if (model::is_prompted(stage)) hash.add(key_of(item.empty_keys, stage));
     }
     data::add_target(hash, item.target);
+    if (item.is_alternative) hash.add("alternative");
     hash.add(json(item.values).dump(-1, ' ', false, json::error_handler_t::replace));
   }
   return hash.hex();
@@ -167,6 +177,10 @@ Samples::State::State(std::string folder, const LoadedModel& model)
       spec(model.model().latent_spec()) {}
 
 void Samples::State::find_entries() {
+  for (size_t i = 0; i < manifest.items.size(); ++i) {
+    if (i == 0 || !manifest.items[i].is_alternative) first_items.push_back(i);
+  }
+  first_items.push_back(manifest.items.size());
   for (const EncodeStage& stage : stages.encoding) {
     if (!is_cached(stage)) continue;
     Entries& wanted = entries[std::string(stage.name)];
@@ -214,7 +228,10 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
                               before == known.encoders.end() ? EncoderRecords() : before->second);
   }
   manifest.dataset = dataset->fingerprint();
-  manifest.options = options_json(dataset->options());
+  manifest.options = options_json(dataset->options(),
+                                  std::ranges::any_of(dataset->items(), [](const data::Item& item) {
+                                    return !item.frames.empty();
+                                  }));
 
   std::vector<std::string> paths;
   for (const data::Item& item : dataset->items()) {
@@ -226,6 +243,7 @@ Samples Samples::of_dataset(std::shared_ptr<const data::Dataset> dataset, const 
     const data::Item& row = dataset->items()[i];
     CacheItem item;
     item.place = row.place;
+    item.is_alternative = row.is_alternative;
     item.target = row.target;
     for (const EncodeStage& stage : state->stages.encoding) {
       const std::string name(stage.name);
@@ -305,15 +323,16 @@ Samples Samples::of_cache(std::string folder, const LoadedModel& model, bool wit
 }
 
 size_t Samples::size() const {
-  return state_->manifest.items.size();
+  return state_->first_items.size() - 1;
 }
 
 std::vector<int64_t> Samples::shapes() const {
   std::map<MediaTarget, int64_t> numbers;
   std::vector<int64_t> shapes;
-  for (const CacheItem& item : state_->manifest.items) {
+  for (size_t i = 0; i < size(); ++i) {
+    const MediaTarget& target = state_->manifest.items[state_->first_items[i]].target;
     const auto next = static_cast<int64_t>(numbers.size());
-    shapes.push_back(numbers.try_emplace(item.target, next).first->second);
+    shapes.push_back(numbers.try_emplace(target, next).first->second);
   }
   return shapes;
 }
@@ -341,9 +360,23 @@ const std::string& Samples::fingerprint() const {
   return state_->fingerprint;
 }
 
-TrainSample Samples::load(size_t index, bool empty_caption) const {
+int64_t Samples::decoded_bytes() const {
   const State& state = *state_;
-  const CacheItem& item = state.manifest.items.at(index);
+  const bool decodes = state.dataset != nullptr &&
+                       std::ranges::any_of(state.stages.encoding, [&](const EncodeStage& stage) {
+                         return !state.is_cached(stage) && reads_files(*state.dataset, stage);
+                       });
+  int64_t most = 0;
+  if (!decodes) return most;
+  for (const data::Item& item : state.dataset->items()) most = std::max(most, target_bytes(item));
+  return most;
+}
+
+TrainSample Samples::load(size_t index, bool empty_caption, double drawn) const {
+  const State& state = *state_;
+  const size_t first = state.first_items.at(index), end = state.first_items.at(index + 1);
+  const size_t at = first + static_cast<size_t>(drawn * static_cast<double>(end - first));
+  const CacheItem& item = state.manifest.items.at(at);
   TrainSample sample;
   sample.place = item.place;
   sample.values = item.values;
@@ -351,11 +384,9 @@ TrainSample Samples::load(size_t index, bool empty_caption) const {
   std::optional<data::Sample> decoded;
   for (const EncodeStage& stage : state.stages.encoding) {
     if (!state.is_cached(stage)) {
-      State::Row row = state.read(stage, {index, empty_caption, {}}, decoded);
+      State::Row row = state.read(stage, {at, empty_caption, {}}, decoded);
       sample.inputs.emplace(stage.name, std::move(row.values));
-      if (row.mask.defined())
-        sample.mask = mask_at(row.mask, item.target.height / state.spec.spatial_stride,
-                              item.target.width / state.spec.spatial_stride);
+      if (row.mask.defined()) sample.mask = mask_at(row.mask, state.spec, item.target);
       continue;
     }
     const bool is_dropped = empty_caption && model::is_prompted(stage);

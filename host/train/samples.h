@@ -70,6 +70,7 @@ class Samples {
   static Samples of_cache(std::string folder, const model::LoadedModel& model,
                           bool with_empty_caption);
 
+  // Alternatives of an item are one sample with it.
   size_t size() const;
   // Height and width in latent cells, and text length, do not matter for batches beyond this: a
   // number that is equal for samples whose latents have one shape.
@@ -99,9 +100,12 @@ class Samples {
   bool fill(model::LoadedModel& model, int workers, progress::Progress& progress,
             const std::function<bool()>& stop);
 
-  // One sample, on the CPU. `empty_caption`: as if its prompt were empty. Throws Error{kDataLoss}
-  // naming an entry that is damaged.
-  TrainSample load(size_t index, bool empty_caption) const;
+  // One sample, on the CPU. `empty_caption`: as if its prompt were empty. `drawn`, in [0, 1): which
+  // of its alternatives. Throws Error{kDataLoss} naming an entry that is damaged.
+  TrainSample load(size_t index, bool empty_caption, double drawn = 0.0) const;
+
+  // Most that load() decodes of the files of one sample; 0 where everything is cached.
+  int64_t decoded_bytes() const;
 
   // A hash of everything that load() gives; stands in checkpoints.
   const std::string& fingerprint() const;

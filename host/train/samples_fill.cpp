@@ -27,8 +27,8 @@ namespace {
 constexpr int64_t kHeaderBytes = 4096;  // of an entry
 
 // Rows that are decoded ahead of the one that is encoded.
-int64_t depth_of(int workers) {
-  return 2 * std::max(workers, 1);
+int64_t depth_of(int workers, int64_t row_bytes) {
+  return data::depth_within(2 * std::max(workers, 1), row_bytes);
 }
 
 // Writes entries while others are encoded: each one waits for the disk, and several wait together.
@@ -123,7 +123,10 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
   if (jobs.empty()) return true;
   if (stop()) return false;
   Encoders encoders(model, stage, progress);
-  data::Prefetcher<Row> rows(workers, depth_of(workers), 0, std::ssize(jobs),
+  int64_t row_bytes = 0;
+  for (const Job& job : jobs)
+    row_bytes = std::max(row_bytes, target_bytes(dataset->items()[job.item]));
+  data::Prefetcher<Row> rows(workers, depth_of(workers, row_bytes), 0, std::ssize(jobs),
                              [&](int64_t position) {
                                std::optional<data::Sample> decoded;
                                return read(stage, jobs[static_cast<size_t>(position)], decoded);
@@ -148,10 +151,7 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
       writer.finish();
       throw;
     }
-    if (row.mask.defined()) {
-      const at::Tensor& latents = entry.at(kLatents);
-      entry[kMask] = mask_at(row.mask, latents.size(-2), latents.size(-1));
-    }
+    if (row.mask.defined()) entry[kMask] = mask_at(row.mask, spec, item.target);
     writer.write(job.key, std::move(entry));
     step.advance();
   }

@@ -33,7 +33,7 @@ struct Samples::State {
     const auto found = manifest.cached.find(stage.name);
     return found != manifest.cached.end() && found->second;
   }
-  // Fills `entries` from the items of the manifest and the folder.
+  // Fills `first_items`, and `entries` from the items of the manifest and the folder.
   void find_entries();
   std::vector<Job> missing_jobs(const EncodeStage& stage);
 
@@ -62,6 +62,7 @@ struct Samples::State {
   bool with_empty_caption = false;
   Manifest manifest;
   std::string fingerprint;
+  std::vector<size_t> first_items;  // of each sample, in the manifest; and how many items there are
   std::map<std::string, Entries, std::less<>> entries;         // by stage
   std::map<std::string, std::vector<int64_t>> latents_shapes;  // by key; of those that are there
 };

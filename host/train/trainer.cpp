@@ -58,7 +58,8 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
             parts.timeline),
       agreement_(parts.config.max_skipped_steps, std::move(now)),
       monitor_(parts, state_, objective_, timesteps_, agreement_),
-      caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)) {}
+      caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)),
+      frames_seed_(random::stream_seed(config_.seed, random::Stream::kFrames)) {}
 
 // Called by the threads that read ahead.
 StepData Trainer::read_step(int64_t step) const {
@@ -70,7 +71,8 @@ StepData Trainer::read_step(int64_t step) const {
       const bool drops_caption =
           random::uniform(caption_seed_, place.slot, static_cast<uint32_t>(step)) <
           config_.caption_dropout_rate;
-      samples.push_back({parts_.samples.load(place.item, drops_caption), place.slot});
+      const double drawn = random::uniform(frames_seed_, place.slot, static_cast<uint32_t>(step));
+      samples.push_back({parts_.samples.load(place.item, drops_caption, drawn), place.slot});
       objective_.read_ahead(samples.back(), step, config_.task != Task::kDirectDistill);
     }
   }
@@ -194,8 +196,11 @@ int Trainer::run() {
 
 void Trainer::loop(progress::Step& bar) {
   RunCounters& counters = state_.counters();
-  data::Prefetcher<StepData> steps(config_.dataset_num_workers, kStepsAhead, counters.step,
-                                   total_steps_, [this](int64_t step) { return read_step(step); });
+  const int64_t step_bytes = parts_.samples.decoded_bytes() * config_.order.batch_size *
+                             config_.order.gradient_accumulation_steps;
+  const int64_t depth = data::depth_within(kStepsAhead, step_bytes);
+  data::Prefetcher<StepData> steps(config_.dataset_num_workers, depth, counters.step, total_steps_,
+                                   [this](int64_t step) { return read_step(step); });
   while (counters.step < total_steps_ && !agreement_.should_leave()) {
     const StepData data = steps.next();
     waited_ = steps.waited();

@@ -73,7 +73,7 @@ class Trainer {
   TrainStep step_;
   Agreement agreement_;
   Monitor monitor_;
-  uint64_t caption_seed_;
+  uint64_t caption_seed_, frames_seed_;
   std::optional<StepResult> pending_;  // of the last step, not read back yet
   double waited_ = 0.0;                // seconds, for samples
   bool has_reported_ = false;          // who holds the memory

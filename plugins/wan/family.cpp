@@ -149,11 +149,11 @@ constexpr InputSpec kInputs[] = {
      .help = "the last frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
      .when_absent = atelier::WhenAbsent::kLastFrame},
-    {.name = "image",
-     .kind = InputKind::kImage,
+    {.name = "video",
+     .kind = InputKind::kVideo,
      .required = true,
      .use = InputUse::kTrain,
-     .help = "the image to learn",
+     .help = "the clip or image to learn",
      .role = atelier::InputRole::kTarget},
 };
 
@@ -162,7 +162,7 @@ constexpr std::string_view kTextInputs[] = {"prompt"};
 constexpr std::string_view kImagesComponents[] = {"image_encoder"};
 constexpr std::string_view kImagesInputs[] = {"input_image", "end_image"};
 constexpr std::string_view kLatentsComponents[] = {"vae"};
-constexpr std::string_view kLatentsInputs[] = {"image"};
+constexpr std::string_view kLatentsInputs[] = {"video"};
 
 constexpr atelier::EncodeStage kStages[] = {
     {.name = "text", .components = kTextComponents, .inputs = kTextInputs},

@@ -47,10 +47,10 @@ constexpr InputSpec kInputs[] = {
      .variants = "loops*",
      .help = "of a variant that is not there"},
     {.name = "image",
-     .kind = InputKind::kImage,
+     .kind = InputKind::kVideo,
      .required = true,
      .use = InputUse::kTrain,
-     .help = "the image to learn",
+     .help = "the image or clip to learn",
      .role = InputRole::kTarget},
 };
 constexpr std::string_view kTextEncoder[] = {"text_encoder"}, kVae[] = {"vae"},

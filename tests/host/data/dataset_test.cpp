@@ -322,14 +322,14 @@ TEST_CASE("Inputs of another variant are not required, and refused where they ar
              Contains("input \"pose\": only the variant \"pose*\" takes it"));
 }
 
-TEST_CASE("A family that learns videos is refused", "[data]") {
+TEST_CASE("A family that learns sounds is refused", "[data]") {
   TestSet set;
-  set.write("a.csv", "video,prompt\na.mp4,x\n");
+  set.write("a.csv", "sound,prompt\na.wav,x\n");
   const std::vector<InputSpec> inputs = {
-      {.name = "video", .kind = InputKind::kVideo, .required = true},
+      {.name = "sound", .kind = InputKind::kAudio, .required = true},
       {.name = "prompt", .kind = InputKind::kText, .required = true}};
   REQUIRE(set.problems(inputs).size() == 1);
-  CHECK_THAT(set.problems(inputs).front(), Contains("videos cannot be read yet"));
+  CHECK_THAT(set.problems(inputs).front(), Contains("sounds cannot be read yet"));
   CHECK(set.open(inputs).items().empty());
 }
 

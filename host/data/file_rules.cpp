@@ -1,0 +1,213 @@
+#include "host/data/file_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "host/data/frame_picking.h"
+#include "host/files/file_reader.h"
+#include "host/inputs/parse.h"
+#include "host/report/sizes.h"
+#include "host/report/text.h"
+
+namespace atelier::data {
+namespace {
+
+// Images that are enlarged more than this look soft.
+constexpr double kMuchEnlarged = 2.0;
+// How far the shape of a mask may be from that of its image.
+constexpr double kMaskShapeTolerance = 0.01;
+// Rates that differ by less are those of a file that rounds its times.
+constexpr double kSlower = 0.99;
+
+// Where in the row. An image that is a row of its own is not named twice.
+Error placed(const Item& item, const std::string& column, const Error& error) {
+  const std::string prefix = item.place + ": ";
+  if (!error.message().starts_with(prefix)) return error.at(item.place + " [" + column + "]");
+  return Error(error.code(),
+               item.place + " [" + column + "]: " + error.message().substr(prefix.size()),
+               error.hint(), error.tag());
+}
+
+std::string counted(int64_t frames) {
+  return std::to_string(frames) + (frames == 1 ? " frame" : " frames");
+}
+
+}  // namespace
+
+FileRules::FileRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
+                     const LatentSpec& spec, const ImageFiles& files, Findings& problems,
+                     Findings& odd)
+    : options_(options),
+      columns_(columns),
+      sizes_(sizes),
+      spec_(spec),
+      files_(files),
+      problems_(problems),
+      odd_(odd) {}
+
+std::vector<Item> FileRules::items_of(Item row) {
+  bool is_good = true;
+  for (const auto& [column, paths] : row.files) {
+    for (const std::string& path : paths)
+      is_good &= check_file(row, column, path) && check_kind(row, column, path);
+  }
+  if (!is_good || columns_.target_input().empty()) return {};
+  is_good = check_size(row);
+  is_good &= check_frames(row);
+  if (const auto mask = row.files.find(options_.mask_column); mask != row.files.end())
+    is_good &= check_mask(row, mask->second.front());
+  if (!is_good) return {};
+  return cut(std::move(row));
+}
+
+bool FileRules::check_file(const Item& item, const std::string& column, const std::string& path) {
+  const std::optional<Error>& error = file(path).error;
+  if (!error) return true;
+  if (error->code() == ErrorCode::kNotFound) {
+    problems_.add("missing files",
+                  placed(item, column,
+                         Error(error->code(), error->message(),
+                               missing_++ < options_.max_errors ? near_.hint(path) : "",
+                               error->tag())));
+  } else if (!inputs::is_clip(columns_.kind(column)) && media::looks_like_clip(path)) {
+    return check_kind(item, column, path);
+  } else {
+    const bool is_damaged = error->code() == ErrorCode::kDataLoss;
+    problems_.add(is_damaged ? "damaged images" : "unreadable files",
+                  placed(item, column, *error));
+  }
+  return false;
+}
+
+// A clip where a still is expected. One that is an image as well, an animation, gives its first
+// frame.
+bool FileRules::check_kind(const Item& item, const std::string& column, const std::string& path) {
+  const bool is_clip = file(path).clip != nullptr || file(path).error;
+  if (inputs::is_clip(columns_.kind(column)) || !is_clip) return true;
+  const bool is_target = column == columns_.target_input();
+  problems_.add("clips in place of images",
+                item.place + " [" + column + "]: " + files::display_path(path) +
+                    " is a clip, and " + (is_target ? "this family learns" : "the column takes") +
+                    " single images",
+                "take an image out of it, for instance with ffmpeg -i CLIP -frames:v 1 a.png");
+  return false;
+}
+
+// The target gives the row its size.
+bool FileRules::check_size(Item& item) {
+  const media::ImageInfo& info = target_of(item).info;
+  const Size size = sizes_.of(info.height, info.width);
+  if (!sizes_.is_valid()) return false;
+  const std::string place = target_place(item);
+  if (size.height < 1 || size.width < 1) {
+    problems_.add("too small images",
+                  place + report::size_text(info.height, info.width) +
+                      " pixels are too few to train on",
+                  "take the row out, or give --height and --width to enlarge every image");
+    return false;
+  }
+  item.target = {1, size.height, size.width};
+  const double scale = std::max(static_cast<double>(size.height) / info.height,
+                                static_cast<double>(size.width) / info.width);
+  if (scale > kMuchEnlarged) {
+    odd_.add("enlarged images",
+             place + report::size_text(info.height, info.width) + " is enlarged to " +
+                 report::size_text(size.height, size.width),
+             "a larger image would be sharper");
+  }
+  if (info.is_animated && !target_of(item).clip)
+    odd_.add("animations", place + "is an animation", "its first frame is learnt");
+  return true;
+}
+
+bool FileRules::check_mask(const Item& item, const std::string& path) {
+  const media::ImageInfo& mask = file(path).info;
+  const media::ImageInfo& image = target_of(item).info;
+  const double ratio = (static_cast<double>(mask.width) * image.height) /
+                       (static_cast<double>(mask.height) * image.width);
+  if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
+  problems_.add("masks of another shape",
+                item.place + " [" + options_.mask_column + "]: the mask is " +
+                    report::size_text(mask.height, mask.width) + ", the image " +
+                    report::size_text(image.height, image.width),
+                "a mask has the shape of its image, at any size");
+  return false;
+}
+
+// Clips beside the target give the frames of the same numbers.
+bool FileRules::check_frames(const Item& item) {
+  const auto frames_of = [](const inputs::ImageFile& one) {
+    return one.clip ? one.clip->frames() : int64_t{1};
+  };
+  const int64_t wanted = frames_of(target_of(item));
+  bool is_good = true;
+  for (const auto& [column, paths] : item.files) {
+    if (!inputs::is_clip(columns_.kind(column)) || column == columns_.target_input()) continue;
+    const inputs::ImageFile& beside = file(paths.front());
+    const bool is_still_mask = column == options_.mask_column && !beside.clip;
+    if (is_still_mask || frames_of(beside) == wanted) continue;
+    problems_.add("clips of another length",
+                  item.place + " [" + column + "]: has " + counted(frames_of(beside)) + ", the " +
+                      columns_.target_input() + " " + std::to_string(wanted),
+                  "a clip beside another has a frame for each of its frames");
+    is_good = false;
+  }
+  return is_good;
+}
+
+void FileRules::find_odd_clip(const Item& item, const media::ClipInfo& clip) {
+  const std::string place = target_place(item);
+  const ClipOptions& options = options_.clips;
+  if (clip.is_variable_rate && !options.source_fps)
+    odd_.add("clips of a variable rate", place + "its frames are not equally long",
+             options.keep_frame_rate ? "they are learnt as if they were"
+                                     : "they are taken by the times at which they are shown");
+  if (clip.rotation != 0)
+    odd_.add("turned clips",
+             place + "is stored turned by " + std::to_string(clip.rotation) + " degrees",
+             "it is learnt as it is shown");
+  const double rate = rate_of(clip, options);
+  if (!options.keep_frame_rate && rate > 0 && rate < kSlower * options.model_fps)
+    odd_.add("slow clips",
+             place + report::number_text(std::round(rate * 100) / 100) +
+                 " frames a second, fewer than the model's " +
+                 report::number_text(options.model_fps),
+             "frames are repeated; --keep_frame_rate takes each once");
+  if (options_.alpha_mask && clip.has_alpha)
+    odd_.add("masks", place + "a clip's transparency does not say where the loss counts",
+             "name a mask in the column " + options_.mask_column);
+}
+
+std::vector<Item> FileRules::cut(Item row) {
+  const auto clip = target_of(row).clip;
+  if (!clip) return {std::move(row)};
+  find_odd_clip(row, *clip);
+  const ClipOptions& options = options_.clips;
+  const std::vector<int64_t> shown = frames_at_rate(*clip, options);
+  const std::string& path = row.files.at(columns_.target_input()).front();
+  const Pieces pieces = pieces_of(std::ssize(shown), spec_, options,
+                                  std::filesystem::path(path).filename().string());
+  if (std::ssize(shown) < options.frames())
+    odd_.add("short clips",
+             target_place(row) + "has " + counted(std::ssize(shown)) + " of the " +
+                 std::to_string(options.frames()) + " of --num_frames",
+             counted(pieces.frames) + (pieces.frames == 1 ? " is" : " are") + " learnt");
+  std::vector<Item> items;
+  for (const int64_t begin : pieces.begins) {
+    Item& item = items.emplace_back(row);
+    item.piece = std::ssize(items) - 1;
+    item.is_alternative =
+        item.piece > 0 && options.frame_extraction == FrameExtraction::kRandom;
+    item.frames.assign(shown.begin() + begin, shown.begin() + begin + pieces.frames);
+    item.target.frames = pieces.frames;
+    if (pieces.begins.size() > 1)
+      item.place += " (frames " + std::to_string(item.frames.front()) + " to " +
+                    std::to_string(item.frames.back()) + ")";
+  }
+  return items;
+}
+
+}  // namespace atelier::data

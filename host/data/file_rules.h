@@ -1,0 +1,57 @@
+// What the files of a row must be like, and what of them is learnt.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "atelier/model.h"
+
+#include "host/data/columns.h"
+#include "host/data/dataset.h"
+#include "host/data/findings.h"
+#include "host/data/image_files.h"
+#include "host/data/path_suggester.h"
+#include "host/data/sizes.h"
+
+namespace atelier::data {
+
+// Gives rows their sizes and frames. Not thread-safe.
+class FileRules {
+ public:
+  // Of rows of `files`; all outlive the rules.
+  FileRules(const DatasetOptions& options, const Columns& columns, const SizeRule& sizes,
+            const LatentSpec& spec, const ImageFiles& files, Findings& problems, Findings& odd);
+
+  // The items of a row: one for each piece of its clip. None when it has problems.
+  std::vector<Item> items_of(Item row);
+
+ private:
+  const inputs::ImageFile& file(const std::string& path) const { return files_.find(path)->second; }
+  const inputs::ImageFile& target_of(const Item& item) const {
+    return file(item.files.at(columns_.target_input()).front());
+  }
+  std::string target_place(const Item& item) const {
+    return item.place + " [" + columns_.target_input() + "]: ";
+  }
+
+  bool check_file(const Item& item, const std::string& column, const std::string& path);
+  bool check_kind(const Item& item, const std::string& column, const std::string& path);
+  bool check_size(Item& item);
+  bool check_mask(const Item& item, const std::string& path);
+  bool check_frames(const Item& item);
+  std::vector<Item> cut(Item row);
+  void find_odd_clip(const Item& item, const media::ClipInfo& clip);
+
+  const DatasetOptions& options_;
+  const Columns& columns_;
+  const SizeRule& sizes_;
+  const LatentSpec& spec_;
+  const ImageFiles& files_;
+  Findings& problems_;
+  Findings& odd_;
+  PathSuggester near_;
+  int64_t missing_ = 0;  // files so far; those that will not be told need no hint
+};
+
+}  // namespace atelier::data

@@ -1,0 +1,124 @@
+#include "host/data/frame_picking.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "host/files/content_hash.h"
+#include "host/random/counter.h"
+
+namespace atelier::data {
+namespace {
+
+// Files round times to milliseconds: what differs by no more is equally near.
+constexpr double kEquallyNear = 1.5e-3;
+// So that 5 s at 16 frames a second are 80 frames, however 5 s are rounded.
+constexpr double kAlmostAFrame = 1e-3;
+
+std::vector<double> times_of(const media::ClipInfo& clip, const ClipOptions& options) {
+  std::vector<double> times = clip.times_s;
+  if (!options.source_fps) return times;
+  for (size_t i = 0; i < times.size(); ++i) times[i] = static_cast<double>(i) / *options.source_fps;
+  return times;
+}
+
+size_t nearest(const std::vector<double>& times, double time) {
+  const auto after = std::lower_bound(times.begin(), times.end(), time);
+  const auto i = static_cast<size_t>(after - times.begin());
+  if (i == 0) return 0;
+  if (i == times.size()) return i - 1;
+  return times[i] - time <= time - times[i - 1] + kEquallyNear ? i : i - 1;
+}
+
+// `count` places from 0 to `last`, as numpy.linspace(0, last, count, dtype=int) gives them.
+std::vector<int64_t> spread_evenly(int64_t last, int64_t count) {
+  std::vector<int64_t> places = {0};
+  const double step = static_cast<double>(last) / static_cast<double>(std::max<int64_t>(count - 1, 1));
+  for (int64_t i = 1; i < count; ++i)
+    places.push_back(i + 1 == count ? last : static_cast<int64_t>(static_cast<double>(i) * step));
+  return places;
+}
+
+// One place at random in each of `count` equal parts of 0 .. last. A clip has the same ones wherever
+// its row stands.
+std::vector<int64_t> spread_at_random(int64_t last, int64_t count, uint64_t seed,
+                                      std::string_view key) {
+  files::ContentHash hash;
+  const std::string digits = hash.add(key).hex().substr(0, 8);
+  const auto sample = static_cast<uint32_t>(std::stoul(digits, nullptr, 16));
+  const uint64_t stream = random::stream_seed(seed, random::Stream::kFrames);
+  std::vector<int64_t> places;
+  for (int64_t i = 0; i < count; ++i) {
+    const double inside = random::uniform(stream, sample, static_cast<uint32_t>(i));
+    places.push_back(static_cast<int64_t>((static_cast<double>(i) + inside) *
+                                          static_cast<double>(last + 1) /
+                                          static_cast<double>(count)));
+  }
+  return places;
+}
+
+std::vector<int64_t> every(int64_t step, int64_t last) {
+  std::vector<int64_t> places;
+  for (int64_t place = 0; place <= last; place += step) places.push_back(place);
+  return places;
+}
+
+}  // namespace
+
+std::string_view extraction_name(FrameExtraction extraction) {
+  // In the order of FrameExtraction.
+  constexpr std::string_view kNames[] = {"head", "chunk", "slide", "uniform", "random"};
+  return kNames[static_cast<size_t>(extraction)];
+}
+
+double rate_of(const media::ClipInfo& clip, const ClipOptions& options) {
+  return options.source_fps.value_or(clip.fps);
+}
+
+std::vector<int64_t> frames_at_rate(const media::ClipInfo& clip, const ClipOptions& options) {
+  const double rate = rate_of(clip, options);
+  if (options.keep_frame_rate || options.model_fps <= 0 || rate <= 0) {
+    std::vector<int64_t> all(static_cast<size_t>(clip.frames()));
+    std::iota(all.begin(), all.end(), int64_t{0});
+    return all;
+  }
+  const std::vector<double> times = times_of(clip, options);
+  const double seconds =
+      options.source_fps ? static_cast<double>(times.size()) / rate : clip.duration_s;
+  const auto count = std::max<int64_t>(
+      1, static_cast<int64_t>(std::floor(seconds * options.model_fps + kAlmostAFrame)));
+  std::vector<int64_t> frames;
+  for (int64_t i = 0; i < count; ++i) {
+    const double time = static_cast<double>(i) / options.model_fps;
+    frames.push_back(static_cast<int64_t>(nearest(times, time)));
+  }
+  return frames;
+}
+
+Pieces pieces_of(int64_t available, const LatentSpec& spec, const ClipOptions& options,
+                 std::string_view key) {
+  const int64_t step = spec.temporal_stride;
+  const int64_t last = available - options.frames();  // where the last piece can begin
+  if (last < 0) return {{0}, (available - 1) / step * step + 1};
+  Pieces pieces = {{0}, options.frames()};
+  const int64_t count = std::min(options.frame_sample, last + 1);
+  switch (options.frame_extraction) {
+    case FrameExtraction::kHead:
+      break;
+    case FrameExtraction::kChunk:
+      pieces.begins = every(pieces.frames, last);
+      break;
+    case FrameExtraction::kSlide:
+      pieces.begins = every(options.frame_stride, last);
+      break;
+    case FrameExtraction::kUniform:
+      pieces.begins = spread_evenly(last, count);
+      break;
+    case FrameExtraction::kRandom:
+      pieces.begins = spread_at_random(last, count, options.seed, key);
+      break;
+  }
+  return pieces;
+}
+
+}  // namespace atelier::data

@@ -1,0 +1,169 @@
+"""Clips in datasets through the program, learnt by a tiny family of two experts.
+
+    clips_test.py PLUGIN WRITE_MODEL
+"""
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+import unittest
+
+import program
+from PIL import Image
+
+PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
+COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")
+
+
+def frame(number, size=(24, 16)):
+    """A square that moves."""
+    image = Image.new("RGB", size, (number * 20 % 256, 40, 90))
+    image.paste((250, 220, 10 * number % 256), (number, 4, number + 6, 10))
+    return image
+
+
+def weights(path):
+    data = path.read_bytes()
+    return data[8 + int.from_bytes(data[:8], "little"):]
+
+
+class Clips(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="atelier_clips_"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        program.run_line([WRITE_MODEL, PLUGIN, str(cls.folder / "model")], code=0)
+        cls.data = cls.folder / "data"
+        (cls.data / "walk").mkdir(parents=True)
+        for i in range(12):
+            frame(i).save(cls.data / "walk" / f"{i}.png")
+        frames = [frame(2 * i) for i in range(7)]
+        frames[0].save(cls.data / "run.gif", save_all=True, append_images=frames[1:], duration=100)
+        frame(3).save(cls.data / "still.png")
+
+    def run_program(self, *arguments, code=0):
+        result = program.run(*arguments, code=code, cwd=self.folder)
+        return result.stdout + result.stderr
+
+    def flags(self, name, table, *more):
+        """Flags of a dataset whose results lie in the folder `name`."""
+        file = self.folder / f"{name}.csv"
+        file.write_text(table)
+        paths = json.dumps([str(self.folder / "model" / part) for part in COMPONENTS])
+        return ["--plugin", PLUGIN, "--model_paths", paths, "--dataset_base_path", self.data,
+                "--dataset_metadata_path", file, "--num_frames", 5, "--output_path", self.folder / name,
+                *(str(word) for word in more)]
+
+    def train(self, name, table, *more, code=0):
+        said = self.run_program("train", *self.flags(name, table), "--lora_base_model", "dit,dit_low", "--lora_rank", 2,
+                                "--learning_rate", 1e-1, *more, code=code)
+        return said if code else self.folder / name
+
+    def cache(self, name, table, *more):
+        return json.loads(self.run_program("cache", *self.flags(name, table), "--quiet", *more).splitlines()[-1])
+
+    def latents(self, name):
+        return {file.name for file in (self.folder / name / "cache" / "latents").glob("*.safetensors")}
+
+    TABLE = "video,image,prompt\nwalk,,a walk\nrun.gif,,a run\n,still.png,a stand\n"
+
+    def test_latents_are_cached_by_ranges_of_frames(self):
+        told = self.cache("ranges", self.TABLE, "--frame_extraction", "chunk")
+        self.assertEqual((4, 4, 3), (told["items"], told["encoded_images"], told["encoded_texts"]))
+        chunks = self.latents("ranges")
+        self.assertEqual(4, len(chunks))
+        again = self.cache("ranges", self.TABLE, "--frame_extraction", "chunk")
+        self.assertEqual((0, 0), (again["encoded_images"], again["encoded_texts"]))
+        self.assertEqual(told["fingerprint"], again["fingerprint"])
+        # Of 0, 3 and 6 of one clip and 0 of the other, the beginnings are there.
+        slid = self.cache("ranges", self.TABLE, "--frame_extraction", "slide", "--frame_stride", 3)
+        self.assertEqual((5, 2), (slid["items"], slid["encoded_images"]))
+        self.assertLess(chunks, self.latents("ranges"))
+        manifest = json.loads((self.folder / "ranges" / "cache" / "manifest.json").read_text())
+        places = [item["place"] for item in manifest["items"]]
+        self.assertTrue(places[1].endswith("ranges.csv:2 (frames 3 to 7)"), places)
+        self.assertEqual([5, 5, 5, 5, 1], [item.get("frames", 1) for item in manifest["items"]])
+        self.assertEqual([[16, 3, 8, 12]] * 4 + [[16, 1, 8, 12]], [item["latents_shape"] for item in manifest["items"]])
+
+    def test_pictures_are_cached_as_before_whatever_their_column(self):
+        told = self.cache("as_image", "image,prompt\nstill.png,a stand\n")
+        self.assertEqual(told["fingerprint"], self.cache("as_video", "video,prompt\nstill.png,a stand\n")["fingerprint"])
+        self.assertEqual(self.latents("as_image"), self.latents("as_video"))
+        manifest = json.loads((self.folder / "as_image" / "cache" / "manifest.json").read_text())
+        self.assertNotIn("num_frames", manifest["options"])
+
+    def test_a_cache_is_trained_from_as_the_dataset_is(self):
+        flags = ["--max_train_steps", 3, "--save_steps", 3, "--frame_extraction", "chunk", "--batch_size", 2]
+        straight = self.train("straight", self.TABLE, *flags)
+        self.cache("first", self.TABLE, "--frame_extraction", "chunk")
+        second = self.train("second", self.TABLE, *flags, "--task", "sft:train", "--dataset_base_path",
+                            self.folder / "first" / "cache", "--dataset_metadata_path", "")
+        for part in ("dit", "dit_low"):
+            name = f"step-3-{part}.safetensors"
+            if not (straight / name).exists():
+                self.fail(str(sorted(straight.iterdir())))
+            self.assertEqual(weights(straight / name), weights(second / name))
+
+    def test_random_pieces_follow_from_the_seed_and_go_on_when_resumed(self):
+        flags = ["--frame_extraction", "random", "--frame_sample", 3, "--save_steps", 2, "--num_epochs", 4]
+        table = "video,prompt\nwalk,a walk\n"
+        straight = self.train("drawn", table, *flags)
+        again = self.train("again", table, *flags, "--max_train_steps", 2)
+        self.run_program("train", "--resume", again, "--max_train_steps", 4)
+        fixed = self.train("fixed", table, *flags, "--frame_extraction", "head")
+        seeded = self.train("seeded", table, *flags, "--seed", 5)
+        self.assertEqual(3, len(self.latents("drawn")))
+        self.assertEqual(1, len(self.latents("fixed")))
+        self.assertNotEqual(self.latents("drawn"), self.latents("seeded"))
+
+        def learnt(run):
+            return [weights(file) for file in sorted(run.glob("step-4*.safetensors"))]
+
+        self.assertTrue(learnt(straight))
+        self.assertEqual(learnt(straight), learnt(again))
+        self.assertNotEqual(learnt(straight), learnt(fixed))
+        self.assertNotEqual(learnt(straight), learnt(seeded))
+
+    def test_the_first_image_comes_from_the_clip(self):
+        extra = ["--extra_inputs", "first_image", "--max_train_steps", 2, "--save_steps", 2]
+        runs = [self.train("absent_first", "video,prompt\nwalk,a walk\n", *extra),
+                self.train("given_first", "video,prompt,first_image\nwalk,a walk,walk/0.png\n", *extra),
+                self.train("other_first", "video,prompt,first_image\nwalk,a walk,walk/5.png\n", *extra)]
+        learnt = [[weights(file) for file in sorted(run.glob("step-2*.safetensors"))] for run in runs]
+        self.assertTrue(learnt[0])
+        self.assertEqual(learnt[0], learnt[1])
+        self.assertNotEqual(learnt[0], learnt[2])
+
+    def test_a_dry_run_and_a_plan_count_frames(self):
+        said = self.run_program("cache", *self.flags("dry", self.TABLE), "--dry_run")
+        self.assertIn("24x16x5", said)
+        self.assertIn("24x16 ", said)
+
+        def planned(frames):
+            self.run_program("plan", "train", *self.flags("planned", self.TABLE, "--lora_base_model", "dit"),
+                             "--num_frames", frames, "--vram", "1GiB", "--json", "plan.json")
+            phases = json.loads((self.folder / "plan.json").read_text())["phases"]
+            return max(phase["working_bytes"] for phase in phases if phase["name"] == "train")
+
+        self.assertLess(planned(1), planned(5))
+        self.assertLess(planned(5), planned(11))
+
+    def test_what_is_wrong_with_clips_is_told_with_rows(self):
+        whole = (self.data / "run.gif").read_bytes()
+        (self.data / "cut.gif").write_bytes(whole[:len(whole) * 2 // 3])
+        (self.data / "text.mp4").write_text("no video")
+        (self.data / "empty").mkdir(exist_ok=True)
+        said = self.train("wrong", "video,prompt\ncut.gif,a\ntext.mp4,b\nempty,c\ngone.mp4,d\nwalk,e\n",
+                          "--validate", "full", code=2)
+        for line in (2, 3, 4, 5):
+            self.assertIn(f"wrong.csv:{line} [image]: ", said)
+        self.assertNotIn("wrong.csv:6", said)
+        said = self.train("odd", self.TABLE, "--num_frames", 6, code=2)
+        self.assertIn("--num_frames: 6 is not one more than a multiple of 2; use 5 or 7", said)
+        said = self.run_program("cache", *self.flags("short", self.TABLE), "--num_frames", 11, "--dry_run")
+        self.assertIn("short.csv:3 [image]: has 7 frames of the 11 of --num_frames; 7 frames are learnt", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+
+#include "host/data/dataset.h"
+#include "host/media/pixels.h"
+#include "host/media/png.h"
+#include "host/media/resize.h"
+#include "support/files.h"
+
+namespace atelier::data {
+namespace {
+
+using Catch::Contains;
+using Numbers = std::vector<int64_t>;
+using test::Folder;
+
+const std::vector<InputSpec> kClipInputs = {
+    {.name = "prompt", .kind = InputKind::kText, .required = true},
+    {.name = "first", .kind = InputKind::kImage, .when_absent = WhenAbsent::kFirstFrame},
+    {.name = "last", .kind = InputKind::kImage, .when_absent = WhenAbsent::kLastFrame},
+    {.name = "control", .kind = InputKind::kVideo},
+    {.name = "video",
+     .kind = InputKind::kVideo,
+     .required = true,
+     .use = InputUse::kTrain,
+     .role = InputRole::kTarget},
+};
+const LatentSpec kClips = {.temporal_stride = 4, .takes_clips = true};
+
+// A frame whose pixels tell its number.
+media::Image frame(int width, int height, int number) {
+  media::Image image(width, height);
+  for (size_t i = 0; i < image.rgb.size(); ++i)
+    image.rgb[i] = static_cast<uint8_t>((i * 7 + static_cast<size_t>(number) * 40) % 256);
+  return image;
+}
+
+class ClipSet {
+ public:
+  ClipSet() {
+    options_.dataset_base_path = folder_.path();
+    options_.clips.model_fps = 16;
+    options_.clips.model_frames = 5;
+  }
+
+  // A folder of frames, from `first` on.
+  void write_clip(const std::string& name, int frames, int width = 32, int height = 32,
+                  int first = 0) {
+    for (int i = 0; i < frames; ++i)
+      write_image(name + "/" + std::to_string(100 + i) + ".png", frame(width, height, first + i));
+  }
+  void write_image(const std::string& name, const media::Image& image) {
+    const std::filesystem::path path = folder_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    test::write_bytes(path.string(), media::encode_png(image));
+  }
+
+  DatasetOptions& options() { return options_; }
+  const Folder& folder() const { return folder_; }
+
+  Dataset open(const std::string& table, const std::vector<InputSpec>& inputs = kClipInputs,
+               const LatentSpec& spec = kClips) {
+    test::write_bytes(folder_ / "a.csv", table);
+    options_.dataset_metadata_path = folder_ / "a.csv";
+    report::Problems problems;
+    Dataset dataset = Dataset::open(options_, inputs, spec, problems);
+    problem_.clear();
+    try {
+      problems.throw_if_any();
+    } catch (const Error& error) {
+      problem_ = error.what();
+    }
+    return dataset;
+  }
+  Dataset good(const std::string& table) {
+    Dataset dataset = open(table);
+    CHECK(problem_ == "");
+    return dataset;
+  }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  Folder folder_;
+  DatasetOptions options_;
+  std::string problem_;
+};
+
+const at::Tensor& tensor(const Sample& sample, const std::string& name) {
+  return std::get<at::Tensor>(sample.inputs.at(name));
+}
+
+int64_t count(const Dataset& dataset, const std::string& part) {
+  return std::ranges::count_if(dataset.warnings(), [&](const std::string& warning) {
+    return warning.find(part) != std::string::npos;
+  });
+}
+
+TEST_CASE("A clip's pieces are items that name their frames", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 12);
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  const Dataset dataset = set.good("video,prompt\nc,walks\n");
+  REQUIRE(dataset.items().size() == 2);
+  CHECK(dataset.samples() == 2);
+  CHECK(dataset.items()[0].frames == Numbers{0, 1, 2, 3, 4});
+  CHECK(dataset.items()[1].frames == Numbers{5, 6, 7, 8, 9});
+  CHECK(dataset.items()[1].target == MediaTarget{5, 32, 32});
+  CHECK_THAT(dataset.items()[1].place, Contains("a.csv:2 (frames 5 to 9)"));
+  CHECK(dataset.warnings().empty());
+  REQUIRE(dataset.buckets().size() == 1);
+  CHECK(dataset.buckets()[0].target.frames == 5);
+
+  const at::Tensor clip = tensor(dataset.load(1), "video");
+  CHECK(clip.scalar_type() == at::kByte);
+  REQUIRE(clip.sizes() == at::IntArrayRef({3, 5, 32, 32}));
+  for (int t = 0; t < 5; ++t) {
+    const at::Tensor pixels = clip.select(1, t).to(at::kFloat).div_(255.0).mul_(2.0).sub_(1.0);
+    CHECK(at::equal(pixels, media::to_pixels(frame(32, 32, 5 + t))));
+  }
+  // A row of one piece is its place.
+  set.options().clips.frame_extraction = FrameExtraction::kHead;
+  CHECK_THAT(set.good("video,prompt\nc,walks\n").items()[0].place, Catch::EndsWith("a.csv:2"));
+}
+
+TEST_CASE("Frames are scaled and cut as images are", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 5, 70, 40);
+  set.options().height = 32;
+  set.options().width = 48;
+  const Sample sample = set.good("video,prompt\nc,walks\n").load(0);
+  const media::Image cut = media::crop_and_resize(frame(70, 40, 3), 48, 32);
+  const at::Tensor pixels =
+      tensor(sample, "video").select(1, 3).to(at::kFloat).div_(255.0).mul_(2.0).sub_(1.0);
+  CHECK(at::equal(pixels, media::to_pixels(cut)));
+}
+
+TEST_CASE("A picture is a clip of one frame, in either column", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 5);
+  set.write_image("p.png", frame(32, 32, 9));
+  const Dataset dataset = set.good("video,image,prompt\nc,,walks\n,p.png,stands\np.png,,stands\n");
+  REQUIRE(dataset.items().size() == 3);
+  CHECK(dataset.items()[1].target == MediaTarget{1, 32, 32});
+  CHECK(dataset.items()[1].frames.empty());
+  CHECK(dataset.buckets().size() == 2);
+  const at::Tensor picture = tensor(dataset.load(1), "video");
+  REQUIRE(picture.sizes() == at::IntArrayRef({3, 1, 32, 32}));
+  CHECK(at::equal(picture.select(1, 0), media::to_pixels(frame(32, 32, 9))));
+  set.open("video,image,prompt\nc,p.png,walks\n");
+  CHECK_THAT(set.problem(), Contains("a.csv:2: both [video] and [image] are given"));
+}
+
+TEST_CASE("First and last frame of the piece stand in for images", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 10);
+  set.options().extra_inputs = {"first", "last"};
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  const Dataset dataset = set.good("video,prompt\nc,walks\n");
+  const Sample sample = dataset.load(1);
+  CHECK(at::equal(tensor(sample, "first"), tensor(sample, "video").select(1, 0)));
+  CHECK(at::equal(tensor(sample, "last"), tensor(sample, "video").select(1, 4)));
+  const Inputs shapes = dataset.shapes(1);
+  CHECK(std::get<at::Tensor>(shapes.at("first")).sizes() == at::IntArrayRef({3, 32, 32}));
+}
+
+TEST_CASE("Masks of clips are images, or clips frame by frame", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 10);
+  set.write_clip("m", 10, 32, 32, 50);
+  set.write_clip("short", 4);
+  set.write_image("m.png", frame(16, 16, 1));
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  const Dataset dataset = set.good("video,prompt,mask\nc,walks,m\nc,stands,m.png\n");
+  REQUIRE(dataset.items().size() == 4);
+  const at::Tensor mask = dataset.load(1).mask;
+  REQUIRE(mask.sizes() == at::IntArrayRef({1, 5, 32, 32}));
+  CHECK(at::equal(mask.select(1, 2), media::to_mask(frame(32, 32, 57))));
+  CHECK(dataset.load(2).mask.sizes() == at::IntArrayRef({1, 32, 32}));
+  set.open("video,prompt,mask\nc,walks,short\n");
+  CHECK_THAT(set.problem(), Contains("a.csv:2 [mask]: has 4 frames, the video 10"));
+}
+
+TEST_CASE("A clip beside the target gives the same frames", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 10);
+  set.write_clip("k", 10, 64, 64, 20);
+  set.options().extra_inputs = {"control"};
+  set.options().clips.frame_extraction = FrameExtraction::kChunk;
+  const Sample sample = set.good("video,prompt,control\nc,walks,k\n").load(1);
+  const at::Tensor& control = tensor(sample, "control");
+  REQUIRE(control.sizes() == at::IntArrayRef({3, 5, 32, 32}));
+  const media::Image cut = media::crop_and_resize(frame(64, 64, 27), 32, 32);
+  CHECK(control.select(1, 2)[0][0][0].item<int>() == cut.rgb[0]);
+}
+
+TEST_CASE("Clips that are short are learnt shorter, and told", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 7);
+  set.write_clip("d", 12);
+  set.options().clips.num_frames = 9;
+  const Dataset dataset = set.good("video,prompt\nc,walks\nd,runs\n");
+  CHECK(dataset.items()[0].target.frames == 5);
+  CHECK(dataset.items()[1].target.frames == 9);
+  CHECK(dataset.buckets().size() == 2);
+  CHECK(count(dataset, "a.csv:2 [video]: has 7 frames of the 9 of --num_frames; 5 frames are") == 1);
+}
+
+TEST_CASE("A length that does not fit the model is refused with the nearest", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 12);
+  set.options().clips.num_frames = 16;
+  CHECK(set.open("video,prompt\nc,walks\n").items().empty());
+  CHECK_THAT(set.problem(), Contains("--num_frames: 16 is not one more than a multiple of 4; use "
+                                     "13 or 17"));
+}
+
+TEST_CASE("Families of single images take no clips", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 12);
+  const std::vector<InputSpec> stills = {
+      {.name = "prompt", .kind = InputKind::kText, .required = true},
+      {.name = "image",
+       .kind = InputKind::kImage,
+       .required = true,
+       .use = InputUse::kTrain,
+       .role = InputRole::kTarget}};
+  set.options().clips.model_frames = 1;
+  set.open("image,prompt\nc,walks\n", stills, LatentSpec{});
+  CHECK_THAT(set.problem(), Contains("a.csv:2 [image]: ") &&
+                                Contains("is a clip, and this family learns single images"));
+  set.options().extra_inputs = {"first"};
+  set.options().clips.model_frames = 5;
+  set.open("video,prompt,first\nc,walks,c\n");
+  CHECK_THAT(set.problem(), Contains("a.csv:2 [first]: ") &&
+                                Contains("is a clip, and the column takes single images"));
+  set.options().clips.num_frames = 5;
+  set.open("image,prompt\n", stills, LatentSpec{});
+  CHECK_THAT(set.problem(), Contains("--num_frames: 5: this family makes single images"));
+}
+
+TEST_CASE("Alternatives of random pieces are one sample", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 20);
+  set.write_clip("d", 5);
+  set.options().clips.frame_extraction = FrameExtraction::kRandom;
+  set.options().clips.frame_sample = 3;
+  const Dataset dataset = set.good("video,prompt\nc,walks\nd,runs\n");
+  REQUIRE(dataset.items().size() == 4);
+  CHECK(dataset.samples() == 2);
+  CHECK_FALSE(dataset.items()[0].is_alternative);
+  CHECK(dataset.items()[1].is_alternative);
+  CHECK(dataset.items()[2].is_alternative);
+  CHECK_FALSE(dataset.items()[3].is_alternative);
+  const std::string before = dataset.fingerprint();
+  CHECK(set.good("video,prompt\nc,walks\nd,runs\n").fingerprint() == before);
+  set.options().clips.seed = 7;
+  CHECK(set.good("video,prompt\nc,walks\nd,runs\n").fingerprint() != before);
+}
+
+TEST_CASE("A frame that is changed changes the dataset", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 5);
+  const std::string before = set.good("video,prompt\nc,walks\n").fingerprint();
+  set.write_image("c/102.png", frame(32, 32, 77));
+  CHECK(set.good("video,prompt\nc,walks\n").fingerprint() != before);
+}
+
+}  // namespace
+}  // namespace atelier::data
