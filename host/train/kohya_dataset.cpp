@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string_view>
 
@@ -22,6 +23,12 @@ namespace {
 // Keys that a flag stands for. Others are those of the command line.
 constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
     {"image_dir", "dataset_base_path"},
+    {"image_directory", "dataset_base_path"},
+    {"video_directory", "dataset_base_path"},
+    {"cache_directory", "cache_path"},
+    {"frame_stride", "frame_stride"},
+    {"frame_sample", "frame_sample"},
+    {"source_fps", "source_fps"},
     {"batch_size", "batch_size"},
     {"num_repeats", "dataset_repeat"},
     {"caption_extension", "caption_extension"},
@@ -34,8 +41,18 @@ constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
     {"alpha_mask", "alpha_mask"},
 };
 
+// Of musubi-tuner's datasets, which have no subsets.
+constexpr std::string_view kSources[] = {"image_directory", "video_directory", "image_jsonl_file",
+                                         "video_jsonl_file"};
+constexpr std::string_view kClipKeys[] = {"target_frames", "frame_extraction", "max_frames"};
+
 std::string quote(std::string_view text) {
   return formats::quote_and_escape(text);
+}
+
+template <size_t N>
+bool is_one_of(std::string_view key, const std::string_view (&keys)[N]) {
+  return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
 }
 
 int64_t pixels_of(const std::string& text) {
@@ -53,7 +70,13 @@ class Reader {
 
   FlagValues read(const toml::table& file) {
     const toml::table* dataset = one_of(file, "datasets");
-    const toml::table* subset = dataset == nullptr ? nullptr : one_of(*dataset, "subsets");
+    is_musubi_ = dataset != nullptr && std::ranges::any_of(kSources, [&](std::string_view key) {
+                   return dataset->contains(key);
+                 });
+    is_of_clips_ = is_musubi_ &&
+                   (dataset->contains("video_directory") || dataset->contains("video_jsonl_file"));
+    const toml::table* subset =
+        dataset == nullptr || is_musubi_ ? nullptr : one_of(*dataset, "subsets");
     for (const auto& [key, node] : file) {
       if (key.str() != "general" && key.str() != "datasets") lost(key.str());
     }
@@ -97,6 +120,10 @@ class Reader {
       resolution_ = text_of(node);
       return;
     }
+    if (is_of_clips_ && is_one_of(key, kClipKeys)) {
+      clips_[key] = text_of(node);
+      return;
+    }
     const auto* known = std::find_if(std::begin(kKeys), std::end(kKeys),
                                      [&](const auto& k) { return k.first == key; });
     if (known != std::end(kKeys)) {
@@ -110,6 +137,12 @@ class Reader {
       lost(key,
            "--dataset_metadata_path reads csv, json lists and jsonl with columns image and "
            "prompt");
+      return;
+    }
+    if (key.ends_with("_jsonl_file")) {
+      lost(key,
+           "--dataset_metadata_path reads it when its columns video_path, image_path and caption "
+           "are called video, image and prompt");
       return;
     }
     if (key == "class_tokens") {
@@ -136,7 +169,31 @@ class Reader {
     return out;
   }
 
+  bool says(std::string_view flag) const {
+    return std::ranges::any_of(values_, [&](const auto& value) { return value.first == flag; });
+  }
+
+  // Frames of one length, which their trainer rounds down; "full" is a beginning of max_frames.
+  void finish_clips() {
+    const auto text = [&](const char* key, const char* otherwise) {
+      const auto found = clips_.find(key);
+      return found == clips_.end() || found->second.empty() ? otherwise : found->second;
+    };
+    const std::string extraction = text("frame_extraction", "head");
+    const bool is_full = extraction == "full";
+    const std::vector<std::string> lengths =
+        formats::parse_list(is_full ? text("max_frames", "129") : text("target_frames", "1"));
+    const auto frames = report::parse_number<int64_t>(lengths.front());
+    if (lengths.size() > 1 || frames.value_or(0) < 1)
+      return lost(is_full ? "max_frames" : "target_frames",
+                  "a run has pieces of one length: write one number");
+    values_.emplace_back("num_frames", std::to_string((*frames - 1) / 4 * 4 + 1));
+    values_.emplace_back("frame_extraction", is_full ? "head" : extraction);
+    if (!says("source_fps")) values_.emplace_back("keep_frame_rate", "true");
+  }
+
   void finish() {
+    if (is_of_clips_) finish_clips();
     const bool has_buckets =
         std::find(values_.begin(), values_.end(),
                   std::pair<std::string, std::string>("enable_bucket", "true")) != values_.end();
@@ -153,6 +210,8 @@ class Reader {
   report::Problems& problems_;
   FlagValues values_;
   std::vector<std::string> seen_;
+  bool is_musubi_ = false, is_of_clips_ = false;
+  std::map<std::string, std::string, std::less<>> clips_;  // by kClipKeys
   std::optional<std::string> resolution_;
 };
 

@@ -1,4 +1,4 @@
-// The file of --dataset_config of kohya's trainers.
+// The file of --dataset_config of kohya's trainers and of musubi-tuner.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@ namespace atelier::train {
 // Names of flags with their values.
 using FlagValues = std::vector<std::pair<std::string, std::string>>;
 
-// What a file of one dataset with one subset says, in flags of atelier train. What has no flag and
-// would be missed becomes a problem, as does a second dataset or subset, and a file that cannot be
-// read.
+// What a file of one dataset says, with one subset or with musubi-tuner's folder of images or
+// videos, in flags of atelier train. What has no flag and would be missed becomes a problem, as
+// does a second dataset or subset, and a file that cannot be read.
 FlagValues read_kohya_dataset(const std::string& path, report::Problems& problems);
 
 // "1024", "1024,768" (width first) as flags: the size of every image, or with buckets their area.

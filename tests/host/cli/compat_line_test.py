@@ -190,6 +190,42 @@ class CompatLine(unittest.TestCase):
             "--seed": "7", "--dataset_base_path": "data"}.items(), flags.items())
         self.told("--sdpa")
 
+    def test_musubis_datasets_of_clips_become_flags(self):
+        clips = '''
+[general]
+resolution = [960, 544]
+caption_extension = ".txt"
+batch_size = 1
+enable_bucket = true
+
+[[datasets]]
+video_directory = "clips of mine"
+cache_directory = "encoded"
+target_frames = [83]
+frame_extraction = "uniform"
+frame_sample = 4
+max_frames = 129
+source_fps = 30.0
+num_repeats = 2
+'''
+        (self.dir / "d.toml").write_text(clips)
+        flags = self.paste(KOHYA.replace("DATASET", "d.toml"))
+        self.assertGreaterEqual(flags.items(), {
+            "--dataset_base_path": "clips of mine", "--cache_path": "encoded", "--num_frames": "81",
+            "--frame_extraction": "uniform", "--frame_sample": "4", "--source_fps": "30", "--dataset_repeat": "2",
+            "--max_pixels": str(960 * 544), "--enable_bucket": True}.items())
+        self.assertNotIn("--keep_frame_rate", flags)
+        (self.dir / "d.toml").write_text(clips.replace('"uniform"', '"full"').replace("source_fps = 30.0", ""))
+        flags = self.paste(KOHYA.replace("DATASET", "d.toml"))
+        self.assertGreaterEqual(flags.items(), {
+            "--num_frames": "129", "--frame_extraction": "head", "--keep_frame_rate": True}.items())
+        (self.dir / "d.toml").write_text(clips.replace("[83]", "[1, 25]").replace("max_frames", "control_directory"))
+        self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
+        self.told("target_frames is left out: a run has pieces of one length", "control_directory is left out")
+        (self.dir / "d.toml").write_text("[[datasets]]\nvideo_jsonl_file = 'a.jsonl'\n")
+        self.paste(KOHYA.replace("DATASET", "d.toml"), code=2)
+        self.told("columns video_path, image_path and caption are called video, image and prompt")
+
     def test_what_kohyas_trainers_alone_do_is_refused(self):
         dataset = DATASET.replace("num_repeats = 10", "num_repeats = 10\n  flip_aug = true\n  keep_tokens = 0")
         (self.dir / "d.toml").write_text(dataset + "\n[[datasets.subsets]]\nimage_dir = 'more'\n")
