@@ -107,10 +107,11 @@ class WeightChecks : Checks {
       for (const std::string& prefix : {part.prefix, std::string("model.diffusion_model.")}) {
         const TensorIndex index = index_of(weights::published_tensors(module, rules, prefix),
                                            told_config(family(), part));
-        // Components of one architecture are told apart by the hint alone.
+        // Components of one architecture are told apart by the hint alone, and so may be the
+        // variant that has several.
         std::optional<Detection> found = family().detect(index, DetectHint{});
-        if (found && is_twin(found->component, part.component))
-          found = family().detect(index, DetectHint{part.component, ""});
+        if (found && has_twin(part.component))
+          found = family().detect(index, DetectHint{part.component, part.variant});
         if (!found && prefix != part.prefix) continue;  // other prefixes are the family's choice
         expect(found.has_value(), part.component, ": not recognised");
         expect(found->component == part.component, part.component, ": taken for ",
@@ -168,6 +169,11 @@ class WeightChecks : Checks {
       for (const WeightRule& rule : family().weight_map(part)) rows.push_back(rule.from);
     }
     return names.size() == 2 && names[0] == names[1];
+  }
+
+  bool has_twin(std::string_view component) const {
+    return std::ranges::any_of(
+        parts(), [&](const Detection& other) { return is_twin(component, other.component); });
   }
 
   Detail check_refusals() const {

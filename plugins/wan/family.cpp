@@ -377,7 +377,9 @@ class Family final : public atelier::ComponentFamily {
   void assign_pair(FoundPart& one, FoundPart& other) const {
     const std::string_view first = told(one), second = told(other);
     const bool are_untold = first.empty() && second.empty();
-    if (are_untold && one.part.variant != "wan2.1-t2v-1.3b") other.part.component = "dit2";
+    const bool are_alike = one.part.component == other.part.component;
+    if (are_untold && are_alike && one.part.variant != "wan2.1-t2v-1.3b")
+      other.part.component = "dit2";
     if (second.empty() && says(one.path, {"high_noise"})) other.part.component = "dit2";
     if (first.empty() && says(other.path, {"high_noise"})) one.part.component = "dit2";
     if (one.part.component == other.part.component) return;

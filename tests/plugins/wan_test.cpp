@@ -191,7 +191,9 @@ TEST_CASE("The VAE's config is that of diffusers, and has to fit", "[config]") {
                                 {"scale_factor_spatial", int64_t{16}},
                                 {"temperal_downsample", std::vector<double>{0, 1, 1}},
                                 {"z_dim", int64_t{48}}};
-  CHECK(detected(index_of(keys)).config == detected(index_of(keys, "", config)).config);
+  const bool is_same =
+      detected(index_of(keys)).config == detected(index_of(keys, "", config)).config;
+  CHECK(is_same);
   for (const auto& [field, value] : {std::pair<const char*, ConfigValue>("is_residual", false),
                                      {"patch_size", int64_t{4}},
                                      {"decoder_base_dim", int64_t{160}}}) {
