@@ -183,7 +183,8 @@ class Preparation {
                     "use bfloat16 or float32", ErrorCode::kUnsupported);
     open_starting_weights();
     problems_.collect([&] {
-      train::timesteps_of(model, config_.timesteps, train::running_range(model, run_.selection));
+      train::timesteps_of(model, config_.timesteps,
+                          train::running_denoisers(model, run_.selection));
     });
     check_distilled_levels();
   }
@@ -191,12 +192,13 @@ class Preparation {
   // Direct distillation goes through all noise levels, so every denoiser has to take part.
   void check_distilled_levels() {
     if (config_.task != train::Task::kDirectDistill) return;
-    const SigmaRange range = train::running_range(*run_.model, run_.selection);
-    if (range.low <= 0.0 && range.high >= 1.0) return;
+    const auto denoisers = train::running_denoisers(*run_.model, run_.selection);
+    const double high = denoisers.front().range.high, low = denoisers.back().range.low;
+    if (low <= 0.0 && high >= 1.0) return;
     problems_.add(
         "--task direct_distill: goes through noise levels from 1 to 0, and the denoisers "
         "that are trained have those from " +
-            report::number_text(range.high) + " to " + report::number_text(range.low),
+            report::number_text(high) + " to " + report::number_text(low),
         "name every denoiser in --lora_base_model or --trainable_models");
   }
 

@@ -13,6 +13,8 @@
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
+#include "host/train/config_checks.h"
 #include "host/train/objective.h"
 #include "memory/activation_plan.h"
 
@@ -182,7 +184,7 @@ class TrainingSizes {
   // `denoiser`.
   void step(int64_t count, const model::RangedDenoiser& denoiser, BlockRunner& runner) {
     const train::Timesteps timesteps =
-        train::timesteps_of(model_, config().timesteps, denoiser.range);
+        train::timesteps_of(model_, config().timesteps, std::span(&denoiser, 1));
     train::Objective objective(model_, denoisers_, runner, timesteps, config().seed, at::kMeta);
     const std::vector<train::PlacedSample> batch(static_cast<size_t>(count),
                                                  {sample(denoiser.part), 0});
@@ -229,17 +231,32 @@ class TrainingSizes {
     double numbers = 0, factors = 0, gradients = 0, state = 0;
     double moving = 0;  // most that one call of the optimizer makes for itself
   };
+  // Of a step's gradients, by component, those that are there at one time.
+  double gradients_of_step(const std::map<std::string, double>& by_component) const {
+    double all = 0, of_denoisers = 0, of_one = 0;
+    for (const auto& [name, bytes] : by_component) {
+      all += bytes;
+      const auto is_it = [&](const model::RangedDenoiser& one) { return one.name() == name; };
+      if (!draws_denoiser() || std::ranges::none_of(denoisers_, is_it)) continue;
+      of_denoisers += bytes;
+      of_one = std::max(of_one, bytes);
+    }
+    return all - of_denoisers + of_one;
+  }
+
   Trained trained() const {
     const std::vector<optim::Group> groups = this->groups();
     Trained sum;
     sum.state =
         static_cast<double>(optim::make_optimizer(groups, config().optimizer)->state_bytes());
     double whole = 0, factors = 0, largest = 0, copied = 0;
+    std::map<std::string, double> gradients;
     const size_t num_factors = 2 * training_.selection.layers.size();
     for (size_t i = 0; i < groups.front().parameters.size(); ++i) {
       const Tensor& leaf = groups.front().parameters[i].leaf;
       const auto numbers = static_cast<double>(leaf.numel());
-      sum.gradients += static_cast<double>(leaf.nbytes());
+      gradients[train::component_of(groups.front().parameters[i].name)] +=
+          static_cast<double>(leaf.nbytes());
       if (i < num_factors) {
         factors += numbers;
         continue;
@@ -248,6 +265,7 @@ class TrainingSizes {
       largest = std::max(largest, numbers);
       copied = std::max(copied, copied_bytes(config().optimizer, leaf.scalar_type()));
     }
+    sum.gradients = gradients_of_step(gradients);
     sum.numbers = factors + whole;
     sum.factors = 4.0 * factors;
     const bool is_in_batches = config().optimizer.kind == optim::Kind::kAdamW ||
@@ -329,14 +347,31 @@ class TrainingSizes {
     return strategy;
   }
 
-  // Joins the ways of several denoisers, each of which makes as many of the steps.
-  static Strategy mean_of(std::vector<Strategy> strategies) {
-    const double share = 1.0 / static_cast<double>(strategies.size());
+  // Whether a step is of one of several denoisers. One of distillation runs them all.
+  bool draws_denoiser() const {
+    return denoisers_.size() > 1 && config().task != train::Task::kDirectDistill;
+  }
+
+  // How likely a step is of each denoiser.
+  std::vector<double> shares() const {
+    if (draws_denoiser())
+      return train::timesteps_of(model_, config().timesteps, denoisers_).shares();
+    return std::vector<double>(denoisers_.size(), 1.0 / static_cast<double>(denoisers_.size()));
+  }
+
+  // Joins the ways of several denoisers.
+  Strategy mean_of(std::vector<Strategy> strategies) const {
+    const std::vector<double> shares = this->shares();
     Strategy mean = strategies.front();
     mean.seconds = 0.0;
     mean.forward.clear();
     mean.backward.clear();
-    for (Strategy& strategy : strategies) {
+    std::string names;
+    for (size_t k = 0; k < strategies.size(); ++k) {
+      Strategy& strategy = strategies[k];
+      const double share = shares[k];
+      names +=
+          (k > 0 ? " or " : "") + denoisers_[k].name() + report::print(" (%.0f %%)", 100.0 * share);
       mean.device_bytes = std::max(mean.device_bytes, strategy.device_bytes);
       mean.host_bytes = std::max(mean.host_bytes, strategy.host_bytes);
       mean.seconds += share * strategy.seconds;
@@ -349,6 +384,7 @@ class TrainingSizes {
         }
       }
     }
+    if (draws_denoiser()) mean.why += "; a step is of " + names;
     return mean;
   }
 

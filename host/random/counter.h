@@ -22,6 +22,7 @@ enum class Stream : uint32_t {
   kRounding = 7,        // stochastic rounding
   kValidation = 8,
   kFrames = 9,  // where pieces of clips begin, and which of them comes
+  kDenoiser = 10,  // which of several a step is of
 };
 
 // A seed of its own for each stream of a run; streams of one seed are independent.

@@ -41,10 +41,12 @@ ScheduleDefaults training_schedule(const model::LoadedModel& model) {
 }
 
 Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& options,
-                       const SigmaRange& range) {
+                       std::span<const model::RangedDenoiser> denoisers) {
+  std::vector<SigmaRange> ranges;
+  for (const model::RangedDenoiser& denoiser : denoisers) ranges.push_back(denoiser.range);
   return Timesteps(training_schedule(model), options,
                    generate::dynamic_shift(model.family().schedules(), model.stages().variant),
-                   range);
+                   ranges);
 }
 
 Objective::Objective(model::LoadedModel& model, std::vector<model::RangedDenoiser> denoisers,
@@ -57,7 +59,8 @@ Objective::Objective(model::LoadedModel& model, std::vector<model::RangedDenoise
       device_(device.value_or(model.device())),
       schedule_(training_schedule(model)),
       noise_seed_(random::stream_seed(seed, random::Stream::kNoise)),
-      timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)) {}
+      timestep_seed_(random::stream_seed(seed, random::Stream::kTimestep)),
+      denoiser_seed_(random::stream_seed(seed, random::Stream::kDenoiser)) {}
 
 Objective::Prepared Objective::prepare(const TrainSample& sample) {
   Prepared prepared;
@@ -93,37 +96,10 @@ Tensor Objective::Prepared::loss(const Tensor& error) const {
   return counted.defined() ? mean / counted : mean;
 }
 
-// One call for the samples of each denoiser.
-std::vector<Tensor> Objective::velocities(std::span<const Tensor> noisy,
-                                          std::span<const float> sigmas,
-                                          std::span<const Conditioning* const> cond) {
-  std::map<const model::RangedDenoiser*, std::vector<size_t>> groups;
-  for (size_t i = 0; i < noisy.size(); ++i)
-    groups[&model::denoiser_at(denoisers_, sigmas[i])].push_back(i);
-  std::vector<Tensor> result(noisy.size());
-  for (const auto& [denoiser, members] : groups) {
-    std::vector<Tensor> x;
-    std::vector<float> levels;
-    std::vector<const Conditioning*> given;
-    for (const size_t i : members) {
-      x.push_back(noisy[i]);
-      levels.push_back(sigmas[i]);
-      given.push_back(cond[i]);
-    }
-    const DenoiseInputs inputs = {.x_BCTHW = at::stack(x),
-                                  .sigma_B = ops::upload(at::tensor(levels, at::kFloat), device_),
-                                  .cond = given,
-                                  .denoiser = denoiser->name()};
-    const Tensor velocity = model_.model().denoise(inputs, runner_);
-    for (size_t k = 0; k < members.size(); ++k)
-      result[members[k]] = velocity[static_cast<int64_t>(k)];
-  }
-  return result;
-}
-
-// Per sample: mean((prediction - target)^2 * mask), [B].
+// Per sample: mean((prediction - target)^2 * mask), [B]. The levels are of one denoiser.
 Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
                           const std::vector<Tensor>& noise) {
+  const model::RangedDenoiser& denoiser = model::denoiser_at(denoisers_, levels.front().sigma);
   std::vector<Tensor> noisy;
   std::vector<float> sigmas;
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -131,13 +107,18 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
     sigmas.push_back(sigma);
     Tensor x = samples[i].clean * (1.0F - sigma) + noise[i] * sigma;
     if (samples[i].pinned.defined()) x = at::where(samples[i].pinned_where, samples[i].pinned, x);
-    noisy.push_back(x.to(model::denoiser_at(denoisers_, sigma).dtype));
+    noisy.push_back(x.to(denoiser.dtype));
   }
-  const std::vector<Tensor> velocity = velocities(noisy, sigmas, pointers(samples));
+  const std::vector<const Conditioning*> cond = pointers(samples);
+  const DenoiseInputs inputs = {.x_BCTHW = at::stack(noisy),
+                                .sigma_B = ops::upload(at::tensor(sigmas, at::kFloat), device_),
+                                .cond = cond,
+                                .denoiser = denoiser.name()};
+  const Tensor velocity = model_.model().denoise(inputs, runner_);
   std::vector<Tensor> losses;
   for (size_t i = 0; i < samples.size(); ++i) {
     const Tensor target = noise[i] - samples[i].clean;
-    losses.push_back(samples[i].loss(velocity[i].to(at::kFloat) - target));
+    losses.push_back(samples[i].loss(velocity[static_cast<int64_t>(i)].to(at::kFloat) - target));
   }
   return at::stack(losses);
 }
@@ -183,11 +164,12 @@ Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t ste
   std::vector<Timestep> levels;
   std::vector<Tensor> noise;
   std::vector<float> weights;
+  const auto number = static_cast<uint32_t>(step);
+  const size_t denoiser = timesteps_.draw_denoiser(denoiser_seed_, number);
   for (const PlacedSample& placed : batch) {
     samples.push_back(prepare(placed.sample));
-    const auto number = static_cast<uint32_t>(step);
-    levels.push_back(
-        timesteps_.draw(timestep_seed_, placed.slot, number, tokens_of(samples.back().clean)));
+    levels.push_back(timesteps_.draw(timestep_seed_, placed.slot, number,
+                                     tokens_of(samples.back().clean), denoiser));
     weights.push_back(static_cast<float>(levels.back().weight));
     noise.push_back(placed.noise.defined()
                         ? ops::upload(placed.noise, device_)

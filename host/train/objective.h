@@ -33,15 +33,16 @@ struct PlacedSample {
 // By which the model's denoisers were trained.
 ScheduleDefaults training_schedule(const model::LoadedModel& model);
 
-// The noise levels of `range` as the options draw them. Throws as Timesteps.
+// The noise levels of `denoisers` as the options draw them. Throws as Timesteps.
 Timesteps timesteps_of(const model::LoadedModel& model, const TimestepOptions& options,
-                       const SigmaRange& range);
+                       std::span<const model::RangedDenoiser> denoisers);
 
 // Samples whose latents have one shape. Not thread-safe. `model` and `runner` outlive it.
 class Objective {
  public:
-  // `denoisers`: those that run, which cover the levels of `timesteps`. `device`: where it works;
-  // absent: where the model does. In a dry run nothing has values, and nothing is loaded.
+  // `denoisers`: those that run, which `timesteps` has the ranges of, in this order. `device`:
+  // where it works; absent: where the model does. In a dry run nothing has values, and nothing is
+  // loaded.
   Objective(model::LoadedModel& model, std::vector<model::RangedDenoiser> denoisers,
             BlockRunner& runner, const Timesteps& timesteps, uint64_t seed,
             std::optional<at::Device> device = std::nullopt);
@@ -52,7 +53,8 @@ class Objective {
   void read_ahead(PlacedSample& placed, int64_t step, bool makes_noise) const;
 
   // Flow matching: with sigma s and noise e, x = (1 - s) clean + s e, and the model predicts
-  // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once.
+  // e - clean. Noise, levels and targets are float32, x is rounded to the compute dtype once. All
+  // levels of a step are of one denoiser.
   //
   // Returns the sum over the samples of weight(s) * mean((prediction - target)^2 * mask), a float32
   // scalar on the compute device. `step` from 0.
@@ -84,9 +86,6 @@ class Objective {
   Prepared prepare(const TrainSample& sample);
   at::Tensor predict(std::span<const Prepared> samples, std::span<const Timestep> levels,
                      const std::vector<at::Tensor>& noise);
-  std::vector<at::Tensor> velocities(std::span<const at::Tensor> noisy,
-                                     std::span<const float> sigmas,
-                                     std::span<const Conditioning* const> cond);
   int64_t tokens_of(const at::Tensor& latents) const;
   at::Tensor noise(const random::NoiseKey& key, at::IntArrayRef shape) const;
   random::NoiseKey noise_key(const PlacedSample& placed, int64_t step) const;
@@ -98,7 +97,7 @@ class Objective {
   const Timesteps& timesteps_;
   at::Device device_;
   ScheduleDefaults schedule_;
-  uint64_t noise_seed_, timestep_seed_;
+  uint64_t noise_seed_, timestep_seed_, denoiser_seed_;
 };
 
 // Steps that direct distillation makes for a row; 1 where it does not say.

@@ -199,11 +199,4 @@ std::set<std::string> running_components(const LoadedModel& model, const Selecti
   return names;
 }
 
-SigmaRange running_range(const LoadedModel& model, const Selection& selection) {
-  SigmaRange range = {.low = 1.0, .high = 0.0};
-  for (const model::RangedDenoiser& denoiser : running_denoisers(model, selection))
-    range = {std::min(range.low, denoiser.range.low), std::max(range.high, denoiser.range.high)};
-  return range;
-}
-
 }  // namespace atelier::train

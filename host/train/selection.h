@@ -43,7 +43,5 @@ std::vector<model::RangedDenoiser> running_denoisers(const model::LoadedModel& m
 // steps.
 std::set<std::string> running_components(const model::LoadedModel& model,
                                          const Selection& selection);
-// The noise levels between the ends of those of the denoisers.
-SigmaRange running_range(const model::LoadedModel& model, const Selection& selection);
 
 }  // namespace atelier::train

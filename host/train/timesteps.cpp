@@ -83,6 +83,11 @@ void require(bool is_right, const char* flag, double value, const std::string& w
               "--" + std::string(flag) + ": " + report::number_text(value) + " is " + what, hint);
 }
 
+bool follows_tokens(TimestepSampling sampling) {
+  return sampling == TimestepSampling::kUniformDynamicShift ||
+         sampling == TimestepSampling::kSigmoidDynamicShift;
+}
+
 bool is_positive(double value) {
   return value > 0.0 && std::isfinite(value);
 }
@@ -117,26 +122,46 @@ std::vector<float> table_of(const ScheduleDefaults& schedule) {
 }  // namespace
 
 Timesteps::Timesteps(const ScheduleDefaults& schedule, const TimestepOptions& options,
-                     const SigmaShift& dynamic_shift, const SigmaRange& range)
+                     const SigmaShift& dynamic_shift, const std::vector<SigmaRange>& ranges)
     : options_(options), dynamic_shift_(dynamic_shift), sigmas_(table_of(schedule)) {
   check_options(options);
-  first_ = static_cast<int64_t>(options.min_timestep_boundary * kLevels);
-  last_ = static_cast<int64_t>(options.max_timestep_boundary * kLevels);
-  require(first_ < last_, "min_timestep_boundary", options.min_timestep_boundary,
+  const auto first = static_cast<int64_t>(options.min_timestep_boundary * kLevels);
+  const auto last = static_cast<int64_t>(options.max_timestep_boundary * kLevels);
+  require(first < last, "min_timestep_boundary", options.min_timestep_boundary,
           "not below --max_timestep_boundary " + report::number_text(options.max_timestep_boundary),
           "leave a part of the table in between, at least 0.001 of it");
-  while (first_ < last_ && sigmas_[static_cast<size_t>(first_)] > range.high) ++first_;
-  while (first_ < last_ && sigmas_[static_cast<size_t>(last_ - 1)] < range.low) --last_;
-  require(first_ < last_, "min_timestep_boundary", options.min_timestep_boundary,
-          "the begin of a part that the trained denoiser has no levels in",
-          "leave the boundaries out, or train another denoiser");
-  high_ = sigmas_[static_cast<size_t>(first_)];
-  low_ = std::max(range.low, last_ < kLevels ? double{sigmas_[static_cast<size_t>(last_)]} : 0.0);
-  const auto [low_chance, high_chance] = chances(shift_of(0));
-  require(low_chance < high_chance, "min_timestep_boundary", options.min_timestep_boundary,
-          "the begin of a part that --timestep_sampling never draws from",
-          "choose other boundaries, or another distribution");
+  if (ranges.size() > 1 && follows_tokens(options.sampling))
+    throw Error(ErrorCode::kUnsupported,
+                "--timestep_sampling: a shift that follows each image's size, and one of several "
+                "denoisers is drawn for all images of a step",
+                "use shift or another one, or train one denoiser in a run");
+  double sum = 0.0;
+  for (const SigmaRange& range : ranges) {
+    parts_.push_back(part_of(range, parts_.empty() ? first : parts_.back().last, last));
+    const auto [low_chance, high_chance] = chances(parts_.back(), shift_of(0));
+    require(low_chance < high_chance, "min_timestep_boundary", options.min_timestep_boundary,
+            "the begin of a part that --timestep_sampling never draws from",
+            "choose other boundaries, or another distribution");
+    sum += shares_.emplace_back(high_chance - low_chance);
+  }
+  for (double& share : shares_) share /= sum;
+  measure_bell();
+}
 
+Timesteps::Part Timesteps::part_of(const SigmaRange& range, int64_t first, int64_t last) const {
+  const auto level = [&](int64_t index) { return sigmas_[static_cast<size_t>(index)]; };
+  while (first < last && level(first) > static_cast<float>(range.high)) ++first;
+  while (first < last && level(last - 1) < static_cast<float>(range.low)) --last;
+  require(first < last, "min_timestep_boundary", options_.min_timestep_boundary,
+          "the begin of a part that a trained denoiser has no levels in",
+          "leave the boundaries out, or train another denoiser alone");
+  return {.first = first,
+          .last = last,
+          .low = std::max(range.low, last < kLevels ? double{level(last)} : 0.0),
+          .high = level(first)};
+}
+
+void Timesteps::measure_bell() {
   bell_floor_ = 1.0;
   for (const float sigma : sigmas_) bell_floor_ = std::min(bell_floor_, bell(sigma));
   double sum = 0.0;
@@ -156,15 +181,8 @@ bool Timesteps::draws_sigma() const {
 }
 
 double Timesteps::shift_of(int64_t tokens) const {
-  switch (options_.sampling) {
-    case TimestepSampling::kShift:
-      return options_.discrete_flow_shift;
-    case TimestepSampling::kUniformDynamicShift:
-    case TimestepSampling::kSigmoidDynamicShift:
-      return generate::shift_factor(dynamic_shift_, tokens);
-    default:
-      return 1.0;
-  }
+  if (follows_tokens(options_.sampling)) return generate::shift_factor(dynamic_shift_, tokens);
+  return options_.sampling == TimestepSampling::kShift ? options_.discrete_flow_shift : 1.0;
 }
 
 double Timesteps::quantile(double p, double shift) const {
@@ -205,28 +223,39 @@ double Timesteps::probability(double value, double shift) const {
   throw Error(ErrorCode::kInternal, "timesteps: unknown kind of sampling");
 }
 
-std::pair<double, double> Timesteps::chances(double shift) const {
-  if (draws_sigma()) return {probability(low_, shift), probability(high_, shift)};
-  return {probability(static_cast<double>(first_) / kLevels, shift),
-          probability(static_cast<double>(last_) / kLevels, shift)};
+std::pair<double, double> Timesteps::chances(const Part& part, double shift) const {
+  if (draws_sigma()) return {probability(part.low, shift), probability(part.high, shift)};
+  return {probability(static_cast<double>(part.first) / kLevels, shift),
+          probability(static_cast<double>(part.last) / kLevels, shift)};
 }
 
-Timestep Timesteps::draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t tokens) const {
+size_t Timesteps::draw_denoiser(uint64_t seed, uint32_t step) const {
+  double left = random::uniform(seed, 0, step);
+  size_t denoiser = 0;
+  while (denoiser + 1 < shares_.size() && left >= shares_[denoiser]) left -= shares_[denoiser++];
+  return denoiser;
+}
+
+Timestep Timesteps::draw(uint64_t seed, uint32_t sample, uint32_t step, int64_t tokens,
+                         size_t denoiser) const {
   const double u = random::uniform(seed, sample, step);
   const double shift = shift_of(tokens);
-  const auto [low_chance, high_chance] = chances(shift);
+  const Part& part = parts_[denoiser];
+  const auto [low_chance, high_chance] = chances(part, shift);
   const double value = quantile(low_chance + u * (high_chance - low_chance), shift);
-  if (draws_sigma()) return at_sigma(std::clamp(value, std::max(low_, kSmallestSigma), high_));
-  const auto index = std::clamp(static_cast<int64_t>(value * kLevels), first_, last_ - 1);
+  if (draws_sigma())
+    return at_sigma(std::clamp(value, std::max(part.low, kSmallestSigma), part.high));
+  const auto index = std::clamp(static_cast<int64_t>(value * kLevels), part.first, part.last - 1);
   return at_sigma(sigmas_[static_cast<size_t>(index)]);
 }
 
 std::vector<Timestep> Timesteps::grid(int64_t count) const {
   require(count >= 1, "validation_timesteps", static_cast<double>(count), "below 1");
+  const int64_t first = parts_.front().first, last = parts_.back().last;
   std::vector<Timestep> levels;
   for (int64_t i = 0; i < count; ++i) {
     const double part = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
-    const auto index = first_ + static_cast<int64_t>(part * static_cast<double>(last_ - first_));
+    const auto index = first + static_cast<int64_t>(part * static_cast<double>(last - first));
     levels.push_back(at_sigma(sigmas_[static_cast<size_t>(index)]));
   }
   return levels;

@@ -51,7 +51,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       state_(parts, std::move(selection)),
       memory_(parts.model, parts.config, state_.trained(), parts.progress, parts.timeline),
       timesteps_(timesteps_of(parts.model, parts.config.timesteps,
-                              running_range(parts.model, state_.trained().selection()))),
+                              running_denoisers(parts.model, state_.trained().selection()))),
       objective_(parts.model, running_denoisers(parts.model, state_.trained().selection()),
                  memory_.runner(), timesteps_, parts.config.seed),
       step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,

@@ -363,6 +363,81 @@ class Experts(unittest.TestCase):
             self.assertIn("--task direct_distill: goes through noise levels from 1 to 0", said)
         self.run_program("train", *self.model(), *flags, "dit,dit_low", "--output_path", self.folder / "distilled")
 
+    def state(self, run, step):
+        """The trained values and the optimizer's state behind a step: the bytes of each tensor by its name."""
+        tensors = {}
+        for name in ("trained", "optimizer"):
+            path = run / f"checkpoints/step-{step:08d}/{name}.safetensors"
+            data = weights(path)
+            for tensor, entry in header(path).items():
+                if tensor != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    tensors[f"{name}/{tensor}"] = data[begin:end]
+        return tensors
+
+    def changed(self, run, step):
+        """The experts whose values or optimizer's state the step changed."""
+        before, after = self.state(run, step - 1), self.state(run, step)
+        self.assertEqual(set(before), set(after))
+        names = [name for name, value in after.items() if before[name] != value]
+        return {name.split("/")[1].split(".")[0] for name in names} - {"prodigy", "rounding_step"}
+
+    def train_both(self, name, *more, steps=8, lora=True):
+        run = self.folder / name
+        data = self.write_data()
+        which = ["--lora_base_model", "dit,dit_low", "--lora_rank", 4] if lora else ["--trainable_models", "dit,dit_low"]
+        rate = [] if "--learning_rate" in more else ["--learning_rate", 1e-2]
+        self.run_program("train", *self.model(), "--dataset_base_path", data, "--dataset_metadata_path",
+                         data / "metadata.csv", *which, *rate, "--max_train_steps", steps, "--save_steps", 1,
+                         "--checkpoints_total_limit", 0, "--threads", 1, "--output_path", run, *more)
+        return run
+
+    def test_each_step_is_of_one_expert_and_leaves_the_other_as_it_is(self):
+        drawn = {}
+        for name, more in {
+                "plain": ["--gradient_accumulation_steps", 2, "--weight_decay", 0.1],
+                "clipped": ["--max_grad_norm", 0.01, "--ema_decay", 0.9, "--batch_size", 2],
+                "8bit": ["--optimizer_type", "AdamW8bit"],
+                "adafactor": ["--optimizer_type", "Adafactor"],
+                "prodigy": ["--optimizer_type", "Prodigy", "--learning_rate", 1],
+        }.items():
+            run = self.train_both("idle_" + name, *more)
+            steps = [self.changed(run, step) for step in range(2, 9)]
+            self.assertTrue(all(len(experts) == 1 for experts in steps), (name, steps))
+            drawn[name] = steps
+        # The draws depend on seed and step alone.
+        self.assertEqual(1, len(set(map(str, drawn.values()))), drawn)
+        self.assertEqual({"dit", "dit_low"}, set.union(*drawn["plain"]))
+        other = self.train_both("idle_seed", "--seed", 7)
+        self.assertNotEqual(drawn["plain"], [self.changed(other, step) for step in range(2, 9)])
+
+    def test_a_run_of_both_experts_is_resumed_to_the_bit(self):
+        for lora in (True, False):
+            whole = self.train_both(f"whole_{lora}", lora=lora)
+            for stop in (3, 5):
+                run = self.train_both(f"stopped_{lora}_{stop}", lora=lora, steps=stop)
+                self.run_program("train", "--resume", run, "--max_train_steps", 8)
+                self.assertEqual(self.state(whole, 8), self.state(run, 8))
+                for file in sorted(whole.glob("step-8*.safetensors")):
+                    self.assertEqual(weights(file), weights(run / file.name))
+
+    def test_where_experts_rest_changes_no_bit(self):
+        """Blocks come from the host, and the optimizer works there; what comes and goes is computed again."""
+        for lora in (True, False):
+            here = self.train_both(f"here_{lora}", "--use_gradient_checkpointing", "--device", "cpu", lora=lora)
+            away = ["--offload", "dit=host,dit_low=host", "--device", "simulated"]
+            for name, more in {"weights": [], "all": ["--optimize_on_cpu"]}.items():
+                run = self.train_both(f"away_{name}_{lora}", *away, *more, lora=lora)
+                self.assertEqual(self.state(here, 8), self.state(run, 8), (name, lora))
+
+    def test_a_plan_says_how_often_a_step_is_of_each_expert(self):
+        data = self.write_data()
+        flags = [*self.model(), "--dataset_base_path", data, "--dataset_metadata_path", data / "metadata.csv",
+                 "--output_path", self.folder / "planned", "--vram", "1GiB", "--lora_base_model"]
+        both = self.run_program("plan", "train", *flags, "dit,dit_low")
+        self.assertIn("a step is of dit (50 %) or dit_low (50 %)", both)
+        self.assertNotIn("a step is of", self.run_program("plan", "train", *flags, "dit"))
+
     def test_loras_of_both_experts_are_saved_as_a_file_each(self):
         output = self.train_lora("lora_both", "dit,dit_low")
         for component in ("dit", "dit_low"):

@@ -121,6 +121,39 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
   CHECK(bench.weight("embed.weight").state().leaf().grad().abs().max().item<float>() > 0);
 }
 
+TEST_CASE("Latents that are given stay clean in a step, and do not count", "[objective]") {
+  for (const bool is_noised : {false, true}) {
+    Bench bench;
+    const uint64_t noise_seed = random::stream_seed(bench.config.seed, random::Stream::kNoise);
+    const uint64_t level_seed = random::stream_seed(bench.config.seed, random::Stream::kTimestep);
+    std::vector<PlacedSample> batch = {{toy_sample(1), 3}, {toy_sample(2), 4}};
+    batch[0].sample.mask = at::rand({1, 1, 4, 4});
+    // Of the first sample alone, two rows of other values than its own.
+    const at::Tensor first = batch[0].sample.cond.at("latents"), values = at::randn_like(first);
+    at::Tensor free = at::ones_like(first.narrow(0, 0, 1));
+    free.narrow(2, 0, 2).zero_();
+    test::given_hook = [&](const Conditioning& cond) -> std::optional<GivenLatents> {
+      if (!at::equal(cond.at("latents"), first)) return std::nullopt;
+      return GivenLatents{values, free, is_noised};
+    };
+    const auto forget = c10::make_scope_exit([] { test::given_hook = nullptr; });
+    at::Tensor expected = at::zeros({});
+    for (const PlacedSample& placed : batch) {
+      const at::Tensor& clean = placed.sample.cond.at("latents");
+      const Timestep level = bench.timesteps->draw(level_seed, placed.slot, 7, 4);
+      const at::Tensor noise = random::normal_noise({noise_seed, placed.slot, 7}, clean.sizes());
+      at::Tensor x = clean * (1 - level.sigma) + noise * level.sigma;
+      const bool is_given = clean.is_same(first);
+      if (is_given && !is_noised) x = at::where(free == 0, values, x);
+      at::Tensor squares = (bench.velocity(placed.sample, x, level.sigma) - (noise - clean)).pow(2);
+      // The mean over what is free.
+      if (is_given) squares = (squares * placed.sample.mask).narrow(2, 2, 2);
+      expected = expected + squares.mean() * level.weight;
+    }
+    CHECK(at::allclose(bench.objective->flow_matching(batch, 7), expected, 1e-5));
+  }
+}
+
 TEST_CASE("Latents that are given are kept while they are distilled, and do not count",
           "[objective]") {
   for (const bool is_noised : {false, true}) {
@@ -130,8 +163,8 @@ TEST_CASE("Latents that are given are kept while they are distilled, and do not 
     const at::Tensor& clean = sample.cond.at("latents");
     at::Tensor free = at::ones_like(clean.narrow(0, 0, 1));
     free.narrow(2, 0, 2).zero_();
-    test::given_latents = GivenLatents{clean, free, is_noised};
-    const auto forget = c10::make_scope_exit([] { test::given_latents.reset(); });
+    test::given_hook = [&](const Conditioning&) { return GivenLatents{clean, free, is_noised}; };
+    const auto forget = c10::make_scope_exit([] { test::given_hook = nullptr; });
     const at::Tensor noise = random::normal_noise({9}, clean.sizes());
     const auto kept = [&](const at::Tensor& x, double sigma) {
       return at::where(free == 0, is_noised ? clean * (1 - sigma) + noise * sigma : clean, x);
@@ -142,7 +175,7 @@ TEST_CASE("Latents that are given are kept while they are distilled, and do not 
     const std::vector<PlacedSample> batch = {{sample, 0}};
     const at::Tensor loss = bench.objective->direct_distillation(batch);
     CHECK(at::allclose(loss, ((x - clean).pow(2) * free).mean() / free.mean(), 1e-4));
-    test::given_latents.reset();
+    test::given_hook = nullptr;
     CHECK_FALSE(at::allclose(bench.objective->direct_distillation(batch), loss, 1e-3));
   }
 }

@@ -302,7 +302,7 @@ TEST_CASE("Every draw is within the levels of the denoisers that are trained", "
         TimestepSampling::kSigmoidDynamicShift}) {
     for (const SigmaRange range : {SigmaRange{0.5, 1.0}, SigmaRange{0.9, 1.0}, SigmaRange{0.0, 0.9},
                                    SigmaRange{0.31234, 0.8765}}) {
-      const Timesteps timesteps({}, {.sampling = sampling}, {}, range);
+      const Timesteps timesteps({}, {.sampling = sampling}, {}, {range});
       float least = 1.0F, most = 0.0F;
       for (uint32_t step = 0; step < 5000; ++step) {
         const float sigma = timesteps.draw(3, 0, step, 256).sigma;
@@ -312,6 +312,94 @@ TEST_CASE("Every draw is within the levels of the denoisers that are trained", "
       CHECK(least >= static_cast<float>(range.low));
       CHECK(most <= static_cast<float>(range.high));
     }
+  }
+}
+
+// Of much and of little noise, as several families have them.
+const std::vector<SigmaRange> kExperts = {{0.875, 1.0}, {0.0, 0.875}};
+
+TEST_CASE("Levels of all steps are those of one denoiser that has the levels of all",
+          "[timesteps]") {
+  const uint64_t seed = random::stream_seed(42, random::Stream::kDenoiser);
+  for (const TimestepSampling sampling :
+       {TimestepSampling::kUniform, TimestepSampling::kLogitNormal, TimestepSampling::kMode,
+        TimestepSampling::kSigmoid, TimestepSampling::kShift}) {
+    CAPTURE(static_cast<int>(sampling));
+    const TimestepOptions options = {.sampling = sampling, .discrete_flow_shift = 5.0};
+    const Timesteps whole(kShiftedBy5, options);
+    const Timesteps apart(kShiftedBy5, options, {}, kExperts);
+    REQUIRE(whole.draw_denoiser(seed, 7) == 0);
+    std::vector<float> expected, drawn;
+    double first = 0.0;
+    for (uint32_t step = 0; step < kDraws; ++step) {
+      expected.push_back(whole.draw(kSeed, 0, step).sigma);
+      const size_t denoiser = apart.draw_denoiser(seed, step);
+      drawn.push_back(apart.draw(kSeed, 0, step, 0, denoiser).sigma);
+      REQUIRE((drawn.back() >= 0.875F) == (denoiser == 0));
+      first += denoiser == 0 ? 1.0 / kDraws : 0.0;
+    }
+    const double share = apart.shares().front();
+    REQUIRE(share + apart.shares().back() == Approx(1.0));
+    REQUIRE(first == Approx(share).margin(4.0 * std::sqrt(share * (1.0 - share) / kDraws)));
+    // Of equal distributions the largest difference is below 2 sqrt(2 / n), see distance().
+    std::sort(expected.begin(), expected.end());
+    std::sort(drawn.begin(), drawn.end());
+    for (size_t i = 0; i < expected.size(); i += 400) {
+      const auto below = std::upper_bound(drawn.begin(), drawn.end(), expected[i]);
+      const auto same = std::upper_bound(expected.begin(), expected.end(), expected[i]);
+      REQUIRE(std::abs((below - drawn.begin()) - (same - expected.begin())) <
+              2.0 * std::sqrt(2.0 * kDraws));
+    }
+  }
+  REQUIRE(Timesteps(kShiftedBy5, {}, {}, kExperts).shares().front() == Approx(0.417));
+}
+
+TEST_CASE("A level that two denoisers share is the first one's", "[timesteps]") {
+  const Timesteps timesteps(kPlain, {}, {}, {{0.5, 1.0}, {0.0, 0.5}});
+  REQUIRE(timesteps.shares().front() == Approx(0.501));
+  for (uint32_t step = 0; step < 5000; ++step) {
+    REQUIRE(timesteps.draw(kSeed, 0, step, 0, 0).sigma >= 0.5F);
+    REQUIRE(timesteps.draw(kSeed, 0, step, 0, 1).sigma < 0.5F);
+  }
+}
+
+TEST_CASE("Each of several denoisers needs levels, and shifts that do not follow images",
+          "[timesteps]") {
+  const TimestepOptions high = {.max_timestep_boundary = 0.417};
+  REQUIRE_THROWS_WITH(Timesteps(kShiftedBy5, high, {}, kExperts),
+                      Catch::Contains("a trained denoiser has no levels in"));
+  REQUIRE_THROWS_WITH(
+      Timesteps(kPlain, {.sampling = TimestepSampling::kUniformDynamicShift}, {}, kExperts),
+      Catch::Contains("--timestep_sampling"));
+}
+
+// DiffSynth-Studio draws `id` from int(min * 1000) to int(max * 1000) - 1, of levels that begin
+// with pure noise: with u = 1 - id / 1000, sigma is 5 u / (1 + 4 u).
+TEST_CASE("Boundaries of published scripts draw the levels that they draw there", "[timesteps]") {
+  struct Case {
+    double min, max;
+    SigmaRange expert;  // that the script trains
+  };
+  const Case cases[] = {
+      {0, 0.417, {0.875, 1}}, {0.417, 1, {0, 0.875}}, {0, 0.358, {0.9, 1}}, {0.358, 1, {0, 0.9}}};
+  for (const Case& c : cases) {
+    CAPTURE(c.min, c.max);
+    std::set<float> theirs;
+    for (int id = static_cast<int>(c.min * 1000); id < static_cast<int>(c.max * 1000); ++id) {
+      const double u = 1.0 - id / 1000.0;
+      theirs.insert(static_cast<float>(5.0 * u / (1.0 + 4.0 * u)));
+    }
+    const TimestepOptions said = {.min_timestep_boundary = c.min, .max_timestep_boundary = c.max};
+    const auto levels_of = [&](const Timesteps& timesteps) {
+      std::set<float> levels;
+      for (const Timestep& level : timesteps.grid(static_cast<int64_t>(theirs.size())))
+        levels.insert(level.sigma);
+      return levels;
+    };
+    // By the script's boundaries, by the expert's own range, and by both.
+    REQUIRE(levels_of(Timesteps(kShiftedBy5, said)) == theirs);
+    REQUIRE(levels_of(Timesteps(kShiftedBy5, {}, {}, {c.expert})) == theirs);
+    REQUIRE(levels_of(Timesteps(kShiftedBy5, said, {}, {c.expert})) == theirs);
   }
 }
 

@@ -18,8 +18,10 @@ namespace atelier::test {
 // Is called with each velocity that the denoiser gives, and may change it or throw.
 using VelocityHook = std::function<at::Tensor(const at::Tensor& velocity)>;
 inline VelocityHook velocity_hook;
-inline std::optional<GivenLatents> given_latents;  // of every sample
-inline int num_ranges_asked = 0;                   // calls of sigma_range()
+// Says which latents of a sample are given; empty: none are.
+using GivenHook = std::function<std::optional<GivenLatents>(const Conditioning& cond)>;
+inline GivenHook given_hook;
+inline int num_ranges_asked = 0;  // calls of sigma_range()
 
 class HookedToy final : public ImageToy {
  public:
@@ -35,8 +37,8 @@ class HookedToy final : public ImageToy {
         const at::Tensor velocity = ToyModel::denoise(in, runner);
         return velocity_hook ? velocity_hook(velocity) : velocity;
       }
-      std::optional<GivenLatents> given(const Conditioning&) const override {
-        return given_latents;
+      std::optional<GivenLatents> given(const Conditioning& cond) const override {
+        return given_hook ? given_hook(cond) : std::nullopt;
       }
     };
     return std::make_unique<Hooked>(parts, options, ToyMistakes{});
