@@ -251,6 +251,7 @@ def train(model_paths, rows, **flags):
                         output_path=folder / "out")
         arguments = ["train"]
         for name, value in {**defaults, **flags}.items():
-            arguments += ["--" + name] if value is True else ["--" + name, value]
+            if value is not None:
+                arguments += ["--" + name] if value is True else ["--" + name, value]
         run(arguments, folder)
         yield Run(folder / "out")

@@ -17,7 +17,7 @@ import references
 import tiny_models
 
 # What a stream of random numbers is for.
-NOISE, TIMESTEP, ORDER = 1, 2, 3
+NOISE, TIMESTEP, ORDER, DENOISER = 1, 2, 3, 10
 LEVELS = 1000
 # The shift of Qwen-Image's training schedule, in the exponential form.
 TRAINING_MU = 0.8
@@ -91,8 +91,8 @@ def weight_of_level(level):
     return weights()[level]
 
 
-def draw_uniform(seed, slot, step):
-    return (_bits(stream_seed(seed, TIMESTEP), slot, step) >> 11) / 2**53
+def draw_uniform(seed, slot, step, stream=TIMESTEP):
+    return (_bits(stream_seed(seed, stream), slot, step) >> 11) / 2**53
 
 
 def draw_level(seed, slot, step):
