@@ -324,20 +324,29 @@ bool is_guided(const Request& request, int64_t step) {
          is_guided_at(request.sigmas[static_cast<size_t>(step)], request.cfg_trunc);
 }
 
+const model::RangedDenoiser& denoiser_of(const Request& request,
+                                         std::span<const model::RangedDenoiser> denoisers,
+                                         int64_t step) {
+  float level = request.sigmas[static_cast<size_t>(step)];
+  if (request.whole_timesteps) level = whole_timesteps({&level, 1}).front();
+  if (!request.switch_boundary) return model::denoiser_at(denoisers, level);
+  const bool is_noisy = level >= static_cast<float>(*request.switch_boundary);
+  return is_noisy ? denoisers.front() : denoisers.back();
+}
+
 // Brings the denoiser of a step, and has it compute ahead what the levels of its steps say.
 void Generator::use_denoiser(const Request& request, int64_t step) {
-  const auto denoiser_of = [&](int64_t of_step) -> const model::RangedDenoiser& {
-    return model::denoiser_at(engine_.stages.denoisers,
-                              request.sigmas[static_cast<size_t>(of_step)]);
+  const auto of_step = [&](int64_t i) -> const model::RangedDenoiser& {
+    return denoiser_of(request, engine_.stages.denoisers, i);
   };
-  const model::RangedDenoiser& wanted = denoiser_of(step);
+  const model::RangedDenoiser& wanted = of_step(step);
   if (denoiser_ == &wanted) return;
   forget_denoiser();
   residents_.denoise(wanted.name(), check());
   check_cancelled();
   const auto num_steps = std::ssize(request.sigmas) - 1;
   int64_t end = step + 1;
-  while (end < num_steps && &denoiser_of(end) == &wanted) ++end;
+  while (end < num_steps && &of_step(end) == &wanted) ++end;
   denoiser_ = &wanted;
   first_step_ = step;
   const std::vector<float> told = told_levels(request);

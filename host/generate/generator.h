@@ -57,6 +57,8 @@ struct Request {
   bool batches_cfg = true;
   std::vector<float> sigmas;     // see make_sigmas()
   bool whole_timesteps = false;  // of the levels that the denoiser is told
+  // Where the second of two denoisers takes over, in place of their own border.
+  std::optional<double> switch_boundary = {};
   std::string solver = "euler";  // see solvers.h
   MediaTarget target = {};       // of each image
   std::vector<uint64_t> seeds;   // the same
@@ -69,6 +71,10 @@ struct Request {
 
 // Whether the step of that number, from 0, is made with guidance.
 bool is_guided(const Request& request, int64_t step);
+// Of `denoisers`, the one that makes it: that of the level which it is told.
+const model::RangedDenoiser& denoiser_of(const Request& request,
+                                         std::span<const model::RangedDenoiser> denoisers,
+                                         int64_t step);
 
 // Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
 // own arithmetic does with another batch. Not thread-safe.

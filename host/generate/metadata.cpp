@@ -91,6 +91,7 @@ media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
   if (!model.compute.empty()) record["compute"] = model.compute;
   if (settings.num_inference_steps) record["num_inference_steps"] = *settings.num_inference_steps;
   if (settings.flow_shift) record["flow_shift"] = *settings.flow_shift;
+  if (settings.switch_boundary) record["switch_boundary"] = *settings.switch_boundary;
   if (has_start(settings, model.inputs))
     record["denoising_strength"] = settings.denoising_strength.value_or(kDefaultStrength);
   if (!settings.latents.empty()) record["latents"] = short_path(settings.latents);

@@ -129,6 +129,7 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);
   request.sigmas = sigmas_of(s, schedule, model.latent_spec(), has_start(s, family.inputs()));
   request.whole_timesteps = schedule.whole_timesteps;
+  request.switch_boundary = s.switch_boundary;
   request.solver = s.solver.empty() ? schedule.solver : s.solver;
   for (int64_t i = 0; i < s.num_images; ++i)
     request.seeds.push_back(seed + static_cast<uint64_t>(i));

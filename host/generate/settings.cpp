@@ -186,6 +186,11 @@ const std::vector<Field>& fields() {
         .kind = FlagKind::kReal,
         .help = "constant shift towards high noise, in place of the schedule's"},
        &Settings::flow_shift},
+      {{.name = "switch_boundary",
+        .kind = FlagKind::kReal,
+        .help = "of two denoisers: the noise level, 1 being all noise, below which the second one "
+                "takes over; by default what the model is for"},
+       &Settings::switch_boundary},
       {{.name = "sigmas", .help = "the noise levels themselves, falling from 1: 1,0.75,0.5"},
        &Settings::sigmas},
       {{.name = "denoising_strength",

@@ -33,6 +33,7 @@ struct Settings {
   std::string schedule;  // empty: the first one for the model's variant
   std::string solver;    // empty: of the schedule
   std::optional<double> flow_shift;
+  std::optional<double> switch_boundary;  // see Request
   std::vector<double> sigmas;
   std::optional<double> denoising_strength;  // kDefaultStrength when absent
   std::string latents;                       // safetensors file

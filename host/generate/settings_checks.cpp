@@ -99,6 +99,9 @@ void check_schedule(const Settings& s, const ModelFamily* family, std::string_vi
   });
   check_guidance(s, schedule->cfg_renorm, place, problems);
   if (s.denoising_strength) collect([&] { keep_last_steps({1.0f, 0.0f}, *s.denoising_strength); });
+  const double boundary = s.switch_boundary.value_or(0.0);
+  check_range(boundary >= 0 && boundary <= 1, place.of("switch_boundary"), std::to_string(boundary),
+              "outside [0, 1]", problems);
   const int64_t num_steps = s.num_inference_steps.value_or(1);
   check_range(num_steps <= kMaxSteps, place.of("num_inference_steps"), std::to_string(num_steps),
               "above " + std::to_string(kMaxSteps), problems);
@@ -228,6 +231,11 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
 
 void check_encoders(const Settings& s, const model::LoadedModel& model, const Origin& place,
                     report::Problems& problems) {
+  const size_t denoisers = model.stages().denoisers.size();
+  if (s.switch_boundary && denoisers != 2)
+    problems.add(place.of("switch_boundary") + ": the model has " + std::to_string(denoisers) +
+                     " denoiser, and two take turns",
+                 "leave it out, or add the files of the other one to --model_paths");
   for (const auto& [name, value] : s.family_inputs.items()) {
     if (const auto error = model::missing_encoder(model, name))
       problems.add(error->at(place.of(name)));

@@ -25,7 +25,7 @@ void check_sizes(const Settings& settings, const ModelFamily& family, const Late
 void check_against_model(const Settings& settings, const ModelFamily& family, const Model& model,
                          std::string_view variant, const Origin& place, report::Problems& problems);
 
-// Whether what encodes the given inputs is there.
+// Whether what encodes the given inputs is there, and the denoisers that settings speak of.
 void check_encoders(const Settings& s, const model::LoadedModel& model, const Origin& place,
                     report::Problems& problems);
 

@@ -56,6 +56,16 @@ void check_shift(double a, const ScheduleRequest& request) {
               "use a smaller size, or say --flow_shift");
 }
 
+// The nearest float32 in the same whole thousandth, so that what is told of the level does not
+// depend on how it is stored.
+float in_its_thousandth(double level) {
+  const double thousandth = std::floor(1000.0 * level);
+  auto nearest = static_cast<float>(level);
+  while (std::floor(1000.0 * nearest) < thousandth) nearest = std::nextafter(nearest, 2.0F);
+  while (std::floor(1000.0 * nearest) > thousandth) nearest = std::nextafter(nearest, -1.0F);
+  return nearest;
+}
+
 }  // namespace
 
 double shift_factor(const SigmaShift& shift, int64_t tokens) {
@@ -91,8 +101,9 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
   const double a = request.flow_shift.value_or(shift_factor(schedule.shift, request.tokens));
   check_shift(a, request);
   std::vector<double> levels(n);
+  const double step = (schedule.grid.low - schedule.grid.high) / n;
   for (int i = 0; i < n; ++i) {
-    const double s = schedule.grid.high - (schedule.grid.high - schedule.grid.low) * i / n;
+    const double s = schedule.grid.high + i * step;  // as NumPy rounds it
     levels[i] = a * s / (1.0 + (a - 1.0) * s);
   }
   // A single step begins and ends the grid at 1: there is nothing to stretch.
@@ -100,7 +111,10 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
     const double scale = (1.0 - schedule.terminal_sigma) / (1.0 - levels.back());
     for (double& level : levels) level = 1.0 - (1.0 - level) * scale;
   }
-  std::vector<float> sigmas(levels.begin(), levels.end());
+  std::vector<float> sigmas;
+  for (const double level : levels)
+    sigmas.push_back(schedule.whole_timesteps ? in_its_thousandth(level)
+                                              : static_cast<float>(level));
   sigmas.push_back(0.0f);
   return sigmas;
 }

@@ -38,9 +38,10 @@ void DryGeneration::choose_steps(const Request& request) {
   std::map<std::pair<const model::RangedDenoiser*, bool>, int64_t> first;
   steps_.clear();
   for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
-    const float sigma = request.sigmas[static_cast<size_t>(i)];
-    const auto [kind, is_new] = first.try_emplace(
-        {&model::denoiser_at(engine_.stages.denoisers, sigma), generate::is_guided(request, i)}, i);
+    const auto [kind, is_new] =
+        first.try_emplace({&generate::denoiser_of(request, engine_.stages.denoisers, i),
+                           generate::is_guided(request, i)},
+                          i);
     ++steps_[kind->second];
   }
 }

@@ -436,6 +436,30 @@ TEST_CASE("Each denoiser runs at the noise levels of its range, with its own lev
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit", "dit", "dit_low"});
 }
 
+TEST_CASE("Where one denoiser follows another is the user's choice", "[generate]") {
+  Bench bench;
+  Request request = request_of("four", 4, {7});  // 1, 0.75, 0.5, 0.25
+  for (const auto& [boundary, seen] :
+       {std::pair(0.75, Words{"dit", "dit", "dit_low", "dit_low"}),
+        std::pair(0.76, Words{"dit", "dit_low", "dit_low", "dit_low"}),
+        std::pair(0.0, Words(4, "dit"))}) {
+    INFO(boundary);
+    request.switch_boundary = boundary;
+    bench.model.denoisers_seen.clear();
+    Generator generator(two_denoisers(bench.model, bench.log), bench.progress);
+    generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+    CHECK(bench.model.denoisers_seen == seen);
+  }
+  // The level that the denoiser is told counts, as where published samplers compare timesteps.
+  request.sigmas = {0.9F, 0.7509F, 0.0F};
+  request.switch_boundary = 0.7505;
+  request.whole_timesteps = true;
+  bench.model.denoisers_seen.clear();
+  Generator generator(two_denoisers(bench.model, bench.log), bench.progress);
+  generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+  CHECK(bench.model.denoisers_seen == Words{"dit", "dit_low"});
+}
+
 // A solver on v = rate x + c, as the generator has it.
 at::Tensor solved(std::string_view solver, at::Tensor x, const std::vector<float>& sigmas,
                   double rate, double c) {

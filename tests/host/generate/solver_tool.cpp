@@ -23,7 +23,8 @@ using namespace atelier;
 void walk(const std::vector<std::string>& words) {
   const ScheduleDefaults schedule = {
       .shift = {.kind = SigmaShift::Kind::kConstant, .value = std::stod(words.at(4))},
-      .grid = {.high = std::stod(words.at(2)), .low = std::stod(words.at(3))}};
+      .grid = {.high = std::stod(words.at(2)), .low = std::stod(words.at(3))},
+      .whole_timesteps = true};
   const std::vector<float> sigmas = generate::keep_last_steps(
       generate::make_sigmas(schedule, {.num_steps = std::stoi(words.at(1))}),
       std::stod(words.at(5)));
