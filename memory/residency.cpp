@@ -164,6 +164,7 @@ struct Residency::Impl {
 
   std::vector<Streamed> streamed;  // until they are sent away
   std::vector<Demanded> demanded;
+  std::vector<const Weight*> residents;             // that stay, whether they are there by now
   std::map<const Block*, int64_t> numbers;          // in running order, of those that come and go
   std::map<const Weight*, at::Tensor> host_values;  // of plain weights in slabs
   std::shared_ptr<BlockStream> stream;              // null: all of them stay
@@ -199,7 +200,7 @@ void Residency::Impl::sort(Block& block, Place place, const std::set<const Weigh
     if (on_demand.contains(&weight)) {
       demanded.emplace_back(find(block, path, weight), place);
     } else if (place == Place::kDevice) {
-      stats.device_bytes += resident_bytes(weight);
+      residents.push_back(&weight);
     } else {
       Found found = find(block, path, weight);
       Pieces pieces = add_to(comes.layout, found.parts);
@@ -283,6 +284,7 @@ void Residency::refresh(const Block& block) {
 
 Residency::Stats Residency::stats() const {
   Stats result = impl_->stats;
+  for (const Weight* weight : impl_->residents) result.device_bytes += resident_bytes(*weight);
   if (impl_->stream) {
     const BlockStream::Stats stream = impl_->stream->stats();
     result.copied_bytes = stream.copied_bytes;

@@ -1,5 +1,7 @@
 #include "host/generate/engine.h"
 
+#include "host/model/handover.h"
+
 namespace atelier::generate {
 
 Engine make_engine(model::LoadedModel& model) {
@@ -10,6 +12,9 @@ Engine make_engine(model::LoadedModel& model) {
   engine.runner = &model.runner();
   engine.load = [&model](std::string_view component) { model.load_component(component); };
   engine.unload = [&model](std::string_view component) { model.unload_component(component); };
+  engine.hand_over = [&model](std::string_view from, std::string_view to) {
+    model::hand_over(model, from, to);
+  };
   return engine;
 }
 

@@ -244,7 +244,9 @@ class Generator::Guided {
       input_ = at::empty(shape, x_.options().dtype(dtype));
     }
     input_.narrow(0, 0, x_.size(0)).copy_(x_);
-    return is_guided(request_, step) ? guided(step) : call(step, with_);
+    if (is_guided(request_, step)) return guided(step);
+    generator_.hand_over(request_, step);
+    return call(step, with_);
   }
 
  private:
@@ -265,11 +267,13 @@ class Generator::Guided {
     if (batched_ && !generator_.splits_cfg_) {
       try {
         input_.narrow(0, count, count).copy_(x_);
+        generator_.hand_over(request_, step);
         const at::Tensor pair = call(step, both_);
         return combine(pair.narrow(0, 0, count), pair.narrow(0, count, count));
       } catch (...) {
         const std::optional<Error> failure = plugins::out_of_memory();
         if (!failure) throw;
+        generator_.take_back();
         generator_.splits_cfg_ = true;
         generator_.progress_.warn(
             failure->message() +
@@ -277,6 +281,7 @@ class Generator::Guided {
       }
     }
     const at::Tensor with = call(step, with_);
+    generator_.hand_over(request_, step);
     return combine(with, call(step, without_));
   }
 
@@ -341,6 +346,7 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
   };
   const model::RangedDenoiser& wanted = of_step(step);
   if (denoiser_ == &wanted) return;
+  next_ = nullptr;
   forget_denoiser();
   residents_.denoise(wanted.name(), check());
   check_cancelled();
@@ -361,8 +367,33 @@ void Generator::use_denoiser(const Request& request, int64_t step) {
 }
 
 void Generator::forget_denoiser() {
+  if (next_ != nullptr) {  // neither of the two is whole
+    engine_.unload(next_->name());
+    engine_.unload(denoiser_->name());
+    next_ = nullptr;
+  }
   denoiser_ = nullptr;
   engine_.model.forget_levels();
+}
+
+// Before the last call of a step: where that is the denoiser's last one, the next one begins to
+// come.
+void Generator::hand_over(const Request& request, int64_t step) {
+  if (!engine_.hand_over || engine_.stays.contains(denoiser_->name()) ||
+      step + 2 >= std::ssize(request.sigmas))
+    return;
+  const auto& next = denoiser_of(request, engine_.stages.denoisers, step + 1);
+  if (&next == denoiser_) return;
+  next_ = &next;
+  engine_.hand_over(denoiser_->name(), next.name());
+}
+
+// The denoiser is called again after all.
+void Generator::take_back() {
+  if (next_ == nullptr) return;
+  engine_.unload(std::exchange(next_, nullptr)->name());
+  engine_.unload(denoiser_->name());
+  engine_.load(denoiser_->name());
 }
 
 void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,

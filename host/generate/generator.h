@@ -30,6 +30,8 @@ struct Engine {
   at::ScalarType decoder_dtype = at::kFloat;  // of what decodes
   // Each does nothing when there is nothing to do.
   std::function<void(std::string_view component)> load = {}, unload = {};
+  // See model::hand_over(). Empty: nothing is ahead of its time.
+  std::function<void(std::string_view from, std::string_view to)> hand_over = {};
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
   std::set<std::string, std::less<>> stays = {};  // components that do not leave; see Residents
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
@@ -120,6 +122,8 @@ class Generator {
                      const std::string& label);
   void use_denoiser(const Request& request, int64_t step);
   void forget_denoiser();
+  void hand_over(const Request& request, int64_t step);
+  void take_back();
   void decode(const Request& request, const at::Tensor& latents_CTHW,
               const model::SampleSink& sink);
   TileFunction through_vae(TileFunction run) const;
@@ -143,6 +147,7 @@ class Generator {
   // The denoiser whose levels are prepared, and the step of the first of them.
   const model::RangedDenoiser* denoiser_ = nullptr;
   int64_t first_step_ = 0;
+  const model::RangedDenoiser* next_ = nullptr;  // its blocks are coming already
 
   // Encodings by stage and content, the oldest dropped first.
   std::map<std::string, Conditioning> cache_;

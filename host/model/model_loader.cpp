@@ -12,13 +12,16 @@
 #include "formats/escape.h"
 #include "host/device/cpu_memory.h"
 #include "host/model/components.h"
+#include "host/model/handover.h"
 #include "host/model/random_weights.h"
 #include "host/model/request_checks.h"
 #include "host/plugins/guard.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "host/weights/weight_loading.h"
+#include "memory/activation_budget.h"
 #include "memory/clock.h"
+#include "memory/slab.h"
 
 namespace atelier::model {
 
@@ -52,12 +55,67 @@ std::string describe(const memory::ResidencyPlan& plan, const memory::Residency:
 
 }  // namespace
 
-// Passes blocks on to whatever streams at the moment.
-class LoadedModel::Runner final : public BlockRunner {
+namespace {
+
+using PlaceByWeight = std::map<const Weight*, memory::Place>;
+
+int64_t bytes_where_it_rests(const Weight& weight) {
+  int64_t bytes = 0;
+  for (const at::Tensor& part : weight.state().store()->parts())
+    bytes += static_cast<int64_t>(part.nbytes());
+  return bytes;
+}
+
+// The bytes of the slots that a component of this plan takes, whose blocks are on the host.
+int64_t slot_bytes(const std::vector<Block*>& blocks, const memory::ResidencyPlan& plan,
+                   const std::set<const Weight*>& on_demand) {
+  int64_t count = 0, largest = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (plan.blocks[i] == memory::Place::kDevice) continue;
+    memory::SlabLayout layout;
+    blocks[i]->visit_weights([&](const std::string&, Weight& weight) {
+      if (on_demand.contains(&weight)) return;
+      for (const at::Tensor& part : weight.state().store()->parts()) layout.add(part);
+    });
+    largest = std::max(largest, layout.bytes());
+    ++count;
+  }
+  return std::min(count, plan.prefetch + 1) * largest;
+}
+
+void fill_weights(LoadedModel& model, std::string_view name, const weights::WeightBinding& binding,
+                  const files::Checkpoint& checkpoint, const PlaceByWeight& places,
+                  const std::function<void(int64_t)>& progress) {
+  if (const std::optional<uint64_t> seed = random_weights_seed(checkpoint))
+    return fill_randomly(binding, checkpoint, *seed, model.dtype(name), model.device(), progress,
+                         model.weight_storage(name), places);
+  std::unique_ptr<memory::TransferDevice> own;
+  memory::TransferDevice* transfer = model.device().is_cpu() ? nullptr : model.transfer();
+  if (!model.device().is_cpu() && transfer == nullptr)
+    transfer = (own = memory::make_transfer_device(model.device())).get();
+  weights::load_weights(binding, checkpoint, model.dtype(name), model.device(), progress,
+                        model.weight_storage(name),
+                        {.places = places, .maps = !model.is_simulated(), .transfer = transfer});
+}
+
+// A runner of LoadedModel, as hand_over() knows it.
+class HandoverRunner : public BlockRunner {
  public:
+  virtual void hand_over(std::string_view from, std::string_view to) = 0;
+};
+
+}  // namespace
+
+// Passes blocks on to whatever streams at the moment.
+class LoadedModel::Runner final : public HandoverRunner {
+ public:
+  explicit Runner(LoadedModel& model) : model_(model) {}
+
   Tensors run(Block& block, const Tensors& inputs) override {
     ops::check_stop();
-    return now().run(block, inputs);
+    Tensors outputs = now().run(block, inputs);
+    if (leaving_.contains(&block)) retire(block);
+    return outputs;
   }
   std::shared_ptr<void> hold(Block& block) override { return now().hold(block); }
 
@@ -66,18 +124,95 @@ class LoadedModel::Runner final : public BlockRunner {
     if (!components.empty()) streaming_.emplace(direct_, std::move(components));
   }
 
+  void hand_over(std::string_view from, std::string_view to) override {
+    if (model_.is_loaded(to) || !model_.is_loaded(from) || !model_.is_streamed(to)) return;
+    if (!load_host_part(to)) return;
+    coming_ = to;
+    room_ = 0;
+    needed_ = slot_bytes(model_.model_->blocks(to), model_.plans_.find(to)->second, on_demand(to));
+    for (Block* block : model_.model_->blocks(from)) leaving_.insert(block);
+  }
+
+  // The weights of a component leave, or all of them have come.
+  void forget(std::string_view component) {
+    leaving_.clear();
+    if (component == coming_) coming_.clear();
+  }
+
+  // Whether weights of it were brought by hand_over().
+  bool is_coming(std::string_view component) const { return component == coming_; }
+
+  void make_residency(std::string_view name) {
+    model_.residencies_[std::string(name)] = std::make_unique<memory::Residency>(
+        model_.model_->blocks(name), model_.plans_.find(name)->second, *model_.transfer_,
+        on_demand(name));
+    device::release_freed_memory();
+    model_.stream_residencies();
+  }
+
  private:
   BlockRunner& now() {
     if (streaming_) return *streaming_;
     return direct_;
   }
 
+  // Weights that do not come with their block.
+  std::set<const Weight*> on_demand(std::string_view name) const {
+    std::set<const Weight*> weights;
+    if (!model_.prepares_levels_) return weights;
+    for (const WeightPtr& weight : model_.model_->level_weights(name)) weights.insert(weight.get());
+    return weights;
+  }
+
+  // What a component has on the host comes there; false: it has no room for it.
+  bool load_host_part(std::string_view name) {
+    const files::Checkpoint& checkpoint = model_.find_part(name)->checkpoint;
+    PlaceByWeight places = model_.places_;
+    for (const Weight* weight : on_demand(name)) places.emplace(weight, memory::Place::kHost);
+    weights::WeightBinding ahead = model_.bindings_.find(name)->second;
+    std::erase_if(ahead.weights, [&](const auto& bound) { return !places.contains(bound.weight); });
+    weights::WeightBinding copied = ahead;
+    std::erase_if(copied.weights, [&](const auto& bound) {
+      return places.at(bound.weight) == memory::Place::kDisk;
+    });
+    if (weights::bytes_to_read(copied, checkpoint) > memory::available_bytes(at::kCPU))
+      return false;
+    fill_weights(model_, name, ahead, checkpoint, places, [](int64_t) { ops::check_stop(); });
+    return true;
+  }
+
+  // Behind the last run of a block.
+  void retire(Block& block) {
+    block.visit_weights([&](const std::string&, Weight& weight) {
+      if (model_.is_streamed(weight) || !weight.is_loaded()) return;
+      room_ += bytes_where_it_rests(weight);
+      weight.state().set_store(nullptr);
+      weight.state().keep_derived({});
+    });
+    if (room_ < needed_) return;
+    leaving_.clear();
+    try {
+      make_residency(coming_);
+    } catch (...) {  // what left may lie in pieces: then they come when all of it has left
+      if (!plugins::out_of_memory()) throw;
+    }
+  }
+
+  LoadedModel& model_;
   DirectRunner direct_;
   std::optional<memory::StreamingRunner> streaming_;
+
+  std::set<const Block*> leaving_;  // of the denoiser that runs for the last time
+  std::string coming_;              // the one that comes in its place; empty: none
+  int64_t room_ = 0, needed_ = 0;   // bytes that have left, and those that the first blocks take
 };
 
+void hand_over(LoadedModel& model, std::string_view from, std::string_view to) {
+  dynamic_cast<HandoverRunner&>(model.runner()).hand_over(from, to);
+}
+
 LoadedModel::LoadedModel(const ModelFamily& family)
-    : family_(family), runner_(std::make_unique<Runner>()) {}
+    : family_(family), runner_(std::make_unique<Runner>(*this)) {}
 
 LoadedModel::~LoadedModel() = default;
 
@@ -258,26 +393,12 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
 void LoadedModel::fill(std::string_view name, const weights::WeightBinding& binding,
                        const files::Checkpoint& checkpoint,
                        const std::function<void(int64_t)>& progress) {
-  if (const std::optional<uint64_t> seed = random_weights_seed(checkpoint)) {
-    fill_randomly(binding, checkpoint, *seed, dtype(name), device_, progress, weight_storage(name),
-                  places_);
-  } else {
-    std::unique_ptr<memory::TransferDevice> own;
-    memory::TransferDevice* transfer = device_.is_cpu() ? nullptr : transfer_.get();
-    if (!device_.is_cpu() && transfer == nullptr)
-      transfer = (own = memory::make_transfer_device(device_)).get();
-    weights::load_weights(binding, checkpoint, dtype(name), device_, progress, weight_storage(name),
-                          {.places = places_, .maps = !is_simulated_, .transfer = transfer});
-  }
-  if (!is_streamed(name)) return;
-  std::set<const Weight*> on_demand;
-  if (prepares_levels_) {
-    for (const WeightPtr& weight : model_->level_weights(name)) on_demand.insert(weight.get());
-  }
-  residencies_[std::string(name)] = std::make_unique<memory::Residency>(
-      model_->blocks(name), plans_.find(name)->second, *transfer_, on_demand);
-  device::release_freed_memory();
-  stream_residencies();
+  weights::WeightBinding wanted = binding;
+  if (runner_->is_coming(name))
+    std::erase_if(wanted.weights, [](const auto& bound) { return bound.weight->is_loaded(); });
+  fill_weights(*this, name, wanted, checkpoint, places_, progress);
+  runner_->forget(name);
+  if (is_streamed(name) && residency(name) == nullptr) runner_->make_residency(name);
 }
 
 std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener listener) {
@@ -290,6 +411,7 @@ std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener lis
 void LoadedModel::unload_component(std::string_view name) {
   const auto binding = bindings_.find(name);
   if (binding == bindings_.end()) return;
+  runner_->forget(name);
   drop_residency(name);
   for (const weights::BoundWeight& bound : binding->second.weights) {
     bound.weight->state().set_store(nullptr);

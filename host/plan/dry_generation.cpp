@@ -23,6 +23,7 @@ Engine DryGeneration::make_engine() {
   engine.device = at::kMeta;
   engine.runner = &dry_.runner();
   engine.load = [this](std::string_view component) { load(component); };
+  engine.hand_over = {};
   engine.unload = [this](std::string_view component) { there_.erase(std::string(component)); };
   engine.stays.insert(stays_.begin(), stays_.end());
   engine.on_phase = [this](std::string_view phase, int64_t number) { begin(phase, number - 1); };

@@ -36,9 +36,9 @@ inline nlohmann::json to_json(const TensorIndex::Config& config) {
   return object;
 }
 
-// Makes FOLDER/<component>/model.safetensors with the config.json that belongs to it.
-inline void write_model(const ModelFamily& family, const std::filesystem::path& folder) {
-  const std::vector<Detection> parts = family.tiny_parts();
+// Makes FOLDER/<component>/model.safetensors of each part, with the config.json that belongs to it.
+inline void write_model(const ModelFamily& family, const std::filesystem::path& folder,
+                        const std::vector<Detection>& parts) {
   const std::unique_ptr<Model> model = family.make_model(parts, {});
   at::manual_seed(5);
   for (const Detection& part : parts) {
@@ -50,6 +50,10 @@ inline void write_model(const ModelFamily& family, const std::filesystem::path& 
     std::ofstream(folder / part.component / "config.json")
         << to_json(conformance::told_config(family, part)).dump(1);
   }
+}
+
+inline void write_model(const ModelFamily& family, const std::filesystem::path& folder) {
+  write_model(family, folder, family.tiny_parts());
 }
 
 }  // namespace atelier::test

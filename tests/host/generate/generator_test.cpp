@@ -460,6 +460,24 @@ TEST_CASE("Where one denoiser follows another is the user's choice", "[generate]
   CHECK(bench.model.denoisers_seen == Words{"dit", "dit_low"});
 }
 
+TEST_CASE("The next denoiser is told before the last call of the one before", "[generate]") {
+  for (const bool batches_cfg : {true, false}) {
+    Bench bench;
+    Words told;
+    Engine engine = two_denoisers(bench.model, bench.log);
+    engine.hand_over = [&](std::string_view from, std::string_view to) {
+      told.push_back(c10::str(from, ">", to, " after ", bench.model.denoise_calls));
+    };
+    Generator generator(std::move(engine), bench.progress);
+    Request request = request_of("four", 4, {7});
+    request.cfg_scale = 3.0;
+    request.batches_cfg = batches_cfg;
+    generator.run(request, [](size_t, int64_t, const at::Tensor&) {});
+    CHECK(told == Words{batches_cfg ? "dit>dit_low after 2" : "dit>dit_low after 5"});
+    CHECK(bench.model.denoisers_seen.size() == (batches_cfg ? 4 : 8));
+  }
+}
+
 // A solver on v = rate x + c, as the generator has it.
 at::Tensor solved(std::string_view solver, at::Tensor x, const std::vector<float>& sigmas,
                   double rate, double c) {
