@@ -156,7 +156,8 @@ def generate(model_paths, latents, input_image=None, plugin="qwen_image", **flag
             Image.fromarray(input_image).save(folder / "input.png")
             arguments += ["--input_image", folder / "input.png"]
         for name, value in flags.items():
-            arguments += ["--" + name, value]
+            for one in value if isinstance(value, list) else [value]:
+                arguments += ["--" + name] if one is True else ["--" + name, one]
         run(arguments, folder)
         return read_pictures(sorted(folder.glob("out*.png")))
 

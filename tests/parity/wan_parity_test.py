@@ -1,6 +1,7 @@
 """Wan: every component, whole images and clips give what diffusers and transformers give, whichever
 way the files are spelled."""
 
+import contextlib
 import pathlib
 import sys
 import tempfile
@@ -8,6 +9,7 @@ import unittest
 
 import numpy as np
 import torch
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from safetensors.torch import load_file, save_file
 
 import atelier
@@ -272,9 +274,9 @@ class WanPipelineTest(unittest.TestCase):
         return torch.randn((count, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
                            generator=torch.Generator().manual_seed(seed))
 
-    def reference(self, latents, shift=3.0, **options):
+    def reference(self, latents, shift=3.0, scheduler=None, **options):
         """The frames of all clips, uint8 [H, W, 3] each, rounded the way diffusers does."""
-        self.pipeline.scheduler = type(self.models.scheduler).from_config(
+        self.pipeline.scheduler = scheduler or type(self.models.scheduler).from_config(
             self.models.scheduler.config, flow_shift=shift)
         options.setdefault("prompt", PROMPT)
         options.setdefault("negative_prompt", NEGATIVE)
@@ -317,6 +319,21 @@ class WanPipelineTest(unittest.TestCase):
         compare.assert_images("wan, images", self.ours(latents, num_inference_steps=3),
                               self.reference(latents, num_inference_steps=3))
 
+    def test_clips_in_tiles_have_no_seams(self):
+        """What tiles change of a clip changes at their edges as it does between them."""
+        latents = self.noise(9, 96, 128, seed=48)
+        whole, tiled = (np.stack(self.ours(latents, num_inference_steps=2, **flags)).astype(np.float64)
+                        for flags in ({}, dict(tiled=True, tile_size=64, tile_stride=48)))
+        for axis, edges in ((1, (32, 64)), (2, (32, 64, 96))):
+            jumps = np.abs(np.diff(tiled - whole, axis=axis)).mean(
+                axis=tuple(i for i in range(4) if i != axis))
+            at_edges = jumps[[edge - 1 for edge in edges]].mean()
+            compare.record("wan, clips in tiles, jumps at edges over those elsewhere",
+                           at_edges / jumps.mean())
+            self.assertLess(at_edges, 1.25 * jumps.mean())
+        compare.record("wan, clips in tiles, mean difference to the whole",
+                       np.abs(tiled - whole).mean())
+
     def test_shift_and_guidance_are_those_of_diffusers(self):
         latents = self.noise(9, 32, 48, seed=43)
         for shift, scale, steps in ((5, 5, 6), (8, 1, 5), (3, 7, 2)):
@@ -335,34 +352,63 @@ class WanPipelineTest(unittest.TestCase):
             self.ours(latents, num_inference_steps=2, negative_prompt=""),
             self.reference(latents, num_inference_steps=2, negative_prompt=PUBLISHED_NEGATIVE))
 
-    def test_two_experts_share_the_levels_as_in_diffusers(self):
+    @contextlib.contextmanager
+    def second_expert(self, boundary):
+        """While it holds, the pipeline has a second expert for what is below `boundary`. Yields the
+        paths of both."""
         other = wan_models.make_transformer(seed=98)
         with tempfile.TemporaryDirectory(prefix="atelier_experts_") as folder:
             paths = self.models.folder_with(pathlib.Path(folder) / "model",
                                             transformer=self.models.transformer,
                                             transformer_2=other)
-            latents = self.noise(5, 32, 48, seed=45)
-            steps = dict(num_inference_steps=5)
-            alone = self.reference(latents, shift=12.0, guidance_scale=4.0, **steps)
             self.pipeline.register_modules(transformer_2=other)
-            self.pipeline.register_to_config(boundary_ratio=0.875)
+            self.pipeline.register_to_config(boundary_ratio=boundary)
             try:
-                for scales in ((4, None), (1, None)):
-                    names = ("guidance_scale", "guidance_scale_2")
-                    theirs = {name: float(v) for name, v in zip(names, scales) if v is not None}
-                    ours = {name: v for name, v in zip(("cfg_scale", "cfg_scale_2"), scales)
-                            if v is not None}
-                    expected = self.reference(latents, shift=12.0, **theirs, **steps)
-                    effect = np.abs(np.asarray(expected, np.float64) -
-                                    np.asarray(alone, np.float64)).mean()
-                    self.assertGreater(effect, 2, "the second expert proves nothing")
-                    with self.subTest(scales=scales):
-                        compare.assert_images("wan, clips of two experts",
-                                              self.ours(latents, paths, flow_shift=12, **ours,
-                                                        **steps), expected)
+                yield paths
             finally:
                 self.pipeline.register_modules(transformer_2=None)
                 self.pipeline.register_to_config(boundary_ratio=None)
+
+    def test_two_experts_share_the_levels_as_in_diffusers(self):
+        latents = self.noise(5, 32, 48, seed=45)
+        steps = dict(num_inference_steps=5)
+        alone = self.reference(latents, shift=12.0, guidance_scale=4.0, **steps)
+        for scales in ((4, None), (4, 2), (1, None)):
+            names = ("guidance_scale", "guidance_scale_2")
+            theirs = {name: float(v) for name, v in zip(names, scales) if v is not None}
+            ours = {name: v for name, v in zip(("cfg_scale", "cfg_scale_2"), scales)
+                    if v is not None}
+            with self.subTest(scales=scales), self.second_expert(0.875) as paths:
+                expected = self.reference(latents, shift=12.0, **theirs, **steps)
+                effect = np.abs(np.asarray(expected, np.float64) -
+                                np.asarray(alone, np.float64)).mean()
+                self.assertGreater(effect, 2, "the second expert proves nothing")
+                compare.assert_images("wan, clips of two experts",
+                                      self.ours(latents, paths, flow_shift=12, **ours, **steps),
+                                      expected)
+
+    def test_solvers_go_on_over_any_border_of_two_experts_as_in_diffusers(self):
+        latents = self.noise(5, 32, 48, seed=47, count=2)
+        flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
+        # diffusers makes its levels of whole runs itself: ours are told them.
+        cases = (("unipc", None, 0.6, {}), ("unipc", None, 0.97, dict(cfg_batch="off", batch_size=2)),
+                 ("unipc", None, 0.8, dict(cfg_scale=1)),
+                 ("dpm++", DPMSolverMultistepScheduler(**flow), 0.7, {}),
+                 ("euler", FlowMatchEulerDiscreteScheduler(shift=5.0), 0.5, dict(schedule="euler")))
+        for solver, scheduler, boundary, more in cases:
+            with self.subTest(solver=solver, boundary=boundary), \
+                    self.second_expert(boundary) as paths:
+                scale = more.get("cfg_scale", 4)
+                expected = self.reference(latents, shift=5.0, scheduler=scheduler,
+                                          guidance_scale=float(scale), num_inference_steps=6)
+                flags = dict(cfg_scale=scale, num_inference_steps=6)
+                if scheduler is not None:
+                    flags["sigmas"] = ",".join(repr(float(s)) for s in scheduler.sigmas)
+                flags |= more
+                compare.assert_images(
+                    f"wan, clips of two experts, {solver}, another border",
+                    self.ours(latents, paths, solver=solver, flow_shift=5,
+                              switch_boundary=boundary, **flags), expected)
 
     def test_a_lora_that_was_trained_on_images_is_read_by_diffusers(self):
         rng = np.random.default_rng(5)
