@@ -133,6 +133,7 @@ class Dataset {
 
  private:
   Inputs values_of(const Item& item) const;
+  Inputs shapes(const Item& item) const;
   Sample load(const Item& item) const;
   InputValue read(const InputSpec& input, const Item& item,
                   const std::vector<std::string>& paths) const;

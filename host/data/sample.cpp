@@ -25,6 +25,14 @@ Inputs Dataset::values_of(const Item& item) const {
 
 Inputs Dataset::shapes(size_t index) const {
   const Item& item = items_.at(index);
+  try {
+    return shapes(item);
+  } catch (const Error& error) {
+    throw error.at(item.place);
+  }
+}
+
+Inputs Dataset::shapes(const Item& item) const {
   Inputs shapes = values_of(item);
   const at::Tensor target =
       at::empty({3, item.target.frames, item.target.height, item.target.width},

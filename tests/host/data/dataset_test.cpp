@@ -407,6 +407,15 @@ TEST_CASE("A file that has gone is told with its row", "[data]") {
   const Dataset dataset = set.good();
   std::filesystem::remove(set.folder() / "a.png");
   test::expect_error(ErrorCode::kNotFound, {"a.csv:2: ", "a.png"}, [&] { dataset.load(0); });
+
+  set.options().extra_inputs = {"edit_image"};
+  set.options().data_file_keys.emplace_back("edit_image");
+  write_image(set.folder() / "a.png", 64, 48);
+  set.write("b.csv", "image,prompt,edit_image\na.png,x,b.png\n");
+  const Dataset edited = set.good();
+  CHECK(edited.shapes(0).contains("edit_image"));
+  std::filesystem::remove(set.folder() / "b.png");
+  test::expect_error(ErrorCode::kNotFound, {"b.csv:2: ", "b.png"}, [&] { edited.shapes(0); });
 }
 
 TEST_CASE("A folder with captions is a dataset", "[data]") {
