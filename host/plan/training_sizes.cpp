@@ -359,7 +359,7 @@ class TrainingSizes {
     return std::vector<double>(denoisers_.size(), 1.0 / static_cast<double>(denoisers_.size()));
   }
 
-  // Joins the ways of several denoisers.
+  // Joins the strategies of several denoisers.
   Strategy mean_of(std::vector<Strategy> strategies) const {
     const std::vector<double> shares = this->shares();
     Strategy mean = strategies.front();
@@ -479,7 +479,7 @@ class TrainingSizes {
     return budgets;
   }
 
-  // A way with its name, and nothing else.
+  // A strategy with its name, and nothing else.
   static Strategy named_strategy(const memory::ActivationPlan& plan,
                                  const ActivationBudget& budget) {
     using Kind = ActivationBudget::Kind;

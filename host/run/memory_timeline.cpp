@@ -156,11 +156,11 @@ void check_report_path(const std::string& path, report::Problems& problems,
 
 std::string timeline_csv(const std::vector<Reading>& readings) {
   std::string text = "seconds,phase,live_bytes,peak_bytes,host_bytes\n";
-  for (const Reading& sample : readings) {
+  for (const Reading& reading : readings) {
     char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%.6f", sample.seconds);
-    text += std::string(seconds) + "," + sample.phase + "," + std::to_string(sample.live) + "," +
-            std::to_string(sample.peak) + "," + std::to_string(sample.host) + "\n";
+    std::snprintf(seconds, sizeof seconds, "%.6f", reading.seconds);
+    text += std::string(seconds) + "," + reading.phase + "," + std::to_string(reading.live) + "," +
+            std::to_string(reading.peak) + "," + std::to_string(reading.host) + "\n";
   }
   return text;
 }
@@ -169,11 +169,11 @@ std::string timeline_svg(const std::vector<Reading>& readings) {
   report::Chart chart = {.title = "memory of the device", .width = 900, .height = 440};
   report::ChartLine live = {"live", "#1f77b4", {}}, peak = {"peak", "#d62728", {}};
   double most = 0, end = 0;
-  for (const Reading& sample : readings) {
-    live.points.emplace_back(sample.seconds, static_cast<double>(sample.live));
-    peak.points.emplace_back(sample.seconds, static_cast<double>(sample.peak));
-    most = std::max(most, static_cast<double>(std::max(sample.peak, sample.live)));
-    end = std::max(end, sample.seconds);
+  for (const Reading& reading : readings) {
+    live.points.emplace_back(reading.seconds, static_cast<double>(reading.live));
+    peak.points.emplace_back(reading.seconds, static_cast<double>(reading.peak));
+    most = std::max(most, static_cast<double>(std::max(reading.peak, reading.live)));
+    end = std::max(end, reading.seconds);
   }
   chart.x = {"seconds", 0.0, std::max(end, 1e-6), [](double seconds) {
                char text[32];

@@ -119,7 +119,7 @@ void warn(const Error& error) {
   std::fprintf(stderr, "warning: %s\n", error.what());
 }
 
-// Best effort, for what is no checkpoint any more; the next one that opens the folder tries again.
+// Best effort, for what is no saved state any more; the next one that opens the folder tries again.
 void discard(const std::string& folder) {
   try {
     remove_tree(folder);
@@ -207,8 +207,8 @@ void RunFolder::require_space(std::string_view what, uint64_t bytes) const {
               what_to_delete(), "DISK_FULL");
 }
 
-// Names what may be deleted of what the run itself wrote. The newest of its weights and checkpoints
-// are not among it.
+// Names what may be deleted of what the run itself wrote. The newest of its weights and saved
+// states are not among it.
 std::string RunFolder::what_to_delete() const {
   std::vector<std::pair<fs::file_time_type, std::string>> weights;
   for (const std::string& name : folder_names(path_)) {

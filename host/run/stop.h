@@ -10,7 +10,7 @@ class StopSignals {
  public:
   enum class Kind {
     // SIGTERM, SIGUSR1 and SIGINT; a second one ends the program at once: 128 + its number. SIGUSR2
-    // asks for a checkpoint without leaving.
+    // asks for a saved state without leaving.
     kAll,
     // The first SIGINT, which also wakes a read that waits for input; a second one does what it did
     // before.

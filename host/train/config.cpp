@@ -47,7 +47,7 @@ struct Layers {
   std::vector<std::string> notes;
 };
 
-// The folder of the run that a checkpoint belongs to; empty when it lies alone.
+// The folder of the run that a saved state belongs to; empty when it lies alone.
 std::string run_of(const run::SavedState& saved_state) {
   const fs::path folder = fs::absolute(saved_state.folder).lexically_normal();
   const fs::path parent =
@@ -74,7 +74,7 @@ std::vector<GivenValue> values_of(const std::string& text, const std::string& fi
   return values;
 }
 
-// What --resume says a run in this folder began and did not get to a checkpoint: its config.toml.
+// What --resume says a run in this folder began and did not get to a saved state: its config.toml.
 std::optional<std::string> begun_config(const std::string& folder) {
   const fs::path file = fs::path(folder) / run::kConfigName;
   if (!files::is_file(file)) return std::nullopt;
@@ -107,7 +107,7 @@ class LayerReader {
     return flags::find_flag(command_, name)->preset.value_or("");
   }
 
-  // Damaged checkpoints are passed over here, and told when the run takes its state.
+  // Damaged states are passed over here, and told when the run takes its state.
   static run::SavedState find_whole(const std::string& path) {
     return run::find_state(
         path, [](const std::string&) {},

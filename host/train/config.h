@@ -47,12 +47,12 @@ struct LoraSettings {
 
 struct OutputSettings {
   std::string output_path = "./run";
-  // The folder is that of the run that --resume names, whether or not that has a checkpoint.
+  // The folder is that of the run that --resume names, whether or not that has a saved state.
   bool is_resumed = false;
   std::optional<int64_t> save_steps;    // in optimizer steps; absent: after each epoch
   int64_t checkpoints_total_limit = 2;  // resumable states that stay; 0: all
   int64_t weights_total_limit = 0;      // step-N and epoch-N files that stay; 0: all
-  bool save_state = true;               // checkpoints to resume from, beside the weights
+  bool save_state = true;               // states to resume from, beside the weights
   std::string save_dtype = "auto";  // of the weights: auto is float32 for LoRA, else the model's
 };
 
@@ -92,7 +92,7 @@ struct Config {
   Stage stage = Stage::kBoth;
   model::LoadRequest model;
   std::string resume_from_checkpoint;  // weights of one trained component
-  std::string resume;  // folder of a run or of a checkpoint; empty: from the beginning
+  std::string resume;  // folder of a run or of a saved state; empty: from the beginning
   // Its dataset_base_path is empty when samples come from the cache alone (sft:train).
   data::DatasetOptions dataset;
   data::OrderOptions order;  // with batch_size, accumulation, repeat; seed is `seed`

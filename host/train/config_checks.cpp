@@ -184,17 +184,18 @@ class Checks {
   }
 
   void check_watching() {
-    const PreviewSettings& samples = config_.previews;
-    const bool has_interval = samples.every_n_steps || samples.every_n_epochs || samples.at_first;
-    check_exists("sample_prompts", samples.prompts_file);
-    if (!samples.prompts_file.empty() && !has_interval)
+    const PreviewSettings& previews = config_.previews;
+    const bool has_interval =
+        previews.every_n_steps || previews.every_n_epochs || previews.at_first;
+    check_exists("sample_prompts", previews.prompts_file);
+    if (!previews.prompts_file.empty() && !has_interval)
       add("sample_prompts", "when images are made is missing",
           "give --sample_every_n_steps, --sample_every_n_epochs or --sample_at_first");
     for (const char* flag : {"sample_every_n_steps", "sample_every_n_epochs"}) {
-      if (samples.prompts_file.empty() && is_given(flag))
+      if (previews.prompts_file.empty() && is_given(flag))
         add(flag, "there are no prompts", "give --sample_prompts FILE");
     }
-    if (samples.prompts_file.empty() && samples.at_first)
+    if (previews.prompts_file.empty() && previews.at_first)
       add("sample_at_first", "there are no prompts", "give --sample_prompts FILE");
     if (!config_.validation.base_path.empty()) return;
     for (const char* flag :

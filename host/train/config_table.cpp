@@ -270,15 +270,15 @@ void add_output(Table& table, OutputSettings& o, LogSettings& l) {
       .flag("quiet", l.quiet, "no progress on stderr");
 }
 
-void add_watching(Table& table, PreviewSettings& samples, ValidationSettings& validation) {
+void add_watching(Table& table, PreviewSettings& previews, ValidationSettings& validation) {
   table.group("Samples and validation")
-      .text("sample_prompts", samples.prompts_file,
+      .text("sample_prompts", previews.prompts_file,
             "file with a prompt a line: images made while training", "FILE")
-      .number("sample_every_n_steps", samples.every_n_steps,
+      .number("sample_every_n_steps", previews.every_n_steps,
               "optimizer steps between two sets of images", at_least(1))
-      .number("sample_every_n_epochs", samples.every_n_epochs, "epochs between two sets of images",
+      .number("sample_every_n_epochs", previews.every_n_epochs, "epochs between two sets of images",
               at_least(1))
-      .flag("sample_at_first", samples.at_first, "a set before the first step")
+      .flag("sample_at_first", previews.at_first, "a set before the first step")
       .text("validation_dataset_base_path", validation.base_path,
             "as dataset_base_path, of samples that are not learnt", "FOLDER")
       .text("validation_dataset_metadata_path", validation.metadata_path,

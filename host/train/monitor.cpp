@@ -70,12 +70,6 @@ void Monitor::begin() {
   first_step_ = state_.counters().step;
 }
 
-double Monitor::peak_bytes() const {
-  if (!meter_) return peak_host_bytes();
-  const memory::DeviceBytes bytes = meter_->bytes();
-  return static_cast<double>(std::max(bytes.peak, bytes.reserved));
-}
-
 void Monitor::write(const std::map<std::string, double>& values, int64_t step) {
   for (const auto& writer : writers_) writer->write(step, values);
 }
@@ -84,9 +78,12 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
   const auto loss = result.loss.item<double>(), norm = result.norm.item<double>();
   loss_sum_ += loss;
   ++loss_count_;
-  const double elapsed = seconds_now() - begin_ - left_out_;
+  const double elapsed = seconds_now() - begin_ - left_out_, host_bytes = peak_host_bytes();
+  const memory::DeviceBytes device = meter_ ? meter_->bytes() : memory::DeviceBytes();
+  const double shown_bytes =
+      meter_ ? static_cast<double>(std::max(device.peak, device.reserved)) : host_bytes;
   note_ = print("loss %.4f lr %.2e norm %.3g mem %.1f GB wait %.0f%%", loss, result.lr, norm,
-                peak_bytes() / 1e9, elapsed > 0 ? 100.0 * waited / elapsed : 0.0);
+                shown_bytes / 1e9, elapsed > 0 ? 100.0 * waited / elapsed : 0.0);
   if (result.step % config_.log.logging_steps != 0 && !is_last) return;
   const auto steps = static_cast<double>(result.step - first_step_);
   std::map<std::string, double> values = {
@@ -97,9 +94,9 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
       {"train/skipped_steps", static_cast<double>(state_.counters().skipped)},
       {"perf/seconds_per_step", elapsed / steps},
       {"perf/data_wait_share", waited / elapsed},
-      {"perf/peak_host_gb", peak_host_bytes() / 1e9}};
-  if (const int64_t reserved = meter_ ? meter_->bytes().reserved : 0; reserved > 0)
-    values["perf/peak_device_gb"] = static_cast<double>(reserved) / 1e9;
+      {"perf/peak_host_gb", host_bytes / 1e9}};
+  if (device.reserved > 0)
+    values["perf/peak_device_gb"] = static_cast<double>(device.reserved) / 1e9;
   for (const auto& [name, value] : state_.optimizer().metrics()) values["train/" + name] = value;
   write(values, result.step);
   loss_sum_ = 0;

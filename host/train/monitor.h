@@ -47,7 +47,6 @@ class Monitor {
   bool run_unless_stopped(F&& work) const;
   void write(const std::map<std::string, double>& values, int64_t step);
   at::Tensor validation_losses(const std::vector<Timestep>& grid);
-  double peak_bytes() const;
 
   const RunParts parts_;
   const Config& config_;

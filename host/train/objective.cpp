@@ -219,7 +219,7 @@ Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
     request.num_steps = static_cast<int>(distillation_steps(placed.sample.values));
     const std::vector<float> sigmas = generate::make_sigmas(schedule_, request);
     const Tensor noise =
-        initial_noise(placed.sample, sample.clean.sizes()).to(device_).unsqueeze(0);
+        ops::upload(initial_noise(placed.sample, sample.clean.sizes()), device_).unsqueeze(0);
     const generate::KnownLatents known(sample.given, noise);
     Tensor x = known.put_into(noise, sigmas.front());
     const Conditioning* cond = &sample.cond;

@@ -77,7 +77,7 @@ class HostPlacement final : public ParameterPlacement {
 
   LoadedModel& model_;
   int64_t least_bytes_;
-  std::unique_ptr<memory::TransferDevice> own_port_;  // of a model that nothing of is streamed
+  std::unique_ptr<memory::TransferDevice> own_transfer_;  // of a model that nothing of is streamed
   memory::TransferDevice& transfer_;
   HostGradients gradients_;
   std::optional<ExpectingRunner> expecting_;
@@ -92,9 +92,9 @@ class HostPlacement final : public ParameterPlacement {
 HostPlacement::HostPlacement(LoadedModel& model, int64_t least_bytes)
     : model_(model),
       least_bytes_(least_bytes),
-      own_port_(model.transfer() == nullptr ? memory::make_transfer_device(model.device())
-                                            : nullptr),
-      transfer_(own_port_ ? *own_port_ : *model.transfer()),
+      own_transfer_(model.transfer() == nullptr ? memory::make_transfer_device(model.device())
+                                                : nullptr),
+      transfer_(own_transfer_ ? *own_transfer_ : *model.transfer()),
       gradients_(transfer_) {
   for (const model::LoadedPart& part : model.parts()) {
     if (model.residency(part.detection.component) == nullptr) continue;
