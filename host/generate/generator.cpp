@@ -19,12 +19,15 @@
 #include "host/inputs/parse.h"
 #include "host/plugins/guard.h"
 #include "host/random/noise.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::generate {
 namespace {
 
 // The most bytes of encoded prompts that are kept for later requests.
 constexpr int64_t kCacheBytes = int64_t{1} << 30;
+// The bytes of latents at which no more are put aside for the next denoiser.
+constexpr int64_t kWaitingBytes = int64_t{1} << 29;
 
 int64_t bytes_of(const Conditioning& cond) {
   int64_t bytes = 0;
@@ -43,6 +46,10 @@ bool is_guided(const Request& request) {
     if (is_guided(request, i)) return true;
   }
   return false;
+}
+
+at::Tensor copied_to(at::Device device, const at::Tensor& t) {
+  return t.to(device, t.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 Error wrong_frames(int64_t decoded, int64_t asked) {
@@ -298,30 +305,79 @@ class Generator::Guided {
   at::Tensor sigmas_, input_;
 };
 
-at::Tensor Generator::denoise(const Request& request, const Conditionings& cond, at::Tensor x,
-                              const std::string& label) {
-  const auto num_steps = std::ssize(request.sigmas) - 1;
-  Guided denoiser(*this, request, cond, x);
-  const KnownLatents known(engine_.model.given(cond.with), x);
-  const auto keep_known = [&](float sigma) {
+// Images that are denoised together, on their way through the levels.
+struct Generator::Batch {
+  size_t first = 0;  // of the request's images
+  at::Tensor x;      // [N, C, T, H, W] float32
+  KnownLatents known;
+  std::unique_ptr<Solver> solver = nullptr;
+
+  void keep_known(float sigma) {
     if (!known.is_empty()) x.copy_(known.put_into(x, sigma));
-  };
-  keep_known(request.sigmas.front());
-  const std::unique_ptr<Solver> solver = find_solver(request.solver).make(request.sigmas, x);
-  Pacer pacer(engine_.device);
-  progress::Step progress_step(progress_, label, num_steps, progress::Unit::kSteps);
+  }
+  void visit(const std::function<void(at::Tensor&)>& visit) {
+    visit(x);
+    known.visit(visit);
+    solver->visit(visit);
+  }
+};
+
+// Steps that every batch makes before any goes on: those of one denoiser where there are several,
+// which would be loaded for each batch anew.
+std::vector<Generator::Steps> Generator::parts_of(const Request& request) const {
+  const auto num_steps = std::ssize(request.sigmas) - 1;
+  const std::span<const model::RangedDenoiser> denoisers = engine_.stages.denoisers;
+  const bool all_stay = std::ranges::all_of(
+      denoisers, [&](const auto& denoiser) { return engine_.stays.contains(denoiser.name()); });
+  if (all_stay || std::ssize(request.seeds) <= request.batch_size) return {{0, num_steps}};
+  std::vector<Steps> parts;
+  const model::RangedDenoiser* last = nullptr;
   for (int64_t i = 0; i < num_steps; ++i) {
+    const auto* const denoiser = &denoiser_of(request, denoisers, i);
+    if (std::exchange(last, denoiser) != denoiser) parts.push_back({i, i});
+    parts.back().end = i + 1;
+  }
+  return parts;
+}
+
+Generator::Batch Generator::begin_batch(const Request& request, const Conditionings& cond,
+                                        const at::Tensor& clean, size_t first) const {
+  const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
+  at::Tensor x = initial_noise(request, first, std::min(batch_size, request.seeds.size() - first));
+  const float sigma = request.sigmas.front();
+  if (clean.defined()) x.mul_(sigma).add_(clean, 1.0 - static_cast<double>(sigma));
+  Batch batch = {.first = first, .x = x, .known = KnownLatents(engine_.model.given(cond.with), x)};
+  batch.keep_known(sigma);
+  batch.solver = find_solver(request.solver).make(request.sigmas, batch.x);
+  return batch;
+}
+
+void Generator::denoise(const Request& request, const Conditionings& cond, Batch& batch,
+                        const Steps& steps) {
+  const size_t num_images = request.seeds.size(), count = static_cast<size_t>(batch.x.size(0));
+  std::string label = "denoise";
+  if (num_images > 1) {
+    label += " image " + std::to_string(batch.first + 1);
+    if (count > 1) label += "-" + std::to_string(batch.first + count);
+    label += "/" + std::to_string(num_images);
+  }
+  use_denoiser(request, steps.begin);
+  if (steps.end - steps.begin + 1 < std::ssize(request.sigmas))
+    label += " with " + denoiser_->name();
+  Guided denoiser(*this, request, cond, batch.x);
+  Pacer pacer(engine_.device);
+  progress::Step progress_step(progress_, label, steps.end - steps.begin, progress::Unit::kSteps);
+  for (int64_t i = steps.begin; i < steps.end; ++i) {
     check_cancelled();
     if (engine_.makes_step && !engine_.makes_step(i)) continue;
     use_denoiser(request, i);
     begin_phase("denoise", i + 1);
-    solver->step(x, denoiser.velocity(i));
-    keep_known(request.sigmas[static_cast<size_t>(i + 1)]);
+    batch.solver->step(batch.x, denoiser.velocity(i));
+    batch.keep_known(request.sigmas[static_cast<size_t>(i + 1)]);
     pacer.step();
     progress_step.advance();
   }
   progress_step.finish();
-  return x;
 }
 
 bool is_guided(const Request& request, int64_t step) {
@@ -379,7 +435,7 @@ void Generator::forget_denoiser() {
 // Before the last call of a step: where that is the denoiser's last one, the next one begins to
 // come.
 void Generator::hand_over(const Request& request, int64_t step) {
-  if (!engine_.hand_over || engine_.stays.contains(denoiser_->name()) ||
+  if (!engine_.hand_over || !hands_over_ || engine_.stays.contains(denoiser_->name()) ||
       step + 2 >= std::ssize(request.sigmas))
     return;
   const auto& next = denoiser_of(request, engine_.stages.denoisers, step + 1);
@@ -464,34 +520,60 @@ void Generator::run(const Request& request, const OnFrames& on_frames) {
   residents_.end_encoding();
   use_denoiser(request, 0);
   const auto forgets = c10::make_scope_exit([this] { forget_denoiser(); });
+  sample(request, cond, clean, on_frames);
+}
 
-  const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
-  for (size_t first = 0; first < num_images; first += batch_size) {
-    const size_t count = std::min(batch_size, num_images - first);
-    at::Tensor x = initial_noise(request, first, count);
-    if (clean.defined()) {
-      const double sigma = request.sigmas.front();
-      x.mul_(sigma).add_(clean, 1.0 - sigma);
+// Brings all batches through one part of the steps after the other, and decodes each at the end of
+// its last part. Those that wait are on the host, so that the device has one at a time.
+void Generator::sample(const Request& request, const Conditionings& cond, const at::Tensor& clean,
+                       const OnFrames& on_frames) {
+  const size_t num_images = request.seeds.size();
+  const std::vector<Steps> parts = parts_of(request);
+  std::deque<Batch> waiting;
+  int64_t waiting_bytes = 0;
+  const auto make_part = [&](Batch batch, size_t part, bool is_last) {
+    hands_over_ = is_last;
+    denoise(request, cond, batch, parts[part]);
+    if (part + 1 == parts.size()) return decode(request, batch, on_frames);
+    batch.visit([&](at::Tensor& tensor) {
+      const memory::HostScope on_host;
+      if (!tensor.is_meta()) tensor = copied_to(at::kCPU, tensor);
+      waiting_bytes += static_cast<int64_t>(tensor.nbytes());
+    });
+    waiting.push_back(std::move(batch));
+  };
+  for (size_t first = 0; first < num_images;) {
+    for (; first < num_images && waiting_bytes < kWaitingBytes;) {
+      Batch batch = begin_batch(request, cond, clean, first);
+      first += static_cast<size_t>(batch.x.size(0));
+      make_part(std::move(batch), 0, /*is_last=*/first == num_images);
     }
-    std::string label = "denoise";
-    if (num_images > 1) {
-      label += " image " + std::to_string(first + 1);
-      if (count > 1) label += "-" + std::to_string(first + count);
-      label += "/" + std::to_string(num_images);
+    for (size_t part = 1; part < parts.size(); ++part) {
+      waiting_bytes = 0;
+      for (size_t left = waiting.size(); left > 0; --left) {
+        Batch batch = std::move(waiting.front());
+        waiting.pop_front();
+        batch.visit([&](at::Tensor& tensor) { tensor = copied_to(engine_.device, tensor); });
+        make_part(std::move(batch), part, /*is_last=*/left == 1);
+      }
     }
-    x = denoise(request, cond, std::move(x), label);
-    if (first + count == num_images) forget_denoiser();  // decoding may need the room
-    for (size_t i = 0; i < count; ++i) {
-      int64_t done = 0;
-      decode(request, x[static_cast<int64_t>(i)], [&](const at::Tensor& pixels) {
-        const int64_t before = std::exchange(done, done + pixels.size(1));
-        if (done > request.target.frames) throw wrong_frames(done, request.target.frames);
-        on_frames(first + i, before, pixels);
-      });
-      const bool decodes_all = !engine_.through_vae;  // a dry run decodes what is alike once
-      if (decodes_all && done < request.target.frames)
-        throw wrong_frames(done, request.target.frames);
-    }
+  }
+}
+
+void Generator::decode(const Request& request, const Batch& batch, const OnFrames& on_frames) {
+  const auto count = static_cast<size_t>(batch.x.size(0));
+  // Decoding may need the room.
+  if (batch.first + count == request.seeds.size()) forget_denoiser();
+  for (size_t i = 0; i < count; ++i) {
+    int64_t done = 0;
+    decode(request, batch.x[static_cast<int64_t>(i)], [&](const at::Tensor& pixels) {
+      const int64_t before = std::exchange(done, done + pixels.size(1));
+      if (done > request.target.frames) throw wrong_frames(done, request.target.frames);
+      on_frames(batch.first + i, before, pixels);
+    });
+    const bool decodes_all = !engine_.through_vae;  // a dry run decodes what is alike once
+    if (decodes_all && done < request.target.frames)
+      throw wrong_frames(done, request.target.frames);
   }
 }
 

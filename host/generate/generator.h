@@ -118,14 +118,23 @@ class Generator {
   at::Tensor encode_start(const Request& request);
   at::Tensor initial_noise(const Request& request, size_t first, size_t count) const;
   class Guided;
-  at::Tensor denoise(const Request& request, const Conditionings& cond, at::Tensor x,
-                     const std::string& label);
+  struct Batch;
+  struct Steps {
+    int64_t begin = 0, end = 0;
+  };
+  std::vector<Steps> parts_of(const Request& request) const;
+  Batch begin_batch(const Request& request, const Conditionings& cond, const at::Tensor& clean,
+                    size_t first) const;
+  void sample(const Request& request, const Conditionings& cond, const at::Tensor& clean,
+              const OnFrames& on_frames);
+  void denoise(const Request& request, const Conditionings& cond, Batch& batch, const Steps& steps);
   void use_denoiser(const Request& request, int64_t step);
   void forget_denoiser();
   void hand_over(const Request& request, int64_t step);
   void take_back();
   void decode(const Request& request, const at::Tensor& latents_CTHW,
               const model::SampleSink& sink);
+  void decode(const Request& request, const Batch& batch, const OnFrames& on_frames);
   TileFunction through_vae(TileFunction run) const;
   void begin_phase(std::string_view phase, int64_t number = 0) const;
 
@@ -147,6 +156,7 @@ class Generator {
   // The denoiser whose levels are prepared, and the step of the first of them.
   const model::RangedDenoiser* denoiser_ = nullptr;
   int64_t first_step_ = 0;
+  bool hands_over_ = false;  // no batch needs the denoiser after this one
   const model::RangedDenoiser* next_ = nullptr;  // its blocks are coming already
 
   // Encodings by stage and content, the oldest dropped first.

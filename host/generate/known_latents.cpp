@@ -17,4 +17,9 @@ at::Tensor KnownLatents::put_into(const at::Tensor& x, double sigma) const {
   return at::where(where_, known, x);
 }
 
+void KnownLatents::visit(const std::function<void(at::Tensor&)>& visit) {
+  for (at::Tensor* const tensor : {&values_, &where_, &noise_})
+    if (tensor->defined()) visit(*tensor);
+}
+
 }  // namespace atelier::generate

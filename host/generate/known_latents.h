@@ -1,6 +1,7 @@
 // Latents that a model was given: sampling keeps them as they are.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,8 @@ class KnownLatents {
   // Returns `x` at noise level `sigma` with the known latents in their places, clean or with the
   // noise of that level; `x` itself where nothing is known.
   at::Tensor put_into(const at::Tensor& x, double sigma) const;
+  // Calls `visit` with all that is held: while it is not used it may be moved elsewhere and back.
+  void visit(const std::function<void(at::Tensor&)>& visit);
 
  private:
   at::Tensor values_, where_, noise_;  // undefined: nothing is known, or it stays clean

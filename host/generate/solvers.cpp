@@ -57,6 +57,7 @@ class Euler final : public Solver {
     x.add_(v, levels_.sigma(1) - levels_.sigma(0));
     levels_.advance();
   }
+  void visit(const std::function<void(at::Tensor&)>&) override {}
 
  private:
   Levels levels_;
@@ -82,6 +83,9 @@ class DpmPlusPlus final : public Solver {
     }
     std::swap(now_, before_);
     levels_.advance();
+  }
+  void visit(const std::function<void(at::Tensor&)>& visit) override {
+    for (at::Tensor* const tensor : {&now_, &before_}) visit(*tensor);
   }
 
  private:
@@ -115,6 +119,9 @@ class UniPc final : public Solver {
     std::swap(before_, oldest_);
     std::swap(now_, before_);
     levels_.advance();
+  }
+  void visit(const std::function<void(at::Tensor&)>& visit) override {
+    for (at::Tensor* const tensor : {&now_, &before_, &oldest_, &corrected_}) visit(*tensor);
   }
 
  private:

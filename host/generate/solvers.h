@@ -1,6 +1,7 @@
 // How latents go from one noise level to the next.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -19,6 +20,8 @@ class Solver {
   // Takes `x` to the next level, in place. Called once for each level but the last one, in order.
   // x: float32. v: the velocity there, of x's shape, float32; it is left as it is.
   virtual void step(at::Tensor& x, const at::Tensor& v) = 0;
+  // Calls `visit` with all that it remembers: between two steps it may be moved elsewhere and back.
+  virtual void visit(const std::function<void(at::Tensor&)>& visit) = 0;
 };
 
 struct SolverSpec {

@@ -478,6 +478,45 @@ TEST_CASE("The next denoiser is told before the last call of the one before", "[
   }
 }
 
+TEST_CASE("All images pass the first denoiser before the second one is loaded", "[generate]") {
+  const std::vector<uint64_t> seeds = {7, 8, 9};
+  at::Tensor free = at::ones({1, 1, 4, 6});
+  free.narrow(3, 0, 2).zero_();
+  for (const SolverSpec& solver : solvers()) {
+    INFO(solver.name);
+    const auto run = [&](Bench& bench, Engine engine, std::vector<uint64_t> of) {
+      bench.model.known = GivenLatents{at::full({4, 1, 4, 6}, 0.75), free, /*is_noised=*/true};
+      Request request = request_of("four", 4, std::move(of));  // 1, 0.75, 0.5, 0.25
+      request.solver = solver.name;
+      Generator generator(std::move(engine), bench.progress);
+      std::vector<at::Tensor> images;
+      generator.run(request, [&](size_t index, int64_t, const at::Tensor& pixels) {
+        CHECK(index == images.size());
+        images.push_back(pixels);
+      });
+      return images;
+    };
+    Bench bench;
+    const auto images = run(bench, two_denoisers(bench.model, bench.log), seeds);
+    CHECK(bench.log == Words{"+text_encoder", "-text_encoder", "-dit_low", "+dit", "-dit",
+                             "+dit_low", "+vae", "+vae", "+vae"});
+    CHECK(bench.model.times_prepared == 2);
+    for (size_t i = 0; i < seeds.size(); ++i) {
+      Bench alone;
+      CHECK(at::equal(images.at(i),
+                      run(alone, two_denoisers(alone.model, alone.log), {seeds[i]})[0]));
+    }
+    // Where both may stay, an image is done before the next one begins.
+    Bench both;
+    Engine engine = two_denoisers(both.model, both.log);
+    engine.stays = {"dit", "dit_low"};
+    const auto one_by_one = run(both, engine, seeds);
+    const Words steps = {"dit", "dit", "dit", "dit_low"};
+    CHECK(Words(both.model.denoisers_seen.begin(), both.model.denoisers_seen.begin() + 4) == steps);
+    for (size_t i = 0; i < seeds.size(); ++i) CHECK(at::equal(images[i], one_by_one.at(i)));
+  }
+}
+
 // A solver on v = rate x + c, as the generator has it.
 at::Tensor solved(std::string_view solver, at::Tensor x, const std::vector<float>& sigmas,
                   double rate, double c) {
