@@ -121,7 +121,7 @@ class CopyStream {
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
-    while (!held_.empty() && event_of(held_.front().first).query()) held_.pop_front();
+    drop_done();
     if (after.state()) event_of(after).block(stream_);
     {
       const c10::StreamGuard guard(stream_);
@@ -140,8 +140,17 @@ class CopyStream {
     const std::lock_guard lock(mutex_);
     return bytes_;
   }
+  // Lets go of the host memory of copies that are done.
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    drop_done();
+  }
 
  private:
+  void drop_done() {
+    while (!held_.empty() && event_of(held_.front().first).query()) held_.pop_front();
+  }
+
   mutable std::mutex mutex_;
   c10::Stream stream_;
   std::deque<std::pair<Ticket, at::Tensor>> held_;  // host memory until its copy is done
@@ -205,9 +214,11 @@ class CudaTransferDevice final : public TransferDevice {
   }
   void wait(const Ticket& ticket) override {
     if (ticket.state()) event_of(ticket).synchronize();
+    let_go();
   }
 
   Stats stats() const override {
+    let_go();
     const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto allocated = at::accelerator::getDeviceStats(device_.index()).allocated_bytes[all];
     return {
@@ -221,6 +232,11 @@ class CudaTransferDevice final : public TransferDevice {
   }
 
  private:
+  void let_go() const {
+    in_.let_go();
+    out_.let_go();
+  }
+
   static at::Device with_index(at::Device device) {
     return device.has_index() ? device
                               : at::Device(device.type(), at::accelerator::getDeviceIndex());
@@ -229,7 +245,7 @@ class CudaTransferDevice final : public TransferDevice {
   at::Device device_;
   c10::impl::VirtualGuardImpl guard_;
   std::shared_ptr<HostBytes> host_bytes_ = std::make_shared<HostBytes>();
-  CopyStream in_, out_;
+  mutable CopyStream in_, out_;  // const: they let go of what is done
 };
 
 }  // namespace

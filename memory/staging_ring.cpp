@@ -39,4 +39,8 @@ void StagingRing::send() {
   transfer_.wait(parts_[now_].sent);
 }
 
+void StagingRing::wait() {
+  for (const Part& part : parts_) transfer_.wait(part.sent);
+}
+
 }  // namespace atelier::memory

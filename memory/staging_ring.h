@@ -24,6 +24,8 @@ class StagingRing {
   // Queues the copies of what was taken; computing that this thread queues from now on comes after
   // them. The other part is filled next: waits until it is free.
   void send();
+  // Waits until everything that was sent is there.
+  void wait();
 
  private:
   struct Part {

@@ -43,7 +43,7 @@ namespace {
 
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 constexpr int64_t kPassingBytes = int64_t{64} << 20;
-constexpr int64_t kPassingAlignment = 64;
+constexpr int64_t kReadAlignment = 64;  // also a staging ring's
 constexpr size_t kMappedHostBytes = size_t{64}
                                     << 10;  // smaller ones are not worth pages of their own
 
@@ -63,6 +63,13 @@ struct Arrival {
   // What is read is not what stays.
   bool passes() const {
     return rest == Rest::kFp8 || rest == Rest::kInt8 || (rest == Rest::kPlain && has_scales);
+  }
+  // Bytes of what is read, and the room that it takes beside others.
+  int64_t read_bytes() const {
+    return bound->weight->numel() * static_cast<int64_t>(c10::elementSize(read_type));
+  }
+  int64_t read_room() const {
+    return (read_bytes() + kReadAlignment - 1) / kReadAlignment * kReadAlignment;
   }
 };
 
@@ -278,32 +285,23 @@ class PassingMemory {
     int64_t largest = 0;
     for (const Arrival& arrival : arrivals) {
       if (!arrival.passes()) continue;
-      largest = std::max(largest, bytes_of(arrival));
-      total_ += bytes_of(arrival);
+      largest = std::max(largest, arrival.read_room());
+      total_ += arrival.read_room();
     }
     capacity_ = std::min(total_, std::max(kPassingBytes, largest));
   }
 
-  bool has_room(const Arrival& arrival) const { return used_ + bytes_of(arrival) <= capacity_; }
+  bool has_room(const Arrival& arrival) const { return used_ + arrival.read_room() <= capacity_; }
   at::Tensor take(const Arrival& arrival) {
     if (!memory_.defined()) memory_ = empty_on_host({capacity_}, at::kByte);
-    const int64_t begin = used_, bytes = payload_of(arrival);
-    used_ += bytes_of(arrival);
-    return memory_.narrow(0, begin, bytes)
+    const int64_t begin = std::exchange(used_, used_ + arrival.read_room());
+    return memory_.narrow(0, begin, arrival.read_bytes())
         .view(arrival.read_type)
         .view(arrival.bound->weight->sizes());
   }
   void clear() { used_ = 0; }
 
  private:
-  static int64_t payload_of(const Arrival& arrival) {
-    return arrival.bound->weight->numel() *
-           static_cast<int64_t>(c10::elementSize(arrival.read_type));
-  }
-  static int64_t bytes_of(const Arrival& arrival) {
-    return (payload_of(arrival) + kPassingAlignment - 1) / kPassingAlignment * kPassingAlignment;
-  }
-
   at::Tensor memory_;
   int64_t total_ = 0, capacity_ = 0, used_ = 0;
 };
@@ -439,14 +437,15 @@ class HostReader {
 // their way.
 class DeviceReader {
  public:
-  DeviceReader(const files::Checkpoint& checkpoint, at::Device device, const Landing& landing,
-               ReadBytes& bytes)
-      : checkpoint_(checkpoint),
-        device_(device),
-        ring_(*landing.transfer, landing.staging_bytes),
-        bytes_(bytes) {}
+  DeviceReader(const files::Checkpoint& checkpoint, at::Device device,
+               memory::TransferDevice& transfer, int64_t part_bytes, ReadBytes& bytes)
+      : checkpoint_(checkpoint), device_(device), ring_(transfer, part_bytes), bytes_(bytes) {}
 
   void take(Arrival arrival) {
+    if (arrival.passes()) {
+      if (passing_bytes_ + arrival.read_bytes() > kPassingBytes) flush();
+      passing_bytes_ += arrival.read_bytes();
+    }
     const auto options = at::TensorOptions(arrival.read_type).device(device_);
     arrival.value = at::empty(arrival.bound->weight->sizes(), options);
     const int64_t numel = arrival.value.numel();
@@ -474,6 +473,12 @@ class DeviceReader {
     ring_.send();
     for (Arrival& arrival : arrivals_) set_weight(std::move(arrival), checkpoint_, device_);
     arrivals_.clear();
+    passing_bytes_ = 0;
+  }
+  // All of them are there, and the pinned memory is in use no more.
+  void finish() {
+    flush();
+    ring_.wait();
   }
 
  private:
@@ -483,6 +488,7 @@ class DeviceReader {
   ReadBytes& bytes_;
   std::vector<files::ReadRun> runs_;
   std::vector<Arrival> arrivals_;  // that are whole in what is read next
+  int64_t passing_bytes_ = 0;      // of those, what is on the device and does not stay
 };
 
 bool is_in_order(const BoundWeight& bound, const files::Checkpoint& checkpoint) {
@@ -503,26 +509,36 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t)>& progress, const WeightStorage& resting,
                   const Landing& landing) {
+  if (!device.is_cpu() && landing.transfer == nullptr)
+    throw Error(ErrorCode::kInternal, "weights are sent to " + device.str() + " by nobody");
   const at::NoGradGuard no_grad;
+  const auto is_sent = [&](const Arrival& arrival) {
+    return landing.transfer != nullptr && goes_to_device(arrival) &&
+           is_in_order(*arrival.bound, checkpoint);
+  };
+  int64_t sent_bytes = 0;
   std::vector<Arrival> planned;
   for (const BoundWeight& bound : binding.weights) {
     Arrival& arrival = planned.emplace_back(arrival_of(bound, checkpoint, dtype, resting));
     const auto place = landing.places.find(bound.weight);
     if (place != landing.places.end()) arrival.place = place->second;
+    if (is_sent(arrival)) sent_bytes += arrival.read_room();
   }
   ReadBytes bytes(progress);
   HostReader host(checkpoint, device, landing.maps, planned, bytes);
   std::optional<DeviceReader> sent;
-  if (landing.transfer != nullptr) sent.emplace(checkpoint, device, landing, bytes);
+  if (sent_bytes > 0)
+    sent.emplace(checkpoint, device, *landing.transfer, std::min(sent_bytes, landing.staging_bytes),
+                 bytes);
   for (Arrival& arrival : planned) {
-    if (sent && goes_to_device(arrival) && is_in_order(*arrival.bound, checkpoint)) {
+    if (sent && is_sent(arrival)) {
       sent->take(std::move(arrival));
     } else {
       host.take(std::move(arrival));
     }
   }
   host.flush();
-  if (sent) sent->flush();
+  if (sent) sent->finish();
 }
 
 bool rests_in_file(const BoundWeight& bound, const files::Checkpoint& checkpoint,

@@ -19,17 +19,20 @@ struct Landing {
   std::map<const Weight*, memory::Place> places = {};
   // On the CPU, whether what goes to the device may stay in the mapped file.
   bool maps = true;
-  // Of a device that is not the host: what goes there is read into pinned memory, one part of it
-  // while the other is on its way. Null: the host is the device.
+  // What goes to the device is read into pinned memory, one part of it while the other is on its
+  // way. Null: the device is the host.
   memory::TransferDevice* transfer = nullptr;
-  int64_t staging_bytes = int64_t{256} << 20;  // of each of the two parts
+  int64_t staging_bytes = int64_t{256} << 20;  // of each of the two parts, at most
 };
 
 // Fills the weights. Floating ones arrive in `dtype`, or float32 where they keep that, on `device`,
 // or where `landing` says. On the CPU whole tensors of that dtype are mapped and not copied (see
-// mapped_file.h); all others are read in groups, so that beside the weights little memory is used.
+// mapped_file.h). What goes to another device is sent through pinned memory as it is read, and
+// everything else is read into the host's memory. What does not stay as it is read (8 bits, scales)
+// comes in groups, so that beside the weights little memory is used on either side.
 // Scales of the checkpoint are applied. Weights of `resting` are stored in 8 bits and drawn in
-// `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite.
+// `dtype`. Throws Error{kNumerics} when one of these holds a value that is not finite, and
+// Error{kInternal} for a `device` that is not the CPU without a `landing.transfer`.
 void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpoint,
                   at::ScalarType dtype, at::Device device,
                   const std::function<void(int64_t bytes_done)>& progress = {},

@@ -22,6 +22,7 @@ TEST_CASE("A staging ring fills one part while the other is on its way", "[stagi
   }
   CHECK(device->stats().host_bytes == 512);
   CHECK(device->stats().bytes_in == 5 * 196);
+  ring.wait();
   for (size_t k = 0; k < arrived.size(); ++k)
     CHECK((arrived[k] == static_cast<int64_t>(10 * (k / 2) + 1)).all().item<bool>());
 }

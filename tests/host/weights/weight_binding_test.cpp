@@ -144,6 +144,58 @@ TEST_CASE("Weights are stored in 8 bits on the device that they are sent to", "[
   }
 }
 
+TEST_CASE("Pinned memory is no larger than what goes through it, and is given back", "[weights]") {
+  Folder folder;
+  write_safetensors(folder / "a.safetensors",
+                    {{"a", at::ones({100})}, {"b", at::ones({30})}, {"here", at::ones({5000})}});
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  Weights module({{"a", {100}}, {"b", {30}}, {"here", {5000}}});
+  const auto device = memory::make_simulated_device({});
+  int64_t most = 0;
+  const WeightMap rules = {{"a", "a"}, {"b", "b"}, {"here", "here"}};
+  load_weights(bind_weights(rules, "", file.index(), module), file, at::kFloat, at::kCPU,
+               [&](int64_t) { most = std::max(most, device->stats().host_bytes); }, {},
+               {.places = {{module.find_weight("here").get(), memory::Place::kHost}},
+                .transfer = device.get()});
+  CHECK(device->stats().bytes_in == 4 * (100 + 30));
+  CHECK(most == 448 + 128);  // aligned to 64
+  CHECK(device->stats().host_bytes == 0);
+}
+
+TEST_CASE("What does not stay on the device as it is read comes in groups", "[weights]") {
+  constexpr int64_t kRows = 1280, kColumns = 4096, kCount = 5;  // 20 MiB each as float32
+  Folder folder;
+  NamedTensors tensors;
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (int64_t i = 0; i < kCount; ++i) {
+    const std::string name = "w" + std::to_string(i) + ".weight";
+    tensors[name] = at::full({kRows, kColumns}, static_cast<double>(i)).to(at::kFloat8_e4m3fn);
+    tensors[name + "_scale"] = at::full({1}, 0.5);
+    shapes[name] = {kRows, kColumns};
+  }
+  write_safetensors(folder / "a.safetensors", tensors);
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  Weights module(shapes);
+  const auto device = memory::make_simulated_device({.capacity = int64_t{1} << 30});
+  load_weights(bind_weights({{"w{}.weight", "w{}.weight"}}, "", file.index(), module), file,
+               at::kBFloat16, at::kCPU, {}, {}, {.transfer = device.get()});
+  CHECK(device->stats().peak_bytes < 4 * kCount * kRows * kColumns);
+  for (int64_t i = 0; i < kCount; ++i) {
+    const at::Tensor value = module.value("w" + std::to_string(i) + ".weight");
+    CHECK((value == 0.5 * static_cast<double>(i)).all().item<bool>());
+  }
+}
+
+TEST_CASE("A device that is not the host is loaded by its transfers alone", "[weights]") {
+  Folder folder;
+  write_safetensors(folder / "a.safetensors", {{"w", at::ones({2})}});
+  const Checkpoint file = Checkpoint::open({"a", {folder / "a.safetensors"}});
+  Weights module({{"w", {2}}});
+  expect_error(ErrorCode::kInternal, {"meta"}, [&] {
+    load_weights(bind_weights({{"w", "w"}}, "", file.index(), module), file, at::kFloat, at::kMeta);
+  });
+}
+
 TEST_CASE("Weights that keep float32 come so, whatever the others are", "[weights]") {
   struct Mixed : nn::Module {
     WeightPtr table = declare("table", {3, 4}, {.keeps_float32 = true}),
