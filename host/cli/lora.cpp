@@ -102,6 +102,7 @@ std::unique_ptr<model::LoadedModel> open_headers(const ModelFamily& family,
   request.hints = model::parse_hints(hints);
   request.dtype = "float32";
   request.device = "cpu";
+  request.one_denoiser_is_enough = true;
   for (const ComponentSpec& spec : family.components()) {
     if (spec.role == Role::kDenoiser) request.components.emplace_back(spec.name);
   }

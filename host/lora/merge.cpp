@@ -12,12 +12,14 @@
 #include "atelier/host/weight_state.h"
 
 #include "formats/escape.h"
+#include "formats/lora_names.h"
 #include "host/files/file_reader.h"
 #include "host/files/outputs.h"
 #include "host/lora/added_weight.h"
 #include "host/lora/convert.h"
 #include "host/lora/low_rank.h"
 #include "host/lora/targets.h"
+#include "host/model/components.h"
 #include "host/model/random_weights.h"
 #include "host/weights/component_writer.h"
 #include "host/weights/weight_binding.h"
@@ -346,6 +348,8 @@ std::vector<MergedComponent> merge_into_model(
     std::map<std::string, std::string> metadata = part.checkpoint.metadata();
     metadata.emplace("format", "pt");
     metadata["atelier.merged"] = sources_text(sources);
+    if (model::has_twin(model.family(), component))
+      metadata[formats::kLoraComponentKey] = component;
     write_merged(tensors, part, path, metadata, progress);
     merged.push_back({component, path, tensors.changed()});
   }

@@ -23,6 +23,11 @@ std::vector<std::string> component_names(const ModelFamily& family) {
   return names;
 }
 
+bool has_twin(const ModelFamily& family, std::string_view name) {
+  return std::ranges::count(family.components(), find_component(family, name)->role,
+                            &ComponentSpec::role) > 1;
+}
+
 bool holds_for(const ComponentSpec& component, std::string_view variant) {
   return formats::glob_match(component.variants, variant);
 }

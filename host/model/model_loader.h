@@ -64,6 +64,8 @@ struct LoadRequest {
   // Model::prepare_levels() is called before the denoiser is run: what only levels reach comes to
   // the device then, and not with its block.
   bool prepares_levels = false;
+  // Of several denoisers that will be used, those that are there are enough.
+  bool one_denoiser_is_enough = false;
 };
 
 struct LoadProgress {

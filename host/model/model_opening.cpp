@@ -175,7 +175,7 @@ class LoadedModel::Opening {
                             files::display_path(other->checkpoint.name()) + " and " +
                                 files::display_path(item.checkpoint.name()) +
                                 ": both are the component " + component,
-                            has_twin(component)
+                            has_twin(family_, component)
                                 ? "pass one of them, or say by --model_hints which is which"
                                 : "pass one of them",
                             "CHECKPOINT_TWICE"));
@@ -183,12 +183,6 @@ class LoadedModel::Opening {
       }
       ranks_[component] = rank;
     }
-  }
-
-  // Whether the family has another component of the same role.
-  bool has_twin(std::string_view component) const {
-    return std::ranges::count(family_.components(), find_component(family_, component)->role,
-                              &ComponentSpec::role) > 1;
   }
 
   // Whether a model of the denoiser's variant has the component; one of unknown variant may.
@@ -249,6 +243,8 @@ class LoadedModel::Opening {
   // What is missing may be what is wrong with the files.
   void check_found(const ComponentSpec& spec) {
     if (!is_needed(spec) || model_->find_part(spec.name) != nullptr || !are_files_right_) return;
+    const bool denoises = spec.role == Role::kDenoiser;
+    if (denoises && request_.one_denoiser_is_enough && !variant_.empty()) return;
     std::string message = "component " + std::string(spec.name) + " is missing";
     if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
     if (!unknown_.empty()) message += "; not recognised: " + report::list_names(unknown_, 4);

@@ -158,6 +158,16 @@ std::vector<LoadedPart> split(const ModelFamily& family, const files::Checkpoint
   return parts;
 }
 
+// The component that a saved file says it holds, where its tensors might be of several; empty: it
+// says nothing of the kind.
+std::string said_component(const ModelFamily& family, const LoadedPart& part) {
+  const auto& metadata = part.checkpoint.metadata();
+  const auto said = metadata.find(formats::kLoraComponentKey);
+  if (said == metadata.end()) return {};
+  const ComponentSpec& detected = *find_component(family, part.detection.component);
+  return has_role(family, said->second, detected.role) ? said->second : "";
+}
+
 void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
   std::vector<FoundPart> found;
   for (const LoadedPart* part : parts) {
@@ -175,7 +185,8 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
       throw Error(ErrorCode::kInternal,
                   where + ": " + files::display_path(part.checkpoint.name()) + ": no component " +
                       formats::quote_and_escape(component) + " of the family has tensors");
-    if (part.hint.component.empty()) part.detection.component = component;
+    const std::string said = said_component(family, part);
+    if (part.hint.component.empty()) part.detection.component = said.empty() ? component : said;
     if (part.hint.variant.empty()) part.detection.variant = found[i].part.variant;
     part.detection.config = found[i].part.config;
   }

@@ -13,6 +13,7 @@
 #include "atelier/plugin.h"
 
 #include "formats/escape.h"
+#include "formats/lora_names.h"
 #include "host/files/file_reader.h"
 #include "host/generate/metadata.h"
 #include "host/lora/layer_names.h"
@@ -20,6 +21,7 @@
 #include "host/lora/lora_writer.h"
 #include "host/lora/respell.h"
 #include "host/lora/targets.h"
+#include "host/model/components.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
 #include "host/weights/component_writer.h"
@@ -285,10 +287,13 @@ void TrainedTensors::save_lora(const WeightFile& file, int64_t step, int64_t epo
 void TrainedTensors::save_whole(const WeightFile& file, int64_t step) const {
   const LoadedPart& part = *model_.find_part(file.component);
   const WeightMap rules = model_.family().weight_map(part.detection);
-  weights::save_component(
-      model_.model().component(file.component), rules, part.detection.prefix, file.path,
-      {{"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}},
-      &part.checkpoint, weights::dtype_or_auto(config_.output.save_dtype));
+  std::map<std::string, std::string> metadata = {
+      {"format", "pt"}, {"atelier_version", ATELIER_SDK_VERSION}, {"step", std::to_string(step)}};
+  if (model::has_twin(model_.family(), file.component))
+    metadata[formats::kLoraComponentKey] = file.component;
+  weights::save_component(model_.model().component(file.component), rules, part.detection.prefix,
+                          file.path, metadata, &part.checkpoint,
+                          weights::dtype_or_auto(config_.output.save_dtype));
 }
 
 }  // namespace atelier::train
