@@ -20,9 +20,6 @@ namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr double kDiskBytesPerSecond = 2e9;  // of a usual NVMe drive
-// The GiB of a CUDA context, of the workspaces of its libraries, and of what its allocator cannot
-// use.
-constexpr double kCudaReserveGiB = 0.75;
 
 // Waits for the device.
 void finish(const at::Tensor& result) {
@@ -55,7 +52,7 @@ std::optional<DeviceProfile> known_profile(std::string_view name) {
   DeviceProfile profile;
   profile.name = name;
   profile.disk_bytes_per_second = kDiskBytesPerSecond;
-  profile.reserve_bytes = static_cast<int64_t>(kCudaReserveGiB * kGiB);
+  profile.reserve_bytes = kCudaReserveBytes;
   if (name == "h200") {
     profile.memory_bytes = static_cast<int64_t>(139 * kGiB);
     profile.flops_16 = 650e12;

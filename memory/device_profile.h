@@ -11,6 +11,10 @@
 
 namespace atelier::memory {
 
+// What a CUDA context, the workspaces of its libraries, and what its allocator cannot use take of a
+// GPU.
+inline constexpr int64_t kCudaReserveBytes = int64_t{768} << 20;
+
 struct DeviceProfile {
   std::string name;
   int64_t memory_bytes = 0;   // of the device; 0: not known

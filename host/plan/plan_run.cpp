@@ -361,8 +361,10 @@ void note_measured(const Planned& planned, LoadedModel& model, progress::Progres
     measured = at::accelerator::getDeviceStats(model.device().index()).reserved_bytes[all].peak;
   }
   if (measured == 0) return;
-  progress.note("memory: predicted " + report::bytes_text(planned.result.plan.device_bytes) +
-                ", measured " + report::bytes_text(measured));
+  const int64_t predicted =
+      planned.result.plan.device_bytes - planned.target.basis.profile.reserve_bytes;
+  progress.note("memory: predicted " + report::bytes_text(predicted) + ", measured " +
+                report::bytes_text(measured));
 }
 
 }  // namespace atelier::plan

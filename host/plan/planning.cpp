@@ -82,9 +82,18 @@ void check_limits(const MemoryLimits& limits) {
   parse_allowed(limits.allow_storage);
 }
 
+int64_t allocator_limit(int64_t vram) {
+  if (vram > memory::kCudaReserveBytes) return vram - memory::kCudaReserveBytes;
+  throw Error(ErrorCode::kInvalidArgument,
+              "--vram " + report::bytes_text(vram) + ": driver and libraries alone take " +
+                  report::bytes_text(memory::kCudaReserveBytes) + " of a GPU",
+              "give more");
+}
+
 void apply_limits(const MemoryLimits& limits, at::Device device) {
-  if (!limits.device_profile.empty()) return;
-  if (const auto vram = said_limits(limits).vram) device::limit_memory(device, *vram);
+  if (!limits.device_profile.empty() || !device.is_cuda()) return;
+  if (const auto vram = said_limits(limits).vram)
+    device::limit_memory(device, allocator_limit(*vram));
 }
 
 PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
@@ -108,6 +117,8 @@ PlanTarget plan_target(const MemoryLimits& limits, const LoadRequest& request,
   }
   profile = memory::measure_profile(model.device(), simulated ? simulated->bytes_per_second : 0.0);
   if (simulated && simulated->capacity < INT64_MAX) profile.memory_bytes = simulated->capacity;
+  // A context is part of what the user says, and no more of what is free.
+  if (said.vram && model.device().is_cuda()) profile.reserve_bytes = memory::kCudaReserveBytes;
   target.basis.like = model.device().type();
   target.has_limit = said.vram.has_value() || !model.device().is_cpu() ||
                      (simulated && simulated->capacity < INT64_MAX);

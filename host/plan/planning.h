@@ -17,7 +17,10 @@ using flags::MemoryLimits;
 
 // Throws Error{kInvalidArgument} naming the flag.
 void check_limits(const MemoryLimits& limits);
-// Makes a size of --vram the limit of a GPU's allocator; does nothing on other devices.
+// What LibTorch's allocator may take of a GPU of which a run may take `vram` bytes in all. Throws
+// Error{kInvalidArgument} when nothing is left for it.
+int64_t allocator_limit(int64_t vram);
+// Limits a GPU's allocator by a size of --vram; does nothing on other devices.
 void apply_limits(const MemoryLimits& limits, at::Device device);
 
 // Puts a device that need not be there into both: empty is the one that is. Weights are planned in

@@ -43,7 +43,7 @@ PreparedGeneration::PreparedGeneration(GenerationRequest request, progress::Prog
 void PreparedGeneration::open_model(bool has_limits, report::Problems& problems) {
   problems.collect([&] { model_ = LoadedModel::open(*family(), *request_.load); });
   if (!model_) return;
-  if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits, progress_);
+  if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits);
   lengths_.emplace(model_->model(), request_.load->cuts_texts);
   loras_.emplace(*model_, request_.lora_mode, progress_);
   if (request_.tiling)
@@ -87,7 +87,11 @@ void PreparedGeneration::make_plan() {
 
 void PreparedGeneration::follow_plan() {
   apply_limits(request_.limits, model_->device());
-  if (!unplanned_.empty()) progress_.warn("warning: no plan: " + unplanned_);
+  if (!unplanned_.empty()) {
+    progress_.warn("warning: no plan: " + unplanned_);
+  } else if (sizes_) {
+    sizes_->tell(progress_);
+  }
   if (planned_) {
     note_plan(*planned_, progress_);
     apply_plan(planned_->result.plan, *request_.load);

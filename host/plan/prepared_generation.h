@@ -43,8 +43,8 @@ class PreparedGeneration {
   PreparedGeneration(const PreparedGeneration&) = delete;
   PreparedGeneration& operator=(const PreparedGeneration&) = delete;
 
-  // What is wrong with a job, and what it leaves to the model. Reads no weights; also for jobs that
-  // come while others have run.
+  // Fills what a job leaves to the model, and adds what is wrong with it. Reads no weights; also
+  // for jobs that come while others have run.
   void check(generate::Job& job, report::Problems& problems);
 
   // Plans what the run takes. Throws as plan_generation().

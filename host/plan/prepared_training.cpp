@@ -100,7 +100,7 @@ class Preparation {
     if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
-    if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_, progress_);
+    if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_);
     read_prompts();
     check_sizes();
     check_resumed();
@@ -118,7 +118,9 @@ class Preparation {
     open_datasets();
     if (run_.model && run_.dataset) {
       problems_.collect([&] {
-        SizeGuard(*run_.model, config_.model, limits_, progress_).check(*run_.dataset, problems_);
+        const SizeGuard sizes(*run_.model, config_.model, limits_);
+        sizes.check(*run_.dataset, problems_);
+        sizes.tell(progress_);
       });
     }
     finish();
@@ -350,7 +352,9 @@ class Preparation {
   }
 
   void check_sizes() {
-    if (!sizes_) return;
+    const bool trains_without_denoiser =
+        config_.stage != Stage::kDataProcess && stages().first() == nullptr;
+    if (!sizes_ || trains_without_denoiser) return;
     if (run_.dataset) sizes_->check(*run_.dataset, config_, run_.selection, problems_);
     if (run_.validation) sizes_->check(*run_.validation, problems_);
   }
@@ -379,7 +383,11 @@ class Preparation {
   // Places weights, activations and the optimizer as they are planned.
   void follow_plan(PreparedTraining& prepared) {
     if (prepared.run.model) apply_limits(limits_, prepared.run.model->device());
-    if (!prepared.unplanned.empty()) progress_.warn("warning: no plan: " + prepared.unplanned);
+    if (!prepared.unplanned.empty()) {
+      progress_.warn("warning: no plan: " + prepared.unplanned);
+    } else if (sizes_) {
+      sizes_->tell(progress_);
+    }
     if (!prepared.planned) return;
     note_plan(*prepared.planned, progress_);
     apply_to_training(*prepared.planned, prepared.run.config);

@@ -71,20 +71,24 @@ double BytesOfSize::at(double pixels) const {
   return least;
 }
 
-SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits,
-                     progress::Progress& progress)
-    : model_(model), progress_(progress) {
+SizeGuard::SizeGuard(LoadedModel& model, const LoadRequest& request, const MemoryLimits& limits)
+    : model_(model) {
   basis_.profile = memory::known_profile("h200").value();  // times do not matter
   find_limits(request, limits);
   if (!try_dry_run([&] { measure(); })) work_.clear();
 }
 
-bool SizeGuard::try_dry_run(const std::function<void()>& run) const {
+void SizeGuard::tell(progress::Progress& progress) const {
+  if (!unchecked_.empty() && (has_said_ || !is_host_))
+    progress.warn("warning: sizes are not checked beforehand: " + unchecked_);
+}
+
+bool SizeGuard::try_dry_run(const std::function<void()>& run) {
   try {
     plugins::guard("a dry run", run);
     return true;
   } catch (const Error& error) {
-    progress_.warn("warning: sizes are not checked beforehand: " + error.message());
+    unchecked_ = error.message();
     return false;
   }
 }
@@ -95,6 +99,7 @@ void SizeGuard::find_limits(const LoadRequest& request, const MemoryLimits& limi
     limit = {static_cast<double>(bytes), before + " " + shown(static_cast<double>(bytes)) + behind};
   };
   const SaidLimits said = said_limits(limits);
+  has_said_ = said.vram || said.host;
   const bool is_elsewhere = !limits.device_profile.empty();
   const auto simulated = device::parse_simulated_device(request.device);
   is_host_ = !is_elsewhere && !simulated && model_.device().is_cpu();
@@ -173,7 +178,8 @@ SizeGuard::Need SizeGuard::most_of(const Settings& settings, const Size& size,
                                    const std::optional<Tiling>& tiling) const {
   const auto count =
       static_cast<double>(std::clamp<int64_t>(settings.batch_size, 1, settings.num_images));
-  double at_once = size.pixels(), whole = 0;  // pixels that the VAE works on, bytes beside those
+  // Pixels of one frame that the VAE works on, and bytes beside those.
+  double at_once = size.pixels(), whole = 0;
   if (tiling && (tiling->size < size.height || tiling->size < size.width)) {
     at_once = static_cast<double>(std::min(size.height, tiling->size)) *
               static_cast<double>(std::min(size.width, tiling->size));

@@ -38,10 +38,13 @@ class BytesOfSize {
 class SizeGuard {
  public:
   // Runs the model without values; of nothing in it a weight is loaded. Where it cannot be run so,
-  // `progress`, which outlives the guard, is told why, and nothing is refused. `request` and
-  // `limits` as for plan_target().
+  // nothing is refused. `request` and `limits` as for plan_target().
   SizeGuard(model::LoadedModel& model, const model::LoadRequest& request,
-            const MemoryLimits& limits, progress::Progress& progress);
+            const MemoryLimits& limits);
+
+  // Tells why sizes were not checked, where a limit was said or the device is not the host: call it
+  // once, where nothing else tells that the model cannot be run so.
+  void tell(progress::Progress& progress) const;
 
   // Adds a problem where images of these settings cannot be made. `may_tile`: there is --tiled.
   void check(const generate::Settings& settings, const generate::Origin& place,
@@ -66,6 +69,7 @@ class SizeGuard {
   struct Size {
     int64_t height = 0, width = 0;
     int64_t latent_frames = 1;
+    // Of one frame: frames are encoded, decoded and handed on one after another.
     double pixels() const { return static_cast<double>(height) * static_cast<double>(width); }
     // The pixels of one image that has as many latents as all frames.
     double latent_pixels() const { return pixels() * static_cast<double>(latent_frames); }
@@ -74,8 +78,8 @@ class SizeGuard {
   void find_limits(const model::LoadRequest& request, const MemoryLimits& limits);
   void measure();
   Size size_of(const MediaTarget& target) const;
-  // Makes a dry run. Returns whether it came to its end; why it did not is told.
-  bool try_dry_run(const std::function<void()>& run) const;
+  // Makes a dry run. Returns whether it came to its end.
+  bool try_dry_run(const std::function<void()>& run);
   Need most_of(const generate::Settings& settings, const Size& size,
                const std::optional<generate::Tiling>& tiling) const;
   // The largest size of that shape for which `need` is within the limit; empty: none is.
@@ -86,10 +90,11 @@ class SizeGuard {
                       report::Problems& problems) const;
 
   model::LoadedModel& model_;
-  progress::Progress& progress_;
   PlanBasis basis_;
   Limit device_, host_;
-  bool is_host_ = false;  // the device's memory is the host's
+  bool is_host_ = false;   // the device's memory is the host's
+  bool has_said_ = false;  // a limit was said
+  std::string unchecked_;  // why sizes are not checked; empty: they are
   // By kind of work: "encode an image", "denoise", "decode", "train".
   std::map<std::string, BytesOfSize, std::less<>> work_;
 };

@@ -170,6 +170,43 @@ TEST_CASE("A run whose cache is not filled does not train from it", "[prepared]"
   CHECK(train::run_training(prepared.run, nullptr, shop.progress).has_trained);
 }
 
+TEST_CASE("Training without a denoiser is refused, and nothing is sized", "[prepared]") {
+  // A toy that has its denoiser for some of its work only.
+  struct OptionalToy final : test::ImageToy {
+    std::span<const ComponentSpec> components() const override {
+      static const std::vector<ComponentSpec> specs = [this] {
+        const auto all = ImageToy::components();
+        std::vector<ComponentSpec> some(all.begin(), all.end());
+        for (ComponentSpec& spec : some) spec.required &= spec.role != Role::kDenoiser;
+        return some;
+      }();
+      return specs;
+    }
+  };
+  const OptionalToy toy;
+  Workshop shop;
+  test::fs::remove_all(shop.folder / "model/transformer");
+  const std::vector<std::string> arguments = {"--plugin",
+                                              "toy",
+                                              "--model_paths",
+                                              shop.folder / "model",
+                                              "--dataset_base_path",
+                                              shop.folder / "data",
+                                              "--dataset_metadata_path",
+                                              shop.folder / "data/metadata.csv",
+                                              "--output_path",
+                                              shop.folder / "run",
+                                              "--device",
+                                              "cpu",
+                                              "--trainable_models",
+                                              "text_encoder"};
+  TrainingRequest request = {
+      .family = toy, .config = train::parse_config(arguments, &toy, shop.problems, "train")};
+  shop.problems.throw_if_any();
+  test::expect_error(ErrorCode::kNotFound, {"there is no denoiser to train with", "--model_paths"},
+                     [&] { prepare_training(std::move(request), shop.progress, shop.problems); });
+}
+
 TEST_CASE("Everything that is wrong with a run is one error", "[prepared]") {
   Workshop shop;
   test::write_bytes(shop.folder / "data/metadata.csv", "image,prompt\nnone.png,red\n");

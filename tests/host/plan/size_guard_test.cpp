@@ -1,5 +1,6 @@
 #include "host/plan/size_guard.h"
 
+#include "host/plan/prepared_generation.h"
 #include "tests/host/train/image_toy.h"
 
 namespace atelier::plan {
@@ -24,8 +25,9 @@ class UntriableToy final : public test::ImageToy {
   }
 };
 
-// Images of `side` on a device of 1 MiB; what is told goes to `said`.
-report::Problems check_image(const ModelFamily& family, int64_t side, std::string& said) {
+// Images of `side` within `limits`; what is told goes to `said`.
+report::Problems check_image(const ModelFamily& family, int64_t side, std::string& said,
+                             const MemoryLimits& limits = {.vram = "1MiB"}) {
   Folder folder;
   test::write_toy_model(folder / "model");
   const model::LoadRequest request = {
@@ -33,12 +35,13 @@ report::Problems check_image(const ModelFamily& family, int64_t side, std::strin
   const auto model = model::LoadedModel::open(family, request);
   std::FILE* file = std::tmpfile();
   progress::Progress progress({.quiet = true, .out = file});
-  const SizeGuard guard(*model, request, {.vram = "1MiB"}, progress);
+  const SizeGuard guard(*model, request, limits);
   generate::Settings settings;
   settings.num_frames = 1;
   settings.height = settings.width = side;
   report::Problems problems;
   guard.check(settings, {}, std::nullopt, /*may_tile=*/false, problems);
+  guard.tell(progress);
   said.resize(4096);
   std::rewind(file);
   said.resize(std::fread(said.data(), 1, said.size(), file));
@@ -58,6 +61,48 @@ TEST_CASE("Why sizes cannot be checked is told, and nothing is refused", "[size_
   CHECK(check_image(UntriableToy(), 1024, said).size() == 0);
   CHECK_THAT(said, Catch::Contains("sizes are not checked beforehand: ") &&
                        Catch::Contains("there is nothing to decode"));
+  CHECK(check_image(UntriableToy(), 1024, said, {.host_memory = "1GiB"}).size() == 0);
+  CHECK_THAT(said, Catch::Contains("sizes are not checked beforehand: "));
+  CHECK(check_image(UntriableToy(), 1024, said, {}).size() == 0);
+  CHECK(said.empty());  // nobody said a limit, and on the CPU nothing is planned
+}
+
+TEST_CASE("A model that cannot be run without values is told once", "[size_guard]") {
+  Folder folder;
+  test::write_toy_model(folder / "model");
+  const UntriableToy family;
+  plugins::Plugin plugin;
+  plugin.family = &family;
+  GenerationRequest request = {
+      .plugin = &plugin,
+      .load = model::LoadRequest{
+          .model_paths = folder / "model", .dtype = "float32", .device = "simulated:1GiB:4GB/s"}};
+  request.jobs.emplace_back().settings.prompt = "a lighthouse";
+  generate::Settings& settings = request.jobs.front().settings;
+  settings.negative_prompt = "grey";
+  settings.num_frames = 1;
+  settings.height = settings.width = 16;
+  settings.output = folder / "a.png";
+  std::FILE* file = std::tmpfile();
+  progress::Progress progress({.quiet = true, .out = file});
+  report::Problems problems;
+  PreparedGeneration prepared(std::move(request), progress, problems);
+  problems.throw_if_any();
+  prepared.make_plan();
+  prepared.follow_plan();
+  std::string said(4096, ' ');
+  std::rewind(file);
+  said.resize(std::fread(said.data(), 1, said.size(), file));
+  std::fclose(file);
+  CHECK_THAT(said, Catch::StartsWith("warning: no plan: "));
+  CHECK(std::ranges::count(said, '\n') == 1);
+}
+
+TEST_CASE("A GPU's allocator gets what the driver leaves of --vram", "[size_guard]") {
+  CHECK(allocator_limit(int64_t{12} << 30) == (int64_t{12} << 30) - memory::kCudaReserveBytes);
+  test::expect_error(ErrorCode::kInvalidArgument, {"--vram 512.0 MiB", "768.0 MiB"},
+                     [] { allocator_limit(int64_t{512} << 20); });
+  apply_limits({.vram = "512MiB"}, at::kCPU);  // limits nothing there
 }
 
 }  // namespace
