@@ -101,7 +101,9 @@ std::vector<Item> check_gpus() {
   const std::string driver = status.driver.empty() ? "" : "driver " + status.driver;
   if (!status.usable) {
     const bool is_absent = status.driver.empty() && status.device_count == 0;
-    items.push_back({"GPU", is_absent ? State::kAbsent : State::kBroken, driver, status.reason});
+    const std::string remedy = status.remedy.empty() ? "" : "; " + status.remedy;
+    items.push_back(
+        {"GPU", is_absent ? State::kAbsent : State::kBroken, driver, status.reason + remedy});
   }
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return items;

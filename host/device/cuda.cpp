@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <dlfcn.h>
+#include <filesystem>
 #include <fstream>
 #include <limits.h>
 #include <regex>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int kNeededCuda = 13000;  // cuDriverGetVersion of driver 580
 constexpr const char* kNeeded = "CUDA 13 needs driver 580 or newer";
+constexpr const char* kReinstall = "build or install it together with the program";
 
 // From the kernel module: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...".
 std::string driver_version() {
@@ -35,7 +37,9 @@ std::string backend_path() {
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
   const std::string program(path, length > 0 ? static_cast<size_t>(length) : 0);
-  return program.substr(0, program.rfind('/')) + "/../lib/libatelier_cuda.so";
+  return std::filesystem::path(program.substr(0, program.rfind('/')) + "/../lib/libatelier_cuda.so")
+      .lexically_normal()
+      .string();
 }
 
 // What libatelier_cuda.so does for the program.
@@ -90,17 +94,20 @@ CudaStatus probe() {
   // components come and go.
   if (getenv("PYTORCH_ALLOC_CONF") == nullptr)
     setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
-  void* library = dlopen(backend_path().c_str(), RTLD_NOW | RTLD_LOCAL);
+  const std::string path = backend_path();
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    status.reason = std::string("libatelier_cuda.so cannot be opened: ") + dlerror();
+    status.reason = path + " cannot be opened: " + dlerror();
+    status.remedy = kReinstall;
     return status;
   }
   backend() = {reinterpret_cast<Backend::Open>(dlsym(library, "atelier_cuda_open")),
                reinterpret_cast<Backend::LimitMemory>(dlsym(library, "atelier_cuda_limit_memory"))};
   const bool is_whole = backend().open != nullptr && backend().limit_memory != nullptr;
-  const char* problem = is_whole ? backend().open() : "it is of another version";
+  const char* problem = is_whole ? backend().open() : "is not of this version of the program";
   if (problem != nullptr) {
-    status.reason = std::string("libatelier_cuda.so: ") + problem;
+    status.reason = path + ": " + problem;
+    status.remedy = is_whole ? "" : kReinstall;
     return status;
   }
   at::Context& context = at::globalContext();
@@ -114,7 +121,7 @@ CudaStatus probe() {
 
 [[noreturn]] void refuse(const CudaStatus& status) {
   throw Error(ErrorCode::kEnvironment, "no GPU can be used: " + status.reason,
-              "mend that, or pass --device cpu");
+              (status.remedy.empty() ? "mend that" : status.remedy) + ", or pass --device cpu");
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ struct CudaStatus {
   std::string driver;  // "580.65.06"; empty where there is no driver
   std::string
       reason;  // one line, why it is not usable: "driver 550.54 found, CUDA 13 needs 580 or newer"
+  std::string remedy;  // where the reason does not say it
 };
 
 // Opens libatelier_cuda.so (and with it LibTorch's CUDA half) where a driver is present. Call it
