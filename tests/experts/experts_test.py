@@ -141,7 +141,18 @@ class Experts(unittest.TestCase):
         lora = self.train_lora("lora_to_merge", "dit_low") / "step-3.safetensors"
         self.run_program("lora", "merge", *self.model(), "--output", "merged_low_noise.safetensors", lora)
         changed = [self.folder / "model" / name for name in COMPONENTS[:3]] + ["merged_low_noise.safetensors"]
-        self.assertNotEqual(self.draw("unmerged"), self.draw("merged", model=self.flags(*changed)))
+        merged = self.draw("merged", model=self.flags(*changed))
+        self.assertNotEqual(self.draw("unmerged"), merged)
+        # One expert is enough to merge into, and the file says which one it is, whatever it is called.
+        self.run_program("lora", "merge", *self.flags(low), "--output", "neutral.safetensors", lora)
+        self.assertEqual("dit_low", metadata(self.folder / "neutral.safetensors")["atelier.component"])
+        changed[-1] = "neutral.safetensors"
+        self.assertEqual(merged, self.draw("neutral", model=self.flags(*changed)))
+        told = json.loads(self.run_program("inspect", "neutral.safetensors", "--plugin", PLUGIN, "--json"))
+        self.assertEqual("dit_low", told["taken_by"]["component"])
+        said = self.run_program("lora", "merge", *self.flags(self.folder / "model" / "vae"), "--output", "none.safetensors",
+                                lora, code=2)
+        self.assertIn("component dit is missing", said)
 
     def small(self, *more):
         """Flags of a small image, x.png."""
@@ -254,6 +265,13 @@ class Experts(unittest.TestCase):
         said = self.run_program("generate", *flags, "--num_frames", 5, "--draft", "clip_0000.png", "--output", "x.png",
                                 code=2)
         self.assertIn("--draft: an image does not start 5 frames; use --num_frames 1", said)
+
+    def test_each_expert_is_loaded_once_for_several_images(self):
+        alone = [self.draw(f"alone_{seed}", seed=seed) for seed in range(3, 6)]
+        said = self.run_program("generate", *self.model(), *self.small("--num_images", 3))
+        self.assertEqual(alone, [pixels(self.folder / f"x_{i}.png") for i in range(3)])
+        for line in ("load dit:", "load dit_low:", "denoise image 3/3 with dit:", "denoise image 3/3 with dit_low:"):
+            self.assertEqual(1, said.count(line), said)
 
     def test_clips_are_shown_on_the_way(self):
         data, prompts = self.write_data(), self.folder / "clips.txt"
