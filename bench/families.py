@@ -14,28 +14,29 @@ sys.path.insert(0, str(REPOSITORY / "tests/parity"))
 class Family:
     """Libraries are imported by the methods, behind what the scripts set for them."""
     plugin: str
+    title: str
     # diffusers' class of the denoiser, and its argument for the width of the text.
     denoiser: str
     text_width_name: str
     text_width: int
-    # Of a model by name: the denoiser's other arguments, and the side of the latents of a step.
-    models: dict
-    # Tokens of the prompt and of what guidance leads away from, in each row of a denoising step.
-    prompts: tuple
-    # The layers of a block that trainers choose for a LoRA, as diffusers names them.
-    lora_targets: tuple
-    # The spelling of LoRA files that names the plugin's own layers.
-    lora_format: str
     # The module of tests/parity with the function that runs the denoiser.
     reference: str
+    # Of a model by name: the denoiser's other arguments, and the side of the latents of a step.
+    models: dict = dataclasses.field(default_factory=dict)
+    # Tokens of the prompt and of what guidance leads away from, in each row of a denoising step.
+    prompts: tuple = ()
+    # The layers of a block that trainers choose for a LoRA, as diffusers names them.
+    lora_targets: tuple = ()
+    # The spelling of LoRA files that names the plugin's own layers.
+    lora_format: str = ""
     # The same layers by the names of the plugin, where they are not its own choice.
     lora_layers: tuple = ()
     # Layers of diffusers that are one layer of the plugin, with one lora_A.
     fused: tuple = ()
     # What diffusers_compare.py can measure.
     parts: tuple = ("dit",)
-    # Of the published model: by folder, the list of its tensors in tests/data/keys and its config in
-    # tests/data/configs.
+    # Of the published model: by folder, the list of its tensors in tests/data/keys, and its config in
+    # tests/data/configs or how it differs from that of the tiny model.
     published: dict = dataclasses.field(default_factory=dict)
 
     def denoiser_class(self):
@@ -89,6 +90,14 @@ class QwenImage(Family):
         return training.sigmas()
 
 
+class Wan(Family):
+
+    def make_tiny_model(self, folder):
+        import wan_models
+        wan_models.WanModels(folder)
+        return wan_models.TEXT_WIDTH
+
+
 class Lumina2(Family):
 
     def make_tiny_model(self, folder):
@@ -105,6 +114,7 @@ class Lumina2(Family):
 FAMILIES = {
     family.plugin: family for family in (
         QwenImage(plugin="qwen_image",
+                  title="Qwen-Image",
                   denoiser="QwenImageTransformer2DModel",
                   text_width_name="joint_attention_dim",
                   text_width=3584,
@@ -133,6 +143,7 @@ FAMILIES = {
                       "vae": ("vae_diffusers.txt", "qwen_image_vae.json")
                   }),
         Lumina2(plugin="lumina2",
+                title="Lumina-Image 2.0",
                 denoiser="Lumina2Transformer2DModel",
                 text_width_name="cap_feat_dim",
                 text_width=2304,
@@ -164,3 +175,23 @@ FAMILIES = {
                 }),
     )
 }
+# Denoising steps alone are timed of these.
+WAN = Wan(plugin="wan",
+          title="Wan 2.1 1.3B",
+          denoiser="WanTransformer3DModel",
+          text_width_name="text_dim",
+          text_width=4096,
+          reference="wan_models",
+          published={
+              "transformer": ("wan_t2v_1_3b.txt",
+                              dict(num_attention_heads=12, attention_head_dim=128, num_layers=30, ffn_dim=8960,
+                                   text_dim=4096, freq_dim=256)),
+              "text_encoder": ("umt5.txt", dict(vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_heads=64,
+                                                num_layers=24)),
+              "vae": ("vae_diffusers.txt", dict(base_dim=96))
+          })
+WAN_14B = dataclasses.replace(WAN, title="Wan 2.1 14B", published={
+    **WAN.published,
+    "transformer": ("wan_t2v_14b.txt", dict(num_attention_heads=40, attention_head_dim=128, num_layers=40,
+                                            ffn_dim=13824, text_dim=4096, freq_dim=256))
+})

@@ -8,7 +8,7 @@ With --device cpu models are tiny, and the times mean nothing.
 """
 
 import argparse
-import csv
+import dataclasses
 import json
 import os
 import pathlib
@@ -21,9 +21,29 @@ import tempfile
 
 import diffusers_compare as base
 import random_models
-from families import FAMILIES
+import train_compare
+from families import FAMILIES, WAN, WAN_14B
 
-TEXT_TOKENS, RUNS, TURNS, RANK, LORAS = 64, 5, 2, 32, 4
+TEXT_TOKENS, LORAS = 64, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What is timed of the denoising steps of a family."""
+    family: object
+    sizes: dict  # and the frames, rows and columns of their latents
+    runs: int
+    turns: int  # of each side
+    loras: tuple  # how many at once
+
+
+STEPS = {
+    steps.family.title: steps for steps in (
+        Steps(FAMILIES["qwen_image"], {"512x512": (1, 64, 64), "1024x1024": (1, 128, 128), "1328x1328": (1, 166, 166)},
+              runs=5, turns=2, loras=(1, LORAS)),
+        Steps(WAN, {"832x480x81": (21, 60, 104)}, runs=3, turns=1, loras=()),
+        Steps(WAN_14B, {"832x480x81": (21, 60, 104)}, runs=2, turns=1, loras=()))
+}
 # By the name of a row: flags of atelier-bench.
 PLACES = {
     "resident": (),
@@ -32,10 +52,10 @@ PLACES = {
     "from the host": ("--offload", "dit=host"),
     "half from the host": ("--offload", "dit=host", "--resident_blocks", "HALF"),
 }
-SIZES = {"512x512": 64, "1024x1024": 128, "1328x1328": 166}  # and the side of their latents
-TRAINED_STEPS, SKIPPED_STEPS = 8, 3
-# The largest difference of outputs in bfloat16, as in diffusers_compare.py.
-AGREEMENT = base.AGREEMENT["bfloat16"]
+TRAINED_RANK, TRAINED_STEPS, SKIPPED_STEPS = 16, 8, 3
+# The largest difference of outputs in bfloat16, as in diffusers_compare.py, and of the losses of the first step,
+# relative to the loss.
+AGREEMENT, LOSS_AGREEMENT = base.AGREEMENT["bfloat16"], 0.02
 
 
 class Models:
@@ -45,16 +65,34 @@ class Models:
         self.device, self.work, self.is_published = device, work, device != "cpu"
 
     def folder(self, family):
-        name = f"{family.plugin}_{'published' if self.is_published else 'tiny'}"
+        name = f"{re.sub(r'[^a-z0-9]+', '_', family.title.lower())}_{'published' if self.is_published else 'tiny'}"
         return base.prepare(self.work, name,
                             lambda path: random_models.write_model(path, family, self.is_published))
 
-    def side(self, size):
-        return SIZES[size] if self.is_published else SIZES[size] // 16 * 2
+    def latents(self, frames, rows, columns):
+        """Their sizes, those of tiny ones on the CPU."""
+        if self.is_published:
+            return frames, rows, columns
+        return min(frames, 3), rows // 16 * 2, columns // 16 * 2
 
     def text_width(self, family):
         config = json.loads((self.folder(family) / "transformer/config.json").read_text())
         return config[family.text_width_name]
+
+    def encodings(self, family, side, rows):
+        """A folder with a dataset and its encodings, in data and cache."""
+        def make(folder):
+            (folder / "data").mkdir()
+            train_compare.make_dataset(folder / "data", side, rows)
+            call(train_compare.train_command({
+                **self.train_flags(family, folder, side), "task": "sft:data_process", "device": self.device,
+                "output_path": folder / "run"
+            }))
+        return base.prepare(self.work, f"{self.folder(family).name}_{side}x{rows}", make)
+
+    def train_flags(self, family, encodings, side):
+        flags = train_compare.run_flags(family, self.folder(family), encodings / "data", encodings / "cache")
+        return {**flags, "dtype": "bfloat16", "height": side, "width": side}
 
     def blocks(self, family):
         return json.loads((self.folder(family) / "transformer/config.json").read_text())["num_layers"]
@@ -77,17 +115,17 @@ def call(command):
 # --- steps with guidance ---
 
 
-def write_inputs(models, family, folder):
+def write_inputs(models, steps, folder):
     """By size, a file of what both sides are given."""
     import torch
     from safetensors.torch import save_file
     files = {}
-    for size in SIZES:
-        generator, side = torch.Generator().manual_seed(3), models.side(size)
-        width = models.text_width(family)
+    for size, latents in steps.sizes.items():
+        generator = torch.Generator().manual_seed(3)
+        width = models.text_width(steps.family)
         files[size] = folder / f"{size}.safetensors"
         save_file({
-            "latents": torch.randn((1, 16, 1, side, side), generator=generator),
+            "latents": torch.randn((1, 16, *models.latents(*latents)), generator=generator),
             "sigma": torch.full((1,), 0.75),
             "prompt_embeds": torch.randn((1, TEXT_TOKENS, width), generator=generator),
             "negative_prompt_embeds": torch.randn((1, TEXT_TOKENS, width), generator=generator)
@@ -100,13 +138,14 @@ def lora_paths(folder, count):
 
 
 def reference_steps(device, family, folder, work):
-    """diffusers' side, in a process of its own: outputs to files, and times by row."""
+    """diffusers' side: outputs to files, and times by row."""
     import torch
     from safetensors.torch import load_file, save_file
 
     import lora_compare
+    steps = STEPS[family.title]
     model = random_models.diffusers_model(family, folder, device, torch.bfloat16)
-    paths = lora_paths(work, LORAS)
+    paths = lora_paths(work, max(steps.loras, default=0))
     for seed, path in enumerate(paths):
         if not path.exists():
             lora_compare.write_lora(path, model, seed, torch.bfloat16)
@@ -117,22 +156,23 @@ def reference_steps(device, family, folder, work):
             torch.cuda.synchronize()
 
     def time_all(label):
-        for size in SIZES:
-            inputs = {name: tensor.to(device, torch.bfloat16)
+        for size in steps.sizes:
+            # The noise level keeps its precision, as with us.
+            inputs = {name: tensor.to(device, torch.float32 if name == "sigma" else torch.bfloat16)
                       for name, tensor in load_file(work / f"{size}.safetensors").items()}
             prompts = torch.cat([inputs["prompt_embeds"], inputs["negative_prompt_embeds"]])
 
             def run(inputs=inputs, prompts=prompts):
-                with torch.no_grad():
+                with torch.device(device), torch.no_grad():
                     output = velocity(model, inputs["latents"].repeat(2, 1, 1, 1, 1), inputs["sigma"].repeat(2), prompts)
                 wait()
                 return output
 
             save_file({"output": run().float().cpu()}, work / f"theirs_{label}_{size}.safetensors")
-            times[f"{size}, {label}"] = [base.timed(run) for _ in range(RUNS)]
+            times[f"{size}, {label}"] = [base.timed(run) for _ in range(steps.runs)]
 
     time_all("resident")
-    for count in (1, LORAS):
+    for count in steps.loras:
         for path in paths[:count]:
             if path.stem not in getattr(model, "peft_config", {}):
                 model.load_lora_adapter(str(path), adapter_name=path.stem)
@@ -142,15 +182,20 @@ def reference_steps(device, family, folder, work):
     print(json.dumps(times))
 
 
-def run_reference(models, family, work):
-    result = call([sys.executable, __file__, "--worker", family.plugin, models.device, models.folder(family), work])
+def run_worker(what, models, family, folder, *more):
+    """The other side, in a process of its own."""
+    result = call([
+        sys.executable, __file__, "--device", models.device, "--worker", what, family.title, models.folder(family),
+        folder, *more
+    ])
     return json.loads(result.stdout.splitlines()[-1])
 
 
 class Atelier(base.Program):
     """atelier-bench with one denoiser."""
 
-    def __init__(self, models, family, inputs, flags):
+    def __init__(self, models, steps, inputs, flags):
+        family = steps.family
         half = str(models.blocks(family) // 2)
         flags = [half if flag == "HALF" else flag for flag in flags]
         folder = models.folder(family) / "transformer"
@@ -159,14 +204,14 @@ class Atelier(base.Program):
             "bfloat16", "--device", models.device, "--inputs", next(iter(inputs.values())), "--prepare_levels", "--pipe",
             *flags
         ], os.cpu_count())
-        self.inputs = inputs
+        self.inputs, self.num_runs = inputs, steps.runs
 
     def time_all(self, label, work):
         times = {}
         for size, file in self.inputs.items():
             output = work / f"ours_{label}_{size}.safetensors"
             self.ask(json.dumps({"inputs": str(file), "output": str(output)}))
-            runs = [self.ask("") for _ in range(RUNS)]
+            runs = [self.ask("") for _ in range(self.num_runs)]
             times[f"{size}, {label}"] = [run["runs_ms"][0] for run in runs]
             self.reserved = runs[-1]["peak_reserved_bytes"]
         return times
@@ -184,25 +229,25 @@ def difference(work, label, size, other):
 
 
 def step_row(family, name, times, reserved, **details):
-    return {"row": f"CFG step, {title(family)}, {name}", "ms": statistics.median(times), "quickest_ms": min(times),
+    return {"row": f"CFG step, {family.title}, {name}", "ms": statistics.median(times), "quickest_ms": min(times),
             "slowest_ms": max(times),
             "details": {**({"reserved_gib": reserved / 2**30} if reserved else {}), **details}}
 
 
-def step_rows(models, family, place, work):
+def step_rows(models, steps, place, work):
     """The rows of one place; those that are resident take turns with diffusers'."""
-    inputs = write_inputs(models, family, work)
+    family, inputs = steps.family, write_inputs(models, steps, work)
     if place != "resident":
-        with Atelier(models, family, inputs, PLACES[place]) as ours:
+        with Atelier(models, steps, inputs, PLACES[place]) as ours:
             times = ours.time_all(place, work)
             return [step_row(family, name, runs, ours.reserved) for name, runs in times.items()]
     theirs, mine, reserved = {}, {}, 0
-    for _ in range(TURNS):
-        for name, runs in run_reference(models, family, work).items():
+    for _ in range(steps.turns):
+        for name, runs in run_worker("steps", models, family, work).items():
             theirs.setdefault(name, []).extend(runs)
-        with Atelier(models, family, inputs, ()) as ours:
+        with Atelier(models, steps, inputs, ()) as ours:
             turn = ours.time_all("resident", work)
-            for count in (1, LORAS):
+            for count in steps.loras:
                 ours.use(lora_paths(work, count))
                 turn |= ours.time_all(f"LoRAs: {count}", work)
             reserved = ours.reserved
@@ -222,76 +267,95 @@ def step_rows(models, family, place, work):
 # --- training ---
 
 
-def write_images(folder, side, count):
-    import numpy as np
-    from PIL import Image
-    random = np.random.default_rng(5)
-    folder.mkdir()
-    lines = ["image,prompt"]
-    for number in range(count):
-        coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))
-        coarse.resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
-        lines.append(f'{number}.png,"image number {number}, a photo of blue and green shapes on a wooden table"')
-    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+def train_reference(device, family, folder, cache, batch):
+    """PEFT's side, with checkpointing: times and losses."""
+    import torch
+    model = random_models.diffusers_model(family, folder, device, torch.bfloat16)
+    train_compare.add_adapters(model, family, TRAINED_RANK)
+    model.enable_gradient_checkpointing()
+    reference = train_compare.Reference(family, model, cache, batch)
+    reference.draw_ahead(TRAINED_STEPS)
+    losses = []
+    with torch.autocast(model.device.type, torch.bfloat16):
+        times = [base.timed(lambda: losses.append(reference.step())) for _ in range(TRAINED_STEPS)]
+    reserved = torch.cuda.max_memory_reserved() if model.device.type == "cuda" else 0
+    print(json.dumps({"times": times, "losses": losses, "reserved": reserved}))
+
+
+def beside_peft(entry, models, family, encodings, batch):
+    """Adds what PEFT's side took for the same steps; an error where they are not the same."""
+    theirs = run_worker("train", models, family, encodings / "cache", batch)
+    loss = theirs["losses"][0]
+    error = abs(entry["details"]["loss"] - loss) / loss
+    entry["details"] |= {"diffusers_ms": statistics.median(theirs["times"][SKIPPED_STEPS:]),
+                         "loss_differs_by": error}
+    if theirs["reserved"]:
+        entry["details"]["diffusers_reserved_gib"] = theirs["reserved"] / 2**30
+    if not error <= LOSS_AGREEMENT:
+        entry["error"] = f"the first loss differs from diffusers' by {error:.3g}: their times do not compare"
 
 
 def train_row(models, family, name, side, batch, flags, work):
     side = side if models.is_published else 64
-    write_images(work / "data", side, batch * 2)
-    device = models.device if models.is_published else "simulated:2GiB"
-    command = [
-        base.PROGRAM, "train", "--plugin", family.plugin, "--model_paths", json.dumps([str(models.folder(family))]),
-        "--device", device, "--dtype", "bfloat16", "--dataset_base_path", work / "data", "--dataset_metadata_path",
-        work / "data/metadata.csv", "--output_path", work / "out", "--lora_base_model", "dit", "--lora_rank", "16",
-        "--batch_size", batch, "--height", side, "--width", side, "--num_epochs", "100", "--max_train_steps",
-        TRAINED_STEPS, "--save_steps", "1000", "--save_state", "false", "--enable_csv_log", "true", *flags
-    ]
+    encodings = models.encodings(family, side, 2 * batch)
+    flags = {
+        **models.train_flags(family, encodings, side),
+        **train_compare.lora_flags(family, TRAINED_RANK), "task": "sft:train", "output_path": work / "out",
+        "batch_size": batch, "max_train_steps": TRAINED_STEPS, "save_steps": 1000, "device": models.device,
+        **flags
+    }
     if not models.is_published:
-        command += ["--vram", "2GiB"]
-    if family.lora_layers:
-        command += ["--lora_target_modules", ",".join(family.lora_layers)]
-    said = call(command).stderr
-    columns = {}
-    with open(work / "out/loss.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            columns.setdefault(row["key"], []).append(float(row["value"]))
-    # The log has the mean up to each step.
-    ends = [1000 * mean * (number + 1) for number, mean in enumerate(columns["perf/seconds_per_step"])]
-    times = [end - begin for begin, end in zip(ends, ends[1:])][SKIPPED_STEPS - 1:]
+        flags |= {"device": "simulated:2GiB", "vram": "2GiB"}
+    said = call(train_compare.train_command(flags)).stderr
+    columns, times = train_compare.read_log(work / "out")
+    times = times[SKIPPED_STEPS:]
     if not all(abs(loss) < 100 for loss in columns["train/loss"]):
         raise SystemExit(f"the losses are {columns['train/loss']}")
     details = {"loss": columns["train/loss"][0]}
     memory = re.search(r"memory: predicted (\S+ \S+), measured (\S+ \S+)", said)
     if memory:
         details |= {"predicted": memory[1], "reserved": memory[2]}
-    return {"row": name, "ms": statistics.median(times), "quickest_ms": min(times), "slowest_ms": max(times),
-            "details": details}
+    entry = {"row": name, "ms": statistics.median(times), "quickest_ms": min(times), "slowest_ms": max(times),
+             "details": details}
+    if name in BESIDE_PEFT:
+        beside_peft(entry, models, family, encodings, batch)
+    return entry
 
 
 # --- which rows there are ---
 
 
-def title(family):
-    return {"qwen_image": "Qwen-Image", "lumina2": "Lumina-Image 2.0"}[family.plugin]
-
-
 def trainings():
     """By name: family, side of the images, batch and flags."""
     lumina, qwen = FAMILIES["lumina2"], FAMILIES["qwen_image"]
-    rows = {f"train a LoRA, {title(lumina)}, 1024x1024, batch {batch}": (lumina, 1024, batch, []) for batch in (2, 6)}
+    rows = {f"train a LoRA, {lumina.title}, 1024x1024, batch {batch}": (lumina, 1024, batch, {}) for batch in (2, 6)}
     for budget in ("1", "0.5", "0.25", "0", "none"):
-        rows[f"train a LoRA, {title(qwen)}, 1328x1328, budget {budget}"] = (
-            qwen, 1328, 1, ["--activation_memory_budget", budget])
+        rows[f"train a LoRA, {qwen.title}, 1328x1328, budget {budget}"] = (
+            qwen, 1328, 1, {"activation_memory_budget": budget})
     return rows
+
+
+# Rows that are timed on the other side, too.
+BESIDE_PEFT = (*list(trainings())[:2], f"train a LoRA, {FAMILIES['qwen_image'].title}, 1328x1328, budget 0")
 
 
 def all_rows():
     """Names with limits, the most telling ones first. A place has a row for each size."""
-    steps = {f"CFG step, {title(FAMILIES['qwen_image'])}, {place}": 240 if place == "resident" else 60
+    steps = {f"CFG step, {FAMILIES['qwen_image'].title}, {place}": 240 if place == "resident" else 60
              for place in PLACES}
-    trained = {name: 100 for name in trainings()}
-    return dict(list(steps.items())[:1] + list(trained.items())[:3] + list(steps.items())[1:] +
+    clips = {f"CFG step, {family.title}, resident": 150 for family in (WAN, WAN_14B)}
+    trained = {name: 200 if name in BESIDE_PEFT else 100 for name in trainings()}
+    return dict(list(steps.items())[:1] + list(trained.items())[:3] + list(clips.items()) + list(steps.items())[1:] +
                 list(trained.items())[3:])
+
+
+def measured_by(name):
+    """The names of what a row prints."""
+    if name in trainings():
+        return [name]
+    _, title, place = name.split(", ")
+    places = [place] + [f"LoRAs: {count}" for count in STEPS[title].loras if place == "resident"]
+    return [f"CFG step, {title}, {size}, {place}" for place in places for size in STEPS[title].sizes]
 
 
 def run_row(name, models, work):
@@ -301,8 +365,8 @@ def run_row(name, models, work):
             return [train_row(models, family, name, side, batch, flags, work)]
         except DoesNotFit as problem:
             return [{"row": name, "details": {"does_not_fit": str(problem)}}]
-    family = FAMILIES["qwen_image"]
-    return step_rows(models, family, name.rsplit(", ", 1)[1], work)
+    _, title, place = name.split(", ")
+    return step_rows(models, STEPS[title], place, work)
 
 
 def main():
@@ -312,16 +376,18 @@ def main():
     parser.add_argument("--row", help="measure one")
     parser.add_argument("--work", type=pathlib.Path, default=base.REPOSITORY / "build/bench_models",
                         help="where models are kept; their files are holes")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     if options.worker:
-        plugin, device, folder, work = options.worker
-        reference_steps(device, FAMILIES[plugin], pathlib.Path(folder), pathlib.Path(work))
+        what, title, model, folder, *more = options.worker
+        side = {"steps": reference_steps, "train": train_reference}[what]
+        family = next(family for family in (*FAMILIES.values(), WAN, WAN_14B) if family.title == title)
+        side(options.device, family, pathlib.Path(model), pathlib.Path(folder), *map(int, more))
         return 0
     if options.list:
         for name, limit_s in all_rows().items():
-            print(json.dumps({"row": name, "limit_s": limit_s}))
+            print(json.dumps({"row": name, "limit_s": limit_s, "measures": measured_by(name)}))
         return 0
     if options.row not in all_rows():
         parser.error(f"no such row: {options.row}; --list prints them")

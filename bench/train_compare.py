@@ -30,14 +30,14 @@ AGREEMENT = 1e-4
 # --- what is trained ---
 
 
-def make_dataset(folder):
+def make_dataset(folder, side=SIDE, rows=ROWS):
     import numpy as np
     from PIL import Image
     random = np.random.default_rng(5)
     lines = ["image,prompt"]
-    for number in range(ROWS):
+    for number in range(rows):
         coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))
-        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+        coarse.resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
         lines.append(f'{number}.png,"image number {number}, a photo of blue and green shapes"')
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
@@ -61,15 +61,14 @@ def write_lora(path, family, transformer):
     save_file(tensors, path)
 
 
-def train_flags(family, folder, what):
-    flags = {
+def run_flags(family, model, data, cache):
+    """Of a run of `model` on the dataset, whose encodings are kept in `cache`."""
+    return {
         "plugin": family.plugin,
-        "model_paths": json.dumps([str(folder / "model")]),
-        "device": "cpu",
-        "dtype": "float32",
-        "dataset_base_path": folder.parent / "train_data",
-        "dataset_metadata_path": folder.parent / "train_data/metadata.csv",
-        "cache_path": folder / "cache",
+        "model_paths": json.dumps([str(model)]),
+        "dataset_base_path": data,
+        "dataset_metadata_path": data / "metadata.csv",
+        "cache_path": cache,
         "seed": SEED,
         "learning_rate": RATE,
         "max_grad_norm": MAX_NORM,
@@ -77,68 +76,98 @@ def train_flags(family, folder, what):
         "save_state": "false",
         "enable_csv_log": "true"
     }
-    if what == "full":
-        return {**flags, "trainable_models": "dit"}
+
+
+def lora_flags(family, rank):
+    flags = {"lora_base_model": "dit", "lora_rank": rank}
     if family.lora_layers:
         flags["lora_target_modules"] = ",".join(family.lora_layers)
+    return flags
+
+
+def train_flags(family, folder, what):
+    flags = {
+        **run_flags(family, folder / "model", folder.parent / "train_data", folder / "cache"),
+        "device": "cpu",
+        "dtype": "float32"
+    }
+    if what == "full":
+        return {**flags, "trainable_models": "dit"}
     return {
-        **flags, "lora_base_model": "dit",
-        "lora_rank": RANK,
-        "lora_checkpoint": folder / "start_own_names.safetensors"
+        **flags,
+        **lora_flags(family, RANK), "lora_checkpoint": folder / "start_own_names.safetensors"
     }
 
 
-def train_command(flags, threads):
-    words = [base.PROGRAM, "train", "--threads", threads, "--quiet"]
+def train_command(flags, *more):
+    words = [base.PROGRAM, "train", *more]
     for name, value in flags.items():
         words += ["--" + name, value]
     return words
 
 
+def read_log(folder):
+    """The columns of a run's loss.csv, and the milliseconds of its steps."""
+    columns = {}
+    with open(folder / "loss.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            columns.setdefault(row["key"], []).append(float(row["value"]))
+    # The log has the mean up to each step.
+    ends = [1000 * mean * (n + 1) for n, mean in enumerate(columns["perf/seconds_per_step"])]
+    return columns, [end - begin for begin, end in zip([0, *ends], ends)]
+
+
 # --- the two sides ---
 
 
-class Reference:
-    """Training with diffusers, in this process. Called through --worker."""
+def add_adapters(transformer, family, rank, start=None):
+    """PEFT's, in float32, in place of training the weights; `start` is a file of their factors."""
+    import torch
+    from peft import LoraConfig
+    from peft.utils import set_peft_model_state_dict
+    from safetensors.torch import load_file
+    transformer.requires_grad_(False)
+    transformer.add_adapter(
+        LoraConfig(r=rank, lora_alpha=rank, target_modules=list(family.lora_targets)))
+    if start is not None:
+        set_peft_model_state_dict(transformer, {
+            name.removeprefix("transformer."): tensor for name, tensor in load_file(start).items()
+        })
+    # Layers that are one layer for Atelier have one lora_A, and it is trained once.
+    first = {}
+    for name, module in transformer.named_modules():
+        if name.endswith(family.fused):
+            lora_A = module.lora_A["default"]
+            lora_A.weight = first.setdefault(name.rsplit(".", 1)[0], lora_A.weight)
+    for parameter in transformer.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
 
-    def __init__(self, family, folder, what):
+
+class Reference:
+    """Training with diffusers, in this process, of what wants gradients.
+
+    `cache` is the folder of Atelier's encodings.
+    """
+
+    def __init__(self, family, transformer, cache, batch_size=1):
         import torch
         import training
-        from peft import LoraConfig
-        from peft.utils import set_peft_model_state_dict
-        from safetensors.torch import load_file
+        self.torch, self.training = torch, training
+        self.transformer, self.device = transformer.train(), transformer.device
+        draw_noise = training.normal_noise
+        training.normal_noise = lambda *arguments: draw_noise(*arguments).to(self.device)
         # What is drawn ahead is not timed: this side has the numbers of the other, at no cost.
         for name in ("stream_seed", "draw_level", "normal_noise"):
             setattr(training, name, functools.cache(getattr(training, name)))
         training.references.velocity = family.velocity()
         levels = family.training_sigmas()
         training.sigmas = lambda: levels
-        self.torch, self.training = torch, training
-        self.transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
-        if what == "lora":
-            self.transformer.requires_grad_(False)
-            self.transformer.add_adapter(
-                LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(family.lora_targets)))
-            start = load_file(folder / "start.safetensors")
-            set_peft_model_state_dict(self.transformer, {
-                name.removeprefix("transformer."): tensor for name, tensor in start.items()
-            })
-            self.share_lora_A(family)
-        self.transformer.train()
-        parameters = [p for p in self.transformer.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, fused=True)
-        self.parameters = parameters
-        self.samples = self.read_cache(folder / "cache")
-        self.plan = training.plan(len(self.samples), SEED)
-        self.done = 0
-
-    def share_lora_A(self, family):
-        """Layers that are one layer for Atelier have one lora_A, and it is trained once."""
-        first = {}
-        for name, module in self.transformer.named_modules():
-            if name.endswith(family.fused):
-                lora_A = module.lora_A["default"]
-                lora_A.weight = first.setdefault(name.rsplit(".", 1)[0], lora_A.weight)
+        self.parameters = [p for p in transformer.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=RATE, weight_decay=0.01, fused=True)
+        self.samples = self.read_cache(cache)
+        self.plan = training.plan(len(self.samples), SEED, batch_size=batch_size)
+        self.batch_size, self.done = batch_size, 0
 
     def read_cache(self, folder):
         """The encodings that Atelier trains on, in the order of the rows."""
@@ -147,21 +176,25 @@ class Reference:
         files = {path.stem: path for path in folder.rglob("*.safetensors")}
         samples = []
         for item in items:
-            latents = load_file(files[item["latents"]])["latents"]
-            embeds = load_file(files[item["text"]])["prompt_embeds"]
+            latents = load_file(files[item["latents"]])["latents"].to(self.device)
+            embeds = load_file(files[item["text"]])["prompt_embeds"].to(self.device)
             samples.append(self.training.Sample(latents, embeds.view(-1, embeds.shape[-1])))
         return samples
 
     def draw_ahead(self, steps):
         seed = self.training.stream_seed(SEED, self.training.NOISE)
         for step in range(self.done, self.done + steps):
-            self.training.draw_level(SEED, 0, step)
-            self.training.normal_noise(seed, 0, step, tuple(self.samples[0].latents.shape))
+            for slot in range(self.batch_size):
+                self.training.draw_level(SEED, slot, step)
+                self.training.normal_noise(seed, slot, step, tuple(self.samples[0].latents.shape))
 
     def step(self):
-        (((row, slot),),) = next(self.plan)
-        loss = self.training.batch_loss(self.transformer, [self.samples[row]], [slot], SEED,
-                                        self.done)
+        (batch,) = next(self.plan)
+        rows, slots = zip(*batch)
+        # What the loss makes anew is made where the samples are.
+        with self.torch.device(self.device):
+            loss = self.training.batch_loss(self.transformer, [self.samples[row] for row in rows],
+                                            list(slots), SEED, self.done) / len(batch)
         loss.backward()
         self.torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
         self.optimizer.step()
@@ -172,7 +205,10 @@ class Reference:
 
 def serve(family, folder, what):
     """Makes as many steps as each line says and answers with their times and losses."""
-    reference = Reference(family, folder, what)
+    transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
+    if what == "lora":
+        add_adapters(transformer, family, RANK, folder / "start.safetensors")
+    reference = Reference(family, transformer, folder / "cache")
     for line in sys.stdin:
         losses = []
         reference.draw_ahead(int(line))
@@ -195,16 +231,13 @@ def run_program(family, folder, what, steps, threads):
     output = folder / "run"
     shutil.rmtree(output, ignore_errors=True)
     flags = {**train_flags(family, folder, what), "output_path": output, "max_train_steps": steps}
-    base.call(train_command({**flags, "task": "sft:train", "save_steps": steps}, threads), threads)
-    columns = {}
-    with open(output / "loss.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            columns.setdefault(row["key"], []).append(float(row["value"]))
+    base.call(
+        train_command({**flags, "task": "sft:train", "save_steps": steps}, "--quiet", "--threads",
+                      threads), threads)
+    columns, times = read_log(output)
     shutil.rmtree(output)
-    # The log has the mean up to each step.
-    ends = [1000 * mean * (n + 1) for n, mean in enumerate(columns["perf/seconds_per_step"])]
     return {
-        "times": [end - begin for begin, end in zip([0, *ends], ends)],
+        "times": times,
         "losses": columns["train/loss"],
         "waited": columns["perf/data_wait_share"][-1],
         "peak": columns["perf/peak_host_gb"][-1] * 1e9
@@ -221,6 +254,7 @@ def prepare(options, family, model_name):
                           lambda path: family.make_model(path, model_name))
     write_lora(folder / "start.safetensors", family,
                family.denoiser_class().from_pretrained(folder / "model/transformer"))
+    (folder / "start_own_names.safetensors").unlink(missing_ok=True)
     base.call([
         base.PROGRAM, "lora", "convert", folder / "start.safetensors",
         folder / "start_own_names.safetensors", "--lora_format", family.lora_format, "--plugin",
@@ -230,7 +264,7 @@ def prepare(options, family, model_name):
     flags = train_flags(family, folder, "full")
     base.call(
         train_command({**flags, "task": "sft:data_process", "output_path": folder / "run"},
-                      options.threads), options.threads)
+                      "--quiet", "--threads", options.threads), options.threads)
     return folder
 
 

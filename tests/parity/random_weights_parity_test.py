@@ -13,7 +13,7 @@ import compare
 
 sys.path.insert(0, str(atelier.REPOSITORY / "bench"))
 import random_models  # noqa: E402
-from families import FAMILIES  # noqa: E402
+from families import FAMILIES, WAN, WAN_14B  # noqa: E402
 
 
 class RandomWeightsParityTest(unittest.TestCase):
@@ -33,7 +33,7 @@ class RandomWeightsParityTest(unittest.TestCase):
         }
 
     def test_holes_are_filled_alike(self):
-        for family in FAMILIES.values():
+        for family in (*FAMILIES.values(), WAN):
             with self.subTest(family.plugin):
                 folder = self.folder / family.plugin
                 folder.mkdir()
@@ -55,7 +55,7 @@ class RandomWeightsParityTest(unittest.TestCase):
             atelier.probe("dit", self.folder / "transformer", self.inputs(family, self.folder))
 
     def test_published_shapes_are_those_of_the_lists(self):
-        for family in FAMILIES.values():
+        for family in (*FAMILIES.values(), WAN, WAN_14B):
             for keys, _ in family.published.values():
                 with self.subTest(keys):
                     first = (random_models.DATA / "keys" / keys).read_text().splitlines()[0]

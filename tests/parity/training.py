@@ -183,7 +183,7 @@ def batch_loss(transformer, samples, slots, seed, step, weight_of=weight_of_leve
     embeds = torch.nn.utils.rnn.pad_sequence([sample.prompt_embeds for sample in samples],
                                              batch_first=True)
     lengths = torch.tensor([len(sample.prompt_embeds) for sample in samples])
-    velocity = references.velocity(transformer, noisy.to(dtype), sigma.to(dtype), embeds.to(dtype),
+    velocity = references.velocity(transformer, noisy.to(dtype), sigma, embeds.to(dtype),
                                    lengths if len(set(lengths.tolist())) > 1 else None)
     error = (velocity.to(exact) - (noise - clean)).square()
     masks = [sample.mask for sample in samples]
