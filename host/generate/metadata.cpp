@@ -59,8 +59,8 @@ std::string short_path(const std::string& path) {
   return folder.empty() ? full.filename().string() : (folder / full.filename()).string();
 }
 
-media::PngText metadata_of(const ModelRecord& model, const Settings& settings,
-                           const Request& request, std::string_view schedule, size_t index) {
+media::Text metadata_of(const ModelRecord& model, const Settings& settings, const Request& request,
+                        std::string_view schedule, size_t index) {
   json record = {
       {"version", model.version},
       {"family", model.family},

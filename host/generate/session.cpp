@@ -114,8 +114,7 @@ Request Session::request_of(const Settings& settings, uint64_t seed) {
 }
 
 // How an image was made.
-media::PngText Session::text_of(const Settings& settings, const Request& request,
-                                size_t index) const {
+media::Text Session::text_of(const Settings& settings, const Request& request, size_t index) const {
   if (!options_.writes_metadata) return {};
   const auto& schedule = schedule_of(settings, model_.family(), model_.stages().variant);
   return metadata_of(record_, settings, request, schedule.name, index);

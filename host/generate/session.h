@@ -53,7 +53,7 @@ class Session {
   void begin_phase(std::string_view phase, int64_t number = 0);
   void load(std::string_view component);
   Request request_of(const Settings& settings, uint64_t seed);
-  media::PngText text_of(const Settings& settings, const Request& request, size_t index) const;
+  media::Text text_of(const Settings& settings, const Request& request, size_t index) const;
   Error does_not_fit(const Error& failure, const Request& request);
 
   model::LoadedModel& model_;

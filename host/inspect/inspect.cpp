@@ -15,7 +15,7 @@
 #include "host/inspect/run.h"
 #include "host/media/clip.h"
 #include "host/media/decode.h"
-#include "host/media/png.h"
+#include "host/media/text.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
 
@@ -56,7 +56,13 @@ Thing inspect_clip(const std::string& path) {
   if (clip.rotation != 0) out["rotation"] = clip.rotation;
   if (clip.has_alpha) out["alpha"] = true;
   if (clip.has_sound) out["sound"] = true;
-  for (const auto& [key, value] : clip.metadata) out["text"][key] = value;
+  for (const auto& [key, value] : clip.metadata) {
+    if (key == "comment") {
+      for (const auto& [keyword, text] : media::from_comment(value)) out["text"][keyword] = text;
+    } else {
+      out["text"][key] = value;
+    }
+  }
   return out;
 }
 
@@ -69,9 +75,7 @@ Thing inspect_image(const std::string& path) {
     out["animated"] = true;
     add_times(media::open_clip(path)->info(), out);
   }
-  if (info.format == "png") {
-    for (const auto& [key, value] : media::png_text(path)) out["text"][key] = value;
-  }
+  for (const auto& [key, value] : media::read_text(path)) out["text"][key] = value;
   return out;
 }
 

@@ -11,6 +11,7 @@
 
 #include "formats/git_lfs.h"
 #include "host/media/codec.h"
+#include "host/media/text_codec.h"
 #include "host/report/open_failure.h"
 
 namespace atelier::media {

@@ -1,11 +1,9 @@
 #include "host/media/png.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <png.h>
 #include <utility>
@@ -13,7 +11,7 @@
 #include "atelier/error.h"
 
 #include "host/media/codec.h"
-#include "host/report/open_failure.h"
+#include "host/media/text_codec.h"
 
 namespace atelier::media {
 namespace {
@@ -157,24 +155,6 @@ bool is_ascii(std::string_view text) {
                      [](char c) { return static_cast<uint8_t>(c) < 0x80; });
 }
 
-std::vector<uint8_t> read_whole_file(const std::filesystem::path& path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                             std::fclose);
-  if (!file) {
-    const int why = errno;
-    throw Error(report::open_failure(why), path.string() + ": " + std::strerror(why));
-  }
-  std::vector<uint8_t> bytes;
-  uint8_t buffer[1 << 16];
-  for (size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) {
-    bytes.insert(bytes.end(), buffer, buffer + n);
-  }
-  if (std::ferror(file.get())) {
-    throw Error(ErrorCode::kEnvironment, path.string() + ": " + std::strerror(errno));
-  }
-  return bytes;
-}
-
 }  // namespace
 
 Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& check) {
@@ -207,7 +187,7 @@ Raster read_png(std::span<const uint8_t> bytes, bool pixels, const CheckSize& ch
   return raster;
 }
 
-std::string encode_png(const Image& image, const PngText& text) {
+std::string encode_png(const Image& image, const Text& text) {
   std::vector<::png_text> chunks(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const auto& [keyword, value] = text[i];
@@ -226,18 +206,12 @@ std::string encode_png(const Image& image, const PngText& text) {
   return writer.take();
 }
 
-PngText png_text(const std::filesystem::path& path) {
-  const std::vector<uint8_t> bytes = read_whole_file(path);
-  if (bytes.size() < 8 || png_sig_cmp(bytes.data(), 0, 8) != 0) {
-    throw Error(ErrorCode::kUnsupported, path.string() + ": not a PNG file");
-  }
+Text png_text(std::span<const uint8_t> bytes) {
   PngReader reader(bytes.data(), bytes.size());
-  if (!reader.read_header() || !reader.read_rest()) {
-    throw Error(ErrorCode::kDataLoss, path.string() + ": " + reader.error());
-  }
+  if (!reader.read_header() || !reader.read_rest()) throw DecodeError(reader.error());
   png_textp chunks = nullptr;
   const int count = png_get_text(reader.png(), reader.info(), &chunks, nullptr);
-  PngText text;
+  Text text;
   for (int i = 0; i < count; ++i) {
     const bool is_utf8 = chunks[i].compression >= PNG_ITXT_COMPRESSION_NONE;
     const size_t size = is_utf8 ? chunks[i].itxt_length : chunks[i].text_length;

@@ -20,8 +20,9 @@ extern "C" {
 namespace atelier::media::ffmpeg {
 
 std::unique_ptr<ClipReader> open_video(const std::filesystem::path& path, const ClipLimits& limits);
-std::unique_ptr<VideoWriter> create_video(const std::filesystem::path& path,
-                                          const VideoSettings& settings);
+std::unique_ptr<ClipWriter> create_video(const std::filesystem::path& path,
+                                         const ClipSettings& settings);
+void require_encoder();
 
 // Deletes what FFmpeg frees through a pointer to the pointer.
 template <auto kFree>

@@ -27,7 +27,8 @@ extern "C" ATELIER_API const atelier::media::VideoLibrary* atelier_video() noexc
   using namespace atelier::media;
   static const std::string version = std::string("FFmpeg ") + av_version_info();
   static const VideoLibrary library = {ATELIER_ABI " video=" ATELIER_VIDEO_HASH, ffmpeg::open_video,
-                                       ffmpeg::create_video, version.c_str()};
+                                       ffmpeg::create_video, version.c_str(),
+                                       ffmpeg::require_encoder};
   av_log_set_callback(log);
   return &library;
 }

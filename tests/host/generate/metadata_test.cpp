@@ -34,7 +34,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   request.seeds = {7, 8};
   request.tiling = Tiling{};
   request.solver = "dpm++";
-  const media::PngText text = metadata_of(model, settings, request, "fast", 1);
+  const media::Text text = metadata_of(model, settings, request, "fast", 1);
   REQUIRE(text.size() == 2);
   REQUIRE(text[0].first == "parameters");
   REQUIRE(text[0].second ==

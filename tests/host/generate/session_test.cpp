@@ -96,12 +96,12 @@ TEST_CASE("Images say how they were made unless they are not to", "[session]") {
   Studio studio;
   const Settings settings = studio.settings("a.png");
   studio.make(settings);
-  const media::PngText text = media::png_text(settings.output);
+  const media::Text text = media::read_text(settings.output);
   REQUIRE(text.size() == 2);
   CHECK_THAT(text[0].second, Catch::Contains("a lighthouse"));
   CHECK_THAT(text[1].second, Catch::Contains("\"toy\"") && Catch::Contains("\"1.2\""));
   studio.make(settings, {.writes_metadata = false});
-  CHECK(media::png_text(settings.output).empty());
+  CHECK(media::read_text(settings.output).empty());
 }
 
 TEST_CASE("Prompts that are encoded ahead make the same images", "[session]") {

@@ -4,12 +4,14 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "atelier/error.h"
 
+#include "host/media/clip_writer.h"
 #include "host/media/decode.h"
 #include "host/media/png.h"
 #include "host/media/resize.h"
@@ -33,6 +35,21 @@ Filter filter_of(const std::string& name) {
   return Filter::kLanczos;
 }
 
+Image read_image(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
+  return atelier::media::decode_image(bytes, path);
+}
+
+void write_clip(const std::string& path, double fps, const std::string& comment,
+                std::span<const std::string> frames) {
+  const Image first = read_image(frames.front());
+  const auto writer = atelier::media::create_clip(*atelier::media::find_clip_format(path), path,
+                                                  {first.width, first.height, fps, comment});
+  for (const std::string& frame : frames) writer->add(read_image(frame));
+  writer->finish();
+}
+
 std::string run(const std::vector<std::string>& words) {
   const std::string& command = words.at(0);
   if (command == "probe") {
@@ -44,14 +61,16 @@ std::string run(const std::vector<std::string>& words) {
   }
   if (command == "text") {
     std::string out;
-    for (const auto& [key, value] : atelier::media::png_text(words.at(1))) {
+    for (const auto& [key, value] : atelier::media::read_text(words.at(1))) {
       out += key + "=" + value + "\t";
     }
     return out;
   }
-  std::ifstream file(words.at(1), std::ios::binary);
-  const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
-  const Image image = atelier::media::decode_image(bytes, words.at(1));
+  if (command == "clip") {
+    write_clip(words.at(1), std::stod(words.at(2)), words.at(3), std::span(words).subspan(4));
+    return "";
+  }
+  const Image image = read_image(words.at(1));
   if (command == "decode") {
     write_ppm(words.at(2), image);
   } else if (command == "resize") {
@@ -61,7 +80,7 @@ std::string run(const std::vector<std::string>& words) {
     write_ppm(words.at(2), atelier::media::crop_and_resize(image, std::stoi(words.at(3)),
                                                            std::stoi(words.at(4))));
   } else if (command == "encode") {
-    atelier::media::PngText text;
+    atelier::media::Text text;
     for (size_t i = 3; i + 1 < words.size(); i += 2) text.emplace_back(words[i], words[i + 1]);
     std::ofstream(words.at(2), std::ios::binary) << atelier::media::encode_png(image, text);
   } else {
