@@ -4,9 +4,9 @@
 
 Programs, plugins and the tests labelled gpu are those of build/release, stripped; beside them are the shared libraries
 that they need and LibTorch's wheel does not bring, the scripts, and the Python packages of the references that such a
-machine lacks. The rest of the references (PyTorch, transformers, PEFT) is expected there. build/release/torch is a link
-to LibTorch, which tools/gpu makes anew on the other machine. A pack that needs more than glibc, libstdc++ and that link
-is refused, and so is one of more than 45 MiB.
+machine lacks. The rest of the references (PyTorch, transformers, PEFT, Pillow, sentencepiece) is expected there.
+build/release/torch is a link to LibTorch, which tools/gpu makes anew on the other machine. A pack that needs more than
+glibc, libstdc++ and that link is refused, and so is one of more than 45 MiB.
 """
 
 import json
