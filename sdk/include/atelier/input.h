@@ -12,7 +12,7 @@
 
 namespace atelier {
 
-// Videos, masks of videos and sound are declared already and cannot be read yet.
+// Sound is declared already and cannot be read yet.
 enum class InputKind { kText, kImage, kVideo, kMask, kVideoMask, kAudio, kInteger, kReal, kFlag };
 
 enum class InputUse { kTrain, kGenerate, kBoth };

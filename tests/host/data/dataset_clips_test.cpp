@@ -1,5 +1,6 @@
 #include <algorithm>
-#include <catch2/catch.hpp>
+#include <chrono>
+#include <filesystem>
 
 #include <ATen/ATen.h>
 
@@ -204,7 +205,8 @@ TEST_CASE("Clips that are short are learnt shorter, and told", "[data][clips]") 
   CHECK(dataset.items()[0].target.frames == 5);
   CHECK(dataset.items()[1].target.frames == 9);
   CHECK(dataset.buckets().size() == 2);
-  CHECK(count(dataset, "a.csv:2 [video]: has 7 frames of the 9 of --num_frames; 5 frames are") == 1);
+  CHECK(count(dataset, "a.csv:2 [video]: has 7 frames of the 9 of --num_frames; 5 frames are") ==
+        1);
 }
 
 TEST_CASE("A length that does not fit the model is refused with the nearest", "[data][clips]") {
@@ -264,6 +266,9 @@ TEST_CASE("A frame that is changed changes the dataset", "[data][clips]") {
   set.write_clip("c", 5);
   const std::string before = set.good("video,prompt\nc,walks\n").fingerprint();
   set.write_image("c/102.png", frame(32, 32, 77));
+  std::filesystem::last_write_time(
+      set.folder() / "c/102.png",
+      std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
   CHECK(set.good("video,prompt\nc,walks\n").fingerprint() != before);
 }
 

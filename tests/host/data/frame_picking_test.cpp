@@ -33,13 +33,13 @@ Numbers cut(int64_t available, const ClipOptions& options, std::string_view key 
 }
 
 // As DiffSynth-Studio's fix_frame_rate picks them: min(round(i / 16 * rate), last), floor(seconds *
-// 16) of them. Its halves are rounded to even, and ours are the later frame: 24 and 60 have some.
+// 16) of them. Its halves are rounded to even, and ours are the later frame: 22.5 and 12.5 here.
 TEST_CASE("Frames are those that are seen at the model's rate", "[data]") {
   const auto picked = [](int64_t frames, double fps) {
     return frames_at_rate(clip_of(frames, fps), at_16());
   };
-  CHECK(picked(30, 30) == Numbers{0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 21, 22, 24, 26, 28});
-  CHECK(picked(25, 25) == Numbers{0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 16, 17, 19, 20, 22, 23});
+  CHECK(picked(30, 30) == Numbers{0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 21, 23, 24, 26, 28});
+  CHECK(picked(25, 25) == Numbers{0, 2, 3, 5, 6, 8, 9, 11, 13, 14, 16, 17, 19, 20, 22, 23});
   CHECK(picked(16, 16) == Numbers{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
   CHECK(picked(24, 24) == Numbers{0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20, 21, 23});
   CHECK(picked(60, 60) == Numbers{0, 4, 8, 11, 15, 19, 23, 26, 30, 34, 38, 41, 45, 49, 53, 56});
@@ -72,7 +72,8 @@ TEST_CASE("Times that are rounded to milliseconds change no frame", "[data]") {
   }
 }
 
-TEST_CASE("Frames without a rate, and those of --keep_frame_rate, are taken as they are", "[data]") {
+TEST_CASE("Frames without a rate, and those of --keep_frame_rate, are taken as they are",
+          "[data]") {
   CHECK(frames_at_rate(clip_of(3, 0), at_16()) == Numbers{0, 1, 2});
   ClipOptions options = at_16();
   options.keep_frame_rate = true;
@@ -117,8 +118,8 @@ TEST_CASE("Clips are cut where musubi-tuner cuts them", "[data]") {
 TEST_CASE("Short clips make one piece that fits the model", "[data]") {
   ClipOptions options = at_16();
   options.num_frames = 81;
-  for (const auto extraction : {FrameExtraction::kHead, FrameExtraction::kSlide,
-                                FrameExtraction::kRandom}) {
+  for (const auto extraction :
+       {FrameExtraction::kHead, FrameExtraction::kSlide, FrameExtraction::kRandom}) {
     options.frame_extraction = extraction;
     for (const auto& [available, frames] :
          {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {4, 1}, {5, 5}, {50, 49}, {80, 77}}) {
