@@ -29,6 +29,9 @@ class TemporaryFile {
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
+  // For what writes the file by itself, in place of write().
+  const std::string& path() const { return path_; }
+
   // Both throw Error{kEnvironment} naming the target.
   void write(const void* bytes, size_t count);
   // Flushes the file, gives it its name, and flushes the folder.

@@ -79,7 +79,10 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
       {"height", request.target.height},
       {"width", request.target.width},
   };
-  if (request.target.frames > 1) record["num_frames"] = request.target.frames;
+  if (request.target.frames > 1) {
+    record["num_frames"] = request.target.frames;
+    if (settings.fps) record["fps"] = *settings.fps;
+  }
   if (request.cfg_trunc < 1.0) record["cfg_trunc"] = request.cfg_trunc;
   if (request.cfg_renorm != CfgRenorm::kNone)
     record["cfg_renorm"] = renorm_name(request.cfg_renorm);

@@ -7,7 +7,10 @@
 #include <optional>
 #include <unistd.h>
 
+#include "atelier/error.h"
+
 #include "formats/escape.h"
+#include "host/report/text.h"
 
 namespace atelier::generate {
 namespace {
@@ -26,6 +29,50 @@ std::optional<Pattern> find_pattern(const std::string& output) {
   if (end >= output.size() || output[end] != 'd' || end - begin > 3) return std::nullopt;
   const int width = end > begin + 1 ? std::stoi(output.substr(begin + 1, end - begin - 1)) : 0;
   return Pattern{begin, end + 1 - begin, width};
+}
+
+std::string lower(std::string text) {
+  std::ranges::transform(text, text.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+// What is wrong with making one file of a clip.
+void check_clip(const Settings& s, const media::ClipFormat& format, const Origin& place,
+                report::Problems& problems) {
+  const std::string name = place.of("output") + ": " + formats::quote_and_escape(s.output);
+  const std::string extension(format.extension);
+  if (s.num_frames.value_or(2) <= 1) {
+    problems.add(name + " is a clip's file, and one frame is an image",
+                 "end the name in .png, or make more frames with " + place.of("num_frames"));
+    return;
+  }
+  try {
+    media::require_clip_writer(format);
+  } catch (const Error& error) {
+    problems.add(error.at(name));
+  }
+  for (const auto& side : {s.height, s.width}) {
+    if (side.value_or(1) <= format.max_side) continue;
+    problems.add(name + ": " + std::to_string(*side) + " pixels are more than " + extension +
+                     " holds, " + std::to_string(format.max_side),
+                 "write frames as .png");
+  }
+  if (s.num_frames) check_rate(s, format, place, problems);
+}
+
+void check_folder(std::filesystem::path folder, const std::string& place,
+                  report::Problems& problems) {
+  if (folder.empty()) folder = ".";
+  std::error_code code;
+  if (!std::filesystem::is_directory(folder, code)) {
+    problems.add(place + ": there is no folder " + formats::quote_and_escape(folder.string()),
+                 "create it first");
+  } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    problems.add(
+        place + ": cannot write into the folder " + formats::quote_and_escape(folder.string()),
+        "choose another one, or change its permissions");
+  }
 }
 
 }  // namespace
@@ -61,13 +108,17 @@ std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames
 }
 
 std::vector<std::string> written_files(const Settings& settings) {
-  std::vector<std::string> files;
-  for (const std::string& path : output_paths(settings.output, settings.num_images)) {
-    for (std::string& file :
-         frame_paths(path, std::max<int64_t>(settings.num_frames.value_or(1), 1)))
-      files.push_back(std::move(file));
+  const int64_t frames = std::max<int64_t>(settings.num_frames.value_or(1), 1);
+  if (frames > 1 && settings.num_images == 1 && !media::find_clip_format(settings.output) &&
+      find_pattern(settings.output))
+    return output_paths(settings.output, frames);
+  std::vector<std::string> files = output_paths(settings.output, settings.num_images);
+  if (media::find_clip_format(settings.output)) return files;
+  std::vector<std::string> of_frames;
+  for (const std::string& path : files) {
+    for (std::string& file : frame_paths(path, frames)) of_frames.push_back(std::move(file));
   }
-  return files;
+  return of_frames;
 }
 
 std::string with_number(const std::string& path, uint64_t number) {
@@ -77,27 +128,30 @@ std::string with_number(const std::string& path, uint64_t number) {
   return (given.parent_path() / name).string();
 }
 
-void check_output_path(const std::string& output, const std::string& place,
-                       report::Problems& problems) {
-  const std::filesystem::path path(output);
-  std::string extension = path.extension().string();
-  std::transform(extension.begin(), extension.end(), extension.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (extension != ".png") {
-    problems.add(place + ": " + formats::quote_and_escape(output) + " does not end in .png",
-                 "images are written as PNG");
+void check_rate(const Settings& s, const media::ClipFormat& format, const Origin& place,
+                report::Problems& problems) {
+  if (!s.fps) {
+    problems.add(place.of("fps") + " is missing, and the model is for no rate",
+                 "say how many frames per second the clip has, such as 16");
+  } else if (*s.fps > format.max_fps) {
+    problems.add(place.of("fps") + ": " + report::number_text(*s.fps) + " is above " +
+                     report::number_text(format.max_fps) + ", the most that " +
+                     std::string(format.extension) + " shows",
+                 "use less, or write frames as .png");
   }
-  std::filesystem::path folder = path.parent_path();
-  if (folder.empty()) folder = ".";
-  std::error_code code;
-  if (!std::filesystem::is_directory(folder, code)) {
-    problems.add(place + ": there is no folder " + formats::quote_and_escape(folder.string()),
-                 "create it first");
-  } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    problems.add(
-        place + ": cannot write into the folder " + formats::quote_and_escape(folder.string()),
-        "choose another one, or change its permissions");
+}
+
+void check_output(const Settings& s, const Origin& place, report::Problems& problems) {
+  const std::filesystem::path path(s.output);
+  const media::ClipFormat* format = media::find_clip_format(path);
+  if (format != nullptr) {
+    check_clip(s, *format, place, problems);
+  } else if (lower(path.extension().string()) != ".png") {
+    problems.add(place.of("output") + ": " + formats::quote_and_escape(s.output) +
+                     " does not end in .png, .mp4, .webp or .gif",
+                 "images are written as PNG, clips as any of these");
   }
+  check_folder(path.parent_path(), place.of("output"), problems);
 }
 
 }  // namespace atelier::generate

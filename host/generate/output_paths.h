@@ -1,4 +1,4 @@
-// The files of images: which name each one gets, and whether it can be written there.
+// The files of images and clips: which name each one gets, and whether it can be written there.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "host/generate/settings.h"
+#include "host/media/clip_writer.h"
 #include "host/report/problems.h"
 
 namespace atelier::generate {
@@ -17,14 +18,19 @@ std::vector<std::string> output_paths(const std::string& output, int64_t num_ima
 // The files of an image's frames: `path` itself where there is one, else out_0000.png, …
 std::vector<std::string> frame_paths(const std::string& path, int64_t num_frames);
 
-// All that settings write; frames that are left to the model count as one.
+// All that settings write; frames that are left to the model count as one. A clip is one file, or,
+// as PNG, one for each frame; a pattern then counts the frames if there is one clip.
 std::vector<std::string> written_files(const Settings& settings);
 
 // Puts a number before the extension: "out.png" and 3 give "out_3.png".
 std::string with_number(const std::string& path, uint64_t number);
 
-// The output's name and folder; `place` names it in messages.
-void check_output_path(const std::string& output, const std::string& place,
-                       report::Problems& problems);
+// The output's name and folder, and whether its format holds what is made and can be written. What
+// is left to the model is not looked at.
+void check_output(const Settings& settings, const Origin& place, report::Problems& problems);
+
+// Whether a clip's rate is known, and `format` holds it.
+void check_rate(const Settings& settings, const media::ClipFormat& format, const Origin& place,
+                report::Problems& problems);
 
 }  // namespace atelier::generate

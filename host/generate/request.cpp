@@ -77,18 +77,19 @@ double cfg_scale_of(const Settings& s, const ModelFamily& family, std::string_vi
 }
 
 void fill_target(Settings& s, const model::LoadedModel& model) {
+  MediaDefaults preset;
+  if (const model::RangedDenoiser* denoiser = model.stages().first())
+    preset = model.family().media_defaults(denoiser->part);
+  if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   if (s.num_frames && s.height && s.width) return;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
   const MediaTarget said = model.model().target(shapes_of(s, model.family()), asked);
-  MediaTarget preset = MediaDefaults{}.target;
-  if (const model::RangedDenoiser* denoiser = model.stages().first())
-    preset = model.family().media_defaults(denoiser->part).target;
   const auto fill = [](std::optional<int64_t>& to, int64_t from_inputs, int64_t from_model) {
     if (!to) to = from_inputs > 0 ? from_inputs : from_model;
   };
-  fill(s.num_frames, said.frames, preset.frames);
-  fill(s.height, said.height, preset.height);
-  fill(s.width, said.width, preset.width);
+  fill(s.num_frames, said.frames, preset.target.frames);
+  fill(s.height, said.height, preset.target.height);
+  fill(s.width, said.width, preset.target.width);
 }
 
 std::string_view renorm_name(CfgRenorm renorm) {

@@ -30,8 +30,9 @@ std::optional<CfgRenorm> find_renorm(std::string_view name);
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);
 
-// Fills frames, height and width where the user left them open: as the input images say, if the
-// model goes by them (see Model::target), else as the model is for. Reads headers of images alone.
+// Fills frames, height, width and frame rate where the user left them open: as the input images
+// say, if the model goes by them (see Model::target), else as the model is for. Reads headers of
+// images alone.
 void fill_target(Settings& settings, const model::LoadedModel& model);
 
 // What the text encoder is given beside images.

@@ -8,6 +8,7 @@
 
 #include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
+#include "host/generate/clip_file.h"
 #include "host/generate/engine.h"
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
@@ -15,6 +16,7 @@
 #include "host/media/png.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
+#include "host/report/sizes.h"
 #include "memory/clock.h"
 
 namespace atelier::generate {
@@ -70,19 +72,34 @@ void Session::run(const Settings& settings, JobResult& result) {
   loras_.use(settings);
   const std::vector<std::string> paths = written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
+  const bool is_clip = media::find_clip_format(settings.output) != nullptr;
+  const int64_t frames = request.target.frames;
+  const auto finished = [&](const std::string& path, size_t index) {
+    result.output.push_back(path);
+    progress_.note(path + ": " + report::size_text(request.target.height, request.target.width) +
+                   (is_clip ? ", " + std::to_string(frames) + " frames" : "") + ", seed " +
+                   std::to_string(request.seeds[index]));
+  };
+  const auto write_images = [&](size_t index, int64_t first, const at::Tensor& pixels) {
+    for (int64_t t = 0; t < pixels.size(1); ++t) {
+      const std::string& path = paths.at(index * static_cast<size_t>(frames) + first + t);
+      const media::Image image = media::to_image(pixels.select(1, t));
+      files::write_file(path, media::encode_png(image, text_of(settings, request, index)));
+      finished(path, index);
+    }
+  };
+  std::optional<ClipFile> clip;  // that is being decoded
+  const auto write_clip = [&](size_t index, int64_t first, const at::Tensor& pixels) {
+    if (first == 0)
+      clip.emplace(paths.at(index), request.target, settings.fps.value(),
+                   text_of(settings, request, index));
+    clip->add(pixels);
+    if (first + pixels.size(1) < frames) return;
+    clip->finish();
+    finished(paths.at(index), index);
+  };
   try {
-    generator_.run(request, [&](size_t index, int64_t first, const at::Tensor& pixels) {
-      const auto frames = static_cast<size_t>(request.target.frames);
-      for (int64_t t = 0; t < pixels.size(1); ++t) {
-        const std::string& path = paths.at(index * frames + static_cast<size_t>(first + t));
-        const media::Image image = media::to_image(pixels.select(1, t));
-        files::write_file(path, media::encode_png(image, text_of(settings, request, index)));
-        result.output.push_back(path);
-        progress_.note(path + ": " + std::to_string(image.width) + "x" +
-                       std::to_string(image.height) + ", seed " +
-                       std::to_string(request.seeds[index]));
-      }
-    });
+    generator_.run(request, is_clip ? Generator::OnFrames(write_clip) : write_images);
   } catch (...) {
     const std::optional<Error> failure = plugins::out_of_memory();
     if (!failure) throw;

@@ -139,6 +139,10 @@ const std::vector<Field>& fields() {
         .kind = FlagKind::kInteger,
         .help = "frames of a clip, 1: an image; by default what the model is for"},
        &Settings::num_frames},
+      {{.name = "fps",
+        .kind = FlagKind::kReal,
+        .help = "frames per second of a clip's file; by default what the model is for"},
+       &Settings::fps},
       {{.name = "seed",
         .kind = FlagKind::kSeed,
         .help = "of the first image, the next ones count up; -1 draws one",
@@ -202,8 +206,9 @@ const std::vector<Field>& fields() {
         .value_name = "FILE"},
        &Settings::latents},
       {{.name = "output",
-        .help = "PNG to write, over what is there; several images: out_0.png, … or a pattern "
-                "out_%03d.png; frames of a clip: out_0000.png, …",
+        .help = "file to write, over what is there: .png; of a clip .mp4, .webp or .gif, or .png, "
+                "whose frames are out_0000.png, … or a pattern out_%03d.png; several images: "
+                "out_0.png, … or a pattern",
         .preset = "out.png",
         .value_name = "FILE"},
        &Settings::output},

@@ -14,6 +14,7 @@
 #include "host/inputs/parse.h"
 #include "host/model/encoder_check.h"
 #include "host/model/stages.h"
+#include "host/report/text.h"
 
 namespace atelier::generate {
 namespace {
@@ -175,6 +176,8 @@ void check_settings(const Settings& s, const ModelFamily* family, const Origin& 
   check_prompts(s, family, place, problems);
   check_count(s.num_images, place.of("num_images"), problems);
   check_count(s.batch_size, place.of("batch_size"), problems);
+  const double fps = s.fps.value_or(1.0);
+  check_range(fps >= 0.01, place.of("fps"), report::number_text(fps), "below 0.01", problems);
   check_schedule(s, family, variant, place, problems);
   check_files(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
 }

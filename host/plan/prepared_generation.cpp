@@ -66,7 +66,7 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   if (problems.size() > before) return;
   const std::string_view variant = model_ ? model_->stages().variant : std::string_view();
   generate::check_settings(job.settings, family(), job.place, problems, variant);
-  generate::check_output_path(job.settings.output, job.place.of("output"), problems);
+  generate::check_output(job.settings, job.place, problems);
   if (!model_) return;
   loras_->check(job.settings, job.place, problems);
   generate::check_against_model(job.settings, *family(), model_->model(), variant, job.place,

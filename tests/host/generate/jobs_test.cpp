@@ -44,7 +44,7 @@ std::string check(const Settings& settings, const Origin& place = {}) {
   const FakeModel model;
   report::Problems problems;
   check_settings(settings, &family, place, problems);
-  check_output_path(settings.output, place.of("output"), problems);
+  check_output(settings, place, problems);
   check_against_model(settings, family, model, "plain", place, problems);
   return message_of(problems);
 }
@@ -223,6 +223,57 @@ TEST_CASE("Frames of a clip are numbered files, and an image is one", "[jobs]") 
   using Paths = std::vector<std::string>;
   CHECK(frame_paths("d/50%.png", 1) == Paths{"d/50%.png"});
   CHECK(frame_paths("d/50%.png", 2) == Paths{"d/50%_0000.png", "d/50%_0001.png"});
+}
+
+TEST_CASE("A clip is one file, and a pattern counts the frames of one clip", "[jobs]") {
+  using Paths = std::vector<std::string>;
+  Settings settings = good_settings();
+  settings.num_frames = 2;
+  const auto written = [&](const char* output, int64_t num_images) {
+    settings.output = output;
+    settings.num_images = num_images;
+    return written_files(settings);
+  };
+  CHECK(written("a.mp4", 1) == Paths{"a.mp4"});
+  CHECK(written("a.gif", 2) == Paths{"a_0.gif", "a_1.gif"});
+  CHECK(written("a_%02d.WEBP", 1) == Paths{"a_00.WEBP"});
+  CHECK(written("a.png", 1) == Paths{"a_0000.png", "a_0001.png"});
+  CHECK(written("a_%02d.png", 1) == Paths{"a_00.png", "a_01.png"});
+  CHECK(written("a_%d.png", 2) ==
+        Paths{"a_0_0000.png", "a_0_0001.png", "a_1_0000.png", "a_1_0001.png"});
+}
+
+TEST_CASE("Outputs that do not fit what is made are told", "[jobs]") {
+  using Catch::Contains;
+  Settings settings = good_settings();
+  const auto said = [&](const char* output, std::optional<double> fps = 16) {
+    settings.output = output;
+    settings.fps = fps;
+    report::Problems problems;
+    check_output(settings, {}, problems);
+    return message_of(problems);
+  };
+  CHECK_THAT(said("a.mov"),
+             Contains("--output: \"a.mov\" does not end in .png, .mp4, .webp or .gif"));
+  CHECK_THAT(said("a.gif"),
+             Contains("\"a.gif\" is a clip's file, and one frame is an image; end the "
+                      "name in .png, or make more frames with --num_frames"));
+  CHECK(said("a.PNG").empty());
+  settings.num_frames = 5;
+  for (const char* output : {"a.mp4", "a.webp", "a.gif", "a.png"}) CHECK(said(output) == "");
+  CHECK_THAT(said("a.gif", {}), Contains("--fps is missing"));
+  CHECK_THAT(said("a.gif", 51), Contains("--fps: 51 is above 50, the most that .gif shows"));
+  CHECK(said("a.png", {}).empty());
+  settings.width = 20'000;
+  CHECK_THAT(said("a.webp"), Contains("20000 pixels are more than .webp holds, 16383"));
+  settings.num_frames.reset();  // the model is not known
+  CHECK_THAT(said("no/a.webp"), Contains("there is no folder \"no\""));
+  CHECK_THAT(check([] {
+               Settings bad = good_settings();
+               bad.fps = 0.0;
+               return bad;
+             }()),
+             Contains("--fps: 0 is below 0.01"));
 }
 
 TEST_CASE("More frames than can be written are told, and not counted one by one", "[jobs]") {

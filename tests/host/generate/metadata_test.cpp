@@ -75,6 +75,13 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                        {{{"name", "style"}, {"file", "loras/style.safetensors"}, {"strength", 0.7}},
                         {{"name", "oil"}, {"file", "oil"}, {"strength", -1.0}}}},
                       {"edit_strength", 0.25}}));
+
+  settings.fps = 16;
+  request.target.frames = 5;
+  const auto of_clip =
+      nlohmann::json::parse(metadata_of(model, settings, request, "fast", 1)[1].second);
+  REQUIRE(of_clip["num_frames"] == 5);
+  REQUIRE(of_clip["fps"] == 16);
 }
 
 }  // namespace
