@@ -11,6 +11,7 @@
 #include "formats/csv.h"
 #include "host/files/file_reader.h"
 #include "host/files/folder.h"
+#include "host/media/clip_writer.h"
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
@@ -95,7 +96,8 @@ Thing inspect_run(const std::string& path) {
   }
   out["previews"] = Thing::array();
   for (const std::string& name : files::names_in(fs::path(path) / "samples")) {
-    if (name.ends_with(".png")) out["previews"].push_back("samples/" + name);
+    if (name.ends_with(".png") || media::find_clip_format(name))
+      out["previews"].push_back("samples/" + name);
   }
   if (const std::string file = (fs::path(path) / "loss.csv").string(); files::is_file(file)) {
     try {

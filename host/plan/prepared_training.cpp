@@ -6,6 +6,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
 #include "host/generate/sigma_schedule.h"
@@ -346,6 +347,8 @@ class Preparation {
                                   problems_);
     generate::check_encoders(job.settings, *run_.model, job.place, problems_);
     lengths_->check(job.settings, family_, variant, job.place, problems_);
+    if (job.settings.num_frames.value_or(1) > 1)
+      generate::check_rate(job.settings, media::preferred_clip_format(), job.place, problems_);
     if (sizes_ && problems_.size() == before)
       sizes_->check(job.settings, job.place, std::nullopt, /*may_tile=*/false, problems_);
     run_.prompts.push_back(job.settings);

@@ -1,12 +1,13 @@
 #include "host/train/preview.h"
 
 #include <filesystem>
+#include <optional>
 
 #include "atelier/error.h"
 
 #include "host/files/safetensors_writer.h"
+#include "host/generate/clip_file.h"
 #include "host/generate/engine.h"
-#include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
@@ -75,20 +76,29 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
   std::snprintf(name, sizeof name, "step-%08lld_", static_cast<long long>(step));
   size_t number = 0;
   for (const Settings& settings : state_->prompts) {
-    const std::string path =
-        (fs::path(state_->folder) / (name + std::to_string(number) + ".png")).string();
     const Request request = state_->request_of(settings, step);
-    const std::vector<std::string> paths = generate::frame_paths(path, request.target.frames);
+    const MediaTarget& target = request.target;
+    const bool is_clip = target.frames > 1;
+    const std::string_view extension =
+        is_clip ? media::preferred_clip_format().extension : std::string_view(".png");
+    const std::string path =
+        (fs::path(state_->folder) / (name + std::to_string(number) + std::string(extension)))
+            .string();
+    const media::Text text = {{"prompt", settings.prompt}};
+    std::optional<generate::ClipFile> clip;
+    if (is_clip) clip.emplace(path, target, settings.fps.value(), text);
+    std::string png;  // of the first frame
     state_->generator->run(request, [&](size_t, int64_t first, const at::Tensor& pixels) {
-      for (int64_t t = 0; t < pixels.size(1); ++t) {
-        const media::Image image = media::to_image(pixels.select(1, t));
-        const std::string png = media::encode_png(image, {{"prompt", settings.prompt}});
-        const std::string& frame = paths.at(static_cast<size_t>(first + t));
-        files::write_file(frame, png);
-        state_->progress.note(frame);
-        if (first + t == 0) shown({png, settings.prompt, number, image.height, image.width});
-      }
+      if (first == 0) png = media::encode_png(media::to_image(pixels.select(1, 0)), text);
+      if (clip) clip->add(pixels);
     });
+    if (clip) {
+      clip->finish();
+    } else {
+      files::write_file(path, png);
+    }
+    state_->progress.note(path);
+    shown({png, settings.prompt, number, target.height, target.width});
     ++number;
   }
   state_->generator->unload();

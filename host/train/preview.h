@@ -1,4 +1,4 @@
-// Images of the model as it is being trained.
+// Images and clips of the model as it is being trained.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,8 @@ namespace atelier::train {
 // it and leave again; noise is keyed by the prompts' seeds, so that nothing of the run changes.
 class Preview {
  public:
-  // Images go to FOLDER/step-00000100_0.png. Components of `stays` are loaded by
+  // Images go to FOLDER/step-00000100_0.png, clips to step-00000100_0.mp4, or .webp where MP4
+  // cannot be written; their settings have a frame rate. Components of `stays` are loaded by
   // training and do not leave. `model` outlives the preview.
   Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
           std::set<std::string> stays, progress::Progress& progress);
@@ -28,7 +29,7 @@ class Preview {
   // `shown` is called with each image as soon as it is written, of a clip with the first frame:
   // which prompt it is of, counted from 0, and its size in pixels.
   struct Shown {
-    std::string png, prompt;  // the bytes of the file
+    std::string png, prompt;  // the bytes of the image's file
     size_t number = 0;
     int64_t height = 0, width = 0;
   };

@@ -352,7 +352,7 @@ struct Family final : ComponentFamily {
   }
   MediaDefaults media_defaults(const Detection& denoiser) const override {
     if (denoiser.variant == "experts-fast") return {.target = {1, 24, 16}};
-    return {.target = {1, 16, 32}};
+    return {.target = {1, 16, 32}, .fps = 8};
   }
   LoraTargets lora_targets(const Detection& denoiser) const override {
     return {denoiser.component, {"blocks.*.qkv", "blocks.*.out"}, {}, "transformer."};

@@ -15,6 +15,7 @@ import program
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
 COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")  # and an image encoder, which images beside the prompt need
+VIDEO_LIBRARY = program.PROGRAM.parent.parent / "lib/libatelier_video.so"
 FAST = ["--model_hints", json.dumps({"*dit*": {"variant": "experts-fast"}})]
 
 
@@ -273,14 +274,68 @@ class Experts(unittest.TestCase):
         for line in ("load dit:", "load dit_low:", "denoise image 3/3 with dit:", "denoise image 3/3 with dit_low:"):
             self.assertEqual(1, said.count(line), said)
 
+    def test_a_clip_is_one_file(self):
+        flags = ["generate", *self.model(), "--prompt", "a cat", "--height", 16, "--width", 24, "--num_frames", 5,
+                 "--num_inference_steps", 2]
+        names = ["clip.webp", "clip.gif"] + ["clip.mp4"] * VIDEO_LIBRARY.is_file()
+        for name in names:
+            said = self.run_program(*flags, "--seed", 3, "--output", name)
+            self.assertIn(f"{name}: 24x16, 5 frames, seed 3", said)
+            if name == "clip.mp4":
+                self.assertIn(b'\\"fps\\":8.0', (self.folder / name).read_bytes())
+            else:
+                told = program.run("inspect", "--json", name, code=0, cwd=self.folder).stdout
+                record = json.loads(json.loads(told)["text"]["atelier"])
+                self.assertEqual((5, 8, 3), tuple(record[key] for key in ("num_frames", "fps", "seed")))
+            self.run_program(*flags, "--seed", 3, "--output", name, "--fps", 12.5, "--no_metadata")
+            self.assertNotIn(b"parameters", (self.folder / name).read_bytes())
+        self.assertFalse(list(self.folder.glob(".atelier-tmp-*")))
+        # Several, by the command line and by lines that say more.
+        self.run_program(*flags, "--num_images", 2, "--output", "two.webp")
+        self.assertTrue(all((self.folder / f"two_{i}.webp").is_file() for i in range(2)))
+        lines = self.folder / "clips.jsonl"
+        lines.write_text('{"prompt": "a dog", "num_frames": 3, "fps": 5, "output": "dog.gif"}\n'
+                         '{"prompt": "a dog", "num_frames": 1, "output": "dog.png"}\n'
+                         '{"prompt": "a dog"}\n')
+        said = self.run_program(*flags, "--prompts_file", lines, "--output", "line.webp")
+        self.assertIn('"output":["dog.gif"]', said)
+        self.assertEqual((24, 16), size_of(self.folder / "dog.png"))
+        self.assertTrue((self.folder / "line_3.webp").is_file())
+        self.run_program(*flags, "--output", "frame_%02d.png")
+        self.assertEqual([f"frame_{i:02}.png" for i in range(5)],
+                         sorted(path.name for path in self.folder.glob("frame_*.png")))
+
+    def test_outputs_that_cannot_be_are_told_before_anything_is_loaded(self):
+        flags = ["generate", *self.model(), "--prompt", "a cat"]
+        for output, more, said in (
+                ("a.mov", [], '--output: "a.mov" does not end in .png, .mp4, .webp or .gif'),
+                ("a.webp", [], '--output: "a.webp" is a clip\'s file, and one frame is an image; end the name in .png'),
+                ("a.gif", ["--num_frames", 3, "--fps", 60], "--fps: 60 is above 50, the most that .gif shows"),
+                ("a.gif", ["--num_frames", 3, "--fps", 0], "--fps: 0 is below 0.01"),
+                ("a.gif", ["--num_frames", 3, *FAST], "--fps is missing, and the model is for no rate")):
+            self.assertIn(said, self.run_program(*flags, "--output", output, *more, code=2))
+        # A program beside which the library for videos is not.
+        for part in ("bin/atelier", "lib/libatelier_sdk.so"):
+            (self.folder / "alone" / part).parent.mkdir(parents=True)
+            shutil.copy(program.PROGRAM.parent.parent / part, self.folder / "alone" / part)
+        result = program.run_line([str(word) for word in (self.folder / "alone/bin/atelier", *flags, "--num_frames", 3,
+                                                          "--output", "a.mp4")], code=3, cwd=self.folder)
+        self.assertIn('--output: "a.mp4": videos cannot be read or written', result.stderr)
+        self.assertIn("write .webp, .gif or .png instead, or install FFmpeg", result.stderr)
+        self.assertNotIn("denoise", result.stderr)
+
     def test_clips_are_shown_on_the_way(self):
         data, prompts = self.write_data(), self.folder / "clips.txt"
         prompts.write_text("a cat --d 3 --f 3\n")
         self.run_program("train", *self.model(), "--dataset_base_path", data, "--dataset_metadata_path",
                          data / "metadata.csv", "--lora_base_model", "dit", "--max_train_steps", 1, "--sample_prompts",
                          prompts, "--sample_at_first", "--output_path", self.folder / "shown_clips")
-        shown = sorted(path.name for path in (self.folder / "shown_clips").rglob("step-00000000_*.png"))
-        self.assertEqual([f"step-00000000_0_{i:04}.png" for i in range(3)], shown)
+        shown = [path.name for path in (self.folder / "shown_clips").rglob("step-00000000_*")]
+        self.assertEqual(["step-00000000_0.mp4" if VIDEO_LIBRARY.is_file() else "step-00000000_0.webp"], shown)
+        wrong = self.run_program("train", *self.model(), *FAST, "--dataset_base_path", data,
+                                 "--dataset_metadata_path", data / "metadata.csv", "--lora_base_model", "dit",
+                                 "--sample_prompts", prompts, "--output_path", self.folder / "no_rate", code=2)
+        self.assertIn("clips.txt:1: fps is missing, and the model is for no rate", wrong)
 
     def test_an_input_may_say_the_size(self):
         self.draw("asked", width=40)
