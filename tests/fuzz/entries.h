@@ -17,11 +17,15 @@ void fuzz_pth(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
 void fuzz_image(std::string_view bytes);
+void fuzz_video(std::string_view bytes);
 
 struct FuzzTarget {
   const char* name;  // of its corpus folder
   void (*run)(std::string_view bytes);
 };
+#ifdef ATELIER_FUZZ_VIDEO  // in a program of its own, which needs FFmpeg
+inline constexpr std::array<FuzzTarget, 1> kFuzzTargets = {{{"video", fuzz_video}}};
+#else
 inline constexpr std::array<FuzzTarget, 9> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
@@ -33,5 +37,6 @@ inline constexpr std::array<FuzzTarget, 9> kFuzzTargets = {{
     {"csv", fuzz_csv},
     {"image", fuzz_image},
 }};
+#endif
 
 }  // namespace atelier::formats
