@@ -486,9 +486,14 @@ std::string family_of_line(std::span<const std::string> words,
   // The first word of its name, before "_train".
   const std::string stem = std::filesystem::path(*script).stem().string();
   const std::string first = stem.substr(0, stem.find('_'));
-  if (first == stem || first.size() < 3) return {};
   for (const std::string& family : families) {
-    if (family.starts_with(first)) return family;
+    if (first != stem && first.size() >= 3 && family.starts_with(first)) return family;
+  }
+  // A folder named after what the family makes: its name and "video".
+  for (const auto& folder : std::filesystem::path(*script).parent_path()) {
+    for (const std::string& family : families) {
+      if (folder.string() == family + "video") return family;
+    }
   }
   return {};
 }

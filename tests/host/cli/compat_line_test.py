@@ -95,6 +95,14 @@ class CompatLine(unittest.TestCase):
         for part in parts:
             self.assertEqual(1, self.result.stderr.count(part), f"{part!r} in\n{self.result.stderr}")
 
+    def test_a_folder_of_examples_names_the_family(self):
+        flags = self.paste("accelerate launch examples/wanvideo/model_training/train.py --dataset_base_path data "
+                           "--lora_base_model dit --max_timestep_boundary 1 --min_timestep_boundary 0.417")
+        self.assertEqual(flags, {"--plugin": "wan", "--dataset_base_path": "data", "--lora_base_model": "dit",
+                                 "--max_timestep_boundary": "1", "--min_timestep_boundary": "0.417"})
+        self.paste("accelerate launch examples/others_video/train.py --dataset_base_path data", code=2)
+        self.assertIn("--plugin is missing", self.result.stderr)
+
     def test_full_training_of_the_page(self):
         flags = self.paste(FULL)
         self.assertEqual(flags, {

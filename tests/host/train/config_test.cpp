@@ -239,10 +239,10 @@ TEST_CASE("An activation budget wins over checkpointing, and says so", "[config]
 
 TEST_CASE("What would change the result is refused, with what to use", "[config]") {
   expect_wrong({"--customized_optimizer", "lion_pytorch.Lion", "--quant_options", "dit:nf4",
-                "--zero_cond_t", "--num_frames", "0"},
-               {"4 mistakes", "--customized_optimizer: ", "use --optimizer_type",
+                "--zero_cond_t", "--framewise_decoding", "--num_frames", "0"},
+               {"5 mistakes", "--customized_optimizer: ", "use --optimizer_type",
                 "--quant_options: weights are kept in 8 bits by another flag; use --storage",
-                "--zero_cond_t: ", "--num_frames: 0 is "});
+                "--zero_cond_t: ", "--framewise_decoding: ", "--num_frames: 0 is "});
   CHECK(parse(kLora + Arguments{"--zero_cond_t=false"}).notes.empty());
 }
 

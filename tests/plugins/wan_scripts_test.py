@@ -1,0 +1,172 @@
+"""The training scripts that DiffSynth-Studio publishes for Wan, on files of the published names, shapes and places.
+
+Their command lines are pasted behind `atelier`, and what comes back is planned, which checks everything that a training
+checks. The files have no values, the datasets have images, and the tokenizer's folder is named.
+"""
+
+import json
+import pathlib
+import re
+import shlex
+import sys
+import tempfile
+import unittest
+
+import program
+import published_sizes
+
+sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
+from train_cli_test import write_dataset  # noqa: E402
+
+KEYS = program.REPOSITORY / "tests/data/keys"
+TEXT_ENCODER, VAE = "models_t5_umt5-xxl-enc-bf16.pth", "Wan2.1_VAE.pth"
+IMAGE_ENCODER = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+DIT = "diffusion_pytorch_model*.safetensors"
+CONFIG = "examples/wanvideo/model_training/full/accelerate_config_14B.yaml"
+
+# Of a model: the keys of its denoiser, what its scripts ask for, and what those of LoRAs and of whole models add.
+IMAGE, ENDS = ["--extra_inputs", "input_image"], ["--extra_inputs", "input_image,end_image"]
+ON_CPU, OFFLOAD = ["--initialize_model_on_cpu"], ["--use_gradient_checkpointing_offload"]
+MODELS = {
+    "Wan2.1-T2V-1.3B": ("wan_t2v_1_3b", [], [], []),
+    "Wan2.1-T2V-14B": ("wan_t2v_14b", [], [], []),
+    "Wan2.1-I2V-14B-480P": ("wan_i2v_14b", IMAGE, [], ON_CPU),
+    "Wan2.1-I2V-14B-720P": ("wan_i2v_14b", IMAGE, OFFLOAD + ON_CPU, OFFLOAD + ON_CPU),
+    "Wan2.1-FLF2V-14B-720P": ("wan_flf2v_14b", ENDS, [], ON_CPU),
+    "Wan2.2-T2V-A14B": ("wan_t2v_14b", [], [], []),
+    "Wan2.2-I2V-A14B": ("wan22_i2v_a14b", IMAGE, [], OFFLOAD),
+}
+BOUNDARIES = {"Wan2.2-T2V-A14B": "0.417", "Wan2.2-I2V-A14B": "0.358"}
+# With how many frames a script says that it trains, by model, and whether it is one of a LoRA.
+FRAMES = {("Wan2.1-I2V-14B-720P", False): 49, **{(model, lora): 49 for model in BOUNDARIES for lora in (True, False)}}
+
+
+def published_shapes(keys):
+    """The tensors of a published file, block ranges written out."""
+    shapes = {}
+    for line in (KEYS / f"{keys}.txt").read_text().splitlines()[1:]:
+        name, shape = line.split("\t")
+        blocks = re.search(r"\{(\d+)\.\.(\d+)\}", name)
+        numbers = range(int(blocks[1]), int(blocks[2]) + 1) if blocks else [0]
+        for number in numbers:
+            shapes[name.replace(blocks[0], str(number)) if blocks else name] = [
+                int(n) for n in shape.split("x") if n]
+    return shapes
+
+
+def write_tokenizer(folder):
+    """Letters and the space, in umT5's form."""
+    folder.mkdir(parents=True)
+    special = ["<pad>", "</s>", "<unk>"]
+    vocabulary = [[word, 0.0] for word in special] + [[letter, -3.0] for letter in "\u2581abcdefghijklmnopqrstuvwxyz"]
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "added_tokens": [{"id": number, "content": word, "special": True} for number, word in enumerate(special)],
+        "pre_tokenizer": metaspace,
+        "model": {"type": "Unigram", "unk_id": 2, "vocab": vocabulary, "byte_fallback": False}}))
+
+
+class WanScripts(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_scripts_")
+        cls.addClassCleanup(cls.holder.cleanup)
+        cls.root = pathlib.Path(cls.holder.name)
+        cls.data = cls.root / "data/diffsynth_example_dataset/wanvideo"
+        cls.data.mkdir(parents=True)
+        write_dataset(cls.root / "rows", count=2, sizes=((96, 64), (128, 64)))
+        for model, (keys, *_) in MODELS.items():
+            folder = cls.root / "models/Wan-AI" / model
+            parts = ("high_noise_model/", "low_noise_model/") if model in BOUNDARIES else ("",)
+            for part in parts:
+                cls.write(folder / (part + "diffusion_pytorch_model.safetensors"), keys + "_original")
+            cls.write(folder / TEXT_ENCODER, "umt5_original")
+            cls.write(folder / VAE, "vae_original")
+            if "image_encoder" in cls.components(model):
+                cls.write(folder / IMAGE_ENCODER, "clip_original")
+            write_tokenizer(folder / "google/umt5-xxl")
+            (cls.data / model).symlink_to(cls.root / "rows")
+
+    @staticmethod
+    def write(path, keys):
+        published_sizes.write_holes(path, published_shapes(keys))
+
+    @staticmethod
+    def components(model):
+        image = ["image_encoder"] if model.startswith("Wan2.1-") and "2V-14B" in model and "T2V" not in model else []
+        return ["text_encoder", "vae", *image]
+
+    def line(self, model, is_lora, expert=""):
+        """A script's command line. `expert`: the folder of one of two."""
+        _, asked, lora, full = MODELS[model]
+        names = [f"{expert}/{DIT}" if expert else DIT, TEXT_ENCODER, VAE]
+        names += [IMAGE_ENCODER] if "image_encoder" in self.components(model) else []
+        data = f"data/diffsynth_example_dataset/wanvideo/{model}"
+        line = ["accelerate", "launch", *(["--config_file", CONFIG] if not is_lora and model != "Wan2.1-T2V-1.3B" else []),
+                "examples/wanvideo/model_training/train.py", "--dataset_base_path", data, "--dataset_metadata_path",
+                f"{data}/metadata.csv"]
+        line += ["--height", "720", "--width", "1280"] if "I2V-14B-720P" in model else ["--height", "480", "--width", "832"]
+        if (model, is_lora) in FRAMES:
+            line += ["--num_frames", str(FRAMES[model, is_lora])]
+        line += ["--dataset_repeat", "100", "--model_id_with_origin_paths",
+                 ",".join(f"Wan-AI/{model}:{name}" for name in names), "--learning_rate", "1e-4" if is_lora else "1e-5",
+                 "--num_epochs", "5" if is_lora else "2", "--remove_prefix_in_ckpt", "pipe.dit.", "--output_path",
+                 f"./models/train/{model}{'_' + expert if expert else ''}_{'lora' if is_lora else 'full'}"]
+        line += ["--lora_base_model", "dit", "--lora_target_modules", "q,k,v,o,ffn.0,ffn.2", "--lora_rank",
+                 "32"] if is_lora else ["--trainable_models", "dit"]
+        line += asked + (lora if is_lora else full)
+        if expert:
+            low = expert.startswith("low")
+            line += ["--max_timestep_boundary", "1" if low else BOUNDARIES[model], "--min_timestep_boundary",
+                     BOUNDARIES[model] if low else "0"]
+        return line
+
+    def run_program(self, *words, code=0):
+        return program.run(*words, code=code, cwd=self.root, ATELIER_MODEL_BASE_PATH=str(self.root / "models"))
+
+    def plan(self, line):
+        """Pastes a line, and plans what comes back."""
+        answer = self.run_program(*line).stdout
+        words = shlex.split(answer.replace("\\\n", " "))
+        self.assertEqual(["atelier", "train", "--plugin", "wan"], words[:4])
+        json_path = self.root / "plan.json"
+        model = re.search(r"Wan-AI/([^:]*)", " ".join(words))[1]
+        said = self.run_program("plan", *words[1:], "--tokenizer_path", f"models/Wan-AI/{model}/google/umt5-xxl", "--vram", "4000GiB", "--host_memory", "4000GiB",
+                                "--device_profile", "h200", "--json", json_path)
+        self.assertNotIn("no plan", said.stderr)
+        return json.loads(json_path.read_text())
+
+    def check(self, model, expert=""):
+        for is_lora in (True, False):
+            with self.subTest(model=model, expert=expert, is_lora=is_lora):
+                plan = self.plan(self.line(model, is_lora, expert))
+                components = {component["name"] for component in plan["components"]}
+                self.assertEqual(components, {"dit", *self.components(model)})
+                self.assertEqual("train", plan["phases"][-1]["name"])
+                self.assertEqual(200 * (5 if is_lora else 2), plan["phases"][-1]["passes"])
+
+    def test_models_of_text(self):
+        self.check("Wan2.1-T2V-1.3B")
+        self.check("Wan2.1-T2V-14B")
+
+    def test_models_of_images(self):
+        for model in ("Wan2.1-I2V-14B-480P", "Wan2.1-I2V-14B-720P", "Wan2.1-FLF2V-14B-720P"):
+            self.check(model)
+
+    def test_experts_alone_with_the_levels_that_the_script_says(self):
+        for model, expert in (("Wan2.2-T2V-A14B", "high_noise_model"), ("Wan2.2-T2V-A14B", "low_noise_model"),
+                              ("Wan2.2-I2V-A14B", "high_noise_model")):
+            self.check(model, expert)
+
+    def test_the_models_are_out_of_the_way_while_the_denoiser_trains(self):
+        plan = self.plan(self.line("Wan2.1-I2V-14B-480P", is_lora=True))
+        bytes_of = {component["name"]: component["device_bytes"] for component in plan["components"]}
+        train = plan["phases"][-1]
+        driver = 1 << 30
+        self.assertLess(train["device_bytes"], bytes_of["dit"] + train["working_bytes"] + driver)
+        self.assertGreater(bytes_of["text_encoder"], 10 * driver)
+
+
+if __name__ == "__main__":
+    unittest.main()
