@@ -83,6 +83,7 @@ nlohmann::ordered_json describe(const plugins::Plugin& plugin) {
                                 {"cfg_renorm", generate::renorm_name(schedule.cfg_renorm)},
                                 {"solver", schedule.solver},
                                 {"help", schedule.help}});
+    if (schedule.cfg_scale_2) out["schedules"].back()["cfg_scale_2"] = *schedule.cfg_scale_2;
   }
   return out;
 }
@@ -93,9 +94,11 @@ std::string variants_text(const nlohmann::ordered_json& item) {
   return variants == "*" ? "" : ", of " + variants;
 }
 
-// ", cfg_trunc 0.25, cfg_renorm clamp, solver unipc, of edit*"; empty for what is usual.
+// ", cfg_scale_2 3, cfg_trunc 0.25, cfg_renorm clamp, solver unipc, of edit*"; empty for what is
+// usual.
 std::string schedule_text(const nlohmann::ordered_json& schedule) {
   std::string out;
+  if (schedule.contains("cfg_scale_2")) out += ", cfg_scale_2 " + schedule["cfg_scale_2"].dump();
   if (schedule["cfg_trunc"].get<double>() < 1.0)
     out += ", cfg_trunc " + schedule["cfg_trunc"].dump();
   if (const auto renorm = schedule["cfg_renorm"].get<std::string>(); renorm != "none")

@@ -133,8 +133,8 @@ class DeclarationChecks : Checks {
       expect(schedule.num_inference_steps >= 1, "schedule '", schedule.name, "' has no steps");
       expect(schedule.terminal_sigma >= 0 && schedule.terminal_sigma < 1, "schedule '",
              schedule.name, "' ends at ", schedule.terminal_sigma);
-      expect(std::isfinite(schedule.cfg_scale), "schedule '", schedule.name,
-             "' has no finite cfg_scale");
+      expect(std::isfinite(schedule.cfg_scale) && std::isfinite(schedule.cfg_scale_2.value_or(1.0)),
+             "schedule '", schedule.name, "' has no finite cfg_scale");
     }
     std::map<double, double> covered;  // ends of ranges, by their beginnings
     for (const Detection& part : family().tiny_parts()) {

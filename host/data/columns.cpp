@@ -50,7 +50,7 @@ void Columns::choose_inputs(const DatasetOptions& options, std::span<const Input
     const bool is_extra =
         contains(options.extra_inputs, input.name) || options.texts_of_all.contains(input.name);
     const bool holds = inputs::holds_for(input, variant);
-    if (!is_extra && !(input.required && holds)) continue;
+    if (!is_extra && !inputs::is_required(input, variant)) continue;
     const std::string place = "input " + quote_and_escape(input.name);
     if (!holds) {
       problems.add(kColumns, inputs::not_taken(input, variant).at(place));

@@ -478,6 +478,12 @@ std::string config_beside(const std::string& file) {
   return is_file(config) ? config.string() : std::string();
 }
 
+std::vector<std::string> tokenizers_below(const std::string& folder) {
+  std::vector<std::string> found;
+  for (const fs::path& child : folders_in(folder)) add_tokenizers(child, found);
+  return found;
+}
+
 bool holds_tokenizer(const std::string& folder) {
   constexpr const char* kNames[] = {"tokenizer.json", "tokenizer.model", "spiece.model",
                                     "vocab.json"};

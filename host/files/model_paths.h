@@ -46,6 +46,9 @@ std::vector<std::string> published_folders(const std::string& model_id);
 // only a literal dot.
 std::vector<std::string> expand_glob(const std::string& folder, const std::string& pattern);
 
+// The folders in one that hold a tokenizer, and those in these: google/umt5-xxl.
+std::vector<std::string> tokenizers_below(const std::string& folder);
+
 // True when the folder holds a tokenizer.json, a SentencePiece model or a vocab.json.
 bool holds_tokenizer(const std::string& folder);
 

@@ -248,6 +248,7 @@ constexpr CompatFlag kFlags[] = {
     {"report_to", kTrainer, true, kIdle, "--enable_tensorboard_log is on"},
     // What diffusers, DiffSynth-Studio, kohya's and other programs call settings of an image.
     {"guidance_scale", kSampler, true, kRenamed, "cfg_scale"},
+    {"guidance_scale_2", kSampler, true, kRenamed, "cfg_scale_2"},
     {"true_cfg_scale", kSampler, true, kRenamed, "cfg_scale"},
     {"cfg", kSampler, true, kRenamed, "cfg_scale"},
     {"cfg_trunc_ratio", kSampler, true, kRenamed, "cfg_trunc"},

@@ -41,9 +41,9 @@ std::vector<float> told_levels(const Request& request) {
 }
 
 // Whether any step uses guidance.
-bool is_guided(const Request& request) {
+bool is_guided(const Request& request, const model::Stages& stages) {
   for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
-    if (is_guided(request, i)) return true;
+    if (is_guided(request, stages, i)) return true;
   }
   return false;
 }
@@ -151,7 +151,7 @@ void Generator::keep(const std::string& key, const Conditioning& cond) {
 Generator::Conditionings Generator::encode_conditions(const Request& request) {
   Conditionings cond;
   for (const bool is_negative : {false, true}) {
-    if (is_negative && !is_guided(request)) break;
+    if (is_negative && !is_guided(request, engine_.stages)) break;
     for (const EncodeStage& stage : engine_.stages.encoding) {
       if (engine_.stages.is_target(stage)) continue;
       EncodeInputs in = {.stage = stage.name,
@@ -227,7 +227,8 @@ class Generator::Guided {
       : generator_(generator),
         request_(request),
         x_(x),
-        batched_(is_guided(request) && request.batches_cfg && !generator.splits_cfg_),
+        batched_(is_guided(request, generator.engine_.stages) && request.batches_cfg &&
+                 !generator.splits_cfg_),
         with_(static_cast<size_t>(x.size(0)), &cond.with),
         without_(static_cast<size_t>(x.size(0)), &cond.without),
         both_(with_) {
@@ -251,7 +252,7 @@ class Generator::Guided {
       input_ = at::empty(shape, x_.options().dtype(dtype));
     }
     input_.narrow(0, 0, x_.size(0)).copy_(x_);
-    if (is_guided(request_, step)) return guided(step);
+    if (is_guided(request_, generator_.engine_.stages, step)) return guided(step);
     generator_.hand_over(request_, step);
     return call(step, with_);
   }
@@ -276,7 +277,7 @@ class Generator::Guided {
         input_.narrow(0, count, count).copy_(x_);
         generator_.hand_over(request_, step);
         const at::Tensor pair = call(step, both_);
-        return combine(pair.narrow(0, 0, count), pair.narrow(0, count, count));
+        return combine(step, pair.narrow(0, 0, count), pair.narrow(0, count, count));
       } catch (...) {
         const std::optional<Error> failure = plugins::out_of_memory();
         if (!failure) throw;
@@ -289,11 +290,12 @@ class Generator::Guided {
     }
     const at::Tensor with = call(step, with_);
     generator_.hand_over(request_, step);
-    return combine(with, call(step, without_));
+    return combine(step, with, call(step, without_));
   }
 
-  at::Tensor combine(const at::Tensor& with, const at::Tensor& without) const {
-    const at::Tensor guided = generator_.engine_.model.guide(with, without, request_.cfg_scale);
+  at::Tensor combine(int64_t step, const at::Tensor& with, const at::Tensor& without) const {
+    const double scale = cfg_scale_at(request_, generator_.engine_.stages, step);
+    const at::Tensor guided = generator_.engine_.model.guide(with, without, scale);
     return renormed(guided, with, request_.cfg_renorm, request_.cfg_renorm_ratio);
   }
 
@@ -380,8 +382,14 @@ void Generator::denoise(const Request& request, const Conditionings& cond, Batch
   progress_step.finish();
 }
 
-bool is_guided(const Request& request, int64_t step) {
-  return request.cfg_scale != 1.0 &&
+double cfg_scale_at(const Request& request, const model::Stages& stages, int64_t step) {
+  if (!request.cfg_scale_2) return request.cfg_scale;
+  const bool is_first = &denoiser_of(request, stages.denoisers, step) == stages.first();
+  return is_first ? request.cfg_scale : *request.cfg_scale_2;
+}
+
+bool is_guided(const Request& request, const model::Stages& stages, int64_t step) {
+  return cfg_scale_at(request, stages, step) != 1.0 &&
          is_guided_at(request.sigmas[static_cast<size_t>(step)], request.cfg_trunc);
 }
 

@@ -50,6 +50,7 @@ struct Request {
   std::string negative_prompt;
   // 1 turns classifier-free guidance off: the negative prompt is then not used.
   double cfg_scale = 1.0;
+  std::optional<double> cfg_scale_2;  // of the steps of other denoisers than the first; or the same
   // Steps whose 1 - sigma is not less than this go without it, and cost half.
   double cfg_trunc = 1.0;
   CfgRenorm cfg_renorm = CfgRenorm::kNone;
@@ -71,12 +72,14 @@ struct Request {
   std::optional<Tiling> tiling;  // of the VAE
 };
 
-// Whether the step of that number, from 0, is made with guidance.
-bool is_guided(const Request& request, int64_t step);
-// Of `denoisers`, the one that makes it: that of the level which it is told.
+// Of `denoisers`, the one that makes the step of that number, from 0: that of the level which it is
+// told.
 const model::RangedDenoiser& denoiser_of(const Request& request,
                                          std::span<const model::RangedDenoiser> denoisers,
                                          int64_t step);
+// Of such a step: how far guidance goes, and whether it is made with any.
+double cfg_scale_at(const Request& request, const model::Stages& stages, int64_t step);
+bool is_guided(const Request& request, const model::Stages& stages, int64_t step);
 
 // Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
 // own arithmetic does with another batch. Not thread-safe.

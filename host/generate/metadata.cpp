@@ -35,6 +35,7 @@ std::string parameters_text(const ModelRecord& model, const Settings& settings,
           ", Sampler: " + std::string(find_solver(request.solver).title);
   text += ", Schedule type: " + std::string(schedule);
   text += ", CFG scale: " + number(request.cfg_scale);
+  if (request.cfg_scale_2) text += ", CFG scale 2: " + number(*request.cfg_scale_2);
   text += ", Seed: " + std::to_string(request.seeds.at(index));
   text += ", Size: " + std::to_string(request.target.width) + "x" +
           std::to_string(request.target.height);
@@ -83,6 +84,7 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
     record["num_frames"] = request.target.frames;
     if (settings.fps) record["fps"] = *settings.fps;
   }
+  if (request.cfg_scale_2) record["cfg_scale_2"] = *request.cfg_scale_2;
   if (request.cfg_trunc < 1.0) record["cfg_trunc"] = request.cfg_trunc;
   if (request.cfg_renorm != CfgRenorm::kNone)
     record["cfg_renorm"] = renorm_name(request.cfg_renorm);

@@ -72,8 +72,10 @@ const ScheduleDefaults& schedule_of(const Settings& s, const ModelFamily& family
   return find_schedule(family.schedules(), s.schedule, variant);
 }
 
-double cfg_scale_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
-  return s.cfg_scale.value_or(schedule_of(s, family, variant).cfg_scale);
+CfgScales cfg_scales_of(const Settings& s, const ModelFamily& family, std::string_view variant) {
+  const ScheduleDefaults& schedule = schedule_of(s, family, variant);
+  if (s.cfg_scale) return {*s.cfg_scale, s.cfg_scale_2};
+  return {schedule.cfg_scale, s.cfg_scale_2 ? s.cfg_scale_2 : schedule.cfg_scale_2};
 }
 
 void fill_target(Settings& s, const model::LoadedModel& model) {
@@ -124,7 +126,9 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
     }
   }
   request.negative_prompt = s.negative_prompt;
-  request.cfg_scale = s.cfg_scale.value_or(schedule.cfg_scale);
+  const CfgScales scales = cfg_scales_of(s, family, variant);
+  request.cfg_scale = scales.first;
+  request.cfg_scale_2 = scales.second;
   request.cfg_trunc = s.cfg_trunc.value_or(schedule.cfg_trunc);
   request.cfg_renorm = find_renorm(s.cfg_renorm).value_or(schedule.cfg_renorm);
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);

@@ -21,8 +21,14 @@ const ScheduleDefaults& schedule_of(const Settings& settings, const ModelFamily&
                                     std::string_view variant);
 // The tokens of a denoiser's sequence for this target, as its schedule counts them.
 int64_t tokens_of(const MediaTarget& target, const LatentSpec& spec);
-double cfg_scale_of(const Settings& settings, const ModelFamily& family,
-                    std::string_view variant = {});
+// Of the first denoiser, and of one of less noise where that has another.
+struct CfgScales {
+  double first = 1.0;
+  std::optional<double> second = std::nullopt;
+  bool is_guided() const { return first != 1.0 || second.value_or(1.0) != 1.0; }
+};
+CfgScales cfg_scales_of(const Settings& settings, const ModelFamily& family,
+                        std::string_view variant = {});
 std::string_view renorm_name(CfgRenorm renorm);
 // nullopt for a name that is none.
 std::optional<CfgRenorm> find_renorm(std::string_view name);

@@ -157,6 +157,11 @@ const std::vector<Field>& fields() {
         .help = "how far guidance moves away from the negative prompt; 1 turns it off and saves "
                 "half the work"},
        &Settings::cfg_scale},
+      {{.name = "cfg_scale_2",
+        .kind = FlagKind::kReal,
+        .help = "the same of the denoiser of less noise, where a model has two; by default as "
+                "cfg_scale where that is given, else what the schedule says"},
+       &Settings::cfg_scale_2},
       {{.name = "cfg_trunc",
         .kind = FlagKind::kReal,
         .help = "guidance only while 1 - sigma is less than this: 0.25 guides the noisy part, and "

@@ -27,6 +27,7 @@ struct Settings {
   std::optional<uint64_t> seed;                // drawn at random when absent; image i has seed + i
   std::optional<int64_t> num_inference_steps;  // of the schedule when absent
   std::optional<double> cfg_scale;             // of the schedule when absent
+  std::optional<double> cfg_scale_2;           // of the second denoiser; cfg_scale when absent
   std::optional<double> cfg_trunc;             // the same
   std::string cfg_renorm;                      // none, clamp or row; empty: of the schedule
   std::optional<double> cfg_renorm_ratio;      // of the schedule when absent

@@ -220,7 +220,7 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
     const bool holds = inputs::holds_for(input, variant);
     if (is_given && !holds)
       problems.add(inputs::not_taken(input, variant).at(place.of(input.name)));
-    if (input.required && !is_given && holds)
+    if (!is_given && inputs::is_required(input, variant))
       problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
   if (*s.num_frames > 1 && has_start(s, family.inputs()))
@@ -239,6 +239,9 @@ void check_encoders(const Settings& s, const model::LoadedModel& model, const Or
     problems.add(place.of("switch_boundary") + ": the model has " + std::to_string(denoisers) +
                      " denoiser, and two take turns",
                  "leave it out, or add the files of the other one to --model_paths");
+  if (s.cfg_scale_2 && denoisers < 2)
+    problems.add(place.of("cfg_scale_2") + ": the model has one denoiser",
+                 "use " + place.of("cfg_scale"));
   for (const auto& [name, value] : s.family_inputs.items()) {
     if (const auto error = model::missing_encoder(model, name))
       problems.add(error->at(place.of(name)));

@@ -36,7 +36,7 @@ void TextLengths::check(const Settings& settings, const ModelFamily& family,
   if (const auto error = check(in, place.of("prompt"))) problems.add(*error);
   bool is_guided = true;  // also where the schedule's name is wrong
   try {
-    is_guided = cfg_scale_of(settings, family, variant) != 1.0;
+    is_guided = cfg_scales_of(settings, family, variant).is_guided();
   } catch (const Error&) {
     // It is told elsewhere.
   }

@@ -161,6 +161,11 @@ bool holds_for(const InputSpec& input, std::string_view variant) {
   return formats::glob_match(input.variants, variant);
 }
 
+bool is_required(const InputSpec& input, std::string_view variant) {
+  return input.required && holds_for(input, variant) &&
+         formats::glob_match(input.required_by, variant);
+}
+
 Error not_taken(const InputSpec& input, std::string_view variant) {
   const std::string wanted = formats::quote_and_escape(input.variants);
   if (variant.empty())

@@ -29,6 +29,8 @@ bool is_list(const InputSpec& input);
 // Whether a model of this variant takes the input. Of a variant that is not known, "", only those
 // inputs are taken that every variant has.
 bool holds_for(const InputSpec& input, std::string_view variant);
+// Whether such a model needs it.
+bool is_required(const InputSpec& input, std::string_view variant);
 // What is wrong with giving the input where it does not hold.
 Error not_taken(const InputSpec& input, std::string_view variant);
 

@@ -58,14 +58,17 @@ bool is_fp8_model(const LoadRequest& request, const files::FoundCheckpoint& item
 // Where the tokenizer of these parts may be, if the user did not say it.
 std::vector<std::string> tokenizer_places(const ModelFamily& family,
                                           const std::vector<LoadedPart>& parts,
-                                          std::string_view tokenizer) {
+                                          const ComponentSpec& tokenizer) {
   std::vector<std::string> places;
   for (const LoadedPart& part : parts) {
     if (!has_role(family, part.detection.component, Role::kTextEncoder)) continue;
     const fs::path folder(part.checkpoint.folder());
     places.push_back(folder.string());
-    for (const std::string_view name : {tokenizer, std::string_view("tokenizer")})
+    for (const std::string_view name : {tokenizer.name, std::string_view("tokenizer")})
       places.push_back((folder / ".." / name).lexically_normal().string());
+    for (const std::string& below : files::tokenizers_below(folder.string())) {
+      if (is_called(tokenizer, fs::path(below).filename().string())) places.push_back(below);
+    }
   }
   return places;
 }
@@ -218,8 +221,12 @@ class LoadedModel::Opening {
     const bool is_said = !request_.tokenizer_path.empty();
     std::vector<std::string> places = {request_.tokenizer_path};
     if (!is_said) {
-      places = tokenizer_places(family_, model_->parts_, spec.name);
+      places = tokenizer_places(family_, model_->parts_, spec);
       places.insert(places.begin(), found_.tokenizers.begin(), found_.tokenizers.end());
+      std::ranges::stable_partition(places, [&](const std::string& place) {
+        return std::ranges::any_of(
+            fs::path(place), [&](const fs::path& name) { return is_called(spec, name.string()); });
+      });
     }
     for (const std::string& place : places) {
       std::error_code failure;

@@ -41,7 +41,7 @@ void DryGeneration::choose_steps(const Request& request) {
   for (int64_t i = 0; i + 1 < std::ssize(request.sigmas); ++i) {
     const auto [kind, is_new] =
         first.try_emplace({&generate::denoiser_of(request, engine_.stages.denoisers, i),
-                           generate::is_guided(request, i)},
+                           generate::is_guided(request, engine_.stages, i)},
                           i);
     ++steps_[kind->second];
   }

@@ -44,7 +44,7 @@ class GenerationSizes {
   bool is_guided() const {
     const auto num_steps = std::ssize(generation_.request.sigmas) - 1;
     for (int64_t i = 0; i < num_steps; ++i) {
-      if (generate::is_guided(generation_.request, i)) return true;
+      if (generate::is_guided(generation_.request, model_.stages(), i)) return true;
     }
     return false;
   }

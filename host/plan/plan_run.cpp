@@ -31,8 +31,9 @@ double pixels_of(const MediaTarget& target) {
 
 // Pixels that are denoised at once.
 double area_of(const Settings& settings, const LoadedModel& model) {
-  const double cfg_scale = generate::cfg_scale_of(settings, model.family(), model.stages().variant);
-  return (cfg_scale == 1.0 ? 1.0 : 2.0) * pixels_of(generate::target_of(settings)) *
+  const bool is_guided =
+      generate::cfg_scales_of(settings, model.family(), model.stages().variant).is_guided();
+  return (is_guided ? 2.0 : 1.0) * pixels_of(generate::target_of(settings)) *
          static_cast<double>(
              std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
 }

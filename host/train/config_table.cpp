@@ -33,7 +33,8 @@ std::string optional_inputs_of(const ModelFamily* family) {
   std::vector<std::string> names;
   if (family) {
     for (const InputSpec& input : family->inputs()) {
-      if (input.use != InputUse::kGenerate && !input.required) names.emplace_back(input.name);
+      const bool is_optional = !input.required || input.required_by != "*";
+      if (input.use != InputUse::kGenerate && is_optional) names.emplace_back(input.name);
     }
   }
   return among(names);

@@ -71,8 +71,8 @@ std::string make_key(const std::string& family, const EncoderRecords* encoders,
 // Whether there is no sample without it.
 bool is_required(const LoadedModel& model, const EncodeStage& stage) {
   return std::ranges::any_of(model.family().inputs(), [&](const InputSpec& input) {
-    return input.required && input.use != InputUse::kGenerate && model::reads(stage, input.name) &&
-           inputs::holds_for(input, model.stages().variant);
+    return input.use != InputUse::kGenerate && model::reads(stage, input.name) &&
+           inputs::is_required(input, model.stages().variant);
   });
 }
 

@@ -72,7 +72,8 @@ Detection tiny_dit() {
 constexpr ComponentRow kRows[] = {
     {.spec = {.name = "tokenizer",
               .role = Role::kTokenizer,
-              .help = "folder tokenizer/ or google/umt5-xxl/: tokenizer.json or spiece.model"}},
+              .help = "folder tokenizer/ or google/umt5-xxl/: tokenizer.json or spiece.model",
+              .paths = {"umt5*", "tokenizer"}}},
     {.spec = {.name = "text_encoder",
               .role = Role::kTextEncoder,
               .help = "umT5-XXL: text_encoder/*.safetensors, models_t5_umt5-xxl-enc-bf16.pth or "
@@ -104,27 +105,27 @@ constexpr ComponentRow kRows[] = {
      .tiny = tiny_vae},
     {.spec = {.name = "dit",
               .role = Role::kDenoiser,
-              .help = "transformer/*.safetensors or diffusion_pytorch_model*.safetensors"},
+              .help = "transformer/*.safetensors or diffusion_pytorch_model*.safetensors",
+              .paths = {"*high_noise*", "transformer"}},
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
      .make = make_part<Dit, DitConfig>,
      .tiny = tiny_dit,
-     .spellings = {"original", "diffusers"},
-     .paths = {"*high_noise*", "transformer"}},
+     .spellings = {"original", "diffusers"}},
     {.spec = {.name = "dit2",
               .role = Role::kDenoiser,
               .required = false,
               .help = "the expert of little noise of Wan 2.2: transformer_2/*.safetensors or "
                       "low_noise_model/*.safetensors",
-              .variants = "wan2.2-*-a14b"},
+              .variants = "wan2.2-*-a14b",
+              .paths = {"*low_noise*", "transformer_2"}},
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
      .make = make_part<Dit, DitConfig>,
      .tiny = tiny_dit,
-     .spellings = {"original", "diffusers"},
-     .paths = {"*low_noise*", "transformer_2"}},
+     .spellings = {"original", "diffusers"}},
 };
 
 constexpr InputSpec kInputs[] = {
@@ -138,6 +139,8 @@ constexpr InputSpec kInputs[] = {
      .help = "what is not to be seen; the published one when empty"},
     {.name = "input_image",
      .kind = InputKind::kImage,
+     .required = true,
+     .required_by = "*-i2v-*",
      .variants = "*i2v-*",
      .help = "the first frame, stretched to the size of the clip",
      .fit = atelier::InputFit::kStretch,
@@ -209,6 +212,7 @@ constexpr ScheduleDefaults kSmallImages = [] {
 }();
 constexpr ScheduleDefaults kTwoScales = [] {
   ScheduleDefaults schedule = published("wan2.2-t2v-*", 40, 12, 4);
+  schedule.cfg_scale_2 = 3.0;
   return schedule;
 }();
 
@@ -362,13 +366,8 @@ class Family final : public atelier::ComponentFamily {
   // The component that the user or the path says; empty: neither does.
   std::string_view told(const FoundPart& found) const {
     if (!found.hint.component.empty()) return found.hint.component;
-    for (const auto& [other, component] : {std::pair("dit2", "dit"), std::pair("dit", "dit2")}) {
-      FoundPart one = found;
-      one.part.component = other;
-      ComponentFamily::assign({&one, 1});
-      if (one.part.component == component) return component;
-    }
-    return {};
+    const atelier::ComponentSpec* named = named_by_path(found);
+    return named ? named->name : std::string_view();
   }
 
   void assign_alone(FoundPart& found) const {

@@ -1,7 +1,6 @@
 #include "atelier/component_family.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include <ATen/ATen.h>
 
@@ -36,21 +35,15 @@ void check_variant(const std::string& variant, std::span<const std::string_view>
       (variants.size() == 1 ? "the variant is " : "variants are ") + list_text(variants));
 }
 
-bool is_named(const ComponentRow& row, const std::string& name) {
-  return std::ranges::any_of(
-      row.paths, [&](const char* glob) { return glob && formats::glob_match(glob, name); });
-}
-
 // The row of `one`'s architecture that a path names; null when it names none.
 const ComponentRow* find_named(std::span<const ComponentRow> rows, const ComponentRow& one,
                                std::string path) {
-  for (char& c : path) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   while (!path.empty()) {
     const size_t slash = path.rfind('/');
     const std::string name = path.substr(slash == std::string::npos ? 0 : slash + 1);
     std::vector<const ComponentRow*> named;
     for (const ComponentRow& row : rows) {
-      if (row.detect == one.detect && is_named(row, name)) named.push_back(&row);
+      if (row.detect == one.detect && is_called(row.spec, name)) named.push_back(&row);
     }
     if (named.size() == 1) return named.front();
     path.resize(slash == std::string::npos ? 0 : slash);
@@ -108,9 +101,13 @@ std::optional<Detection> ComponentFamily::detect(const TensorIndex& checkpoint,
 
 void ComponentFamily::assign(std::span<FoundPart> parts) const {
   for (FoundPart& found : parts) {
-    const ComponentRow* named = find_named(rows_, row(found.part.component), found.path);
-    if (named) found.part.component = named->spec.name;
+    if (const ComponentSpec* named = named_by_path(found)) found.part.component = named->name;
   }
+}
+
+const ComponentSpec* ComponentFamily::named_by_path(const FoundPart& found) const {
+  const ComponentRow* named = find_named(rows_, row(found.part.component), found.path);
+  return named ? &named->spec : nullptr;
 }
 
 ConfigFields ComponentFamily::config_fields(const Detection& part) const {

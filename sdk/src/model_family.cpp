@@ -1,5 +1,8 @@
 #include "atelier/model_family.h"
 
+#include <algorithm>
+#include <cctype>
+
 #include "atelier/error.h"
 
 #include "formats/glob.h"
@@ -25,6 +28,14 @@ SigmaRange ModelFamily::sigma_range(const Detection&) const {
 }
 
 void ModelFamily::assign(std::span<FoundPart>) const {}
+
+bool is_called(const ComponentSpec& component, std::string_view name) {
+  std::string lower(name);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return std::ranges::any_of(component.paths, [&](const char* glob) {
+    return glob != nullptr && formats::glob_match(glob, lower);
+  });
+}
 
 std::string_view role_name(Role role) {
   switch (role) {

@@ -1,6 +1,7 @@
 // The parts of a model that are loaded, placed and trained one by one.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string_view>
 
@@ -32,7 +33,13 @@ struct ComponentSpec {
   // Glob over the denoiser's Detection::variant. Another variant does without it: it is not looked
   // for, and its file is refused.
   std::string_view variants = "*";
+  // Globs in lower case over names of files and folders that hold this component, and not another
+  // one of its architecture or another tokenizer: "*low_noise*", "transformer_2".
+  std::array<const char*, 4> paths = {};
 };
+
+// Whether ComponentSpec::paths fit the name of a file or folder, in upper case or lower.
+ATELIER_API bool is_called(const ComponentSpec& component, std::string_view name);
 
 // One kind of encoding that a family makes before the denoiser runs: of texts, of images. The
 // host loads, plans, caches and sends components away by this table.

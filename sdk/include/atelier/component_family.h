@@ -21,7 +21,7 @@ struct ComponentRow {
   ComponentSpec spec;
   // Says whether a checkpoint holds this component, see ModelFamily::detect. The variant may be
   // left empty. Components of one architecture (two expert denoisers) have one function: it names
-  // the first of them, and `paths` or the hint another.
+  // the first of them, and `spec.paths` or the hint another.
   std::optional<Detection> (*detect)(const TensorIndex& checkpoint) = nullptr;
   // See ModelFamily.
   ConfigFields (*config_fields)(const Detection& part) = nullptr;
@@ -36,9 +36,6 @@ struct ComponentRow {
   std::string_view tokenizer = {};
   // How that one's vocab.json is split, where the family takes one; see text::Tokenizer::load.
   std::optional<text::ByteLevelRules> tokenizer_rules = std::nullopt;
-  // Globs in lower case over names of files and folders that hold this component and not another
-  // one of its architecture: "*low_noise*", "transformer_2".
-  std::array<const char*, 4> paths = {};
 };
 
 // ComponentRow::make of a module that is made of a struct of numbers, see architecture.h.
@@ -59,7 +56,7 @@ class ATELIER_API ComponentFamily : public ModelFamily {
   // the first variant unless the row or the hint says another.
   std::optional<Detection> detect(const TensorIndex& checkpoint,
                                   const DetectHint& hint) const override;
-  // By ComponentRow::paths; of the names in a path the last one counts that fits one row alone.
+  // By ComponentSpec::paths; of the names in a path the last one counts that fits one row alone.
   void assign(std::span<FoundPart> parts) const override;
   ConfigFields config_fields(const Detection& part) const override;
   WeightMap weight_map(const Detection& part) const override;
@@ -75,6 +72,9 @@ class ATELIER_API ComponentFamily : public ModelFamily {
   ComponentFamily(std::span<const ComponentRow> rows, std::span<const std::string_view> variants);
 
   std::span<const ComponentRow> rows() const { return rows_; }
+
+  // The component of a part's architecture that its path names, see assign(); null: none.
+  const ComponentSpec* named_by_path(const FoundPart& found) const;
 
  private:
   const ComponentRow& row(std::string_view component) const;

@@ -22,12 +22,12 @@ namespace atelier {
 
 // What a checkpoint turned out to be.
 struct Detection {
-  std::string component;  // "dit"
-  std::string variant;    // shown to the user, and stored in what is saved
-  std::string prefix;  // what comes before every name of the weight table: "model.diffusion_model."
-  std::string spelling;  // which of the family's tables fits: "diffusers", "original"
+  std::string component = {};  // "dit"
+  std::string variant = {};    // shown to the user, and stored in what is saved
+  std::string prefix = {};  // what comes before every name of the weight table: "model.diffusion_model."
+  std::string spelling = {};  // which of the family's tables fits: "diffusers", "original"
   // Architecture numbers: {"layers": 60}; what a checkpoint of this shape needs to be made again.
-  TensorIndex::Config config;
+  TensorIndex::Config config = {};
   // Globs over names without `prefix`: the tensors of this component, where a file holds those of
   // others too and no prefix tells them apart. Empty: all tensors that have the prefix.
   std::vector<std::string> owns = {};
@@ -40,7 +40,7 @@ struct Detection {
 // What the user said about a file; empty where nothing was said. Some checkpoints differ in use and
 // not in tensors.
 struct DetectHint {
-  std::string component, variant;
+  std::string component = {}, variant = {};
 };
 
 // A part of a checkpoint that was recognised.
@@ -93,8 +93,8 @@ class ATELIER_API ModelFamily {
   // Says which part is which where tensors cannot tell and paths can: two denoisers of one
   // architecture in folders called high_noise_model and low_noise_model. Is called once with all
   // parts that the user named, in any order, before one is chosen for each component; or with the
-  // parts of one file, where nothing else is looked at. May change component and variant of each;
-  // what its hint says stays all the same. By default nothing is changed.
+  // parts of one file, where nothing else is looked at. May change component, variant and
+  // config of each; what its hint says stays all the same. By default nothing is changed.
   virtual void assign(std::span<FoundPart> parts) const;
 
   // Every field that the config.json of such a part may have: the host refuses others. Rows kTold

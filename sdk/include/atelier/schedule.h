@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace atelier {
@@ -37,6 +38,8 @@ struct ScheduleDefaults {
   std::string_view variants = "*";    // glob over Detection::variant of the denoiser
   int num_inference_steps = 30;
   double cfg_scale = 4.0;  // 1 turns classifier-free guidance off
+  // Of the denoiser of less noise, where a model has two; none: the same.
+  std::optional<double> cfg_scale_2 = std::nullopt;
   SigmaShift shift = {};
   double terminal_sigma = 0.0;
   // Guidance is used while 1 - sigma is less than this: 1 at all steps, 0.25 in the noisy part.

@@ -155,7 +155,7 @@ TEST_CASE("Images with captions beside them are rows in the order of their paths
   write_bytes(folder / "sub/c.txt", "一只猫");
   for (const std::string& path : {folder.path(), folder.path() + "/"}) {
     Findings findings(100);
-    const Metadata metadata = read_caption_folder(path, ".txt", findings);
+    const Metadata metadata = read_caption_folder(path, ".txt", /*with_clips=*/false, findings);
     CHECK(findings.count() == 0);
     CHECK(metadata.columns == std::vector<std::string>{"image", "prompt", "mask"});
     REQUIRE(metadata.records.size() == 3);
@@ -176,7 +176,7 @@ TEST_CASE("Captions that are missing or of another encoding are problems", "[dat
   write_bytes(folder / "c.caption", "x");
   write_bytes(folder / "metadata.csv", "image,prompt\n");
   Findings findings(100);
-  CHECK(read_caption_folder(folder.path(), ".txt", findings).records.empty());
+  CHECK(read_caption_folder(folder.path(), ".txt", /*with_clips=*/false, findings).records.empty());
   const std::vector<Error> problems = findings.list("x");
   REQUIRE(problems.size() == 3);
   CHECK_THAT(problems[0].what(), Catch::Contains("a.png [prompt]: no caption in") &&
