@@ -67,17 +67,16 @@ bool FileRules::check_file(const Item& item, const std::string& column, const st
   const std::optional<Error>& error = file(path).error;
   if (!error) return true;
   if (error->code() == ErrorCode::kNotFound) {
-    problems_.add("missing files",
-                  placed(item, column,
-                         Error(error->code(), error->message(),
-                               missing_++ < options_.max_errors ? near_.hint(path) : "",
-                               error->tag())));
+    problems_.add(
+        "missing files",
+        placed(item, column,
+               Error(error->code(), error->message(),
+                     missing_++ < options_.max_errors ? near_.hint(path) : "", error->tag())));
   } else if (!inputs::is_clip(columns_.kind(column)) && media::looks_like_clip(path)) {
     return check_kind(item, column, path);
   } else {
     const bool is_damaged = error->code() == ErrorCode::kDataLoss;
-    problems_.add(is_damaged ? "damaged images" : "unreadable files",
-                  placed(item, column, *error));
+    problems_.add(is_damaged ? "damaged images" : "unreadable files", placed(item, column, *error));
   }
   return false;
 }
@@ -103,10 +102,10 @@ bool FileRules::check_size(Item& item) {
   if (!sizes_.is_valid()) return false;
   const std::string place = target_place(item);
   if (size.height < 1 || size.width < 1) {
-    problems_.add("too small images",
-                  place + report::size_text(info.height, info.width) +
-                      " pixels are too few to train on",
-                  "take the row out, or give --height and --width to enlarge every image");
+    problems_.add(
+        "too small images",
+        place + report::size_text(info.height, info.width) + " pixels are too few to train on",
+        "take the row out, or give --height and --width to enlarge every image");
     return false;
   }
   item.target = {1, size.height, size.width};
@@ -188,8 +187,8 @@ std::vector<Item> FileRules::cut(Item row) {
   const ClipOptions& options = options_.clips;
   const std::vector<int64_t> shown = frames_at_rate(*clip, options);
   const std::string& path = row.files.at(columns_.target_input()).front();
-  const Pieces pieces = pieces_of(std::ssize(shown), spec_, options,
-                                  std::filesystem::path(path).filename().string());
+  const Pieces pieces =
+      pieces_of(std::ssize(shown), spec_, options, std::filesystem::path(path).filename().string());
   if (std::ssize(shown) < options.frames())
     odd_.add("short clips",
              target_place(row) + "has " + counted(std::ssize(shown)) + " of the " +
@@ -199,8 +198,7 @@ std::vector<Item> FileRules::cut(Item row) {
   for (const int64_t begin : pieces.begins) {
     Item& item = items.emplace_back(row);
     item.piece = std::ssize(items) - 1;
-    item.is_alternative =
-        item.piece > 0 && options.frame_extraction == FrameExtraction::kRandom;
+    item.is_alternative = item.piece > 0 && options.frame_extraction == FrameExtraction::kRandom;
     item.frames.assign(shown.begin() + begin, shown.begin() + begin + pieces.frames);
     item.target.frames = pieces.frames;
     if (pieces.begins.size() > 1)

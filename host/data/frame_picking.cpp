@@ -33,14 +33,15 @@ size_t nearest(const std::vector<double>& times, double time) {
 // `count` places from 0 to `last`, as numpy.linspace(0, last, count, dtype=int) gives them.
 std::vector<int64_t> spread_evenly(int64_t last, int64_t count) {
   std::vector<int64_t> places = {0};
-  const double step = static_cast<double>(last) / static_cast<double>(std::max<int64_t>(count - 1, 1));
+  const double step =
+      static_cast<double>(last) / static_cast<double>(std::max<int64_t>(count - 1, 1));
   for (int64_t i = 1; i < count; ++i)
     places.push_back(i + 1 == count ? last : static_cast<int64_t>(static_cast<double>(i) * step));
   return places;
 }
 
-// One place at random in each of `count` equal parts of 0 .. last. A clip has the same ones wherever
-// its row stands.
+// One place at random in each of `count` equal parts of 0 .. last. A clip has the same ones
+// wherever its row stands.
 std::vector<int64_t> spread_at_random(int64_t last, int64_t count, uint64_t seed,
                                       std::string_view key) {
   files::ContentHash hash;
@@ -50,9 +51,9 @@ std::vector<int64_t> spread_at_random(int64_t last, int64_t count, uint64_t seed
   std::vector<int64_t> places;
   for (int64_t i = 0; i < count; ++i) {
     const double inside = random::uniform(stream, sample, static_cast<uint32_t>(i));
-    places.push_back(static_cast<int64_t>((static_cast<double>(i) + inside) *
-                                          static_cast<double>(last + 1) /
-                                          static_cast<double>(count)));
+    places.push_back(
+        static_cast<int64_t>((static_cast<double>(i) + inside) * static_cast<double>(last + 1) /
+                             static_cast<double>(count)));
   }
   return places;
 }

@@ -159,7 +159,7 @@ class Generator {
   // The denoiser whose levels are prepared, and the step of the first of them.
   const model::RangedDenoiser* denoiser_ = nullptr;
   int64_t first_step_ = 0;
-  bool hands_over_ = false;  // no batch needs the denoiser after this one
+  bool hands_over_ = false;                      // no batch needs the denoiser after this one
   const model::RangedDenoiser* next_ = nullptr;  // its blocks are coming already
 
   // Encodings by stage and content, the oldest dropped first.

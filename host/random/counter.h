@@ -21,7 +21,7 @@ enum class Stream : uint32_t {
   kInit = 6,            // first values of new weights
   kRounding = 7,        // stochastic rounding
   kValidation = 8,
-  kFrames = 9,  // where pieces of clips begin, and which of them comes
+  kFrames = 9,     // where pieces of clips begin, and which of them comes
   kDenoiser = 10,  // which of several a step is of
 };
 

@@ -140,7 +140,7 @@ constexpr ComponentRow kRows[] = {
     {.spec = {.name = "vae", .role = Role::kVae},
      .detect = detect_vae,
      .make = make_part<Vae, EncoderConfig>},
-    {.spec = {.name = "dit", .role = Role::kDenoiser},
+    {.spec = {.name = "dit", .role = Role::kDenoiser, .paths = {"*high_noise*"}},
      .detect = detect_dit,
      .weight_map = map_of,
      .make = make_part<Dit, DitConfig>,
@@ -148,16 +148,16 @@ constexpr ComponentRow kRows[] = {
          [] {
            return detection_of("", "plain", DitConfig{kChannels, 2});
          },
-     .spellings = {"plain", "other"},
-     .paths = {"*high_noise*"}},
-    {.spec = {.name = "dit_low", .role = Role::kDenoiser},
+     .spellings = {"plain", "other"}},
+    {.spec = {.name = "dit_low",
+              .role = Role::kDenoiser,
+              .paths = {"*low_noise*", "transformer_2"}},
      .detect = detect_dit,
      .make = make_part<Dit, DitConfig>,
      .tiny =
          [] {
            return detection_of("", "plain", DitConfig{kChannels, 2});
-         },
-     .paths = {"*low_noise*", "transformer_2"}},
+         }},
 };
 constexpr std::string_view kVariants[] = {"clips", "clips-2"};
 constexpr LatentSpec kLatents = {kChannels, kStride, 2, 4, 4, /*takes_clips=*/true};

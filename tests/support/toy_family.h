@@ -244,12 +244,13 @@ class ToyFamily : public ModelFamily {
   }
   std::span<const InputSpec> inputs() const override {
     static constexpr InputSpec kGood[] = {
-        {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
-        {"strength", InputKind::kReal, false, InputUse::kGenerate, "*", "how much"},
-        {"references", InputKind::kImage, false, InputUse::kGenerate, "edit*", "images to follow",
-         InputRole::kCondition, 1, 3},
-        {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
-        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "to learn", InputRole::kTarget}};
+        {"prompt", InputKind::kText, true, "*", InputUse::kBoth, "*", "what to show"},
+        {"strength", InputKind::kReal, false, "*", InputUse::kGenerate, "*", "how much"},
+        {"references", InputKind::kImage, false, "*", InputUse::kGenerate, "edit*",
+         "images to follow", InputRole::kCondition, 1, 3},
+        {"count", InputKind::kInteger, false, "*", InputUse::kTrain, "*", "a number"},
+        {"image", InputKind::kImage, true, "*", InputUse::kTrain, "*", "to learn",
+         InputRole::kTarget}};
     static constexpr InputSpec kBad[] = {{"prompt", InputKind::kText, true}};
     return mistakes_.hides_help ? std::span<const InputSpec>(kBad)
                                 : std::span<const InputSpec>(kGood);

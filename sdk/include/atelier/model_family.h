@@ -24,7 +24,8 @@ namespace atelier {
 struct Detection {
   std::string component = {};  // "dit"
   std::string variant = {};    // shown to the user, and stored in what is saved
-  std::string prefix = {};  // what comes before every name of the weight table: "model.diffusion_model."
+  std::string prefix =
+      {};  // what comes before every name of the weight table: "model.diffusion_model."
   std::string spelling = {};  // which of the family's tables fits: "diffusers", "original"
   // Architecture numbers: {"layers": 60}; what a checkpoint of this shape needs to be made again.
   TensorIndex::Config config = {};

@@ -184,13 +184,16 @@ TEST_CASE("Captions that are missing or of another encoding are problems", "[dat
   CHECK_THAT(problems[1].what(),
              Catch::Contains("b.txt:1: is not UTF-8") && Catch::Contains("LATIN1"));
   Findings others(100);
-  CHECK(read_caption_folder(folder.path(), ".caption", others).records.size() == 1);
+  CHECK(
+      read_caption_folder(folder.path(), ".caption", /*with_clips=*/false, others).records.size() ==
+      1);
   const Folder empty;
   Findings none(100);
-  read_caption_folder(empty.path(), ".txt", none);
+  read_caption_folder(empty.path(), ".txt", /*with_clips=*/false, none);
   CHECK_THAT(none.list("x").at(0).what(), Catch::Contains("no images below it"));
-  test::expect_error(ErrorCode::kNotFound, {"none"},
-                     [&] { read_caption_folder(folder / "none", ".txt", none); });
+  test::expect_error(ErrorCode::kNotFound, {"none"}, [&] {
+    read_caption_folder(folder / "none", ".txt", /*with_clips=*/false, none);
+  });
 }
 
 TEST_CASE("A row of more text than a row can have is told with its column", "[data]") {

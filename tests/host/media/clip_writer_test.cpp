@@ -1,6 +1,7 @@
 #include "host/media/clip_writer.h"
 
 #include <functional>
+#include <random>
 #include <set>
 
 #include "host/media/palette.h"
@@ -13,8 +14,8 @@ namespace {
 // A picture of many colours.
 Image noise(int width, int height) {
   Image image(width, height);
-  for (size_t i = 0; i < image.rgb.size(); ++i)
-    image.rgb[i] = static_cast<uint8_t>(static_cast<uint32_t>(i) * 2'654'435'761U >> 24);
+  std::mt19937 random(7);
+  for (uint8_t& value : image.rgb) value = static_cast<uint8_t>(random() >> 24);
   return image;
 }
 

@@ -19,12 +19,12 @@ class ImageToy : public ToyFamily {
  public:
   std::span<const InputSpec> inputs() const override {
     static constexpr InputSpec kInputs[] = {
-        {"prompt", InputKind::kText, true, InputUse::kBoth, "*", "what to show"},
-        {"image", InputKind::kImage, true, InputUse::kTrain, "*", "the image to learn",
+        {"prompt", InputKind::kText, true, "*", InputUse::kBoth, "*", "what to show"},
+        {"image", InputKind::kImage, true, "*", InputUse::kTrain, "*", "the image to learn",
          InputRole::kTarget},
-        {"style", InputKind::kText, false, InputUse::kTrain, "*", "stands before the prompt"},
-        {"count", InputKind::kInteger, false, InputUse::kTrain, "*", "a number"},
-        {"reference", InputKind::kImage, false, InputUse::kTrain, "*", "an image to follow"}};
+        {"style", InputKind::kText, false, "*", InputUse::kTrain, "*", "stands before the prompt"},
+        {"count", InputKind::kInteger, false, "*", InputUse::kTrain, "*", "a number"},
+        {"reference", InputKind::kImage, false, "*", InputUse::kTrain, "*", "an image to follow"}};
     return kInputs;
   }
   std::span<const EncodeStage> encode_stages() const override {
