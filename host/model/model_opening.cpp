@@ -124,6 +124,9 @@ class LoadedModel::Opening {
     for (const auto& [component, dtype] : request_.dtypes)
       check_component(family_, component, "--dtype", problems_);
     model_->dtypes_ = request_.dtypes;
+    for (const ComponentSpec& spec : family_.components()) {
+      if (spec.is_float32) model_->dtypes_.try_emplace(std::string(spec.name), at::kFloat);
+    }
   }
 
   void choose_device() {

@@ -97,7 +97,8 @@ constexpr ComponentRow kRows[] = {
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors, Wan2.1_VAE.pth or wan_2.1_vae.safetensors; of "
-                      "wan2.2-ti2v-5b Wan2.2_VAE.pth or wan2.2_vae.safetensors"},
+                      "wan2.2-ti2v-5b Wan2.2_VAE.pth or wan2.2_vae.safetensors",
+              .is_float32 = true},
      .detect = detect_vae,
      .config_fields = vae_fields,
      .weight_map = atelier::shared::causal_vae_map,

@@ -36,6 +36,8 @@ struct ComponentSpec {
   // Globs in lower case over names of files and folders that hold this component, and not another
   // one of its architecture or another tokenizer: "*low_noise*", "transformer_2".
   std::array<const char*, 4> paths = {};
+  // It is computed in float32 whatever the others are in, unless --dtype names it.
+  bool is_float32 = false;
 };
 
 // Whether ComponentSpec::paths fit the name of a file or folder, in upper case or lower.
