@@ -14,18 +14,10 @@ using namespace atelier;
 constexpr int64_t kStride = 4, kChannels = 3 * kStride * kStride, kHeadDim = 16;
 constexpr std::string_view kVariants[] = {"toy"};
 constexpr InputSpec kInputs[] = {
-    {.name = "prompt", .kind = InputKind::kText, .required = true, .help = "text"},
-    {.name = "image",
-     .kind = InputKind::kImage,
-     .required = true,
-     .use = InputUse::kTrain,
-     .help = "to learn",
-     .role = InputRole::kTarget},
-    {.name = "input_image",
-     .kind = InputKind::kImage,
-     .use = InputUse::kGenerate,
-     .help = "start",
-     .role = InputRole::kStart}};
+    {"prompt", InputKind::kText, true, "*", InputUse::kBoth, "*", "text"},
+    {"image", InputKind::kImage, true, "*", InputUse::kTrain, "*", "to learn", InputRole::kTarget},
+    {"input_image", InputKind::kImage, false, "*", InputUse::kGenerate, "*", "start",
+     InputRole::kStart}};
 constexpr std::string_view kEncoder[] = {"text_encoder"}, kPrompt[] = {"prompt"},
                            kImage[] = {"image"};
 constexpr EncodeStage kStages[] = {{"text", kEncoder, kPrompt}, {"latents", {}, kImage}};

@@ -77,7 +77,12 @@ struct TinyModel {
   }
   Tensor encode() {
     DirectRunner runner;
-    return test::encode_latents(*model, pixels, runner);
+    const auto inputs = family().inputs();
+    const auto target = std::find_if(inputs.begin(), inputs.end(), [](const InputSpec& input) {
+      return input.role == InputRole::kTarget;
+    });
+    return model->encode({.stage = "latents", .values = {{std::string(target->name), pixels}}}, runner)
+        .at("latents");
   }
   Tensor decode() {
     DirectRunner runner;
