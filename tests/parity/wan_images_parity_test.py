@@ -198,7 +198,7 @@ class WanExpertsPipelineTest(Folder):
         latents = torch.randn((1, 16, 2, 6, 8), generator=torch.Generator().manual_seed(9))
         first = picture(48, 64, 5)
         clips = {}
-        for scales in ((3.5, 3.5), (3.5, 2.0)):
+        for scales in ((3.5, 3.5), (3.5, 1.5)):
             video = pipeline(image=Image.fromarray(first), prompt=PROMPT, negative_prompt=NEGATIVE,
                              height=48, width=64, num_frames=5, num_inference_steps=5,
                              guidance_scale=scales[0], guidance_scale_2=scales[1], latents=latents,
@@ -211,7 +211,7 @@ class WanExpertsPipelineTest(Folder):
             with self.subTest(scales=scales):
                 compare.assert_images("wan, clips of two experts from an image", got, clips[scales],
                                       tolerance=0.5)
-        effect = np.abs(np.asarray(clips[3.5, 3.5], np.float64) - np.asarray(clips[3.5, 2.0])).mean()
+        effect = np.abs(np.asarray(clips[3.5, 3.5], np.float64) - np.asarray(clips[3.5, 1.5])).mean()
         self.assertGreater(effect, 1, "the second expert's guidance proves nothing")
 
 

@@ -165,8 +165,8 @@ class WanLoraTest(wan.WanPipelineTest):
             for layer, (a, b) in self.blocks().items()
             for key, value in (("lora_A", a), ("lora_B", b * size))
         }) for which, size in (("high", 0.3), ("low", -0.5)))
-        with self.second_expert(0.8) as (paths, flags):
-            flags = dict(flags, num_inference_steps=4, flow_shift=5, switch_boundary=0.8)
+        with self.second_expert(0.8) as paths:
+            flags = dict(num_inference_steps=4, flow_shift=5, switch_boundary=0.8)
             self.pipeline.load_lora_weights(str(high))
             self.pipeline.load_lora_weights(str(low), load_into_transformer_2=True)
             expected = self.reference(self.latents, shift=5.0, num_inference_steps=4)
