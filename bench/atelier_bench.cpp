@@ -8,7 +8,7 @@
 // C, T, H, W],
 //      sigma [1], and the conditioning with a batch axis of 1: NAME for the prompt, negative_NAME
 //      for the other.
-// vae: one decode of latents [B, C, T, H, W].
+// vae: one decode of latents [B, C, T, H, W], or one encoding of "clip" [B, 3, T, H, W].
 // load: every component given, from headers to weights in memory; one run a process.
 // Without --pipe all runs follow each other; with it each line on stdin starts one run and prints
 // one object, so that two programs can take turns. Some lines are JSON objects: {"output": FILE}
@@ -96,6 +96,8 @@ class Workload {
       if (name != "sigma") tensor = tensor.to(loaded_.dtype());
       if (name == "latents")
         latents_ = tensor;
+      else if (name == "clip")
+        clip_ = tensor;
       else if (name == "sigma")
         sigma_ = tensor.to(at::kFloat);
       else if (name.starts_with("negative_"))
@@ -103,7 +105,7 @@ class Workload {
       else
         cond_[name] = tensor.squeeze(0);
     }
-    if (!latents_.defined() || (what_ == "dit" && !sigma_.defined()))
+    if (!(latents_.defined() || clip_.defined()) || (what_ == "dit" && !sigma_.defined()))
       throw Error(ErrorCode::kInvalidArgument,
                   inputs_path + ": latents" + (what_ == "dit" ? " or sigma" : "") + " is missing");
     prepare();
@@ -113,7 +115,9 @@ class Workload {
   at::Tensor run() {
     at::NoGradGuard no_grad;
     at::Tensor output;
-    if (what_ == "vae") {
+    if (clip_.defined()) {
+      output = loaded_.model().probe("vae", {{"clip", clip_}}, loaded_.runner()).at("latents");
+    } else if (what_ == "vae") {
       output = model::decode_whole(loaded_.model(), latents_, loaded_.runner(), latents_.device());
     } else {
       const Conditioning* conditions[] = {&cond_, &uncond_};
@@ -153,7 +157,7 @@ class Workload {
   std::string what_;
   model::LoadedModel& loaded_;
   bool prepares_levels_;
-  at::Tensor latents_, sigma_;
+  at::Tensor latents_, clip_, sigma_;
   Conditioning cond_, uncond_;
 };
 

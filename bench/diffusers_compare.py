@@ -43,11 +43,12 @@ def proc_status(field):
 # --- weights and inputs ---
 
 
-def make_vae(folder, dtype):
+def make_vae(folder, dtype, name="AutoencoderKLQwenImage"):
+    """Of the class `name` of diffusers, as it is published."""
+    import diffusers
     import torch
-    from diffusers import AutoencoderKLQwenImage
     torch.manual_seed(2)
-    model = AutoencoderKLQwenImage()
+    model = getattr(diffusers, name)()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 4 and parameter.numel() > parameter.shape[0]:
@@ -260,6 +261,13 @@ class Program:
             raise SystemExit(f"error: {self.name} ended with exit code {self.process.wait()}")
         return json.loads(line)
 
+    def cpu_ms(self):
+        """What the command's threads have computed so far."""
+        shell = self.process.pid
+        command = pathlib.Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0]
+        fields = pathlib.Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()
+        return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 class Bench(Program):
     """A side that has its model loaded and times one run whenever it is told to."""
@@ -271,9 +279,9 @@ class Bench(Program):
         self.peak_bytes = answer["peak_rss_bytes"]
         return answer["runs_ms"][0]
 
-    def output(self, path):
+    def output(self, path, **order):
         from safetensors.torch import load_file
-        self.run(output=str(path))
+        self.run(output=str(path), **order)
         return load_file(path)["output"]
 
 

@@ -97,6 +97,11 @@ class Wan(Family):
         wan_models.WanModels(folder)
         return wan_models.TEXT_WIDTH
 
+    def training_sigmas(self):
+        import numpy
+        u = 1 - numpy.arange(1000) / 1000
+        return 5 * u / (1 + 4 * u)
+
 
 class Lumina2(Family):
 
@@ -175,12 +180,18 @@ FAMILIES = {
                 }),
     )
 }
-# Denoising steps alone are timed of these.
+# Denoising and training steps alone are timed of these.
 WAN = Wan(plugin="wan",
           title="Wan 2.1 1.3B",
           denoiser="WanTransformer3DModel",
           text_width_name="text_dim",
           text_width=4096,
+          models={
+              "tiny": (dict(num_layers=2, num_attention_heads=2, attention_head_dim=16, freq_dim=64, ffn_dim=80), 16),
+              "middle": (dict(num_layers=4, num_attention_heads=12, attention_head_dim=128, ffn_dim=8960), 32)
+          },
+          lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"),
+          lora_format="diffusers",
           reference="wan_models",
           published={
               "transformer": ("wan_t2v_1_3b.txt",

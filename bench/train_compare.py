@@ -2,7 +2,7 @@
 """Times training steps beside diffusers, PEFT and torch's AdamW, in turns, and prints a table.
 
     .deps/venv/bin/python bench/train_compare.py [tiny] [middle] [--what lora full]
-        [--family lumina2]
+        [--family lumina2|wan]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -18,11 +18,13 @@ import statistics
 import sys
 
 import diffusers_compare as base
+from families import FAMILIES, WAN
 
 SIDE, ROWS, SEED, RATE, MAX_NORM = 256, 4, 42, 1e-4, 1.0
 # Of the model: how many steps of a turn count, behind one that does not.
 STEPS = {"tiny": 20, "middle": 3}
 RANK = 32
+TRAINED = {**FAMILIES, WAN.plugin: WAN}
 # Largest difference between the losses of the two sides, relative to the loss.
 AGREEMENT = 1e-4
 
@@ -269,7 +271,7 @@ def prepare(options, family, model_name):
 
 
 def compare(options, model_name, what):
-    family, steps = base.FAMILIES[options.family], STEPS[model_name]
+    family, steps = TRAINED[options.family], STEPS[model_name]
     folder = prepare(options, family, model_name)
     sides = {"diffusers": [], "Atelier": []}
     with diffusers_side(family, folder, what, options.threads) as worker:
@@ -318,7 +320,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="*", help="any of tiny, middle; both without one")
-    parser.add_argument("--family", choices=list(base.FAMILIES), default="qwen_image")
+    parser.add_argument("--family", choices=list(TRAINED), default="qwen_image")
     parser.add_argument("--what", nargs="+", choices=["lora", "full"], default=["lora", "full"])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
     parser.add_argument("--threads",
@@ -334,7 +336,7 @@ def main():
     options = parser.parse_args()
     if options.worker:
         plugin, folder, what = options.worker
-        serve(base.FAMILIES[plugin], pathlib.Path(folder), what)
+        serve(TRAINED[plugin], pathlib.Path(folder), what)
         return 0
     unknown = set(options.model) - set(STEPS)
     if unknown:
