@@ -1,7 +1,7 @@
 """The training scripts that DiffSynth-Studio publishes for Wan, on files of the published names, shapes and places.
 
 Their command lines are pasted behind `atelier`, and what comes back is planned, which checks everything that a training
-checks. The files have no values, the datasets have images, and the tokenizer's folder is named.
+checks. The files have no values, and the rows name clips. The tokenizer is where a repository has it, and not named.
 """
 
 import json
@@ -16,7 +16,7 @@ import program
 import published_sizes
 
 sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
-from train_cli_test import write_dataset  # noqa: E402
+from train_cli_test import write_png  # noqa: E402
 
 KEYS = program.REPOSITORY / "tests/data/keys"
 TEXT_ENCODER, VAE = "models_t5_umt5-xxl-enc-bf16.pth", "Wan2.1_VAE.pth"
@@ -37,8 +37,13 @@ MODELS = {
     "Wan2.2-I2V-A14B": ("wan22_i2v_a14b", IMAGE, [], OFFLOAD),
 }
 BOUNDARIES = {"Wan2.2-T2V-A14B": "0.417", "Wan2.2-I2V-A14B": "0.358"}
-# With how many frames a script says that it trains, by model, and whether it is one of a LoRA.
-FRAMES = {("Wan2.1-I2V-14B-720P", False): 49, **{(model, lora): 49 for model in BOUNDARIES for lora in (True, False)}}
+# With how many frames a script says that it trains, by model, and whether it is one of a LoRA. The others leave it out: 81.
+FRAMES = {
+    ("Wan2.1-I2V-14B-720P", False): 49,
+    **{(model, is_lora): 49
+       for model in BOUNDARIES
+       for is_lora in (True, False)}
+}
 
 
 def published_shapes(keys):
@@ -52,6 +57,20 @@ def published_shapes(keys):
             shapes[name.replace(blocks[0], str(number)) if blocks else name] = [
                 int(n) for n in shape.split("x") if n]
     return shapes
+
+
+def write_clips(folder, frames=(81, 85)):
+    """Rows of clips, folders of frames; a few files, linked."""
+    folder.mkdir()
+    for number in range(4):
+        write_png(folder / f"{number}.png", 96, 64, lambda x, y, number=number: (2 * x, 3 * y, 60 * number))
+    lines = ["video,prompt"]
+    for clip, count in enumerate(frames):
+        (folder / f"clip_{clip}").mkdir()
+        for frame in range(count):
+            (folder / f"clip_{clip}" / f"{frame}.png").symlink_to(folder / f"{frame % 4}.png")
+        lines.append(f"clip_{clip},a clip of number {clip}")
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
 def write_tokenizer(folder):
@@ -75,7 +94,7 @@ class WanScripts(unittest.TestCase):
         cls.root = pathlib.Path(cls.holder.name)
         cls.data = cls.root / "data/diffsynth_example_dataset/wanvideo"
         cls.data.mkdir(parents=True)
-        write_dataset(cls.root / "rows", count=2, sizes=((96, 64), (128, 64)))
+        write_clips(cls.root / "rows")
         for model, (keys, *_) in MODELS.items():
             folder = cls.root / "models/Wan-AI" / model
             parts = ("high_noise_model/", "low_noise_model/") if model in BOUNDARIES else ("",)
@@ -131,9 +150,8 @@ class WanScripts(unittest.TestCase):
         words = shlex.split(answer.replace("\\\n", " "))
         self.assertEqual(["atelier", "train", "--plugin", "wan"], words[:4])
         json_path = self.root / "plan.json"
-        model = re.search(r"Wan-AI/([^:]*)", " ".join(words))[1]
-        said = self.run_program("plan", *words[1:], "--tokenizer_path", f"models/Wan-AI/{model}/google/umt5-xxl", "--vram", "4000GiB", "--host_memory", "4000GiB",
-                                "--device_profile", "h200", "--json", json_path)
+        said = self.run_program("plan", *words[1:], "--vram", "4000GiB", "--host_memory", "4000GiB", "--device_profile",
+                                "h200", "--json", json_path)
         self.assertNotIn("no plan", said.stderr)
         return json.loads(json_path.read_text())
 
@@ -155,9 +173,19 @@ class WanScripts(unittest.TestCase):
             self.check(model)
 
     def test_experts_alone_with_the_levels_that_the_script_says(self):
-        for model, expert in (("Wan2.2-T2V-A14B", "high_noise_model"), ("Wan2.2-T2V-A14B", "low_noise_model"),
-                              ("Wan2.2-I2V-A14B", "high_noise_model")):
-            self.check(model, expert)
+        for model in BOUNDARIES:
+            for expert in ("high_noise_model", "low_noise_model"):
+                self.check(model, expert)
+
+    def test_as_many_frames_are_learnt_as_the_line_says(self):
+        line = self.line("Wan2.1-T2V-1.3B", is_lora=True)
+        working = {}
+        for frames in ("49", "81", ""):
+            plan = self.plan(line + (["--num_frames", frames] if frames else []))
+            working[frames] = plan["phases"][-1]["working_bytes"]
+        self.assertEqual(working["81"], working[""])
+        latent_frames = 21 / 13
+        self.assertAlmostEqual(latent_frames, working["81"] / working["49"], delta=0.1)
 
     def test_the_models_are_out_of_the_way_while_the_denoiser_trains(self):
         plan = self.plan(self.line("Wan2.1-I2V-14B-480P", is_lora=True))
