@@ -81,7 +81,8 @@ struct TinyModel {
     const auto target = std::find_if(inputs.begin(), inputs.end(), [](const InputSpec& input) {
       return input.role == InputRole::kTarget;
     });
-    return model->encode({.stage = "latents", .values = {{std::string(target->name), pixels}}}, runner)
+    return model
+        ->encode({.stage = "latents", .values = {{std::string(target->name), pixels}}}, runner)
         .at("latents");
   }
   Tensor decode() {
