@@ -70,13 +70,19 @@ class DeclarationChecks : Checks {
     wants(input.channels == 3 || (input.channels == 4 && is_image), "has channels that are wrong");
     wants(input.role != InputRole::kTarget || is_image || input.kind == InputKind::kVideo,
           "is the target and shows nothing");
-    wants(input.role != InputRole::kStart || (is_image && input.use == InputUse::kGenerate),
-          "is begun from and no image of generation");
+    const InputSpec* target = model::target_input(family().inputs());
+    const bool is_clip = input.kind == InputKind::kVideo;
+    wants(input.role != InputRole::kStart ||
+              ((is_image || is_clip) && input.use == InputUse::kGenerate),
+          "is begun from and neither image nor clip of generation");
+    wants(input.role != InputRole::kStart || !is_clip ||
+              (target != nullptr && target->kind == InputKind::kVideo),
+          "is a clip to begin from, and the target is none");
     wants(input.role == InputRole::kCondition || input.fit != InputFit::kAsIs,
           "keeps a size that is not the one of what is made");
     wants(input.when_absent == WhenAbsent::kNone ||
               (is_image && input.channels == 3 && input.use != InputUse::kGenerate &&
-               input.role == InputRole::kCondition && model::target_input(family().inputs())),
+               input.role == InputRole::kCondition && target != nullptr),
           "has a replacement and is no image beside the target");
   }
 

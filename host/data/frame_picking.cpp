@@ -1,34 +1,13 @@
 #include "host/data/frame_picking.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
 #include "host/files/content_hash.h"
+#include "host/media/frame_rate.h"
 #include "host/random/counter.h"
 
 namespace atelier::data {
 namespace {
-
-// Files round times to milliseconds: what differs by no more is equally near.
-constexpr double kEquallyNear = 1.5e-3;
-// So that 5 s at 16 frames a second are 80 frames, however 5 s are rounded.
-constexpr double kAlmostAFrame = 1e-3;
-
-std::vector<double> times_of(const media::ClipInfo& clip, const ClipOptions& options) {
-  std::vector<double> times = clip.times_s;
-  if (!options.source_fps) return times;
-  for (size_t i = 0; i < times.size(); ++i) times[i] = static_cast<double>(i) / *options.source_fps;
-  return times;
-}
-
-size_t nearest(const std::vector<double>& times, double time) {
-  const auto after = std::lower_bound(times.begin(), times.end(), time);
-  const auto i = static_cast<size_t>(after - times.begin());
-  if (i == 0) return 0;
-  if (i == times.size()) return i - 1;
-  return times[i] - time <= time - times[i - 1] + kEquallyNear ? i : i - 1;
-}
 
 // `count` places from 0 to `last`, as numpy.linspace(0, last, count, dtype=int) gives them.
 std::vector<int64_t> spread_evenly(int64_t last, int64_t count) {
@@ -77,23 +56,14 @@ double rate_of(const media::ClipInfo& clip, const ClipOptions& options) {
 }
 
 std::vector<int64_t> frames_at_rate(const media::ClipInfo& clip, const ClipOptions& options) {
-  const double rate = rate_of(clip, options);
-  if (options.keep_frame_rate || options.model_fps <= 0 || rate <= 0) {
-    std::vector<int64_t> all(static_cast<size_t>(clip.frames()));
-    std::iota(all.begin(), all.end(), int64_t{0});
-    return all;
-  }
-  const std::vector<double> times = times_of(clip, options);
-  const double seconds =
-      options.source_fps ? static_cast<double>(times.size()) / rate : clip.duration_s;
-  const auto count = std::max<int64_t>(
-      1, static_cast<int64_t>(std::floor(seconds * options.model_fps + kAlmostAFrame)));
-  std::vector<int64_t> frames;
-  for (int64_t i = 0; i < count; ++i) {
-    const double time = static_cast<double>(i) / options.model_fps;
-    frames.push_back(static_cast<int64_t>(nearest(times, time)));
-  }
-  return frames;
+  const double fps = options.keep_frame_rate ? 0.0 : options.model_fps;
+  if (!options.source_fps) return media::frames_at_rate(clip, fps);
+  media::ClipInfo said = clip;
+  said.fps = *options.source_fps;
+  for (size_t i = 0; i < said.times_s.size(); ++i)
+    said.times_s[i] = static_cast<double>(i) / said.fps;
+  said.duration_s = static_cast<double>(said.frames()) / said.fps;
+  return media::frames_at_rate(said, fps);
 }
 
 Pieces pieces_of(int64_t available, const LatentSpec& spec, const ClipOptions& options,

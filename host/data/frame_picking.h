@@ -44,9 +44,9 @@ struct ClipOptions {
 // The rate at which a clip is shown; 0 where nothing says it.
 double rate_of(const media::ClipInfo& clip, const ClipOptions& options);
 
-// Numbers of the frames that are seen where a clip is played at the model's rate: of each moment
-// the nearest one, of two that are equally near the later. They ascend; one may come twice. A clip
-// without a rate, and with keep_frame_rate every one, gives all its frames.
+// Numbers of the frames that are seen where a clip is played at the model's rate, as
+// media::frames_at_rate() says; they ascend, and one may come twice. A clip without a rate, and
+// with keep_frame_rate every one, gives all its frames.
 std::vector<int64_t> frames_at_rate(const media::ClipInfo& clip, const ClipOptions& options);
 
 // Pieces of one length.

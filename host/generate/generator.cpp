@@ -184,7 +184,9 @@ at::Tensor Generator::encode_start(const Request& request) {
   residents_.encode(*stage, check());
   begin_phase("encode");
   check_cancelled();
-  progress::Step step(progress_, "encode image", 0, progress::Unit::kParts);
+  const bool is_image = request.input_pixels.size(1) == 1;
+  progress::Step step(progress_, is_image ? "encode image" : "encode clip", 0,
+                      progress::Unit::kParts);
   CountingRunner counting(runner(), step);
   BlockRunner& blocks = request.tiling ? runner() : counting;
   const TileFunction encode = through_vae([&](const at::Tensor& pixels) {

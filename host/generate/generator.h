@@ -68,7 +68,7 @@ struct Request {
   int64_t batch_size = 1;        // images that are denoised together
   at::Tensor
       latents;  // float32 [N, C, T, H, W]: initial noise in place of the seeds'; may be undefined
-  at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1]: image to image; may be undefined
+  at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1], or a clip's bytes; may be undefined
   std::optional<Tiling> tiling;  // of the VAE
 };
 

@@ -5,47 +5,92 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/named_inputs.h"
 
 #include "host/generate/sigma_schedule.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
+#include "host/media/frame_rate.h"
+#include "host/model/stages.h"
 
 namespace atelier::generate {
 namespace {
 
 constexpr std::pair<std::string_view, CfgRenorm> kRenorms[] = {
     {"none", CfgRenorm::kNone}, {"clamp", CfgRenorm::kClamp}, {"row", CfgRenorm::kRow}};
+constexpr double kMostPixels = 1e6;  // of a side, more than any check lets pass
 
-// `starts`: from an image, which the first levels would leave nothing of.
+// The first levels would leave nothing of an image or a clip to start from.
 std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule,
-                             const LatentSpec& spec, bool starts) {
+                             const LatentSpec& spec, std::span<const InputSpec> inputs) {
   std::vector<float> sigmas = make_sigmas(
       schedule,
       {.num_steps = static_cast<int>(s.num_inference_steps.value_or(schedule.num_inference_steps)),
        .tokens = tokens_of(target_of(s), spec),
        .flow_shift = s.flow_shift,
        .sigmas = s.sigmas});
-  if (!starts) return sigmas;
-  return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength));
+  if (!has_start(s, inputs)) return sigmas;
+  return keep_last_steps(std::move(sigmas), s.denoising_strength.value_or(kDefaultStrength),
+                         /*from_clip=*/inputs::is_clip(model::start_input(inputs)->kind));
 }
 
-// The inputs that are given; images have the sizes of their files and no values. Those that cannot
-// be read are told when they are checked.
+// The inputs that are given; images and clips have the sizes of their files and no values, clips
+// the frames that are seen. Those that cannot be read are told when they are checked.
 Inputs shapes_of(const Settings& s, const ModelFamily& family) {
   Inputs shapes = value_inputs(s, family);
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
-    if (given == s.family_inputs.end() || !inputs::is_image(input.kind)) continue;
+    if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
     try {
-      shapes.insert_or_assign(std::string(input.name),
-                              inputs::shapes_of(input, inputs::texts_of(*given), std::nullopt));
+      const std::vector<std::string> paths = inputs::texts_of(*given);
+      InputValue shape = inputs::shapes_of(input, paths, std::nullopt);
+      if (inputs::is_clip(input.kind)) {
+        const auto frames = std::ssize(shown_frames(media::open_clip(paths.front())->info(), s));
+        shape = std::get<at::Tensor>(shape).narrow(1, 0, 1).expand({-1, frames, -1, -1});
+      }
+      shapes.insert_or_assign(std::string(input.name), std::move(shape));
     } catch (const Error&) {
     }
   }
   return shapes;
 }
 
+// What is made of a clip [C, T, H, W] where the user leaves it open: its frames and its shape, as
+// far as the model can make them.
+MediaTarget target_of_clip(const at::Tensor& clip_CTHW, const MediaTarget& asked,
+                           const LatentSpec& spec) {
+  const auto height = static_cast<double>(clip_CTHW.size(2)),
+             width = static_cast<double>(clip_CTHW.size(3));
+  double scale = 1.0;
+  if (asked.height > 0) {
+    scale = static_cast<double>(asked.height) / height;
+  } else if (asked.width > 0) {
+    scale = static_cast<double>(asked.width) / width;
+  }
+  const auto side = [&](double length) {
+    const auto scaled = static_cast<int64_t>(std::min(length * scale, kMostPixels));
+    return std::max(scaled / spec.pixel_multiple, int64_t{1}) * spec.pixel_multiple;
+  };
+  return {largest_clip(clip_CTHW.size(1), spec), side(height), side(width)};
+}
+
+// The frames of a clip that are seen, as many as are made.
+at::Tensor read_clip(const InputSpec& input, const std::string& path, const Settings& s) {
+  const MediaTarget target = target_of(s);
+  std::vector<int64_t> frames = shown_frames(media::open_clip(path)->info(), s);
+  frames.resize(std::min(frames.size(), static_cast<size_t>(target.frames)));
+  return inputs::read_clip(input, path, frames, target);
+}
+
 }  // namespace
+
+std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const Settings& s) {
+  return media::frames_at_rate(clip, s.fps.value_or(0.0));
+}
+
+int64_t largest_clip(int64_t frames, const LatentSpec& spec) {
+  return (frames - 1) / spec.temporal_stride * spec.temporal_stride + 1;
+}
 
 std::optional<CfgRenorm> find_renorm(std::string_view name) {
   for (const auto& [known, renorm] : kRenorms) {
@@ -85,7 +130,13 @@ void fill_target(Settings& s, const model::LoadedModel& model) {
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
   if (s.num_frames && s.height && s.width) return;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
-  const MediaTarget said = model.model().target(shapes_of(s, model.family()), asked);
+  const Inputs shapes = shapes_of(s, model.family());
+  const MediaTarget said = model.model().target(shapes, asked);
+  if (const InputSpec* start = model::start_input(model.family().inputs());
+      start != nullptr && inputs::is_clip(start->kind)) {
+    if (const auto* clip = find_input<at::Tensor>(shapes, start->name))
+      preset.target = target_of_clip(*clip, asked, model.model().latent_spec());
+  }
   const auto fill = [](std::optional<int64_t>& to, int64_t from_inputs, int64_t from_model) {
     if (!to) to = from_inputs > 0 ? from_inputs : from_model;
   };
@@ -118,9 +169,13 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
-    InputValue value = inputs::read_files(input, inputs::texts_of(*given), request.target);
+    const std::vector<std::string> paths = inputs::texts_of(*given);
+    const bool is_clip = inputs::is_clip(input.kind);
+    InputValue value = is_clip ? InputValue(read_clip(input, paths.front(), s))
+                               : inputs::read_files(input, paths, request.target);
     if (input.role == InputRole::kStart) {
-      request.input_pixels = std::get<at::Tensor>(value).unsqueeze(1);
+      const at::Tensor& pixels = std::get<at::Tensor>(value);
+      request.input_pixels = is_clip ? pixels : pixels.unsqueeze(1);
     } else {
       request.inputs.insert_or_assign(std::string(input.name), std::move(value));
     }
@@ -132,7 +187,7 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
   request.cfg_trunc = s.cfg_trunc.value_or(schedule.cfg_trunc);
   request.cfg_renorm = find_renorm(s.cfg_renorm).value_or(schedule.cfg_renorm);
   request.cfg_renorm_ratio = s.cfg_renorm_ratio.value_or(schedule.cfg_renorm_ratio);
-  request.sigmas = sigmas_of(s, schedule, model.latent_spec(), has_start(s, family.inputs()));
+  request.sigmas = sigmas_of(s, schedule, model.latent_spec(), family.inputs());
   request.whole_timesteps = schedule.whole_timesteps;
   request.switch_boundary = s.switch_boundary;
   request.solver = s.solver.empty() ? schedule.solver : s.solver;

@@ -11,6 +11,7 @@
 #include "host/files/checkpoint.h"
 #include "host/generate/generator.h"
 #include "host/generate/settings.h"
+#include "host/media/clip.h"
 #include "host/model/model_loader.h"
 
 namespace atelier::generate {
@@ -36,9 +37,14 @@ std::optional<CfgRenorm> find_renorm(std::string_view name);
 // The file of initial latents; throws Error{kNotFound} when it lacks the tensor "latents".
 files::Checkpoint open_latents(const std::string& path);
 
+// Numbers of the frames of a clip that are seen at the rate of what is made.
+std::vector<int64_t> shown_frames(const media::ClipInfo& clip, const Settings& settings);
+// The most frames that a model can make of so many, at least one.
+int64_t largest_clip(int64_t frames, const LatentSpec& spec);
+
 // Fills frames, height, width and frame rate where the user left them open: as the input images
-// say, if the model goes by them (see Model::target), else as the model is for. Reads headers of
-// images alone.
+// say, if the model goes by them (see Model::target), or the clip that sampling begins from; else
+// as the model is for. Reads headers of images and clips alone.
 void fill_target(Settings& settings, const model::LoadedModel& model);
 
 // What the text encoder is given beside images.

@@ -204,7 +204,7 @@ const std::vector<Field>& fields() {
        &Settings::sigmas},
       {{.name = "denoising_strength",
         .kind = FlagKind::kReal,
-        .help = "part of the steps that change the input image, in (0, 1] [0.6]"},
+        .help = "part of the steps that change the input image or clip, in (0, 1] [0.6]"},
        &Settings::denoising_strength},
       {{.name = "latents",
         .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W]",

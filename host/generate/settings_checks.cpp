@@ -108,7 +108,9 @@ void check_schedule(const Settings& s, const ModelFamily* family, std::string_vi
               "above " + std::to_string(kMaxSteps), problems);
   if (s.denoising_strength && family != nullptr && !has_start(s, family->inputs())) {
     const InputSpec* start = model::start_input(family->inputs());
-    problems.add(place.of("denoising_strength") + ": there is no input image to start from",
+    const bool is_clip = start != nullptr && inputs::is_clip(start->kind);
+    problems.add(place.of("denoising_strength") + ": there is no " +
+                     (is_clip ? "clip" : "input image") + " to start from",
                  start ? "give one with " + place.of(start->name) : std::string(kNoStart));
   }
 }
@@ -169,6 +171,41 @@ void check_latents(const Settings& s, const Model& model, bool knows_size, const
   }
 }
 
+void check_length(const Settings& s, const media::ClipInfo& clip, const LatentSpec& spec,
+                  const std::string& name, const Origin& place, report::Problems& problems) {
+  const auto seen = std::ssize(shown_frames(clip, s));
+  if (seen >= *s.num_frames) return;
+  std::string text = name + " has " + std::to_string(seen) + (seen == 1 ? " frame" : " frames");
+  if (clip.fps > 0 && s.fps) text += " at " + report::number_text(*s.fps) + " a second";
+  const int64_t most = largest_clip(seen, spec);
+  problems.add(text + ", and " + std::to_string(*s.num_frames) + " are made",
+               "use " + place.of("num_frames") + " " + std::to_string(most) +
+                   (most == 1 ? "" : " or less") + ", or a longer clip");
+}
+
+// Whether what is given has as many frames as are made. Files that cannot be read are told by
+// check_files().
+void check_lengths(const Settings& s, const ModelFamily& family, const LatentSpec& spec,
+                   const Origin& place, report::Problems& problems) {
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end()) continue;
+    if (inputs::is_clip(input.kind)) {
+      const std::string path = inputs::texts_of(*given).front();
+      const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
+      if (file.error) continue;
+      media::ClipInfo still;
+      still.times_s = {0.0};
+      check_length(s, file.clip ? *file.clip : still, spec, place.of(input.name) + ": " + path,
+                   place, problems);
+    } else if (input.role == InputRole::kStart && *s.num_frames > 1) {
+      problems.add(place.of(input.name) + ": an image does not start " +
+                       std::to_string(*s.num_frames) + " frames",
+                   "use " + place.of("num_frames") + " 1, or leave the image out");
+    }
+  }
+}
+
 }  // namespace
 
 void check_settings(const Settings& s, const ModelFamily* family, const Origin& place,
@@ -223,10 +260,7 @@ void check_against_model(const Settings& s, const ModelFamily& family, const Mod
     if (!is_given && inputs::is_required(input, variant))
       problems.add(place.of(input.name) + " is missing", std::string(input.help));
   }
-  if (*s.num_frames > 1 && has_start(s, family.inputs()))
-    problems.add(place.of(model::start_input(family.inputs())->name) +
-                     ": an image does not start " + std::to_string(*s.num_frames) + " frames",
-                 "use " + place.of("num_frames") + " 1, or leave the image out");
+  check_lengths(s, family, spec, place, problems);
   if (!s.latents.empty())
     check_latents(s, model, /*knows_size=*/problems.size() == before, place.of("latents"),
                   problems);

@@ -126,16 +126,18 @@ std::vector<float> whole_timesteps(std::span<const float> sigmas) {
   return told;
 }
 
-std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength) {
+std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength,
+                                   bool from_clip) {
   if (!(denoising_strength > 0.0 && denoising_strength <= 1.0)) {
     throw Error(
         ErrorCode::kInvalidArgument,
         "--denoising_strength: " + std::to_string(denoising_strength) + " is outside (0, 1]",
-        "1 makes a new image, small values stay close to the input image");
+        "1 makes a new image, small values stay close to what is begun from");
   }
   const auto steps = static_cast<double>(sigmas.size() - 1);
-  const auto start = static_cast<int64_t>(steps - std::min(steps * denoising_strength, steps));
-  sigmas.erase(sigmas.begin(), sigmas.begin() + start);
+  double kept = std::min(steps * denoising_strength, steps);
+  if (from_clip) kept = std::max(std::floor(kept), 1.0);
+  sigmas.erase(sigmas.begin(), sigmas.begin() + static_cast<int64_t>(steps - kept));
   return sigmas;
 }
 

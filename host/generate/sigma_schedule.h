@@ -39,10 +39,12 @@ std::vector<float> make_sigmas(const ScheduleDefaults& schedule, const ScheduleR
 // What the denoiser is told of `sigmas`: whole thousandths, rounded down.
 std::vector<float> whole_timesteps(std::span<const float> sigmas);
 
-// Keeps the last steps of `sigmas`: the part `denoising_strength` of them, rounded up, at least
-// one: image to image starts at the first level of what is returned.
+// Keeps the last steps of `sigmas`, at least one: the part `denoising_strength` of them. Sampling
+// from an image or a clip starts at the first level of what is returned. From an image a part of a
+// step counts as a whole one, from a clip not at all, as published pipelines have it.
 // Throws Error{kInvalidArgument} unless denoising_strength is in (0, 1].
-std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength);
+std::vector<float> keep_last_steps(std::vector<float> sigmas, double denoising_strength,
+                                   bool from_clip = false);
 
 // Returns the schedule of that name among those for a variant; the first one for an empty name. The
 // variant of a denoiser that is not known is empty: then all of them are.

@@ -1,6 +1,5 @@
 #include "host/inputs/read.h"
 
-#include <numeric>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -91,11 +90,6 @@ InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
 
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target) {
-  if (is_clip(input.kind)) {
-    std::vector<int64_t> frames(static_cast<size_t>(target.frames));
-    std::iota(frames.begin(), frames.end(), int64_t{0});
-    return read_clip(input, paths.front(), frames, target);
-  }
   if (!is_image(input.kind))
     throw Error(ErrorCode::kUnsupported, "input " + formats::quote_and_escape(input.name) + ": " +
                                              std::string(unread_files(input.kind)) +

@@ -10,15 +10,15 @@
 
 namespace atelier::inputs {
 
-// Reads an input of images, clips or masks from its files; `target`: what is made, see InputFit.
-// Clips give the first frames of their files, as many as `target` has, and are bytes: see
-// read_clip().
+// Reads an input of images or masks from its files, and of no clips, which read_clip() reads.
+// `target`: what is made, see InputFit.
+//
 // Throws Error naming the file; Error{kUnsupported} for kinds that cannot be read yet.
 InputValue read_files(const InputSpec& input, std::span<const std::string> paths,
                       const MediaTarget& target);
 
-// What read_files() would give, without values: meta tensors. The headers alone are read. Without a
-// `target` images have the sizes of their files. Throws as read_files().
+// What read_files() or read_clip() would give, without values: meta tensors. The headers alone are
+// read. Without a `target` images and clips have the sizes of their files. Throws as read_files().
 InputValue shapes_of(const InputSpec& input, std::span<const std::string> paths,
                      const std::optional<MediaTarget>& target);
 

@@ -123,7 +123,8 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   if (known == std::end(kSwitches)) refuse(name);
   json value = value_of(*known, trimmed(text.substr(end)));
   std::string setting(known->setting);
-  if (const InputSpec* start = model::start_input(inputs); name == "i" && start != nullptr)
+  const InputSpec* start = model::start_input(inputs);
+  if (name == "i" && start != nullptr && !generate::find_input_spec(inputs, setting))
     setting = start->name;
   if (name == "rcfg") {  // 0 turns it off
     line["cfg_renorm"] = value == 0 ? "none" : "clamp";

@@ -156,6 +156,80 @@ class Clips(unittest.TestCase):
         self.assertLess(planned(1), planned(5))
         self.assertLess(planned(5), planned(11))
 
+    def draw(self, name, *more, code=0, parts=None):
+        """The frames that are made, as images, or what is said of a mistake."""
+        output = self.folder / "drawn" / name
+        output.mkdir(parents=True)
+        folders = parts or {part: self.folder / "model" / part for part in COMPONENTS}
+        said = self.run_program("generate", "--plugin", PLUGIN, "--model_paths",
+                                json.dumps([str(path) for path in folders.values()]), "--prompt", "a walk", "--seed", 3,
+                                "--num_inference_steps", 4, "--output", output / "out.png", *more, code=code)
+        return said if code else [Image.open(file) for file in sorted(output.glob("*.png"))]
+
+    @staticmethod
+    def values(frames):
+        return [image.convert("RGB").tobytes() for image in frames]
+
+    def test_what_is_made_of_a_clip_has_its_length_and_shape(self):
+        cases = ((["run.gif"], 5, (24, 16)),  # 0.7 s at the model's 8 frames a second
+                 (["run.gif", "--fps", 10], 7, (24, 16)),
+                 (["run.gif", "--num_frames", 3, "--height", 32], 3, (48, 32)),
+                 (["walk", "--width", 12, "--height", 16], 11, (12, 16)),
+                 (["still.png"], 1, (24, 16)))
+        for number, (flags, count, size) in enumerate(cases):
+            drawn = self.draw(f"shape_{number}", "--draft", self.data / flags[0], *flags[1:])
+            self.assertEqual((count, size), (len(drawn), drawn[0].size), flags)
+
+    def test_a_clip_is_begun_from_by_its_times(self):
+        picked = self.folder / "picked"
+        picked.mkdir()
+        gif = Image.open(self.data / "run.gif")
+        for i, number in enumerate((0, 1, 3, 4, 5)):
+            gif.seek(number)
+            gif.convert("RGB").save(picked / f"{i}.png")
+        drawn = [self.values(self.draw(f"times_{path.stem}", "--draft", path, "--denoising_strength", 0.5))
+                 for path in (self.data / "run.gif", picked)]
+        self.assertEqual(5, len(drawn[0]))
+        self.assertEqual(drawn[0], drawn[1])
+        other = self.draw("times_other", "--draft", self.data / "walk", "--num_frames", 5, "--denoising_strength", 0.5)
+        self.assertNotEqual(drawn[0], self.values(other))
+
+    def test_the_level_that_a_clip_begins_at_says_which_experts_run(self):
+        folders = {part: self.folder / "model" / part for part in COMPONENTS}
+        other = self.folder / "other" / "dit"
+        shutil.copytree(folders["dit_low"], other)
+        clip = ["--draft", self.data / "run.gif", "--denoising_strength"]
+        for strength, is_reached in ((0.25, False), (0.75, True)):
+            drawn = [self.values(self.draw(f"begun_{strength}_{i}", *clip, strength, parts=parts))
+                     for i, parts in enumerate((folders, folders | {"dit": other}))]
+            self.assertEqual(is_reached, drawn[0] != drawn[1], strength)
+        # Of four steps 0.7 are two, and not three as of an image.
+        halves = [self.values(self.draw(f"part_{strength}", *clip, strength)) for strength in (0.5, 0.7)]
+        self.assertEqual(halves[0], halves[1])
+
+    def test_a_clip_to_begin_from_is_checked_beforehand(self):
+        (self.data / "no_video.mp4").write_text("no video")
+        cases = ((["--draft", self.data / "run.gif", "--num_frames", 9],
+                  "run.gif has 5 frames at 8 a second, and 9 are made; use --num_frames 5 or less, or a longer clip"),
+                 (["--draft", self.data / "walk", "--num_frames", 13],
+                  "walk has 12 frames, and 13 are made; use --num_frames 11 or less"),
+                 (["--draft", self.data / "no_video.mp4"], "error: --draft: "),
+                 (["--denoising_strength", 0.5], "there is no clip to start from; give one with --draft"))
+        for number, (flags, said) in enumerate(cases):
+            self.assertIn(said, self.draw(f"wrong_{number}", *flags, code=2))
+
+    def test_a_plan_counts_the_clip_that_is_begun_from(self):
+        def encoding(*more):
+            paths = json.dumps([str(self.folder / "model" / part) for part in COMPONENTS])
+            self.run_program("plan", "generate", "--plugin", PLUGIN, "--model_paths", paths, "--prompt", "a walk", "--vram",
+                             "1GiB", "--json", "drawn.json", *more)
+            phases = json.loads((self.folder / "drawn.json").read_text())["phases"]
+            return sum(phase["working_bytes"] for phase in phases if phase["name"].startswith("encode"))
+
+        clip = ["--draft", self.data / "walk", "--num_frames"]
+        self.assertLess(encoding("--num_frames", 5), encoding(*clip, 5))
+        self.assertLess(encoding(*clip, 5), encoding(*clip, 11))
+
     def test_what_is_wrong_with_clips_is_told_with_rows(self):
         whole = (self.data / "run.gif").read_bytes()
         (self.data / "cut.gif").write_bytes(whole[:len(whole) * 2 // 3])

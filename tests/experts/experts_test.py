@@ -227,7 +227,7 @@ class Experts(unittest.TestCase):
         self.assertIn("--input_image is not known", said)
         said = self.run_program("generate", *flags, "--looped", "--denoising_strength", 0.5, code=2)
         self.assertIn('--looped: the variant "experts" does not take it', said)
-        self.assertIn("--denoising_strength: there is no input image to start from; give one with --draft", said)
+        self.assertIn("--denoising_strength: there is no clip to start from; give one with --draft", said)
 
     def test_a_variant_has_size_schedule_and_solver_of_its_own(self):
         for hints, size, steps, sampler in (([], (32, 16), 4, "Euler"), (FAST, (16, 24), 3, "UniPC")):
@@ -265,7 +265,7 @@ class Experts(unittest.TestCase):
         self.assertIn("--num_frames: 4 is not one more than a multiple of 2; use 3 or 5", said)
         said = self.run_program("generate", *flags, "--num_frames", 5, "--draft", "clip_0000.png", "--output", "x.png",
                                 code=2)
-        self.assertIn("--draft: an image does not start 5 frames; use --num_frames 1", said)
+        self.assertIn("clip_0000.png has 1 frame, and 5 are made; use --num_frames 1, or a longer clip", said)
 
     def test_each_expert_is_loaded_once_for_several_images(self):
         alone = [self.draw(f"alone_{seed}", seed=seed) for seed in range(3, 6)]

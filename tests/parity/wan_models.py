@@ -7,6 +7,7 @@
                               them, with the config in the metadata
 """
 
+import contextlib
 import functools
 import io
 import json
@@ -16,11 +17,13 @@ import re
 import tempfile
 import unittest.mock
 
+import numpy as np
 import sentencepiece
 import torch
 from diffusers import (AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline,
-                       WanTransformer3DModel)
+                       WanTransformer3DModel, WanVideoToVideoPipeline)
 from diffusers.models.autoencoders import autoencoder_kl_wan
+from PIL import Image
 from safetensors.torch import save_file
 from transformers import (CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, T5Tokenizer,
                           UMT5Config, UMT5EncoderModel)
@@ -337,6 +340,36 @@ def _resample_whole(self, x, feat_cache=None, feat_idx=None):
 def whole_clips():
     """While it holds, the VAE's encoder and decoder take a whole clip at once."""
     return unittest.mock.patch.object(autoencoder_kl_wan.WanResample, "forward", _resample_whole)
+
+
+@contextlib.contextmanager
+def clip_folder(frames, height, width):
+    """Yields a folder of frames, in which a square moves, and the frames as images."""
+    clip = []
+    for i in range(frames):
+        pixels = np.full((height, width, 3), (30, 40 + 10 * i, 90), np.uint8)
+        pixels[4 + i:16 + i, 2 + 3 * i:14 + 3 * i] = (240, 200, 60)
+        clip.append(Image.fromarray(pixels))
+    with tempfile.TemporaryDirectory(prefix="atelier_clip_") as folder:
+        for i, frame in enumerate(clip):
+            frame.save(f"{folder}/{i}.png")
+        yield folder, clip
+
+
+def changed_clip(models, clip, seed, transformer=None, vae=None, shift=3.0, **options):
+    """The frames, uint8 [H, W, 3] each, that diffusers makes of a clip."""
+    pipeline = WanVideoToVideoPipeline(tokenizer=models.tokenizer,
+                                       text_encoder=models.text_encoder,
+                                       transformer=transformer or models.transformer,
+                                       vae=vae or models.vae,
+                                       scheduler=UniPCMultistepScheduler.from_config(
+                                           models.scheduler.config, flow_shift=shift))
+    pipeline.set_progress_bar_config(disable=True)
+    if vae is not None:  # it takes every VAE for one of eight pixels a cell
+        pipeline.vae_scale_factor_spatial = vae.config.scale_factor_spatial
+    video = pipeline(video=clip, width=clip[0].width, height=clip[0].height, output_type="np",
+                     generator=torch.Generator().manual_seed(seed), **options).frames[0]
+    return [(frame * 255).round().astype(np.uint8) for frame in video]
 
 
 @functools.cache

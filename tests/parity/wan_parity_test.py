@@ -410,6 +410,32 @@ class WanPipelineTest(unittest.TestCase):
                     self.ours(latents, paths, solver=solver, flow_shift=5,
                               switch_boundary=boundary, **flags), expected)
 
+    def test_clips_from_a_clip_are_those_of_diffusers(self):
+        cases = ((5, 5, 0.6, {}), (9, 6, 0.55, dict(cfg_scale=1)), (1, 4, 1.0, {}))
+        for frames, steps, strength, more in cases:
+            latents = self.noise(frames, 32, 48, seed=49)
+            with self.subTest(frames=frames, strength=strength), \
+                    wan_models.clip_folder(frames, 32, 48) as (folder, clip):
+                expected = wan_models.changed_clip(
+                    self.models, clip, seed=49, strength=strength, num_inference_steps=steps,
+                    guidance_scale=float(more.get("cfg_scale", 5)), prompt=PROMPT,
+                    negative_prompt=NEGATIVE)
+                self.assertEqual(len(expected), frames)
+                got = self.ours(latents, input_video=folder, denoising_strength=strength,
+                                num_inference_steps=steps, **more)
+                compare.assert_images("wan, clips from a clip", got, expected)
+
+    def test_a_clip_may_begin_with_the_second_expert(self):
+        latents = self.noise(5, 32, 48, seed=50)
+        asked = dict(num_inference_steps=5, prompt=PROMPT, negative_prompt=NEGATIVE)
+        with self.second_expert(0.875) as paths, wan_models.clip_folder(5, 32, 48) as (folder, clip):
+            low = dict(transformer=self.pipeline.transformer_2)
+            expected = wan_models.changed_clip(self.models, clip, seed=50, strength=0.4,
+                                               guidance_scale=4.0, **low, **asked)
+            got = self.ours(latents, paths, input_video=folder, denoising_strength=0.4,
+                            cfg_scale=4, flow_shift=3, **asked)
+            compare.assert_images("wan, clips from a clip, the second expert alone", got, expected)
+
     def test_a_lora_that_was_trained_on_images_is_read_by_diffusers(self):
         rng = np.random.default_rng(5)
         rows = [(rng.integers(0, 256, (32, 48, 3), dtype=np.uint8), text)

@@ -237,6 +237,16 @@ class WidePipelineTest(Folder):
         image = np.asarray(Image.fromarray(small).resize((96, 64), Image.Resampling.BICUBIC))
         self.check("wan 2.2, TI2V, clips from an image", 9, 64, 96, image=image)
 
+    def test_clips_from_a_clip_are_those_of_diffusers(self):
+        asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, num_inference_steps=5)
+        with wan_models.clip_folder(5, 64, 96) as (folder, clip):
+            expected = wan_models.changed_clip(self.models, clip, seed=9, shift=5.0, strength=0.6,
+                                               guidance_scale=5.0, **self.parts, **asked)
+            latents = torch.randn((1, CHANNELS, 2, 4, 6), generator=torch.Generator().manual_seed(9))
+            got = atelier.generate(self.folder, latents, input_video=folder, denoising_strength=0.6,
+                                   plugin=PLUGIN, schedule="diffusers", dtype="float32", **asked)
+        compare.assert_images("wan 2.2, TI2V, clips from a clip", got, expected)
+
     def test_a_size_that_does_not_fit_is_told(self):
         latents = torch.randn((1, CHANNELS, 2, 4, 5))
         with self.assertRaisesRegex(atelier.ProgramFailed, "80.*multiple of 32"):

@@ -24,8 +24,8 @@ enum class InputRole {
   // One input of a family at most.
   kTarget,
   // Sampling begins from it: the stage that reads the input of kTarget encodes it in that one's
-  // place, and --denoising_strength says how much of it is changed. An image of kGenerate, one
-  // input of a family at most.
+  // place, and --denoising_strength says how much of it is changed. An image, or with a target of
+  // clips a clip, of kGenerate; one input of a family at most.
   kStart,
 };
 

@@ -91,8 +91,8 @@ class ATELIER_API Model {
   virtual LatentSpec latent_spec() const = 0;
 
   // What is made of these inputs. Whatever the user did not say is 0 in `asked`, and may stay so:
-  // it is then what ModelFamily::media_defaults() says. Images of `inputs` are meta tensors of the
-  // sizes that their files have. By default `asked`.
+  // it is then what ModelFamily::media_defaults() says, or of a clip to start from. Images and
+  // clips of `inputs` are meta tensors of the sizes that their files have. By default `asked`.
   virtual MediaTarget target(const Inputs& inputs, const MediaTarget& asked) const;
 
   // Latents of one sample: [C, T, H, W]. By default latent_spec() cells.

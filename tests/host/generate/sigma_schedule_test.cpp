@@ -125,6 +125,17 @@ TEST_CASE("Denoising strength keeps the last steps, rounded up", "[schedule]") {
   REQUIRE_THROWS_AS(keep_last_steps(sigmas, std::nan("")), Error);
 }
 
+TEST_CASE("From a clip a part of a step is none", "[schedule]") {
+  const auto sigmas = make_sigmas(ScheduleDefaults{}, {.num_steps = 10});
+  for (const auto& [strength, steps] : std::vector<std::pair<double, size_t>>{
+           {1.0, 10}, {0.5, 5}, {0.55, 5}, {0.6, 6}, {0.99, 9}, {0.01, 1}}) {
+    const auto kept = keep_last_steps(sigmas, strength, /*from_clip=*/true);
+    CAPTURE(strength);
+    REQUIRE(kept.size() == steps + 1);
+    REQUIRE(kept.front() == sigmas[10 - steps]);
+  }
+}
+
 TEST_CASE("Schedules are chosen by name, and the first is the default", "[schedule]") {
   const ScheduleDefaults schedules[] = {dynamic_schedule(), constant_schedule(3.0)};
   REQUIRE(find_schedule(schedules, "").name == "default");

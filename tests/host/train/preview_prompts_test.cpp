@@ -117,6 +117,21 @@ TEST_CASE("Switches say where guidance ends and how long it makes things", "[sam
   REQUIRE_THAT(parse("a --cfg_trunc 0.5").message, Catch::Contains("did you mean \"--ctr\"?"));
 }
 
+TEST_CASE("The input image is the family's own where it takes one beside a start",
+          "[sample_prompts]") {
+  constexpr InputSpec kBoth[] = {
+      {.name = "prompt", .kind = InputKind::kText, .required = true},
+      {.name = "input_image", .kind = InputKind::kImage},
+      {.name = "begin",
+       .kind = InputKind::kVideo,
+       .use = InputUse::kGenerate,
+       .role = InputRole::kStart},
+  };
+  const auto [jobs, message] = parse("a fox --i in.png", kBoth);
+  REQUIRE(message.empty());
+  CHECK(jobs.at(0).settings.family_inputs == nlohmann::json::object({{"input_image", "in.png"}}));
+}
+
 TEST_CASE("What a line leaves out is as in the base", "[sample_prompts]") {
   generate::Settings base;
   base.seed = 42;
