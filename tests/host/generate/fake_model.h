@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ namespace atelier::generate {
 class FakeModel final : public Model {
  public:
   double rate = 0.5;
+  std::map<std::string, double, std::less<>> rates;  // of denoisers that have another one
   int64_t denoise_calls = 0;
   std::vector<int64_t> rows_seen;  // batch of each denoise call
   std::vector<float> sigmas_seen;  // first sigma of each denoise call
@@ -34,7 +36,8 @@ class FakeModel final : public Model {
   std::optional<GivenLatents> known;
   bool decodes_in_parts = false;            // a frame a call
   int64_t frames_more = 0;                  // than there should be, or less
-  std::vector<at::ScalarType> dtypes_seen;  // of the latents of each denoise call
+  std::vector<at::Tensor> latents_seen;     // of each denoise call
+  std::vector<at::ScalarType> dtypes_seen;  // of these
 
   nn::Module& component(std::string_view) override { throw Error(ErrorCode::kNotFound, "none"); }
   std::vector<Block*> blocks(std::string_view) override { return {}; }
@@ -64,12 +67,14 @@ class FakeModel final : public Model {
     runners.push_back(&runner);
     TORCH_CHECK(levels.at(static_cast<size_t>(in.level.value())) == in.sigma_B[0].item<float>());
     denoisers_seen.emplace_back(in.denoiser);
+    latents_seen.push_back(in.x_BCTHW.clone());
     dtypes_seen.push_back(in.x_BCTHW.scalar_type());
     if (denoise_calls++ == 0) input_mean_at_first = in.x_BCTHW.mean().item<double>();
     rows_seen.push_back(in.x_BCTHW.size(0));
     sigmas_seen.push_back(in.sigma_B[0].item<float>());
     TORCH_CHECK(static_cast<int64_t>(in.cond.size()) == in.x_BCTHW.size(0));
-    at::Tensor v = in.x_BCTHW * rate;
+    const auto own = rates.find(in.denoiser);
+    at::Tensor v = in.x_BCTHW * (own == rates.end() ? rate : own->second);
     for (int64_t i = 0; i < v.size(0); ++i) {
       v[i].add_(in.cond[i]->at("letters").item<double>() / 100);
     }
