@@ -17,7 +17,7 @@ namespace atelier::generate {
 struct ModelRecord {
   std::string version;  // of the program
   std::string family, plugin_version, variant;
-  std::span<const InputSpec> inputs;  // of the family
+  std::span<const InputSpec> inputs = {};  // of the family
   std::string dtype, device;
   // Component to files; each file is its name and its folder's.
   nlohmann::json files = nlohmann::json::object();

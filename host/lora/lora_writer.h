@@ -46,11 +46,11 @@ struct LayerWeights {
 // What a file says of itself beside its tensors; written as ss_*, modelspec.* and, for diffusers
 // and peft, lora_adapter_metadata.
 struct Description {
-  std::string base_model;    // published name or file of what it was trained on
-  std::string architecture;  // family and variant
-  std::vector<std::string> target_modules;
-  std::string title;
-  std::string component;  // that all layers are of; empty where files need not say it
+  std::string base_model = {};    // published name or file of what it was trained on
+  std::string architecture = {};  // family and variant
+  std::vector<std::string> target_modules = {};
+  std::string title = {};
+  std::string component = {};  // that all layers are of; empty where files need not say it
   int64_t step = 0, epoch = 0;
   // Copied as they are: they replace what the fields above would write, but not rank, alpha and
   // targets of the tensors.

@@ -11,8 +11,8 @@ namespace atelier::model {
 
 // What --plugin and the flags beside it say; an empty text says nothing.
 struct FamilyRequest {
-  std::optional<std::string> plugin;
-  std::string plugin_path, model_paths, model_id_with_origin_paths;
+  std::optional<std::string> plugin = {};
+  std::string plugin_path = {}, model_paths = {}, model_id_with_origin_paths = {};
 };
 
 // The plugin that --plugin names. Where that is missing or cannot be opened, it is a problem that

@@ -22,8 +22,8 @@ struct TrainingRequest {
 
 struct PreparedTraining {
   train::PreparedRun run;
-  std::optional<Planned> planned;
-  std::string unplanned;  // why there is no plan; empty: none is needed
+  std::optional<Planned> planned = {};
+  std::string unplanned = {};  // why there is no plan; empty: none is needed
 };
 
 // Opens model, datasets, prompts and checkpoints, reads no weights, and plans what the run takes.

@@ -24,8 +24,8 @@ struct Selection {
     std::string component, path;
     nn::Linear* linear;
   };
-  std::vector<TrainedWeight> weights;
-  std::vector<AdaptedLayer> layers;
+  std::vector<TrainedWeight> weights = {};
+  std::vector<AdaptedLayer> layers = {};
 
   // Whether anything of `component` is trained.
   bool trains(std::string_view component) const;

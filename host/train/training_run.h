@@ -23,14 +23,14 @@ namespace atelier::train {
 // Everything that is known before a weight is read.
 struct PreparedRun {
   Config config;
-  std::unique_ptr<model::LoadedModel> model;
-  Selection selection;
+  std::unique_ptr<model::LoadedModel> model = {};
+  Selection selection = {};
   // Null: samples come from the cache alone; there is no validation.
-  std::shared_ptr<const data::Dataset> dataset, validation;
-  std::vector<generate::Settings> prompts;  // of images on the way
-  std::optional<run::SavedState> resumed;   // nullopt: from the beginning
-  std::optional<StartingWeights> starting_weights;
-  std::unique_ptr<lora::Registry> preset;  // of --preset_lora_path; null: none
+  std::shared_ptr<const data::Dataset> dataset = {}, validation = {};
+  std::vector<generate::Settings> prompts = {};  // of images on the way
+  std::optional<run::SavedState> resumed = {};   // nullopt: from the beginning
+  std::optional<StartingWeights> starting_weights = {};
+  std::unique_ptr<lora::Registry> preset = {};  // of --preset_lora_path; null: none
 };
 
 struct RunEnd {
