@@ -22,12 +22,19 @@ at::Tensor memory_for(const at::Tensor& leaf, memory::TransferDevice* transfer) 
 
 }  // namespace
 
-Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer)
-    : transfer_(transfer), decay_(decay), num_updates_(at::zeros({}, at::kLong)) {
+Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer,
+         const std::vector<std::string>& turns)
+    : transfer_(transfer), decay_(decay) {
+  num_updates_[""] = at::zeros({}, at::kLong);
+  for (const std::string& turn : turns) num_updates_[turn] = at::zeros({}, at::kLong);
   for (const Group& group : groups) {
     for (const Parameter& parameter : group.parameters) {
       const at::Tensor leaf = parameter.leaf.detach();
+      const auto turn = std::ranges::find_if(turns, [&](const std::string& component) {
+        return parameter.name.starts_with(component + ".");
+      });
       averages_.push_back({.name = parameter.name,
+                           .turn = turn == turns.end() ? "" : *turn,
                            .leaf = leaf,
                            .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
                                             /*copy=*/true),
@@ -48,14 +55,16 @@ void Ema::release() {
   if (transfer_ != nullptr) transfer_->compute_after(arrived_);
 }
 
-void Ema::update() {
+void Ema::update(std::string_view moved) {
   const at::NoGradGuard no_grad;
   if (transfer_ != nullptr) transfer_->wait(arrived_);
-  int64_t& count = *num_updates_.mutable_data_ptr<int64_t>();
-  const auto n = static_cast<double>(count++);
-  const double decay = std::min(decay_, (1.0 + n) / (10.0 + n));
-  for (Average& average : averages_) {
-    average.value.lerp_(average.on_host.to(at::kFloat), 1.0 - decay);
+  for (auto& [turn, updates] : num_updates_) {
+    if (!turn.empty() && turn != moved) continue;
+    const auto n = static_cast<double>((*updates.mutable_data_ptr<int64_t>())++);
+    const double decay = std::min(decay_, (1.0 + n) / (10.0 + n));
+    for (Average& average : averages_) {
+      if (average.turn == turn) average.value.lerp_(average.on_host.to(at::kFloat), 1.0 - decay);
+    }
   }
 }
 
@@ -75,7 +84,9 @@ void Ema::swap() {
 }
 
 NamedTensors Ema::state() const {
-  NamedTensors state = {{"num_updates", num_updates_}};
+  NamedTensors state;
+  for (const auto& [turn, updates] : num_updates_)
+    state["num_updates" + (turn.empty() ? "" : "." + turn)] = updates;
   for (const Average& average : averages_) state[average.name] = average.value;
   return state;
 }

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "atelier/conditioning.h"
@@ -15,7 +18,9 @@ namespace atelier::optim {
 class Ema {
  public:
   // `transfer`: of the device that the leaves are on, outlives this; null: they are on the host.
-  Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer = nullptr);
+  // `turns`: components of which a step moves one; every step moves the others.
+  Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice* transfer = nullptr,
+      const std::vector<std::string>& turns = {});
 
   // Sends the leaves from the device, as they are when what was queued until now is done. Nobody
   // waits, and computing that does not write them goes on beside it; what does is queued behind
@@ -23,12 +28,14 @@ class Ema {
   void read();
   void release();
   // average = d average + (1 - d) leaf, as it was at the last read(), whose end it waits for.
-  void update();
+  // `moved`: whose turn the step was; averages of the other ones stay, and count no step.
+  void update(std::string_view moved = {});
 
   // Gives the leaves the averages, rounded to their dtype; called again, what they had before.
   void swap();
 
-  // By parameter name; shares storage. With it "num_updates".
+  // By parameter name; shares storage. With it "num_updates", and "num_updates.COMPONENT" of each
+  // that takes turns.
   NamedTensors state() const;
   // Throws Error{kInvalidArgument} as Optimizer::load_state.
   void load_state(const NamedTensors& state);
@@ -36,6 +43,7 @@ class Ema {
  private:
   struct Average {
     std::string name;
+    std::string turn;  // empty: every step moves it
     at::Tensor leaf, value;
     at::Tensor on_host;    // what read() fills: the leaf itself where it is there
     at::Tensor put_aside;  // the leaf's own values while it has the average
@@ -44,7 +52,7 @@ class Ema {
   memory::Ticket arrived_;  // what read() sent last
   std::vector<Average> averages_;
   double decay_;
-  at::Tensor num_updates_;  // int64 scalar
+  std::map<std::string, at::Tensor> num_updates_;  // int64 scalars, by turn
 };
 
 }  // namespace atelier::optim

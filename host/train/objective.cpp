@@ -179,6 +179,10 @@ Tensor Objective::flow_matching(std::span<const PlacedSample> batch, int64_t ste
   return (predict(samples, levels, noise) * weight).sum();
 }
 
+std::string Objective::denoiser_of(int64_t step) const {
+  return denoisers_[timesteps_.draw_denoiser(denoiser_seed_, static_cast<uint32_t>(step))].name();
+}
+
 Tensor Objective::at_levels(const TrainSample& sample, std::span<const Timestep> levels,
                             uint64_t noise_seed, uint32_t slot) {
   const Prepared prepared = prepare(sample);

@@ -60,6 +60,9 @@ class Objective {
   // scalar on the compute device. `step` from 0.
   at::Tensor flow_matching(std::span<const PlacedSample> batch, int64_t step);
 
+  // The denoiser that flow matching draws for a step, from 0.
+  std::string denoiser_of(int64_t step) const;
+
   // Direct distillation: from the row's noise ("seed", "rand_device") through "num_inference_steps"
   // steps of the family's training schedule, all with gradients, to latents that are compared with
   // the sample's. Latents that are given are kept at each step and do not count. Returns the sum

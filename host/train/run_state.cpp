@@ -56,7 +56,11 @@ RunState::RunState(const RunParts& parts, Selection selection)
     ema_device_ = own_device_ ? own_device_.get() : model.transfer();
   }
   const memory::HostScope host;
-  ema_.emplace(trained_.groups(), parts.config.ema_decay, ema_device_);
+  std::vector<std::string> turns;
+  for (const auto& denoiser : running_denoisers(model, trained_.selection()))
+    turns.push_back(denoiser.name());
+  if (turns.size() < 2 || parts.config.task == Task::kDirectDistill) turns.clear();
+  ema_.emplace(trained_.groups(), parts.config.ema_decay, ema_device_, turns);
 }
 
 void RunState::resume(const run::SavedState& saved_state) {
@@ -94,10 +98,10 @@ void RunState::leave_to_optimizer() {
   if (ema_) ema_->release();
 }
 
-void RunState::update_average() {
+void RunState::update_average(std::string_view denoiser) {
   if (!ema_) return;
   const memory::HostScope host;
-  ema_->update();
+  ema_->update(denoiser);
 }
 
 void RunState::swap_average() {

@@ -61,7 +61,8 @@ class RunState {
   // average is updated before the next step.
   void read_average();
   void leave_to_optimizer();
-  void update_average();
+  // `denoiser`: see StepResult.
+  void update_average(std::string_view denoiser = {});
   bool reads_average_at_once() const { return ema_ && ema_device_ == nullptr; }
   // Calls `call` while the averages, where there are any, stand in for the trained tensors, and
   // nothing is dropped out: the model as it is looked at and saved.

@@ -46,6 +46,7 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
   if (before_move) before_move();
   StepResult result = update(loss, step);
   result.epoch = data.plan.epoch;
+  result.denoiser = objective_.denoiser_of(step);
   if (++num_made_ == kTimelineSteps && timeline_ != nullptr) timeline_->stop();
   return result;
 }

@@ -132,7 +132,7 @@ void Trainer::settle() {
                          std::to_string(state_.counters().skipped + 1) + " so far)");
   agreement_.count(is_skipped, result.step, state_.counters());
   if (is_skipped) return;
-  state_.update_average();
+  state_.update_average(result.denoiser);
   monitor_.log(result, waited_, /*is_last=*/result.step == total_steps_);
 }
 

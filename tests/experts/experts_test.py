@@ -437,10 +437,12 @@ class Experts(unittest.TestCase):
         self.run_program("train", *self.model(), *flags, "dit,dit_low", "--output_path", self.folder / "distilled")
 
     def state(self, run, step):
-        """The trained values and the optimizer's state behind a step: the bytes of each tensor by its name."""
+        """The trained values, the optimizer's state and averages behind a step: the bytes of each tensor by its name."""
         tensors = {}
-        for name in ("trained", "optimizer"):
+        for name in ("trained", "optimizer", "ema"):
             path = run / f"checkpoints/step-{step:08d}/{name}.safetensors"
+            if not path.is_file():
+                continue
             data = weights(path)
             for tensor, entry in header(path).items():
                 if tensor != "__metadata__":
@@ -449,11 +451,12 @@ class Experts(unittest.TestCase):
         return tensors
 
     def changed(self, run, step):
-        """The experts whose values or optimizer's state the step changed."""
+        """The experts whose values, optimizer's state or averages the step changed."""
         before, after = self.state(run, step - 1), self.state(run, step)
         self.assertEqual(set(before), set(after))
         names = [name for name, value in after.items() if before[name] != value]
-        return {name.split("/")[1].split(".")[0] for name in names} - {"prodigy", "rounding_step"}
+        experts = {name.split("/")[1].removeprefix("num_updates.").split(".")[0] for name in names}
+        return experts - {"prodigy", "rounding_step", "num_updates"}
 
     def train_both(self, name, *more, steps=8, lora=True):
         run = self.folder / name

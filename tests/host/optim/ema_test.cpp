@@ -42,6 +42,34 @@ TEST_CASE("The average follows the leaf, slower with every step", "[optim]") {
   }
 }
 
+TEST_CASE("Of components that take turns the average of one moves, and counts its steps",
+          "[optim]") {
+  const auto leaf = [] { return at::zeros({3}).requires_grad_(); };
+  const Group group = {{{"a.x", leaf()}, {"b.x", leaf()}, {"text.x", leaf()}}};
+  Ema turns({group}, 0.9, nullptr, {"a", "b"});
+  std::map<std::string, std::unique_ptr<Ema>> alone;  // each of the steps that move it
+  for (const Parameter& parameter : group.parameters)
+    alone[parameter.name] = std::make_unique<Ema>(std::vector{Group{{parameter}}}, 0.9);
+  double value = 0;
+  for (const std::string moved : {"a", "b", "b", "a", "b"}) {
+    value += 1;
+    for (const Parameter& parameter : group.parameters) {
+      if (!parameter.name.starts_with(moved) && parameter.name != "text.x") continue;
+      parameter.leaf.detach().fill_(value);
+      alone[parameter.name]->update();
+    }
+    const NamedTensors before = copy_of(turns.state());
+    turns.update(moved);
+    const std::string idle = moved == "a" ? "b" : "a";
+    for (const std::string name : {idle + ".x", "num_updates." + idle})
+      CHECK(at::equal(turns.state().at(name), before.at(name)));
+  }
+  for (const auto& [name, ema] : alone)
+    CHECK(at::equal(turns.state().at(name), ema->state().at(name)));
+  CHECK(turns.state().at("num_updates.b").item<int64_t>() == 3);
+  CHECK(turns.state().at("num_updates").item<int64_t>() == 5);
+}
+
 // Counts what it is asked for.
 class CountingDevice final : public memory::TransferDevice {
  public:
