@@ -33,37 +33,43 @@ BlockStream::~BlockStream() {
 }
 
 std::shared_ptr<BlockStream> BlockStream::make(TransferDevice& transfer, int64_t blocks,
-                                               int64_t slots, int64_t slot_bytes) {
+                                               int64_t slots, int64_t slot_bytes, bool is_away) {
   std::shared_ptr<BlockStream> stream(new BlockStream(transfer, blocks));
-  try {
-    for (int64_t i = 0; i < slots; ++i) {
-      stream->slots_.emplace_back();
-      stream->slots_.back().memory = transfer.device_memory(slot_bytes);
-    }
-  } catch (const Error& error) {
-    throw error.at(c10::str(slots, " places for blocks that come and go"));
-  }
+  stream->shared_ = slots;
+  for (int64_t i = 0; i < slots; ++i) stream->slots_.emplace_back().bytes = slot_bytes;
+  stream->is_away_ = is_away;
+  if (is_away) return stream;
+  for (Slot& slot : stream->slots_) stream->take_memory(slot);
   const Ticket before = transfer.computed();
   for (Slot& slot : stream->slots_) slot.free_after = before;
   return stream;
+}
+
+void BlockStream::take_memory(Slot& slot) {
+  try {
+    slot.memory = transfer_->device_memory(slot.bytes);
+  } catch (const Error& error) {
+    throw error.at(c10::str(slots_.size(), " places for blocks that come and go"));
+  }
 }
 
 int64_t BlockStream::start(std::vector<Source> sources) {
   const std::lock_guard lock(mutex_);
   sources_ = std::move(sources);
   int64_t read_bytes = 0;
-  for (const Source& source : sources_) {
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    const Source& source = sources_[i];
     if (!source.slab.defined()) read_bytes = std::max(read_bytes, source.bytes);
+    if (!source.stays) continue;
+    slots_.emplace_back().bytes = source.bytes;
+    slots_.back().owner = static_cast<int64_t>(i);
   }
   if (read_bytes > 0) {
     staging_.resize(kStagings);
     for (Staging& staging : staging_) staging.memory = transfer_->host_memory(read_bytes);
     reader_ = std::thread([this] { read(); });
   }
-  for (const int64_t block : order_.next(static_cast<int64_t>(slots_.size()))) {
-    if (Slot* slot = free_slot({}, /*any=*/false); slot != nullptr && slot->block < 0)
-      load(*slot, block);
-  }
+  if (!is_away_) load_first();
   return static_cast<int64_t>(staging_.size()) * read_bytes;
 }
 
@@ -77,18 +83,56 @@ void BlockStream::close() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return users_ == 0; });
   if (transfer_ == nullptr) return;
-  for (Slot& slot : slots_) {
-    try {
-      transfer_->wait(slot.arrived);  // until then the copy keeps the memory
-    } catch (...) {                   // NOLINT(bugprone-empty-catch): nobody asks for the block
-    }
-    slot.arrived = slot.free_after = {};
-    if (slot.holds > 0) continue;
-    slot.block = -1;
-    slot.memory.reset();
-  }
+  for (Slot& slot : slots_) let_go(slot);
   staging_.clear();
   transfer_ = nullptr;
+}
+
+void BlockStream::let_go(Slot& slot) {
+  try {
+    transfer_->wait(slot.arrived);  // until then the copy keeps the memory
+  } catch (...) {                   // NOLINT(bugprone-empty-catch): nobody asks for the block
+  }
+  slot.arrived = slot.free_after = {};
+  if (slot.holds > 0) return;
+  slot.block = -1;
+  ++slot.load;
+  slot.memory.reset();
+}
+
+void BlockStream::leave() {
+  const std::lock_guard lock(mutex_);
+  if (is_away_ || is_closing_) return;
+  is_away_ = true;
+  gives_way_ = false;
+  for (Slot& slot : slots_) let_go(slot);
+}
+
+void BlockStream::give_way() {
+  const std::lock_guard lock(mutex_);
+  gives_way_ = !is_away_;
+}
+
+void BlockStream::come(int64_t room) {
+  const std::lock_guard lock(mutex_);
+  if (is_closing_) return;
+  is_away_ = gives_way_ = false;
+  load_first(room);
+}
+
+bool BlockStream::has_left(int64_t block) {
+  const std::lock_guard lock(mutex_);
+  return gives_way_ && slot_of(block) == nullptr && slot_for(block, {}, /*any=*/true) == nullptr;
+}
+
+std::pair<int64_t, int64_t> BlockStream::slot_bytes() const {
+  const std::lock_guard lock(mutex_);
+  int64_t all = 0, there = 0;
+  for (const Slot& slot : slots_) {
+    all += slot.bytes;
+    if (slot.memory.defined()) there += slot.bytes;
+  }
+  return {all, there};
 }
 
 std::shared_ptr<TransferDevice> BlockStream::use_transfer() {
@@ -101,16 +145,18 @@ std::shared_ptr<TransferDevice> BlockStream::use_transfer() {
           }};
 }
 
-std::shared_ptr<void> BlockStream::keep(Slot& slot) {
+std::shared_ptr<void> BlockStream::keep(Slot& slot, bool runs) {
   ++slot.holds;
   slot.last_held = ++holds_;
-  return {&slot, [stream = shared_from_this()](Slot* held) { stream->release(*held); }};
+  return {&slot, [stream = shared_from_this(), runs](Slot* held) { stream->release(*held, runs); }};
 }
 
-void BlockStream::release(Slot& slot) {
+void BlockStream::release(Slot& slot, bool has_run) {
   const std::lock_guard lock(mutex_);
   if (--slot.holds > 0) return;
   if (transfer_ == nullptr) return slot.memory.reset();
+  if (is_away_ || (gives_way_ && has_run && (slot.owner >= 0 || !is_awaited())))
+    return let_go(slot);
   try {
     slot.free_after = transfer_->computed();
   } catch (...) {
@@ -130,9 +176,9 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
     Slot* slot = slot_of(block);
     const bool is_first = slot == nullptr || slot->holds == 0;
     if (is_first) order_.add(block);
+    running_ = block;
     if (slot == nullptr) {
-      const std::vector<int64_t> next = order_.next(static_cast<int64_t>(slots_.size()) - 1);
-      slot = free_slot(next, /*any=*/true);
+      slot = slot_for(block, upcoming(), /*any=*/true);
       if (slot == nullptr)
         throw Error(ErrorCode::kOutOfMemory,
                     c10::str("block '", sources_[block].name, "' has no place on the device: ",
@@ -141,7 +187,7 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
       ++stats_.late;
       load(*slot, block);
     }
-    held = keep(*slot);
+    held = keep(*slot, /*runs=*/true);
     if (is_first) load_ahead();
     wait_until_queued(lock, *slot);
     arrived = slot->arrived;
@@ -160,7 +206,7 @@ BlockStream::Lease BlockStream::lease(int64_t block) {
     Slot* const slot = transfer == nullptr ? nullptr : slot_of(block);
     if (slot == nullptr || !slot->is_queued) return {};
     if (slot->holds > 0) return {slot->memory, nullptr};
-    result = {slot->memory, keep(*slot)};
+    result = {slot->memory, keep(*slot, /*runs=*/false)};
     arrived = slot->arrived;
   }
   compute_after(*transfer, arrived);
@@ -201,7 +247,9 @@ void BlockStream::forget(int64_t block) {
 
 BlockStream::Stats BlockStream::stats() const {
   const std::lock_guard lock(mutex_);
-  return stats_;
+  Stats stats = stats_;
+  for (const Slot& slot : slots_) stats.away_bytes += slot.memory.defined() ? 0 : slot.bytes;
+  return stats;
 }
 
 BlockStream::Slot* BlockStream::slot_of(int64_t block) {
@@ -213,7 +261,8 @@ BlockStream::Slot* BlockStream::slot_of(int64_t block) {
 BlockStream::Slot* BlockStream::free_slot(const std::vector<int64_t>& needed, bool any) {
   Slot* best = nullptr;
   for (Slot& slot : slots_) {
-    if (slot.holds > 0) continue;
+    if (slot.holds > 0 || slot.owner >= 0) continue;
+    if (gives_way_ && !slot.memory.defined()) continue;
     if (slot.block < 0) return &slot;
     if (contains(needed, slot.block)) continue;
     if (best == nullptr || slot.last_held < best->last_held) best = &slot;
@@ -221,13 +270,47 @@ BlockStream::Slot* BlockStream::free_slot(const std::vector<int64_t>& needed, bo
   // The one that is needed last.
   for (auto block = needed.rbegin(); any && best == nullptr && block != needed.rend(); ++block) {
     Slot* const slot = slot_of(*block);
-    if (slot != nullptr && slot->holds == 0) best = slot;
+    if (slot != nullptr && slot->holds == 0 && slot->owner < 0) best = slot;
   }
   return best;
 }
 
+BlockStream::Slot* BlockStream::slot_for(int64_t block, const std::vector<int64_t>& needed,
+                                         bool any) {
+  if (!sources_[block].stays) return free_slot(needed, any);
+  Slot* const own = &*std::ranges::find(slots_, block, &Slot::owner);
+  return gives_way_ && !own->memory.defined() ? nullptr : own;
+}
+
+std::vector<int64_t> BlockStream::upcoming() const {
+  const auto stay = static_cast<int64_t>(slots_.size()) - shared_;
+  int64_t free = shared_ - 1;
+  std::vector<int64_t> order, next;
+  if (gives_way_) {
+    for (int64_t block = running_ - 1; block >= 0; --block) order.push_back(block);
+  } else {
+    order = order_.next(std::max<int64_t>(0, free) + stay);
+  }
+  for (const int64_t block : order) {
+    if (!sources_[block].stays && --free < 0) break;
+    next.push_back(block);
+  }
+  return next;
+}
+
+bool BlockStream::is_awaited() {
+  for (int64_t block = running_ - 1; block >= 0; --block) {
+    if (!sources_[block].stays && slot_of(block) == nullptr) return true;
+  }
+  return false;
+}
+
 void BlockStream::load(Slot& slot, int64_t block) {
   const Source& source = sources_[block];
+  if (!slot.memory.defined()) {
+    take_memory(slot);
+    slot.free_after = transfer_->computed();
+  }
   slot.block = block;
   slot.is_queued = false;
   slot.arrived = {};
@@ -250,11 +333,25 @@ void BlockStream::load(Slot& slot, int64_t block) {
   slot.is_queued = true;
 }
 
+// In the order in which a pass begins. Blocks that stay come before passing ones without a slot.
+void BlockStream::load_first(int64_t room) {
+  for (int64_t block = 0; block < static_cast<int64_t>(sources_.size()); ++block) {
+    if (slot_of(block) != nullptr) continue;
+    Slot* const slot = slot_for(block, {}, /*any=*/false);
+    if (slot == nullptr || slot->block >= 0) continue;
+    if (!slot->memory.defined()) {
+      if (slot->bytes > room) return;
+      room -= slot->bytes;
+    }
+    load(*slot, block);
+  }
+}
+
 void BlockStream::load_ahead() {
-  const std::vector<int64_t> next = order_.next(static_cast<int64_t>(slots_.size()) - 1);
+  const std::vector<int64_t> next = upcoming();
   for (const int64_t block : next) {
     if (slot_of(block) != nullptr) continue;
-    Slot* const slot = free_slot(next, /*any=*/false);
+    Slot* const slot = slot_for(block, next, /*any=*/false);
     if (slot == nullptr) return;
     load(*slot, block);
   }

@@ -30,9 +30,11 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
     int64_t bytes = 0;
     at::Tensor slab;
     std::vector<std::pair<SlabPiece, at::Tensor>> pieces;  // where there is no slab
+    bool stays = false;  // once it came, until the stream leaves: it has a slot of its own
   };
   struct Stats {
     int64_t copied_bytes = 0, copies = 0, late = 0;
+    int64_t away_bytes = 0;  // of slots that are not there
     double waited_seconds = 0.0;
   };
   // A slab on the device, and what keeps it there.
@@ -41,20 +43,34 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
     std::shared_ptr<void> held;
   };
 
-  // Takes `slots` slots of `slot_bytes` from `transfer`. Throws Error{kOutOfMemory}.
+  // Takes `slots` slots of `slot_bytes` from `transfer`, which blocks that do not stay share; with
+  // `is_away` when it comes. Throws Error{kOutOfMemory}.
   static std::shared_ptr<BlockStream> make(TransferDevice& transfer, int64_t blocks, int64_t slots,
-                                           int64_t slot_bytes);
+                                           int64_t slot_bytes, bool is_away = false);
   ~BlockStream();
   BlockStream(const BlockStream&) = delete;
   BlockStream& operator=(const BlockStream&) = delete;
 
-  // Takes all blocks and starts copying the first; is called first. Returns the bytes of pinned
-  // memory that reading takes.
+  // Takes all blocks and starts copying the first unless it is away; is called first. Returns the
+  // bytes of pinned memory that reading takes.
   int64_t start(std::vector<Source> sources);
   // Lets go of the device and of the slots that are not held, after the calls of other threads
   // that use it. A hold() that waits for its block ends with Error{kInternal}, and so do later
   // ones.
   void close();
+
+  // Lets go of the slots; of one that is held when it is let go. No block is held until come().
+  void leave();
+  // The blocks run once more, from the last one to the first, and slots that none of them needs any
+  // more leave.
+  void give_way();
+  // Takes slots, of `room` bytes at most, and starts copying the first blocks into them; gives way
+  // no longer. Throws Error{kOutOfMemory}.
+  void come(int64_t room = INT64_MAX);
+  // Whether a block has no slot to come to, for having given way.
+  bool has_left(int64_t block);
+  // Of all slots, and of those that are there.
+  std::pair<int64_t, int64_t> slot_bytes() const;
 
   // The block is on the device until the result is let go, for what this thread computes. Throws
   // Error{kOutOfMemory} when all slots are held.
@@ -71,7 +87,9 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
 
  private:
   struct Slot {
-    at::Tensor memory;
+    at::Tensor memory;  // undefined: it is away
+    int64_t bytes = 0;
+    int64_t owner = -1;      // the block that stays here; -1: others pass
     int64_t block = -1;      // -1: none
     int64_t load = 0;        // grows with each block that is to come here
     bool is_queued = false;  // the copy, that is; `arrived` tells when it is done
@@ -93,12 +111,22 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
 
   BlockStream(TransferDevice& transfer, int64_t blocks);
 
-  std::shared_ptr<void> keep(Slot& slot);
-  void release(Slot& slot);
+  // `runs`: the block does, and is not just drawn from.
+  std::shared_ptr<void> keep(Slot& slot, bool runs);
+  void release(Slot& slot, bool has_run);
   Slot* slot_of(int64_t block);
   // Finds a slot that nobody holds and, unless `any`, with no block of `needed`; null: none is.
   Slot* free_slot(const std::vector<int64_t>& needed, bool any);
+  // The slot that `block` may come to, its own or a free one; null: none is.
+  Slot* slot_for(int64_t block, const std::vector<int64_t>& needed, bool any);
+  // The blocks that run next, as far as there are slots beside that which is held.
+  std::vector<int64_t> upcoming() const;
+  // Whether a block that passes is still to come while this gives way.
+  bool is_awaited();
+  void take_memory(Slot& slot);
+  void let_go(Slot& slot);
   void load(Slot& slot, int64_t block);
+  void load_first(int64_t room = INT64_MAX);
   void load_ahead();
   void wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot);
   // With the lock: the device, which close() leaves alone until the result is let go, without the
@@ -121,7 +149,9 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   std::exception_ptr failure_;  // of letting go
   std::deque<Reading> readings_;
   std::vector<Staging> staging_;
-  bool is_closing_ = false;
+  bool is_closing_ = false, is_away_ = false, gives_way_ = false;
+  int64_t running_ = -1;  // the block that was held last
+  int64_t shared_ = 0;    // slots that blocks pass through; those of blocks that stay come behind
   std::thread reader_;
 };
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 #include <span>
+#include <utility>
 
 #include "atelier/error.h"
 
@@ -45,16 +46,25 @@ int64_t copy_time(int64_t bytes, double bytes_per_second) {
 }
 
 // Copies run one after another, each as soon as a slot is free. A block that is still in the last
-// slot does not come again.
+// slot does not come again. `comes`: of blocks that come once in a pass and stay; empty: none. Each
+// comes as soon as one of the pass before has run for the last time.
 int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int64_t>& copies,
-                      int64_t slots) {
+                      int64_t slots, const std::vector<int64_t>& comes = {}) {
   std::vector<int64_t> ends;  // of computing, for each arrival
+  std::vector<int64_t> left;  // when those that stay ran last in the pass before
   int64_t copied = 0, computed = 0, before = 0;
   constexpr size_t kNone = SIZE_MAX;
   size_t last = kNone;
   for (int pass = 0; pass < kPasses; ++pass) {
     before = computed;
+    std::vector<int64_t> coming = comes, ran(comes.size(), 0);
+    size_t arrived = 0;
     for (const TimedStep& step : order) {
+      if (!coming.empty() && coming[step.block] > 0) {
+        if (arrived < left.size()) copied = std::max(copied, left[arrived++]);
+        copied = plus(copied, std::exchange(coming[step.block], 0));
+        computed = std::max(computed, copied);
+      }
       if (copies[step.block] > 0 && step.block != last) {
         const auto arrival = static_cast<int64_t>(ends.size());
         const int64_t free = arrival < slots ? 0 : ends[static_cast<size_t>(arrival - slots)];
@@ -66,13 +76,17 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
         computed = plus(computed, step.time);
         if (copies[step.block] > 0) ends.back() = computed;
       }
+      if (!comes.empty() && comes[step.block] > 0) ran[step.block] = computed;
     }
+    std::erase(ran, 0);
+    std::ranges::sort(ran);
+    left = std::move(ran);
   }
   return computed - before;
 }
 
 // What a choice takes, in numbers of which less is never worse.
-enum Cost : size_t { kDevice, kHost, kStorage, kStreamed, kOnDisk, kOnce, kNumCosts };
+enum Cost : size_t { kDevice, kTurn, kHost, kStorage, kStreamed, kOnDisk, kOnce, kNumCosts };
 using Costs =
     std::vector<int64_t>;  // these, then the time of a pass for each strategy of each phase
 
@@ -80,6 +94,7 @@ using Costs =
 struct Choice {
   ComponentChoice what;
   std::vector<int64_t> copies = {};  // picoseconds of each block; 0: it is there
+  std::vector<int64_t> comes = {};   // the same of those that stay for a turn; empty: none does
   int64_t slots = 0;
   Costs costs = Costs(kNumCosts, 0);
 };
@@ -96,32 +111,39 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   Choice choice;
   choice.what = {component.name, stored.storage, count, resident, others, prefetch, 0, 0};
   choice.copies.assign(stored.blocks.size(), 0);
-  int64_t device = stored.outside, host = 0, once_time = 0, largest = 0;
+  const bool takes_turns = component.takes_turns && resident < count;
+  if (takes_turns) choice.comes.assign(stored.blocks.size(), 0);
+  int64_t device = stored.outside, in_turn = 0, host = 0, once_time = 0, largest = 0;
   const ResidencyPlan plan = spread_residents(count, resident, others, prefetch);
   for (size_t i = 0; i < stored.blocks.size(); ++i) {
     const int64_t once = stored.once.empty() || resident == count ? 0 : stored.once[i];
-    if (plan.blocks[i] == Place::kDevice) {
+    const bool stays = plan.blocks[i] == Place::kDevice;
+    if (takes_turns && stays) {
+      in_turn += stored.blocks[i] - once;
+      choice.comes[i] = copy_time(stored.blocks[i] - once, copy_rate(others, profile));
+    } else if (stays) {
       device += stored.blocks[i] - once;
       host += once;
       once_time += copy_time(once, profile.copy_bytes_per_second);
       continue;
     }
-    const int64_t streamed = stored.blocks[i] - once;
-    largest = std::max(largest, streamed);
-    choice.copies[i] = std::max<int64_t>(1, copy_time(streamed, copy_rate(others, profile)));
+    if (!stays) {
+      const int64_t streamed = stored.blocks[i] - once;
+      largest = std::max(largest, streamed);
+      choice.copies[i] = std::max<int64_t>(1, copy_time(streamed, copy_rate(others, profile)));
+    }
     once_time += copy_time(once, copy_rate(others, profile));
     if (others == Place::kHost) host += stored.blocks[i];
     if (!stored.kept.empty()) device += stored.kept[i];
   }
   const int64_t num_streamed = count - resident;
   choice.slots = std::min(prefetch + 1, num_streamed);
-  choice.what.device_bytes = device + choice.slots * largest;
+  (takes_turns ? in_turn : device) += choice.slots * largest;
+  choice.what.device_bytes = device + in_turn;
   choice.what.host_bytes = host;
-  choice.costs = {choice.what.device_bytes,
-                  host,
-                  static_cast<int64_t>(storage),
-                  num_streamed,
-                  others == Place::kDisk ? num_streamed : 0,
+  choice.costs = {device,       in_turn,
+                  host,         static_cast<int64_t>(storage),
+                  num_streamed, others == Place::kDisk ? num_streamed : 0,
                   once_time};
   return choice;
 }
@@ -270,15 +292,30 @@ class Search {
         if (is_member) order = order_of(strategy, run_.components[component].name);
         for (Choice& choice : choices)
           choice.costs.push_back(
-              order.empty()
-                  ? 0
-                  : repeated(streamed_time(order, choice.copies, choice.slots), strategy));
+              order.empty() ? 0
+                            : whole(passed_time(order, choice,
+                                                share_of(strategy, run_.components[component])) *
+                                    strategy.repeats));
       }
     }
   }
 
-  static int64_t repeated(int64_t time, const Strategy& strategy) {
-    return whole(static_cast<double>(time) * strategy.repeats);
+  static double share_of(const Strategy& strategy, const PlannedComponent& component) {
+    const auto share = strategy.shares.find(component.name);
+    return share == strategy.shares.end() ? 1.0 : share->second;
+  }
+
+  // Of a mean pass, of which the component runs in `share`. Before a pass that it runs in comes one
+  // of another component in as many as it does not run in.
+  static double passed_time(const std::vector<TimedStep>& order, const Choice& choice,
+                            double share) {
+    auto time = static_cast<double>(streamed_time(order, choice.copies, choice.slots));
+    if (share < 1.0 && !choice.comes.empty())
+      time +=
+          (1.0 - share) *
+          (static_cast<double>(streamed_time(order, choice.copies, choice.slots, choice.comes)) -
+           time);
+    return share * time;
   }
 
   static std::vector<TimedStep> order_of(const Strategy& strategy, const std::string& component) {
@@ -365,7 +402,7 @@ class Search {
     const auto rest = std::span(group.components).subspan(place);
     for (const size_t component : rest) {
       if (fronts_[component].least.empty()) return false;
-      picked_[component] = &fronts_[component].least.front();
+      picked_[component] = &fronts_[component].least.back();
     }
     for (const size_t component : rest) {
       const int64_t room = room_for(group, component);
@@ -386,7 +423,7 @@ class Search {
       if (std::ranges::count(members_[phase], component) == 0) continue;
       const auto& strategies = run_.phases[phase].strategies;
       const int64_t least = std::ranges::min(strategies, {}, &Strategy::device_bytes).device_bytes;
-      const int64_t others = taken(phase, kDevice) - (*picked_[component])[kDevice];
+      const int64_t others = device_bytes(phase, component);
       room = std::min(room, limits_.device_bytes - profile_.reserve_bytes - least - others);
     }
     return room;
@@ -398,6 +435,17 @@ class Search {
     return sum;
   }
 
+  // What components take of the device, `without` one: of those that take turns the largest one.
+  int64_t device_bytes(size_t phase, size_t without = SIZE_MAX) const {
+    int64_t sum = 0, in_turn = 0;
+    for (const size_t component : members_[phase]) {
+      if (component == without) continue;
+      sum += (*picked_[component])[kDevice];
+      in_turn = std::max(in_turn, (*picked_[component])[kTurn]);
+    }
+    return sum + in_turn;
+  }
+
   int64_t pass_time(size_t phase, size_t strategy) const {
     int64_t time = picoseconds(run_.phases[phase].strategies[strategy].seconds);
     for (const size_t component : members_[phase])
@@ -407,7 +455,7 @@ class Search {
 
   // nullopt: no strategy fits.
   std::optional<Fit> fit_of(size_t phase) const {
-    const int64_t device = profile_.reserve_bytes + taken(phase, kDevice);
+    const int64_t device = profile_.reserve_bytes + device_bytes(phase);
     const int64_t host = taken(phase, kHost);
     const bool streams = taken(phase, kStreamed) > 0;
     std::optional<Fit> fit;
@@ -441,8 +489,9 @@ class Search {
                        .seconds = seconds_of(fit.time)};
     int64_t computing = picoseconds(how.seconds);
     for (const size_t component : members_[phase]) {
+      const double times = how.repeats * share_of(how, run_.components[component]);
       for (const TimedStep& step : order_of(how, run_.components[component].name))
-        computing = plus(computing, repeated(step.time, how));
+        computing = plus(computing, whole(static_cast<double>(step.time) * times));
     }
     choice.waited_seconds = seconds_of(fit.time - computing);
     return choice;

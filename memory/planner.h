@@ -30,6 +30,9 @@ struct PlannedComponent {
   // How its weights may be stored; of equally fast choices the first is taken.
   std::vector<StoredComponent> storages = {};
   bool may_stream = false;
+  // Where blocks of several such components are streamed, those of one are on the device at a time,
+  // and all blocks rest elsewhere, see Turns.
+  bool takes_turns = false;
   // What the user said; the planner chooses the rest.
   std::optional<int64_t> resident = std::nullopt;  // blocks
   std::optional<Place> others = std::nullopt;      // kHost or kDisk
@@ -48,6 +51,8 @@ struct Strategy {
   std::map<std::string, std::vector<double>> forward = {};
   // The same in the backward pass, with recomputation; empty: there is no backward pass.
   std::map<std::string, std::vector<double>> backward = {};
+  // The part of all passes that a component runs in, drawn anew for each; absent: it runs in all.
+  std::map<std::string, double> shares = {};
 };
 
 // A part of a run. Components that are named in it are on the device, or stream to it.

@@ -141,6 +141,43 @@ ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others, i
   return plan;
 }
 
+void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others) {
+  plan.turns = std::move(turns);
+  for (Place& place : plan.blocks) {
+    plan.stays.push_back(place == Place::kDevice);
+    place = others;
+  }
+}
+
+void Turns::take(const std::shared_ptr<BlockStream>& stream, int64_t block) {
+  const std::lock_guard lock(mutex_);
+  const auto now = now_.lock(), next = next_.lock();
+  if (now == stream && !stream->has_left(block)) return;
+  for (const auto& other : {now, next}) {
+    if (other && other != stream) other->leave();
+  }
+  now_ = stream;
+  next_.reset();
+  stream->come();
+}
+
+void Turns::expect(const std::shared_ptr<BlockStream>& stream) {
+  const std::lock_guard lock(mutex_);
+  const auto now = now_.lock();
+  if (!now || now == stream) return;
+  next_ = stream;
+  now->give_way();
+}
+
+void Turns::pass_on() {
+  const std::lock_guard lock(mutex_);
+  const auto now = now_.lock(), next = next_.lock();
+  if (!now || !next) return;
+  const auto [now_all, now_there] = now->slot_bytes();
+  const auto [next_all, next_there] = next->slot_bytes();
+  next->come(std::max(now_all, next_all) - now_there - next_there);
+}
+
 struct Residency::Impl {
   Impl(const std::vector<Block*>& all, const ResidencyPlan& plan, TransferDevice& transfer,
        const std::set<const Weight*>& on_demand);
@@ -151,12 +188,13 @@ struct Residency::Impl {
   struct Streamed {
     Block* block;
     Place place;
+    bool stays = false;
     SlabLayout layout;
     std::vector<std::pair<Found, Pieces>> weights;
   };
   using Demanded = std::pair<Found, Place>;
 
-  void sort(Block& block, Place place, const std::set<const Weight*>& on_demand);
+  void sort(Block& block, Place place, bool stays, const std::set<const Weight*>& on_demand);
   void make_stream(const ResidencyPlan& plan, TransferDevice& transfer);
   BlockStream::Source send_away(Streamed streamed, TransferDevice& transfer);
   void send_away(Demanded demanded, TransferDevice& transfer);
@@ -168,16 +206,19 @@ struct Residency::Impl {
   std::map<const Block*, int64_t> numbers;          // in running order, of those that come and go
   std::map<const Weight*, at::Tensor> host_values;  // of plain weights in slabs
   std::shared_ptr<BlockStream> stream;              // null: all of them stay
+  std::shared_ptr<Turns> turns;                     // null: it is there all the time
   Stats stats;
 };
 
 Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
-                      TransferDevice& transfer, const std::set<const Weight*>& on_demand) {
+                      TransferDevice& transfer, const std::set<const Weight*>& on_demand)
+    : turns(plan.turns) {
   if (plan.blocks.size() != all.size() || plan.prefetch < 0)
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("a plan of ", plan.blocks.size(), " places and ", plan.prefetch,
                          " blocks on their way, for ", all.size(), " blocks"));
-  for (size_t i = 0; i < all.size(); ++i) sort(*all[i], plan.blocks[i], on_demand);
+  for (size_t i = 0; i < all.size(); ++i)
+    sort(*all[i], plan.blocks[i], turns != nullptr && plan.stays[i], on_demand);
   if (streamed.empty() && demanded.empty()) return;
   make_stream(plan, transfer);
   try {
@@ -194,8 +235,9 @@ Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
 }
 
 // Says what becomes of the weights of `block`, and changes none.
-void Residency::Impl::sort(Block& block, Place place, const std::set<const Weight*>& on_demand) {
-  Streamed comes = {&block, place, {}, {}};
+void Residency::Impl::sort(Block& block, Place place, bool stays,
+                           const std::set<const Weight*>& on_demand) {
+  Streamed comes = {&block, place, stays, {}, {}};
   block.visit_weights([&](const std::string& path, Weight& weight) {
     if (on_demand.contains(&weight)) {
       demanded.emplace_back(find(block, path, weight), place);
@@ -214,15 +256,22 @@ void Residency::Impl::sort(Block& block, Place place, const std::set<const Weigh
 
 void Residency::Impl::make_stream(const ResidencyPlan& plan, TransferDevice& transfer) {
   const auto blocks = static_cast<int64_t>(streamed.size());
-  const int64_t slots = std::min(blocks, plan.prefetch + 1);
-  int64_t bytes = 0;
-  for (const Streamed& each : streamed) bytes = std::max(bytes, each.layout.bytes());
-  stream = BlockStream::make(transfer, blocks, slots, bytes);
+  int64_t passing = 0, bytes = 0;
+  for (const Streamed& each : streamed) {
+    if (each.stays) {
+      stats.device_bytes += each.layout.bytes();
+      continue;
+    }
+    ++passing;
+    bytes = std::max(bytes, each.layout.bytes());
+  }
+  const int64_t slots = std::min(passing, plan.prefetch + 1);
+  stream = BlockStream::make(transfer, blocks, slots, bytes, /*is_away=*/turns != nullptr);
   stats.device_bytes += slots * bytes;
 }
 
 BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& transfer) {
-  BlockStream::Source source = {from.block->path(), from.layout.bytes(), {}, {}};
+  BlockStream::Source source = {from.block->path(), from.layout.bytes(), {}, {}, from.stays};
   if (from.place == Place::kHost) source.slab = host_memory(transfer, source.bytes);
   for (auto& [found, pieces] : from.weights) {
     Parts host = std::move(found.parts);
@@ -265,7 +314,16 @@ Residency::~Residency() = default;
 
 std::shared_ptr<void> Residency::hold(const Block& block) {
   const auto found = impl_->numbers.find(&block);
-  return found == impl_->numbers.end() ? nullptr : impl_->stream->hold(found->second);
+  if (found == impl_->numbers.end()) return nullptr;
+  if (impl_->turns == nullptr) return impl_->stream->hold(found->second);
+  impl_->turns->take(impl_->stream, found->second);
+  std::shared_ptr<void> held = impl_->stream->hold(found->second);
+  impl_->turns->pass_on();
+  return held;
+}
+
+void Residency::expect() {
+  if (impl_->turns && impl_->stream) impl_->turns->expect(impl_->stream);
 }
 
 at::Tensor Residency::host_value(const Weight& weight) const {
@@ -291,6 +349,7 @@ Residency::Stats Residency::stats() const {
     result.copies = stream.copies;
     result.late = stream.late;
     result.waited_seconds = stream.waited_seconds;
+    result.away_bytes = stream.away_bytes;
   }
   return result;
 }

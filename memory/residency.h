@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <vector>
 
@@ -18,15 +19,42 @@ enum class Place {
   kDisk,    // in mapped files
 };
 
+class BlockStream;
+
+// Of the components that share one, those of a single one have blocks on the device: when a block
+// of another one is wanted, they leave. What is held then leaves when it is let go. Together they
+// never have more than the largest of them has alone.
+class Turns {
+ public:
+  // A block of `stream` is to be held.
+  void take(const std::shared_ptr<BlockStream>& stream, int64_t block);
+  // The next turn is that of `stream`. The one whose turn it is runs its blocks once more, from the
+  // last one to the first, and the first ones of `stream` come into the places of those that ran.
+  void expect(const std::shared_ptr<BlockStream>& stream);
+  // Gives the one that is expected the room that there is.
+  void pass_on();
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<BlockStream> now_, next_;
+};
+
 // Where the blocks of one component rest.
 struct ResidencyPlan {
   std::vector<Place> blocks;  // one for each block in running order
   int64_t prefetch = 2;       // blocks that are on their way while one runs
+  // Null: the component is there all the time. Else which blocks stay, once they came, until the
+  // turn of another component.
+  std::shared_ptr<Turns> turns = nullptr;
+  std::vector<bool> stays = {};
 };
 
 // `resident` of `blocks` stay on the device, spread evenly between the others.
 ResidencyPlan spread_residents(int64_t blocks, int64_t resident, Place others,
                                int64_t prefetch = 2);
+
+// Blocks that stay on the device do so in turns with other components, and rest in `others`.
+void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others);
 
 // The blocks of one component. A block that is not on the device comes before it runs and leaves by
 // being forgotten: nothing is copied back. While one runs, the next ones arrive; which they are is
@@ -38,6 +66,7 @@ class Residency {
  public:
   struct Stats {
     int64_t device_bytes = 0;     // residents and slots
+    int64_t away_bytes = 0;       // of these, what is not there in the turn of another component
     int64_t host_bytes = 0;       // slabs
     int64_t copied_bytes = 0;     // to the device since construction
     int64_t copies = 0;           // blocks
@@ -63,6 +92,9 @@ class Residency {
   // The host's value of a plain weight of a block that is not on the device, for whoever trains it
   // there. What is written into it is drawn after the next refresh() of its block.
   at::Tensor host_value(const Weight& weight) const;
+  // Of components that take turns, this one's is the next: see Turns::expect().
+  void expect();
+
   // Forgets copies of the block that are on the device or on their way. It is not held.
   void refresh(const Block& block);
 

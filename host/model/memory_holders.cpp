@@ -46,7 +46,7 @@ std::vector<Holder> weight_holders(LoadedModel& model) {
     Holder holder = {"weights of " + name, bytes.resident(model.model().component(name))};
     if (const memory::Residency* residency = model.residency(name)) {
       const memory::Residency::Stats stats = residency->stats();
-      int64_t slots = stats.device_bytes;
+      int64_t slots = stats.device_bytes - stats.away_bytes;
       for (Block* block : model.model().blocks(name)) slots -= bytes.resident(*block);
       holder.device_bytes += slots;
       holder.host_bytes = stats.host_bytes;

@@ -38,7 +38,8 @@ void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats)
 }
 
 std::string describe(const memory::ResidencyPlan& plan, const memory::Residency::Stats& stats) {
-  const auto stay = std::count(plan.blocks.begin(), plan.blocks.end(), memory::Place::kDevice);
+  const auto stay = std::count(plan.blocks.begin(), plan.blocks.end(), memory::Place::kDevice) +
+                    std::count(plan.stays.begin(), plan.stays.end(), true);
   std::string text =
       std::to_string(stay) + " of " + std::to_string(plan.blocks.size()) +
       " blocks stayed on the device, which held " + report::bytes_text(stats.device_bytes) +

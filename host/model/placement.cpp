@@ -125,14 +125,19 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
   for (const auto& [component, blocks] : components.blocks) {
     if (placement.offload_others && blocks > 0) places.emplace(component, Place::kHost);
   }
+  const auto turns = std::make_shared<memory::Turns>();
   for (const auto& [component, place] : places) {
     if (!has_blocks("--offload: ", component, components, problems)) continue;
     const int64_t blocks = components.blocks.at(component);
     const auto stay = residents.find(component);
-    plans.emplace(component,
-                  memory::spread_residents(
-                      blocks, stay == residents.end() ? 0 : std::min(stay->second, blocks), place,
-                      std::max<int64_t>(placement.prefetch, 0)));
+    memory::ResidencyPlan plan = memory::spread_residents(
+        blocks, stay == residents.end() ? 0 : std::min(stay->second, blocks), place,
+        std::max<int64_t>(placement.prefetch, 0));
+    const bool takes_turns =
+        placement.denoisers_take_turns &&
+        std::ranges::find(components.denoisers, component) != components.denoisers.end();
+    if (takes_turns) memory::take_turns(plan, turns, place);
+    plans.emplace(component, std::move(plan));
   }
   return plans;
 }

@@ -33,6 +33,9 @@ struct Placement {
   // The same for the denoisers, whatever the family calls them.
   std::optional<int64_t> resident_denoiser_blocks = std::nullopt;
   int64_t prefetch = 2;  // see memory::ResidencyPlan
+  // Several denoisers are loaded and run one after the other: of those that are offloaded the
+  // blocks of one are on the device at a time, those that stay there too.
+  bool denoisers_take_turns = false;
 };
 
 // "dit=host", "text_encoder=disk". Throws Error{kInvalidArgument}.

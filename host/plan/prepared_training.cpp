@@ -89,6 +89,11 @@ class Preparation {
         run_{.config = std::move(request.config)} {
     limits_ = config_.memory.limits;
     config_.model.components = needed_components(family_, config_);
+    const auto is_trained_denoiser = [&](const ComponentSpec& component) {
+      return component.role == Role::kDenoiser && trains(config_, component.name);
+    };
+    config_.model.placement.denoisers_take_turns =
+        std::ranges::count_if(family_.components(), is_trained_denoiser) > 1;
     plan_elsewhere(request.device_profile, limits_, config_.model);
   }
 

@@ -375,12 +375,14 @@ class TrainingSizes {
       mean.device_bytes = std::max(mean.device_bytes, strategy.device_bytes);
       mean.host_bytes = std::max(mean.host_bytes, strategy.host_bytes);
       mean.seconds += share * strategy.seconds;
+      if (draws_denoiser()) mean.shares[denoisers_[k].name()] = share;
       for (auto [from, to] : {std::pair(&strategy.forward, &mean.forward),
                               std::pair(&strategy.backward, &mean.backward)}) {
         for (auto& [name, seconds] : *from) {
+          const double part = mean.shares.contains(name) ? 1.0 : share;
           std::vector<double>& sum = (*to)[name];
           sum.resize(seconds.size());
-          for (size_t i = 0; i < seconds.size(); ++i) sum[i] += share * seconds[i];
+          for (size_t i = 0; i < seconds.size(); ++i) sum[i] += part * seconds[i];
         }
       }
     }

@@ -183,6 +183,10 @@ std::string Objective::denoiser_of(int64_t step) const {
   return denoisers_[timesteps_.draw_denoiser(denoiser_seed_, static_cast<uint32_t>(step))].name();
 }
 
+void Objective::expect(int64_t step) {
+  if (memory::Residency* const residency = model_.residency(denoiser_of(step))) residency->expect();
+}
+
 Tensor Objective::at_levels(const TrainSample& sample, std::span<const Timestep> levels,
                             uint64_t noise_seed, uint32_t slot) {
   const Prepared prepared = prepare(sample);

@@ -62,6 +62,9 @@ class Objective {
 
   // The denoiser that flow matching draws for a step, from 0.
   std::string denoiser_of(int64_t step) const;
+  // Before the last backward pass of the step before `step`: blocks of the denoiser of `step` may
+  // come where that pass leaves room.
+  void expect(int64_t step);
 
   // Direct distillation: from the row's noise ("seed", "rand_device") through "num_inference_steps"
   // steps of the family's training schedule, all with gradients, to latents that are compared with

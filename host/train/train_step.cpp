@@ -72,7 +72,10 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     // Parameters may move while the last pass goes on, unless their gradients are to be scaled by
     // what is known after it.
     std::optional<HostGradients::Move> move;
-    if (i + 1 == data.batches.size() && config_.max_grad_norm == 0 && optimizer_.has_parts())
+    const bool is_last = i + 1 == data.batches.size();
+    if (is_last && config_.task != Task::kDirectDistill && step + 1 < lr_schedule_.total_steps)
+      objective_.expect(step + 1);
+    if (is_last && config_.max_grad_norm == 0 && optimizer_.has_parts())
       move = {&optimizer_, learning_rate(step)};
     trained_.placement().backward(loss, total, move);
   }

@@ -88,7 +88,8 @@ PlannedRun random_run(uint64_t seed, int64_t most_blocks = 5) {
 // One way to place a component, written apart from the planner.
 struct Placed {
   std::vector<int64_t> copied;  // bytes of each block; 0: it is there
-  int64_t slots = 0, device = 0, host = 0;
+  std::vector<int64_t> comes;   // bytes of each block that comes for a turn and stays
+  int64_t slots = 0, device = 0, turn = 0, host = 0;
   double rate = 1.0, once_seconds = 0.0;
   bool streams = false;
 };
@@ -106,6 +107,7 @@ std::vector<Placed> every_place(const PlannedComponent& component, int64_t prefe
         placed.rate = place == Place::kHost ? 1000.0 : 250.0;
         placed.device = stored.outside;
         const ResidencyPlan plan = spread_residents(count, resident, place, prefetch);
+        const bool takes_turns = component.takes_turns && resident < count;
         int64_t largest = 0, streamed = 0;
         for (int64_t i = 0; i < count; ++i) {
           const auto at = static_cast<size_t>(i);
@@ -113,19 +115,20 @@ std::vector<Placed> every_place(const PlannedComponent& component, int64_t prefe
           const int64_t once = resident < count ? stored.once[at] : 0;
           const int64_t moved = stored.blocks[at] - once;
           placed.copied.push_back(stays ? 0 : moved);
-          placed.device += stays ? moved : 0;
-          if (stays) {
+          placed.comes.push_back(stays && takes_turns ? moved : 0);
+          (takes_turns ? placed.turn : placed.device) += stays ? moved : 0;
+          if (stays && !takes_turns) {
             placed.host += once;
             placed.once_seconds += static_cast<double>(once) / 1000.0;
             continue;
           }
-          ++streamed;
-          largest = std::max(largest, moved);
+          streamed += stays ? 0 : 1;
+          largest = std::max(largest, stays ? 0 : moved);
           placed.once_seconds += static_cast<double>(once) / placed.rate;
           if (place == Place::kHost) placed.host += stored.blocks[at];
         }
         placed.slots = std::min(prefetch + 1, streamed);
-        placed.device += placed.slots * largest;
+        (takes_turns ? placed.turn : placed.device) += placed.slots * largest;
         placed.streams = streamed > 0;
         all.push_back(std::move(placed));
       }
@@ -136,13 +139,23 @@ std::vector<Placed> every_place(const PlannedComponent& component, int64_t prefe
 
 // Seconds of a pass through blocks in `order` once passes are alike, written apart from the
 // planner: copies run beside it, one after another, each as soon as one of the `slots` is free.
-double pass_seconds(const std::vector<std::pair<size_t, double>>& order, const Placed& where) {
-  std::vector<double> ends;  // of computing, for each copy
+// `is_turn`: what stays comes in each pass, into the places of what stayed in the pass before.
+double pass_seconds(const std::vector<std::pair<size_t, double>>& order, const Placed& where,
+                    bool is_turn) {
+  std::vector<double> places;  // when they are free
+  std::vector<double> ends;    // of computing, for each copy
   double copied = 0, computed = 0, before = 0;
   size_t last = SIZE_MAX;
   for (int pass = 0; pass < 3; ++pass) {
     before = computed;
+    std::map<size_t, double> ran;  // when blocks that stay did so last
+    size_t place = 0;
     for (const auto& [block, seconds] : order) {
+      if (is_turn && where.comes[block] > 0 && !ran.contains(block)) {
+        if (pass > 0) copied = std::max(copied, places.at(place++));
+        copied += static_cast<double>(where.comes[block]) / where.rate;
+        computed = std::max(computed, copied);
+      }
       const auto bytes = static_cast<double>(where.copied[block]);
       if (bytes > 0 && block != last) {
         const auto slots = static_cast<size_t>(where.slots);
@@ -154,7 +167,11 @@ double pass_seconds(const std::vector<std::pair<size_t, double>>& order, const P
       }
       computed += seconds;
       if (bytes > 0) ends.back() = computed;
+      if (where.comes[block] > 0) ran[block] = computed;
     }
+    places.clear();
+    for (const auto& [block, end] : ran) places.push_back(end);
+    std::ranges::sort(places);
   }
   return computed - before;
 }
@@ -171,7 +188,10 @@ double phase_seconds(const Strategy& strategy, const PlannedPhase& phase,
       for (size_t i = backward->second.size(); i-- > 0;) order.push_back({i, backward->second[i]});
     }
     const Placed& where = placed.at(name);
-    seconds += strategy.repeats * pass_seconds(order, where);
+    const double share = strategy.shares.contains(name) ? strategy.shares.at(name) : 1.0;
+    seconds += strategy.repeats * share *
+               (share * pass_seconds(order, where, /*is_turn=*/false) +
+                (1.0 - share) * pass_seconds(order, where, /*is_turn=*/true));
   }
   return seconds * phase.passes;
 }
@@ -184,13 +204,15 @@ std::optional<double> run_seconds(const PlannedRun& run, const PlanLimits& limit
   for (const auto& [name, where] : placed) total += where.once_seconds;
   for (const PlannedPhase& phase : run.phases) {
     std::optional<double> least;
-    int64_t device = profile.reserve_bytes, host = 0;
+    int64_t device = profile.reserve_bytes, turn = 0, host = 0;
     bool streams = false;
     for (const std::string& name : phase.components) {
       device += placed.at(name).device;
+      turn = std::max(turn, placed.at(name).turn);
       host += placed.at(name).host;
       streams |= placed.at(name).streams;
     }
+    device += turn;
     for (const Strategy& strategy : phase.strategies) {
       if (device + strategy.device_bytes > limits.device_bytes ||
           host + strategy.host_bytes > limits.host_bytes || (strategy.needs_all_blocks && streams))
@@ -283,6 +305,60 @@ TEST_CASE("The planner finds the best of all combinations of two denoisers", "[p
     CHECK(plan->seconds == Approx(*expected).epsilon(1e-9).margin(1e-9));
   }
   CHECK(num_fitting > 40);
+}
+
+// The same, trained in one run: a pass is of one of them.
+PlannedRun random_training_of_experts(uint64_t seed) {
+  PlannedRun run = random_run_of_experts(seed);
+  Dice dice(seed + 30'000);
+  const auto seconds = [&](size_t count) {
+    std::vector<double> times;
+    for (size_t i = 0; i < count; ++i) times.push_back(static_cast<double>(dice.below(90)) * 1e-3);
+    return times;
+  };
+  PlannedPhase phase{.name = "train", .components = {"dit", "expert"}, .passes = 3.0};
+  for (int64_t count = dice.between(1, 2); count > 0; --count) {
+    Strategy strategy{.device_bytes = dice.below(60), .needs_all_blocks = dice.below(4) == 0};
+    const double share = static_cast<double>(dice.between(1, 9)) * 0.1;
+    strategy.shares = {{"dit", share}, {"expert", 1.0 - share}};
+    for (const size_t i : {size_t{1}, size_t{3}}) {
+      PlannedComponent& component = run.components[i];
+      component.takes_turns = true;
+      const size_t blocks = component.storages[0].blocks.size();
+      strategy.forward[component.name] = seconds(blocks);
+      strategy.backward[component.name] = seconds(blocks);
+    }
+    phase.strategies.push_back(std::move(strategy));
+  }
+  run.phases.push_back(std::move(phase));
+  return run;
+}
+
+TEST_CASE("The planner finds the best of all combinations of denoisers that take turns",
+          "[planner]") {
+  const DeviceProfile profile = slow_profile();
+  int num_fitting = 0, num_smaller = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    PlannedRun run = random_training_of_experts(seed);
+    Dice dice(seed + 10'000);
+    const PlanLimits limits{dice.between(80, 300), dice.coin() ? INT64_MAX : dice.between(40, 200)};
+    const auto expected = brute_force(run, limits, profile);
+    const auto plan = plan_memory(run, limits, profile);
+    INFO("seed " << seed);
+    REQUIRE(plan.has_value() == expected.has_value());
+    if (!plan) continue;
+    ++num_fitting;
+    CHECK(plan->seconds == Approx(*expected).epsilon(1e-9).margin(1e-9));
+    CHECK(plan->device_bytes <= limits.device_bytes);
+    const auto together = smallest_plan(run, INT64_MAX, profile);
+    for (PlannedComponent& component : run.components) component.takes_turns = false;
+    const auto apart = smallest_plan(run, INT64_MAX, profile);
+    if (!together || !apart) continue;
+    CHECK(together->device_bytes <= apart->device_bytes);
+    num_smaller += together->device_bytes < apart->device_bytes ? 1 : 0;
+  }
+  CHECK(num_fitting > 40);
+  CHECK(num_smaller > 20);
 }
 
 // As bench_planner.cpp has it, with blocks of different sizes: 2.8e8 combinations and more.
