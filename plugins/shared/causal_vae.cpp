@@ -124,7 +124,7 @@ class CausalConv final : public Module {
   at::Tensor forward(const at::Tensor& x) const { return ops::conv2d(x, weight, bias_, options_); }
 
   // The frames of a clip behind those of `past`, which becomes that of the next piece.
-  at::Tensor forward(const at::Tensor& x, History& past) const;
+  at::Tensor forward(at::Tensor x, History& past) const;
 
   WeightPtr weight;
 
@@ -133,7 +133,7 @@ class CausalConv final : public Module {
   ops::ConvOptions options_;
 };
 
-at::Tensor CausalConv::forward(const at::Tensor& x, History& past) const {
+at::Tensor CausalConv::forward(at::Tensor x, History& past) const {
   if (past.at == History::At::kNone) return forward(x);
   if (past.at == History::At::kFirst) {
     const at::Tensor first = x.unsqueeze(2);
@@ -141,6 +141,7 @@ at::Tensor CausalConv::forward(const at::Tensor& x, History& past) const {
     return forward(x);
   }
   const at::Tensor joined = past.join(x, weight->sizes()[2] - 1);
+  x.reset();  // the caller's may be the only other one
   const int64_t pad = options_.padding;
   return as_frames(ops::conv3d(joined, weight, bias_, {.padding = {0, pad, pad}}));
 }

@@ -101,9 +101,12 @@ TEST_CASE("One weight serves images and videos", "[ops][conv]") {
   const WeightPtr weight = test::make_weight(w);
   const Conv3dOptions options{.padding = {0, 1, 1}};
   const Tensor frames = at::constant_pad_nd(x, {0, 0, 0, 0, 2, 0});
+  Tensor kernel;  // as the first video left it
   for (int i = 0; i < 2; ++i) {
     const Tensor image = conv2d(x.squeeze(2), weight, nullptr, {1, 1});
     const Tensor video = conv3d(frames, weight, nullptr, options);
+    if (i == 0) kernel = weight->state().derived();
+    CHECK(weight->state().derived().is_same(kernel));
     CHECK(error(video, at::conv3d(frames, w, {}, options.stride, options.padding)) < 1e-6);
     CHECK(error(image, video.squeeze(2)) < 1e-6);
   }

@@ -45,7 +45,12 @@ using ConvCallPtr = c10::intrusive_ptr<ConvCall>;
 Tensor draw_kernel(const ConvCall& call) {
   const Weight& weight = *call.weight;
   const auto dims = static_cast<int64_t>(call.axes()) + 2;
-  if (Tensor kept = weight.state().derived(); kept.defined() && kept.dim() == dims) return kept;
+  if (const Tensor kept = weight.state().derived(); kept.defined()) {
+    if (kept.dim() == dims) return kept;
+    // A clip begins with a frame alone: its slice is made of the kernel that the later ones meet.
+    if (call.takes_slice())
+      return kept.select(2, kept.size(2) - 1).contiguous(at::MemoryFormat::ChannelsLast);
+  }
   const Tensor drawn = weight.draw();
   // A tensor that its store does not hold itself was lent for one product: nothing of it is held.
   const bool lent = drawn.storage().use_count() == 1;
