@@ -5,9 +5,9 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/file_pages.h"
 
 #include "memory/clock.h"
-#include "memory/file_pages.h"
 
 namespace atelier::memory {
 

@@ -8,11 +8,11 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/file_pages.h"
 #include "atelier/host/upload.h"
 #include "atelier/host/weight_state.h"
 
 #include "memory/block_stream.h"
-#include "memory/file_pages.h"
 #include "memory/slab.h"
 
 namespace atelier::memory {

@@ -13,9 +13,9 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/file_pages.h"
 
 #include "host/files/file_reader.h"
-#include "memory/file_pages.h"
 
 namespace atelier::files {
 
@@ -101,11 +101,11 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path, uint
 MappedFile::MappedFile(std::string path, char* data, uint64_t size)
     : path_(std::move(path)), data_(data), size_(size) {
   remember(display_path(path_), data_, size_);
-  memory::note_file(data_, size_);
+  note_file(data_, size_);
 }
 
 MappedFile::~MappedFile() {
-  memory::forget_file(data_);
+  forget_file(data_);
   forget(data_);
   munmap(data_, size_);
 }

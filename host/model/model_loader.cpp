@@ -94,9 +94,13 @@ void fill_weights(LoadedModel& model, std::string_view name, const weights::Weig
   memory::TransferDevice* transfer = model.device().is_cpu() ? nullptr : model.transfer();
   if (!model.device().is_cpu() && transfer == nullptr)
     transfer = (own = memory::make_transfer_device(model.device())).get();
+  // Of an autoencoder most runs use a half.
   weights::load_weights(binding, checkpoint, model.dtype(name), model.device(), progress,
                         model.weight_storage(name),
-                        {.places = places, .maps = !model.is_simulated(), .transfer = transfer});
+                        {.places = places,
+                         .maps = !model.is_simulated(),
+                         .populates = !has_role(model.family(), name, Role::kVae),
+                         .transfer = transfer});
 }
 
 // A runner of LoadedModel, as hand_over() knows it.

@@ -381,20 +381,20 @@ std::vector<ElementRun> element_runs(const BoundWeight& bound,
 // beside them little memory is used.
 class HostReader {
  public:
-  HostReader(const files::Checkpoint& checkpoint, at::Device device, bool maps,
+  HostReader(const files::Checkpoint& checkpoint, at::Device device, const Landing& landing,
              const std::vector<Arrival>& planned, ReadBytes& bytes)
       : checkpoint_(checkpoint),
         device_(device),
-        maps_(maps),
+        landing_(landing),
         passing_(planned),
         bytes_(bytes),
         mapper_(checkpoint, bytes) {}
 
   void take(Arrival arrival) {
     const bool on_host = arrival.place != memory::Place::kDevice;
-    const bool may_map = on_host || (device_.is_cpu() && maps_);
-    if (may_map && mapper_.map(arrival, /*populates=*/arrival.place != memory::Place::kDisk))
-      return;
+    const bool may_map = on_host || (device_.is_cpu() && landing_.maps);
+    const bool populates = landing_.populates && arrival.place != memory::Place::kDisk;
+    if (may_map && mapper_.map(arrival, populates)) return;
     arrival.is_lent = arrival.passes();
     if (arrival.is_lent && !passing_.has_room(arrival)) flush();
     const at::IntArrayRef sizes = arrival.bound->weight->sizes();
@@ -425,7 +425,7 @@ class HostReader {
  private:
   const files::Checkpoint& checkpoint_;
   at::Device device_;
-  bool maps_;
+  const Landing& landing_;
   PassingMemory passing_;
   ReadBytes& bytes_;
   WeightMapper mapper_;
@@ -525,7 +525,7 @@ void load_weights(const WeightBinding& binding, const files::Checkpoint& checkpo
     if (is_sent(arrival)) sent_bytes += arrival.read_room();
   }
   ReadBytes bytes(progress);
-  HostReader host(checkpoint, device, landing.maps, planned, bytes);
+  HostReader host(checkpoint, device, landing, planned, bytes);
   std::optional<DeviceReader> sent;
   if (sent_bytes > 0)
     sent.emplace(checkpoint, device, *landing.transfer, std::min(sent_bytes, landing.staging_bytes),

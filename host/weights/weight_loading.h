@@ -19,6 +19,9 @@ struct Landing {
   std::map<const Weight*, memory::Place> places = {};
   // On the CPU, whether what goes to the device may stay in the mapped file.
   bool maps = true;
+  // Whether the pages of what stays there, and is not at kDisk, are read now; else when they are
+  // used.
+  bool populates = true;
   // What goes to the device is read into pinned memory, one part of it while the other is on its
   // way. Null: the device is the host.
   memory::TransferDevice* transfer = nullptr;

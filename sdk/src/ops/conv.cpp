@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 #include "atelier/host/dry_run.h"
+#include "atelier/host/file_pages.h"
 #include "atelier/host/leaf_scope.h"
 #include "atelier/host/recompute_scope.h"
 #include "atelier/host/stop.h"
@@ -59,8 +60,10 @@ Tensor draw_kernel(const ConvCall& call) {
   const bool is_cpu = drawn.is_cpu() || (dry != nullptr && dry->like() == at::kCPU);
   const Tensor made =
       kernel.detach().contiguous(is_cpu ? call.channels_last() : at::MemoryFormat::Contiguous);
-  if (!lent && !weight.state().is_trainable() && !made.is_alias_of(drawn))
+  if (!lent && !weight.state().is_trainable() && !made.is_alias_of(drawn)) {
     weight.state().keep_derived(made);
+    if (drawn._version() == 0) give_back_pages(drawn);  // never written to: it is what the file has
+  }
   return made;
 }
 

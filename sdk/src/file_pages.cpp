@@ -1,4 +1,4 @@
-#include "memory/file_pages.h"
+#include "atelier/host/file_pages.h"
 
 #include <cstdint>
 #include <map>
@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace atelier::memory {
+namespace atelier {
 
 namespace {
 
@@ -46,4 +46,4 @@ void give_back_pages(const at::Tensor& value) {
   madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
 }
 
-}  // namespace atelier::memory
+}  // namespace atelier

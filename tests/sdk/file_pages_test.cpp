@@ -1,4 +1,4 @@
-#include "memory/file_pages.h"
+#include "atelier/host/file_pages.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -6,9 +6,11 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/ops/conv.h"
+
 #include "tests/support/files.h"
 
-namespace atelier::memory {
+namespace atelier {
 namespace {
 
 constexpr size_t kPages = 8;
@@ -72,4 +74,22 @@ TEST_CASE("Whole pages of a mapped file are given back, and come again as the fi
   for (size_t page = 0; page < kPages; ++page) CHECK(mapping.is_written(page));
 }
 
-}  // namespace atelier::memory
+TEST_CASE("A kernel that is kept channels-last leaves the file, unless it was changed",
+          "[file_pages][conv]") {
+  const Mapping mapping;
+  note_file(mapping.data, mapping.bytes);
+  const at::Tensor x = at::ones({1, 64, 2, 2});
+  for (const bool is_changed : {false, true}) {
+    mapping.write();  // behind LibTorch's back
+    const at::Tensor values = mapping.all().view({-1, 64, 2, 2});
+    if (is_changed) values.fill_(-2);
+    const auto kernel = std::make_shared<Weight>("kernel", values.sizes().vec());
+    kernel->set(values);
+    const at::Tensor y = ops::conv2d(x, kernel, nullptr, {});
+    for (size_t page = 0; page < kPages; ++page) CHECK(mapping.is_written(page) == is_changed);
+    CHECK(at::equal(ops::conv2d(x, kernel, nullptr, {}), y));
+  }
+  forget_file(mapping.data);
+}
+
+}  // namespace atelier
