@@ -1,8 +1,9 @@
 """A training step of Wan on latents of clips moves every parameter as the same step does that is
-written with diffusers, peft and torch.optim.AdamW: of a LoRA, and of two experts, where each step is
-of one of them."""
+written with diffusers, peft and torch.optim.AdamW: of a LoRA, of two experts, where each step is of
+one of them, and of Wan 2.2 TI2V, whose first frame stays clean."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import sys
@@ -29,7 +30,6 @@ RATE, BETA1, EPS = 5e-3, 0.9, 1e-3
 TARGETS = "q,k,v,o,ffn.0,ffn.2"
 PROMPTS = ["A coffee shop entrance", "A red bicycle leans on a wall, oil painting", "red"]
 FRAMES, HEIGHT, WIDTH = 9, 32, 48
-LATENTS = (16, 3, HEIGHT // 8, WIDTH // 8)
 # The levels of the experts, by their places in the table.
 EXPERTS = {"dit": (0, 417), "dit2": (417, 1000)}
 WHOLE = {"dit": (0, 1000)}
@@ -68,29 +68,26 @@ def name_here(component, name):
     return f"{component}.{name}"
 
 
-class WanTrainTest(unittest.TestCase):
+@dataclasses.dataclass
+class Sample:
+    """A row: float32 [C, T, h, w], [L, D], and the clean first frame where there is one."""
+    latents: torch.Tensor
+    prompt_embeds: torch.Tensor
+    first_frame: torch.Tensor | None = None
+
+
+class Steps(unittest.TestCase):
+    """Training steps on both sides; what they learn from is in `cache` and in `samples`."""
 
     @classmethod
     def setUpClass(cls):
         cls.models = wan_models.get()
         cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_train_")
         cls.dir = pathlib.Path(cls.holder.name)
-        cls.experts = {"dit": cls.models.transformer, "dit2": wan_models.make_transformer(seed=95)}
-        cls.experts["dit2"].save_pretrained(cls.dir / "transformer_2")
-        cls.samples = cls.make_cache()
 
     @classmethod
     def tearDownClass(cls):
         cls.holder.cleanup()
-
-    @classmethod
-    def make_cache(cls):
-        cls.cache = clip_cache.make(cls.dir / "encoded", "wan", cls.models.model, PROMPTS, FRAMES,
-                                    HEIGHT, WIDTH)
-        return [
-            training.Sample(latents, prompt_embeds)
-            for latents, prompt_embeds in clip_cache.read(cls.cache)
-        ]
 
     # --- the reference side ---
 
@@ -102,16 +99,21 @@ class WanTrainTest(unittest.TestCase):
         weight = torch.tensor(weights()[levels], dtype=torch.float32)
         clean = torch.stack([sample.latents for sample in samples])
         noise = torch.stack([
-            training.normal_noise(training.stream_seed(seed, training.NOISE), slot, step, LATENTS)
-            for _, slot in batch
+            training.normal_noise(training.stream_seed(seed, training.NOISE), slot, step,
+                                  tuple(clean.shape[1:])) for _, slot in batch
         ])
         at = sigma.view(-1, 1, 1, 1, 1)
+        noisy = (1 - at) * clean + at * noise
+        first = None
+        if samples[0].first_frame is not None:
+            first = torch.stack([sample.first_frame for sample in samples])
+            noisy[:, :, :1] = first
         embeds = torch.nn.utils.rnn.pad_sequence([sample.prompt_embeds for sample in samples],
                                                  batch_first=True)
         lengths = torch.tensor([len(sample.prompt_embeds) for sample in samples])
-        velocity = wan_models.velocity(transformer, (1 - at) * clean + at * noise, sigma, embeds,
-                                       lengths)
-        error = (velocity - (noise - clean)).square()
+        velocity = wan_models.velocity(transformer, noisy, sigma, embeds, lengths,
+                                       first_frame=first)
+        error = (velocity - (noise - clean)).square()[:, :, 0 if first is None else 1:]
         return (weight * error.flatten(1).mean(dim=1)).sum()
 
     def reference(self, transformers, parts, steps, seed, shape):
@@ -181,7 +183,17 @@ class WanTrainTest(unittest.TestCase):
             self.assertGreater(len(moved), 0.9 * len(start))
             yield run, denoisers
 
-    # --- tests ---
+
+class WanTrainTest(Steps):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.experts = {"dit": cls.models.transformer, "dit2": wan_models.make_transformer(seed=95)}
+        cls.experts["dit2"].save_pretrained(cls.dir / "transformer_2")
+        cls.cache = clip_cache.make(cls.dir / "encoded", "wan", cls.models.model, PROMPTS, FRAMES,
+                                    HEIGHT, WIDTH)
+        cls.samples = [Sample(*values) for values in clip_cache.read(cls.cache)]
 
     def test_steps_of_a_lora_on_clips_are_those_of_peft(self):
         transformer = wan_models.make_transformer().requires_grad_(False)
@@ -230,6 +242,28 @@ class WanTrainTest(unittest.TestCase):
                     compare.assert_close("wan, training, saved experts",
                                          again.get_parameter(name).detach(), parameter.detach(),
                                          TOLERANCE)
+
+
+class FirstFrameTest(Steps):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.model = cls.models.folder_with(cls.dir / "model",
+                                           transformer=wan_models.make_wide_transformer(),
+                                           vae=wan_models.make_wide_vae())
+        cls.cache = clip_cache.make(cls.dir / "encoded", "wan", cls.model, PROMPTS, FRAMES, 32, 64,
+                                    "--extra_inputs", "input_image")
+        cls.samples = [Sample(*values) for values in clip_cache.read(cls.cache, "first_frame")]
+
+    def test_the_first_frame_stays_clean_and_does_not_count(self):
+        for batch_size, accumulation in ((1, 2), (2, 1)):
+            transformer = wan_models.make_wide_transformer()
+            with self.subTest(batch_size=batch_size), self.both(
+                    "wan, training, clean first frame", {"dit": transformer}, WHOLE, self.model,
+                    steps=3, batch_size=batch_size, accumulation=accumulation,
+                    extra_inputs="input_image", trainable_models="dit"):
+                pass
 
 
 if __name__ == "__main__":
