@@ -1,50 +1,22 @@
 """Wan's models that are shown images, a first one or a first and a last one: image encoder, denoiser
 and whole clips give what diffusers and transformers give."""
 
-import pathlib
 import sys
-import tempfile
 import unittest
 
-import numpy as np
 import torch
-from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
+from diffusers import WanImageToVideoPipeline
 from PIL import Image
-from safetensors.torch import save_file
 
-import atelier
 import compare
-import references
-import tiny_models
+import wan_checks
 import wan_models
+from wan_checks import picture, probe
 
-PLUGIN = "wan"
 PROMPT, NEGATIVE = "A cat walks along a wall", "blurry"
 
 
-def probe(component, paths, inputs, **options):
-    return atelier.probe(component, paths, inputs, plugin=PLUGIN, **options)
-
-
-def picture(height, width, seed):
-    """A smooth random image, uint8 [H, W, 3]."""
-    small = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
-
-
-class Folder(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_images_")
-        cls.dir = pathlib.Path(cls.holder.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
-
-
-class WanImageEncoderTest(Folder):
+class WanImageEncoderTest(wan_checks.FolderTest):
 
     @classmethod
     def setUpClass(cls):
@@ -75,7 +47,7 @@ class WanImageEncoderTest(Folder):
                 self.assertLess(error, 0.02)
 
 
-class WanImageDitTest(Folder):
+class WanImageDitTest(wan_checks.FolderTest):
 
     def inputs(self, images, length=13, batch=2):
         generator = torch.Generator().manual_seed(7)
@@ -93,28 +65,13 @@ class WanImageDitTest(Folder):
 
     def test_velocities_and_gradients_are_the_same_in_every_spelling(self):
         for images in (1, 2):
-            transformer = wan_models.make_image_transformer(images)
-            folder = self.dir / f"images_{images}"
-            transformer.save_pretrained(folder)
-            file = folder / "original" / "dit.safetensors"
-            transformer.save_config(file.parent)
-            save_file(
-                tiny_models.contiguous(
-                    wan_models.renamed(transformer.state_dict(), wan_models.ORIGINAL_DIT)), file)
-            inputs = self.inputs(images)
-            floating = {key: value.clone().requires_grad_(True) for key, value in inputs.items()}
-            output = wan_models.velocity(transformer, **floating)
-            expected = references.gradients(output, floating, dict(transformer.named_parameters()))
             with self.subTest(images=images):
-                got = probe("dit", folder, inputs, gradients=True, trainable="*")
-                compare.assert_close(f"wan, denoiser, {images} images", got["velocity"], output)
-                compare.assert_gradients(f"wan, denoiser, gradients with {images} images", got,
-                                         expected)
-                compare.assert_close(f"wan, denoiser, {images} images, original",
-                                     probe("dit", file, inputs)["velocity"], output)
+                wan_checks.check_denoiser("wan, denoiser", f"{images} images",
+                                          wan_models.make_image_transformer(images),
+                                          self.dir / f"images_{images}", self.inputs(images))
 
 
-class WanImagePipelineTest(Folder):
+class WanImagePipelineTest(wan_checks.FolderTest):
 
     @classmethod
     def setUpClass(cls):
@@ -122,53 +79,29 @@ class WanImagePipelineTest(Folder):
         cls.models = wan_models.get()
         cls.pipelines = {}
         for images in (1, 2):
-            cls.pipelines[images] = WanImageToVideoPipeline(
-                tokenizer=cls.models.tokenizer,
-                text_encoder=cls.models.text_encoder,
+            cls.pipelines[images] = cls.models.make_pipeline(
+                WanImageToVideoPipeline,
                 image_encoder=wan_models.make_image_encoder(),
                 image_processor=wan_models.make_image_processor(),
-                transformer=wan_models.make_image_transformer(images),
-                vae=cls.models.vae,
-                scheduler=UniPCMultistepScheduler.from_config(cls.models.scheduler.config))
-            cls.pipelines[images].set_progress_bar_config(disable=True)
+                transformer=wan_models.make_image_transformer(images))
             cls.pipelines[images].save_pretrained(cls.dir / str(images))
 
     def check(self, images, frames, height, width):
-        generator = torch.Generator().manual_seed(8)
-        latents = torch.randn((1, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
-                              generator=generator)
+        latents = wan_checks.noise(frames, height, width, seed=8)
+        asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, height=height, width=width,
+                     num_frames=frames, num_inference_steps=3)
         first, last = picture(height, width, 3), picture(height, width, 4)
         options = {} if images == 1 else dict(last_image=Image.fromarray(last))
-        video = self.pipelines[images](image=Image.fromarray(first),
-                                       prompt=PROMPT,
-                                       negative_prompt=NEGATIVE,
-                                       height=height,
-                                       width=width,
-                                       num_frames=frames,
-                                       num_inference_steps=3,
-                                       latents=latents,
-                                       output_type="np",
-                                       **options).frames[0]
+        video = self.pipelines[images](image=Image.fromarray(first), latents=latents,
+                                       output_type="np", **asked, **options).frames[0]
         flags = {}
         if images == 2:
             Image.fromarray(last).save(self.dir / "last.png")
             flags["end_image"] = self.dir / "last.png"
-        got = atelier.generate(self.dir / str(images),
-                               latents,
-                               input_image=first,
-                               plugin=PLUGIN,
-                               prompt=PROMPT,
-                               negative_prompt=NEGATIVE,
-                               height=height,
-                               width=width,
-                               num_frames=frames,
-                               num_inference_steps=3,
-                               schedule="diffusers",
-                               dtype="float32",
-                               **flags)
+        got = wan_checks.generate(self.dir / str(images), latents, input_image=first, **asked,
+                                  **flags)
         # The image encoder sees an image that was scaled in other steps.
-        compare.assert_images(f"wan, clips from {images} images", got,
-                              [(frame * 255).round().astype(np.uint8) for frame in video],
+        compare.assert_images(f"wan, clips from {images} images", got, wan_models.rounded(video),
                               tolerance=0.5)
 
     def test_clips_from_a_first_image_are_those_of_diffusers(self):
@@ -178,40 +111,31 @@ class WanImagePipelineTest(Folder):
         self.check(2, frames=5, height=64, width=48)
 
 
-class WanExpertsPipelineTest(Folder):
+class WanExpertsPipelineTest(wan_checks.FolderTest):
     """Image to video of Wan 2.2: two experts, and no image encoder."""
 
     def test_clips_of_two_experts_are_those_of_diffusers(self):
         models = wan_models.get()
         experts = [wan_models.make_transformer(seed, in_channels=36) for seed in (101, 102)]
-        pipeline = WanImageToVideoPipeline(
-            tokenizer=models.tokenizer,
-            text_encoder=models.text_encoder,
-            transformer=experts[0],
-            transformer_2=experts[1],
-            boundary_ratio=0.9,
-            vae=models.vae,
-            scheduler=UniPCMultistepScheduler.from_config(models.scheduler.config, flow_shift=5.0))
-        pipeline.set_progress_bar_config(disable=True)
+        pipeline = models.make_pipeline(WanImageToVideoPipeline, shift=5.0, transformer=experts[0],
+                                        transformer_2=experts[1], boundary_ratio=0.9)
         folder = models.folder_with(self.dir / "experts", transformer=experts[0],
                                     transformer_2=experts[1])
-        latents = torch.randn((1, 16, 2, 6, 8), generator=torch.Generator().manual_seed(9))
-        first = picture(48, 64, 5)
+        latents, first = wan_checks.noise(5, 48, 64, seed=9), picture(48, 64, 5)
+        asked = dict(prompt=PROMPT, negative_prompt=NEGATIVE, height=48, width=64, num_frames=5,
+                     num_inference_steps=5)
         clips = {}
         for scales in ((3.5, 3.5), (3.5, 1.5)):
-            video = pipeline(image=Image.fromarray(first), prompt=PROMPT, negative_prompt=NEGATIVE,
-                             height=48, width=64, num_frames=5, num_inference_steps=5,
-                             guidance_scale=scales[0], guidance_scale_2=scales[1], latents=latents,
-                             output_type="np").frames[0]
-            clips[scales] = [(frame * 255).round().astype(np.uint8) for frame in video]
-            got = atelier.generate(folder, latents, input_image=first, plugin=PLUGIN, prompt=PROMPT,
-                                   negative_prompt=NEGATIVE, height=48, width=64, num_frames=5,
-                                   num_inference_steps=5, schedule="diffusers", flow_shift=5,
-                                   cfg_scale=scales[0], cfg_scale_2=scales[1], dtype="float32")
+            clips[scales] = wan_models.rounded(
+                pipeline(image=Image.fromarray(first), guidance_scale=scales[0],
+                         guidance_scale_2=scales[1], latents=latents, output_type="np",
+                         **asked).frames[0])
+            got = wan_checks.generate(folder, latents, input_image=first, flow_shift=5,
+                                      cfg_scale=scales[0], cfg_scale_2=scales[1], **asked)
             with self.subTest(scales=scales):
                 compare.assert_images("wan, clips of two experts from an image", got, clips[scales],
                                       tolerance=0.5)
-        effect = np.abs(np.asarray(clips[3.5, 3.5], np.float64) - np.asarray(clips[3.5, 1.5])).mean()
+        effect = wan_checks.difference(clips[3.5, 3.5], clips[3.5, 1.5])
         self.assertGreater(effect, 1, "the second expert's guidance proves nothing")
 
 

@@ -5,12 +5,12 @@ import contextlib
 import sys
 import unittest
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
 import atelier
 import compare
+import wan_checks
 import wan_models
 import wan_parity_test as wan
 
@@ -36,7 +36,7 @@ class WanLoraTest(wan.WanPipelineTest):
         cls.state = {
             name: value.clone() for name, value in cls.models.transformer.state_dict().items()
         }
-        cls.latents = cls.noise(1, 32, 48, seed=51)
+        cls.latents = wan_checks.noise(1, 32, 48, seed=51)
         cls.steps = dict(num_inference_steps=2)
 
     def random(self, shape, size, seed):
@@ -97,8 +97,8 @@ class WanLoraTest(wan.WanPipelineTest):
 
     def check_effect(self, images):
         plain = self.reference(self.latents, **self.steps)
-        effect = np.abs(np.asarray(images, np.float64) - np.asarray(plain, np.float64)).mean()
-        self.assertGreater(effect, 2, "the LoRA changes too little to prove anything")
+        self.assertGreater(wan_checks.difference(images, plain), 2,
+                           "the LoRA changes too little to prove anything")
 
     def test_every_spelling_gives_what_diffusers_makes_of_it(self):
         files = self.spellings()

@@ -216,12 +216,7 @@ class WanModels:
                                                  use_flow_sigmas=True,
                                                  num_train_timesteps=1000,
                                                  flow_shift=3.0)
-        self.pipeline = WanPipeline(tokenizer=self.tokenizer,
-                                    text_encoder=self.text_encoder,
-                                    vae=self.vae,
-                                    scheduler=self.scheduler,
-                                    transformer=self.transformer)
-        self.pipeline.set_progress_bar_config(disable=True)
+        self.pipeline = self.make_pipeline(WanPipeline)
         self.transformer.save_pretrained(self.model / "transformer")
         self.text_encoder.save_pretrained(self.model / "text_encoder")
         self.vae.save_pretrained(self.model / "vae")
@@ -245,6 +240,18 @@ class WanModels:
             save_file(tiny_models.contiguous(tensors),
                       self.root / "original" / f"{name}.safetensors",
                       metadata=tiny_models.config_metadata(self.folder_of(name)))
+
+    def scheduler_with(self, shift):
+        return UniPCMultistepScheduler.from_config(self.scheduler.config, flow_shift=shift)
+
+    def make_pipeline(self, kind, shift=3.0, **parts):
+        """One of diffusers' pipelines, of these parts and of this model's where they are not among
+        them."""
+        mine = dict(tokenizer=self.tokenizer, text_encoder=self.text_encoder, vae=self.vae,
+                    transformer=self.transformer, scheduler=self.scheduler_with(shift))
+        pipeline = kind(**mine | parts)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
 
     def folder_of(self, component):
         return self.model / {"dit": "transformer"}.get(component, component)
@@ -356,20 +363,19 @@ def clip_folder(frames, height, width):
         yield folder, clip
 
 
-def changed_clip(models, clip, seed, transformer=None, vae=None, shift=3.0, **options):
-    """The frames, uint8 [H, W, 3] each, that diffusers makes of a clip."""
-    pipeline = WanVideoToVideoPipeline(tokenizer=models.tokenizer,
-                                       text_encoder=models.text_encoder,
-                                       transformer=transformer or models.transformer,
-                                       vae=vae or models.vae,
-                                       scheduler=UniPCMultistepScheduler.from_config(
-                                           models.scheduler.config, flow_shift=shift))
-    pipeline.set_progress_bar_config(disable=True)
-    if vae is not None:  # it takes every VAE for one of eight pixels a cell
-        pipeline.vae_scale_factor_spatial = vae.config.scale_factor_spatial
+def rounded(video):
+    """The frames of a clip of floating values, uint8 [H, W, 3] each, rounded the way diffusers does."""
+    return [(frame * 255).round().astype(np.uint8) for frame in video]
+
+
+def changed_clip(models, clip, seed, parts, shift=3.0, **options):
+    """The frames that diffusers makes of a clip; `parts` in place of the model's."""
+    pipeline = models.make_pipeline(WanVideoToVideoPipeline, shift, **parts)
+    # It takes every VAE for one of eight pixels a cell.
+    pipeline.vae_scale_factor_spatial = pipeline.vae.config.scale_factor_spatial
     video = pipeline(video=clip, width=clip[0].width, height=clip[0].height, output_type="np",
                      generator=torch.Generator().manual_seed(seed), **options).frames[0]
-    return [(frame * 255).round().astype(np.uint8) for frame in video]
+    return rounded(video)
 
 
 @functools.cache

@@ -10,15 +10,15 @@ import unittest
 import numpy as np
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import atelier
 import compare
 import references
-import tiny_models
+import wan_checks
 import wan_models
+from wan_checks import probe
 
-PLUGIN = "wan"
 # As people paste them: the pipelines clean prompts.
 PROMPT = "A coffee shop entrance with a “chalkboard” sign &amp;amp; lamps,  cinematic lighting"
 PUBLISHED_NEGATIVE = (
@@ -26,10 +26,6 @@ PUBLISHED_NEGATIVE = (
     "丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，"
     "静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走")
 NEGATIVE = "blurry, 低画质"
-
-
-def probe(component, paths, inputs, **options):
-    return atelier.probe(component, paths, inputs, plugin=PLUGIN, **options)
 
 
 class WanDitTest(unittest.TestCase):
@@ -111,13 +107,8 @@ class WanDitTest(unittest.TestCase):
                         dict(in_channels=6, out_channels=6, num_layers=3)):
             transformer = wan_models.make_transformer(seed=94, **changes)
             inputs = self.inputs(1, 2, 4, 6, 13, channels=transformer.config.in_channels)
-            original = wan_models.renamed(transformer.state_dict(), wan_models.ORIGINAL_DIT)
             with self.subTest(**changes), tempfile.TemporaryDirectory() as folder:
-                transformer.save_pretrained(folder)
-                file = pathlib.Path(folder) / "original" / "dit.safetensors"
-                transformer.save_config(file.parent)
-                save_file(tiny_models.contiguous(original), file)
-                for path in (folder, file):
+                for path in wan_checks.save_spellings(transformer, folder):
                     compare.assert_close(f"wan, denoiser, {changes}",
                                          probe("dit", path, inputs)["velocity"],
                                          self.expected(inputs, transformer))
@@ -125,11 +116,7 @@ class WanDitTest(unittest.TestCase):
     def test_all_gradients_are_the_same(self):
         for name, inputs in (("one sample", self.inputs(1, 3, 5, 6, 13)), ("a batch", self.batch())):
             got = probe("dit", self.folder, inputs, gradients=True, trainable="*")
-            floating = {
-                key: value.clone().requires_grad_(True)
-                for key, value in inputs.items()
-                if value.is_floating_point()
-            }
+            floating = wan_checks.with_gradients(inputs)
             output = wan_models.velocity(self.transformer, floating["latents"], floating["sigma"],
                                          floating["prompt_embeds"], inputs.get("prompt_lengths"))
             expected = references.gradients(output, floating,
@@ -153,37 +140,12 @@ class WanDitTest(unittest.TestCase):
         self.assertLess(error[0], 1.05 * error[1])
 
 
-class WanVaeTest(unittest.TestCase):
+class WanVaeTest(wan_checks.VaeChecks, unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
         cls.models = wan_models.get()
-        cls.vae = cls.models.vae
-
-    @staticmethod
-    def clip(batch, frames, height, width, seed=21):
-        return torch.rand((batch, 3, frames, height, width),
-                          generator=torch.Generator().manual_seed(seed)) * 2 - 1
-
-    @staticmethod
-    def latents(batch, frames, height, width, seed=22):
-        return torch.randn((batch, 16, frames, height, width),
-                           generator=torch.Generator().manual_seed(seed))
-
-    def ours(self, clip=None, latents=None, paths=None, **options):
-        paths = paths or self.models.folder_of("vae")
-        if latents is not None:
-            got = probe("vae", paths, {"latents": latents}, **options)
-            return got["clip"] if "clip" in got else got["image"][:, :, None]
-        return probe("vae", paths, {"clip": clip}, **options)["latents"]
-
-    def check(self, name, clip=None, latents=None, paths=None, vae=None):
-        with torch.no_grad():
-            if latents is None:
-                expected = wan_models.encode(vae or self.vae, clip)
-            else:
-                expected = wan_models.decode(vae or self.vae, latents)
-        compare.assert_close(name, self.ours(clip, latents, paths), expected)
+        cls.vae, cls.folder = cls.models.vae, cls.models.folder_of("vae")
 
     def test_clips_encode_the_same(self):
         for frames, height, width in ((1, 40, 56), (5, 40, 56), (9, 24, 8), (13, 16, 24), (17, 8, 8)):
@@ -245,17 +207,7 @@ class WanVaeTest(unittest.TestCase):
             self.ours(self.clip(1, 4, 16, 16))
 
     def test_gradients_are_the_same(self):
-        for key, value, call, other in (
-            ("clip", self.clip(1, 9, 16, 24), wan_models.encode, "latents"),
-            ("latents", self.latents(1, 3, 2, 3), wan_models.decode, "clip")):
-            got = probe("vae", self.models.folder_of("vae"), {key: value}, gradients=True,
-                        trainable="*")
-            value = value.clone().requires_grad_(True)
-            output = call(self.vae, value)
-            expected = references.gradients(output, {key: value},
-                                            dict(self.vae.named_parameters()))
-            compare.assert_gradients(f"wan, VAE, gradients from {key}", got, expected)
-            compare.assert_close(f"wan, VAE, values with gradients from {key}", got[other], output)
+        self.check_gradients("wan, VAE", self.clip(1, 9, 16, 24), self.latents(1, 3, 2, 3))
 
 
 class WanPipelineTest(unittest.TestCase):
@@ -268,16 +220,9 @@ class WanPipelineTest(unittest.TestCase):
     def tearDown(self):
         self.pipeline.unload_lora_weights()
 
-    @staticmethod
-    def noise(frames, height, width, seed, count=1):
-        """Noise as the program takes it, [N, 16, T, h, w]."""
-        return torch.randn((count, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
-                           generator=torch.Generator().manual_seed(seed))
-
     def reference(self, latents, shift=3.0, scheduler=None, **options):
-        """The frames of all clips, uint8 [H, W, 3] each, rounded the way diffusers does."""
-        self.pipeline.scheduler = scheduler or type(self.models.scheduler).from_config(
-            self.models.scheduler.config, flow_shift=shift)
+        """The frames of all clips."""
+        self.pipeline.scheduler = scheduler or self.models.scheduler_with(shift)
         options.setdefault("prompt", PROMPT)
         options.setdefault("negative_prompt", NEGATIVE)
         options["prompt"] = [options["prompt"]] * latents.shape[0]
@@ -288,7 +233,7 @@ class WanPipelineTest(unittest.TestCase):
                               latents=latents,
                               output_type="np",
                               **options).frames
-        return [(frame * 255).round().astype(np.uint8) for clip in clips for frame in clip]
+        return [frame for clip in clips for frame in wan_models.rounded(clip)]
 
     def ours(self, latents, paths=None, **flags):
         flags = dict(prompt=PROMPT,
@@ -297,17 +242,15 @@ class WanPipelineTest(unittest.TestCase):
                      width=8 * latents.shape[4],
                      num_frames=4 * latents.shape[2] - 3,
                      num_images=latents.shape[0],
-                     schedule="diffusers",
-                     seed=0,
-                     dtype="float32") | flags
-        return atelier.generate(paths or self.models.model, latents, plugin=PLUGIN, **flags)
+                     seed=0) | flags
+        return wan_checks.generate(paths or self.models.model, latents, **flags)
 
     def test_clips_are_those_of_diffusers_in_every_spelling(self):
-        latents = self.noise(5, 48, 64, seed=41)
+        latents = wan_checks.noise(5, 48, 64, seed=41)
         expected = self.reference(latents, num_inference_steps=4)
         self.assertEqual(len(expected), 5)
         other = self.reference(latents, num_inference_steps=4, prompt="red")
-        effect = np.abs(np.asarray(expected, np.float64) - np.asarray(other, np.float64)).mean()
+        effect = wan_checks.difference(expected, other)
         self.assertGreater(effect, 2, "the prompt changes too little to prove anything")
         for layout, paths in self.models.layouts().items():
             with self.subTest(layout=layout):
@@ -315,13 +258,13 @@ class WanPipelineTest(unittest.TestCase):
                                       self.ours(latents, paths, num_inference_steps=4), expected)
 
     def test_images_are_those_of_diffusers(self):
-        latents = self.noise(1, 64, 48, seed=42, count=2)
+        latents = wan_checks.noise(1, 64, 48, seed=42, count=2)
         compare.assert_images("wan, images", self.ours(latents, num_inference_steps=3),
                               self.reference(latents, num_inference_steps=3))
 
     def test_clips_in_tiles_have_no_seams(self):
         """What tiles change of a clip changes at their edges as it does between them."""
-        latents = self.noise(9, 96, 128, seed=48)
+        latents = wan_checks.noise(9, 96, 128, seed=48)
         whole, tiled = (np.stack(self.ours(latents, num_inference_steps=2, **flags)).astype(np.float64)
                         for flags in ({}, dict(tiled=True, tile_size=64, tile_stride=48)))
         for axis, edges in ((1, (32, 64)), (2, (32, 64, 96))):
@@ -335,7 +278,7 @@ class WanPipelineTest(unittest.TestCase):
                        np.abs(tiled - whole).mean())
 
     def test_shift_and_guidance_are_those_of_diffusers(self):
-        latents = self.noise(9, 32, 48, seed=43)
+        latents = wan_checks.noise(9, 32, 48, seed=43)
         for shift, scale, steps in ((5, 5, 6), (8, 1, 5), (3, 7, 2)):
             with self.subTest(shift=shift, scale=scale, steps=steps):
                 compare.assert_images(
@@ -346,7 +289,7 @@ class WanPipelineTest(unittest.TestCase):
                                    num_inference_steps=steps))
 
     def test_an_empty_negative_prompt_is_the_published_one(self):
-        latents = self.noise(1, 32, 48, seed=46)
+        latents = wan_checks.noise(1, 32, 48, seed=46)
         compare.assert_images(
             "wan, images, published negative prompt",
             self.ours(latents, num_inference_steps=2, negative_prompt=""),
@@ -370,7 +313,7 @@ class WanPipelineTest(unittest.TestCase):
                 self.pipeline.register_to_config(boundary_ratio=None)
 
     def test_two_experts_share_the_levels_as_in_diffusers(self):
-        latents = self.noise(5, 32, 48, seed=45)
+        latents = wan_checks.noise(5, 32, 48, seed=45)
         steps = dict(num_inference_steps=5)
         alone = self.reference(latents, shift=12.0, guidance_scale=4.0, **steps)
         for scales in ((4, 3), (4, None), (1, None)):
@@ -380,15 +323,14 @@ class WanPipelineTest(unittest.TestCase):
                     if v is not None}
             with self.subTest(scales=scales), self.second_expert(0.875) as paths:
                 expected = self.reference(latents, shift=12.0, **theirs, **steps)
-                effect = np.abs(np.asarray(expected, np.float64) -
-                                np.asarray(alone, np.float64)).mean()
+                effect = wan_checks.difference(expected, alone)
                 self.assertGreater(effect, 2, "the second expert proves nothing")
                 compare.assert_images("wan, clips of two experts",
                                       self.ours(latents, paths, flow_shift=12, **ours, **steps),
                                       expected)
 
     def test_solvers_go_on_over_any_border_of_two_experts_as_in_diffusers(self):
-        latents = self.noise(5, 32, 48, seed=47, count=2)
+        latents = wan_checks.noise(5, 32, 48, seed=47, count=2)
         flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
         # diffusers makes its levels of whole runs itself: ours are told them.
         cases = (("unipc", None, 0.6, {}), ("unipc", None, 0.97, dict(cfg_batch="off", batch_size=2)),
@@ -413,11 +355,11 @@ class WanPipelineTest(unittest.TestCase):
     def test_clips_from_a_clip_are_those_of_diffusers(self):
         cases = ((5, 5, 0.6, {}), (9, 6, 0.55, dict(cfg_scale=1)), (1, 4, 1.0, {}))
         for frames, steps, strength, more in cases:
-            latents = self.noise(frames, 32, 48, seed=49)
+            latents = wan_checks.noise(frames, 32, 48, seed=49)
             with self.subTest(frames=frames, strength=strength), \
                     wan_models.clip_folder(frames, 32, 48) as (folder, clip):
                 expected = wan_models.changed_clip(
-                    self.models, clip, seed=49, strength=strength, num_inference_steps=steps,
+                    self.models, clip, 49, {}, strength=strength, num_inference_steps=steps,
                     guidance_scale=float(more.get("cfg_scale", 5)), prompt=PROMPT,
                     negative_prompt=NEGATIVE)
                 self.assertEqual(len(expected), frames)
@@ -426,12 +368,12 @@ class WanPipelineTest(unittest.TestCase):
                 compare.assert_images("wan, clips from a clip", got, expected)
 
     def test_a_clip_may_begin_with_the_second_expert(self):
-        latents = self.noise(5, 32, 48, seed=50)
+        latents = wan_checks.noise(5, 32, 48, seed=50)
         asked = dict(num_inference_steps=5, prompt=PROMPT, negative_prompt=NEGATIVE)
         with self.second_expert(0.875) as paths, wan_models.clip_folder(5, 32, 48) as (folder, clip):
             low = dict(transformer=self.pipeline.transformer_2)
-            expected = wan_models.changed_clip(self.models, clip, seed=50, strength=0.4,
-                                               guidance_scale=4.0, **low, **asked)
+            expected = wan_models.changed_clip(self.models, clip, 50, low, strength=0.4,
+                                               guidance_scale=4.0, **asked)
             got = self.ours(latents, paths, input_video=folder, denoising_strength=0.4,
                             cfg_scale=4, flow_shift=3, **asked)
             compare.assert_images("wan, clips from a clip, the second expert alone", got, expected)
@@ -440,11 +382,11 @@ class WanPipelineTest(unittest.TestCase):
         rng = np.random.default_rng(5)
         rows = [(rng.integers(0, 256, (32, 48, 3), dtype=np.uint8), text)
                 for text in ("a red cat", "a blue circle")]
-        latents = self.noise(5, 32, 48, seed=44)
+        latents = wan_checks.noise(5, 32, 48, seed=44)
         plain = self.reference(latents, num_inference_steps=3)
         with atelier.train(self.models.model,
                            rows,
-                           plugin=PLUGIN,
+                           plugin=wan_checks.PLUGIN,
                            height=32,
                            width=48,
                            learning_rate=0.05,
@@ -458,7 +400,7 @@ class WanPipelineTest(unittest.TestCase):
             self.assertEqual(len(layers), 20)  # ten in each block
             self.pipeline.load_lora_weights(file)
             expected = self.reference(latents, num_inference_steps=3)
-            effect = np.abs(np.asarray(expected, np.float64) - np.asarray(plain, np.float64)).mean()
+            effect = wan_checks.difference(expected, plain)
             self.assertGreater(effect, 2, "the LoRA changes too little to prove anything")
             compare.assert_images("wan, clips with a LoRA",
                                   self.ours(latents, num_inference_steps=3, lora=file), expected)

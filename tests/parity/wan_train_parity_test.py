@@ -5,9 +5,7 @@ one of them, and of Wan 2.2 TI2V, whose first frame stays clean."""
 import contextlib
 import dataclasses
 import json
-import pathlib
 import sys
-import tempfile
 import unittest
 import zlib
 
@@ -22,6 +20,7 @@ import atelier
 import clip_cache
 import compare
 import training
+import wan_checks
 import wan_models
 
 TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # of the scale
@@ -76,18 +75,13 @@ class Sample:
     first_frame: torch.Tensor | None = None
 
 
-class Steps(unittest.TestCase):
+class Steps(wan_checks.FolderTest):
     """Training steps on both sides; what they learn from is in `cache` and in `samples`."""
 
     @classmethod
     def setUpClass(cls):
+        super().setUpClass()
         cls.models = wan_models.get()
-        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_wan_train_")
-        cls.dir = pathlib.Path(cls.holder.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.holder.cleanup()
 
     # --- the reference side ---
 
