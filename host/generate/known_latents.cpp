@@ -4,6 +4,10 @@
 
 namespace atelier::generate {
 
+at::Tensor put_known(const at::Tensor& where, const at::Tensor& known, const at::Tensor& x) {
+  return x.is_meta() ? x * 1 : at::where(where, known, x);  // LibTorch has none of meta tensors
+}
+
 KnownLatents::KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& noise) {
   if (!given) return;
   values_ = given->values_CTHW.to(noise.options());
@@ -14,7 +18,7 @@ KnownLatents::KnownLatents(const std::optional<GivenLatents>& given, const at::T
 at::Tensor KnownLatents::put_into(const at::Tensor& x, double sigma) const {
   if (is_empty()) return x;
   const at::Tensor known = noise_.defined() ? values_ * (1.0 - sigma) + noise_ * sigma : values_;
-  return at::where(where_, known, x);
+  return put_known(where_, known, x);
 }
 
 void KnownLatents::visit(const std::function<void(at::Tensor&)>& visit) {

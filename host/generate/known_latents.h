@@ -10,6 +10,9 @@
 
 namespace atelier::generate {
 
+// Returns `x`, and `known` where `where` says so. Meta tensors stay such.
+at::Tensor put_known(const at::Tensor& where, const at::Tensor& known, const at::Tensor& x);
+
 class KnownLatents {
  public:
   // `noise`: what sampling begins with, [N, C, T, H, W]; of nullopt nothing is known.

@@ -106,7 +106,8 @@ Tensor Objective::predict(std::span<const Prepared> samples, std::span<const Tim
     const float sigma = levels[i].sigma;
     sigmas.push_back(sigma);
     Tensor x = samples[i].clean * (1.0F - sigma) + noise[i] * sigma;
-    if (samples[i].pinned.defined()) x = at::where(samples[i].pinned_where, samples[i].pinned, x);
+    if (samples[i].pinned.defined())
+      x = generate::put_known(samples[i].pinned_where, samples[i].pinned, x);
     noisy.push_back(x.to(denoiser.dtype));
   }
   const std::vector<const Conditioning*> cond = pointers(samples);

@@ -19,7 +19,7 @@ sys.path.insert(0, str(program.REPOSITORY / "tests/host/train"))
 from train_cli_test import write_png  # noqa: E402
 
 KEYS = program.REPOSITORY / "tests/data/keys"
-TEXT_ENCODER, VAE = "models_t5_umt5-xxl-enc-bf16.pth", "Wan2.1_VAE.pth"
+TEXT_ENCODER = "models_t5_umt5-xxl-enc-bf16.pth"
 IMAGE_ENCODER = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 DIT = "diffusion_pytorch_model*.safetensors"
 CONFIG = "examples/wanvideo/model_training/full/accelerate_config_14B.yaml"
@@ -35,13 +35,14 @@ MODELS = {
     "Wan2.1-FLF2V-14B-720P": ("wan_flf2v_14b", ENDS, [], ON_CPU),
     "Wan2.2-T2V-A14B": ("wan_t2v_14b", [], [], []),
     "Wan2.2-I2V-A14B": ("wan22_i2v_a14b", IMAGE, [], OFFLOAD),
+    "Wan2.2-TI2V-5B": ("wan22_ti2v_5b", IMAGE, [], []),
 }
 BOUNDARIES = {"Wan2.2-T2V-A14B": "0.417", "Wan2.2-I2V-A14B": "0.358"}
 # With how many frames a script says that it trains, by model, and whether it is one of a LoRA. The others leave it out: 81.
 FRAMES = {
     ("Wan2.1-I2V-14B-720P", False): 49,
     **{(model, is_lora): 49
-       for model in BOUNDARIES
+       for model in (*BOUNDARIES, "Wan2.2-TI2V-5B")
        for is_lora in (True, False)}
 }
 
@@ -101,7 +102,7 @@ class WanScripts(unittest.TestCase):
             for part in parts:
                 cls.write(folder / (part + "diffusion_pytorch_model.safetensors"), keys + "_original")
             cls.write(folder / TEXT_ENCODER, "umt5_original")
-            cls.write(folder / VAE, "vae_original")
+            cls.write(folder / cls.vae(model), "wan22_vae_original" if "TI2V" in model else "vae_original")
             if "image_encoder" in cls.components(model):
                 cls.write(folder / IMAGE_ENCODER, "clip_original")
             write_tokenizer(folder / "google/umt5-xxl")
@@ -112,6 +113,10 @@ class WanScripts(unittest.TestCase):
         published_sizes.write_holes(path, published_shapes(keys))
 
     @staticmethod
+    def vae(model):
+        return "Wan2.2_VAE.pth" if "TI2V" in model else "Wan2.1_VAE.pth"
+
+    @staticmethod
     def components(model):
         image = ["image_encoder"] if model.startswith("Wan2.1-") and "2V-14B" in model and "T2V" not in model else []
         return ["text_encoder", "vae", *image]
@@ -119,7 +124,7 @@ class WanScripts(unittest.TestCase):
     def line(self, model, is_lora, expert=""):
         """A script's command line. `expert`: the folder of one of two."""
         _, asked, lora, full = MODELS[model]
-        names = [f"{expert}/{DIT}" if expert else DIT, TEXT_ENCODER, VAE]
+        names = [f"{expert}/{DIT}" if expert else DIT, TEXT_ENCODER, self.vae(model)]
         names += [IMAGE_ENCODER] if "image_encoder" in self.components(model) else []
         data = f"data/diffsynth_example_dataset/wanvideo/{model}"
         line = ["accelerate", "launch", *(["--config_file", CONFIG] if not is_lora and model != "Wan2.1-T2V-1.3B" else []),
@@ -176,6 +181,16 @@ class WanScripts(unittest.TestCase):
         for model in BOUNDARIES:
             for expert in ("high_noise_model", "low_noise_model"):
                 self.check(model, expert)
+
+    def test_the_model_of_five_billion(self):
+        model = "Wan2.2-TI2V-5B"
+        self.check(model)
+        line = self.line(model, is_lora=True)
+        files = line[line.index("--model_id_with_origin_paths") + 1]
+        said = self.run_program("plan", "generate", "--plugin", "wan", "--model_id_with_origin_paths", files, "--prompt",
+                                "a clip", "--height", 480, "--width", 832, "--num_frames", 49, "--input_image",
+                                "rows/0.png", "--output", "clip.webp", "--vram", "4000GiB", "--device_profile", "h200")
+        self.assertRegex(said.stdout + said.stderr, "denoise")
 
     def test_as_many_frames_are_learnt_as_the_line_says(self):
         line = self.line("Wan2.1-T2V-1.3B", is_lora=True)
