@@ -8,6 +8,7 @@
 #include "atelier/plugin.h"
 
 #include "host/model/config_check.h"
+#include "host/train/timesteps.h"
 #include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 #include "support/models.h"
@@ -344,6 +345,47 @@ TEST_CASE("Hints say which expert is which where paths do not", "[detect]") {
   CHECK(low.component == "dit2");
   CHECK(family().sigma_range(low).high == 0.875);
   CHECK(family().sigma_range(detected(index)).low == 0.0);
+}
+
+// DiffSynth-Studio's scripts train an expert each, between --min_timestep_boundary and
+// --max_timestep_boundary. Those of Fun-A14B and VACE-Fun-A14B say what those of I2V-A14B say, and
+// no other script of Wan says any.
+TEST_CASE("Experts have the noise levels that published scripts draw from", "[schedules]") {
+  struct Scripts {
+    const char* keys;
+    double boundary;
+  };
+  for (const auto& [keys, boundary] : {Scripts{"wan_t2v_14b_original.txt", 0.417},
+                                       Scripts{"wan22_i2v_a14b_original.txt", 0.358}}) {
+    CAPTURE(keys);
+    std::vector<FoundPart> parts;
+    for (const char* path : {"high_noise_model/a.safetensors", "low_noise_model/a.safetensors"})
+      parts.push_back({detected(index_of(read_keys(keys))), path, {}});
+    family().assign(parts);
+    const SigmaRange high = family().sigma_range(parts[0].part),
+                     low = family().sigma_range(parts[1].part);
+    const ScheduleDefaults schedule = family().training_schedule(parts[0].part);
+    const auto levels = [&](const train::TimestepOptions& options,
+                            const std::vector<SigmaRange>& ranges, double part) {
+      std::vector<float> drawn;
+      const train::Timesteps timesteps(schedule, options, {}, ranges);
+      for (const train::Timestep& level : timesteps.grid(std::llround(1000 * part)))
+        drawn.push_back(level.sigma);
+      return drawn;
+    };
+    CHECK(levels({}, {high}, boundary) ==
+          levels({.max_timestep_boundary = boundary}, {SigmaRange{}}, boundary));
+    CHECK(levels({}, {low}, 1 - boundary) ==
+          levels({.min_timestep_boundary = boundary}, {SigmaRange{}}, 1 - boundary));
+    CHECK(train::Timesteps(schedule, {}, {}, {high, low}).shares().front() == Approx(boundary));
+  }
+  // What has one denoiser has all levels, as its scripts do.
+  for (const Published& published : kPublished) {
+    if (std::string_view(published.variant).ends_with("a14b")) continue;
+    const SigmaRange range =
+        family().sigma_range(detected(index_of(read_keys(published.original))));
+    CHECK(std::pair(range.low, range.high) == std::pair(0.0, 1.0));
+  }
 }
 
 TEST_CASE("Modulation, time and layer norms stay float32", "[weights]") {
