@@ -153,13 +153,15 @@ void Columns::check_columns(const DatasetOptions& options, std::span<const Input
 std::optional<Item> Columns::read(const Record& record, Findings& problems, Findings& odd) const {
   Item item;
   item.place = record.place;
+  item.target_column = record.target_column.empty() ? target_input_ : record.target_column;
   bool is_good = true;
   for (const InputSpec& input : inputs_) {
     if (absent_.contains(input.name)) {
       is_good = false;
       continue;
     }
-    const std::string place = record.place + " [" + std::string(input.name) + "]";
+    const std::string name(input.name == target_input_ ? item.target_column : input.name);
+    const std::string place = record.place + " [" + name + "]";
     const auto value = record.values.find(input.name);
     if (value == record.values.end()) {
       if (input.when_absent != WhenAbsent::kNone) continue;

@@ -72,13 +72,15 @@ void find_duplicates(const std::vector<Item>& items, const std::string& target_i
       continue;
     }
     odd.add("duplicates",
-            item.place + " [" + target_input + "]: the same image as in " + first->second->place +
+            item.place + " [" + item.target_column + "]: the same image as in " +
+                first->second->place +
                 (item.values == first->second->values ? ", with the same values" : ""),
             "take one out unless it shall count twice");
   }
   for (const auto& [copy, original] : find_copies(paths, files)) {
+    const Item& item = *first_of.at(copy);
     odd.add("duplicates",
-            first_of.at(copy)->place + " [" + target_input + "]: the same content as in " +
+            item.place + " [" + item.target_column + "]: the same content as in " +
                 first_of.at(original)->place,
             "take one out unless it shall count twice");
   }
@@ -96,9 +98,9 @@ void find_oddities(const std::vector<Item>& items, const std::string& target_inp
   }
   if (profiles > 0) {
     odd.add("color profiles",
-            first_profile->place + " [" + target_input + "]: has an embedded color profile, as " +
-                std::to_string(profiles) + " of " + std::to_string(items.size()) +
-                " images; colors are read as sRGB",
+            first_profile->place + " [" + first_profile->target_column +
+                "]: has an embedded color profile, as " + std::to_string(profiles) + " of " +
+                std::to_string(items.size()) + " images; colors are read as sRGB",
             "convert images of other color spaces to sRGB");
   }
   if (options.alpha_mask && transparent == 0 && !items.empty()) {
@@ -193,8 +195,11 @@ void join_target_columns(std::span<const InputSpec> inputs, Metadata& metadata,
     if (std::ranges::find(inputs, other, &InputSpec::name) != inputs.end() ||
         std::erase(metadata.columns, other) == 0)
       continue;
-    if (!std::ranges::count(metadata.columns, name)) metadata.columns.push_back(name);
+    const bool is_alone = !std::ranges::count(metadata.columns, name);
+    if (is_alone) metadata.columns.push_back(name);
     for (Record& record : metadata.records) {
+      const bool is_written = record.line > 0;  // captions beside files know no columns
+      if (is_written && is_alone) record.target_column = other;
       const auto value = record.values.find(other);
       if (value == record.values.end()) continue;
       problems.set_row(record.line);
@@ -204,6 +209,7 @@ void join_target_columns(std::span<const InputSpec> inputs, Metadata& metadata,
                      "a row learns one of them");
       } else {
         record.values[name] = *value;
+        if (is_written) record.target_column = other;
       }
       record.values.erase(other);
     }

@@ -53,7 +53,8 @@ struct DatasetOptions {
 
 // One row that is ready to be read.
 struct Item {
-  std::string place;  // names the row in messages
+  std::string place;          // names the row in messages
+  std::string target_column;  // what the row's file calls the target input, for messages
   // Inputs of the family that are no files, as inputs::parse_value() gives them, and whatever else
   // the row holds.
   std::map<std::string, nlohmann::json, std::less<>> values;

@@ -22,15 +22,6 @@ constexpr double kMaskShapeTolerance = 0.01;
 // Rates that differ by less are those of a file that rounds its times.
 constexpr double kSlower = 0.99;
 
-// Where in the row. An image that is a row of its own is not named twice.
-Error placed(const Item& item, const std::string& column, const Error& error) {
-  const std::string prefix = item.place + ": ";
-  if (!error.message().starts_with(prefix)) return error.at(item.place + " [" + column + "]");
-  return Error(error.code(),
-               item.place + " [" + column + "]: " + error.message().substr(prefix.size()),
-               error.hint(), error.tag());
-}
-
 std::string counted(int64_t frames) {
   return std::to_string(frames) + (frames == 1 ? " frame" : " frames");
 }
@@ -47,6 +38,14 @@ FileRules::FileRules(const DatasetOptions& options, const Columns& columns, cons
       files_(files),
       problems_(problems),
       odd_(odd) {}
+
+// An image that is a row of its own is not named twice.
+Error FileRules::placed(const Item& item, const std::string& column, const Error& error) const {
+  const std::string prefix = item.place + ": ", place = place_of(item, column);
+  if (!error.message().starts_with(prefix)) return error.at(place);
+  return Error(error.code(), place + ": " + error.message().substr(prefix.size()), error.hint(),
+               error.tag());
+}
 
 std::vector<Item> FileRules::items_of(Item row) {
   bool is_good = true;
@@ -88,9 +87,8 @@ bool FileRules::check_kind(const Item& item, const std::string& column, const st
   if (inputs::is_clip(columns_.kind(column)) || !is_clip) return true;
   const bool is_target = column == columns_.target_input();
   problems_.add("clips in place of images",
-                item.place + " [" + column + "]: " + files::display_path(path) +
-                    " is a clip, and " + (is_target ? "this family learns" : "the column takes") +
-                    " single images",
+                place_of(item, column) + ": " + files::display_path(path) + " is a clip, and " +
+                    (is_target ? "this family learns" : "the column takes") + " single images",
                 "take an image out of it, for instance with ffmpeg -i CLIP -frames:v 1 a.png");
   return false;
 }
@@ -150,7 +148,7 @@ bool FileRules::check_frames(const Item& item) {
     if (is_still_mask || frames_of(beside) == wanted) continue;
     problems_.add("clips of another length",
                   item.place + " [" + column + "]: has " + counted(frames_of(beside)) + ", the " +
-                      columns_.target_input() + " " + std::to_string(wanted),
+                      item.target_column + " " + std::to_string(wanted),
                   "a clip beside another has a frame for each of its frames");
     is_good = false;
   }

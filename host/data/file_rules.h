@@ -31,9 +31,15 @@ class FileRules {
   const inputs::ImageFile& target_of(const Item& item) const {
     return file(item.files.at(columns_.target_input()).front());
   }
-  std::string target_place(const Item& item) const {
-    return item.place + " [" + columns_.target_input() + "]: ";
+  // Where in the row, as its file calls the column.
+  std::string place_of(const Item& item, const std::string& column) const {
+    const bool is_target = column == columns_.target_input();
+    return item.place + " [" + (is_target ? item.target_column : column) + "]";
   }
+  std::string target_place(const Item& item) const {
+    return place_of(item, columns_.target_input()) + ": ";
+  }
+  Error placed(const Item& item, const std::string& column, const Error& error) const;
 
   bool check_file(const Item& item, const std::string& column, const std::string& path);
   bool check_kind(const Item& item, const std::string& column, const std::string& path);

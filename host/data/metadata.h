@@ -18,6 +18,8 @@ namespace atelier::data {
 struct Record {
   uint64_t line = 0;  // csv and jsonl: of the file, from 1; json: of the list, from 1; folder: 0
   std::string place;  // names the row in messages: "metadata.csv:3", "data/a.png"
+  std::string target_column =
+      {};  // what the file calls the target input; empty: as the family does
   nlohmann::json values = nlohmann::json::object();
 };
 

@@ -5,6 +5,7 @@
 import json
 import pathlib
 import shutil
+import struct
 import sys
 import tempfile
 import unittest
@@ -14,6 +15,11 @@ from PIL import Image
 
 PLUGIN, WRITE_MODEL = (str(pathlib.Path(sys.argv.pop(1)).resolve()) for _ in range(2))
 COMPONENTS = ("text_encoder", "vae", "dit", "dit_low")
+CLIPS = program.REPOSITORY / "tests/host/media/clips"
+HAS_VIDEO = (program.PROGRAM.parent.parent / "lib/libatelier_video.so").is_file()
+UNIT_MATRIX = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+# Of Matroska: what is in front of everything, with its length behind it, and of frames.
+SEGMENT, ANY_LENGTH, CLUSTER = b"\x18\x53\x80\x67", b"\x01" + b"\xff" * 7, b"\x1f\x43\xb6\x75"
 
 
 def frame(number, size=(24, 16)):
@@ -238,13 +244,82 @@ class Clips(unittest.TestCase):
         said = self.train("wrong", "video,prompt\ncut.gif,a\ntext.mp4,b\nempty,c\ngone.mp4,d\nwalk,e\n",
                           "--validate", "full", code=2)
         for line in (2, 3, 4, 5):
-            self.assertIn(f"wrong.csv:{line} [image]: ", said)
+            self.assertIn(f"wrong.csv:{line} [video]: ", said)
         self.assertNotIn("wrong.csv:6", said)
         said = self.train("odd", self.TABLE, "--num_frames", 6, code=2)
         self.assertIn("--num_frames: 6 is not one more than a multiple of 2; use 5 or 7", said)
         # 0.7 s at the family's 8 frames a second.
         said = self.run_program("cache", *self.flags("short", self.TABLE), "--num_frames", 11, "--dry_run")
-        self.assertIn("short.csv:3 [image]: has 5 frames of the 11 of --num_frames; 5 frames are learnt", said)
+        self.assertIn("short.csv:3 [video]: has 5 frames of the 11 of --num_frames; 5 frames are learnt", said)
+
+    def write(self, name, content):
+        (self.data / name).write_bytes(content)
+        return name
+
+    def hostile_videos(self):
+        """Names of videos, with what is told of each; those that are only odd are learnt."""
+        plain, matroska = (CLIPS / "plain.mp4").read_bytes(), (CLIPS / "plain.mkv").read_bytes()
+        at, one = plain.rindex(UNIT_MATRIX), 1 << 16
+
+        def turned(name, a, b, c, d):
+            matrix = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+            return self.write(name, plain[:at] + matrix + plain[at + len(matrix):])
+
+        for name in ("variable.mp4", "sound_alone.mp4", "two_sizes.mkv"):
+            shutil.copy(CLIPS / name, self.data / name)
+        hurt = bytearray(plain)
+        middle = (plain.index(b"mdat") + plain.index(b"moov")) // 2
+        hurt[middle:middle + 200] = b"\xff" * 200
+        begin, end = matroska.index(SEGMENT) + len(SEGMENT), matroska.index(CLUSTER)
+        playlist = b"#EXTM3U\n#EXTINF:1,\n" + str(CLIPS / "plain.mp4").encode()
+        return {
+            "variable.mp4": "its frames are not equally long",
+            turned("turned.mp4", 0, one, -one, 0): "is stored turned by 90 degrees; it is learnt as it is shown",
+        }, {
+            turned("tilted.mp4", one, one, -one, one): "tilted",
+            self.write("short.mkv", matroska[:len(matroska) * 2 // 3]): "cut short",
+            self.write("headless.mp4", plain[:len(plain) // 2]): "cut short",
+            self.write("none.mkv", matroska[:begin] + ANY_LENGTH + matroska[begin + 8:end]): "cannot be opened",
+            self.write("hurt.mp4", bytes(hurt)): "frame ",
+            "sound_alone.mp4": "sound and no video",
+            "two_sizes.mkv": "is 96x48, those before it are 64x48",
+            self.write("list.mp4", playlist): "list.mp4",
+            self.write("list.ffconcat", b"ffconcat version 1.0\nfile walk/0.png\n"): "list.ffconcat",
+            self.write("flash.flv", b"FLV\x01" + bytes(99)): "FLV",
+        }
+
+    def hostile_pictures(self):
+        frames = [frame(i) for i in range(2)]
+        frames[0].save(self.data / "wide.gif", save_all=True, append_images=frames[1:], duration=100)
+        wide = bytearray((self.data / "wide.gif").read_bytes())
+        wide[6:10] = struct.pack("<2H", 60_000, 60_000)
+        dot = b"\x2c" + struct.pack("<4HB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
+        begin = b"GIF89a" + struct.pack("<2H", 1, 1) + b"\x80\x00\x00" + bytes(3) + b"\xff" * 3
+        (self.data / "mixed").mkdir(exist_ok=True)
+        frame(0).save(self.data / "mixed/0.png")
+        frame(0, (32, 16)).save(self.data / "mixed/1.png")
+        return {
+            self.write("wide.gif", bytes(wide)): "60000x60000",
+            self.write("long.gif", begin + dot * 1_000_001 + b"\x3b"): "limit of 1000000",
+            self.write("nothing.gif", begin + b"\x3b"): "nothing.gif",
+            "mixed": "1.png: is 32x16, the first frame of its folder is 24x16",
+            "http://127.0.0.1/plain.mp4": "is a web address",
+            "concat:walk/0.png": "No such file or directory",
+        }
+
+    def test_hostile_clips_are_told_with_rows(self):
+        odd, wrong = self.hostile_videos() if HAS_VIDEO else ({}, {})
+        wrong.update(self.hostile_pictures())
+        rows = [*odd, *wrong, "walk"]
+        table = "video,prompt\n" + "".join(f"{name},a clip\n" for name in rows)
+        said = self.run_program("cache", *self.flags("hostile", table), "--dry_run", "--validate", "full",
+                                code=2).splitlines()
+        for line, (name, expected) in enumerate({**odd, **wrong}.items(), 2):
+            with self.subTest(name):
+                told = [text for text in said if f"hostile.csv:{line} [video]: " in text]
+                self.assertIn(expected, "".join(told))
+                self.assertEqual({name in odd}, {text.startswith("warning: ") for text in told})
+        self.assertFalse([text for text in said if f"hostile.csv:{1 + len(rows)} " in text])
 
 
 if __name__ == "__main__":
