@@ -1,0 +1,76 @@
+"""Every published denoiser of Wan is named by `atelier inspect`, those that are not run yet too.
+
+The files are headers of the published names and shapes.
+"""
+import json
+import pathlib
+import tempfile
+import unittest
+
+import program
+import published_sizes
+from wan_scripts_test import published_shapes
+
+# Keys of what is run, with what it is taken as; and of what is not, with what it is called.
+TAKEN = {
+    "wan_t2v_1_3b": "wan2.1-t2v-1.3b",
+    "wan_t2v_14b": "wan2.1-t2v-14b",
+    "wan_i2v_14b": "wan2.1-i2v-14b",
+    "wan_flf2v_14b": "wan2.1-i2v-14b-flf2v",
+    "wan22_i2v_a14b": "wan2.2-i2v-a14b",
+    "wan22_ti2v_5b": "wan2.2-ti2v-5b",
+    "wan_fun_1_3b_inp_original": "wan2.1-i2v-14b",
+}
+CALLED = {
+    "wan_vace_1_3b": "a VACE of Wan",
+    "wan_vace_1_3b_original": "a VACE of Wan",
+    "wan_vace_14b": "a VACE of Wan",
+    "wan_vace_14b_original": "a VACE of Wan",
+    "wan_fun_1_3b_control_original": "a Wan-Fun DiT with a control video",
+    "wan_fun_14b_control_original": "a Wan-Fun DiT with a control video",
+    "wan_fun_v11_1_3b_control_original": "a Wan-Fun DiT with a reference",
+    "wan_fun_v11_14b_control_original": "a Wan-Fun DiT with a reference",
+    "wan22_fun_a14b_control_original": "a Wan-Fun DiT with a reference",
+    "wan_fun_v11_1_3b_camera_original": "a Wan-Fun DiT with a camera",
+    "wan_fun_v11_14b_camera_original": "a Wan-Fun DiT with a camera",
+    "wan22_fun_a14b_camera_original": "a Wan-Fun DiT with a camera",
+    "wan22_s2v_original": "Wan2.2-S2V",
+    "wan22_animate": "Wan2.2-Animate",
+    "wan22_animate_original": "Wan2.2-Animate",
+}
+
+
+class WanInspect(unittest.TestCase):
+
+    def inspect(self, tables, code):
+        """What is told of a file for each table, beside what is looked for."""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [pathlib.Path(folder) / keys / "model.safetensors" for keys in tables]
+            for path in paths:
+                published_sizes.write_holes(path, published_shapes(path.parent.name))
+            told = program.run("inspect", *paths, "--json", code=code).stdout.splitlines()
+        self.assertEqual(len(tables), len(told))
+        return [(json.loads(line), expected) for line, expected in zip(told, tables.values())]
+
+    def test_files_that_are_run_are_taken(self):
+        for told, variant in self.inspect(TAKEN, code=0):
+            with self.subTest(variant):
+                self.assertNotIn("refused", told)
+                taken = told["taken_by"]
+                self.assertEqual(("wan", "dit", variant), (taken["family"], taken["component"], taken["variant"]))
+
+    def test_files_that_are_not_run_yet_are_named(self):
+        for told, name in self.inspect(CALLED, code=2):
+            with self.subTest(told["path"]):
+                self.assertIn(name, told["refused"])
+                self.assertIn("are loaded so far", told["refused"])
+                self.assertIn("[UNSUPPORTED]", told["refused"])
+
+    def test_every_table_of_keys_is_looked_at(self):
+        told = {name.removesuffix("_original") for name in (*TAKEN, *CALLED)}
+        there = {path.stem.removesuffix("_original") for path in (program.REPOSITORY / "tests/data/keys").glob("wan*.txt")}
+        self.assertEqual(there - {"wan22_vae"}, told)
+
+
+if __name__ == "__main__":
+    unittest.main()
