@@ -25,4 +25,13 @@ std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view 
   return std::nullopt;
 }
 
+bool encodes_by_variant(const ModelFamily& family) {
+  const auto is_for_some = [](const auto& one) { return one.variants != "*"; };
+  return std::ranges::any_of(family.encode_stages(), is_for_some) ||
+         std::ranges::any_of(family.inputs(), [&](const InputSpec& input) {
+           return input.use != InputUse::kGenerate &&
+                  (is_for_some(input) || (input.required && input.required_by != "*"));
+         });
+}
+
 }  // namespace atelier::model

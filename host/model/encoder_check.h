@@ -1,4 +1,4 @@
-// Whether what encodes an input is there.
+// Whether what encodes an input is there, and whether that depends on the variant.
 #pragma once
 
 #include <optional>
@@ -13,5 +13,8 @@ namespace atelier::model {
 // What is wrong with giving an input to a model: a component is missing that a stage of its encodes
 // the input with. nullopt: nothing.
 std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view input);
+
+// Whether variants of a family differ in what rows of a dataset have or in what is encoded of them.
+bool encodes_by_variant(const ModelFamily& family);
 
 }  // namespace atelier::model

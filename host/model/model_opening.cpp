@@ -191,7 +191,7 @@ class LoadedModel::Opening {
     }
   }
 
-  // Whether a model of the denoiser's variant has the component; one of unknown variant may.
+  // Whether a model of the variant has the component; one of unknown variant may.
   bool may_have(const ComponentSpec& spec) const {
     return variant_.empty() || holds_for(spec, variant_);
   }
@@ -199,7 +199,11 @@ class LoadedModel::Opening {
   // Takes out what the denoiser's variant does without. A file that holds such a part alone was
   // named for nothing; others may well hold more than is used.
   void leave_out_other_variants() {
-    problems_.collect([&] { variant_ = stages_of(family_, model_->parts_).variant; });
+    problems_.collect([&] {
+      const Stages stages = stages_of(family_, model_->parts_);
+      variant_ = stages.variant;
+      has_denoiser_ = stages.first() != nullptr;
+    });
     std::erase_if(model_->parts_, [&](const LoadedPart& part) {
       const ComponentSpec& spec = *find_component(family_, part.detection.component);
       if (may_have(spec)) return false;
@@ -254,7 +258,7 @@ class LoadedModel::Opening {
   void check_found(const ComponentSpec& spec) {
     if (!is_needed(spec) || model_->find_part(spec.name) != nullptr || !are_files_right_) return;
     const bool denoises = spec.role == Role::kDenoiser;
-    if (denoises && request_.one_denoiser_is_enough && !variant_.empty()) return;
+    if (denoises && request_.one_denoiser_is_enough && has_denoiser_) return;
     std::string message = "component " + std::string(spec.name) + " is missing";
     if (!spec.help.empty()) message += " (" + std::string(spec.help) + ")";
     if (!unknown_.empty()) message += "; not recognised: " + report::list_names(unknown_, 4);
@@ -319,8 +323,9 @@ class LoadedModel::Opening {
   bool are_files_right_ = true;
   static constexpr int kNamedAlone = 2;  // see take_parts()
   std::map<std::string, int> ranks_;     // by component, of the part that is taken
-  std::string variant_;                  // of the denoiser; empty: there is none
-  std::vector<std::string> unknown_;     // checkpoints that are nothing of the family's
+  std::string variant_;                  // see Stages::variant
+  bool has_denoiser_ = false;
+  std::vector<std::string> unknown_;  // checkpoints that are nothing of the family's
 };
 
 std::unique_ptr<LoadedModel> LoadedModel::open(const ModelFamily& family,

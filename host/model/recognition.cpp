@@ -96,7 +96,12 @@ std::optional<Detection> detect_checkpoint(const ModelFamily& family,
                 files::display_path(checkpoint.name()) + ": is a LoRA, not a model",
                 "a LoRA is added to a model: take it out of the model's files", "CHECKPOINT_LORA");
   try {
-    return detect_with_config(family, checkpoint.index(), hint);
+    auto found = detect_with_config(family, checkpoint.index(), hint);
+    // A variant is the denoiser's. Other parts, which may go with several, stay what they are.
+    if (found && !hint.variant.empty() && !has_role(family, found->component, Role::kDenoiser))
+      found->variant =
+          detect_with_config(family, checkpoint.index(), {hint.component, {}})->variant;
+    return found;
   } catch (const Error& error) {
     throw error.at(files::display_path(checkpoint.name()));
   }

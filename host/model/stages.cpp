@@ -41,6 +41,10 @@ Inputs on_device(Inputs values, at::Device device) {
   return values;
 }
 
+const std::string& said_variant(const LoadedPart& part) {
+  return part.hint.variant;
+}
+
 }  // namespace
 
 const EncodeStage* Stages::target_stage() const {
@@ -75,7 +79,12 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   }
   std::ranges::stable_sort(stages.denoisers, std::greater(),
                            [](const RangedDenoiser& denoiser) { return denoiser.range.high; });
-  if (stages.first() != nullptr) stages.variant = stages.first()->part.variant;
+  if (stages.first() != nullptr) {
+    stages.variant = stages.first()->part.variant;
+  } else {
+    const auto said = std::ranges::find_if_not(parts, &std::string::empty, said_variant);
+    if (said != parts.end()) stages.variant = said_variant(*said);
+  }
   stages.encoding = encode_stages(family, stages.variant);
   stages.target_input = target_input(family.inputs());
   return stages;

@@ -24,7 +24,7 @@ struct RangedDenoiser {
 
 // Worked out once for a model, from the tables of its family and the parts that there are.
 struct Stages {
-  std::string variant;  // of the denoisers; empty: there is none
+  std::string variant;  // of the denoisers; without any what a hint says; empty: unknown
   // Those that the model was made with, tokenizers included.
   std::vector<ComponentSpec> components;
   std::vector<EncodeStage> encoding;           // of the variant, in the order of the table

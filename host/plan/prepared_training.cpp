@@ -259,6 +259,7 @@ class Preparation {
   }
 
   void open_datasets() {
+    if (!has_variant()) return;
     data::DatasetOptions options = config_.dataset;
     fill_clips(options.clips);
     if (!options.dataset_base_path.empty())
@@ -273,16 +274,35 @@ class Preparation {
     run_.validation = open_dataset(options, /*is_trained_on=*/false);
   }
 
-  // Length and rate of clips where the user does not say them. Encoding ahead needs no denoiser:
-  // without one they are those of the family's usual variant.
+  // Encoding ahead needs no denoiser. But without one nothing tells variants apart.
+  bool has_variant() {
+    if (config_.stage != Stage::kDataProcess || !run_.model || !stages().variant.empty() ||
+        !model::encodes_by_variant(family_))
+      return true;
+    problems_.add(
+        "--model_paths: there is no denoiser, whose variant says what is encoded",
+        "add its files, of which headers alone are read then, or name the variant: --model_hints "
+        R"('{"*": {"variant": "NAME"}}')");
+    return false;
+  }
+
+  // A denoiser to ask about; without one it is the family's usual one, as the variant that is
+  // named.
+  std::optional<Detection> denoiser() const {
+    if (stages().first() != nullptr) return stages().first()->part;
+    for (Detection& usual : family_.tiny_parts()) {
+      if (!model::has_role(family_, usual.component, Role::kDenoiser)) continue;
+      if (!stages().variant.empty()) usual.variant = stages().variant;
+      return usual;
+    }
+    return std::nullopt;
+  }
+
+  // Length and rate of clips where the user does not say them.
   void fill_clips(data::ClipOptions& clips) const {
-    const model::RangedDenoiser* denoiser = stages().first();
-    const std::vector<Detection> usual = family_.tiny_parts();
-    const auto part = std::ranges::find_if(usual, [&](const Detection& one) {
-      return model::has_role(family_, one.component, Role::kDenoiser);
-    });
-    if (denoiser == nullptr && part == usual.end()) return;
-    const MediaDefaults media = family_.media_defaults(denoiser ? denoiser->part : *part);
+    const std::optional<Detection> asked = denoiser();
+    if (!asked) return;
+    const MediaDefaults media = family_.media_defaults(*asked);
     clips.model_fps = media.fps;
     clips.model_frames = media.target.frames;
     clips.seed = config_.seed;

@@ -310,7 +310,7 @@ class Family final : public atelier::ComponentFamily {
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
   atelier::MediaDefaults media_defaults(const Detection& denoiser) const override {
-    if (is_wide(denoiser)) return {.target = {121, 704, 1280}, .fps = 24};
+    if (denoiser.variant == kWide) return {.target = {121, 704, 1280}, .fps = 24};
     return {.target = {81, 480, 832}, .fps = 16};
   }
 
