@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
 #include "atelier/nn/layers.h"
@@ -105,6 +106,16 @@ struct History {
     return joined;
   }
 };
+
+// Puts `next` in place of what a clip's piece before left: in its memory, where no gradient reads
+// that. Histories that moved with every piece would leave the heap in holes.
+static void replace(at::Tensor& history, at::Tensor next) {
+  if (at::GradMode::is_enabled() || history.sizes() != next.sizes()) {
+    history = std::move(next);
+  } else {
+    history.copy_(next);
+  }
+}
 
 // A convolution with weight [out, in, kt, k, k] or, without kt, [out, in, k, k].
 class CausalConv final : public Module {
@@ -332,7 +343,7 @@ class CausalVaeHalf final : public Module {
     const auto convolve = [&](const CausalConv& conv, const at::Tensor& in) {
       History history(past ? (*past)[next] : at::Tensor());
       const at::Tensor out = conv.forward(in, history);
-      if (past) (*past)[next++] = history.frames;
+      if (past) replace((*past)[next++], std::move(history.frames));
       return out;
     };
     at::Tensor h = convolve(conv_in_, x), around;
@@ -343,10 +354,10 @@ class CausalVaeHalf final : public Module {
       if (is_within && number == shortcut->first) around = h;
       const size_t count = past ? block.histories() : 0;
       Tensors in = {std::move(h)};
-      for (size_t i = 0; i < count; ++i) in.push_back(std::move((*past)[next + i]));
+      for (size_t i = 0; i < count; ++i) in.push_back((*past)[next + i]);
       Tensors out = runner.run(block, in);
       h = std::move(out[0]);
-      for (size_t i = 0; i < count; ++i) (*past)[next++] = std::move(out[i + 1]);
+      for (size_t i = 0; i < count; ++i) replace((*past)[next++], std::move(out[i + 1]));
       if (is_within && number == shortcut->last) {
         h = h + shortcut->forward(around, begins);
         around.reset();

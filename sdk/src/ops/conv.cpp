@@ -53,14 +53,14 @@ Tensor draw_kernel(const ConvCall& call) {
       return kept.select(2, kept.size(2) - 1).contiguous(at::MemoryFormat::ChannelsLast);
   }
   const Tensor drawn = weight.draw();
-  // A tensor that its store does not hold itself was lent for one product: nothing of it is held.
-  const bool lent = drawn.storage().use_count() == 1;
   const Tensor kernel = call.takes_slice() ? drawn.select(2, drawn.size(2) - 1) : drawn;
   const DryRun* dry = DryRun::of(drawn);
   const bool is_cpu = drawn.is_cpu() || (dry != nullptr && dry->like() == at::kCPU);
   const Tensor made =
       kernel.detach().contiguous(is_cpu ? call.channels_last() : at::MemoryFormat::Contiguous);
-  if (!lent && !weight.state().is_trainable() && !made.is_alias_of(drawn)) {
+  // Of a tensor that its store made for one product nothing is held.
+  if (weight.state().store()->is_resident() && !weight.state().is_trainable() &&
+      !made.is_alias_of(drawn)) {
     weight.state().keep_derived(made);
     if (drawn._version() == 0) give_back_pages(drawn);  // never written to: it is what the file has
   }
