@@ -25,6 +25,7 @@ import train_compare
 from families import FAMILIES, WAN, WAN_14B
 
 TEXT_TOKENS, LORAS = 64, 4
+CLIP = {"832x480x81": (21, 60, 104)}  # and the frames, rows and columns of its latents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,8 @@ STEPS = {
     steps.family.title: steps for steps in (
         Steps(FAMILIES["qwen_image"], {"512x512": (1, 64, 64), "1024x1024": (1, 128, 128), "1328x1328": (1, 166, 166)},
               runs=5, turns=2, loras=(1, LORAS)),
-        Steps(WAN, {"832x480x81": (21, 60, 104)}, runs=3, turns=1, loras=()),
-        Steps(WAN_14B, {"832x480x81": (21, 60, 104)}, runs=2, turns=1, loras=()))
+        Steps(WAN, CLIP, runs=3, turns=1, loras=()),
+        Steps(WAN_14B, CLIP, runs=2, turns=1, loras=()))
 }
 # By the name of a row: flags of atelier-bench.
 PLACES = {
@@ -79,8 +80,8 @@ class Models:
         config = json.loads((self.folder(family) / "transformer/config.json").read_text())
         return config[family.text_width_name]
 
-    def encodings(self, family, side, rows):
-        """A folder with a dataset and its encodings, in data and cache."""
+    def encodings(self, family, side, rows, clips=None):
+        """A folder with a dataset and its encodings, in data and cache; `clips`: the size of the latents in their place."""
         def make(folder):
             (folder / "data").mkdir()
             train_compare.make_dataset(folder / "data", side, rows)
@@ -88,7 +89,11 @@ class Models:
                 **self.train_flags(family, folder, side), "task": "sft:data_process", "device": self.device,
                 "output_path": folder / "run"
             }))
-        return base.prepare(self.work, f"{self.folder(family).name}_{side}x{rows}", make)
+            if clips:
+                import clip_cache
+                clip_cache.put_clips(folder / "cache", [clip_cache.CHANNELS, *self.latents(*clips)])
+        name = f"{self.folder(family).name}_{side}x{rows}"
+        return base.prepare(self.work, name + "_clips" if clips else name, make)
 
     def train_flags(self, family, encodings, side):
         flags = train_compare.run_flags(family, self.folder(family), encodings / "data", encodings / "cache")
@@ -295,11 +300,20 @@ def beside_peft(entry, models, family, encodings, batch):
         entry["error"] = f"the first loss differs from diffusers' by {error:.3g}: their times do not compare"
 
 
+def without_dataset(flags):
+    """The same of encodings alone."""
+    kept = {name: value for name, value in flags.items() if name not in ("dataset_metadata_path", "cache_path")}
+    return {**kept, "dataset_base_path": flags["cache_path"]}
+
+
 def train_row(models, family, name, side, batch, flags, work):
-    side = side if models.is_published else 64
-    encodings = models.encodings(family, side, 2 * batch)
+    """`side`: of images, or the sizes of a clip's latents."""
+    clips = side if isinstance(side, tuple) else None
+    side = side if models.is_published and not clips else 64
+    encodings = models.encodings(family, side, 2 * batch, clips)
+    common = models.train_flags(family, encodings, side)
     flags = {
-        **models.train_flags(family, encodings, side),
+        **(without_dataset(common) if clips else common),
         **train_compare.lora_flags(family, TRAINED_RANK), "task": "sft:train", "output_path": work / "out",
         "batch_size": batch, "max_train_steps": TRAINED_STEPS, "save_steps": 1000, "device": models.device,
         **flags
@@ -326,12 +340,17 @@ def train_row(models, family, name, side, batch, flags, work):
 
 
 def trainings():
-    """By name: family, side of the images, batch and flags."""
+    """By name: family, side of the images or sizes of the clips' latents, batch and flags."""
     lumina, qwen = FAMILIES["lumina2"], FAMILIES["qwen_image"]
     rows = {f"train a LoRA, {lumina.title}, 1024x1024, batch {batch}": (lumina, 1024, batch, {}) for batch in (2, 6)}
     for budget in ("1", "0.5", "0.25", "0", "none"):
         rows[f"train a LoRA, {qwen.title}, 1328x1328, budget {budget}"] = (
             qwen, 1328, 1, {"activation_memory_budget": budget})
+    for family in (WAN, WAN_14B):
+        for budget in ("1", "0.5", "0.25", "0"):
+            for size, latents in CLIP.items():
+                rows[f"train a LoRA, {family.title}, {size}, budget {budget}"] = (
+                    family, latents, 1, {"activation_memory_budget": budget})
     return rows
 
 
@@ -344,7 +363,7 @@ def all_rows():
     steps = {f"CFG step, {FAMILIES['qwen_image'].title}, {place}": 240 if place == "resident" else 60
              for place in PLACES}
     clips = {f"CFG step, {family.title}, resident": 150 for family in (WAN, WAN_14B)}
-    trained = {name: 200 if name in BESIDE_PEFT else 100 for name in trainings()}
+    trained = {name: 240 if WAN_14B.title in name else 200 if name in BESIDE_PEFT else 100 for name in trainings()}
     return dict(list(steps.items())[:1] + list(trained.items())[:3] + list(clips.items()) + list(steps.items())[1:] +
                 list(trained.items())[3:])
 

@@ -1,12 +1,41 @@
-"""Caches of clips, which are folders of random frames."""
+"""Caches of clips: of folders of random frames; and for benchmarks random latents, which no VAE made."""
 
+import ctypes
 import json
 
 import numpy as np
+import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import atelier
+
+
+CHANNELS, FRAME_STRIDE, STRIDE = 16, 4, 8
+
+
+def content_hash(data):
+    """XXH3 of 128 bits, by which a cache tells contents apart."""
+
+    class Hash(ctypes.Structure):
+        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+    function = ctypes.CDLL("libxxhash.so.0").XXH3_128bits
+    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_size_t], Hash
+    value = function(data, len(data))
+    return f"{value.high:016x}{value.low:016x}"
+
+
+def write_latents(path, latents):
+    """Writes an entry with other latents than those that were encoded."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    name = b"latents"
+    float32 = 6  # LibTorch's number of it
+    shape = np.array([float32, latents.dim(), *latents.shape], np.int64)
+    data = np.int64(len(name)).tobytes() + name + shape.tobytes() + latents.numpy().tobytes()
+    save_file({"latents": latents}, path, {**metadata, "atelier.content": content_hash(data)})
 
 
 def make(folder, plugin, model, prompts, frames, height, width, *flags):
@@ -28,6 +57,18 @@ def make(folder, plugin, model, prompts, frames, height, width, *flags):
         *flags
     ], folder)
     return folder / "cache"
+
+
+def put_clips(cache, shape):
+    """Puts random latents of clips in place of those of the images that a cache is of."""
+    manifest = json.loads((cache / "manifest.json").read_text())
+    frames = (shape[1] - 1) * FRAME_STRIDE + 1
+    for number, item in enumerate(manifest["items"]):
+        latents = torch.randn(shape, generator=torch.Generator().manual_seed(70 + number))
+        write_latents(cache / "latents" / (item["latents"] + ".safetensors"), latents)
+        item.update(frames=frames, height=shape[2] * STRIDE, width=shape[3] * STRIDE,
+                    latents_shape=shape)
+    (cache / "manifest.json").write_text(json.dumps(manifest))
 
 
 def read(cache, *stages):
