@@ -1,13 +1,15 @@
 // Passes through streamed blocks beside resident ones, and beside the least time that is possible:
 // the larger one of computing and copying. The device is a simulated device whose copies take as
 // long as their bytes at a rate; the rate is chosen by how long the computing takes on this
-// machine.
+// machine. Then training steps of two components that take turns beside those of one, on a clock
+// that counts nothing but computing and copies.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -25,16 +27,22 @@ using namespace atelier;
 using memory::Place;
 
 constexpr int64_t kBlocks = 16, kWidth = 512, kRows = 192;
-constexpr double kBytes = 2.0 * 4 * kWidth * kWidth * 4;  // of a block
+
+constexpr double bytes_of(int64_t width) {  // of a block
+  return 2.0 * 4 * static_cast<double>(width * width) * 4;
+}
+constexpr double kBytes = bytes_of(kWidth);
 
 // Two products. With a clock: the time that they take, and nothing else.
 struct MlpBlock : Block {
-  nn::Linear up{this, "up", kWidth, 4 * kWidth, false},
-      down{this, "down", 4 * kWidth, kWidth, false};
+  nn::Linear up, down;
   memory::VirtualClock* clock = nullptr;
   double seconds = 0.0;
 
-  explicit MlpBlock(nn::Module* parent, std::string name) : Block(parent, std::move(name)) {
+  MlpBlock(nn::Module* parent, std::string name, int64_t width)
+      : Block(parent, std::move(name)),
+        up(this, "up", width, 4 * width, false),
+        down(this, "down", 4 * width, width, false) {
     for (nn::Linear* layer : {&up, &down})
       layer->weight->set(at::randn(layer->weight->sizes()) /
                          std::sqrt(static_cast<double>(layer->in_features())));
@@ -54,11 +62,11 @@ struct Mlps {
   std::vector<std::unique_ptr<MlpBlock>> blocks;
   at::Tensor x;
 
-  Mlps() {
+  explicit Mlps(int64_t width = kWidth) {
     at::manual_seed(1);
     for (int64_t i = 0; i < kBlocks; ++i)
-      blocks.push_back(std::make_unique<MlpBlock>(&root, "blocks." + std::to_string(i)));
-    x = at::randn({kRows, kWidth});
+      blocks.push_back(std::make_unique<MlpBlock>(&root, "blocks." + std::to_string(i), width));
+    x = at::randn({kRows, width});
   }
   std::vector<Block*> all() const {
     std::vector<Block*> result;
@@ -108,6 +116,67 @@ double scheduled(const Case& of, double computing) {
   return (clock->now() - start) / kPasses;
 }
 
+// A backward pass computes a block again and its gradients: with the forward pass four times its
+// computing, which takes a second in a step of all blocks.
+constexpr double kForward = 1.0 / (4 * kBlocks), kBackward = 3 * kForward;
+
+enum class Experts { kOne, kTwo, kTwoUntold };
+
+// Mean seconds of a step. `copying`: of all blocks, in units of a step's computing. Each step is of
+// one of two components, as likely as the other, or always of the same.
+double seconds_of_step(Experts experts, double copying, int64_t resident) {
+  constexpr int kSteps = 100;
+  constexpr int64_t kSmall = 16;  // no byte counts but in units of the rate
+  const auto clock = std::make_shared<memory::VirtualClock>();
+  const auto transfer = memory::make_simulated_device(
+      {.bytes_per_second = bytes_of(kSmall) * kBlocks / copying, .clock = clock});
+  const auto turns = std::make_shared<memory::Turns>();
+  const Mlps nets[2] = {Mlps(kSmall), Mlps(kSmall)};
+  std::vector<std::unique_ptr<memory::Residency>> residencies;
+  for (const Mlps& net : nets) {
+    auto plan = memory::spread_residents(kBlocks, resident, Place::kHost, /*prefetch=*/2);
+    if (experts != Experts::kOne) memory::take_turns(plan, turns, Place::kHost);
+    residencies.push_back(std::make_unique<memory::Residency>(net.all(), plan, *transfer));
+    for (const auto& block : net.blocks) block->clock = clock.get();
+  }
+  DirectRunner direct;
+  memory::StreamingRunner runner(direct, {residencies[0].get(), residencies[1].get()});
+  const auto run = [&](MlpBlock& block, double seconds) {
+    block.seconds = seconds;
+    runner.run(block, {});
+  };
+  std::mt19937 dice(1);
+  const auto draw = [&] { return experts == Experts::kOne ? 0U : dice() % 2; };
+  double start = 0.0;
+  auto next = draw();
+  for (int step = -4; step < kSteps; ++step) {  // the first ones learn the order
+    if (step == 0) start = clock->now();
+    const Mlps& net = nets[next];
+    for (const auto& block : net.blocks) run(*block, kForward);
+    next = draw();
+    if (experts == Experts::kTwo) residencies[next]->expect();
+    for (auto block = net.blocks.rbegin(); block != net.blocks.rend(); ++block)
+      run(**block, kBackward);
+  }
+  return (clock->now() - start) / kSteps;
+}
+
+void print_turns() {
+  std::printf(
+      "\n| copying all, of a step's computing | resident | one | two | of one | two, not told "
+      "ahead | of one |\n| ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+  for (const double copying : {0.1, 0.25, 0.5, 0.75, 1.0, 2.0}) {
+    for (const int64_t resident : {int64_t{0}, kBlocks / 2, kBlocks - 1}) {
+      const double one = seconds_of_step(Experts::kOne, copying, resident),
+                   two = seconds_of_step(Experts::kTwo, copying, resident),
+                   untold = seconds_of_step(Experts::kTwoUntold, copying, resident);
+      std::printf("| %.2f | %ld of %ld | %.3f s | %.3f s | %.2f | %.3f s | %.2f |\n", copying,
+                  static_cast<long>(resident), static_cast<long>(kBlocks), one, two, two / one,
+                  untold, untold / one);
+    }
+  }
+}
+
 double seconds_of(const Mlps& net, BlockRunner& runner) {
   const double start = now();
   net.run(runner);
@@ -153,10 +222,12 @@ void row(const Case& of, int passes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int passes = argc > 1 ? std::max(1, std::atoi(argv[1])) : 9;
+  const int passes = argc > 1 ? std::max(0, std::atoi(argv[1])) : 9;
   at::set_num_threads(1);  // the copies have a thread of their own
   const at::NoGradGuard no_grad;
-  std::printf("%ld blocks of %.1f MiB, %ld rows, median of %d passes\n\n",
+  print_turns();
+  if (passes == 0) return 0;
+  std::printf("\n%ld blocks of %.1f MiB, %ld rows, median of %d passes\n\n",
               static_cast<long>(kBlocks), kBytes / (1 << 20), static_cast<long>(kRows), passes);
   std::printf(
       "| copying all, of computing | resident | prefetch | others | resident pass | copies | floor "
