@@ -60,9 +60,11 @@ class DenoiserChecks : Checks {
     return at::randn(sizes, at::kFloat).to(device());
   }
 
+  // Families of videos are given two latent frames where `frames` says nothing else.
   Step make_step(const LatentSpec& spec, int64_t batch, int64_t rows, int64_t columns,
-                 at::ScalarType dtype = at::kFloat, int64_t frames = 1) const {
+                 at::ScalarType dtype = at::kFloat, int64_t frames = 0) const {
     const std::vector<int64_t> size = latent_size(spec, rows, columns);
+    if (frames == 0) frames = spec.takes_clips ? 2 : 1;
     const SigmaRange range = family().sigma_range(*denoiser_);
     Step step;
     step.x = noise({batch, spec.channels, frames, size[0], size[1]}).to(dtype);
