@@ -212,6 +212,7 @@ TEST_CASE("The image encoder is known in every spelling, and its last layer is n
   for (const auto& [name, shape] : read_keys("clip_vision.txt"))
     bare[name.substr(std::string("vision_model.").size())] = shape;
   const std::pair<const char*, Keys> files[] = {{"original", read_keys("clip_original.txt")},
+                                                {"original", read_keys("clip_visual_original.txt")},
                                                 {"transformers", read_keys("clip_vision.txt")},
                                                 {"transformers_bare", bare}};
   for (const auto& [spelling, keys] : files) {
@@ -248,6 +249,9 @@ TEST_CASE("What is not run yet is refused by its name, and other families are no
                                    std::pair("wan_vace_14b.txt", "a VACE of Wan"),
                                    std::pair("wan_vace_14b_original.txt", "a VACE of Wan"),
                                    std::pair("wan_fun_1_3b_control_original.txt", "control video"),
+                                   std::pair("wan_fun_14b_control_original.txt", "control video"),
+                                   std::pair("wan_fun_v11_14b_control_original.txt", "reference"),
+                                   std::pair("wan_fun_v11_14b_camera_original.txt", "camera"),
                                    std::pair("wan_fun_v11_1_3b_control_original.txt", "reference"),
                                    std::pair("wan_fun_v11_1_3b_camera_original.txt", "camera"),
                                    std::pair("wan22_fun_a14b_control_original.txt", "reference"),
@@ -273,7 +277,14 @@ TEST_CASE("What is not run yet is refused by its name, and other families are no
 }
 
 TEST_CASE("Wan-Fun that is given a first and a last image is run as image to video", "[detect]") {
-  CHECK(detected(index_of(read_keys("wan_fun_1_3b_inp_original.txt"))).variant == "wan2.1-i2v-14b");
+  const TensorIndex index = index_of(read_keys("wan_fun_1_3b_inp_original.txt"));
+  const Detection part = detected(index);
+  CHECK(part.variant == "wan2.1-i2v-14b");
+  const auto model = family().make_model({&part, 1}, {});
+  const auto binding =
+      weights::bind_weights(family().weight_map(part), "", index, model->component("dit"));
+  CHECK_NOTHROW(binding.throw_unless_complete("Wan-Fun", "dit"));
+  CHECK(binding.unused.empty());
 }
 
 namespace {

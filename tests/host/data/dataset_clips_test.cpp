@@ -153,6 +153,35 @@ TEST_CASE("A picture is a clip of one frame, in either column", "[data][clips]")
   CHECK_THAT(set.problem(), Contains("a.csv:2: both [video] and [image] are given"));
 }
 
+TEST_CASE("What is wrong with a row names the column that it has", "[data][clips]") {
+  ClipSet set;
+  set.write_clip("c", 3);
+  set.write_image("p.png", frame(32, 32, 9));
+  set.open("video,image,prompt\ngone,,a\n,gone.png,b\nc,,c\n,p.png,d\n,,e\n");
+  for (const char* told : {"a.csv:2 [video]: ", "a.csv:3 [image]: ", "a.csv:6 [video]: nothing"})
+    CHECK_THAT(set.problem(), Contains(told));
+  set.open("image,prompt\n,a\ngone.png,b\n");
+  for (const char* told : {"a.csv:2 [image]: nothing", "a.csv:3 [image]: "})
+    CHECK_THAT(set.problem(), Contains(told));
+  const Dataset odd = set.good("video,image,prompt\n,c,walks\n,p.png,stands\np.png,,lies\n");
+  CHECK(count(odd, "a.csv:2 [image]: has 3 frames") == 1);
+  CHECK(count(odd, "a.csv:4 [video]: the same image as in") == 1);
+  // The column takes part in nothing else.
+  CHECK(set.good("image,prompt\nc,walks\n").fingerprint() ==
+        set.good("video,prompt\nc,walks\n").fingerprint());
+}
+
+TEST_CASE("Files with captions beside them have no column", "[data][clips]") {
+  ClipSet set;
+  set.write_image("p.png", frame(2, 2, 9));
+  test::write_bytes(set.folder() / "p.txt", "a picture");
+  set.options().dataset_metadata_path = "";
+  report::Problems problems;
+  Dataset::open(set.options(), kClipInputs, {.pixel_multiple = 16, .takes_clips = true}, problems);
+  test::expect_error(ErrorCode::kInvalidArgument, {"p.png [video]: 2x2 pixels are too few"},
+                     [&] { problems.throw_if_any(); });
+}
+
 TEST_CASE("First and last frame of the piece stand in for images", "[data][clips]") {
   ClipSet set;
   set.write_clip("c", 10);

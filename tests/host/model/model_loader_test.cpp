@@ -192,6 +192,24 @@ TEST_CASE("A component of other variants is neither demanded nor taken", "[loade
   });
 }
 
+TEST_CASE("Without a denoiser the user says which variant is meant", "[loader]") {
+  Folder folder;
+  write_model(folder / "m");  // of the variant "base"
+  const std::string vae = folder / "m/vae";
+  const ToyWithVae edit(/*required=*/true, "edit*");
+  const auto open = [&](const std::string& paths, const std::string& variant) {
+    return edit.open({.model_paths = paths,
+                      .hints = {{"*/vae/*", {.component = {}, .variant = variant}}},
+                      .components = {"vae"}});
+  };
+  CHECK(open(vae, "")->stages().variant.empty());
+  CHECK(open(vae, "edit-2")->stages().variant == "edit-2");
+  expect_error(ErrorCode::kInvalidArgument, {"which the variant \"base\" does without"},
+               [&] { open(vae, "base"); });
+  // A denoiser knows better.
+  CHECK(open(folder / "m", "edit-2")->stages().variant == "base");
+}
+
 TEST_CASE("What is not required is demanded by the inputs that it encodes", "[loader]") {
   Folder folder;
   write_model(folder / "m");
