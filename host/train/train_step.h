@@ -29,8 +29,8 @@ struct StepResult {
   int64_t step = 0, epoch = 0;  // its number, from 1
   double lr = 0.0;
   at::Tensor loss, norm, is_skipped;
-  std::string denoiser;    // that was drawn for it
-  bool has_moved = false;  // on the way: of a skipped step not everything was left as it was
+  std::string denoiser = {};  // that was drawn for it
+  bool has_moved = false;     // on the way: of a skipped step not everything was left as it was
 };
 
 // Not thread-safe; everything that it is given outlives it.

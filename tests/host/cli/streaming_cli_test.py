@@ -153,7 +153,7 @@ class StreamingTest(unittest.TestCase):
         streamed = self.peak(self.picture(device="simulated:1GiB", **flags)[1])
         print(f"peak: resident {resident:.0f} KiB, streamed {streamed:.0f} KiB")
         self.assertLess(streamed, 0.6 * resident)
-        small = f"simulated:{round((resident + streamed) / 2)}KiB:2GB/s"
+        small = f"simulated:{round((resident + 3 * streamed) / 4)}KiB:2GB/s"
         picture, said = self.picture(device=small, **flags)
         self.assertEqual(picture, self.resident())
         out = self.dir / "none.png"
