@@ -3,11 +3,13 @@
 
 #include <utility>
 
+#include "atelier/picture.h"
+
 #include "host/media/image.h"
 
 namespace atelier::media {
 
-enum class Filter { kBox, kBilinear, kBicubic, kLanczos };
+using Filter = ResizeFilter;
 
 // Throws Error{kInvalidArgument} unless width and height are at least 1.
 Image resize(const Image& image, int width, int height, Filter filter);
