@@ -130,6 +130,14 @@ std::optional<LoadedPart> detect_first(const ModelFamily& family,
   return LoadedPart{std::move(*found), checkpoint, hint};
 }
 
+// Whether the component's table knows a tensor that it does not use.
+bool knows_unused(const WeightMap& rules, const Detection& part, std::string_view tensor) {
+  if (!tensor.starts_with(part.prefix)) return false;
+  return std::ranges::any_of(rules, [&](const WeightRule& rule) {
+    return rule.to.empty() && formats::glob_match(rule.from, tensor.substr(part.prefix.size()));
+  });
+}
+
 // The parts of a checkpoint, before the family says which is which.
 std::vector<LoadedPart> split(const ModelFamily& family, const files::Checkpoint& checkpoint,
                               const DetectHints& hints, std::span<const LoadedPart> lenders) {
@@ -151,12 +159,14 @@ std::vector<LoadedPart> split(const ModelFamily& family, const files::Checkpoint
     parts.push_back(std::move(*found));
     hint.component.clear();  // it is about one component
   }
-  if (!parts.empty() && !rest.index().tensors().empty()) {
+  if (parts.size() > 1 || (!parts.empty() && !rest.index().tensors().empty())) {
     LoadedPart& first = parts.front();
     const files::Checkpoint own = first.checkpoint;
+    const WeightMap rules = family.weight_map(first.detection);
     first.checkpoint = checkpoint
                            .only([&](std::string_view tensor) {
-                             return own.index().contains(tensor) || rest.index().contains(tensor);
+                             return own.index().contains(tensor) || rest.index().contains(tensor) ||
+                                    knows_unused(rules, first.detection, tensor);
                            })
                            .with_config_of(own);
   }

@@ -29,9 +29,10 @@ struct LoadedPart {
 bool owns(const Detection& part, std::string_view tensor);
 
 // Says what a checkpoint is to a family: a part for each component, with the tensors that it owns
-// alone. Tensors that are no component's are the first part's. Empty when it is nothing of the
-// family's. Throws Error{kUnsupported} for a LoRA file, what ModelFamily::detect and assign throw,
-// and Error{kInternal} where these name a component that the family does not have.
+// alone. Tensors that are no component's are the first part's, and so are those of others that its
+// own table knows and does not use: a file that is saved has them, too. Empty when it is nothing of
+// the family's. Throws Error{kUnsupported} for a LoRA file, what ModelFamily::detect and assign
+// throw, and Error{kInternal} where these name a component that the family does not have.
 //
 // A checkpoint without a config takes that of the first of `lenders` that is the same component and
 // whose config does not contradict its tensors.

@@ -67,12 +67,6 @@ EncodeInputs Stages::target_inputs(const at::Tensor& pixels_CTHW) const {
 
 Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   Stages stages;
-  for (const ComponentSpec& component : family.components()) {
-    const auto part = std::ranges::find(
-        parts, component.name, [](const LoadedPart& one) { return one.detection.component; });
-    if (part != parts.end() || component.role == Role::kTokenizer)
-      stages.components.push_back(component);
-  }
   for (const LoadedPart& part : parts) {
     if (!has_role(family, part.detection.component, Role::kDenoiser)) continue;
     stages.denoisers.push_back({part.detection, family.sigma_range(part.detection)});
@@ -84,6 +78,13 @@ Stages stages_of(const ModelFamily& family, std::span<const LoadedPart> parts) {
   } else {
     const auto said = std::ranges::find_if_not(parts, &std::string::empty, said_variant);
     if (said != parts.end()) stages.variant = said_variant(*said);
+  }
+  for (const ComponentSpec& component : family.components()) {
+    const auto part = std::ranges::find(
+        parts, component.name, [](const LoadedPart& one) { return one.detection.component; });
+    if (!holds_for(component, stages.variant)) continue;
+    if (part != parts.end() || component.role == Role::kTokenizer)
+      stages.components.push_back(component);
   }
   stages.encoding = encode_stages(family, stages.variant);
   stages.target_input = target_input(family.inputs());

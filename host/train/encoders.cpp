@@ -35,6 +35,7 @@ EncoderRecords encoder_records(const LoadedModel& model, const EncodeStage& stag
   EncoderRecords records;
   for (const ComponentSpec& component : model.family().components()) {
     if (!model::uses(stage, component.name)) continue;
+    if (!model::holds_for(component, model.stages().variant)) continue;
     const std::string name(component.name);
     if (const auto file = model.files().find(name); file != model.files().end()) {
       records[name] = {model::tokenizer_fingerprint(file->second), ""};
