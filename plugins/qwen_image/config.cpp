@@ -22,7 +22,7 @@ std::string text(int64_t value) {
 }
 
 constexpr const char* kTextToImageOnly =
-    "text-to-image checkpoints (Qwen-Image, Qwen-Image-2512) are loaded so far";
+    "checkpoints of Qwen-Image, Qwen-Image-2512 and Qwen-Image-Edit are loaded so far";
 
 // Checkpoints of the family that this code does not run.
 void refuse_other_kinds(const PartView& view) {
@@ -40,10 +40,11 @@ void refuse_other_kinds(const PartView& view) {
       is_on("use_additional_t_cond") || is_on("use_layer3d_rope")) {
     refuse_kind("Qwen-Image-Layered", kTextToImageOnly);
   }
-  if (view.contains("__index_timestep_zero__") || index.contains("__index_timestep_zero__") ||
-      is_on("zero_cond_t")) {
-    refuse_kind("Qwen-Image-Edit-2511", kTextToImageOnly);
-  }
+}
+
+bool has_clean_references(const PartView& view) {
+  return view.contains(kCleanMark) || view.index().contains(kCleanMark) ||
+         view.index().config_flag("zero_cond_t").value_or(false);
 }
 
 DitConfig read_dit(const PartView& view) {
@@ -69,6 +70,7 @@ DitConfig read_dit(const PartView& view) {
   // The axes of 128 are 16, 56 and 56.
   c.axes = view.rope_axes("axes_dims_rope", c.head_dim,
                           {c.head_dim / 8, c.head_dim / 16 * 7, c.head_dim / 16 * 7});
+  c.clean_references = has_clean_references(view);
   return c;
 }
 
@@ -88,6 +90,24 @@ void read_windows(const PartView& view, const std::string& home, TextEncoderConf
     view.refuse("has " + text(c.layers) + " layers, which " + home + "layer_types or " + window +
                     " in its config does not fit",
                 kOwnConfig);
+  }
+}
+
+// Of the published 64 pairs of channels 16 turn with the time, 24 with row and column each.
+void read_sections(const PartView& view, const std::string& home, TextEncoderConfig& c) {
+  const int64_t pairs = c.head_dim / 2;
+  c.sections = {pairs / 4, pairs / 8 * 3, pairs - pairs / 4 - pairs / 8 * 3};
+  for (const char* field : kSectionFields) {
+    const auto given = view.index().config_integers(home + field);
+    if (!given) continue;
+    const bool fits = given->size() == 3 &&
+                      std::all_of(given->begin(), given->end(), [](int64_t n) { return n >= 0; }) &&
+                      (*given)[0] + (*given)[1] + (*given)[2] == pairs;
+    if (!fits)
+      view.refuse("has heads of " + text(c.head_dim) + " channels, which " + home + field +
+                      " in its config does not fit",
+                  kOwnConfig);
+    std::copy(given->begin(), given->end(), c.sections.begin());
   }
 }
 
@@ -116,6 +136,7 @@ TextEncoderConfig read_text_encoder(const PartView& view) {
   c.kv_heads = view.parts(k, 0, c.head_dim, kOwnConfig);
   view.check_heads(c.heads, c.kv_heads, c.head_dim);
   read_windows(view, home, c);
+  read_sections(view, home, c);
   c.rope_theta = atelier::rope_theta(index, home).value_or(1e6);
   c.eps = index.config_real(home + "rms_norm_eps").value_or(1e-6);
   if (!(c.rope_theta > 0) || !(c.eps >= 0))
@@ -149,7 +170,10 @@ std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
     if (!prefix) continue;
     const PartView view(checkpoint, *prefix + stem, "text encoder");
     view.refuse_quantised();
-    return atelier::detection_of("text_encoder", spelling, read_text_encoder(view), *prefix);
+    Detection part =
+        atelier::detection_of("text_encoder", spelling, read_text_encoder(view), *prefix);
+    part.owns = {std::string(stem) + "*", "lm_head.*"};
+    return part;
   }
   return std::nullopt;
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "atelier/architecture.h"
@@ -10,18 +11,32 @@
 namespace qwen_image {
 
 inline constexpr int64_t kPatch = 2;  // latent cells per denoiser token along each side
-inline constexpr std::string_view kVariants[] = {"qwen-image", "qwen-image-2512"};
+inline constexpr std::string_view kVariants[] = {"qwen-image",           "qwen-image-2512",
+                                                 "qwen-image-edit",      "qwen-image-edit-2509",
+                                                 "qwen-image-edit-2511", "firered-image-edit"};
+// The variants that change pictures, as a glob; that of one picture; that whose references are
+// clean.
+inline constexpr std::string_view kEditVariants = "*-edit*", kOnePictureVariant = "qwen-image-edit",
+                                  kCleanReferencesVariant = "qwen-image-edit-2511";
+inline bool edits(std::string_view variant) {
+  return variant.find("-edit") != std::string_view::npos;
+}
+inline constexpr const char* kCleanMark = "__index_timestep_zero__";  // a tensor of repacked files
+inline constexpr const char* kCleanReferences = "clean_references";   // of DitConfig
 
 struct DitConfig {
   int64_t layers, width, heads, head_dim, mlp_width, text_width;
   int64_t channels;             // of the latents, in and out
   std::array<int64_t, 3> axes;  // channels of a head that carry frame, row and column
+  // References are modulated as clean ones, whatever the noise level is.
+  bool clean_references = false;
 
   template <class Fields>
   void visit(Fields&& fields) {
     fields("layers", layers), fields("width", width), fields("heads", heads);
     fields("head_dim", head_dim), fields("mlp_width", mlp_width), fields("text_width", text_width);
     fields("channels", channels), fields("axes", axes);
+    fields(kCleanReferences, clean_references);
   }
 };
 
@@ -30,15 +45,21 @@ struct TextEncoderConfig {
   int64_t window;              // tokens that some layers look back, the token itself among them
   std::vector<bool> windowed;  // of each layer; as published none
   double rope_theta, eps;
+  // Pairs of channels of a head that turn with time, row and column of a picture's tokens.
+  std::array<int64_t, 3> sections;
 
   template <class Fields>
   void visit(Fields&& fields) {
     fields("layers", layers), fields("width", width), fields("heads", heads);
     fields("kv_heads", kv_heads), fields("head_dim", head_dim), fields("mlp_width", mlp_width);
     fields("vocabulary", vocabulary), fields("window", window), fields("windowed", windowed);
-    fields("rope_theta", rope_theta), fields("eps", eps);
+    fields("rope_theta", rope_theta), fields("eps", eps), fields("sections", sections);
   }
 };
+
+// Fields of the text encoder's config that say TextEncoderConfig::sections.
+inline constexpr const char* kSectionFields[] = {"rope_scaling.mrope_section",
+                                                 "rope_parameters.mrope_section"};
 
 // See ComponentRow::detect.
 std::optional<atelier::Detection> detect_dit(const atelier::TensorIndex& checkpoint);

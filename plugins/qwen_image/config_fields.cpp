@@ -28,14 +28,15 @@ ConfigFields dit_fields(const Detection& part) {
   return fields;
 }
 
-// The language model's fields stand in text_config, or beside the others. The vision tower is not
-// used.
+// The language model's fields stand in text_config, or beside the others; those of the vision tower
+// are in vision.cpp.
 ConfigFields text_encoder_fields(const Detection& part) {
   const auto c = atelier::config_of<TextEncoderConfig>(part);
   using Values = std::vector<ConfigValue>;
   const Values kv_heads = c.kv_heads == c.heads ? Values{c.kv_heads, nullptr} : Values{c.kv_heads};
   ConfigFields text;
-  text.of_transformers({"qwen2_5_vl", "qwen2_5_vl_text"})
+  text.read({kSectionFields[0], kSectionFields[1]})
+      .of_transformers({"qwen2_5_vl", "qwen2_5_vl_text"})
       .rope_of_transformers()
       .told("vocab_size", {c.vocabulary})
       .told("hidden_size", {c.width})

@@ -3,6 +3,7 @@
 #include "dit.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/ATen.h>
 
@@ -60,8 +61,9 @@ struct Modulation {
 }  // namespace
 
 // Inputs: image rows [N, D], text rows [N, D], the noise level, cosines and sines of image rows and
-// of text rows, offsets of image rows and of text rows. Outputs: image rows and text rows; of the
-// last block image rows alone.
+// of text rows, offsets of image rows and of text rows. Rows of references follow their image's;
+// where they have a level of their own, it and the offsets of images and of references follow.
+// Outputs: image rows and text rows; of the last block image rows alone.
 //
 // The noise level is silu(time), [B, D] or in groups (see level_groups()), or what the block makes
 // of it, prepared: the modulation of image rows, then that of text rows, [B, 12 D].
@@ -76,7 +78,9 @@ class DitBlock final : public atelier::Block {
     kTextCos,
     kTextSin,
     kImageRows,
-    kTextRows
+    kTextRows,
+    kCleanLevel,
+    kHalves
   };
 
   DitBlock(Module* parent, std::string name, const DitConfig& c, bool last)
@@ -107,11 +111,14 @@ class DitBlock final : public atelier::Block {
   Tensors forward(const Tensors& in) override {
     const Segments image_rows = Segments::from_tensor(in[kImageRows]);
     const Segments text_rows = Segments::from_tensor(in[kTextRows]);
-    const auto [image, text] = modulations(in[kLevel], image_rows.count());
+    const bool has_halves = in.size() > kHalves;
+    const Segments levels = has_halves ? Segments::from_tensor(in[kHalves]) : image_rows;
+    const auto [image, text] =
+        modulations(in[kLevel], has_halves ? in[kCleanLevel] : at::Tensor(), image_rows.count());
 
     at::Tensor attended = [&] {
       const at::Tensor x =
-          ops::norm_modulate(in[kImage], image.shift1, image.scale1, image_rows, kNormEps);
+          ops::norm_modulate(in[kImage], image.shift1, image.scale1, levels, kNormEps);
       const at::Tensor y =
           ops::norm_modulate(in[kText], text.shift1, text.scale1, text_rows, kNormEps);
       const auto turn = [&](const Linear& layer, const RMSNorm& norm, const at::Tensor& rows,
@@ -135,7 +142,7 @@ class DitBlock final : public atelier::Block {
     attended.reset();
 
     at::Tensor x =
-        second_half(in[kImage], to_out_.forward(image_out), image, image_rows, img_up_, img_down_);
+        second_half(in[kImage], to_out_.forward(image_out), image, levels, img_up_, img_down_);
     if (last_) return {x};  // nothing reads the text behind the last block
     at::Tensor y =
         second_half(in[kText], to_add_out_.forward(text_out), text, text_rows, txt_up_, txt_down_);
@@ -145,13 +152,18 @@ class DitBlock final : public atelier::Block {
   std::vector<const Linear*> level_layers() const { return {&img_mod_, &txt_mod_}; }
 
  private:
-  std::pair<Modulation, Modulation> modulations(const at::Tensor& level, int64_t B) const {
+  // Of image rows and of text rows; with a level of references, of each image and of its
+  // references in turn.
+  std::pair<Modulation, Modulation> modulations(const at::Tensor& level, const at::Tensor& clean,
+                                                int64_t B) const {
     const int64_t width = img_mod_.in_features();
-    if (level.size(-1) == width) {
-      return {Modulation(of_levels(img_mod_, level, B)), Modulation(of_levels(txt_mod_, level, B))};
-    }
-    return {Modulation(level.narrow(1, 0, 6 * width)),
-            Modulation(level.narrow(1, 6 * width, 6 * width))};
+    const auto part = [&](const Linear& layer, const at::Tensor& of, int64_t first) {
+      return of.size(-1) == width ? of_levels(layer, of, B) : of.narrow(1, first, 6 * width);
+    };
+    at::Tensor image = part(img_mod_, level, 0);
+    if (clean.defined())
+      image = at::stack({image, part(img_mod_, clean, 0)}, 1).view({2 * B, 6 * width});
+    return {Modulation(image), Modulation(part(txt_mod_, level, 6 * width))};
   }
 
   static at::Tensor second_half(const at::Tensor& x, const at::Tensor& attended,
@@ -183,6 +195,9 @@ Dit::Dit(const DitConfig& c)
       norm_out_(this, "norm_out.linear", c.width, 2 * c.width),
       proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch),
       levels_(time_channels, time_in_, time_out_, norm_out_) {
+  for (int64_t i = 0; i < kMaxReferences; ++i) reference_names_.push_back(reference_name(i));
+  entries_ = {{.width = c.text_width}, {.name = kStretchedPlaces}};
+  for (const std::string& name : reference_names_) entries_.push_back({.name = name});
   for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + std::to_string(i), c,
                                                  i + 1 == c.layers));
@@ -192,68 +207,154 @@ Dit::Dit(const DitConfig& c)
 
 Dit::~Dit() = default;
 
-Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+namespace {
+
+// The middle of an axis is at 0.
+at::Tensor centered(int64_t length, const at::TensorOptions& options) {
+  return at::arange(length, options) - (length - length / 2);
+}
+
+// Places along an axis of `length` for a picture that is stretched to it.
+at::Tensor stretched(int64_t count, int64_t length, const at::TensorOptions& options) {
+  const at::Tensor nearest =
+      at::linspace(0, static_cast<double>(length - 1), count, options).floor();
+  return nearest - (length - length / 2);
+}
+
+}  // namespace
+
+std::string reference_name(int64_t number) {
+  return "reference_" + std::to_string(number + 1);
+}
+
+int64_t SampleRows::reference_rows() const {
+  int64_t rows = 0;
+  for (const auto& [height, width] : references) rows += height * width;
+  return rows;
+}
+
+Dit::Rope Dit::make_rope(int64_t height, int64_t width, const std::vector<SampleRows>& samples,
                          at::Device device) const {
   const auto [frame_axis, row_axis, column_axis] = config_.axes;
   const auto options = at::TensorOptions(device).dtype(at::kFloat);
-  Rope r;
-
-  // Rows and columns count from the middle of the image; there is one frame, at 0.
-  const at::Tensor frame = at::zeros({1, frame_axis / 2}, options);
-  const at::Tensor rows = angles(at::arange(height, options) - (height - height / 2), row_axis);
-  const at::Tensor columns = angles(at::arange(width, options) - (width - width / 2), column_axis);
-  const auto image = [&](at::Tensor (*wave)(const at::Tensor&)) {
-    const auto grid = [&](const at::Tensor& axis, int64_t dim) {
-      const at::Tensor of_axis = wave(axis);
-      return of_axis.unsqueeze(dim).expand({height, width, of_axis.size(1)});
+  std::vector<at::Tensor> image_cos, image_sin, text;
+  // One picture: its number stands where a clip has the frame.
+  const auto add_picture = [&](int64_t number, const at::Tensor& row, const at::Tensor& column) {
+    const int64_t H = row.size(0), W = column.size(0);
+    const at::Tensor frames = angles(at::full({1}, number, options), frame_axis),
+                     rows = angles(row, row_axis), columns = angles(column, column_axis);
+    const auto waves = [&](at::Tensor (*wave)(const at::Tensor&)) {
+      const auto grid = [&](const at::Tensor& axis, int64_t dim) {
+        const at::Tensor of_axis = wave(axis);
+        return of_axis.unsqueeze(dim).expand({H, W, of_axis.size(1)});
+      };
+      return at::cat({grid(frames, 0), grid(rows, 1), grid(columns, 0)}, 2).view({H * W, -1});
     };
-    return at::cat({grid(frame, 0), grid(rows, 1), grid(columns, 0)}, 2)
-        .view({height * width, -1})
-        .repeat({static_cast<int64_t>(lengths.size()), 1});
+    image_cos.push_back(waves(at::cos));
+    image_sin.push_back(waves(at::sin));
   };
-  r.image_cos = image(at::cos);
-  r.image_sin = image(at::sin);
-
-  // Text follows on the diagonal behind the image, each sample anew.
-  const int64_t start = std::max(height / 2, width / 2);
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const at::Tensor positions = at::arange(start, start + longest, options);
-  const at::Tensor text = at::cat(
-      {angles(positions, frame_axis), angles(positions, row_axis), angles(positions, column_axis)},
-      1);
-  std::vector<at::Tensor> parts;
-  for (int64_t length : lengths) parts.push_back(text.narrow(0, 0, length));
-  const at::Tensor packed = at::cat(parts, 0);
-  r.text_cos = at::cos(packed);
-  r.text_sin = at::sin(packed);
-  return r;
+  for (const SampleRows& sample : samples) {
+    // Rows and columns count from the middle of each picture.
+    add_picture(0, centered(height, options), centered(width, options));
+    int64_t start = std::max(height / 2, width / 2), number = 0;
+    for (const auto& [H, W] : sample.references) {
+      add_picture(++number, sample.stretches ? stretched(H, height, options) : centered(H, options),
+                  sample.stretches ? stretched(W, width, options) : centered(W, options));
+      start = std::max({start, H / 2, W / 2});
+    }
+    // Text follows on the diagonal behind the largest, each sample anew.
+    const at::Tensor places = at::arange(start, start + sample.text, options);
+    text.push_back(at::cat(
+        {angles(places, frame_axis), angles(places, row_axis), angles(places, column_axis)}, 1));
+  }
+  const at::Tensor packed = at::cat(text);
+  return {at::cat(image_cos), at::cat(image_sin), at::cos(packed), at::sin(packed)};
 }
+
+namespace {
+
+// Latents [B, C, T, H, W] to rows of tokens.
+at::Tensor to_rows(const at::Tensor& x) {
+  const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
+  return x.reshape({B, C, H, kPatch, W, kPatch})
+      .permute({0, 2, 4, 1, 3, 5})
+      .reshape({B * H * W, C * kPatch * kPatch});
+}
+
+// Offsets of what is modulated alike: each sample's image, then its references.
+Segments halves(const Segments& image, const Segments& references) {
+  std::vector<int64_t> lengths;
+  for (int64_t s = 0; s < image.count(); ++s) {
+    lengths.push_back(image.length(s));
+    lengths.push_back(references.length(s));
+  }
+  return Segments(lengths);
+}
+
+// Of all samples: what their references are, and the rows of these.
+struct References {
+  std::vector<SampleRows> samples;
+  std::vector<at::Tensor> rows;
+  std::vector<int64_t> lengths;
+};
+
+References references_of(std::span<const atelier::Conditioning* const> cond,
+                         const std::vector<int64_t>& texts, const at::TensorOptions& options) {
+  References result;
+  for (size_t s = 0; s < cond.size(); ++s) {
+    SampleRows sample{.text = texts[s], .stretches = cond[s]->contains(kStretchedPlaces)};
+    for (int64_t i = 0; cond[s]->contains(reference_name(i)); ++i) {
+      const at::Tensor& latents = atelier::named_tensor(*cond[s], reference_name(i), 4);
+      sample.references.emplace_back(latents.size(2) / kPatch, latents.size(3) / kPatch);
+      result.rows.push_back(to_rows(latents.to(options).unsqueeze(0)));
+    }
+    result.lengths.push_back(sample.reference_rows());
+    result.samples.push_back(std::move(sample));
+  }
+  return result;
+}
+
+}  // namespace
 
 at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) {
   const at::Tensor& x = in.x_BCTHW;
   const int64_t B = x.size(0), C = x.size(1), H = x.size(3) / kPatch, W = x.size(4) / kPatch;
   const at::ScalarType dtype = x.scalar_type();
   const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
+  References references = references_of(in.cond, prompts.lengths, x.options());
   const Segments& text_rows = prompts.rows;
-  const Segments image_rows = Segments::uniform(B, H * W);
-  const Rope& table = ropes_.get({H, W, prompts.lengths, x.device()},
-                                 [&] { return make_rope(H, W, prompts.lengths, x.device()); });
+  const Segments own_rows = Segments::uniform(B, H * W), reference_rows(references.lengths);
+  const bool has_references = reference_rows.total() > 0;
+  const Segments image_rows = has_references ? atelier::join(own_rows, reference_rows) : own_rows;
+  const Rope& table = ropes_.get({H, W, references.samples, x.device()},
+                                 [&] { return make_rope(H, W, references.samples, x.device()); });
   const auto level = levels_.step(in.sigma_B, dtype, in.level);
+  std::optional<atelier::nn::NoiseLevels::Step> clean;
+  if (has_references && config_.clean_references)
+    clean = levels_.step(at::zeros_like(in.sigma_B), dtype,
+                         in.level ? std::optional(clean_level_) : std::nullopt);
 
-  at::Tensor image = img_in_.forward(x.reshape({B, C, H, kPatch, W, kPatch})
-                                         .permute({0, 2, 4, 1, 3, 5})
-                                         .reshape({B * H * W, C * kPatch * kPatch}));
+  at::Tensor rows = to_rows(x);
+  if (has_references)
+    rows = atelier::join_rows(rows, own_rows, at::cat(references.rows), reference_rows);
+  at::Tensor image = img_in_.forward(rows);
   at::Tensor text = txt_in_.forward(txt_norm_.forward(prompts.values.to(dtype)));
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    Tensors out = runner.run(
-        *blocks_[i], {image, text, level.of_block(i), table.image_cos, table.image_sin,
-                      table.text_cos, table.text_sin, image_rows.tensor(), text_rows.tensor()});
+    Tensors inputs = {
+        image,          text,           level.of_block(i),   table.image_cos,   table.image_sin,
+        table.text_cos, table.text_sin, image_rows.tensor(), text_rows.tensor()};
+    if (clean) {
+      inputs.push_back(clean->of_block(i));
+      inputs.push_back(halves(own_rows, reference_rows).tensor());
+    }
+    Tensors out = runner.run(*blocks_[i], inputs);
     image = std::move(out[0]);
     text = out.size() > 1 ? std::move(out[1]) : at::Tensor();
   }
+  if (has_references) image = atelier::split_rows(image, own_rows, reference_rows).first;
 
   const std::vector<at::Tensor> ends = level.of_end().chunk(2, 1);  // scale, then shift
-  image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], image_rows, kNormEps));
+  image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], own_rows, kNormEps));
   return image.view({B, H, W, C, kPatch, kPatch})
       .permute({0, 3, 1, 4, 2, 5})
       .reshape({B, C, 1, H * kPatch, W * kPatch});

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "atelier/component_model.h"
@@ -15,40 +17,61 @@ namespace qwen_image {
 
 class DitBlock;
 
+// Entries of a conditioning: the latents of the references, [C, 1, H, W] of any size, from number 0
+// on, and whether references take their places from the image's, as if they were stretched to its
+// size.
+inline constexpr int64_t kMaxReferences = 10;
+std::string reference_name(int64_t number);
+inline constexpr const char* kStretchedPlaces = "stretched_places";
+
+// Rows of one sample beside those of the image.
+struct SampleRows {
+  int64_t text = 0;
+  std::vector<std::pair<int64_t, int64_t>> references;  // height and width in tokens
+  bool stretches = false;
+  bool operator==(const SampleRows&) const = default;
+  int64_t reference_rows() const;
+};
+
 // Not thread-safe: tables of the last shapes are kept between calls.
 class Dit final : public atelier::Denoiser {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
 
-  // Reads "prompt_embeds": [L, text_width] of each sample.
+  // Reads "prompt_embeds": [L, text_width] of each sample, and its references.
   at::Tensor denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& runner) override;
 
   int64_t channels() const override { return config_.channels; }
   int64_t patch() const override { return kPatch; }
   at::ScalarType dtype() const override { return img_in_.weight->draw().scalar_type(); }
-  std::vector<atelier::ConditioningEntry> entries() const override {
-    return {{.width = config_.text_width}};
-  }
+  std::vector<atelier::ConditioningEntry> entries() const override { return entries_; }
   atelier::nn::NoiseLevels* levels() override { return &levels_; }
+
+  bool has_clean_references() const { return config_.clean_references; }
+  // Which prepared level is that of clean references.
+  void set_clean_level(int64_t level) { clean_level_ = level; }
 
  private:
   // Cosines and sines of every row, [N, head_dim / 2] float32.
   struct Rope {
     at::Tensor image_cos, image_sin, text_cos, text_sin;
   };
-  // `height` and `width` in tokens, `lengths` of the texts.
-  Rope make_rope(int64_t height, int64_t width, const std::vector<int64_t>& lengths,
+  // `height` and `width` in tokens.
+  Rope make_rope(int64_t height, int64_t width, const std::vector<SampleRows>& samples,
                  at::Device device) const;
 
   DitConfig config_;
+  std::vector<atelier::ConditioningEntry> entries_;
+  std::vector<std::string> reference_names_;  // which entries_ point to
+  int64_t clean_level_ = 0;
   atelier::nn::Linear time_in_, time_out_;
   atelier::nn::RMSNorm txt_norm_;
   atelier::nn::Linear img_in_, txt_in_;
   std::vector<std::unique_ptr<DitBlock>> blocks_;
   atelier::nn::Linear norm_out_, proj_out_;
   atelier::nn::NoiseLevels levels_;
-  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, std::vector<int64_t>, at::Device>, Rope>
+  atelier::nn::RecentTables<std::tuple<int64_t, int64_t, std::vector<SampleRows>, at::Device>, Rope>
       ropes_;
 };
 

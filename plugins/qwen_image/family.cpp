@@ -1,18 +1,25 @@
 // Qwen-Image: what it is made of, what it takes, and how it is sampled by default.
+#include <algorithm>
+#include <cctype>
+
 #include "atelier/plugin.h"
 
 #include "config.h"
 #include "dit.h"
 #include "model.h"
 #include "shared/causal_vae.h"
+#include "text_encoder.h"
+#include "vision.h"
 #include "weights.h"
 
 namespace qwen_image {
 namespace {
 
 using atelier::ComponentRow;
+using atelier::ConfigValue;
 using atelier::Detection;
 using atelier::detection_of;
+using atelier::FoundPart;
 using atelier::InputKind;
 using atelier::InputSpec;
 using atelier::InputUse;
@@ -36,7 +43,8 @@ Detection tiny_text_encoder() {
                                         .window = 0,
                                         .windowed = {false, false},
                                         .rope_theta = 1e6,
-                                        .eps = 1e-6});
+                                        .eps = 1e-6,
+                                        .sections = {16, 24, 24}});
 }
 
 Detection tiny_vae() {
@@ -79,6 +87,15 @@ constexpr ComponentRow kRows[] = {
                                                       .nfc = true,
                                                       .single_digits = true,
                                                       .added_tokens = {"<|endoftext|>"}}},
+    {.spec = {.name = "vision_tower",
+              .role = Role::kImageEncoder,
+              .required = false,
+              .help = "of Qwen2.5-VL, in the text encoder's files: sees the pictures to be edited",
+              .variants = kEditVariants},
+     .detect = detect_vision,
+     .config_fields = vision_fields,
+     .weight_map = vision_map,
+     .make = make_part<VisionTower, VisionConfig>},
     {.spec = {.name = "vae",
               .role = Role::kVae,
               .help = "vae/*.safetensors or qwen_image_vae.safetensors"},
@@ -112,6 +129,23 @@ constexpr InputSpec kInputs[] = {
      .use = InputUse::kTrain,
      .help = "the image to learn",
      .role = atelier::InputRole::kTarget},
+    {.name = "edit_image",
+     .kind = InputKind::kImage,
+     .required = true,
+     .variants = kEditVariants,
+     .help = "pictures to change, in any size; the image is as large as the last one",
+     .max_count = kMaxReferences,
+     .fit = atelier::InputFit::kAsIs},
+    {.name = "edit_image_auto_resize",
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kEditVariants,
+     .help = "off: pictures keep their size, and are not brought to 1024 x 1024 pixels"},
+    {.name = "edit_rope_interpolation",
+     .kind = InputKind::kFlag,
+     .use = InputUse::kGenerate,
+     .variants = kEditVariants,
+     .help = "places in the pictures are those of the image, for LoRAs that enlarge"},
     {.name = "input_image",
      .kind = InputKind::kImage,
      .use = InputUse::kGenerate,
@@ -119,13 +153,19 @@ constexpr InputSpec kInputs[] = {
      .role = atelier::InputRole::kStart},
 };
 
-constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder"};
-constexpr std::string_view kTextInputs[] = {"prompt"};
+constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder", "vision_tower"};
+constexpr std::string_view kTextInputs[] = {"prompt", "edit_image", "edit_image_auto_resize"};
+constexpr std::string_view kReferencesInputs[] = {"edit_image", "edit_image_auto_resize",
+                                                  "edit_rope_interpolation"};
 constexpr std::string_view kLatentsComponents[] = {"vae"};
 constexpr std::string_view kLatentsInputs[] = {"image"};
 
 constexpr atelier::EncodeStage kStages[] = {
     {.name = "text", .components = kTextComponents, .inputs = kTextInputs},
+    {.name = "references",
+     .components = kLatentsComponents,
+     .inputs = kReferencesInputs,
+     .variants = kEditVariants},
     {.name = "latents", .components = kLatentsComponents, .inputs = kLatentsInputs},
 };
 
@@ -162,16 +202,51 @@ constexpr ScheduleDefaults kTrainingSchedule = {
     .shift = {.kind = SigmaShift::Kind::kConstant, .value = 2.225540928492468},
     .terminal_sigma = 0.02};
 
+// The variant that a path names, as published files and folders are called; empty: none.
+std::string_view variant_in(std::string path) {
+  for (char& c : path) {
+    if (c == '_') c = '-';
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  for (const std::string_view name :
+       {"firered-image-edit", "qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-edit"}) {
+    if (path.find(name) != std::string::npos) return name;
+  }
+  return {};
+}
+
 class Family final : public atelier::ComponentFamily {
  public:
   Family() : ComponentFamily(kRows, kVariants) {}
 
   std::string_view name() const override { return "qwen_image"; }
-  std::string_view help() const override { return "Qwen-Image and Qwen-Image-2512: text to image"; }
+  std::string_view help() const override {
+    return "Qwen-Image, -2512 and -Edit: text and pictures to image";
+  }
   std::span<const InputSpec> inputs() const override { return kInputs; }
   std::span<const atelier::EncodeStage> encode_stages() const override { return kStages; }
   std::span<const ScheduleDefaults> schedules() const override { return kSchedules; }
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
+
+  // Denoisers of all variants have the same tensors; what was said, a config and the path tell them
+  // apart. Encodings depend on how the variant words its prompts, so that the encoder has it, too.
+  void assign(std::span<FoundPart> parts) const override {
+    ComponentFamily::assign(parts);
+    std::string variant;
+    for (FoundPart& found : parts) {
+      if (found.part.component != "dit") continue;
+      const bool is_clean = found.part.config.at(kCleanReferences) == ConfigValue(true);
+      const std::string_view named = variant_in(found.path);
+      if (found.hint.variant.empty() && !named.empty()) found.part.variant = named;
+      if (found.hint.variant.empty() && is_clean) found.part.variant = kCleanReferencesVariant;
+      if (found.part.variant == kCleanReferencesVariant) found.part.config[kCleanReferences] = true;
+      variant = found.part.variant;
+    }
+    if (!edits(variant)) return;
+    for (FoundPart& found : parts) {
+      if (found.part.component == "text_encoder") found.part.variant = variant;
+    }
+  }
 
   atelier::LoraTargets lora_targets(const Detection&) const override {
     const std::string block = "transformer_blocks.*.";

@@ -1,18 +1,66 @@
 #include "model.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
+#include "atelier/error.h"
 #include "atelier/named_inputs.h"
 
 #include "config.h"
+#include "dit.h"
+#include "text_encoder.h"
+#include "vision.h"
 
 namespace qwen_image {
+
+using atelier::Error;
+using atelier::ErrorCode;
+
+namespace {
+
+constexpr const char *kPictures = "edit_image", *kVisionTower = "vision_tower";
+
+std::string variant_of(std::span<const atelier::Detection> parts) {
+  for (const atelier::Detection& part : parts) {
+    if (part.component == "dit") return part.variant;
+  }
+  return {};
+}
+
+Wording wording_of(std::string_view variant) {
+  if (!edits(variant)) return Wording::kImage;
+  return variant == kOnePictureVariant ? Wording::kPicture : Wording::kPictures;
+}
+
+bool is_set(const atelier::Inputs& inputs, std::string_view flag, bool otherwise) {
+  const bool* given = atelier::find_input<bool>(inputs, flag);
+  return given ? *given : otherwise;
+}
+
+std::vector<PatchGrid> grids_of(const at::Tensor& grid_P3) {
+  std::vector<PatchGrid> grids;
+  const at::Tensor grid = grid_P3.to(at::kCPU, at::kLong).contiguous();
+  for (int64_t i = 0; i < grid.size(0); ++i)
+    grids.push_back({grid[i][1].item<int64_t>(), grid[i][2].item<int64_t>()});
+  return grids;
+}
+
+std::vector<PictureRows> picture_rows(const std::vector<int64_t>& starts,
+                                      const std::vector<PatchGrid>& grids) {
+  std::vector<PictureRows> rows;
+  for (size_t i = 0; i < starts.size(); ++i)
+    rows.push_back({starts[i], grids[i].token_rows(), grids[i].token_columns()});
+  return rows;
+}
+
+}  // namespace
 
 QwenImage::QwenImage(std::span<const atelier::ComponentRow> rows,
                      std::span<const atelier::Detection> parts,
                      const atelier::ModelOptions& options)
-    : ComponentModel(rows, parts, options) {
-  if (has_tokenizer()) prompts_.emplace(tokenizer());
+    : ComponentModel(rows, parts, options), variant_(variant_of(parts)) {
+  if (has_tokenizer()) prompts_.emplace(tokenizer(), wording_of(variant_));
 }
 
 QwenImage::~QwenImage() = default;
@@ -22,20 +70,95 @@ const PromptTemplate& QwenImage::prompts() const {
   return *prompts_;
 }
 
+PictureRules QwenImage::rules_of(const atelier::Inputs& inputs) const {
+  PictureRules rules;
+  if (variant_ == kOnePictureVariant) rules.vision_area = 0;
+  rules.resizes = is_set(inputs, "edit_image_auto_resize", true);
+  return rules;
+}
+
+std::vector<at::Tensor> QwenImage::pictures_of(const atelier::Inputs& inputs) const {
+  const auto* pictures = atelier::find_input<std::vector<at::Tensor>>(inputs, kPictures);
+  if (!pictures || !edits(variant_)) return {};
+  if (variant_ == kOnePictureVariant && pictures->size() > 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(kPictures) + ": " + std::to_string(pictures->size()) +
+                    " pictures are given, " + variant_ + " changes one",
+                "give one, or use a later model");
+  }
+  const PictureRules rules = rules_of(inputs);
+  for (const at::Tensor& picture : *pictures) rules.check(size_of(picture));
+  return *pictures;
+}
+
+atelier::MediaTarget QwenImage::target(const atelier::Inputs& inputs,
+                                       const atelier::MediaTarget& asked) const {
+  const std::vector<at::Tensor> pictures = pictures_of(inputs);
+  if (pictures.empty()) return asked;
+  const PictureSize size = PictureRules().for_vae(size_of(pictures.back()));
+  return {asked.frames, asked.height > 0 ? asked.height : size.height,
+          asked.width > 0 ? asked.width : size.width};
+}
+
 atelier::Conditioning QwenImage::encode(const atelier::EncodeInputs& in,
                                         atelier::BlockRunner& runner) {
   if (in.stage == "latents") return encode_latents(in.values, "image", runner);
-  std::vector<int64_t> ids = prompts().tokens(atelier::text_input(in.values, "prompt"));
+  if (in.stage == "references") return encode_references(in, runner);
+  return encode_text(in, runner);
+}
+
+atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
+                                             atelier::BlockRunner& runner) {
+  const std::vector<at::Tensor> pictures = pictures_of(in.values);
+  std::vector<int64_t> ids =
+      prompts().tokens(atelier::text_input(in.values, "prompt"), std::ssize(pictures));
   const int64_t skip = prompts().skip();
   // The template's end goes first.
-  cut_to_limit(ids, {.tokens = std::ssize(ids) - skip, .limit = kLongestPrompt});
-  const at::Tensor hidden = encode_ids("text_encoder", ids, runner);
-  return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, std::ssize(ids) - skip).clone()}};
+  cut_to_limit(ids, text_length(in));
+  const at::Tensor hidden =
+      pictures.empty()
+          ? encode_ids("text_encoder", ids, runner)
+          : read_with_pictures(std::move(ids), patches_of(pictures, rules_of(in.values)), runner);
+  return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, hidden.size(0) - skip).clone()}};
+}
+
+at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids, const Patches& patches,
+                                         atelier::BlockRunner& runner) {
+  const at::Tensor rows =
+      loaded<VisionTower>(kVisionTower).forward(patches.values, patches.grids, runner);
+  std::vector<int64_t> counts;
+  for (const PatchGrid& grid : patches.grids) counts.push_back(grid.tokens());
+  const std::vector<int64_t> starts =
+      spread_pictures(ids, *tokenizer().id("<|image_pad|>"), counts);
+  return loaded<TextEncoder>("text_encoder")
+      .forward(at::tensor(ids, at::kLong), picture_rows(starts, patches.grids), rows, runner);
+}
+
+atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& in,
+                                                   atelier::BlockRunner& runner) {
+  atelier::Conditioning cond;
+  for (const at::Tensor& picture : pictures_of(in.values)) {
+    const at::Tensor pixels = pixels_for_vae(picture, rules_of(in.values));
+    cond.emplace(reference_name(std::ssize(cond)),
+                 encode_latents({{kPictures, pixels}}, kPictures, runner).at("latents"));
+  }
+  if (is_set(in.values, "edit_rope_interpolation", false))
+    cond.emplace(kStretchedPlaces, at::ones({1}, at::kFloat));
+  return cond;
 }
 
 atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) const {
   const std::vector<int64_t> ids = prompts().tokens(atelier::text_input(in.values, "prompt"));
   return {.tokens = std::ssize(ids) - prompts().skip(), .limit = kLongestPrompt};
+}
+
+void QwenImage::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                               atelier::BlockRunner& runner) {
+  auto& dit = loaded<Dit>(denoiser);
+  std::vector<float> levels(sigmas.begin(), sigmas.end());
+  if (dit.has_clean_references()) levels.push_back(0.0f);
+  ComponentModel::prepare_levels(denoiser, levels, runner);
+  dit.set_clean_level(std::ssize(sigmas));
 }
 
 at::Tensor QwenImage::guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
@@ -51,6 +174,39 @@ at::Tensor QwenImage::guide(const at::Tensor& with_BCTHW, const at::Tensor& with
   };
   const at::Tensor ratio = at::sqrt(squares(with) / squares(combined).clamp_min(1e-30));
   return (tokens(combined) * ratio).view(with.sizes()).to(with_BCTHW.scalar_type());
+}
+
+atelier::NamedTensors QwenImage::probe(std::string_view component,
+                                       const atelier::NamedTensors& inputs,
+                                       atelier::BlockRunner& runner) {
+  if (component == kVisionTower && inputs.contains("image")) {
+    atelier::allow_only(inputs, {"image"});
+    const at::Tensor images[] = {atelier::named_tensor(inputs, "image", 3)};
+    const Patches patches = patches_of(images, rules_of({}));
+    const PatchGrid& grid = patches.grids.front();
+    return {{"pixel_values", patches.values},
+            {"grid", at::tensor({int64_t{1}, grid.rows, grid.columns}, at::kLong).unsqueeze(0)}};
+  }
+  if (component == kVisionTower) {
+    atelier::allow_only(inputs, {"pixel_values", "grid"});
+    const auto grids = grids_of(atelier::named_tensor(inputs, "grid", 2));
+    return {
+        {"picture_embeds", loaded<VisionTower>(component).forward(
+                               atelier::named_tensor(inputs, "pixel_values", 2), grids, runner)}};
+  }
+  if (component == "text_encoder" && inputs.contains("picture_embeds")) {
+    atelier::allow_only(inputs, {"input_ids", "picture_embeds", "grid", "picture_starts"});
+    const at::Tensor& ids = atelier::named_tensor(inputs, "input_ids", 2);
+    const at::Tensor starts =
+        atelier::named_tensor(inputs, "picture_starts", 1).to(at::kCPU, at::kLong).contiguous();
+    const int64_t* first = starts.const_data_ptr<int64_t>();
+    const auto pictures = picture_rows({first, first + starts.numel()},
+                                       grids_of(atelier::named_tensor(inputs, "grid", 2)));
+    const at::Tensor hidden = loaded<TextEncoder>(component).forward(
+        ids[0], pictures, atelier::named_tensor(inputs, "picture_embeds", 2), runner);
+    return {{"hidden", hidden.unsqueeze(0)}, {"places", token_places(ids.size(1), pictures)}};
+  }
+  return ComponentModel::probe(component, inputs, runner);
 }
 
 }  // namespace qwen_image

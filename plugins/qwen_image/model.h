@@ -1,11 +1,14 @@
-// One loaded Qwen-Image: how prompts are encoded, and how guidance combines velocities.
+// One loaded Qwen-Image: how prompts and pictures are encoded, and how guidance combines
+// velocities.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "atelier/component_model.h"
 
-#include "text_encoder.h"
+#include "pictures.h"
+#include "prompt.h"
 
 namespace qwen_image {
 
@@ -16,19 +19,45 @@ class QwenImage final : public atelier::ComponentModel {
             const atelier::ModelOptions& options);
   ~QwenImage() override;
 
-  // Stage text gives "prompt_embeds": [L, text_width], in compute dtype.
+  // As large as the last picture to be edited, at an area of 1024 x 1024. Throws
+  // Error{kInvalidArgument} for pictures that cannot be shown, and for too many of them.
+  atelier::MediaTarget target(const atelier::Inputs& inputs,
+                              const atelier::MediaTarget& asked) const override;
+
+  // Stage text gives "prompt_embeds": [L, text_width], in compute dtype. Stage references gives
+  // what reference_name() says, [C, 1, H, W] of each picture, and where it is asked for
+  // kStretchedPlaces.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
+
+  // Beside the given levels, that of clean references is prepared where there are some.
+  void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
+                      atelier::BlockRunner& runner) override;
 
   // Keeps each token's length: the combined velocity is scaled to the norm of `with`, over the
   // values of a token.
   at::Tensor guide(const at::Tensor& with_BCTHW, const at::Tensor& without_BCTHW,
                    double scale) const override;
 
+  // Of the vision tower "image" [3, H, W] in [-1, 1] becomes "pixel_values" [N, 1176] and "grid"
+  // [1, 3], and these become "picture_embeds" [L, D]. The text encoder takes "picture_embeds",
+  // "grid" [P, 3] and "picture_starts" [P] beside the tokens of one sample, and gives "places"
+  // [3, L] too.
+  atelier::NamedTensors probe(std::string_view component, const atelier::NamedTensors& inputs,
+                              atelier::BlockRunner& runner) override;
+
  private:
   const PromptTemplate& prompts() const;
+  atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
+  atelier::Conditioning encode_references(const atelier::EncodeInputs& in,
+                                          atelier::BlockRunner& runner);
+  at::Tensor read_with_pictures(std::vector<int64_t> ids, const Patches& patches,
+                                atelier::BlockRunner& runner);
+  PictureRules rules_of(const atelier::Inputs& inputs) const;
+  std::vector<at::Tensor> pictures_of(const atelier::Inputs& inputs) const;
 
+  std::string variant_;  // of the denoiser; empty: there is none
   std::optional<PromptTemplate> prompts_;
 };
 

@@ -1,33 +1,22 @@
 // Shape letters: N packed rows, D width, H heads, K heads of keys, d head width.
 #include "text_encoder.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
-#include "atelier/error.h"
 #include "atelier/nn/waves.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
 namespace qwen_image {
 
-using atelier::Error;
-using atelier::ErrorCode;
 using atelier::Segments;
 using atelier::Tensors;
 using atelier::nn::Linear;
 using atelier::nn::Module;
 using atelier::nn::RMSNorm;
 namespace ops = atelier::ops;
-
-namespace {
-
-constexpr std::string_view kBefore =
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
-    "quantity, text, "
-    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n";
-constexpr std::string_view kAfter = "<|im_end|>\n<|im_start|>assistant\n";
-
-}  // namespace
 
 // Inputs: rows [N, D], cosines and sines [N, d / 2], offsets of the samples. Outputs: rows.
 class TextLayer final : public atelier::Block {
@@ -98,26 +87,67 @@ at::Tensor TextEncoder::forward(const at::Tensor& ids_N, const Segments& rows,
   // channels is enough.
   const auto [cos, sin] =
       atelier::nn::row_waves(rows, config_.head_dim, config_.rope_theta, x.device());
+  return run(std::move(x), cos, sin, rows, runner);
+}
+
+at::Tensor TextEncoder::run(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin,
+                            const Segments& rows, atelier::BlockRunner& runner) {
   for (const auto& layer : layers_) x = runner.run(*layer, {x, cos, sin, rows.tensor()})[0];
   return norm_.forward(x);
 }
 
-// The beginning alone has 34 tokens with the published tokenizer.
-PromptTemplate::PromptTemplate(const atelier::text::Tokenizer& tokenizer)
-    : tokenizer_(tokenizer), skip_(std::ssize(tokenizer.encode(kBefore))) {}
-
-std::vector<int64_t> PromptTemplate::tokens(std::string_view prompt) const {
-  for (const std::string_view mark : {"<|im_start|>", "<|im_end|>"}) {
-    if (!tokenizer_.id(mark)) {
-      throw Error(ErrorCode::kInvalidArgument, "the tokenizer has no token " + std::string(mark),
-                  "pass the tokenizer folder that is published with the model");
-    }
+at::Tensor TextEncoder::forward(const at::Tensor& ids_N, std::span<const PictureRows> pictures,
+                                const at::Tensor& picture_LD, atelier::BlockRunner& runner) {
+  const at::Tensor text = embed_tokens_.forward(ids_N);
+  const int64_t N = text.size(0);
+  std::vector<at::Tensor> parts;
+  int64_t next = 0, used = 0;
+  for (const PictureRows& picture : pictures) {
+    const int64_t count = picture.rows * picture.columns;
+    parts.push_back(text.narrow(0, next, picture.start - next));
+    parts.push_back(picture_LD.narrow(0, used, count).to(text.options()));
+    next = picture.start + count;
+    used += count;
   }
-  // The whole text at once: a prompt that begins with a line break shares a token with the
-  // template.
-  std::string whole(kBefore);
-  whole.append(prompt.empty() ? " " : prompt).append(kAfter);
-  return tokenizer_.encode(whole);
+  parts.push_back(text.narrow(0, next, N - next));
+
+  // Of the pairs of channels the first turn with the time, others with the row or the column.
+  const auto places = token_places(N, pictures).to(at::kFloat).split(1, 0);
+  const at::Tensor exponent =
+      at::arange(0, config_.head_dim, 2, at::kFloat) / static_cast<double>(config_.head_dim);
+  const at::Tensor frequency = at::reciprocal(at::pow(config_.rope_theta, exponent));
+  std::vector<at::Tensor> angles;
+  int64_t first = 0;
+  for (size_t axis = 0; axis < 3; ++axis) {
+    const int64_t count = config_.sections[axis];
+    angles.push_back(at::outer(places[axis][0], frequency.narrow(0, first, count)));
+    first += count;
+  }
+  const at::Tensor angle = at::cat(angles, 1).to(text.device());
+  return run(at::cat(parts), at::cos(angle), at::sin(angle), Segments({N}), runner);
+}
+
+at::Tensor token_places(int64_t N, std::span<const PictureRows> pictures) {
+  at::Tensor places = at::empty({3, N}, at::kLong);
+  int64_t token = 0, place = 0;
+  const auto count_up = [&](int64_t end) {
+    places.narrow(1, token, end - token)
+        .copy_(at::arange(place, place + end - token, at::kLong).unsqueeze(0));
+    place += end - token;
+    token = end;
+  };
+  for (const PictureRows& picture : pictures) {
+    count_up(picture.start);
+    const int64_t count = picture.rows * picture.columns;
+    const at::Tensor number = at::arange(count, at::kLong);
+    const at::Tensor row = at::floor_divide(number, picture.columns);
+    places.narrow(1, token, count)
+        .copy_(at::stack({at::zeros_like(number), row, number - row * picture.columns}) + place);
+    token += count;
+    place += std::max(picture.rows, picture.columns);
+  }
+  count_up(N);
+  return places;
 }
 
 }  // namespace qwen_image

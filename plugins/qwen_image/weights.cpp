@@ -3,6 +3,8 @@
 #include <string>
 #include <string_view>
 
+#include "config.h"
+
 namespace qwen_image {
 
 using atelier::Detection;
@@ -70,6 +72,7 @@ WeightMap dit_map(const Detection&) {
   }
   for (const std::string_view norm : kDitNorms)
     map.push_back({std::string(norm), std::string(norm)});
+  map.push_back({kCleanMark});
   return map;
 }
 

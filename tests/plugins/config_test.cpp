@@ -108,9 +108,23 @@ TEST_CASE("Widths other than the published ones need a config, numbers of layers
   CHECK(family("qwen_image").detect(test::index_of(fewer), {})->integer("layers") == 5);
 }
 
-TEST_CASE("A variant that is not run is refused by what its config says", "[config]") {
-  expect_error(ErrorCode::kUnsupported, {"Qwen-Image-Edit-2511"},
-               [&] { kQwenDit.detected(read_config("qwen_image_edit_2511_transformer")); });
+TEST_CASE("A config says that references are clean", "[config]") {
+  const auto is_clean = [](const Detection& part) {
+    return std::get<bool>(part.config.at("clean_references"));
+  };
+  CHECK(is_clean(kQwenDit.detected(read_config("qwen_image_edit_2511_transformer"))));
+  CHECK_FALSE(is_clean(kQwenDit.detected(read_config("qwen_image_transformer"))));
+}
+
+TEST_CASE("Pairs of channels that turn with rows and columns are those of the config", "[config]") {
+  const auto sections = [](const Config& config) {
+    return std::get<Reals>(kQwenText.detected(config).config.at("sections"));
+  };
+  CHECK(sections({}) == Reals({16, 24, 24}));
+  CHECK(sections({{"rope_scaling.mrope_section", Reals{8, 28, 28}}}) == Reals({8, 28, 28}));
+  expect_error(ErrorCode::kInvalidArgument, {"mrope_section"}, [&] {
+    sections({{"rope_scaling.mrope_section", Reals{8, 28, 8}}});
+  });
 }
 
 TEST_CASE("Values that are not computed are refused by the field's name", "[config]") {

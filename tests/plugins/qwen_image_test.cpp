@@ -20,6 +20,7 @@
 #include "host/conformance/config_probe.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/model/config_check.h"
+#include "host/model/recognition.h"
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
 #include "support/models.h"
@@ -228,6 +229,63 @@ TEST_CASE("Every published text encoder file is detected and each of its tensors
   }
 }
 
+TEST_CASE("The vision tower of a text encoder file has the rest of its tensors", "[detect]") {
+  for (const std::string spelling : {"disk", "memory"}) {
+    INFO(spelling);
+    const Keys keys = read_keys("text_encoder_" + spelling + ".txt");
+    const Detection text = detected(index_of(keys));
+    Keys rest;
+    for (const auto& [name, shape] : keys) {
+      if (!model::owns(text, name)) rest.emplace(name, shape);
+    }
+    CHECK(rest.size() == 390);
+    const TensorIndex index = index_of(rest);
+    const Detection part = detected(index);
+    CHECK(part.component == "vision_tower");
+    CHECK(part.spelling == spelling);
+    CHECK(part.integer("layers") == 32);
+    CHECK(part.integer("width") == 1280);
+    CHECK(part.integer("heads") == 16);
+    CHECK(part.integer("mlp_width") == 3420);
+    CHECK(part.integer("out_width") == 3584);
+    CHECK(part.integer("window") == 112);
+    Reals sees_all(32);
+    for (const size_t layer : {7, 15, 23, 31}) sees_all[layer] = 1;
+    CHECK(reals(part, "sees_all") == sees_all);
+    CHECK(check_coverage(index, part) == 0);
+  }
+}
+
+TEST_CASE("What was said, a config and the path tell which variant a denoiser is", "[detect]") {
+  const Keys keys = read_keys("transformer.txt");
+  Keys marked = keys;
+  marked["__index_timestep_zero__"] = {};
+  const auto variant = [&](const TensorIndex& index, const std::string& path,
+                           const DetectHint& hint = {}) {
+    FoundPart found[] = {{detected(index, hint), path, hint},
+                         {detected(index_of(read_keys("text_encoder_disk.txt"))), "/m/text", {}}};
+    family().assign(found);
+    const bool is_clean = std::get<bool>(found[0].part.config.at("clean_references"));
+    const bool edits = found[0].part.variant.find("-edit") != std::string::npos;
+    CHECK(is_clean == (found[0].part.variant == "qwen-image-edit-2511"));
+    CHECK(found[1].part.variant == (edits ? found[0].part.variant : "qwen-image"));
+    return found[0].part.variant;
+  };
+  const TensorIndex plain = index_of(keys);
+  CHECK(variant(plain, "/m/Qwen-Image/transformer/1.safetensors") == "qwen-image");
+  CHECK(variant(plain, "/m/Qwen-Image-Edit/transformer/1.safetensors") == "qwen-image-edit");
+  CHECK(variant(plain, "/m/qwen_image_edit_2509_bf16.safetensors") == "qwen-image-edit-2509");
+  CHECK(variant(plain, "/m/Qwen-Image-Edit-2511/x.safetensors") == "qwen-image-edit-2511");
+  CHECK(variant(plain, "/m/FireRed-Image-Edit-1.0/x.safetensors") == "firered-image-edit");
+  CHECK(variant(plain, "/m/x.safetensors", {.component = {}, .variant = "qwen-image-edit-2511"}) ==
+        "qwen-image-edit-2511");
+  CHECK(variant(plain, "/m/Qwen-Image-Edit/x", {.component = {}, .variant = "qwen-image-2512"}) ==
+        "qwen-image-2512");
+  CHECK(variant(index_of(marked), "/m/x.safetensors") == "qwen-image-edit-2511");
+  CHECK(variant(index_of(keys, "", {{"zero_cond_t", true}}), "/m/x") == "qwen-image-edit-2511");
+  CHECK(check_coverage(index_of(marked), detected(index_of(marked))) == 1);
+}
+
 TEST_CASE("Every published VAE file is detected and each of its tensors has a place", "[detect]") {
   const std::tuple<const char*, std::string, std::vector<std::string>> files[] = {
       {"vae_diffusers.txt", "diffusers", {"", "vae."}},
@@ -291,9 +349,10 @@ TEST_CASE("A hint chooses the variant and may not contradict the tensors", "[det
         "qwen-image-2512");
   expect_error(ErrorCode::kInvalidArgument, "tensors are those of the dit",
                [&] { family().detect(index, {.component = "vae", .variant = {}}); });
-  expect_error(ErrorCode::kUnsupported, "qwen-image-edit-2511", [&] {
-    family().detect(index, {.component = {}, .variant = "qwen-image-edit-2511"});
-  });
+  CHECK(detected(index, {.component = {}, .variant = "qwen-image-edit-2511"}).variant ==
+        "qwen-image-edit-2511");
+  expect_error(ErrorCode::kUnsupported, "qwen-image-layered",
+               [&] { family().detect(index, {.component = {}, .variant = "qwen-image-layered"}); });
   expect_error(ErrorCode::kInvalidArgument, "\\x1b",
                [&] { family().detect(index, {.component = {}, .variant = "\x1b[2J"}); });
 }
@@ -311,11 +370,6 @@ TEST_CASE("What cannot be loaded is refused by its name", "[detect]") {
   refuse("blockwise", index_of(read_keys("controlnet_blockwise_inpaint.txt")));
 
   const Keys dit = read_keys("transformer.txt");
-  Keys marked = dit;
-  marked["__index_timestep_zero__"] = {};
-  refuse("Edit-2511", index_of(marked));
-  refuse("Edit-2511", index_of(marked, "model.diffusion_model."));
-  refuse("Edit-2511", index_of(dit, "", {{"zero_cond_t", true}}));
   refuse("Layered", index_of(dit, "", {{"use_layer3d_rope", true}}));
   CHECK(
       detected(index_of(dit, "", {{"zero_cond_t", false}, {"guidance_embeds", true}})).component ==
@@ -456,6 +510,74 @@ TEST_CASE("A batch of prompts of different lengths equals its samples", "[dit]")
   const Conditioning* other[] = {pointers[1], pointers[1], pointers[1]};
   CHECK(relative_error(model->denoise({x, sigma, other}, runner), together) > 1e-3);
   CHECK(relative_error(model->denoise({x, sigma * 0.5, pointers}, runner), together) > 1e-3);
+}
+
+// Conditionings with pictures of other numbers and sizes.
+std::vector<Conditioning> with_references(const Detection& part) {
+  using Sizes = std::vector<std::pair<int64_t, int64_t>>;
+  std::vector<Conditioning> cond;
+  for (const Sizes& sizes : {Sizes{}, Sizes{{4, 8}}, Sizes{{2, 2}, {6, 4}, {10, 2}}}) {
+    Conditioning& one =
+        cond.emplace_back(family().example_conditioning(part, 5 + std::ssize(cond), at::kFloat));
+    int number = 1;
+    for (const auto& [h, w] : sizes)
+      one.emplace("reference_" + std::to_string(number++), at::randn({16, 1, h, w}));
+  }
+  return cond;
+}
+
+TEST_CASE("A batch of other numbers and sizes of references equals its samples", "[dit][edit]") {
+  for (const bool clean : {false, true}) {
+    at::manual_seed(3);
+    Detection part = family().tiny_parts().back();
+    part.config["clean_references"] = clean;
+    const auto model = family().make_model({&part, 1}, {});
+    fill(model->component("dit"));
+    const c10::NoGradGuard no_grad;
+    DirectRunner runner;
+    const at::Tensor x = at::randn({3, 16, 1, 6, 8}), sigma = at::rand({3});
+    const std::vector<Conditioning> cond = with_references(part);
+    std::vector<const Conditioning*> pointers;
+    for (const Conditioning& c : cond) pointers.push_back(&c);
+    const at::Tensor together = model->denoise({x, sigma, pointers}, runner);
+    CHECK(together.sizes() == x.sizes());
+    for (int64_t b = 0; b < 3; ++b) {
+      const Conditioning* one[] = {pointers[static_cast<size_t>(b)]};
+      const at::Tensor alone =
+          model->denoise({x.narrow(0, b, 1), sigma.narrow(0, b, 1), one}, runner);
+      CHECK(relative_error(together.narrow(0, b, 1), alone) < 1e-5);
+    }
+    // References are seen, and so is their order.
+    Conditioning turned = cond[2];
+    std::swap(turned.at("reference_1"), turned.at("reference_3"));
+    const Conditioning* other[] = {pointers[0], pointers[1], &turned};
+    CHECK(relative_error(model->denoise({x, sigma, other}, runner)[2], together[2]) > 1e-4);
+    // Places that are stretched are others where the sizes differ.
+    turned = cond[2];
+    turned.emplace("stretched_places", at::ones({1}));
+    CHECK(relative_error(model->denoise({x, sigma, other}, runner)[2], together[2]) > 1e-4);
+  }
+}
+
+TEST_CASE("The level of clean references is prepared with the others", "[dit][levels][edit]") {
+  at::manual_seed(4);
+  Detection part = family().tiny_parts().back();
+  part.config["clean_references"] = true;
+  const auto model = family().make_model({&part, 1}, {});
+  fill(model->component("dit"));
+  const c10::NoGradGuard no_grad;
+  DirectRunner runner;
+  const std::vector<float> sigmas = {1.0f, 0.6f, 0.2f};
+  model->prepare_levels("dit", sigmas, runner);
+  const at::Tensor x = at::randn({2, 16, 1, 6, 8});
+  const std::vector<Conditioning> cond = with_references(part);
+  const Conditioning* both[] = {&cond[1], &cond[2]};
+  for (size_t i = 0; i < sigmas.size(); ++i) {
+    DenoiseInputs in = {x, at::full({2}, sigmas[i], at::kFloat), both};
+    const at::Tensor plain = model->denoise(in, runner);
+    in.level = static_cast<int64_t>(i);
+    CHECK(at::equal(model->denoise(in, runner), plain));
+  }
 }
 
 TEST_CASE("Tokens know their place: a turned image is another one", "[dit]") {

@@ -1,0 +1,120 @@
+"""The reference side of Qwen-Image-Edit: the tiny models of tiny_models.py as the editing pipelines
+take them."""
+
+import functools
+import pathlib
+import re
+
+import numpy as np
+import torch
+from diffusers import (QwenImageEditPipeline, QwenImageEditPlusPipeline, QwenImageTransformer2DModel)
+from PIL import Image
+from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+import tiny_models
+
+EDIT_SYSTEM = (
+    "Describe the key features of the input image (color, shape, size, texture, objects, "
+    "background), then explain how the user's text instruction should alter or modify the image. "
+    "Generate a new image that meets the user's requirements while maintaining consistency with "
+    "the original input where appropriate.")
+EDIT_PREFIX = f"<|im_start|>system\n{EDIT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
+
+# The numbers of the published preprocessor_config.json.
+SIZE = {"shortest_edge": 3136, "longest_edge": 12845056}
+
+
+def image_processor():
+    return Qwen2VLImageProcessorPil(size=SIZE)
+
+
+def smooth_picture(height, width, seed):
+    small = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def size_of_area(area, picture):
+    """Width and height as the editing pipelines choose them."""
+    ratio = picture.width / picture.height
+    width = (area * ratio)**0.5
+    return round(width / 32) * 32, round(width / ratio / 32) * 32
+
+
+def shown(picture):
+    """The picture as the pipelines of several pictures show it to the vision tower."""
+    return picture.resize(size_of_area(384 * 384, picture), Image.Resampling.LANCZOS)
+
+
+class Processor:
+    """What Qwen2VLProcessor does with texts and pictures; the published one needs torchvision."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.images = tokenizer, image_processor()
+
+    def __call__(self, text, images, padding=True, return_tensors="pt"):
+        images = images if isinstance(images, list) else [images]
+        seen = self.images(images=images, return_tensors="pt")
+        grids = iter(seen["image_grid_thw"].tolist())
+
+        def spread(_):
+            _, rows, columns = next(grids)
+            return "<|image_pad|>" * (rows * columns // 4)
+
+        text = [re.sub(r"<\|image_pad\|>", spread, one) for one in text]
+        return BatchFeature({
+            **self.tokenizer(text, padding=padding, return_tensors=return_tensors),
+            **seen
+        })
+
+
+class Encoder(Qwen2_5_VLForConditionalGeneration):
+    """Says which tokens are pictures, as weights were trained and diffusers does not."""
+
+    def forward(self, input_ids=None, **given):
+        kinds = (input_ids == self.config.image_token_id).int()
+        return super().forward(input_ids=input_ids, mm_token_type_ids=kinds, **given)
+
+
+class EditModels:
+
+    def __init__(self, folder):
+        self.tiny = tiny_models.get()
+        self.folder = pathlib.Path(folder)
+
+    def variant(self, name, **changes):
+        """A model folder called as the published one; its denoiser's config with `changes`."""
+        folder = self.folder / name
+        folder.mkdir()
+        for part in ("text_encoder", "tokenizer", "vae"):
+            (folder / part).symlink_to(self.tiny.model / part)
+        if changes:
+            transformer = QwenImageTransformer2DModel.from_config(
+                {**self.tiny.transformer.config, **changes})
+            transformer.load_state_dict(self.tiny.transformer.state_dict())
+            transformer.save_pretrained(folder / "transformer")
+        else:
+            (folder / "transformer").symlink_to(self.tiny.model / "transformer")
+        return folder
+
+    @functools.cached_property
+    def encoder(self):
+        encoder = Qwen2_5_VLForConditionalGeneration.from_pretrained(self.tiny.model /
+                                                                     "text_encoder").eval()
+        encoder.__class__ = Encoder  # the names in files are translated for the published class
+        return encoder
+
+    def pipeline(self, folder):
+        one = folder.name == "Qwen-Image-Edit"
+        kind = QwenImageEditPipeline if one else QwenImageEditPlusPipeline
+        pipeline = kind(scheduler=self.tiny.pipeline.scheduler,
+                        vae=self.tiny.vae,
+                        text_encoder=self.encoder,
+                        tokenizer=self.tiny.tokenizer,
+                        processor=Processor(self.tiny.tokenizer),
+                        transformer=QwenImageTransformer2DModel.from_pretrained(
+                            folder / "transformer").eval())
+        prefix = self.tiny.tokenizer(EDIT_PREFIX).input_ids
+        pipeline.prompt_template_encode_start_idx = len(prefix)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline

@@ -1,0 +1,231 @@
+"""Qwen-Image-Edit: pictures become pixels, tokens, positions and references as transformers and
+diffusers make them, and whole runs give the same images."""
+
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import torch
+from diffusers import QwenImagePipeline
+from PIL import Image
+from transformers import AutoTokenizer
+
+import atelier
+import compare
+import edit_models
+import references
+import tiny_models
+from edit_models import shown, smooth_picture
+
+# Height and width: odd ones, long ones, small ones, and some that need no scaling at all.
+SIZES = [(384, 384), (333, 517), (40, 30), (1080, 1920), (1000, 3000), (90, 1700), (7, 9)]
+
+
+def pixels(picture):
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 * 2 - 1
+
+
+class Models(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_edit_")
+        cls.models = edit_models.EditModels(cls.holder.name)
+        cls.tiny = cls.models.tiny
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+
+class VisionTest(Models):
+
+    def patches(self, picture):
+        return atelier.probe("vision_tower", self.tiny.model / "text_encoder",
+                             {"image": pixels(picture)})
+
+    def test_pictures_become_the_same_pixels(self):
+        processor = edit_models.image_processor()
+        for height, width in SIZES:
+            with self.subTest(height=height, width=width):
+                noise = np.random.default_rng(3).integers(0, 256, (height, width, 3), np.uint8)
+                expected = processor(images=[shown(Image.fromarray(noise))], return_tensors="pt")
+                got = self.patches(Image.fromarray(noise))
+                self.assertTrue(torch.equal(got["grid"], expected["image_grid_thw"]))
+                self.assertTrue(torch.equal(got["pixel_values"], expected["pixel_values"]))
+
+    def inputs(self, sizes=((300, 400), (250, 130))):
+        images = [shown(smooth_picture(*size, seed)) for seed, size in enumerate(sizes)]
+        seen = edit_models.image_processor()(images=images, return_tensors="pt")
+        return seen["pixel_values"], seen["image_grid_thw"]
+
+    def test_the_tower_and_its_gradients_are_the_same_in_both_spellings(self):
+        values, grid = self.inputs()
+        leaf = values.clone().requires_grad_(True)
+        tower = self.models.encoder.model.visual
+        expected = tower(leaf, grid_thw=grid).pooler_output
+        gradients = references.gradients(
+            expected, {"pixel_values": leaf},
+            {"visual." + name: value for name, value in tower.named_parameters()})
+        for folder, prefix in ((self.tiny.model / "text_encoder", ""),
+                               (self.tiny.root / "text_encoder_memory", "model.")):
+            with self.subTest(folder.name):
+                got = atelier.probe("vision_tower", folder, {"pixel_values": values, "grid": grid},
+                                    gradients=True, trainable="*")
+                compare.assert_close("vision tower", got["picture_embeds"], expected)
+                got = {key.replace("grad.model.", "grad."): value for key, value in got.items()}
+                compare.assert_gradients("vision tower, gradients", got, gradients)
+
+    def test_the_language_model_reads_pictures_where_they_stand(self):
+        values, grid = self.inputs()
+        encoder = self.models.encoder
+        text = edit_models.EDIT_PREFIX + "".join(
+            f"Picture {i + 1}: <|vision_start|>" + "<|image_pad|>" *
+            (int(grid[i].prod()) // 4) + "<|vision_end|>" for i in range(2)) + "a cat<|im_end|>\n"
+        ids = self.tiny.tokenizer(text, return_tensors="pt").input_ids
+        kinds = (ids == encoder.config.image_token_id).int()
+        starts = torch.nonzero(torch.diff(kinds[0], prepend=torch.zeros(1).int()) == 1)[:, 0]
+        embeds = encoder.model.visual(values, grid_thw=grid).pooler_output.detach()
+        places, _ = encoder.model.get_rope_index(ids, kinds, image_grid_thw=grid)
+        leaf = embeds.clone().requires_grad_(True)
+        tokens = encoder.model.language_model.embed_tokens(ids)
+        merged = tokens.masked_scatter(kinds.bool()[..., None], leaf)
+        expected = encoder.model.language_model(inputs_embeds=merged,
+                                                position_ids=places).last_hidden_state
+        got = atelier.probe("text_encoder", self.tiny.model / "text_encoder", {
+            "input_ids": ids,
+            "picture_embeds": embeds,
+            "grid": grid,
+            "picture_starts": starts
+        }, gradients=True, trainable="*")
+        self.assertTrue(torch.equal(got["places"], places[:, 0]))
+        compare.assert_close("text encoder with pictures", got["hidden"], expected)
+        parameters = {
+            "model." + name: value for name, value in encoder.model.language_model.named_parameters()
+        }
+        compare.assert_gradients(
+            "text encoder with pictures, gradients", got,
+            references.gradients(expected, {"picture_embeds": leaf}, parameters))
+        whole = encoder(input_ids=ids, pixel_values=values, image_grid_thw=grid,
+                        output_hidden_states=True).hidden_states[-1]
+        compare.assert_close("text encoder with pictures", got["hidden"], whole)
+
+
+class TemplateTest(unittest.TestCase):
+
+    def test_published_tokenizers_give_the_same_ids(self):
+        folders = [
+            path for path in os.environ.get("ATELIER_TEST_TOKENIZERS", "").split(":") if path
+        ]
+        if not folders:
+            self.skipTest("ATELIER_TEST_TOKENIZERS names no folder")
+        picture = "<|vision_start|><|image_pad|><|vision_end|>"
+        end = "<|im_end|>\n<|im_start|>assistant\n"
+        texts = [edit_models.EDIT_PREFIX] + [
+            edit_models.EDIT_PREFIX + pictures + prompt + end
+            for pictures in (picture, f"Picture 1: {picture}", f"Picture 1: {picture}Picture 2: {picture}")
+            for prompt in (" ", "Make it blue", "\n把猫变成蓝色", "  the cat of picture 1, 4K")
+        ]
+        for folder in folders:
+            with self.subTest(folder=folder):
+                tokenizer = AutoTokenizer.from_pretrained(folder)
+                got = atelier.tokenize(folder, texts)
+                self.assertEqual(got, [tokenizer(text).input_ids for text in texts])
+                self.assertEqual(len(got[0]), 64)
+
+
+class EditDitTest(Models):
+
+    SIZES = [(6, 10), (8, 4), (2, 14)]  # of references, in latent cells
+
+    def check(self, name, folder, count, batch=2, gradients=False):
+        transformer = self.models.pipeline(folder).transformer
+        generator = torch.Generator().manual_seed(7)
+
+        def draw(*shape):
+            return torch.randn(shape, generator=generator)
+
+        sizes = self.SIZES[:count]
+        inputs = {
+            "latents": draw(batch, 16, 1, 8, 6),
+            "sigma": torch.rand((batch,), generator=generator) * 0.9 + 0.05,
+            "prompt_embeds": draw(batch, 9, 96),
+            **{f"reference_{i + 1}": draw(batch, 16, 1, *size) for i, size in enumerate(sizes)}
+        }
+        floating = {key: value.clone().requires_grad_(True) for key, value in inputs.items()}
+        packed = [
+            references.pack(value)
+            for key, value in floating.items()
+            if key == "latents" or key.startswith("reference_")
+        ]
+        shapes = [(1, height // 2, width // 2) for height, width in [(8, 6), *sizes]]
+        tokens = transformer(hidden_states=torch.cat(packed, 1),
+                             encoder_hidden_states=floating["prompt_embeds"],
+                             timestep=floating["sigma"],
+                             img_shapes=[shapes] * batch,
+                             return_dict=False)[0][:, :packed[0].shape[1]]
+        output = QwenImagePipeline._unpack_latents(tokens, 64, 48, 8)
+        got = atelier.probe("dit", folder / "transformer", inputs, gradients=gradients,
+                            trainable="*" if gradients else None)
+        compare.assert_close(name, got["velocity"], output)
+        if gradients:
+            compare.assert_gradients(
+                name + ", gradients", got,
+                references.gradients(output, floating, dict(transformer.named_parameters())))
+
+    def test_references_of_any_size_are_seen_in_their_places(self):
+        folder = self.models.variant("Qwen-Image-Edit-2509")
+        for count in (1, 3):
+            with self.subTest(count):
+                self.check(f"denoiser, {count} references", folder, count, gradients=True)
+
+    def test_clean_references_have_a_level_of_their_own(self):
+        folder = self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
+        self.check("denoiser, clean references", folder, 2, gradients=True)
+
+
+class EditPipelineTest(Models):
+
+    PROMPT, NEGATIVE = "Turn the cat of picture 1 blue, 超清", "blurry, 低画质"
+
+    def check(self, name, folder, pictures, height=None, width=None, cfg=3.0, steps=2):
+        pipeline = self.models.pipeline(folder)
+        own = edit_models.size_of_area(1024 * 1024, pictures[-1])
+        shape = (height or own[1], width or own[0])
+        latents = torch.randn((1, 16, 1, shape[0] // 8, shape[1] // 8),
+                              generator=torch.Generator().manual_seed(9))
+        expected = pipeline(image=pictures if len(pictures) > 1 else pictures[0],
+                            prompt=self.PROMPT, negative_prompt=self.NEGATIVE, true_cfg_scale=cfg,
+                            height=height, width=width, num_inference_steps=steps,
+                            latents=references.pack(latents), output_type="np").images
+        expected = [(image * 255).round().astype(np.uint8) for image in expected]
+        files = []
+        for number, picture in enumerate(pictures):
+            files.append(pathlib.Path(self.holder.name) / f"{folder.name}_{number}.png")
+            picture.save(files[-1])
+        flags = dict(prompt=self.PROMPT, negative_prompt=self.NEGATIVE, cfg_scale=cfg, seed=0,
+                     num_inference_steps=steps, dtype="float32", edit_image=files)
+        if height:
+            flags |= dict(height=height, width=width)
+        got = atelier.generate(folder, latents, **flags)
+        compare.assert_images(name, got, expected, tolerance=0.5)
+
+    def test_one_picture_is_changed(self):
+        folder = self.models.variant("Qwen-Image-Edit")
+        self.check("edit, one picture", folder, [smooth_picture(300, 500, 1)], 64, 96)
+
+    def test_pictures_are_changed_together(self):
+        folder = self.models.variant("Qwen-Image-Edit-2509")
+        pictures = [smooth_picture(333, 517, 2), smooth_picture(700, 200, 3)]
+        self.check("edit, two pictures", folder, pictures, 96, 64)
+
+    def test_the_image_is_as_large_as_the_last_picture(self):
+        folder = self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
+        self.check("edit, clean references", folder, [smooth_picture(40, 90, 4)], steps=1, cfg=1)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
