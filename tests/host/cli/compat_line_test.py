@@ -147,10 +147,10 @@ class CompatLine(unittest.TestCase):
 
     def test_what_would_be_another_run_is_refused_and_the_rest_is_there(self):
         flags = self.paste(LORA.replace("launch", "launch --num_processes 8 --multi_gpu").strip() +
-                           ' --quant_options "a:bitsandbytes_nf4" --zero_cond_t --customized_optimizer x.Lion', code=2)
+                           ' --quant_options "a:bitsandbytes_nf4" --framewise_decoding --customized_optimizer x.Lion', code=2)
         self.assertEqual("32", flags["--lora_rank"])
         self.told("--num_processes 8 is left out", "--multi_gpu", "--gradient_accumulation_steps", "--quant_options",
-                  "--zero_cond_t", "--customized_optimizer", "5 mistakes")
+                  "--framewise_decoding", "--customized_optimizer", "5 mistakes")
         self.paste(LORA.replace("--lora_rank 32", "--lora_rnk 32 --learning_rate much"), code=2)
         self.told("--lora_rnk is not known to train; did you mean --lora_rank?", '"much" is no number')
         self.paste("accelerate launch --config_file x.yaml", code=2)
