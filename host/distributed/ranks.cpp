@@ -1,0 +1,208 @@
+#include "host/distributed/ranks.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <regex>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+
+namespace atelier::distributed {
+namespace {
+
+constexpr int kFirstPort = 20'000, kPorts = 20'000;  // that a job's number chooses from
+
+// Reads numbers of the environment, and remembers what is wrong with them.
+class Variables {
+ public:
+  explicit Variables(const Environment& environment) : environment_(environment) {}
+
+  bool has(std::string_view name) const { return environment_(name).has_value(); }
+  std::optional<std::string> text(std::string_view name) const { return environment_(name); }
+
+  // The number of a variable that must be set, from `low` on.
+  int number(std::string_view name, int low) {
+    const std::optional<std::string> given = environment_(name);
+    if (!given) {
+      missing_.emplace_back(name);
+      return low;
+    }
+    int value = 0;
+    const char* const end = given->data() + given->size();
+    const auto [rest, code] = std::from_chars(given->data(), end, value);
+    if (code != std::errc() || rest != end || value < low)
+      wrong_.push_back(std::string(name) + " is " + formats::quote_and_escape(*given) +
+                       ", no whole number from " + std::to_string(low));
+    return value;
+  }
+  int number_or(std::string_view name, int low, int absent) {
+    return has(name) ? number(name, low) : absent;
+  }
+
+  // Throws where something was wrong; `launcher`: whose variables they are.
+  void check(const std::string& launcher) const {
+    std::string what;
+    for (const std::string& line : wrong_) what += (what.empty() ? "" : "; ") + line;
+    for (const std::string& name : missing_) what += (what.empty() ? "" : "; ") + name + " is not set";
+    if (what.empty()) return;
+    throw Error(ErrorCode::kInvalidArgument, "the environment of " + launcher + ": " + what,
+                "start the processes with torchrun, srun or atelier launch, or unset what it left");
+  }
+
+ private:
+  const Environment& environment_;
+  std::vector<std::string> missing_, wrong_;
+};
+
+void check_order(const Ranks& ranks) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument, "the environment of " + ranks.launcher + ": " + what,
+                "every process of a run has a number of its own, from 0");
+  };
+  const auto text = [](int value) { return std::to_string(value); };
+  if (ranks.rank >= ranks.size)
+    refuse("rank " + text(ranks.rank) + " of " + text(ranks.size) + " processes");
+  if (ranks.local_rank >= ranks.local_size)
+    refuse("local rank " + text(ranks.local_rank) + " of " + text(ranks.local_size) +
+           " processes on this machine");
+  if (ranks.local_size > ranks.size)
+    refuse(text(ranks.local_size) + " processes on this machine, of " + text(ranks.size) +
+           " in all");
+}
+
+void read_meeting_place(Variables& variables, Ranks& ranks) {
+  if (const auto address = variables.text("MASTER_ADDR")) ranks.address = *address;
+  ranks.port = variables.number_or("MASTER_PORT", 1, ranks.port);
+}
+
+Ranks of_torchrun(Variables& variables) {
+  Ranks ranks = {.launcher = "torchrun"};
+  ranks.rank = variables.number("RANK", 0);
+  ranks.size = variables.number("WORLD_SIZE", 1);
+  ranks.local_rank = variables.number("LOCAL_RANK", 0);
+  ranks.local_size = variables.number_or("LOCAL_WORLD_SIZE", 1, ranks.local_rank + 1);
+  ranks.restarts = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, 0);
+  ranks.has_agent_store = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (ranks.size > 1) {
+    variables.number("MASTER_PORT", 1);
+    if (!variables.has("MASTER_ADDR")) variables.number("MASTER_ADDR", 0);
+  }
+  return ranks;
+}
+
+Ranks of_pods(Variables& variables) {
+  Ranks ranks = {.launcher = "PyTorchJob"};
+  if (variables.number_or("PET_NPROC_PER_NODE", 1, 1) > 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                "PET_NPROC_PER_NODE asks for several processes in a pod, of which RANK would be the "
+                "pod's number",
+                "make the pod's command: atelier launch -- train …");
+  ranks.rank = variables.number("RANK", 0);
+  ranks.size = variables.number("WORLD_SIZE", 1);
+  return ranks;
+}
+
+Ranks of_open_mpi(Variables& variables) {
+  Ranks ranks = {.launcher = "mpirun"};
+  ranks.rank = variables.number("OMPI_COMM_WORLD_RANK", 0);
+  ranks.size = variables.number("OMPI_COMM_WORLD_SIZE", 1);
+  ranks.local_rank = variables.number("OMPI_COMM_WORLD_LOCAL_RANK", 0);
+  ranks.local_size = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
+  if (ranks.size > ranks.local_size && !variables.has("MASTER_ADDR"))
+    throw Error(ErrorCode::kInvalidArgument,
+                "mpirun starts processes on several machines, and MASTER_ADDR does not say where "
+                "they meet",
+                "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 …, the host of rank 0");
+  return ranks;
+}
+
+// How many processes the machine of that number has, of "4(x2),3": four on each of the first two,
+// three on the next.
+int tasks_on_node(std::string_view text, int node) {
+  static const std::regex part("([0-9]{1,6})(?:\\(x([0-9]{1,6})\\))?(?:,|$)");
+  const std::string all(text);
+  for (std::sregex_iterator at(all.begin(), all.end(), part), end; at != end; ++at) {
+    node -= (*at)[2].matched ? std::stoi((*at)[2]) : 1;
+    if (node < 0) return std::stoi((*at)[1]);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "SLURM_STEP_TASKS_PER_NODE is " + formats::quote_and_escape(all) +
+                  ", which has no machine of SLURM_NODEID's number",
+              "start the processes with srun");
+}
+
+Ranks of_slurm(Variables& variables) {
+  Ranks ranks = {.launcher = "srun"};
+  ranks.rank = variables.number("SLURM_PROCID", 0);
+  ranks.size = variables.number("SLURM_NTASKS", 1);
+  ranks.local_rank = variables.number("SLURM_LOCALID", 0);
+  ranks.restarts = variables.number_or("SLURM_RESTART_COUNT", 0, 0);
+  const int node = variables.number_or("SLURM_NODEID", 0, 0);
+  const auto tasks = variables.text("SLURM_STEP_TASKS_PER_NODE");
+  ranks.local_size = tasks ? tasks_on_node(*tasks, node) : ranks.local_rank + 1;
+  if (const auto hosts = variables.text("SLURM_JOB_NODELIST")) ranks.address = first_host(*hosts);
+  ranks.port = kFirstPort + variables.number_or("SLURM_JOB_ID", 0, 0) % kPorts;
+  return ranks;
+}
+
+// Of what brackets hold: "003" of "003-005,9".
+std::string first_number(std::string_view inside) {
+  return std::string(inside.substr(0, inside.find_first_of(",-")));
+}
+
+}  // namespace
+
+Environment process_environment() {
+  return [](std::string_view name) -> std::optional<std::string> {
+    const char* const value = std::getenv(std::string(name).c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+std::string first_host(std::string_view hosts) {
+  const auto refuse = [&]() -> Error {
+    return Error(ErrorCode::kInvalidArgument,
+                 "SLURM_JOB_NODELIST is " + formats::quote_and_escape(std::string(hosts)) +
+                     ", no list of hosts",
+                 "set MASTER_ADDR to the host of rank 0");
+  };
+  std::string host;
+  while (!hosts.empty() && hosts.front() != ',') {
+    if (hosts.front() != '[') {
+      const size_t length = std::min(hosts.find_first_of("[,"), hosts.size());
+      host += hosts.substr(0, length);
+      hosts.remove_prefix(length);
+      continue;
+    }
+    const size_t end = hosts.find(']');
+    if (end == std::string_view::npos) throw refuse();
+    host += first_number(hosts.substr(1, end - 1));
+    hosts.remove_prefix(end + 1);
+  }
+  if (host.empty()) throw refuse();
+  return host;
+}
+
+Ranks find_ranks(const Environment& environment) {
+  Variables variables(environment);
+  Ranks ranks;
+  const bool has_world = variables.has("RANK") || variables.has("WORLD_SIZE");
+  if (variables.has("LOCAL_RANK") || (has_world && !variables.has("PET_NNODES"))) {
+    ranks = of_torchrun(variables);
+  } else if (has_world) {
+    ranks = of_pods(variables);
+  } else if (variables.has("OMPI_COMM_WORLD_RANK")) {
+    ranks = of_open_mpi(variables);
+  } else if (variables.has("SLURM_STEP_ID") && variables.has("SLURM_PROCID")) {
+    ranks = of_slurm(variables);
+  } else {
+    return ranks;
+  }
+  read_meeting_place(variables, ranks);
+  variables.check(ranks.launcher);
+  check_order(ranks);
+  return ranks;
+}
+
+}  // namespace atelier::distributed

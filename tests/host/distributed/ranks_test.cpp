@@ -1,0 +1,166 @@
+#include "host/distributed/ranks.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "atelier/error.h"
+
+using namespace atelier;
+using Catch::Matchers::Contains;
+using distributed::find_ranks;
+using distributed::first_host;
+using distributed::Ranks;
+
+namespace {
+
+using Recorded = std::map<std::string, std::string, std::less<>>;
+
+Ranks ranks_of(const Recorded& recorded) {
+  return find_ranks([&](std::string_view name) -> std::optional<std::string> {
+    const auto found = recorded.find(name);
+    return found == recorded.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+std::string refused(const Recorded& recorded) {
+  try {
+    ranks_of(recorded);
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  FAIL("nothing was refused");
+  return {};
+}
+
+Recorded without(Recorded recorded, const std::string& name) {
+  recorded.erase(name);
+  return recorded;
+}
+
+Recorded with(Recorded recorded, const std::string& name, const std::string& value) {
+  recorded[name] = value;
+  return recorded;
+}
+
+// The second machine's third process of `torchrun --nnodes 2 --nproc_per_node 4`, after a restart.
+const Recorded kTorchrun = {{"RANK", "6"},
+                            {"WORLD_SIZE", "8"},
+                            {"LOCAL_RANK", "2"},
+                            {"LOCAL_WORLD_SIZE", "4"},
+                            {"GROUP_RANK", "1"},
+                            {"MASTER_ADDR", "node7"},
+                            {"MASTER_PORT", "41235"},
+                            {"TORCHELASTIC_RESTART_COUNT", "1"},
+                            {"TORCHELASTIC_MAX_RESTARTS", "3"},
+                            {"TORCHELASTIC_RUN_ID", "none"},
+                            {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+
+// A step of `srun --ntasks-per-node=4` on three machines, of which the last has three processes.
+const Recorded kSlurm = {{"SLURM_JOB_ID", "1234567"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "9"},
+                         {"SLURM_NTASKS", "11"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_NODEID", "2"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "4(x2),3"},
+                         {"SLURM_JOB_NODELIST", "gpu[017-018,21]"}};
+
+const Recorded kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+
+// What the training operator sets in a worker's pod.
+const Recorded kPod = {{"RANK", "1"},          {"WORLD_SIZE", "2"},
+                       {"MASTER_ADDR", "a-0"}, {"MASTER_PORT", "23456"},
+                       {"PET_NNODES", "2"},    {"PET_NPROC_PER_NODE", "1"},
+                       {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "a-0"}};
+
+}  // namespace
+
+TEST_CASE("One process is alone where nobody says otherwise") {
+  const Ranks ranks = ranks_of({{"PATH", "/bin"}, {"MASTER_ADDR", "elsewhere"}});
+  REQUIRE(ranks.is_alone());
+  REQUIRE(ranks.is_first());
+  REQUIRE(ranks.launcher.empty());
+}
+
+TEST_CASE("torchrun's variables") {
+  const Ranks ranks = ranks_of(kTorchrun);
+  REQUIRE(ranks.rank == 6);
+  REQUIRE(ranks.size == 8);
+  REQUIRE(ranks.local_rank == 2);
+  REQUIRE(ranks.local_size == 4);
+  REQUIRE(ranks.address == "node7");
+  REQUIRE(ranks.port == 41235);
+  REQUIRE(ranks.has_agent_store);
+  REQUIRE(ranks.restarts == 1);
+}
+
+TEST_CASE("Variables of torchrun that are missing are named together") {
+  const auto [name, value] = GENERATE(table<std::string, std::string>(
+      {{"RANK", ""}, {"WORLD_SIZE", ""}, {"LOCAL_RANK", ""}, {"MASTER_ADDR", ""}}));
+  REQUIRE_THAT(refused(without(kTorchrun, name)), Contains(name + " is not set"));
+  const std::string both = refused(without(without(kTorchrun, "MASTER_PORT"), "MASTER_ADDR"));
+  REQUIRE_THAT(both, Contains("MASTER_PORT is not set; MASTER_ADDR is not set"));
+}
+
+TEST_CASE("Numbers that are none, or that contradict each other") {
+  REQUIRE_THAT(refused(with(kTorchrun, "RANK", "six")), Contains("RANK is \"six\""));
+  REQUIRE_THAT(refused(with(kTorchrun, "RANK", "-1")), Contains("RANK is \"-1\""));
+  REQUIRE_THAT(refused(with(kTorchrun, "RANK", "8")), Contains("rank 8 of 8"));
+  REQUIRE_THAT(refused(with(kTorchrun, "LOCAL_RANK", "4")), Contains("local rank 4 of 4"));
+  REQUIRE_THAT(refused(with(kTorchrun, "LOCAL_WORLD_SIZE", "9")), Contains("9 processes"));
+  REQUIRE_THAT(refused(with(kTorchrun, "MASTER_PORT", "0")), Contains("MASTER_PORT"));
+}
+
+TEST_CASE("Slurm's variables") {
+  const Ranks ranks = ranks_of(kSlurm);
+  REQUIRE(ranks.rank == 9);
+  REQUIRE(ranks.size == 11);
+  REQUIRE(ranks.local_rank == 1);
+  REQUIRE(ranks.local_size == 3);
+  REQUIRE(ranks.address == "gpu017");
+  REQUIRE(ranks.port == 20'000 + 1'234'567 % 20'000);
+  REQUIRE(ranks.launcher == "srun");
+  REQUIRE(ranks_of(with(kSlurm, "MASTER_PORT", "29501")).port == 29501);
+  REQUIRE(ranks_of(with(kSlurm, "MASTER_ADDR", "10.0.0.1")).address == "10.0.0.1");
+  REQUIRE(ranks_of(with(with(kSlurm, "SLURM_NODEID", "1"), "SLURM_PROCID", "5")).local_size == 4);
+  REQUIRE_THAT(refused(with(kSlurm, "SLURM_NODEID", "3")), Contains("4(x2),3"));
+}
+
+TEST_CASE("A batch script of Slurm that did not call srun is one process") {
+  REQUIRE(ranks_of(without(kSlurm, "SLURM_STEP_ID")).is_alone());
+}
+
+TEST_CASE("Lists of hosts as Slurm writes them") {
+  REQUIRE(first_host("node1") == "node1");
+  REQUIRE(first_host("a1,b2") == "a1");
+  REQUIRE(first_host("node[003-005,9],gpu1") == "node003");
+  REQUIRE(first_host("rack[2,4]-node[07-08]") == "rack2-node07");
+  REQUIRE_THROWS_AS(first_host("node[003"), Error);
+  REQUIRE_THROWS_AS(first_host(""), Error);
+  REQUIRE_THROWS_AS(first_host(",a"), Error);
+}
+
+TEST_CASE("Open MPI's variables") {
+  const Ranks ranks = ranks_of(kOpenMpi);
+  REQUIRE(ranks.rank == 1);
+  REQUIRE(ranks.local_size == 2);
+  REQUIRE(ranks.address == "127.0.0.1");
+  const Recorded far = with(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "4");
+  REQUIRE_THAT(refused(far), Contains("MASTER_ADDR"));
+  REQUIRE(ranks_of(with(far, "MASTER_ADDR", "n1")).address == "n1");
+}
+
+TEST_CASE("A pod of PyTorchJob with one process, and with several that nothing started") {
+  const Ranks ranks = ranks_of(kPod);
+  REQUIRE(ranks.rank == 1);
+  REQUIRE(ranks.size == 2);
+  REQUIRE(ranks.local_rank == 0);
+  REQUIRE(ranks.local_size == 1);
+  REQUIRE(ranks.port == 23456);
+  REQUIRE_THAT(refused(with(kPod, "PET_NPROC_PER_NODE", "8")),
+               Contains("atelier launch -- train"));
+}
