@@ -1,0 +1,197 @@
+#include "host/distributed/launch.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <netinet/in.h>
+#include <optional>
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+
+namespace atelier::distributed {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPeerLostCode = 6;
+constexpr int kStoppedCode = 75;  // of a process that was asked to stop, and has saved its state
+constexpr auto kGrace = std::chrono::seconds(4);  // that others have after one has failed
+constexpr auto kLook = std::chrono::milliseconds(200);
+constexpr std::array kPassedOn = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
+constexpr int kNotFoundCode = 127;  // of a child whose program does not start
+
+Error system_error(const std::string& what) {
+  return Error(ErrorCode::kEnvironment, "launch: " + what + ": " + std::strerror(errno));
+}
+
+int free_port() {
+  const int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (sock < 0) throw system_error("socket");
+  sockaddr_in place = {};
+  place.sin_family = AF_INET;
+  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(place);
+  auto* const address = reinterpret_cast<sockaddr*>(&place);
+  const bool works =
+      bind(sock, address, size) == 0 && getsockname(sock, address, &size) == 0;
+  const int port = ntohs(place.sin_port);
+  close(sock);
+  if (!works) throw system_error("no free port");
+  return port;
+}
+
+// The signals that are passed on, and those of ended children, come in through a descriptor while
+// one lives.
+class SignalQueue {
+ public:
+  SignalQueue() {
+    sigemptyset(&mask_);
+    for (const int signal : kPassedOn) sigaddset(&mask_, signal);
+    sigaddset(&mask_, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &mask_, &before_);
+  }
+  ~SignalQueue() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+
+  // The next signal; nullopt after `limit`.
+  std::optional<int> next(std::chrono::milliseconds limit) const {
+    const timespec time = {limit.count() / 1000, limit.count() % 1000 * 1'000'000};
+    const int signal = sigtimedwait(&mask_, nullptr, &time);
+    return signal < 0 ? std::nullopt : std::optional(signal);
+  }
+  // For a child before its program starts.
+  void restore() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t mask_, before_;
+};
+
+struct Child {
+  int rank = 0;
+  pid_t process = -1;  // -1: it has ended
+};
+
+// What a child's environment has beside that of this process.
+void set_environment(const LaunchPlan& plan, int local_rank, int port) {
+  const auto set = [](const char* name, const std::string& value) {
+    setenv(name, value.c_str(), /*overwrite=*/1);
+  };
+  set("RANK", std::to_string(plan.node_rank * plan.nproc_per_node + local_rank));
+  set("WORLD_SIZE", std::to_string(plan.nnodes * plan.nproc_per_node));
+  set("LOCAL_RANK", std::to_string(local_rank));
+  set("LOCAL_WORLD_SIZE", std::to_string(plan.nproc_per_node));
+  set("MASTER_ADDR", plan.master_addr);
+  set("MASTER_PORT", std::to_string(port));
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / plan.nproc_per_node)).c_str(),
+         /*overwrite=*/0);
+}
+
+// In the child: becomes the program. Its group is its own, so that what it starts ends with it.
+[[noreturn]] void become(const LaunchPlan& plan, const std::vector<char*>& words, int local_rank,
+                         int port, pid_t parent, const SignalQueue& signals) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(kPeerLostCode);  // it ended before this was asked for
+  set_environment(plan, local_rank, port);
+  signals.restore();
+  execvp(words.front(), words.data());
+  _exit(kNotFoundCode);
+}
+
+std::vector<Child> start(const LaunchPlan& plan, int port, const SignalQueue& signals) {
+  std::vector<char*> words;
+  for (const std::string& word : plan.command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  const pid_t parent = getpid();
+  std::vector<Child> children;
+  for (int i = 0; i < plan.nproc_per_node; ++i) {
+    const pid_t process = fork();
+    if (process == 0) become(plan, words, i, port, parent, signals);
+    if (process < 0) {
+      const Error error = system_error("process " + std::to_string(i) + " cannot be started");
+      for (const Child& child : children) kill(child.process, SIGKILL);
+      throw error;
+    }
+    children.push_back({plan.node_rank * plan.nproc_per_node + i, process});
+  }
+  return children;
+}
+
+void send(const std::vector<Child>& children, int signal, bool to_groups) {
+  for (const Child& child : children) {
+    if (child.process > 0) kill(to_groups ? -child.process : child.process, signal);
+  }
+}
+
+bool any_runs(const std::vector<Child>& children) {
+  return std::ranges::any_of(children, [](const Child& child) { return child.process > 0; });
+}
+
+// The exit code of a child that has ended, told where it failed first.
+int code_of(int status, const Child& child, bool is_first_failure) {
+  const std::string name = "rank " + std::to_string(child.rank);
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    if (is_first_failure)
+      spdlog::error("launch: {} was ended by signal {} ({}){} [PEER_LOST]", name, signal,
+                    strsignal(signal),
+                    signal == SIGKILL ? "; the machine's memory may be used up" : "");
+    return kPeerLostCode;
+  }
+  const int code = WEXITSTATUS(status);
+  if (is_first_failure && code == kNotFoundCode)
+    spdlog::error("launch: the program of {} does not start", name);
+  else if (is_first_failure && code != kStoppedCode)
+    spdlog::error("launch: {} failed first, with exit code {}", name, code);
+  return code;
+}
+
+// Notes the children that have ended. Returns the code of the first one that failed; 0: none has.
+int reap(std::vector<Child>& children, int first_failure) {
+  int status = 0;
+  while (true) {
+    const pid_t process = waitpid(-1, &status, WNOHANG);
+    if (process <= 0) return first_failure;
+    const auto child = std::ranges::find(children, process, &Child::process);
+    if (child == children.end()) continue;
+    const int code = code_of(status, *child, first_failure == 0 && status != 0);
+    child->process = -1;
+    if (first_failure == 0) first_failure = code;
+  }
+}
+
+}  // namespace
+
+int launch(const LaunchPlan& plan) {
+  const SignalQueue signals;
+  const int port = plan.master_port != 0 ? plan.master_port : free_port();
+  std::vector<Child> children = start(plan, port, signals);
+  int failure = 0;
+  std::optional<Clock::time_point> end;
+  while (any_runs(children)) {
+    if (const auto signal = signals.next(kLook); signal && *signal != SIGCHLD)
+      send(children, *signal, /*to_groups=*/false);
+    failure = reap(children, failure);
+    // One that was asked to stop ends when all have agreed on it: no failure to hurry for.
+    if (failure != 0 && failure != kStoppedCode && !end) end = Clock::now() + kGrace;
+    if (end && Clock::now() > *end) send(children, SIGKILL, /*to_groups=*/true);
+  }
+  return failure;
+}
+
+}  // namespace atelier::distributed
