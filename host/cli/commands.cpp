@@ -13,6 +13,7 @@ constexpr Command kCommands[] = {
     {"cache", "encode the samples of a training run ahead", run_cache, true},
     {"plan", "say what a run holds where and how long it takes, without running it", run_plan,
      true},
+    {"launch", "start processes of one run on this machine", run_launch, false},
     {"inspect", "say what a file is and which family takes it", run_inspect, false},
     {"lora", "LoRA files: info, convert, merge, extract", run_lora, false},
     {"plugins", "list the families found, or show one", run_plugins, false},
@@ -48,7 +49,7 @@ std::vector<flags::CommandSpec> command_specs(const ModelFamily* family) {
     for (flags::CommandSpec& spec : more) specs.push_back(std::move(spec));
   };
   add(plan_commands(family));
-  add({inspect_command()});
+  add({launch_command(), inspect_command()});
   add(lora_commands());
   add({plugins_command(), probe_command(), check_plugin_command(), doctor_command(),
        completion_command()});
