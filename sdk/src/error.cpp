@@ -20,6 +20,8 @@ std::string_view to_string(ErrorCode code) {
       return "OUT_OF_MEMORY";
     case ErrorCode::kNumerics:
       return "NUMERICS";
+    case ErrorCode::kPeerLost:
+      return "PEER_LOST";
     case ErrorCode::kCancelled:
       return "CANCELLED";
     case ErrorCode::kInternal:
@@ -42,6 +44,8 @@ int exit_code(ErrorCode code) {
       return 4;
     case ErrorCode::kNumerics:
       return 5;
+    case ErrorCode::kPeerLost:
+      return 6;
     case ErrorCode::kCancelled:
       return 130;
     case ErrorCode::kInternal:

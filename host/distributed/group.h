@@ -1,0 +1,79 @@
+// The ranks of a run, and the tensors that they exchange.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "host/distributed/ranks.h"
+
+namespace atelier::distributed {
+
+// An exchange that is under way. Its tensors may not be touched before wait().
+class Ticket {
+ public:
+  Ticket() = default;  // of nothing: wait() returns at once
+  explicit Ticket(std::function<void()> wait) : wait_(std::move(wait)) {}
+
+  // Returns when the result is there; on a GPU when what is queued after it sees the result. Throws
+  // Error{kPeerLost} when a rank went away or did not come in time. A second call does nothing.
+  void wait() {
+    if (wait_) std::exchange(wait_, nullptr)();
+  }
+
+ private:
+  std::function<void()> wait_;
+};
+
+struct GroupOptions {
+  std::chrono::milliseconds meeting = std::chrono::minutes(5);   // until all ranks have come
+  std::chrono::milliseconds exchange = std::chrono::minutes(10);  // that one exchange may take
+};
+
+// All ranks of a group make the same calls in the same order. Tensors are contiguous and on the
+// group's device, of the same shape and dtype on all ranks. Not thread-safe.
+class Group {
+ public:
+  // Waits until all ranks are there. A run of one rank meets nobody. Throws Error{kPeerLost} when
+  // some do not come in time, and Error{kEnvironment} when the port is taken or the host unknown.
+  static std::shared_ptr<Group> meet(const Ranks& ranks, const GroupOptions& options = {});
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  const Ranks& ranks() const;
+  int rank() const { return ranks().rank; }
+  int size() const { return ranks().size; }
+
+  // The sum over the ranks, in place. Every rank gets the same bits.
+  Ticket all_reduce(const at::Tensor& value);
+  // `value` of rank `root`, in place.
+  Ticket broadcast(const at::Tensor& value, int root);
+  // `whole` becomes the parts of all ranks, one after the other: size() times as many elements.
+  Ticket all_gather(const at::Tensor& whole, const at::Tensor& part);
+  // `part` becomes this rank's part of the sum of all ranks' `whole`, which are added in the order
+  // of the ranks.
+  Ticket reduce_scatter(const at::Tensor& part, const at::Tensor& whole);
+  // Part r of `in` goes to rank r, whose part comes to the place of its rank in `out`.
+  Ticket all_to_all(const at::Tensor& out, const at::Tensor& in);
+
+  // What every rank says, by rank. Small texts, through the store: also when exchanges of tensors
+  // have failed.
+  std::vector<std::string> say(const std::string& text);
+
+  // Bytes that this rank has sent to others so far, without what transports add.
+  int64_t bytes_sent() const;
+
+ private:
+  struct State;
+  explicit Group(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace atelier::distributed
