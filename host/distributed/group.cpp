@@ -5,10 +5,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/csrc/distributed/c10d/control_collectives/StoreCollectives.hpp>
 
 #include "atelier/error.h"
+
+#include "host/distributed/peers.h"
 
 namespace atelier::distributed {
 
@@ -16,24 +16,21 @@ using std::chrono::milliseconds;
 
 struct Group::State {
   Ranks ranks;
-  GroupOptions options;
-  c10::intrusive_ptr<c10d::Store> store;
+  std::unique_ptr<Peers> peers;  // null: there are none
   c10::intrusive_ptr<c10d::Backend> backend;
-  std::unique_ptr<c10d::StoreCollectives> control;
-  int64_t bytes_sent = 0, said = 0;
+  std::string place;
+  int64_t bytes_sent = 0;
+
+  template <typename F>
+  Ticket exchange(const char* what, F&& begin);
 };
 
 namespace {
 
-// The first line of what c10d says, which carries a stack behind it.
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
-
-// Calls `work`, and throws what fails in it as an Error of this program.
+// Calls `work`, and throws what fails in it as an Error that says who is lost.
 template <typename F>
-auto with_peers(const Ranks& ranks, std::string_view what, F&& work) {
+auto with_peers(Peers& peers, const std::string& place, F&& work) {
+  std::string reason;
   try {
     return work();
   } catch (const Error&) {
@@ -41,21 +38,9 @@ auto with_peers(const Ranks& ranks, std::string_view what, F&& work) {
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const std::exception& error) {
-    throw Error(ErrorCode::kPeerLost,
-                "rank " + std::to_string(ranks.rank) + " of " + std::to_string(ranks.size) + ", " +
-                    std::string(what) + ": " + first_line(error),
-                "look at what the other ranks said last");
+    reason = error.what();
   }
-}
-
-c10::intrusive_ptr<c10d::Store> open_store(const Ranks& ranks, milliseconds limit) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(ranks.port);
-  options.isServer = !ranks.has_agent_store && ranks.is_first();
-  options.numWorkers = static_cast<size_t>(ranks.size);
-  options.multiTenant = true;
-  options.timeout = limit;
-  return c10::make_intrusive<c10d::TCPStore>(ranks.address, options);
+  throw peers.lost(place, reason.substr(0, reason.find('\n')));  // a stack stands behind it
 }
 
 c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store>& store,
@@ -73,18 +58,11 @@ c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store
 std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& options) {
   auto state = std::make_unique<State>();
   state->ranks = ranks;
-  state->options = options;
   if (!ranks.is_alone()) {
-    const std::string place = ranks.address + ":" + std::to_string(ranks.port);
-    with_peers(ranks, "meeting at " + place, [&] {
-      const auto whole = open_store(ranks, options.meeting);
-      // What an earlier attempt of a restarted run left in the agent's store is not read.
-      state->store = c10::make_intrusive<c10d::PrefixStore>(
-          "atelier/" + std::to_string(ranks.restarts), whole);
-      state->control =
-          std::make_unique<c10d::StoreCollectives>(state->store, ranks.rank, ranks.size);
-      state->backend = open_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", state->store),
-                                 ranks, options.exchange);
+    state->peers = std::make_unique<Peers>(ranks, options.meeting);
+    state->backend = with_peers(*state->peers, "meeting", [&] {
+      const auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", state->peers->store());
+      return open_gloo(store, ranks, options.exchange);
     });
   }
   return std::shared_ptr<Group>(new Group(std::move(state)));
@@ -101,25 +79,26 @@ int64_t Group::bytes_sent() const {
   return state_->bytes_sent;
 }
 
-namespace {
-
-// Begins an exchange, and waits for it in the ticket.
-template <typename F>
-Ticket exchange(const Ranks& ranks, std::string_view what, F&& begin,
-                std::function<void()> finish = {}) {
-  const c10::intrusive_ptr<c10d::Work> work = with_peers(ranks, what, begin);
-  return Ticket([&ranks, what, work, finish = std::move(finish)] {
-    with_peers(ranks, what, [&] { work->wait(); });
-    if (finish) finish();
-  });
+std::string Group::name_of(int rank) const {
+  return state_->peers ? state_->peers->name_of(rank) : "rank " + std::to_string(rank);
 }
 
-}  // namespace
+void Group::set_place(std::string place) {
+  state_->place = std::move(place);
+}
+
+// Begins an exchange, and waits for it in the ticket, which does not outlive the group.
+template <typename F>
+Ticket Group::State::exchange(const char* what, F&& begin) {
+  const std::string where = place.empty() ? what : place + ", " + what;
+  const c10::intrusive_ptr<c10d::Work> work = with_peers(*peers, where, begin);
+  return Ticket([this, where, work] { with_peers(*peers, where, [&] { work->wait(); }); });
+}
 
 Ticket Group::all_reduce(const at::Tensor& value) {
   if (ranks().is_alone()) return {};
   state_->bytes_sent += 2 * static_cast<int64_t>(value.nbytes()) * (size() - 1) / size();
-  return exchange(ranks(), "all-reduce", [&] {
+  return state_->exchange("all-reduce", [&] {
     std::vector<at::Tensor> values = {value};
     return state_->backend->allreduce(values);
   });
@@ -128,7 +107,7 @@ Ticket Group::all_reduce(const at::Tensor& value) {
 Ticket Group::broadcast(const at::Tensor& value, int root) {
   if (ranks().is_alone()) return {};
   if (rank() == root) state_->bytes_sent += static_cast<int64_t>(value.nbytes());
-  return exchange(ranks(), "broadcast", [&] {
+  return state_->exchange("broadcast", [&] {
     std::vector<at::Tensor> values = {value};
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -143,8 +122,7 @@ Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part) {
   }
   state_->bytes_sent += static_cast<int64_t>(part.nbytes()) * (size() - 1);
   at::Tensor out = whole.view(-1), in = part.view(-1);
-  return exchange(ranks(), "all-gather",
-                  [&] { return state_->backend->_allgather_base(out, in); });
+  return state_->exchange("all-gather", [&] { return state_->backend->_allgather_base(out, in); });
 }
 
 Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
@@ -154,7 +132,7 @@ Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
   }
   state_->bytes_sent += static_cast<int64_t>(in.nbytes()) * (size() - 1) / size();
   at::Tensor to = out.view(-1), from = in.view(-1);
-  return exchange(ranks(), "all-to-all", [&] {
+  return state_->exchange("all-to-all", [&] {
     std::vector<int64_t> equal;  // none: parts of one size
     return state_->backend->alltoall_base(to, from, equal, equal);
   });
@@ -178,14 +156,15 @@ Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
 
 std::vector<std::string> Group::say(const std::string& text) {
   if (ranks().is_alone()) return {text};
-  return with_peers(ranks(), "agreement", [&] {
-    const std::vector<uint8_t> mine(text.begin(), text.end());
-    const auto all = state_->control->allGather("say/" + std::to_string(state_->said++), mine,
-                                                state_->options.exchange);
-    std::vector<std::string> texts;
-    for (const std::vector<uint8_t>& one : all) texts.emplace_back(one.begin(), one.end());
-    return texts;
-  });
+  return state_->peers->say(text);
+}
+
+void Group::give_up(std::string_view reason) {
+  if (!ranks().is_alone()) state_->peers->give_up(reason);
+}
+
+void Group::part() {
+  if (!ranks().is_alone()) state_->peers->part();
 }
 
 }  // namespace atelier::distributed

@@ -32,16 +32,18 @@ class Ticket {
 };
 
 struct GroupOptions {
-  std::chrono::milliseconds meeting = std::chrono::minutes(5);   // until all ranks have come
+  std::chrono::milliseconds meeting = std::chrono::minutes(5);    // until all ranks have come
   std::chrono::milliseconds exchange = std::chrono::minutes(10);  // that one exchange may take
 };
 
-// All ranks of a group make the same calls in the same order. Tensors are contiguous and on the
-// group's device, of the same shape and dtype on all ranks. Not thread-safe.
+class Peers;
+
+// All ranks of a group make the same calls in the same order. Tensors are contiguous, in host
+// memory and of the same shape and dtype on all ranks. What fails is Error{kPeerLost}, which names
+// the place, the exchange and the ranks that are lost. Not thread-safe.
 class Group {
  public:
-  // Waits until all ranks are there. A run of one rank meets nobody. Throws Error{kPeerLost} when
-  // some do not come in time, and Error{kEnvironment} when the port is taken or the host unknown.
+  // Waits until all ranks are there; of one rank, it meets nobody. Throws as Peers does.
   static std::shared_ptr<Group> meet(const Ranks& ranks, const GroupOptions& options = {});
   ~Group();
   Group(const Group&) = delete;
@@ -50,6 +52,11 @@ class Group {
   const Ranks& ranks() const;
   int rank() const { return ranks().rank; }
   int size() const { return ranks().size; }
+  bool is_first() const { return ranks().is_first(); }
+  std::string name_of(int rank) const;  // "rank 2 (node7)"
+
+  // Where the run is, for errors: "step 5".
+  void set_place(std::string place);
 
   // The sum over the ranks, in place. Every rank gets the same bits.
   Ticket all_reduce(const at::Tensor& value);
@@ -63,9 +70,13 @@ class Group {
   // Part r of `in` goes to rank r, whose part comes to the place of its rank in `out`.
   Ticket all_to_all(const at::Tensor& out, const at::Tensor& in);
 
-  // What every rank says, by rank. Small texts, through the store: also when exchanges of tensors
-  // have failed.
+  // What every rank says, by rank: small texts. Waits as long as the others live.
   std::vector<std::string> say(const std::string& text);
+
+  // How this process leaves the others: because of an error of its own, which they then name, or
+  // all together at the end of the run.
+  void give_up(std::string_view reason);
+  void part();
 
   // Bytes that this rank has sent to others so far, without what transports add.
   int64_t bytes_sent() const;

@@ -18,16 +18,17 @@ enum class ErrorCode : int {
   kEnvironment,      // the machine refused: I/O, full disk, missing device or driver
   kOutOfMemory,      // device or host memory
   kNumerics,         // values that cannot be computed with: NaN or infinity
-  kPeerLost,         // another process of the run ended or did not come
   kCancelled,        // the user asked to stop
   kInternal,         // a broken promise of ours
+  kPeerLost,         // another process of the run ended or did not come
 };
 
 // "INVALID_ARGUMENT": the tag in brackets at the end of an error line.
 ATELIER_API std::string_view to_string(ErrorCode code);
 
 // The exit code of a program that ends with `code`: 2 wrong input or usage, 3 environment (also a
-// bad plugin), 4 out of memory, 5 numerics, 6 another process is lost, 70 a bug of ours, 130 cancelled.
+// bad plugin), 4 out of memory, 5 numerics, 6 another process is lost, 70 a bug of ours, 130
+// cancelled.
 ATELIER_API int exit_code(ErrorCode code);
 
 // The one exception type of Atelier. Exported, with its destructor out of line, so that host and

@@ -1,3 +1,4 @@
+// Stands for Gloo's header of this name, which LibTorch's own headers include.
 #pragma once
 
 #include <chrono>

@@ -1,0 +1,76 @@
+#include "host/distributed/handshake.h"
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "atelier/error.h"
+
+#include "formats/escape.h"
+
+namespace atelier::distributed {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Named = std::map<std::string, std::string>;
+
+std::string value_of(const Named& facts, const std::string& name) {
+  const auto found = facts.find(name);
+  return found == facts.end() || found->second.empty() ? "none" : found->second;
+}
+
+Named parse(const std::string& text) {
+  return nlohmann::json::parse(text).get<Named>();
+}
+
+}  // namespace
+
+void require_same(Group& group, const Facts& facts) {
+  const Named mine(facts.begin(), facts.end());
+  const std::vector<std::string> said = group.say(nlohmann::json(mine).dump());
+  const Named first = parse(said.front());
+  std::string different;
+  for (int rank = 1; rank < group.size(); ++rank) {
+    Named other = parse(said[static_cast<size_t>(rank)]);
+    Named names = other;
+    names.insert(first.begin(), first.end());
+    for (const auto& [name, ignored] : names) {
+      const std::string ours = value_of(first, name), theirs = value_of(other, name);
+      if (ours == theirs) continue;
+      different += (different.empty() ? "" : "\n") + name + ": " + ours + ", and " + theirs +
+                   " of " + group.name_of(rank);
+    }
+  }
+  if (different.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument, different,
+              "start all ranks with the same program, flags and files");
+}
+
+void require_shared_folder(Group& group, const std::string& folder) {
+  const std::string name = ".ranks-" + std::to_string(getpid());
+  std::error_code failure;
+  const fs::path token = fs::path(folder) / name;
+  if (group.is_first()) {
+    fs::create_directories(folder, failure);
+    std::ofstream(token) << "met";
+  }
+  const fs::path path = fs::path(folder) / group.say(name).front();
+  const std::vector<std::string> seen = group.say(fs::exists(path, failure) ? "" : folder);
+  if (group.is_first()) fs::remove(token, failure);
+  std::string blind;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::string& theirs = seen[static_cast<size_t>(rank)];
+    if (!theirs.empty())
+      blind += (blind.empty() ? "" : ", ") + group.name_of(rank) + " does not see in " +
+               formats::quote_and_escape(theirs) + " what rank 0 writes to its output folder";
+  }
+  if (blind.empty()) return;
+  throw Error(ErrorCode::kEnvironment, blind,
+              "give all ranks one --output_path, on a file system that their machines share");
+}
+
+}  // namespace atelier::distributed

@@ -1,0 +1,23 @@
+// Whether all ranks are about to do the same.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/distributed/group.h"
+
+namespace atelier::distributed {
+
+// What has to be the same on all ranks: "--seed" is "42".
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+// Throws one Error{kInvalidArgument}, on every rank the same, that names each fact that is another
+// one than that of rank 0, with both values and the rank.
+void require_same(Group& group, const Facts& facts);
+
+// Throws Error{kEnvironment} that names the ranks for which `folder`, which rank 0 makes where it
+// is not there, is not the one of rank 0.
+void require_shared_folder(Group& group, const std::string& folder);
+
+}  // namespace atelier::distributed
