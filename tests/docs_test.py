@@ -22,9 +22,9 @@ import unittest
 SOURCE, BUILD = pathlib.Path(), pathlib.Path()
 
 PAGES = ["README.md", "examples/tiny_model/README.md", "docs/adding_a_family.md", "docs/building.md", "docs/cache.md",
-         "docs/checkpoints.md", "docs/datasets.md", "docs/file_formats.md", "docs/generate.md", "docs/lora.md",
-         "docs/memory.md", "docs/numerics.md", "docs/optimizers.md", "docs/plugins.md", "docs/storage.md",
-         "docs/training.md"]
+         "docs/checkpoints.md", "docs/datasets.md", "docs/distributed.md", "docs/file_formats.md", "docs/generate.md",
+         "docs/lora.md", "docs/memory.md", "docs/numerics.md", "docs/optimizers.md", "docs/plugins.md",
+         "docs/storage.md", "docs/training.md"]
 
 # Commands that begin like this are not run here. Why, in each case:
 LEFT_OUT = {

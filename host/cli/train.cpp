@@ -1,15 +1,26 @@
 // atelier train: LoRA and full training.
+#include <chrono>
 #include <optional>
+#include <sstream>
+
+#include <torch/headeronly/version.h>
+
+#include "atelier/plugin.h"
 
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/plan.h"
+#include "host/device/cuda.h"
+#include "host/distributed/group.h"
+#include "host/distributed/handshake.h"
+#include "host/model/fingerprint.h"
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/stop.h"
 #include "host/train/compat_line.h"
+#include "host/train/global_batch.h"
 #include "host/train/run_checks.h"
 
 namespace atelier::cli {
@@ -28,14 +39,22 @@ plan::TrainingRequest read_training(std::span<const std::string> arguments,
 
 namespace {
 
-int train(plan::PreparedTraining& prepared, progress::Progress& progress) {
+using distributed::Group;
+
+int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group& group) {
   const run::StopSignals signals;
   model::LoadedModel& model = *prepared.run.model;
   std::optional<run::MemoryTimeline> timeline;
-  if (const std::string& file = prepared.run.config.memory.report; !file.empty())
+  if (const std::string& file = prepared.run.config.memory.report;
+      !file.empty() && group.is_first())
     timeline.emplace(file, model.device(), model.transfer());
-  const train::RunEnd end =
-      train::run_training(prepared.run, timeline ? &*timeline : nullptr, progress);
+  const train::RunEnd end = train::run_training(prepared.run, timeline ? &*timeline : nullptr,
+                                                progress, group.size() > 1 ? &group : nullptr);
+  if (!end.has_trained && end.exit_code != 0) {
+    group.give_up("stopped by a signal");  // which the others may not have had
+    return end.exit_code;
+  }
+  group.part();
   if (!end.has_trained) return end.exit_code;
   for (const std::string& line : model.streaming_report()) progress.note(line);
   if (prepared.planned) plan::note_measured(*prepared.planned, model, progress);
@@ -45,22 +64,77 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress) {
   return end.exit_code;
 }
 
+// What a run consists of: the same on all ranks, or it would be none.
+distributed::Facts facts_of(const train::PreparedRun& run) {
+  distributed::Facts facts = {
+      {"version", ATELIER_SDK_VERSION}, {"plugin ABI", ATELIER_ABI}, {"LibTorch", TORCH_VERSION}};
+  std::istringstream lines(run.config.effective_toml);
+  for (std::string line; std::getline(lines, line);) {
+    if (const size_t equals = line.find(" = "); equals != std::string::npos)
+      facts.emplace_back("--" + line.substr(0, equals), line.substr(equals + 3));
+  }
+  for (const model::LoadedPart& part : run.model->parts())
+    facts.emplace_back("model, " + part.detection.component, model::fingerprint(part));
+  if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
+  if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
+  facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
+  return facts;
+}
+
+// One of the processes that train together, which may be the only one.
+int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
+  train::share_batch(request.config, group.size(), problems);
+  train::check_output_folder(request.config, problems);
+  progress::Options shown = progress::stderr_options(request.config.log.quiet);
+  if (!group.is_first()) shown.quiet = true;
+  progress::Progress progress(shown);
+  plan::PreparedTraining prepared = prepare_training(std::move(request), progress, problems);
+  if (group.size() > 1) {
+    group.set_place("comparing");
+    distributed::require_same(group, facts_of(prepared.run));
+    distributed::require_shared_folder(group, prepared.run.config.output.output_path);
+    group.set_place("");
+  }
+  return train(prepared, progress, group);
+}
+
+// Each process of a machine has a GPU of its own as long as there are enough.
+void choose_gpu(std::string& device, const distributed::Ranks& ranks) {
+  if (ranks.is_alone() || (device != "auto" && device != "cuda")) return;
+  const int gpus = device::open_cuda().device_count;
+  if (gpus > 0) device = "cuda:" + std::to_string(ranks.local_rank % gpus);
+}
+
+int train_with_others(plan::TrainingRequest request, report::Problems& problems) {
+  const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
+  choose_gpu(request.config.model.device, ranks);
+  const auto group =
+      Group::meet(ranks, {.exchange = std::chrono::seconds(request.config.dist_timeout)});
+  try {
+    return train_with(*group, std::move(request), problems);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kPeerLost) group->give_up(error.message());
+    throw;
+  }
+}
+
+int plan_only(plan::TrainingRequest request, const PlanOnly& only, report::Problems& problems) {
+  progress::Progress progress(progress::stderr_options(request.config.log.quiet));
+  train::share_batch(request.config, /*processes=*/1, problems);
+  request.is_planned_only = true;
+  request.device_profile = only.device_profile;
+  plan::PreparedTraining prepared = prepare_training(std::move(request), progress, problems);
+  return print_plan(prepared.planned, prepared.unplanned, only);
+}
+
 // `only`: null to train, otherwise the plan is printed and nothing is trained.
 int train_or_plan(std::span<const std::string> arguments, const PlanOnly* only) {
   if (train::is_compat_line(arguments)) return run_compat_line(arguments);
   if (flags::wants_help(arguments)) return print_help(train_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingRequest request = read_training(arguments, "train", problems);
-  progress::Progress progress(progress::stderr_options(request.config.log.quiet));
-  if (only == nullptr) {
-    train::check_output_folder(request.config, problems);
-  } else {
-    request.is_planned_only = true;
-    request.device_profile = only->device_profile;
-  }
-  plan::PreparedTraining prepared = prepare_training(std::move(request), progress, problems);
-  if (only != nullptr) return print_plan(prepared.planned, prepared.unplanned, *only);
-  return train(prepared, progress);
+  return only != nullptr ? plan_only(std::move(request), *only, problems)
+                         : train_with_others(std::move(request), problems);
 }
 
 }  // namespace

@@ -164,6 +164,19 @@ std::shared_ptr<const Pass> Order::State::pass_with(int64_t epoch, int64_t sampl
   return planned[0];
 }
 
+StepBatches share(StepBatches step, int rank, int size) {
+  std::vector<MicroBatch> batches;
+  std::vector<uint32_t> numbers;
+  for (size_t i = 0; i < step.batches.size(); ++i) {
+    if (static_cast<int>(i % static_cast<size_t>(size)) != rank) continue;
+    batches.push_back(std::move(step.batches[i]));
+    numbers.push_back(step.numbers[i]);
+  }
+  step.batches = std::move(batches);
+  step.numbers = std::move(numbers);
+  return step;
+}
+
 Order::Order(std::span<const int64_t> shapes, const OrderOptions& options)
     : state_(std::make_shared<State>()) {
   check(shapes.size(), options);
@@ -211,7 +224,10 @@ StepBatches Order::step(int64_t step) const {
       const uint32_t item = item_at(at);
       const bool is_new =
           at == begin || state_->shapes[item] != state_->shapes[plan.batches.back().back().item];
-      if (is_new) plan.batches.emplace_back();
+      if (is_new) {
+        plan.numbers.push_back(static_cast<uint32_t>(plan.batches.size()));
+        plan.batches.emplace_back();
+      }
       plan.batches.back().push_back({item, static_cast<uint32_t>(plan.samples++)});
     }
   }

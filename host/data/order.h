@@ -20,10 +20,14 @@ using MicroBatch = std::vector<StepSample>;
 // What one optimizer step learns from.
 struct StepBatches {
   std::vector<MicroBatch> batches;
-  int64_t samples = 0;
-  int64_t epoch = 0;  // from 0
+  std::vector<uint32_t> numbers;  // of the batches among those of the whole step
+  int64_t samples = 0;            // of the whole step
+  int64_t epoch = 0;              // from 0
   bool is_last_of_epoch = false;
 };
+
+// What process `rank` of `size` computes of a step: batches are dealt in turn.
+StepBatches share(StepBatches step, int rank, int size);
 
 struct OrderOptions {
   int64_t batch_size = 1;

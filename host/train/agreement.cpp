@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+
+#include <ATen/ATen.h>
 
 #include "atelier/error.h"
 
@@ -17,8 +20,47 @@ void throw_stopped() {
   throw Error(ErrorCode::kCancelled, "stopped by a signal");
 }
 
-Agreement::Agreement(int64_t max_skipped_steps, std::function<double()> now)
-    : max_skipped_steps_(max_skipped_steps), now_(std::move(now)) {}
+Agreement::Agreement(int64_t max_skipped_steps, std::function<double()> now,
+                     distributed::Group* group)
+    : max_skipped_steps_(max_skipped_steps), now_(std::move(now)), group_(group) {}
+
+int Agreement::signal() const {
+  return group_ ? gathered_signal_ : run::StopSignals::requested().value_or(0);
+}
+
+bool Agreement::should_save() {
+  return group_ ? std::exchange(gathered_save_, false) : run::StopSignals::take_save_request();
+}
+
+// A stop of one process ends the attempt of all; then what one cannot hold decides.
+Attempt Agreement::gather(const Attempt& mine) {
+  if (group_ == nullptr) return mine;
+  const at::Tensor part =
+      at::tensor({static_cast<int64_t>(mine.end), int64_t{mine.has_moved},
+                  int64_t{mine.can_keep_less}, int64_t{run::StopSignals::requested().value_or(0)},
+                  int64_t{run::StopSignals::take_save_request()}},
+                 at::kLong);
+  const at::Tensor parts = at::empty({group_->size(), part.numel()}, at::kLong);
+  group_->all_gather(parts, part).wait();
+  const auto told = parts.accessor<int64_t, 2>();
+  Attempt attempt = {.can_keep_less = true};
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    const auto end = static_cast<Attempt::End>(told[rank][0]);
+    if (end == Attempt::End::kStopped || attempt.end == Attempt::End::kWhole) attempt.end = end;
+    attempt.has_moved |= told[rank][1] != 0;
+    if (end == Attempt::End::kOutOfMemory) attempt.can_keep_less &= told[rank][2] != 0;
+    if (gathered_signal_ == 0) gathered_signal_ = static_cast<int>(told[rank][3]);
+    gathered_save_ |= told[rank][4] != 0;
+  }
+  return attempt;
+}
+
+bool Agreement::all(bool mine) const {
+  if (group_ == nullptr) return mine;
+  const at::Tensor others = at::full({1}, mine ? 0 : 1, at::kLong);
+  group_->all_reduce(others).wait();
+  return others.item<int64_t>() == 0;
+}
 
 void Agreement::begin_step() {
   const std::lock_guard lock(mutex_);
@@ -32,7 +74,7 @@ void Agreement::end_step() {
 }
 
 bool Agreement::should_give_up_step() {
-  if (!should_leave()) return false;
+  if (!is_asked_to_leave()) return false;
   const std::lock_guard lock(mutex_);
   const double time = now_();
   if (signal_seen_ == 0) signal_seen_ = time;

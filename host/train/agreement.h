@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 
+#include "host/distributed/group.h"
 #include "host/run/stop.h"
 #include "memory/clock.h"
 
@@ -40,13 +41,25 @@ enum class Decision {
 // should_give_up_step().
 class Agreement {
  public:
-  // `max_skipped_steps` in a row end the run. `now`: seconds, for tests.
-  explicit Agreement(int64_t max_skipped_steps, std::function<double()> now = memory::seconds_now);
+  // `max_skipped_steps` in a row end the run. `now`: seconds, for tests. `group`: the processes
+  // that have to agree; null: this one is alone.
+  explicit Agreement(int64_t max_skipped_steps, std::function<double()> now = memory::seconds_now,
+                     distributed::Group* group = nullptr);
 
-  // Whether a signal asks to leave, or, once for each, to save: between steps, and leaving also in
-  // work that changes nothing and may end anywhere.
-  bool should_leave() const { return run::StopSignals::is_requested(); }
-  bool should_save() const { return run::StopSignals::take_save_request(); }
+  // Whether a signal asks to leave, or, once for each, to save: between steps. Of several processes
+  // it may have come to any, before the last attempt that they gather().
+  bool should_leave() const { return signal() != 0; }
+  bool should_save();
+  // The signal that asks to leave; 0: none does.
+  int signal() const;
+  // Whether this process was asked to leave: in work that changes nothing and may end anywhere.
+  bool is_asked_to_leave() const { return run::StopSignals::is_requested(); }
+
+  // How all processes came out of their parts of an attempt, of which this one tells its own. All
+  // come here once in each attempt.
+  Attempt gather(const Attempt& mine);
+  // Whether it is so for all processes, which come here together.
+  bool all(bool mine) const;
 
   // Around each attempt at a step; end_step() when it came to its end.
   void begin_step();
@@ -66,6 +79,9 @@ class Agreement {
  private:
   int64_t max_skipped_steps_;
   std::function<double()> now_;
+  distributed::Group* group_;  // null: there are no others
+  int gathered_signal_ = 0;
+  bool gathered_save_ = false;
   mutable std::mutex mutex_;  // of what follows
   // Seconds: when the step began, how long the one before took (0: there is none), and when a
   // signal was seen in a step (0: there was none).

@@ -97,8 +97,12 @@ struct Config {
   data::DatasetOptions dataset;
   data::OrderOptions order;  // with batch_size, accumulation, repeat; seed is `seed`
   int dataset_num_workers = 2;
+  int dist_timeout = 600;  // seconds that one exchange between processes may take
   std::string cache_path;  // OUTPUT_PATH/cache unless something else was given
   bool dry_run = false;    // of `atelier cache`: says what is wrong and what would be encoded
+  // Samples of an optimizer step, whatever the number of processes; 0: those of one process times
+  // their number. `order` has the step of all processes, see share_batch().
+  int global_batch_size = 0;
   double caption_dropout_rate = 0.0;
 
   // "dit", "dit.transformer_blocks.0", several of them.

@@ -61,7 +61,22 @@ void add_run(Table& table, Config& c) {
               "optimizer steps after which the run ends, in place of num_epochs", at_least(1))
       .number("batch_size", c.order.batch_size, "samples of one batch", between(1, kMostInt))
       .number("gradient_accumulation_steps", c.order.gradient_accumulation_steps,
-              "batches of one optimizer step", between(1, kMostInt));
+              "batches of one optimizer step, of each process", between(1, kMostInt))
+      .number("global_batch_size", c.global_batch_size,
+              "samples of one optimizer step of all processes, in place of "
+              "gradient_accumulation_steps; 0: batch_size times that times the processes",
+              between(0, kMostInt));
+}
+
+void add_distributed(Table& table, Config& c) {
+  table.group("Several processes")
+      .add({.name = "zero_stage",
+            .help = "0: each process holds all that is trained, and gradients are summed (DDP)",
+            .preset = "0",
+            .choices = {"0"}})
+      .number("dist_timeout", c.dist_timeout,
+              "seconds that one exchange between processes may take before the run ends",
+              between(1, 86'400));
 }
 
 // Optional texts that the family is trained with: what rows have that give none.
@@ -344,6 +359,7 @@ flags::Table config_table(Config& config, const ModelFamily* family, std::string
   add_output(table, config.output, config.log);
   add_watching(table, config.previews, config.validation);
   add_memory(table, config);
+  add_distributed(table, config);
   add_process_flags(table.group("Process"), config.process);
   table.group("Read for command lines of DiffSynth-Studio").add(flags::compat_specs());
   return table;

@@ -44,8 +44,9 @@ Monitor::Monitor(const RunParts& parts, RunState& state, Objective& objective,
 }
 
 void Monitor::open() {
+  if (parts_.folder == nullptr) return;
   const auto path_of = [&](std::string_view name) {
-    return (fs::path(parts_.folder.path()) / name).string();
+    return (fs::path(parts_.folder->path()) / name).string();
   };
   const int64_t step = state_.counters().step;
   if (config_.log.tensorboard)
@@ -60,7 +61,7 @@ bool Monitor::run_unless_stopped(F&& work) const {
     work();
     return true;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCancelled || !agreement_.should_leave()) throw;
+    if (error.code() != ErrorCode::kCancelled || !agreement_.is_asked_to_leave()) throw;
     return false;
   }
 }
@@ -103,13 +104,17 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
   loss_count_ = 0;
 }
 
-// Sums over all samples, one for each level.
+// Sums over the samples that this rank computes, one for each level.
 at::Tensor Monitor::validation_losses(const std::vector<Timestep>& grid) {
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
   at::Tensor sums = at::zeros({static_cast<int64_t>(grid.size())}, at::kDouble);
-  progress::Step bar(parts_.progress, "validate", static_cast<int64_t>(parts_.validation->size()),
-                     progress::Unit::kParts);
-  for (size_t i = 0; i < parts_.validation->size(); ++i) {
+  const size_t first = parts_.group ? static_cast<size_t>(parts_.group->rank()) : 0;
+  const size_t stride = parts_.group ? static_cast<size_t>(parts_.group->size()) : 1;
+  progress::Step bar(
+      parts_.progress, "validate",
+      static_cast<int64_t>((parts_.validation->size() + stride - 1 - first) / stride),
+      progress::Unit::kParts);
+  for (size_t i = first; i < parts_.validation->size(); i += stride) {
     ops::check_stop();
     const TrainSample sample = parts_.validation->load(i, /*empty_caption=*/false);
     sums += objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i)).to(sums.options());
@@ -125,10 +130,12 @@ void Monitor::validate() {
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   at::Tensor sums;
   const ops::StopScope stops([this] {
-    if (agreement_.should_leave()) throw_stopped();
+    if (agreement_.is_asked_to_leave()) throw_stopped();
   });
-  if (!run_unless_stopped([&] { state_.with_average([&] { sums = validation_losses(grid); }); }))
-    return;
+  const bool is_whole =
+      run_unless_stopped([&] { state_.with_average([&] { sums = validation_losses(grid); }); });
+  if (!agreement_.all(is_whole)) return;
+  if (parts_.group) parts_.group->all_reduce(sums).wait();
   std::map<std::string, double> values;
   double mean = 0;
   for (size_t level = 0; level < grid.size(); ++level) {

@@ -123,7 +123,7 @@ void RunState::hide_average() {
 
 // `reserve`: bytes of the disk that stay free.
 void RunState::save_weights(const std::string& name, uint64_t reserve) {
-  run::RunFolder& folder = parts_.folder;
+  run::RunFolder& folder = *parts_.folder;
   folder.require_space("saving the weights " + name +
                            (reserve > 0 ? " and leaving room for the next checkpoint" : ""),
                        trained_.saved_bytes() + reserve);
@@ -154,14 +154,14 @@ void RunState::save_state(const std::string& name) {
                                 {"family", parts_.model.family().name()},
                                 {"version", ATELIER_SDK_VERSION}};
   state_bytes_ = run::bytes_needed(files, facts);
-  parts_.folder.save(counters_.step, files, facts, parts_.config.output.checkpoints_total_limit);
+  parts_.folder->save(counters_.step, files, facts, parts_.config.output.checkpoints_total_limit);
   saved_state_step_ = counters_.step;
 }
 
 // The state comes first, and weights leave room for the next one: from a state, weights can be
 // written again.
 void RunState::save(const std::string& name, bool is_last) {
-  if (counters_.step == 0) return;
+  if (counters_.step == 0 || parts_.folder == nullptr) return;
   std::optional<Error> failed;
   const auto attempt = [&](const auto& save) {
     try {

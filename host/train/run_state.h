@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "host/distributed/group.h"
 #include "host/model/model_loader.h"
 #include "host/optim/ema.h"
 #include "host/optim/optimizer.h"
@@ -27,9 +28,10 @@ struct RunParts {
   const Samples& samples;
   const Samples* validation;  // null: none
   Preview* preview;           // null: no images during training
-  run::RunFolder& folder;
+  run::RunFolder* folder;     // null: another rank writes
   progress::Progress& progress;
   run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
+  distributed::Group* group = nullptr;      // of the run's processes; null: this one is alone
 };
 
 // The name of the weights that belong to `saved_state` and do not lie in the run's folder,

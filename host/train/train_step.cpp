@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 
+#include "host/distributed/gradients.h"
 #include "host/random/counter.h"
 
 namespace atelier::train {
@@ -19,13 +20,14 @@ constexpr int64_t kTimelineSteps = 8;  // of which memory is reported block by b
 
 TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
                      Objective& objective, StepMemory& memory, int64_t total_steps,
-                     run::MemoryTimeline* timeline)
+                     run::MemoryTimeline* timeline, distributed::Group* group)
     : config_(config),
       trained_(trained),
       optimizer_(optimizer),
       objective_(objective),
       memory_(memory),
       timeline_(timeline),
+      group_(group),
       lr_schedule_(config.lr_schedule),
       layers_seed_(random::stream_seed(config.seed, random::Stream::kLayers)) {
   lr_schedule_.total_steps = total_steps;
@@ -51,12 +53,12 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
   return result;
 }
 
-// Returns the loss of the step.
+// Returns the loss of the batches, which is 0 where there are none.
 Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
   Tensor total;
   for (size_t i = 0; i < data.batches.size(); ++i) {
-    at::manual_seed(random::below(UINT64_MAX, layers_seed_, static_cast<uint32_t>(i),
-                                  static_cast<uint32_t>(step)));
+    at::manual_seed(
+        random::below(UINT64_MAX, layers_seed_, data.plan.numbers[i], static_cast<uint32_t>(step)));
     begin_phase("forward", step);
     memory_.begin_pass();
     const Tensor sum = config_.task == Task::kDirectDistill
@@ -75,15 +77,25 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     const bool is_last = i + 1 == data.batches.size();
     if (is_last && config_.task != Task::kDirectDistill && step + 1 < lr_schedule_.total_steps)
       objective_.expect(step + 1);
-    if (is_last && config_.max_grad_norm == 0 && optimizer_.has_parts())
+    const bool can_move = group_ == nullptr && config_.max_grad_norm == 0;
+    if (is_last && can_move && optimizer_.has_parts())
       move = {&optimizer_, learning_rate(step)};
     trained_.placement().backward(loss, total, move);
   }
-  return total;
+  return total.defined() ? total : at::zeros({});
 }
 
-StepResult TrainStep::update(const Tensor& loss, int64_t step) {
+Tensor TrainStep::sum_over_ranks(const Tensor& loss) {
+  std::vector<Tensor> leaves;
+  for (const optim::Group& group : trained_.groups()) {
+    for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
+  }
+  return distributed::sum_gradients(*group_, leaves, loss);
+}
+
+StepResult TrainStep::update(Tensor loss, int64_t step) {
   const at::NoGradGuard no_grad;
+  if (group_ != nullptr) loss = sum_over_ranks(loss);
   ParameterPlacement& placement = trained_.placement();
   const auto beside = placement.allocate_beside();
   const optim::GradientNorm measured =

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "host/data/order.h"
+#include "host/distributed/group.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
 #include "host/run/memory_timeline.h"
@@ -38,11 +39,13 @@ class TrainStep {
  public:
   TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
             Objective& objective, StepMemory& memory, int64_t total_steps,
-            run::MemoryTimeline* timeline);
+            run::MemoryTimeline* timeline, distributed::Group* group = nullptr);
 
   // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
   // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
-  // `before_move`: called before the optimizer is, where it is given.
+  // `before_move`: called before gradients are exchanged and the optimizer works, where it is
+  // given. Of several processes each has its batches of the step, or none; loss, norm and what is
+  // moved are those of the whole step.
   StepResult run(const StepData& data, int64_t step, const std::function<void()>& before_move = {});
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
@@ -51,7 +54,8 @@ class TrainStep {
 
  private:
   at::Tensor accumulate(const StepData& data, int64_t step);
-  StepResult update(const at::Tensor& loss, int64_t step);
+  StepResult update(at::Tensor loss, int64_t step);
+  at::Tensor sum_over_ranks(const at::Tensor& loss);
   double learning_rate(int64_t step) const;
   void begin_phase(const char* name, int64_t step);
 
@@ -61,6 +65,7 @@ class TrainStep {
   Objective& objective_;
   StepMemory& memory_;
   run::MemoryTimeline* timeline_;  // null: there is none
+  distributed::Group* group_;      // null: this process is alone
   optim::LrSchedule lr_schedule_;
   uint64_t layers_seed_;
   int64_t num_made_ = 0;    // steps

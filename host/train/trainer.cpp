@@ -55,8 +55,8 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       objective_(parts.model, running_denoisers(parts.model, state_.trained().selection()),
                  memory_.runner(), timesteps_, parts.config.seed),
       step_(parts.config, state_.trained(), state_.optimizer(), objective_, memory_, total_steps_,
-            parts.timeline),
-      agreement_(parts.config.max_skipped_steps, std::move(now)),
+            parts.timeline, parts.group),
+      agreement_(parts.config.max_skipped_steps, std::move(now), parts.group),
       monitor_(parts, state_, objective_, timesteps_, agreement_),
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)),
       frames_seed_(random::stream_seed(config_.seed, random::Stream::kFrames)) {}
@@ -65,6 +65,8 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
 StepData Trainer::read_step(int64_t step) const {
   StepData data;
   data.plan = order_.step(step);
+  if (parts_.group)
+    data.plan = data::share(std::move(data.plan), parts_.group->rank(), parts_.group->size());
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {
@@ -79,28 +81,43 @@ StepData Trainer::read_step(int64_t step) const {
   return data;
 }
 
-// A step that failed is undone.
+// A step that failed is undone. Before anything moves, all processes have come through their parts
+// of it.
 Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   Outcome outcome;
+  std::optional<Attempt> gathered;
   try {
     const ops::StopScope stops([this] {
       if (agreement_.should_give_up_step()) throw_stopped();
     });
     agreement_.begin_step();
-    outcome.result =
-        step_.run(data, state_.counters().step, [this] { state_.leave_to_optimizer(); });
+    outcome.result = step_.run(data, state_.counters().step, [&] {
+      gathered = agreement_.gather({});
+      if (gathered->end != Attempt::End::kWhole) throw_stopped();
+      state_.leave_to_optimizer();
+    });
     agreement_.end_step();
     return outcome;
   } catch (...) {
     outcome.failure = plugins::out_of_memory();
-    if (!outcome.failure && !(agreement_.has_given_up_step() && is_stop())) throw;
+    const bool is_given_up =
+        agreement_.has_given_up_step() || (gathered && gathered->end != Attempt::End::kWhole);
+    if (!outcome.failure && !(is_given_up && is_stop())) throw;
   }
   // From here on nothing of the step is held any more.
   const bool is_stopped = agreement_.has_given_up_step();
-  if (!is_stopped && !has_reported_) memory_.report(state_.optimizer());
-  outcome.attempt = {.end = is_stopped ? Attempt::End::kStopped : Attempt::End::kOutOfMemory,
-                     .has_moved = step_.give_up(),
-                     .can_keep_less = memory_.can_keep_less()};
+  if (outcome.failure && !is_stopped && !has_reported_) memory_.report(state_.optimizer());
+  const Attempt mine = {.end = is_stopped ? Attempt::End::kStopped : Attempt::End::kOutOfMemory,
+                        .has_moved = step_.give_up(),
+                        .can_keep_less = memory_.can_keep_less()};
+  if (!gathered) {
+    outcome.attempt = agreement_.gather(mine);
+  } else if (gathered->end != Attempt::End::kWhole) {
+    outcome.attempt = *gathered;
+  } else {  // the others go on with this step, which cannot be repeated then
+    outcome.attempt = mine;
+    outcome.attempt.has_moved |= parts_.group != nullptr;
+  }
   return outcome;
 }
 
@@ -112,9 +129,14 @@ std::optional<StepResult> Trainer::make_step(const StepData& data) {
     if (decision == Decision::kKeep || decision == Decision::kLeave) return outcome.result;
     const std::string step = "step " + std::to_string(state_.counters().step + 1);
     if (decision == Decision::kFail) {
+      fails_together_ = !outcome.attempt.has_moved;
+      if (!outcome.failure)
+        throw Error(ErrorCode::kOutOfMemory, step + ": another rank has too little memory for it",
+                    "what that rank says last has flags that would help");
       if (has_reported_) memory_.report(state_.optimizer());
       throw memory_.does_not_fit(*outcome.failure).at(step);
     }
+    if (!outcome.failure) continue;  // only the process that it did not fit into keeps less
     has_reported_ = true;
     memory_.keep_less(step, *outcome.failure);
   }
@@ -139,6 +161,17 @@ void Trainer::settle() {
 void Trainer::save(const std::string& name, bool is_last) {
   settle();
   state_.save(name, is_last);
+  wait_for_first();
+}
+
+void Trainer::preview() {
+  monitor_.preview();
+  wait_for_first();
+}
+
+// What rank 0 does alone may take longer than an exchange.
+void Trainer::wait_for_first() {
+  if (parts_.group) parts_.group->say("");
 }
 
 void Trainer::after_step(const data::StepBatches& plan) {
@@ -150,7 +183,7 @@ void Trainer::after_step(const data::StepBatches& plan) {
   if (is_due(previews.every_n_steps, step) ||
       (plan.is_last_of_epoch && is_due(previews.every_n_epochs, plan.epoch + 1))) {
     settle();
-    monitor_.preview();
+    preview();
   }
   if (step % config_.validation.steps == 0 || step == total_steps_) {
     settle();
@@ -170,9 +203,9 @@ int Trainer::run() {
   const int64_t first = state_.counters().step;
   if (first == 0) {
     monitor_.validate();
-    if (config_.previews.at_first) monitor_.preview();
+    if (config_.previews.at_first) preview();
   }
-  if (const std::string& name = state_.weights_to_write(); !name.empty())
+  if (const std::string& name = state_.weights_to_write(); !agreement_.all(name.empty()))
     save(name, /*is_last=*/first >= total_steps_);
   progress::Step bar(parts_.progress, "train", total_steps_, progress::Unit::kSteps);
   bar.begin_at(first);
@@ -180,7 +213,7 @@ int Trainer::run() {
   try {
     loop(bar);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNumerics) throw;
+    if (error.code() == ErrorCode::kNumerics || (parts_.group && !fails_together_)) throw;
     if (step_.give_up()) {
       parts_.progress.warn("not saved: the step had begun to move weights");
       throw;
@@ -196,12 +229,14 @@ int Trainer::run() {
 
 void Trainer::loop(progress::Step& bar) {
   RunCounters& counters = state_.counters();
-  const int64_t step_bytes = parts_.samples.decoded_bytes() * config_.order.batch_size *
-                             config_.order.gradient_accumulation_steps;
+  const int64_t size = parts_.group ? parts_.group->size() : 1;
+  const int64_t batches = (config_.order.gradient_accumulation_steps + size - 1) / size;
+  const int64_t step_bytes = parts_.samples.decoded_bytes() * config_.order.batch_size * batches;
   const int64_t depth = data::depth_within(kStepsAhead, step_bytes);
   data::Prefetcher<StepData> steps(config_.dataset_num_workers, depth, counters.step, total_steps_,
                                    [this](int64_t step) { return read_step(step); });
   while (counters.step < total_steps_ && !agreement_.should_leave()) {
+    if (parts_.group) parts_.group->set_place("step " + std::to_string(counters.step + 1));
     const StepData data = steps.next();
     waited_ = steps.waited();
     std::optional<StepResult> result = make_step(data);
@@ -225,9 +260,9 @@ void Trainer::loop(progress::Step& bar) {
 int Trainer::leave() const {
   const int64_t step = state_.counters().step;
   const bool is_resumable = config_.output.save_state && step > 0;
-  parts_.progress.note("stopped after step " + std::to_string(step) +
-                       (is_resumable ? "; continue with --resume " + parts_.folder.path() : ""));
-  return run::StopSignals::exit_code(run::StopSignals::requested().value());
+  const std::string hint = "; continue with --resume " + config_.output.output_path;
+  parts_.progress.note("stopped after step " + std::to_string(step) + (is_resumable ? hint : ""));
+  return run::StopSignals::exit_code(agreement_.signal());
 }
 
 }  // namespace atelier::train

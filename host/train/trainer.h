@@ -48,7 +48,7 @@ class Trainer {
 
  private:
   struct Outcome {
-    Attempt attempt;
+    Attempt attempt;                   // of all processes
     std::optional<StepResult> result;  // of one that is whole
     std::optional<Error> failure;      // of the others
   };
@@ -58,6 +58,8 @@ class Trainer {
   void settle();
   void after_step(const data::StepBatches& plan);
   void save(const std::string& name, bool is_last = false);
+  void preview();
+  void wait_for_first();
   void loop(progress::Step& bar);
   int leave() const;
 
@@ -77,6 +79,7 @@ class Trainer {
   std::optional<StepResult> pending_;  // of the last step, not read back yet
   double waited_ = 0.0;                // seconds, for samples
   bool has_reported_ = false;          // who holds the memory
+  bool fails_together_ = false;        // all processes have agreed on it
 };
 
 }  // namespace atelier::train

@@ -1,5 +1,6 @@
 #include "host/train/training_run.h"
 
+#include <csignal>
 #include <filesystem>
 
 #include "atelier/error.h"
@@ -19,19 +20,23 @@ namespace fs = std::filesystem;
 using progress::Progress;
 
 RunEnd stopped() {
-  return {.exit_code = run::StopSignals::exit_code(run::StopSignals::requested().value())};
+  return {.exit_code =
+              run::StopSignals::exit_code(run::StopSignals::requested().value_or(SIGTERM))};
 }
 
 // The steps of one run, in order.
 class TrainingRun {
  public:
-  TrainingRun(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress)
+  TrainingRun(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress,
+              distributed::Group* group)
       : run_(run),
         config_(run.config),
         model_(*run.model),
         timeline_(timeline),
         progress_(progress),
-        folder_(run.config.output.output_path) {
+        group_(group) {
+    if (!writes()) return;
+    folder_.emplace(config_.output.output_path);
     if (config_.stage != Stage::kDataProcess)
       files::write_file(file_in_folder(run::kConfigName), config_.effective_toml);
   }
@@ -40,11 +45,12 @@ class TrainingRun {
     begin("encode");
     Samples samples = open_samples(run_, run_.dataset, config_.cache_path);
     if (is_finished(samples)) return {};
-    if (!fill(samples)) return stopped();
+    if (!fill(samples, run_.dataset, config_.cache_path)) return stopped();
     std::optional<Samples> validation;
     if (run_.validation != nullptr) {
-      validation.emplace(open_samples(run_, run_.validation, config_.cache_path + "/validation"));
-      if (!fill(*validation)) return stopped();
+      const std::string folder = config_.cache_path + "/validation";
+      validation.emplace(open_samples(run_, run_.validation, folder));
+      if (!fill(*validation, run_.validation, folder)) return stopped();
     }
     if (config_.stage == Stage::kDataProcess) return {};
     make_preview();
@@ -54,6 +60,9 @@ class TrainingRun {
   }
 
  private:
+  // Whether this process writes files, and shows images: one of a run does.
+  bool writes() const { return group_ == nullptr || group_->is_first(); }
+
   void begin(const char* phase) {
     if (timeline_ != nullptr) timeline_->begin(phase);
   }
@@ -75,7 +84,16 @@ class TrainingRun {
     return find_weights_to_write(*run_.resumed, run_.selection, config_).empty();
   }
 
-  // Encodes what is not there; false when a signal ended it.
+  // Encodes what is not there; false when a signal ended it. Rank 0 does so for all.
+  bool fill(Samples& samples, const std::shared_ptr<const data::Dataset>& dataset,
+            const std::string& folder) {
+    const bool is_whole = !writes() || fill(samples);
+    if (group_ == nullptr) return is_whole;
+    if (!group_->say(is_whole ? "" : "stopped").front().empty()) return false;
+    if (!writes()) samples = open_samples(run_, dataset, folder);
+    return true;
+  }
+
   bool fill(Samples& samples) {
     if (config_.stage != Stage::kTrain)
       return samples.fill(model_, config_.dataset_num_workers, progress_,
@@ -88,7 +106,7 @@ class TrainingRun {
   }
 
   void make_preview() {
-    if (run_.prompts.empty()) return;
+    if (run_.prompts.empty() || !writes()) return;
     preview_.emplace(model_, run_.prompts, file_in_folder(run::kPreviewsName),
                      running_components(model_, run_.selection), progress_);
     preview_->encode_ahead();
@@ -112,8 +130,8 @@ class TrainingRun {
   }
 
   RunEnd train(const Samples& samples, const Samples* validation) {
-    Trainer trainer({model_, config_, samples, validation, preview_ ? &*preview_ : nullptr, folder_,
-                     progress_, timeline_},
+    Trainer trainer({model_, config_, samples, validation, preview_ ? &*preview_ : nullptr,
+                     folder_ ? &*folder_ : nullptr, progress_, timeline_, group_},
                     run_.selection);
     if (!config_.resume.empty()) {
       run::find_state(
@@ -135,15 +153,17 @@ class TrainingRun {
   model::LoadedModel& model_;
   run::MemoryTimeline* timeline_;  // null: none
   Progress& progress_;
-  run::RunFolder folder_;
+  distributed::Group* group_;             // null: this process is alone
+  std::optional<run::RunFolder> folder_;  // nullopt: another process writes
   std::optional<Preview> preview_;
 };
 
 }  // namespace
 
-RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress) {
+RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress,
+                    distributed::Group* group) {
   try {
-    return TrainingRun(run, timeline, progress).run();
+    return TrainingRun(run, timeline, progress, group).run();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCancelled || !run::StopSignals::is_requested()) throw;
     return stopped();

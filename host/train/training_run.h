@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/data/dataset.h"
+#include "host/distributed/group.h"
 #include "host/generate/settings.h"
 #include "host/lora/registry.h"
 #include "host/model/model_loader.h"
@@ -40,9 +41,11 @@ struct RunEnd {
   bool has_trained = false;
 };
 
-// Encodes what is missing, loads and trains. `timeline` may be null. Throws what the steps throw;
-// signals end it with their exit code, see run::StopSignals, of which one lives.
-RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, progress::Progress& progress);
+// Encodes what is missing, loads and trains. `timeline` may be null, and `group` is where this
+// process is alone: otherwise rank 0 encodes and writes. Throws what the steps throw; signals end
+// it with their exit code, see run::StopSignals, of which one lives.
+RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, progress::Progress& progress,
+                    distributed::Group* group = nullptr);
 
 // The samples of `dataset`, or of the cache in `folder` when it is null.
 Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::Dataset>& dataset,

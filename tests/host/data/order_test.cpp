@@ -384,4 +384,30 @@ TEST_CASE("Orders that cannot be are refused by the flag", "[order]") {
 }
 
 }  // namespace
+TEST_CASE("Processes share the batches of a step, with the places that they have in it",
+          "[order]") {
+  const std::vector<int64_t> shapes = {1, 1, 1, 2, 2};
+  const Order order(shapes, {.batch_size = 2, .gradient_accumulation_steps = 3});
+  const StepBatches whole = order.step(0);
+  REQUIRE(whole.samples == 5);
+  std::map<uint32_t, MicroBatch> dealt;
+  for (int rank = 0; rank < 4; ++rank) {
+    const StepBatches part = share(whole, rank, 4);
+    REQUIRE(part.samples == whole.samples);
+    REQUIRE(part.is_last_of_epoch == whole.is_last_of_epoch);
+    REQUIRE(part.numbers.size() == part.batches.size());
+    for (size_t i = 0; i < part.batches.size(); ++i)
+      REQUIRE(dealt.emplace(part.numbers[i], part.batches[i]).second);
+  }
+  REQUIRE(dealt.size() == whole.batches.size());
+  for (const auto& [number, batch] : dealt) {
+    const MicroBatch& expected = whole.batches.at(number);
+    REQUIRE(batch.size() == expected.size());
+    for (size_t i = 0; i < batch.size(); ++i) {
+      REQUIRE(batch[i].item == expected[i].item);
+      REQUIRE(batch[i].slot == expected[i].slot);
+    }
+  }
+}
+
 }  // namespace atelier::data

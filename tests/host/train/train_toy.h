@@ -132,7 +132,10 @@ inline train::StepData toy_step(int count, int batch_size, int seed = 100,
   train::StepData data;
   data.plan.samples = count;
   for (int i = 0; i < count; ++i) {
-    if (i % batch_size == 0) data.batches.emplace_back();
+    if (i % batch_size == 0) {
+      data.plan.numbers.push_back(static_cast<uint32_t>(data.batches.size()));
+      data.batches.emplace_back();
+    }
     data.batches.back().push_back({toy_sample(seed + i, dtype), static_cast<uint32_t>(i)});
   }
   return data;

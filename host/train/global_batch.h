@@ -1,0 +1,15 @@
+// The samples of an optimizer step, and the processes that they are dealt to.
+#pragma once
+
+#include "host/report/problems.h"
+#include "host/train/config.h"
+
+namespace atelier::train {
+
+// Makes config.order the step of all `processes`: accumulation counts the batches of all of them
+// from here on. Of several, the configuration keeps the number of samples, so that a run that is
+// resumed by more or by fewer learns from the same steps; one that a single process began keeps its
+// own, too. A --global_batch_size that batches do not make up becomes a problem.
+void share_batch(Config& config, int processes, report::Problems& problems);
+
+}  // namespace atelier::train

@@ -1,0 +1,184 @@
+"""`atelier launch -- train` on the tiny example model: ranks over Gloo against one process."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+import program
+from train_cli_test import TARGETS, losses, state_of, tensors, write_dataset
+
+FULL = dict(trainable_models="dit")
+LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4, lora_dropout=0.1)
+
+
+def floats(tensor):
+    dtype, _, data = tensor
+    assert dtype == "F32", dtype
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+class DistributedTrainTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_ranks_")
+        root = cls.root = pathlib.Path(cls.holder.name)
+        cls.model, cls.data = root / "model", root / "data"
+        program.write_tiny_model(cls.model)
+        write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.holder.cleanup()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=self.root)
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+
+    def line(self, ranks, name="run", **flags):
+        defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.model)]), device="cpu", dtype="float32",
+                        dataset_base_path=self.data, dataset_metadata_path=self.data / "metadata.csv",
+                        max_pixels=64 * 64, learning_rate=1e-3, adam_epsilon=1e-3, max_train_steps=10, num_epochs=99,
+                        threads=1, global_batch_size=4, save_steps=10, enable_csv_log=True, caption_dropout_rate=0.2,
+                        cache_path=self.root / "cache", output_path=self.dir / name)
+        train = program.command("train", **{**defaults, **flags})
+        if ranks == 1:
+            return train
+        return [train[0], "launch", "--nproc_per_node", str(ranks), "--", *train[1:]]
+
+    def train(self, ranks, name=None, expect=0, **flags):
+        name = name or f"of_{ranks}"
+        self.said = program.run_line(self.line(ranks, name, **flags), code=expect).stderr
+        return self.dir / name
+
+    def assert_close(self, a, b, step=10):
+        """The trained values, within 1e-6 of each tensor's largest, and the losses."""
+        ours, theirs = state_of(a, step), state_of(b, step)
+        self.assertEqual(set(ours), set(theirs))
+        trained = [name for name in ours if name[0] == "trained.safetensors"]
+        self.assertTrue(trained)
+        for name in trained:
+            one, other = floats(ours[name]), floats(theirs[name])
+            scale = max(map(abs, one)) or 1.0
+            self.assertLessEqual(max(abs(x - y) for x, y in zip(one, other)), 1e-6 * scale, name)
+        one, other = losses(a), losses(b)
+        self.assertEqual(list(one), list(other))
+        for number, loss in one.items():
+            self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
+
+    def test_two_and_four_ranks_learn_what_one_does(self):
+        for kind, flags in (("full", FULL), ("lora", LORA)):
+            alone = self.train(1, f"{kind}_1", **flags)
+            for ranks in (2, 4):  # with four, and with seven samples an epoch, some have nothing to do
+                with self.subTest(kind=kind, ranks=ranks):
+                    self.assert_close(alone, self.train(ranks, f"{kind}_{ranks}", **flags))
+
+    def test_losses_stay_the_same_for_twenty_steps(self):
+        flags = dict(FULL, max_train_steps=20, save_steps=20, batch_size=2, max_grad_norm=0.01)
+        alone = self.train(1, **flags)
+        self.assertEqual(len(losses(alone)), 20)
+        self.assert_close(alone, self.train(2, **flags), step=20)
+
+    def test_rank_0_writes_and_the_batch_is_that_of_all(self):
+        run = self.train(2, global_batch_size=None, gradient_accumulation_steps=2, **LORA)
+        self.assertIn("global_batch_size = 4", (run / "config.toml").read_text())
+        self.assertEqual(self.said.count("trained numbers"), 1)
+        self.assertEqual((run / "loss.csv").read_text().count("train/grad_norm"), 10)
+        self.assertTrue(tensors(run / "step-10.safetensors"))
+        self.assert_close(self.train(1, **LORA), run)
+
+    def test_a_run_goes_on_with_the_same_and_with_other_ranks(self):
+        whole = self.train(2, "whole", **LORA)
+        for ranks in (2, 4, 1):
+            with self.subTest(ranks=ranks):
+                name = f"on_{ranks}"
+                self.train(2, name, max_train_steps=6, save_steps=6, **LORA)
+                run = self.train(ranks, name, global_batch_size=None, max_train_steps=10, resume="latest", **LORA)
+                if ranks == 2:
+                    self.assertEqual(state_of(whole, 10), state_of(run, 10))
+                ours, theirs = state_of(whole, 10), state_of(run, 10)
+                for key in ours:
+                    if key[0] == "trained.safetensors":
+                        one, other = floats(ours[key]), floats(theirs[key])
+                        scale = max(map(abs, one)) or 1.0
+                        self.assertLessEqual(max(abs(x - y) for x, y in zip(one, other)), 1e-6 * scale, key)
+
+    def test_validation_is_shared_out(self):
+        flags = dict(LORA, validation_dataset_base_path=self.data, max_train_steps=2, save_steps=2,
+                     validation_dataset_metadata_path=self.data / "metadata.csv", validation_steps=2)
+
+        def validated(run):
+            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
+            return [float(value) for _, key, value in rows if key.startswith("validation/")]
+
+        one, two = validated(self.train(1, **flags)), validated(self.train(2, **flags))
+        self.assertEqual(len(one), len(two))
+        self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, two)))
+
+    def start(self, ranks, **flags):
+        line = self.line(ranks, max_train_steps=100000, save_steps=100000, **LORA, **flags)
+        process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        csv = self.dir / "run/loss.csv"
+        for _ in range(1200):
+            if csv.exists() and "train/loss" in csv.read_text():
+                return process
+            time.sleep(0.1)
+        self.fail("no step in two minutes")
+
+    @staticmethod
+    def children(process):
+        listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        return [int(child) for child in listed.split()]
+
+    def test_a_signal_to_any_rank_saves_the_same_step(self):
+        process = self.start(2)
+        os.kill(self.children(process)[1], signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 75, said)
+        run = self.dir / "run"
+        step = max(losses(run))
+        self.assertTrue(state_of(run, step), said)
+        self.assertIn(f"stopped after step {step}", said)
+
+    def test_a_rank_that_is_killed_ends_the_run(self):
+        for rank in (0, 1):
+            with self.subTest(rank=rank):
+                process = self.start(2, output_path=self.dir / "run", resume="latest")
+                begin = time.monotonic()
+                os.kill(self.children(process)[rank], signal.SIGKILL)
+                _, said = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 6, said)
+                self.assertLess(time.monotonic() - begin, 6)
+                self.assertRegex(said, rf"step \d+, .*rank {rank} \(.*\) is lost")
+                (self.dir / "run/loss.csv").unlink()
+
+    def test_different_runs_are_refused_before_weights_are_read(self):
+        script = self.dir / "one_differs.sh"
+        words = self.line(1, **LORA)
+        script.write_text('#!/bin/sh\n[ "$RANK" = 1 ] && set -- "$@" --seed 43\nexec "$@"\n')
+        script.chmod(0o755)
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        processes = [subprocess.Popen([script, *words], stderr=subprocess.PIPE, text=True,
+                                      env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                                           "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                           "MASTER_PORT": str(port)}) for rank in range(2)]
+        for process in processes:
+            _, said = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 2, said)
+            self.assertIn("--seed: 42, and 43 of rank 1", said)
+        self.assertFalse((self.dir / "run/config.toml").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,67 @@
+#include "host/train/global_batch.h"
+
+#include <catch2/catch.hpp>
+
+using namespace atelier;
+using Catch::Matchers::Contains;
+using train::Config;
+using train::share_batch;
+
+namespace {
+
+Config config_of(int64_t batch_size, int64_t accumulation, int global) {
+  Config config;
+  config.order.batch_size = batch_size;
+  config.order.gradient_accumulation_steps = accumulation;
+  config.global_batch_size = global;
+  config.effective_toml =
+      "seed = 42\nglobal_batch_size = " + std::to_string(global) + "\nbatch_size = 2\n";
+  return config;
+}
+
+int64_t batches_of(Config& config, int processes) {
+  report::Problems problems;
+  share_batch(config, processes, problems);
+  problems.throw_if_any();
+  return config.order.gradient_accumulation_steps;
+}
+
+}  // namespace
+
+TEST_CASE("A step has the batches of every process, and the configuration keeps their samples") {
+  Config config = config_of(2, 3, 0);
+  REQUIRE(batches_of(config, 4) == 12);
+  REQUIRE(config.effective_toml == "seed = 42\nglobal_batch_size = 24\nbatch_size = 2\n");
+}
+
+TEST_CASE("One process alone has its own batches, and its configuration is what it was") {
+  Config config = config_of(2, 3, 0);
+  const std::string before = config.effective_toml;
+  REQUIRE(batches_of(config, 1) == 3);
+  REQUIRE(config.effective_toml == before);
+}
+
+TEST_CASE("--global_batch_size holds for any number of processes") {
+  for (const int processes : {1, 2, 4}) {
+    Config config = config_of(2, 3, 8);
+    REQUIRE(batches_of(config, processes) == 4);
+  }
+}
+
+TEST_CASE("A run that one process began keeps its samples with more of them") {
+  Config config = config_of(2, 3, 0);
+  config.resume = "run";
+  REQUIRE(batches_of(config, 4) == 3);
+}
+
+TEST_CASE("Samples that batches do not make up are refused") {
+  Config config = config_of(3, 1, 8);
+  report::Problems problems;
+  share_batch(config, 2, problems);
+  REQUIRE_THROWS_WITH(problems.throw_if_any(), Contains("--global_batch_size: 8 samples"));
+}
+
+TEST_CASE("A batch size that is refused elsewhere shares out nothing") {
+  Config config = config_of(0, 3, 8);
+  REQUIRE(batches_of(config, 2) == 3);
+}
