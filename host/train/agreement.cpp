@@ -13,6 +13,7 @@ namespace atelier::train {
 namespace {
 
 constexpr double kPatienceSeconds = 10;  // for the rest of a step when a signal came
+constexpr double kMemory = 0.9;          // of seconds, from step to step
 
 }  // namespace
 
@@ -22,7 +23,9 @@ void throw_stopped() {
 
 Agreement::Agreement(int64_t max_skipped_steps, std::function<double()> now,
                      distributed::Group* group)
-    : max_skipped_steps_(max_skipped_steps), now_(std::move(now)), group_(group) {}
+    : max_skipped_steps_(max_skipped_steps), now_(std::move(now)), group_(group) {
+  if (group_ != nullptr) seconds_by_rank_.resize(static_cast<size_t>(group_->size()));
+}
 
 int Agreement::signal() const {
   return group_ ? gathered_signal_ : run::StopSignals::requested().value_or(0);
@@ -35,13 +38,15 @@ bool Agreement::should_save() {
 // A stop of one process ends the attempt of all; then what one cannot hold decides.
 Attempt Agreement::gather(const Attempt& mine) {
   if (group_ == nullptr) return mine;
-  const at::Tensor part =
-      at::tensor({static_cast<int64_t>(mine.end), int64_t{mine.has_moved},
-                  int64_t{mine.can_keep_less}, int64_t{run::StopSignals::requested().value_or(0)},
-                  int64_t{run::StopSignals::take_save_request()}},
-                 at::kLong);
+  const at::Tensor part = at::tensor(
+      {static_cast<int64_t>(mine.end), int64_t{mine.has_moved}, int64_t{mine.can_keep_less},
+       int64_t{run::StopSignals::requested().value_or(0)},
+       int64_t{run::StopSignals::take_save_request()}, static_cast<int64_t>(mine.seconds * 1e6)},
+      at::kLong);
   const at::Tensor parts = at::empty({group_->size(), part.numel()}, at::kLong);
+  const double begin = memory::seconds_now();
   group_->all_gather(parts, part).wait();
+  waited_ += memory::seconds_now() - begin;
   const auto told = parts.accessor<int64_t, 2>();
   Attempt attempt = {.can_keep_less = true};
   for (int rank = 0; rank < group_->size(); ++rank) {
@@ -51,8 +56,14 @@ Attempt Agreement::gather(const Attempt& mine) {
     if (end == Attempt::End::kOutOfMemory) attempt.can_keep_less &= told[rank][2] != 0;
     if (gathered_signal_ == 0) gathered_signal_ = static_cast<int>(told[rank][3]);
     gathered_save_ |= told[rank][4] != 0;
+    double& seconds = seconds_by_rank_[static_cast<size_t>(rank)];
+    seconds = kMemory * seconds + static_cast<double>(told[rank][5]) / 1e6;
   }
   return attempt;
+}
+
+int Agreement::slowest_rank() const {
+  return static_cast<int>(std::ranges::max_element(seconds_by_rank_) - seconds_by_rank_.begin());
 }
 
 bool Agreement::all(bool mine) const {

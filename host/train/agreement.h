@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 #include "host/distributed/group.h"
 #include "host/run/stop.h"
@@ -24,6 +25,7 @@ struct Attempt {
   End end = End::kWhole;
   bool has_moved = false;      // parameters, before it failed
   bool can_keep_less = false;  // for the backward pass
+  double seconds = 0.0;        // of its own work
 };
 
 enum class Decision {
@@ -58,6 +60,10 @@ class Agreement {
   // How all processes came out of their parts of an attempt, of which this one tells its own. All
   // come here once in each attempt.
   Attempt gather(const Attempt& mine);
+  // Which process had the most work in the last ten steps or so.
+  int slowest_rank() const;
+  // Seconds that this process waited for what others told, so far.
+  double waited() const { return waited_; }
   // Whether it is so for all processes, which come here together.
   bool all(bool mine) const;
 
@@ -82,6 +88,8 @@ class Agreement {
   distributed::Group* group_;  // null: there are no others
   int gathered_signal_ = 0;
   bool gathered_save_ = false;
+  std::vector<double> seconds_by_rank_;  // older steps count less
+  double waited_ = 0.0;
   mutable std::mutex mutex_;  // of what follows
   // Seconds: when the step began, how long the one before took (0: there is none), and when a
   // signal was seen in a step (0: there was none).

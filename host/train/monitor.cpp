@@ -69,6 +69,7 @@ bool Monitor::run_unless_stopped(F&& work) const {
 void Monitor::begin() {
   begin_ = seconds_now();
   first_step_ = state_.counters().step;
+  if (parts_.group) first_sent_ = parts_.group->bytes_sent();
 }
 
 void Monitor::write(const std::map<std::string, double>& values, int64_t step) {
@@ -96,6 +97,12 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
       {"perf/seconds_per_step", elapsed / steps},
       {"perf/data_wait_share", waited / elapsed},
       {"perf/peak_host_gb", host_bytes / 1e9}};
+  if (const distributed::Group* group = parts_.group) {
+    values["perf/sent_gb_per_step"] =
+        static_cast<double>(group->bytes_sent() - first_sent_) / steps / 1e9;
+    values["perf/peers_wait_share"] = (result.waited + agreement_.waited()) / elapsed;
+    values["perf/slowest_rank"] = agreement_.slowest_rank();
+  }
   if (device.reserved > 0)
     values["perf/peak_device_gb"] = static_cast<double>(device.reserved) / 1e9;
   for (const auto& [name, value] : state_.optimizer().metrics()) values["train/" + name] = value;

@@ -58,8 +58,8 @@ class Monitor {
   std::vector<std::unique_ptr<run::MetricsWriter>> writers_;
   double loss_sum_ = 0.0;  // since the last line of metrics
   int64_t loss_count_ = 0;
-  double begin_ = 0.0, left_out_ = 0.0;  // seconds
-  int64_t first_step_ = 0;
+  double begin_ = 0.0, left_out_ = 0.0;      // seconds
+  int64_t first_step_ = 0, first_sent_ = 0;  // bytes
   std::string note_;
 };
 

@@ -16,6 +16,14 @@ namespace {
 
 constexpr int64_t kTimelineSteps = 8;  // of which memory is reported block by block
 
+std::vector<Tensor> leaves_of(const TrainedTensors& trained) {
+  std::vector<Tensor> leaves;
+  for (const optim::Group& group : trained.groups()) {
+    for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
+  }
+  return leaves;
+}
+
 }  // namespace
 
 TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optimizer& optimizer,
@@ -27,10 +35,11 @@ TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optim
       objective_(objective),
       memory_(memory),
       timeline_(timeline),
-      group_(group),
       lr_schedule_(config.lr_schedule),
       layers_seed_(random::stream_seed(config.seed, random::Stream::kLayers)) {
   lr_schedule_.total_steps = total_steps;
+  if (group != nullptr)
+    sums_ = std::make_unique<distributed::GradientSums>(*group, leaves_of(trained));
 }
 
 void TrainStep::begin_phase(const char* name, int64_t step) {
@@ -43,12 +52,19 @@ double TrainStep::learning_rate(int64_t step) const {
 
 StepResult TrainStep::run(const StepData& data, int64_t step,
                           const std::function<void()>& before_move) {
+  const std::string denoiser = objective_.denoiser_of(step);
+  if (sums_) sums_->open(denoiser);
   const Tensor loss = accumulate(data, step);
   begin_phase("optimizer", step);
+  if (sums_) {
+    const auto beside = trained_.placement().allocate_beside();
+    sums_->send_rest();
+  }
   if (before_move) before_move();
   StepResult result = update(loss, step);
   result.epoch = data.plan.epoch;
-  result.denoiser = objective_.denoiser_of(step);
+  result.denoiser = denoiser;
+  result.waited = waited();
   if (++num_made_ == kTimelineSteps && timeline_ != nullptr) timeline_->stop();
   return result;
 }
@@ -77,27 +93,19 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     const bool is_last = i + 1 == data.batches.size();
     if (is_last && config_.task != Task::kDirectDistill && step + 1 < lr_schedule_.total_steps)
       objective_.expect(step + 1);
-    const bool can_move = group_ == nullptr && config_.max_grad_norm == 0;
-    if (is_last && can_move && optimizer_.has_parts())
-      move = {&optimizer_, learning_rate(step)};
+    if (is_last && sums_) sums_->begin_last_pass();
+    const bool can_move = !sums_ && config_.max_grad_norm == 0;
+    if (is_last && can_move && optimizer_.has_parts()) move = {&optimizer_, learning_rate(step)};
     trained_.placement().backward(loss, total, move);
   }
   return total.defined() ? total : at::zeros({});
 }
 
-Tensor TrainStep::sum_over_ranks(const Tensor& loss) {
-  std::vector<Tensor> leaves;
-  for (const optim::Group& group : trained_.groups()) {
-    for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
-  }
-  return distributed::sum_gradients(*group_, leaves, loss);
-}
-
 StepResult TrainStep::update(Tensor loss, int64_t step) {
   const at::NoGradGuard no_grad;
-  if (group_ != nullptr) loss = sum_over_ranks(loss);
   ParameterPlacement& placement = trained_.placement();
   const auto beside = placement.allocate_beside();
+  if (sums_) loss = sums_->finish(loss);
   const optim::GradientNorm measured =
       optim::measure_gradients(trained_.groups(), loss, config_.max_grad_norm, placement.norms());
   is_moving_ = true;
@@ -116,6 +124,10 @@ StepResult TrainStep::update(Tensor loss, int64_t step) {
 
 bool TrainStep::give_up() {
   trained_.placement().give_up();
+  if (sums_) {
+    const auto beside = trained_.placement().allocate_beside();
+    sums_->give_up();
+  }
   is_spoilt_ = is_spoilt_ || is_moving_ || trained_.placement().has_moved();
   trained_.clear_gradients();
   return is_spoilt_;

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "host/data/order.h"
-#include "host/distributed/group.h"
+#include "host/distributed/gradients.h"
 #include "host/optim/lr_schedule.h"
 #include "host/optim/optimizer.h"
 #include "host/run/memory_timeline.h"
@@ -32,6 +33,7 @@ struct StepResult {
   at::Tensor loss, norm, is_skipped;
   std::string denoiser = {};  // that was drawn for it
   bool has_moved = false;     // on the way: of a skipped step not everything was left as it was
+  double waited = 0.0;        // seconds, for other processes' gradients, so far
 };
 
 // Not thread-safe; everything that it is given outlives it.
@@ -43,19 +45,21 @@ class TrainStep {
 
   // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
   // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
-  // `before_move`: called before gradients are exchanged and the optimizer works, where it is
-  // given. Of several processes each has its batches of the step, or none; loss, norm and what is
-  // moved are those of the whole step.
+  // `before_move`: called before the optimizer works, where it is given. Of several processes each
+  // has its batches of the step, or none; loss, norm and what is moved are those of the whole step.
   StepResult run(const StepData& data, int64_t step, const std::function<void()>& before_move = {});
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
-  // parameters: it cannot be made again then, and the state is that of no step.
+  // parameters: it cannot be made again then, and the state is that of no step. Waits for the other
+  // processes where they count on gradients of this one.
   bool give_up();
+
+  // Seconds that it waited for gradients of other processes, so far.
+  double waited() const { return sums_ ? sums_->waited() : 0.0; }
 
  private:
   at::Tensor accumulate(const StepData& data, int64_t step);
   StepResult update(at::Tensor loss, int64_t step);
-  at::Tensor sum_over_ranks(const at::Tensor& loss);
   double learning_rate(int64_t step) const;
   void begin_phase(const char* name, int64_t step);
 
@@ -64,8 +68,8 @@ class TrainStep {
   optim::Optimizer& optimizer_;
   Objective& objective_;
   StepMemory& memory_;
-  run::MemoryTimeline* timeline_;  // null: there is none
-  distributed::Group* group_;      // null: this process is alone
+  run::MemoryTimeline* timeline_;                    // null: there is none
+  std::unique_ptr<distributed::GradientSums> sums_;  // null: this process is alone
   optim::LrSchedule lr_schedule_;
   uint64_t layers_seed_;
   int64_t num_made_ = 0;    // steps

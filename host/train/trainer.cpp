@@ -86,13 +86,15 @@ StepData Trainer::read_step(int64_t step) const {
 Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   Outcome outcome;
   std::optional<Attempt> gathered;
+  const double begin = memory::seconds_now() - step_.waited();
+  const auto own_seconds = [&] { return memory::seconds_now() - step_.waited() - begin; };
   try {
     const ops::StopScope stops([this] {
       if (agreement_.should_give_up_step()) throw_stopped();
     });
     agreement_.begin_step();
     outcome.result = step_.run(data, state_.counters().step, [&] {
-      gathered = agreement_.gather({});
+      gathered = agreement_.gather({.seconds = own_seconds()});
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
     });
@@ -109,7 +111,8 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   if (outcome.failure && !is_stopped && !has_reported_) memory_.report(state_.optimizer());
   const Attempt mine = {.end = is_stopped ? Attempt::End::kStopped : Attempt::End::kOutOfMemory,
                         .has_moved = step_.give_up(),
-                        .can_keep_less = memory_.can_keep_less()};
+                        .can_keep_less = memory_.can_keep_less(),
+                        .seconds = own_seconds()};
   if (!gathered) {
     outcome.attempt = agreement_.gather(mine);
   } else if (gathered->end != Attempt::End::kWhole) {

@@ -101,7 +101,7 @@ TEST_CASE("What was decided about an attempt is what everybody is told until the
 
 TEST_CASE("A request to save is answered once", "[agreement]") {
   const run::StopSignals signals;
-  const Agreement agreement(10);
+  Agreement agreement(10);
   std::raise(SIGUSR2);
   CHECK(agreement.should_save());
   CHECK_FALSE(agreement.should_save());
