@@ -1,0 +1,194 @@
+// What two ranks of a run agree on. Each case is run by itself in two processes, which
+// trainer_test.py starts.
+#include "host/train/trainer.h"
+
+#include <csignal>
+#include <filesystem>
+
+#include <ATen/core/grad_mode.h>
+
+#include "atelier/host/stop.h"
+
+#include "host/distributed/group.h"
+#include "run_toy.h"
+
+namespace atelier::train {
+namespace {
+
+namespace fs = std::filesystem;
+using distributed::Group;
+using test::HookScope;
+
+// A run of two steps an epoch: one of a batch for each rank, and one in which rank 1 has none.
+struct Ranks : test::RunToy {
+  std::shared_ptr<Group> group =
+      Group::meet(distributed::find_ranks(distributed::process_environment()),
+                  {.exchange = std::chrono::seconds(30)});
+  double seconds = 100;  // of the clock that the run believes
+
+  Ranks() {
+    REQUIRE(group->size() == 2);
+    config.order.gradient_accumulation_steps = 2;
+    config.num_epochs = 3;
+    config.dataset_num_workers = 1;
+    config.output.save_steps = 2;
+    config.output.checkpoints_total_limit = 0;
+    config.ema_decay = 0.9;
+  }
+
+  bool is_first() const { return group->is_first(); }
+
+  // Trains into the folder `name`: with the other rank, or alone.
+  int train(const std::string& name, Group* with) {
+    open();
+    config.output.output_path = folder / name;
+    std::optional<run::RunFolder> run_folder;
+    if (with == nullptr || is_first()) run_folder.emplace(config.output.output_path);
+    Trainer trainer({*model, config, *samples, samples.get(), nullptr,
+                     run_folder ? &*run_folder : nullptr, progress, nullptr, with},
+                    selection(), [this] { return seconds; });
+    return trainer.run();
+  }
+  int train_together(const std::string& name) { return train(name, group.get()); }
+
+  run::SavedState newest(const std::string& name) const {
+    return run::find_state(folder / name, [](const std::string&) {});
+  }
+  // Everything that the newest checkpoint of `name` holds.
+  NamedTensors state_of(const std::string& name) const {
+    const run::SavedState checkpoint = newest(name);
+    NamedTensors all;
+    for (const char* file : {"trained.safetensors", "optimizer.safetensors", "ema.safetensors"}) {
+      for (const auto& [key, value] : checkpoint.load(file)) all.emplace(file + key, value);
+    }
+    return all;
+  }
+  // Rank 0 trains the same alone: with a batch for each rank, sums have one order.
+  void check_alone_gives(const std::string& name) {
+    if (!is_first()) return;
+    CHECK(train("alone", nullptr) == 0);
+    CHECK(newest("alone").step == newest(name).step);
+    CHECK(test::same(state_of("alone"), state_of(name)));
+  }
+};
+
+// Calls `action` in the forward pass number `number` of a training step of this rank, from 1.
+test::VelocityHook at_forward(int number, std::function<void()> action) {
+  return [number, calls = 0, action = std::move(action)](const at::Tensor& velocity) mutable {
+    if (at::GradMode::is_enabled() && ++calls == number) action();
+    return velocity;
+  };
+}
+
+// The same on rank 1, and nothing on rank 0.
+test::VelocityHook on_rank_1(const Ranks& ranks, int number, std::function<void()> action) {
+  return ranks.is_first() ? test::VelocityHook() : at_forward(number, std::move(action));
+}
+
+[[noreturn]] void run_out_of_memory() {
+  throw Error(ErrorCode::kOutOfMemory, "no room");
+}
+
+TEST_CASE("Two ranks give the bits of one process", "[same]") {
+  Ranks ranks;
+  CHECK(ranks.train_together("run") == 0);
+  ranks.group->part();
+  ranks.check_alone_gives("run");
+}
+
+TEST_CASE("A step that does not fit on one rank is made again by both", "[repeated]") {
+  Ranks ranks;
+  {
+    const HookScope fails(on_rank_1(ranks, 2, run_out_of_memory));
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  const bool has_told = ranks.said().find("it is made again with") != std::string::npos;
+  CHECK(has_told != ranks.is_first());
+  ranks.check_alone_gives("run");
+}
+
+TEST_CASE("Where one rank can keep nothing less, the last step is saved", "[no_memory]") {
+  Ranks ranks;
+  ranks.config.use_gradient_checkpointing = true;
+  const HookScope fails(on_rank_1(ranks, 2, run_out_of_memory));  // in the third step
+  test::expect_error(ErrorCode::kOutOfMemory,
+                     {ranks.is_first() ? "step 3: another rank has too little memory"
+                                       : "step 3: toy.denoise: no room"},
+                     [&] { ranks.train_together("run"); });
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK(ranks.newest("run").step == 2);
+  CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
+}
+
+TEST_CASE("A signal to one rank ends both after the same step", "[signal]") {
+  Ranks ranks;
+  const test::SignalScope signals;
+  const HookScope hook(on_rank_1(ranks, 2, [] { std::raise(SIGTERM); }));
+  CHECK(ranks.train_together("run") == 75);
+  ranks.group->part();
+  if (ranks.is_first()) CHECK(ranks.newest("run").step == 3);
+}
+
+TEST_CASE("A step that a signal to one rank gives up is given up by both", "[given_up]") {
+  Ranks ranks;
+  const test::SignalScope signals;
+  const HookScope hook(on_rank_1(ranks, 2, [&] {
+    std::raise(SIGINT);
+    ops::check_stop();
+    ranks.seconds += 11;
+    ops::check_stop();
+    FAIL("it takes too long");
+  }));
+  CHECK(ranks.train_together("run") == 130);
+  ranks.group->part();
+  if (ranks.is_first()) CHECK(ranks.newest("run").step == 2);
+}
+
+TEST_CASE("A checkpoint that one rank is asked for is saved", "[asked]") {
+  Ranks ranks;
+  const test::SignalScope signals;
+  ranks.config.output.save_steps = 100;
+  const HookScope hook(on_rank_1(ranks, 2, [] { std::raise(SIGUSR2); }));
+  CHECK(ranks.train_together("run") == 0);
+  ranks.group->part();
+  if (ranks.is_first()) CHECK(fs::exists(ranks.folder / "run/checkpoints/step-00000003"));
+}
+
+TEST_CASE("The error of one rank ends the other one, which names it", "[error]") {
+  Ranks ranks;
+  if (!ranks.is_first()) {
+    fs::remove_all(ranks.folder / "cache");
+    try {
+      ranks.train_together("run");
+      FAIL("what it reads is gone");
+    } catch (const Error& error) {
+      CHECK(error.code() != ErrorCode::kPeerLost);
+      ranks.group->give_up(error.message());
+    }
+    return;
+  }
+  test::expect_error(ErrorCode::kPeerLost, {"rank 1", "failed", "cache"},
+                     [&] { ranks.train_together("run"); });
+}
+
+TEST_CASE("A checkpoint that cannot be written is left out, and the run goes on", "[full]") {
+  Ranks ranks;
+  const fs::path checkpoints = fs::path(ranks.folder / "run") / "checkpoints";
+  {
+    if (ranks.is_first()) test::write_bytes(checkpoints, "no folder");
+    const HookScope hook(ranks.is_first() ? at_forward(4, [&] { fs::remove(checkpoints); })
+                                          : test::VelocityHook());
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK_THAT(ranks.said(), Catch::Contains("not saved"));
+  CHECK(ranks.newest("run").step == 6);
+  CHECK_FALSE(fs::exists(checkpoints / "step-00000002"));
+  ranks.check_alone_gives("run");
+}
+
+}  // namespace
+}  // namespace atelier::train
