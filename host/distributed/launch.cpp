@@ -45,8 +45,7 @@ int free_port() {
   place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(place);
   auto* const address = reinterpret_cast<sockaddr*>(&place);
-  const bool works =
-      bind(sock, address, size) == 0 && getsockname(sock, address, &size) == 0;
+  const bool works = bind(sock, address, size) == 0 && getsockname(sock, address, &size) == 0;
   const int port = ntohs(place.sin_port);
   close(sock);
   if (!works) throw system_error("no free port");
@@ -142,36 +141,54 @@ bool any_runs(const std::vector<Child>& children) {
   return std::ranges::any_of(children, [](const Child& child) { return child.process > 0; });
 }
 
-// The exit code of a child that has ended, told where it failed first.
-int code_of(int status, const Child& child, bool is_first_failure) {
-  const std::string name = "rank " + std::to_string(child.rank);
-  if (WIFSIGNALED(status)) {
-    const int signal = WTERMSIG(status);
-    if (is_first_failure)
-      spdlog::error("launch: {} was ended by signal {} ({}){} [PEER_LOST]", name, signal,
-                    strsignal(signal),
-                    signal == SIGKILL ? "; the machine's memory may be used up" : "");
-    return kPeerLostCode;
-  }
-  const int code = WEXITSTATUS(status);
-  if (is_first_failure && code == kNotFoundCode)
-    spdlog::error("launch: the program of {} does not start", name);
-  else if (is_first_failure && code != kStoppedCode)
-    spdlog::error("launch: {} failed first, with exit code {}", name, code);
-  return code;
+// How a process that did not end well did end.
+struct Failure {
+  int rank = 0, status = 0;  // that of waitpid()
+};
+
+// Which of several failures leads: an error of its own, then a signal that ended a process, then
+// the loss of another one.
+int weight_of(const Failure& failure) {
+  if (WIFSIGNALED(failure.status)) return 1;
+  return WEXITSTATUS(failure.status) == kPeerLostCode ? 2 : 0;
 }
 
-// Notes the children that have ended. Returns the code of the first one that failed; 0: none has.
-int reap(std::vector<Child>& children, int first_failure) {
+// 128 + N of a process that was ended by a signal N that was passed on to it.
+int code_of(const Failure& failure, const std::vector<int>& passed_on) {
+  if (!WIFSIGNALED(failure.status)) return WEXITSTATUS(failure.status);
+  const int signal = WTERMSIG(failure.status);
+  return std::ranges::find(passed_on, signal) != passed_on.end() ? 128 + signal : kPeerLostCode;
+}
+
+// Whether a process that was asked to end has done so.
+bool is_stop(int code) {
+  return code == kStoppedCode || code > 128;
+}
+
+void tell(const Failure& failure, int code) {
+  const std::string name = "rank " + std::to_string(failure.rank);
+  if (WIFSIGNALED(failure.status)) {
+    const int signal = WTERMSIG(failure.status);
+    spdlog::error("launch: {} was ended by signal {} ({}){} [PEER_LOST]", name, signal,
+                  strsignal(signal),
+                  signal == SIGKILL ? "; the machine's memory may be used up" : "");
+  } else if (code == kNotFoundCode) {
+    spdlog::error("launch: the program of {} does not start", name);
+  } else {
+    spdlog::error("launch: {} failed, with exit code {}", name, code);
+  }
+}
+
+// Notes the children that have ended, and those of them that failed.
+void reap(std::vector<Child>& children, std::vector<Failure>& failures) {
   int status = 0;
   while (true) {
     const pid_t process = waitpid(-1, &status, WNOHANG);
-    if (process <= 0) return first_failure;
+    if (process <= 0) return;
     const auto child = std::ranges::find(children, process, &Child::process);
     if (child == children.end()) continue;
-    const int code = code_of(status, *child, first_failure == 0 && status != 0);
     child->process = -1;
-    if (first_failure == 0) first_failure = code;
+    if (status != 0) failures.push_back({child->rank, status});
   }
 }
 
@@ -181,17 +198,27 @@ int launch(const LaunchPlan& plan) {
   const SignalQueue signals;
   const int port = plan.master_port != 0 ? plan.master_port : free_port();
   std::vector<Child> children = start(plan, port, signals);
-  int failure = 0;
+  std::vector<Failure> failures;
+  std::vector<int> passed_on;
   std::optional<Clock::time_point> end;
   while (any_runs(children)) {
-    if (const auto signal = signals.next(kLook); signal && *signal != SIGCHLD)
+    if (const auto signal = signals.next(kLook); signal && *signal != SIGCHLD) {
       send(children, *signal, /*to_groups=*/false);
-    failure = reap(children, failure);
+      passed_on.push_back(*signal);
+    }
+    std::vector<Failure> killed;  // by this one, which is no failure of theirs
+    reap(children, end && Clock::now() > *end ? killed : failures);
     // One that was asked to stop ends when all have agreed on it: no failure to hurry for.
-    if (failure != 0 && failure != kStoppedCode && !end) end = Clock::now() + kGrace;
+    const bool has_failed = std::ranges::any_of(
+        failures, [&](const Failure& failure) { return !is_stop(code_of(failure, passed_on)); });
+    if (has_failed && !end) end = Clock::now() + kGrace;
     if (end && Clock::now() > *end) send(children, SIGKILL, /*to_groups=*/true);
   }
-  return failure;
+  if (failures.empty()) return 0;
+  const Failure& leader = *std::ranges::min_element(failures, {}, weight_of);
+  const int code = code_of(leader, passed_on);
+  if (!is_stop(code)) tell(leader, code);
+  return code;
 }
 
 }  // namespace atelier::distributed

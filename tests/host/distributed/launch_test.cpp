@@ -100,6 +100,12 @@ TEST_CASE("A process that a signal ends is a lost peer") {
   REQUIRE(launch(shell(folder, 2, "[ $RANK = 0 ] || kill -9 $$; sleep 60")) == 6);
 }
 
+TEST_CASE("An error of its own leads, whoever ended first because of it") {
+  const Folder folder;
+  REQUIRE(launch(shell(folder, 3, "[ $RANK != 2 ] || { sleep 1; exit 5; }; exit 6")) == 5);
+  REQUIRE(launch(shell(folder, 2, "[ $RANK = 0 ] || { sleep 1; kill -9 $$; }; exit 6")) == 6);
+}
+
 TEST_CASE("A program that does not exist") {
   REQUIRE(launch({.nproc_per_node = 2, .command = {"/no/such/program"}}) == 127);
 }
@@ -108,13 +114,26 @@ TEST_CASE("Signals reach every process, and what they end with is given") {
   const Folder folder;
   const pid_t launcher = fork();
   if (launcher == 0)
-    _exit(launch(shell(folder, 2, "trap 'exit 75' TERM; echo > $RANK; while :; do sleep 0.05; done")));
+    _exit(launch(
+        shell(folder, 2, "trap 'exit 75' TERM; echo > $RANK; while :; do sleep 0.05; done")));
   REQUIRE(wait_for([&] { return folder.has("0") && folder.has("1"); }));
   kill(launcher, SIGTERM);
   int status = 0;
   waitpid(launcher, &status, 0);
   REQUIRE(WIFEXITED(status));
   REQUIRE(WEXITSTATUS(status) == 75);
+}
+
+TEST_CASE("A signal that is passed on and ends the processes is told as shells do") {
+  const Folder folder;
+  const pid_t launcher = fork();
+  if (launcher == 0) _exit(launch(shell(folder, 2, "echo > $RANK; exec sleep 60")));
+  REQUIRE(wait_for([&] { return folder.has("0") && folder.has("1"); }));
+  kill(launcher, SIGTERM);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) == 128 + SIGTERM);
 }
 
 TEST_CASE("Processes end with the launcher, whatever ends it") {
