@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <cxxabi.h>
 #include <exception>
 #include <new>
 #include <poll.h>
@@ -21,6 +22,7 @@
 #include "host/cli/commands.h"
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
+#include "host/distributed/peers.h"
 #include "host/files/mapped_file.h"
 #include "host/plugins/guard.h"
 #include "host/plugins/plugin_loader.h"
@@ -66,6 +68,12 @@ void print_stack() {
     what = error.what();
   } catch (...) {
     what = "an exception that is not a std::exception";
+  }
+  if (const std::type_info* type = abi::__cxa_current_exception_type()) {
+    if (const auto error = atelier::distributed::Peers::error_of_transport(*type, what)) {
+      std::fputs(atelier::report::error_line(*error).c_str(), stderr);
+      std::_Exit(atelier::exit_code(error->code()));
+    }
   }
   if (const std::string plugin = atelier::plugins::plugin_on_stack(); !plugin.empty())
     end_of_plugin(plugin, "it throws " + what.substr(0, what.find('\n')));

@@ -8,6 +8,7 @@
 
 #include "atelier/error.h"
 
+#include "host/distributed/pace.h"
 #include "host/distributed/peers.h"
 
 namespace atelier::distributed {
@@ -18,18 +19,23 @@ struct Group::State {
   Ranks ranks;
   std::unique_ptr<Peers> peers;  // null: there are none
   c10::intrusive_ptr<c10d::Backend> backend;
+  GroupOptions options;
+  Pace pace;
   std::string place;
   int64_t bytes_sent = 0;
 
+  void note(const std::string& exchange) const {
+    peers->note(place.empty() ? exchange : place + ", " + exchange);
+  }
   template <typename F>
-  Ticket exchange(const char* what, F&& begin);
+  Ticket exchange(const char* what, const at::Tensor& sent, F&& begin);
 };
 
 namespace {
 
 // Calls `work`, and throws what fails in it as an Error that says who is lost.
 template <typename F>
-auto with_peers(Peers& peers, const std::string& place, F&& work) {
+auto with_peers(Peers& peers, F&& work) {
   std::string reason;
   try {
     return work();
@@ -40,7 +46,7 @@ auto with_peers(Peers& peers, const std::string& place, F&& work) {
   } catch (const std::exception& error) {
     reason = error.what();
   }
-  throw peers.lost(place, reason.substr(0, reason.find('\n')));  // a stack stands behind it
+  throw peers.lost(reason.substr(0, reason.find('\n')));  // a stack stands behind it
 }
 
 c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store>& store,
@@ -58,11 +64,14 @@ c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store
 std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& options) {
   auto state = std::make_unique<State>();
   state->ranks = ranks;
+  state->options = options;
   if (!ranks.is_alone()) {
     state->peers = std::make_unique<Peers>(ranks, options.meeting);
-    state->backend = with_peers(*state->peers, "meeting", [&] {
+    state->note("meeting");
+    const bool is_fixed = options.exchange.count() > 0;
+    state->backend = with_peers(*state->peers, [&] {
       const auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", state->peers->store());
-      return open_gloo(store, ranks, options.exchange);
+      return open_gloo(store, ranks, is_fixed ? options.exchange : options.meeting);
     });
   }
   return std::shared_ptr<Group>(new Group(std::move(state)));
@@ -87,18 +96,26 @@ void Group::set_place(std::string place) {
   state_->place = std::move(place);
 }
 
+void Group::begin_step(int64_t step) {
+  set_place("step " + std::to_string(step));
+  if (ranks().is_alone() || state_->options.exchange.count() > 0) return;
+  state_->pace.begin_step(std::chrono::steady_clock::now());
+  if (const auto limit = state_->pace.limit()) state_->backend->setTimeout(*limit);
+}
+
 // Begins an exchange, and waits for it in the ticket, which does not outlive the group.
 template <typename F>
-Ticket Group::State::exchange(const char* what, F&& begin) {
-  const std::string where = place.empty() ? what : place + ", " + what;
-  const c10::intrusive_ptr<c10d::Work> work = with_peers(*peers, where, begin);
-  return Ticket([this, where, work] { with_peers(*peers, where, [&] { work->wait(); }); });
+Ticket Group::State::exchange(const char* what, const at::Tensor& sent, F&& begin) {
+  note(std::string(what) + " of " + std::to_string(sent.numel()) + " " +
+       at::toString(sent.scalar_type()));
+  const c10::intrusive_ptr<c10d::Work> work = with_peers(*peers, begin);
+  return Ticket([this, work] { with_peers(*peers, [&] { work->wait(); }); });
 }
 
 Ticket Group::all_reduce(const at::Tensor& value) {
   if (ranks().is_alone()) return {};
   state_->bytes_sent += 2 * static_cast<int64_t>(value.nbytes()) * (size() - 1) / size();
-  return state_->exchange("all-reduce", [&] {
+  return state_->exchange("all-reduce", value, [&] {
     std::vector<at::Tensor> values = {value};
     return state_->backend->allreduce(values);
   });
@@ -107,7 +124,8 @@ Ticket Group::all_reduce(const at::Tensor& value) {
 Ticket Group::broadcast(const at::Tensor& value, int root) {
   if (ranks().is_alone()) return {};
   if (rank() == root) state_->bytes_sent += static_cast<int64_t>(value.nbytes());
-  return state_->exchange("broadcast", [&] {
+  const std::string what = "broadcast by rank " + std::to_string(root);
+  return state_->exchange(what.c_str(), value, [&] {
     std::vector<at::Tensor> values = {value};
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -122,7 +140,8 @@ Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part) {
   }
   state_->bytes_sent += static_cast<int64_t>(part.nbytes()) * (size() - 1);
   at::Tensor out = whole.view(-1), in = part.view(-1);
-  return state_->exchange("all-gather", [&] { return state_->backend->_allgather_base(out, in); });
+  return state_->exchange("all-gather", in,
+                          [&] { return state_->backend->_allgather_base(out, in); });
 }
 
 Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
@@ -132,7 +151,7 @@ Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
   }
   state_->bytes_sent += static_cast<int64_t>(in.nbytes()) * (size() - 1) / size();
   at::Tensor to = out.view(-1), from = in.view(-1);
-  return state_->exchange("all-to-all", [&] {
+  return state_->exchange("all-to-all", from, [&] {
     std::vector<int64_t> equal;  // none: parts of one size
     return state_->backend->alltoall_base(to, from, equal, equal);
   });
@@ -156,7 +175,17 @@ Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
 
 std::vector<std::string> Group::say(const std::string& text) {
   if (ranks().is_alone()) return {text};
+  state_->note("agreement");
   return state_->peers->say(text);
+}
+
+void Group::compare() {
+  if (ranks().is_alone()) return;
+  const auto [count, hash] = state_->peers->noted();
+  const at::Tensor mine = at::tensor({count, static_cast<int64_t>(hash)}, at::kLong);
+  const at::Tensor all = at::empty({size(), 2}, at::kLong);
+  all_gather(all, mine).wait();
+  if (!at::equal(all, mine.expand({size(), 2}))) throw state_->peers->lost("exchanges differ");
 }
 
 void Group::give_up(std::string_view reason) {
@@ -165,6 +194,19 @@ void Group::give_up(std::string_view reason) {
 
 void Group::part() {
   if (!ranks().is_alone()) state_->peers->part();
+}
+
+int run_with_others(const Ranks& ranks, const GroupOptions& options,
+                    const std::function<int(Group&)>& work) {
+  const std::shared_ptr<Group> group = Group::meet(ranks, options);
+  try {
+    return work(*group);
+  } catch (const Error& error) {
+    const bool is_shared = error.tag() == kSaidByFirst;
+    if (is_shared && !group->is_first()) return exit_code(error.code());
+    if (!is_shared && error.code() != ErrorCode::kPeerLost) group->give_up(error.message());
+    throw;
+  }
 }
 
 }  // namespace atelier::distributed

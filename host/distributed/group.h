@@ -32,15 +32,18 @@ class Ticket {
 };
 
 struct GroupOptions {
-  std::chrono::milliseconds meeting = std::chrono::minutes(5);    // until all ranks have come
-  std::chrono::milliseconds exchange = std::chrono::minutes(10);  // that one exchange may take
+  std::chrono::milliseconds meeting = std::chrono::minutes(5);  // until all ranks have come
+  // That one exchange may take; 0: as long as 20 steps and a minute at least, and before the first
+  // step has ended as long as the meeting.
+  std::chrono::milliseconds exchange{0};
 };
 
 class Peers;
 
 // All ranks of a group make the same calls in the same order. Tensors are contiguous, in host
 // memory and of the same shape and dtype on all ranks. What fails is Error{kPeerLost}, which names
-// the place, the exchange and the ranks that are lost. Not thread-safe.
+// the place, the exchange and the ranks that are lost, or Error{kInternal} where ranks made
+// different calls, which a call that waits or compare() finds. Not thread-safe.
 class Group {
  public:
   // Waits until all ranks are there; of one rank, it meets nobody. Throws as Peers does.
@@ -55,8 +58,9 @@ class Group {
   bool is_first() const { return ranks().is_first(); }
   std::string name_of(int rank) const;  // "rank 2 (node7)"
 
-  // Where the run is, for errors: "step 5".
+  // Where the run is, for errors: "comparing", "step 5". Steps are also how time is measured.
   void set_place(std::string place);
+  void begin_step(int64_t step);
 
   // The sum over the ranks, in place. Every rank gets the same bits.
   Ticket all_reduce(const at::Tensor& value);
@@ -73,6 +77,10 @@ class Group {
   // What every rank says, by rank: small texts. Waits as long as the others live.
   std::vector<std::string> say(const std::string& text);
 
+  // Returns when all ranks have made the same exchanges so far, and throws on all where they have
+  // not: before anything is done with what came.
+  void compare();
+
   // How this process leaves the others: because of an error of its own, which they then name, or
   // all together at the end of the run.
   void give_up(std::string_view reason);
@@ -86,5 +94,13 @@ class Group {
   explicit Group(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
+
+// Tag of an error that all ranks have found together: rank 0 alone says it.
+inline constexpr std::string_view kSaidByFirst = "RANKS_DIFFER";
+
+// Does `work` with the others, and returns its exit code. An error of this rank is told to them
+// before it is thrown on.
+int run_with_others(const Ranks& ranks, const GroupOptions& options,
+                    const std::function<int(Group&)>& work);
 
 }  // namespace atelier::distributed

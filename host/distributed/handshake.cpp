@@ -31,7 +31,9 @@ Named parse(const std::string& text) {
 
 void require_same(Group& group, const Facts& facts) {
   const Named mine(facts.begin(), facts.end());
-  const std::vector<std::string> said = group.say(nlohmann::json(mine).dump());
+  using nlohmann::json;  // names of files may be no text
+  const std::vector<std::string> said =
+      group.say(json(mine).dump(-1, ' ', false, json::error_handler_t::replace));
   const Named first = parse(said.front());
   std::string different;
   for (int rank = 1; rank < group.size(); ++rank) {
@@ -47,7 +49,7 @@ void require_same(Group& group, const Facts& facts) {
   }
   if (different.empty()) return;
   throw Error(ErrorCode::kInvalidArgument, different,
-              "start all ranks with the same program, flags and files");
+              "start all ranks with the same program, flags and files", std::string(kSaidByFirst));
 }
 
 void require_shared_folder(Group& group, const std::string& folder) {
@@ -70,7 +72,8 @@ void require_shared_folder(Group& group, const std::string& folder) {
   }
   if (blind.empty()) return;
   throw Error(ErrorCode::kEnvironment, blind,
-              "give all ranks one --output_path, on a file system that their machines share");
+              "give all ranks one --output_path, on a file system that their machines share",
+              std::string(kSaidByFirst));
 }
 
 }  // namespace atelier::distributed

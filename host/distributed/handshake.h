@@ -13,11 +13,11 @@ namespace atelier::distributed {
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // Throws one Error{kInvalidArgument}, on every rank the same, that names each fact that is another
-// one than that of rank 0, with both values and the rank.
+// one than that of rank 0, with both values and the rank. Its tag is kSaidByFirst.
 void require_same(Group& group, const Facts& facts);
 
 // Throws Error{kEnvironment} that names the ranks for which `folder`, which rank 0 makes where it
-// is not there, is not the one of rank 0.
+// is not there, is not the one of rank 0. Its tag is kSaidByFirst.
 void require_shared_folder(Group& group, const std::string& folder);
 
 }  // namespace atelier::distributed

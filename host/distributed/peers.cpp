@@ -2,17 +2,24 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <optional>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "host/distributed/history.h"
 #include "host/report/error_line.h"
 
 namespace atelier::distributed {
@@ -26,7 +33,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr milliseconds kLook(200);               // between two looks at the store
 constexpr milliseconds kRollCall(1500);          // that ranks have to answer
 constexpr milliseconds kVerdict(3000);           // until a failure is explained
-constexpr milliseconds kEnd(4000);               // that the main thread has to end the process
+constexpr milliseconds kEnd(2000);               // that the main thread has to end the process
+constexpr int kLooksOfSign = 5;                  // between two signs of life
+constexpr int kMissedSigns = 20;                 // after which a rank is lost
 constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int still holds
 
 constexpr const char* kTrouble = "trouble";  // who noticed first
@@ -37,6 +46,36 @@ std::string host_name() {
   gethostname(name.data(), name.size() - 1);
   return name.data();
 }
+
+// What tells whether two processes can see each other by number: the machine since it was started,
+// and a container's own numbers.
+std::string process_space() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code failure;
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", failure).string();
+}
+
+// A process of this machine, as long as one lives. Of one that cannot be watched it is said that it
+// has not ended.
+class WatchedProcess {
+ public:
+  explicit WatchedProcess(pid_t process)
+      : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process, 0))) {}
+  ~WatchedProcess() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  WatchedProcess(const WatchedProcess&) = delete;
+  WatchedProcess& operator=(const WatchedProcess&) = delete;
+
+  bool has_ended() const {
+    pollfd asked = {descriptor_, POLLIN, 0};
+    return descriptor_ >= 0 && poll(&asked, 1, /*timeout=*/0) == 1;
+  }
+
+ private:
+  int descriptor_;
+};
 
 std::vector<uint8_t> bytes_of(std::string_view text) {
   return {text.begin(), text.end()};
@@ -49,6 +88,18 @@ std::string text_of(const std::vector<uint8_t>& bytes) {
 std::string key_of(const char* kind, int rank) {
   return std::string(kind) + "/" + std::to_string(rank);
 }
+
+// The error as all ranks say it, without the place where each of them was.
+struct Verdict {
+  ErrorCode code = ErrorCode::kPeerLost;
+  std::string text;
+
+  std::string dump() const { return std::to_string(static_cast<int>(code)) + " " + text; }
+  static Verdict parse(const std::string& dump) {
+    const size_t space = dump.find(' ');
+    return {static_cast<ErrorCode>(std::stoi(dump)), dump.substr(space + 1)};
+  }
+};
 
 std::string first_line(const std::exception& error) {
   const std::string text = error.what();
@@ -64,7 +115,15 @@ std::vector<int> missing(c10d::Store& store, const char* kind, int size) {
   return ranks;
 }
 
+// LibTorch's warnings of lost connections have stacks in them; what failed is told as errors are.
+// TORCH_CPP_LOG_LEVEL brings them back.
+void silence_warnings() {
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
+}
+
 StorePtr open_store(const Ranks& ranks, milliseconds limit) {
+  silence_warnings();
   const std::string place = ranks.address + ":" + std::to_string(ranks.port);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(ranks.port);
@@ -97,21 +156,44 @@ struct Peers::Shared {
   StorePtr store;    // of the main thread, which may wait there
   StorePtr watched;  // of the thread, which never waits
 
-  std::mutex mutex;  // of what follows
+  // Of the next rank, where it is a process of this machine; null: it is not.
+  std::unique_ptr<WatchedProcess> next_process;
+  // Of the thread: how often it has looked, and what the next rank has shown.
+  int64_t looks = 0, shown = 0;
+  int missed = 0;
+  std::atomic<bool> is_parting = false;  // ranks end, one earlier than the other
+
+  // This process is the one in trouble, and ends when it has cleaned up.
+  std::atomic<bool> is_ours = false;
+
+  mutable std::mutex mutex;  // of what follows
   std::condition_variable changed;
-  std::optional<std::string> asked, verdict;  // what lost() or give_up() asks, and the answer
-  bool is_ours = false;  // this process is the one in trouble, and ends when it has cleaned up
+  History history;
+  std::optional<std::string> asked;  // what lost() or give_up() asks
+  std::optional<Verdict> verdict;    // the answer
   bool stops = false, has_stopped = false;
 
   std::string name_of(int rank) const;
-  std::string list(const std::vector<int>& lost) const;
+  std::string list(const std::vector<int>& ranks, const char* one, const char* several) const;
+  std::string list_lost(const std::vector<int>& ranks) const {
+    return list(ranks, " is lost", " are lost");
+  }
+  std::string dump_history() const;
+  Error error_of(const Verdict& known) const;
+  Error ask(std::string_view reason);
+  int next_rank() const { return (ranks.rank + 1) % ranks.size; }
   void meet(milliseconds limit);
   Error absent(milliseconds limit) const;
 
   void watch();
   bool look();
+  void show_life();
+  void learn(const Verdict& found);
+  Verdict of_lost_store() const;
   void judge(const std::string& reason);
-  std::string decide(const std::string& reason);
+  Verdict decide(const std::string& reason);
+  void call_roll(bool is_first);
+  Verdict explain(const std::string& reason);
   void end_process();
 };
 
@@ -119,14 +201,30 @@ std::string Peers::Shared::name_of(int rank) const {
   return "rank " + std::to_string(rank) + " (" + hosts.at(static_cast<size_t>(rank)) + ")";
 }
 
-std::string Peers::Shared::list(const std::vector<int>& lost) const {
+// "rank 1 (a), rank 2 (b) are lost"
+std::string Peers::Shared::list(const std::vector<int>& ranks, const char* one,
+                                const char* several) const {
   std::string text;
-  for (const int rank : lost) text += (text.empty() ? "" : ", ") + name_of(rank);
-  return text + (lost.size() == 1 ? " is lost" : " are lost");
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + name_of(rank);
+  return text + (ranks.size() == 1 ? one : several);
+}
+
+std::string Peers::Shared::dump_history() const {
+  const std::lock_guard lock(mutex);
+  return history.dump();
+}
+
+// As this rank says it; the mutex is held.
+Error Peers::Shared::error_of(const Verdict& known) const {
+  return {known.code, history.last() + ": " + known.text,
+          known.code == ErrorCode::kPeerLost ? "look at what that rank said last"
+                                             : "start all ranks with the same program and files"};
 }
 
 void Peers::Shared::meet(milliseconds limit) {
   const auto end = Clock::now() + limit;
+  const std::string space = process_space();
+  store->set(key_of("process", ranks.rank), bytes_of(std::to_string(getpid()) + " " + space));
   store->set(key_of("come", ranks.rank), bytes_of(host_name()));
   for (int rank = 0; rank < ranks.size; ++rank) {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
@@ -137,6 +235,9 @@ void Peers::Shared::meet(milliseconds limit) {
       throw absent(limit);
     }
   }
+  const std::string next = text_of(store->get(key_of("process", next_rank())));
+  if (next.substr(next.find(' ') + 1) == space)
+    next_process = std::make_unique<WatchedProcess>(std::stoi(next));
 }
 
 // The error of a meeting to which not all have come.
@@ -172,72 +273,116 @@ void Peers::Shared::watch() {
   changed.notify_all();
 }
 
+void Peers::Shared::learn(const Verdict& found) {
+  const std::lock_guard lock(mutex);
+  if (!verdict) verdict = found;
+  changed.notify_all();
+}
+
+// The store has gone, and with it who kept it.
+Verdict Peers::Shared::of_lost_store() const {
+  return {.text = ranks.has_agent_store ? "the launcher is lost" : list_lost({0})};
+}
+
 // Whether a rank is in trouble; this one then answers the roll call, and learns what is known.
 bool Peers::Shared::look() {
   try {
-    if (!watched->check({kTrouble})) return false;
-    watched->set(key_of("here", ranks.rank), "");
-    if (!watched->check({kVerdictKey})) return true;
-    const std::string text = text_of(watched->get(kVerdictKey));
-    const std::lock_guard lock(mutex);
-    if (!verdict) verdict = text;
-    changed.notify_all();
+    if (!watched->check({kTrouble})) {
+      show_life();
+      return false;
+    }
+    watched->set(key_of("here", ranks.rank), dump_history());
+    if (watched->check({kVerdictKey})) learn(Verdict::parse(text_of(watched->get(kVerdictKey))));
   } catch (const std::exception&) {
-    const std::lock_guard lock(mutex);  // the store has gone, and with it who kept it
-    if (!verdict) verdict = ranks.has_agent_store ? "the launcher is lost" : list({0});
-    changed.notify_all();
+    learn(of_lost_store());
   }
   return true;
 }
 
+// Each rank counts up in the store, and the one before it sees whether it still does, or, on the
+// same machine, whether its process lives. Signs are missed by looks and not by the clock, which
+// goes on while all processes are suspended.
+void Peers::Shared::show_life() {
+  const int next = next_rank();
+  if (next_process && !is_parting && next_process->has_ended())
+    return judge("its process has ended");
+  if (++looks % kLooksOfSign != 0) return;
+  watched->add(key_of("signs", ranks.rank), 1);
+  const int64_t now = watched->add(key_of("signs", next), 0);
+  missed = now == shown ? missed + 1 : 0;
+  shown = now;
+  if (missed == kMissedSigns) judge("no sign of life for " + std::to_string(kMissedSigns) + " s");
+}
+
 void Peers::Shared::judge(const std::string& reason) {
-  std::string text;
   try {
-    text = decide(reason);
+    learn(decide(reason));
   } catch (const std::exception&) {
-    text = ranks.has_agent_store ? "the launcher is lost" : list({0});
+    learn(of_lost_store());
   }
-  const std::lock_guard lock(mutex);
-  if (!verdict) verdict = text;
-  changed.notify_all();
 }
 
 // What has happened, as all ranks say it. The first one that notices calls the roll.
-std::string Peers::Shared::decide(const std::string& reason) {
+Verdict Peers::Shared::decide(const std::string& reason) {
   const std::string mine = std::to_string(ranks.rank);
   const bool is_first = text_of(watched->compareSet(kTrouble, {}, bytes_of(mine))) == mine;
-  watched->set(key_of("here", ranks.rank), "");
-  const auto end = Clock::now() + kRollCall;
-  std::vector<int> silent;
-  const auto knows = [&] {
-    if (watched->check({kVerdictKey})) return true;
-    silent = missing(*watched, "here", ranks.size);
-    return is_first && silent.empty();
-  };
-  while (!knows() && Clock::now() < end) std::this_thread::sleep_for(milliseconds(50));
-  std::string text = reason;
-  if (!is_ours && !silent.empty()) text = list(silent) + " (" + reason + ")";
-  text = text_of(watched->compareSet(kVerdictKey, {}, bytes_of(text)));
+  watched->set(key_of("here", ranks.rank), dump_history());
+  call_roll(is_first);
+  const Verdict found = is_ours ? Verdict{.text = reason} : explain(reason);
+  const std::string told = text_of(watched->compareSet(kVerdictKey, {}, bytes_of(found.dump())));
   // Who keeps the store stays until the others have read it.
   if (ranks.is_first() && !ranks.has_agent_store) std::this_thread::sleep_for(2 * kLook);
-  return text;
+  return Verdict::parse(told);
+}
+
+// Waits until all ranks have answered, or one knows what has happened.
+void Peers::Shared::call_roll(bool is_first) {
+  const auto end = Clock::now() + kRollCall;
+  const auto is_over = [&] {
+    return watched->check({kVerdictKey}) ||
+           (is_first && missing(*watched, "here", ranks.size).empty());
+  };
+  while (!is_over() && Clock::now() < end) std::this_thread::sleep_for(milliseconds(50));
+}
+
+// Of a failure whose reason is none of the ranks that answer.
+Verdict Peers::Shared::explain(const std::string& reason) {
+  std::vector<std::string> histories(hosts.size());
+  std::vector<int> silent;
+  for (int rank = 0; rank < ranks.size; ++rank) {
+    const std::string key = key_of("here", rank);
+    if (watched->check({key}))
+      histories[static_cast<size_t>(rank)] = text_of(watched->get(key));
+    else
+      silent.push_back(rank);
+  }
+  if (const auto difference = first_difference(histories))
+    return {ErrorCode::kInternal, "ranks do not do the same: " + name_of(difference->one) +
+                                      " is at " + difference->of_one + ", and " +
+                                      name_of(difference->other) + " at " + difference->of_other};
+  if (!silent.empty()) return {.text = list_lost(silent) + " (" + reason + ")"};
+  if (const std::vector<int> late = ranks_behind(histories); !late.empty())
+    return {.text = list(late, " does not come to it (", " do not come to it (") + reason + ")"};
+  return {.text = reason};
 }
 
 // The main thread does not come to its end by itself.
 void Peers::Shared::end_process() {
   const std::lock_guard lock(mutex);
   if (is_ours || stops) return;
-  const Error error(ErrorCode::kPeerLost, verdict.value_or("another rank is in trouble"),
-                    "look at what that rank said last");
+  const Error error = error_of(verdict.value_or(Verdict{.text = "another rank is in trouble"}));
   std::fputs(report::error_line(error).c_str(), stderr);
   std::_Exit(exit_code(error.code()));
 }
+
+std::weak_ptr<Peers::Shared> Peers::current;
 
 Peers::Peers(const Ranks& ranks, milliseconds limit) : shared_(std::make_shared<Shared>()) {
   shared_->ranks = ranks;
   shared_->store = open_store(ranks, limit);
   shared_->meet(limit);
   shared_->watched = shared_->store->clone();
+  current = shared_;
   std::thread([shared = shared_] { shared->watch(); }).detach();
 }
 
@@ -246,7 +391,7 @@ Peers::~Peers() {
   std::unique_lock lock(shared_->mutex);
   shared_->stops = true;
   shared_->changed.notify_all();
-  shared_->changed.wait_for(lock, kVerdict, [&] { return shared_->has_stopped; });
+  shared_->changed.wait_for(lock, 3 * kLook, [&] { return shared_->has_stopped; });
 }
 
 const Ranks& Peers::ranks() const {
@@ -261,6 +406,16 @@ StorePtr Peers::store() const {
   return shared_->store;
 }
 
+void Peers::note(std::string_view exchange) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->history.add(exchange);
+}
+
+std::pair<int64_t, uint64_t> Peers::noted() const {
+  const std::lock_guard lock(shared_->mutex);
+  return {shared_->history.count(), shared_->history.hash()};
+}
+
 std::vector<std::string> Peers::say(const std::string& text) {
   const std::string kind = "say/" + std::to_string(num_said_++);
   const int size = ranks().size;
@@ -272,21 +427,31 @@ std::vector<std::string> Peers::say(const std::string& text) {
       texts.push_back(text_of(store.get(key_of(kind.c_str(), rank))));  // waits for it
     return texts;
   } catch (const std::exception& error) {
-    throw lost("agreement", first_line(error));
+    throw lost(first_line(error));
   }
 }
 
-Error Peers::lost(std::string_view place, std::string_view reason) {
-  std::unique_lock lock(shared_->mutex);
-  shared_->asked = name_of(ranks().rank) + ": " + std::string(reason);
-  shared_->changed.notify_all();
-  const bool is_answered =
-      shared_->changed.wait_for(lock, kVerdict, [&] { return shared_->verdict.has_value(); });
-  const std::string what = is_answered               ? *shared_->verdict
-                           : ranks().has_agent_store ? "the launcher does not answer"
-                                                     : shared_->list({0});
-  return {ErrorCode::kPeerLost, std::string(place) + ": " + what,
-          "look at what that rank said last"};
+Error Peers::lost(std::string_view reason) {
+  return shared_->ask(reason);
+}
+
+Error Peers::Shared::ask(std::string_view reason) {
+  std::unique_lock lock(mutex);
+  asked = std::string(reason);
+  changed.notify_all();
+  const bool is_answered = changed.wait_for(lock, kVerdict, [&] { return verdict.has_value(); });
+  return error_of(is_answered ? *verdict : of_lost_store());
+}
+
+// By its name, because a thread throws what is declared nowhere.
+std::optional<Error> Peers::error_of_transport(const std::type_info& type,
+                                               std::string_view reason) {
+  const std::string_view name = type.name();
+  const bool is_of_transport =
+      name.starts_with("N4gloo") || (name.starts_with("N3c10") && name.find("Dist") != name.npos);
+  const std::shared_ptr<Shared> shared = current.lock();
+  if (!is_of_transport || !shared) return std::nullopt;
+  return shared->ask(reason.substr(0, reason.find('\n')));
 }
 
 void Peers::give_up(std::string_view reason) {
@@ -299,7 +464,9 @@ void Peers::give_up(std::string_view reason) {
 }
 
 void Peers::part() {
-  say("at the end");
+  note("the end");
+  shared_->is_parting = true;
+  say("");
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stops = true;

@@ -3,8 +3,11 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
@@ -19,10 +22,11 @@ class Store;
 
 namespace atelier::distributed {
 
-// They meet at a store, which the launcher or rank 0 keeps. While one lives, a thread looks there
-// whether a rank is in trouble. This process has a few seconds to end then; if its main thread is
-// held up somewhere, the thread ends the process with the code of Error{kPeerLost}, so nothing
-// hangs when a rank goes away. say() is for one thread; the others may be called from any.
+// They meet at a store, which the launcher or rank 0 keeps. While one lives, a thread shows there
+// that this rank lives, and looks whether one is in trouble or shows nothing any more. This process
+// has a few seconds to end then; if its main thread is held up somewhere, the thread ends the
+// process, so nothing hangs when a rank goes away. say() is for one thread; the others may be
+// called from any.
 class Peers {
  public:
   // Waits until all ranks are there. Throws Error{kPeerLost} that names those that did not come
@@ -37,12 +41,23 @@ class Peers {
   std::string name_of(int rank) const;
   c10::intrusive_ptr<c10d::Store> store() const;
 
+  // What this rank exchanges next: "step 5, all-reduce of 1000 Float". All ranks note the same.
+  void note(std::string_view exchange);
+  // Of all that was noted: how many exchanges, and a hash of them.
+  std::pair<int64_t, uint64_t> noted() const;
+
   // What every rank says, by rank. Waits for all as long as they live.
   std::vector<std::string> say(const std::string& text);
 
-  // The error of work with the others that failed for `reason`: it names the ranks that are lost,
-  // or the rank whose own error ended it. `place`: "step 5, all-reduce". Takes up to three seconds.
-  Error lost(std::string_view place, std::string_view reason);
+  // The error of the exchange that was noted last, which failed for `reason`: Error{kPeerLost} that
+  // names the ranks that are lost or late, or the one whose own error ended it; Error{kInternal}
+  // where ranks did not do the same, with what they did. Takes up to three seconds.
+  Error lost(std::string_view reason);
+
+  // For the handler of std::terminate, where what a thread of the transport throws ends up: the
+  // error that lost() would give, of the Peers of this process; nullopt where it is not about them.
+  static std::optional<Error> error_of_transport(const std::type_info& type,
+                                                 std::string_view reason);
 
   // This process ends for `reason`, and the others are to say so.
   void give_up(std::string_view reason);
@@ -52,6 +67,7 @@ class Peers {
 
  private:
   struct Shared;
+  static std::weak_ptr<Shared> current;  // of the one that was made last
   std::shared_ptr<Shared> shared_;
   int64_t num_said_ = 0;
 };

@@ -3,6 +3,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cxxabi.h>
+#include <exception>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <string>
@@ -16,6 +18,7 @@
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/distributed/launch.h"
+#include "host/distributed/peers.h"
 #include "host/report/error_line.h"
 
 using namespace atelier;
@@ -63,50 +66,97 @@ void check_exchanges(Group& group) {
     require(said.at(static_cast<size_t>(r)) == "I am " + std::to_string(r), "say");
 }
 
-void work(Group& group, const std::string& what, int rank) {
-  if (what == "exchange") return check_exchanges(group);
-  if (what == "compare")
-    return require_same(group, {{"version", "1"},
-                                {"--seed", group.rank() == rank ? "43" : "42"},
-                                {"dataset", group.rank() == rank ? "b" : "a"}});
-  if (what == "folder")
-    return require_shared_folder(
-        group, group.rank() == rank ? "/tmp" : std::getenv("ATELIER_TEST_FOLDER"));
+// Says when it happens what the others are to end after.
+void tell_event() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  std::printf("event %.3f\n", std::chrono::duration<double>(now).count());
+  std::fflush(stdout);
+}
+
+// What one rank does at step 5; the others only exchange.
+void happen(Group& group, const std::string& what) {
+  tell_event();
+  if (what == "kill") kill(getpid(), SIGKILL);
+  if (what == "stop") kill(getpid(), SIGSTOP);
+  if (what == "throw") throw Error(ErrorCode::kNumerics, "a loss of its own");
+  if (what == "sleep") std::this_thread::sleep_for(std::chrono::minutes(1));
+  if (what == "other size") group.all_reduce(at::ones({999})).wait();
+  if (what == "other type") group.all_reduce(at::ones({1000}, at::kInt)).wait();
+  if (what == "other exchange") group.broadcast(at::ones({1000}), group.rank()).wait();
+  if (what == "agreement") group.say("");
+}
+
+void run_steps(Group& group, const std::string& what, int rank) {
   for (int step = 1; step < 1000; ++step) {
-    group.set_place("step " + std::to_string(step));
-    if (step == 5 && group.rank() == rank) {
-      if (what == "kill") kill(getpid(), SIGKILL);
-      if (what == "stop") kill(getpid(), SIGSTOP);
-      if (what == "throw") throw Error(ErrorCode::kNumerics, "a loss of its own");
-      if (what == "leave") std::_Exit(0);
-    }
+    group.begin_step(step);
+    if (step == 5 && group.rank() == rank) happen(group, what);
     // One that is busy elsewhere when another one goes.
     if (step == 5 && what == "kill" && group.rank() == 0 && group.size() > 2)
       std::this_thread::sleep_for(std::chrono::minutes(1));
+    if (step == 5 && what == "stop" && group.size() > 2 && group.rank() != rank)
+      group.say("");  // for which there is no limit
     const at::Tensor sum = at::ones({1000});
     group.all_reduce(sum).wait();
+    group.compare();
   }
 }
 
+int work(Group& group, const std::string& what, int rank) {
+  std::printf("process %d\n", getpid());
+  std::fflush(stdout);
+  const bool is_the_one = group.rank() == rank;
+  if (what == "exchange") {
+    check_exchanges(group);
+  } else if (what == "compare") {
+    require_same(group, {{"version", "1"},
+                         {"--seed", is_the_one ? "43" : "42"},
+                         {"dataset", is_the_one ? "b" : "a"}});
+  } else if (what == "folder") {
+    require_shared_folder(group, is_the_one ? "/tmp" : std::getenv("ATELIER_TEST_FOLDER"));
+  } else {
+    run_steps(group, what, rank);
+  }
+  group.part();
+  std::puts("whole");
+  return 0;
+}
+
+std::chrono::seconds seconds_of(const char* variable) {
+  const char* const text = std::getenv(variable);
+  return std::chrono::seconds(text == nullptr ? 60 : std::stoi(text));
+}
+
 int run_rank(const std::string& what, int rank) {
-  std::shared_ptr<Group> group;
   try {
-    group = Group::meet(distributed::find_ranks(distributed::process_environment()),
-                        {.meeting = std::chrono::seconds(4), .exchange = std::chrono::seconds(2)});
-    work(*group, what, rank);
-    group->part();
-    std::puts("whole");
-    return 0;
+    return distributed::run_with_others(distributed::find_ranks(distributed::process_environment()),
+                                        {.meeting = seconds_of("ATELIER_TEST_MEETING"),
+                                         .exchange = seconds_of("ATELIER_TEST_LIMIT")},
+                                        [&](Group& group) { return work(group, what, rank); });
   } catch (const Error& error) {
-    if (group && error.code() != ErrorCode::kPeerLost) group->give_up(error.message());
     std::fputs(report::error_line(error).c_str(), stderr);
     return exit_code(error.code());
   }
 }
 
+// As the program does: a thread of Gloo may throw.
+[[noreturn]] void on_terminate() {
+  try {
+    std::rethrow_exception(std::current_exception());
+  } catch (const std::exception& exception) {
+    const auto error = distributed::Peers::error_of_transport(*abi::__cxa_current_exception_type(),
+                                                              exception.what());
+    if (error) {
+      std::fputs(report::error_line(*error).c_str(), stderr);
+      std::_Exit(exit_code(error->code()));
+    }
+  }
+  std::abort();
+}
+
 }  // namespace
 
 int main(int count, char** words) {
+  std::set_terminate(on_terminate);
   spdlog::set_default_logger(spdlog::stderr_color_mt("group_tool"));
   const std::vector<std::string> rest(words + 1, words + count);
   const std::string what = rest.at(1), rank = rest.size() > 2 ? rest[2] : "-1";

@@ -1,0 +1,46 @@
+// What a rank has exchanged with the others, so that they can tell whether all did the same.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace atelier::distributed {
+
+// Exchanges count from 1. The last ones are remembered, each with a hash of all up to it.
+class History {
+ public:
+  void add(std::string_view exchange);
+
+  int64_t count() const { return count_; }
+  uint64_t hash() const { return last_.empty() ? 0 : last_.back().hash; }
+  std::string last() const { return last_.empty() ? "the start" : last_.back().text; }
+  // For other ranks.
+  std::string dump() const;
+
+ private:
+  struct Entry {
+    uint64_t hash = 0;
+    std::string text;
+  };
+  int64_t count_ = 0;
+  std::deque<Entry> last_;
+};
+
+// Where two ranks did not do the same.
+struct Difference {
+  int one = 0, other = 0;  // ranks
+  std::string of_one, of_other;
+};
+
+// `dumps`: of all ranks; empty where one says nothing. Compares each with the first that says
+// something, as far as both have come.
+std::optional<Difference> first_difference(const std::vector<std::string>& dumps);
+
+// The ranks that have not come as far as others, of those that say something.
+std::vector<int> ranks_behind(const std::vector<std::string>& dumps);
+
+}  // namespace atelier::distributed
