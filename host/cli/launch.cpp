@@ -1,10 +1,13 @@
 // atelier launch: starts several processes of one run on this machine.
+#include "host/distributed/launch.h"
+
 #include <algorithm>
+#include <cstdio>
 
 #include "formats/escape.h"
 #include "host/cli/commands.h"
 #include "host/device/cuda.h"
-#include "host/distributed/launch.h"
+#include "host/flags/launcher_file.h"
 #include "host/flags/table.h"
 
 namespace atelier::cli {
@@ -15,6 +18,7 @@ constexpr int kMostProcesses = 1024;
 struct Options {
   distributed::LaunchPlan plan;
   std::string nproc_per_node = "auto";
+  std::string config_file;
 };
 
 flags::Table table_of(Options& options) {
@@ -28,7 +32,10 @@ flags::Table table_of(Options& options) {
       .text("master_addr", options.plan.master_addr, "the host of the first machine", "HOST")
       .number("master_port", options.plan.master_port,
               "the TCP port where the processes meet; 0: a free one, on one machine alone",
-              flags::between(0, 65535));
+              flags::between(0, 65535))
+      .text("config_file", options.config_file,
+            "reads what accelerate's YAML or DeepSpeed's JSON says; flags that are given win",
+            "FILE");
   return table;
 }
 
@@ -58,6 +65,37 @@ int processes_of(const std::string& text, report::Problems& problems) {
     problems.add("--nproc_per_node " + formats::quote_and_escape(text) +
                  " is neither auto nor a whole number from 1 to " + std::to_string(kMostProcesses));
   return count.value_or(1);
+}
+
+bool is_given(std::span<const std::string> words, const std::string& name) {
+  return std::ranges::any_of(words, [&](const std::string& word) {
+    return word == "--" + name || word.starts_with("--" + name + "=");
+  });
+}
+
+// What the file of --config_file says stands for flags that are given nowhere else: of `launch`, in
+// `given`, and of `train`, behind the words of `command`.
+void take_file(const std::string& path, std::vector<flags::GivenValue>& given,
+               std::vector<std::string>& command, report::Problems& problems) {
+  const flags::LauncherFile file = flags::read_launcher_file(path, problems);
+  std::string said;
+  for (const auto& [name, value] : file.launch) {
+    if (std::ranges::find(given, name, &flags::GivenValue::name) == given.end())
+      given.push_back({name, value, path + ": " + name});
+    said += " --" + name + " " + value;
+  }
+  if (!file.train.empty()) said += " -- train";
+  for (const auto& [name, value] : file.train) {
+    said += " --" + name + (value == "true" ? "" : " " + value);
+    if (is_given(command, name)) continue;
+    command.push_back("--" + name);
+    if (value != "true") command.push_back(value);
+  }
+  std::fprintf(stderr, "note: %s is%s here\n", path.c_str(), said.c_str());
+  for (const std::string& note : file.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  if (command.empty() || command.front() != "train")
+    problems.add("--config_file is about atelier train",
+                 "atelier launch --config_file FILE -- train …");
 }
 
 // What each process runs: this very program with the words behind "--".
@@ -98,16 +136,18 @@ int run_launch(std::span<const std::string> arguments) {
   const auto dashes = std::ranges::find(arguments, "--");
   const std::span<const std::string> own(arguments.begin(), dashes);
   if (flags::wants_help(own)) return print_help(launch_command());
+  std::vector<std::string> words(dashes == arguments.end() ? dashes : std::next(dashes),
+                                 arguments.end());
   report::Problems problems;
   Options options;
+  std::vector<flags::GivenValue> given = given_by_pod();
+  if (const auto path = flags::peek_flag(own, "config_file"))
+    take_file(*path, given, words, problems);
   const flags::Table table = table_of(options);
-  table.read(flags::parse_flags(launch_command(), own, given_by_pod(), problems), problems);
+  table.read(flags::parse_flags(launch_command(), own, given, problems), problems);
   options.plan.nproc_per_node = processes_of(options.nproc_per_node, problems);
   check_machines(options.plan, problems);
-  const bool has_words = dashes != arguments.end();
-  options.plan.command = command_of(
-      has_words ? std::span(std::next(dashes), arguments.end()) : std::span<const std::string>(),
-      problems);
+  options.plan.command = command_of(words, problems);
   problems.throw_if_any();
   return distributed::launch(options.plan);
 }

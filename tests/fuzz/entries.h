@@ -17,6 +17,7 @@ void fuzz_pth(std::string_view bytes);
 void fuzz_json(std::string_view bytes);
 void fuzz_csv(std::string_view bytes);
 void fuzz_image(std::string_view bytes);
+void fuzz_yaml(std::string_view bytes);
 void fuzz_video(std::string_view bytes);
 
 struct FuzzTarget {
@@ -26,7 +27,7 @@ struct FuzzTarget {
 #ifdef ATELIER_FUZZ_VIDEO  // in a program of its own, which needs FFmpeg
 inline constexpr std::array<FuzzTarget, 1> kFuzzTargets = {{{"video", fuzz_video}}};
 #else
-inline constexpr std::array<FuzzTarget, 9> kFuzzTargets = {{
+inline constexpr std::array<FuzzTarget, 10> kFuzzTargets = {{
     {"safetensors", fuzz_safetensors},
     {"shard_index", fuzz_shard_index},
     {"tokenizer", fuzz_tokenizer},
@@ -36,6 +37,7 @@ inline constexpr std::array<FuzzTarget, 9> kFuzzTargets = {{
     {"json", fuzz_json},
     {"csv", fuzz_csv},
     {"image", fuzz_image},
+    {"yaml", fuzz_yaml},
 }};
 #endif
 

@@ -1,0 +1,187 @@
+#include "host/flags/launcher_file.h"
+
+#include <filesystem>
+
+#include "support/files.h"
+
+using namespace atelier;
+using atelier::test::Folder;
+using atelier::test::write_bytes;
+using Catch::Matchers::Contains;
+using flags::LauncherFile;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Flags = std::vector<std::pair<std::string, std::string>>;
+
+LauncherFile read(const std::string& path) {
+  report::Problems problems;
+  LauncherFile file = flags::read_launcher_file(path, problems);
+  problems.throw_if_any();
+  return file;
+}
+
+LauncherFile read_text(const std::string& text, const std::string& name = "a.yaml") {
+  const Folder folder;
+  write_bytes(folder / name, text);
+  return read(folder / name);
+}
+
+std::string refused(const std::string& text, const std::string& name = "a.yaml") {
+  try {
+    read_text(text, name);
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  FAIL("nothing was refused");
+  return {};
+}
+
+std::string all_notes(const LauncherFile& file) {
+  std::string text;
+  for (const std::string& note : file.notes) text += note + "\n";
+  return text;
+}
+
+std::string data(const std::string& name) {
+  return std::string(LAUNCHERS_DIR) + "/" + name;
+}
+
+// Where the paths in those files begin.
+class Repository {
+ public:
+  Repository() : before_(fs::current_path()) {
+    const std::string place = "/examples/qwen_image/model_training/special/low_vram_training/";
+    write_bytes(folder_.path() + place + "ds_z3_cpuoffload.json",
+                test::read_bytes(data("ds_z3_cpuoffload.json")));
+    fs::current_path(folder_.path());
+  }
+  ~Repository() { fs::current_path(before_); }
+
+ private:
+  Folder folder_;
+  fs::path before_;
+};
+
+const Flags kEight = {{"nproc_per_node", "8"}};
+const Flags kTrain = {{"gradient_accumulation_steps", "1"}, {"dtype", "bfloat16"}};
+const Flags kOffloaded = {
+    {"gradient_accumulation_steps", "1"}, {"optimize_on_cpu", "true"}, {"dtype", "bfloat16"}};
+
+}  // namespace
+
+TEST_CASE("DiffSynth-Studio's file of ZeRO stage 2") {
+  const LauncherFile file = read(data("accelerate_config.yaml"));
+  REQUIRE(file.launch == kEight);
+  REQUIRE(file.train == kTrain);
+  REQUIRE(file.notes.size() == 1);
+  REQUIRE_THAT(file.notes[0], Contains("deepspeed_config.zero_stage: 2 has no effect"));
+}
+
+TEST_CASE("DiffSynth-Studio's files of ZeRO stage 2 with an optimizer on the host") {
+  const std::string name =
+      GENERATE("accelerate_config_zero2offload.yaml", "accelerate_config_14B.yaml");
+  const LauncherFile file = read(data(name));
+  REQUIRE(file.launch == kEight);
+  REQUIRE(file.train == kOffloaded);
+  REQUIRE(file.notes.size() == 2);
+  REQUIRE_THAT(all_notes(file), Contains("offload_param_device: cpu has no effect: below stage 3"));
+}
+
+TEST_CASE("DiffSynth-Studio's file of ZeRO stage 3") {
+  const LauncherFile file = read(data("accelerate_config_zero3.yaml"));
+  REQUIRE(file.launch == kEight);
+  REQUIRE(file.train == kTrain);
+  REQUIRE(file.notes.size() == 3);
+  REQUIRE_THAT(all_notes(file), Contains("zero_stage: 3") && Contains("zero3_init_flag: true") &&
+                                    Contains("zero3_save_16bit_model: true"));
+}
+
+TEST_CASE("DiffSynth-Studio's file that names one of DeepSpeed") {
+  const Repository repository;
+  const LauncherFile file = read(data("deepspeed_zero3_cpuoffload.yaml"));
+  REQUIRE(file.launch == Flags{{"nproc_per_node", "1"}});
+  REQUIRE(file.train == Flags{{"optimize_on_cpu", "true"}});
+  REQUIRE_THAT(all_notes(file),
+               Contains("ds_z3_cpuoffload.json: zero_optimization.stage: 3 has no effect") &&
+                   Contains("zero_optimization.reduce_bucket_size") && Contains("--vram"));
+}
+
+TEST_CASE("DiffSynth-Studio's file of DeepSpeed by itself") {
+  const LauncherFile file = read(data("ds_z3_cpuoffload.json"));
+  REQUIRE(file.launch.empty());
+  REQUIRE(file.train == Flags{{"optimize_on_cpu", "true"}});
+}
+
+TEST_CASE("A file that names one of DeepSpeed which is not there") {
+  const Folder folder;
+  write_bytes(folder / "a.yaml",
+              "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+              "  deepspeed_config_file: not/there.json\n");
+  test::expect_error(ErrorCode::kNotFound, {"not/there.json"}, [&] { read(folder / "a.yaml"); });
+}
+
+TEST_CASE("Processes are those of all machines") {
+  const std::string two =
+      "distributed_type: MULTI_GPU\nnum_processes: 16\nnum_machines: 2\nmachine_rank: 1\n"
+      "main_process_ip: node0\nmain_process_port: 29501\n";
+  REQUIRE(read_text(two).launch == Flags{{"master_addr", "node0"},
+                                         {"master_port", "29501"},
+                                         {"nproc_per_node", "8"},
+                                         {"nnodes", "2"},
+                                         {"node_rank", "1"}});
+  REQUIRE_THAT(refused("distributed_type: MULTI_GPU\nnum_processes: 15\nnum_machines: 2\n"),
+               Contains("num_processes 15 is no multiple of num_machines 2"));
+  REQUIRE_THAT(refused("distributed_type: MULTI_GPU\nnum_processes: many\n"),
+               Contains("num_processes: many is no whole number from 1"));
+}
+
+TEST_CASE("accelerate's FSDP changes where things rest, and recomputing") {
+  const LauncherFile file = read_text(
+      "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\nfsdp_config:\n"
+      "  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_offload_params: true\n"
+      "  fsdp_activation_checkpointing: true\n  fsdp_use_orig_params: true\n");
+  REQUIRE(file.train == Flags{{"use_gradient_checkpointing", "true"},
+                              {"optimize_on_cpu", "true"},
+                              {"dtype", "bfloat16"}});
+  REQUIRE_THAT(all_notes(file), Contains("fsdp_sharding_strategy: FULL_SHARD has no effect"));
+}
+
+TEST_CASE("What would make another run of it is refused, all at once") {
+  const std::string said = refused(
+      "distributed_type: TPU\nmixed_precision: fp16\ngpu_ids: 0,2\n"
+      "fp8_config:\n  backend: TE\ncompute_environment: AMAZON_SAGEMAKER\n");
+  REQUIRE_THAT(said, Contains("distributed_type: TPU") && Contains("mixed_precision: fp16") &&
+                         Contains("CUDA_VISIBLE_DEVICES=0,2") && Contains("fp8_config") &&
+                         Contains("AMAZON_SAGEMAKER"));
+  REQUIRE_THAT(refused(R"({"optimizer": {"type": "Adam"}, "fp16": {"enabled": true}})", "ds.json"),
+               Contains("--optimizer_type") && Contains("fp16"));
+  REQUIRE_THAT(
+      refused(R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})", "ds.json"),
+      Contains("zero_optimization.offload_optimizer: nvme"));
+}
+
+TEST_CASE("Numbers of DeepSpeed are flags of train") {
+  const LauncherFile file = read_text(
+      R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.5,
+          "bf16": {"enabled": true}, "steps_per_print": 10})",
+      "ds.json");
+  REQUIRE(file.train == Flags{{"dtype", "bfloat16"},
+                              {"max_grad_norm", "0.5"},
+                              {"global_batch_size", "32"},
+                              {"batch_size", "2"}});
+  REQUIRE_THAT(all_notes(file), Contains("steps_per_print: 10 has no effect"));
+}
+
+TEST_CASE("Unknown settings and broken files are told by place") {
+  REQUIRE_THAT(refused("distributed_type: 'NO'\nnum_proceses: 2\n"),
+               Contains("\"num_proceses\" is not known"));
+  REQUIRE_THAT(refused("distributed_type: 'NO'\ndeepspeed_config:\n  zero: 2\n"),
+               Contains("deepspeed_config.\"zero\" is not known"));
+  REQUIRE_THAT(refused("a: [1, 2\nb: 3\n"), Contains("a.yaml:2: ") && Contains("YAML_SYNTAX"));
+  REQUIRE_THAT(refused("- 1\n"), Contains("no settings of accelerate or DeepSpeed"));
+  REQUIRE_THAT(refused("debug: true\ndebug: false\n"), Contains("\"debug\" is given twice"));
+}
