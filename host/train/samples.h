@@ -33,6 +33,11 @@ CachedStages cached_stages(std::span<const EncodeStage> stages,
                            std::span<const std::string> trained);
 bool are_all_cached(const CachedStages& cached);
 
+// Of the work of several processes: the piece of number `rank`, of `size` pieces.
+struct Share {
+  int rank = 0, size = 1;
+};
+
 struct TrainSample {
   Conditioning cond;  // what is cached; of the target's stage, "latents"
   std::map<std::string, Inputs, std::less<>> inputs;  // of stages that are not cached, by name
@@ -95,10 +100,13 @@ class Samples {
 
   // Encodes what is missing, components loaded and unloaded as they are needed; the manifest comes
   // last. `stop` is asked at the edges of all work: true ends early, and what is done stays.
-  // Returns whether everything is there. Throws Error naming the row when latents or encodings are
+  // Returns whether it came to its end. Throws Error naming the row when latents or encodings are
   // not finite.
+  //
+  // Where processes share the work, each opens the samples before one of them fills; they are whole
+  // when all have come to their ends, and one of them has opened and filled them again, alone.
   bool fill(model::LoadedModel& model, int workers, progress::Progress& progress,
-            const std::function<bool()>& stop);
+            const std::function<bool()>& stop, const Share& share = {});
 
   // One sample, on the CPU. `empty_caption`: as if its prompt were empty. `drawn`, in [0, 1): which
   // of its alternatives. Throws Error{kDataLoss} naming an entry that is damaged.

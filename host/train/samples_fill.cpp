@@ -84,15 +84,17 @@ int64_t bytes_of(const NamedTensors& tensors) {
 
 }  // namespace
 
-std::vector<Samples::State::Job> Samples::State::missing_jobs(const EncodeStage& stage) {
+std::vector<Samples::State::Job> Samples::State::missing_jobs(const EncodeStage& stage,
+                                                              const Share& share) {
   std::vector<Job> jobs;
   const auto found = entries.find(stage.name);
   if (found == entries.end()) return jobs;
   std::set<std::string> missing = found->second.missing;
+  int64_t count = 0;
   const auto add = [&](size_t item, bool empty_caption, const Keys& keys) {
     const auto key = keys.find(stage.name);
-    if (key != keys.end() && missing.erase(key->second) > 0)
-      jobs.push_back({item, empty_caption, key->second});
+    if (key == keys.end() || missing.erase(key->second) == 0) return;
+    if (count++ % share.size == share.rank) jobs.push_back({item, empty_caption, key->second});
   };
   for (size_t i = 0; i < manifest.items.size(); ++i) {
     add(i, /*empty_caption=*/false, manifest.items[i].keys);
@@ -118,8 +120,9 @@ Samples::State::Row Samples::State::read(const EncodeStage& stage, const Job& jo
 }
 
 bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int workers,
-                            Progress& progress, const std::function<bool()>& stop) {
-  const std::vector<Job> jobs = missing_jobs(stage);
+                            Progress& progress, const std::function<bool()>& stop,
+                            const Share& share) {
+  const std::vector<Job> jobs = missing_jobs(stage, share);
   if (jobs.empty()) return true;
   if (stop()) return false;
   Encoders encoders(model, stage, progress);
@@ -161,7 +164,7 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
 }
 
 bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
-                   const std::function<bool()>& stop) {
+                   const std::function<bool()>& stop, const Share& share) {
   State& state = *state_;
   if (!state.dataset) return true;  // a cache alone is whole
   Manifest& manifest = state.manifest;
@@ -173,15 +176,16 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
   const ops::StopScope stops([&] {
     if (stop()) throw Error(ErrorCode::kCancelled, "stopped by a signal");
   });
+  bool is_done = false;
   try {
-    manifest.is_complete = std::all_of(state.stages.encoding.begin(), state.stages.encoding.end(),
-                                       [&](const EncodeStage& stage) {
-                                         return state.encode(stage, model, workers, progress, stop);
-                                       });
+    is_done = std::ranges::all_of(state.stages.encoding, [&](const EncodeStage& stage) {
+      return state.encode(stage, model, workers, progress, stop, share);
+    });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCancelled) throw;
-    manifest.is_complete = false;
   }
+  if (share.rank != 0) return is_done;
+  manifest.is_complete = is_done && share.size == 1;
   for (CacheItem& item : manifest.items) {
     for (const auto& [stage, key] : item.keys) {
       if (const auto shape = state.latents_shapes.find(key); shape != state.latents_shapes.end())
@@ -189,7 +193,7 @@ bool Samples::fill(LoadedModel& model, int workers, Progress& progress,
     }
   }
   manifest.write(state.store.folder());
-  return manifest.is_complete;
+  return is_done;
 }
 
 std::optional<int64_t> Samples::State::missing_text_bytes(LoadedModel& model,

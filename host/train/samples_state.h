@@ -35,7 +35,7 @@ struct Samples::State {
   }
   // Fills `first_items`, and `entries` from the items of the manifest and the folder.
   void find_entries();
-  std::vector<Job> missing_jobs(const EncodeStage& stage);
+  std::vector<Job> missing_jobs(const EncodeStage& stage, const Share& share = {});
 
   // What a stage reads of a row, and, of the target's stage, the row's mask.
   struct Row {
@@ -47,7 +47,7 @@ struct Samples::State {
 
   // The part of fill() for one stage. Returns whether it was not stopped.
   bool encode(const EncodeStage& stage, model::LoadedModel& model, int workers,
-              progress::Progress& progress, const std::function<bool()>& stop);
+              progress::Progress& progress, const std::function<bool()>& stop, const Share& share);
   // An entry that is on the disk now.
   void note_written(const EncodeStage& stage, const std::string& key, const EntryShapes& shapes);
 

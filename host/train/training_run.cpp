@@ -1,5 +1,6 @@
 #include "host/train/training_run.h"
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 
@@ -84,20 +85,11 @@ class TrainingRun {
     return find_weights_to_write(*run_.resumed, run_.selection, config_).empty();
   }
 
-  // Encodes what is not there; false when a signal ended it. Rank 0 does so for all.
+  // Encodes what is not there; false when a signal ended it.
   bool fill(Samples& samples, const std::shared_ptr<const data::Dataset>& dataset,
             const std::string& folder) {
-    const bool is_whole = !writes() || fill(samples);
-    if (group_ == nullptr) return is_whole;
-    if (!group_->say(is_whole ? "" : "stopped").front().empty()) return false;
-    if (!writes()) samples = open_samples(run_, dataset, folder);
-    return true;
-  }
-
-  bool fill(Samples& samples) {
     if (config_.stage != Stage::kTrain)
-      return samples.fill(model_, config_.dataset_num_workers, progress_,
-                          run::StopSignals::is_requested);
+      return fill_samples(run_, samples, dataset, folder, progress_, group_);
     if (samples.missing() == 0) return true;
     throw Error(ErrorCode::kNotFound,
                 config_.cache_path + ": " + std::to_string(samples.missing()) +
@@ -159,6 +151,24 @@ class TrainingRun {
 };
 
 }  // namespace
+
+bool fill_samples(PreparedRun& run, Samples& samples,
+                  const std::shared_ptr<const data::Dataset>& dataset, const std::string& folder,
+                  Progress& progress, distributed::Group* group) {
+  const auto fill = [&](const Share& share) {
+    return samples.fill(*run.model, run.config.dataset_num_workers, progress,
+                        run::StopSignals::is_requested, share);
+  };
+  if (group == nullptr) return fill({});
+  group->say("opened");  // all of them miss the same entries
+  if (samples.missing() > 0) {
+    const bool is_done = fill({.rank = group->rank(), .size = group->size()});
+    const std::vector<std::string> stopped = group->say(is_done ? "" : "stopped");
+    if (!std::ranges::all_of(stopped, &std::string::empty)) return false;
+    samples = open_samples(run, dataset, folder);
+  }
+  return !group->is_first() || fill({});
+}
 
 RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, Progress& progress,
                     distributed::Group* group) {

@@ -42,10 +42,17 @@ struct RunEnd {
 };
 
 // Encodes what is missing, loads and trains. `timeline` may be null, and `group` is where this
-// process is alone: otherwise rank 0 encodes and writes. Throws what the steps throw; signals end
-// it with their exit code, see run::StopSignals, of which one lives.
+// process is alone: otherwise all encode, and rank 0 writes. Throws what the steps throw; signals
+// end it with their exit code, see run::StopSignals, of which one lives.
 RunEnd run_training(PreparedRun& run, run::MemoryTimeline* timeline, progress::Progress& progress,
                     distributed::Group* group = nullptr);
+
+// Encodes what `samples`, of open_samples(), lack; the processes of `group` share the work, and
+// each has the samples as they are then. `group`: null where this process is alone. Returns false
+// when a signal to one of them ended it.
+bool fill_samples(PreparedRun& run, Samples& samples,
+                  const std::shared_ptr<const data::Dataset>& dataset, const std::string& folder,
+                  progress::Progress& progress, distributed::Group* group);
 
 // The samples of `dataset`, or of the cache in `folder` when it is null.
 Samples open_samples(const PreparedRun& run, const std::shared_ptr<const data::Dataset>& dataset,

@@ -208,6 +208,25 @@ TEST_CASE("Samples of one size have one shape number", "[samples]") {
   CHECK(shapes[0] != shapes[1]);
 }
 
+TEST_CASE("Processes that share a fill encode each entry once, to the same bytes", "[samples]") {
+  Workshop shop;
+  Samples first = shop.open(), second = shop.open();
+  CHECK(first.fill(*shop.model, 0, shop.progress, never, {.rank = 0, .size = 2}));
+  CHECK(shop.open().missing() == 2);  // a text and an image
+  const auto before = shop.inodes();
+  expect_error(ErrorCode::kInvalidArgument, {"manifest.json", "interrupted"},
+               [&] { shop.from_cache(); });
+  CHECK(second.fill(*shop.model, 0, shop.progress, never, {.rank = 1, .size = 2}));
+  CHECK(count_new(before, shop.inodes()) == 2);
+  Samples rest = shop.open();
+  CHECK(rest.missing() == 0);
+  CHECK(rest.fill(*shop.model, 0, shop.progress, never));
+  const auto shared = shop.bytes();
+  test::fs::remove_all(shop.cache());
+  shop.filled();
+  CHECK(shared == shop.bytes());
+}
+
 TEST_CASE("A fill that is stopped goes on with what is left", "[samples]") {
   Workshop whole;
   whole.filled();
