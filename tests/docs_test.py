@@ -3,8 +3,9 @@
 usage: docs_test.py SOURCE BUILD [PAGE...]    without a page: all but README.md
 
 The ```sh blocks of a page are one script, run in a folder that holds what the pages speak of: a model below models/, a
-dataset in data/, two LoRAs, a file of jobs and one of settings. `atelier` is the built program; images are made
-smaller and in fewer steps than the page says, because the model is the one of examples/shapes and the tests are short.
+dataset in data/, an image with a mask, two LoRAs, a file of jobs and one of settings. `atelier` is the built program;
+images are made smaller and in fewer steps than the page says, because the model is the one of examples/shapes and the
+tests are short.
 """
 import json
 import math
@@ -98,6 +99,8 @@ class Docs(unittest.TestCase):
         cls.write_probe_inputs()
         (cls.folder / "run.toml").write_text(SETTINGS)
         (cls.folder / "jobs.jsonl").write_text('{"prompt": "a red circle", "seed": 1, "output": "circle.png"}\n')
+        for name in ("house.png", "door.png"):
+            shutil.copy(SOURCE / "examples/shapes/hatched/000000.png", cls.folder / name)
         cls.train_loras()
 
     @classmethod

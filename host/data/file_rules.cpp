@@ -17,8 +17,6 @@ namespace {
 
 // Images that are enlarged more than this look soft.
 constexpr double kMuchEnlarged = 2.0;
-// How far the shape of a mask may be from that of its image.
-constexpr double kMaskShapeTolerance = 0.01;
 // Rates that differ by less are those of a file that rounds its times.
 constexpr double kSlower = 0.99;
 
@@ -123,9 +121,7 @@ bool FileRules::check_size(Item& item) {
 bool FileRules::check_mask(const Item& item, const std::string& path) {
   const media::ImageInfo& mask = file(path).info;
   const media::ImageInfo& image = target_of(item).info;
-  const double ratio = (static_cast<double>(mask.width) * image.height) /
-                       (static_cast<double>(mask.height) * image.width);
-  if (std::abs(std::log(ratio)) <= kMaskShapeTolerance) return true;
+  if (inputs::has_shape_of(mask, image)) return true;
   problems_.add("masks of another shape",
                 item.place + " [" + options_.mask_column + "]: the mask is " +
                     report::size_text(mask.height, mask.width) + ", the image " +

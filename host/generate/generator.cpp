@@ -313,15 +313,18 @@ class Generator::Guided {
 struct Generator::Batch {
   size_t first = 0;  // of the request's images
   at::Tensor x;      // [N, C, T, H, W] float32
-  KnownLatents known;
+  // What the model was given, and what stays of the image that sampling begins from.
+  KnownLatents known, kept;
   std::unique_ptr<Solver> solver = nullptr;
 
   void keep_known(float sigma) {
-    if (!known.is_empty()) x.copy_(known.put_into(x, sigma));
+    for (const KnownLatents* latents : {&kept, &known})
+      if (!latents->is_empty()) x.copy_(latents->put_into(x, sigma));
   }
   void visit(const std::function<void(at::Tensor&)>& visit) {
     visit(x);
     known.visit(visit);
+    kept.visit(visit);
     solver->visit(visit);
   }
 };
@@ -349,8 +352,11 @@ Generator::Batch Generator::begin_batch(const Request& request, const Conditioni
   const auto batch_size = static_cast<size_t>(std::max<int64_t>(request.batch_size, 1));
   at::Tensor x = initial_noise(request, first, std::min(batch_size, request.seeds.size() - first));
   const float sigma = request.sigmas.front();
+  Batch batch = {.first = first,
+                 .x = x,
+                 .known = KnownLatents(engine_.model.given(cond.with), x),
+                 .kept = KnownLatents(kept_by(request.inpaint_mask, clean), x)};
   if (clean.defined()) x.mul_(sigma).add_(clean, 1.0 - static_cast<double>(sigma));
-  Batch batch = {.first = first, .x = x, .known = KnownLatents(engine_.model.given(cond.with), x)};
   batch.keep_known(sigma);
   batch.solver = find_solver(request.solver).make(request.sigmas, batch.x);
   return batch;

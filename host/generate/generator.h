@@ -69,6 +69,9 @@ struct Request {
   at::Tensor
       latents;  // float32 [N, C, T, H, W]: initial noise in place of the seeds'; may be undefined
   at::Tensor input_pixels;  // float32 [3, T, H, W] in [-1, 1], or a clip's bytes; may be undefined
+  // float32 [1, H, W], of an input image: where it is less than one half, the image's latents stay,
+  // at each step with its noise; may be undefined.
+  at::Tensor inpaint_mask;
   std::optional<Tiling> tiling;  // of the VAE
 };
 

@@ -8,6 +8,12 @@ at::Tensor put_known(const at::Tensor& where, const at::Tensor& known, const at:
   return x.is_meta() ? x * 1 : at::where(where, known, x);  // LibTorch has none of meta tensors
 }
 
+std::optional<GivenLatents> kept_by(const at::Tensor& mask, const at::Tensor& latents_CTHW) {
+  if (!mask.defined()) return std::nullopt;
+  const at::Tensor cells = at::upsample_nearest2d(mask.unsqueeze(0), latents_CTHW.sizes().slice(2));
+  return GivenLatents{.values_CTHW = latents_CTHW, .free_1THW = cells >= 0.5, .is_noised = true};
+}
+
 KnownLatents::KnownLatents(const std::optional<GivenLatents>& given, const at::Tensor& noise) {
   if (!given) return;
   values_ = given->values_CTHW.to(noise.options());

@@ -13,6 +13,10 @@ namespace atelier::generate {
 // Returns `x`, and `known` where `where` says so. Meta tensors stay such.
 at::Tensor put_known(const at::Tensor& where, const at::Tensor& known, const at::Tensor& x);
 
+// What `mask`, [1, H, W] in pixels, keeps of the latents [C, 1, H, W] of an image: the cells whose
+// first pixel is less than one half. Nothing where it is undefined.
+std::optional<GivenLatents> kept_by(const at::Tensor& mask, const at::Tensor& latents_CTHW);
+
 class KnownLatents {
  public:
   // `noise`: what sampling begins with, [N, C, T, H, W]; of nullopt nothing is known.

@@ -99,6 +99,7 @@ media::Text metadata_of(const ModelRecord& model, const Settings& settings, cons
   if (settings.switch_boundary) record["switch_boundary"] = *settings.switch_boundary;
   if (has_start(settings, model.inputs))
     record["denoising_strength"] = settings.denoising_strength.value_or(kDefaultStrength);
+  if (!settings.inpaint_mask.empty()) record["inpaint_mask"] = short_path(settings.inpaint_mask);
   if (!settings.latents.empty()) record["latents"] = short_path(settings.latents);
   if (request.tiling) {
     record["tiled"] = true;

@@ -74,6 +74,12 @@ MediaTarget target_of_clip(const at::Tensor& clip_CTHW, const MediaTarget& asked
   return {largest_clip(clip_CTHW.size(1), spec), side(height), side(width)};
 }
 
+// The mask, brought to its size as the image is that sampling begins from.
+at::Tensor read_mask(const Settings& s, const InputSpec& start, const MediaTarget& target) {
+  const InputSpec mask = {.name = "inpaint_mask", .kind = InputKind::kMask, .fit = start.fit};
+  return std::get<at::Tensor>(inputs::read_files(mask, {&s.inpaint_mask, 1}, target));
+}
+
 // The frames of a clip that are seen, as many as are made.
 at::Tensor read_clip(const InputSpec& input, const std::string& path, const Settings& s) {
   const MediaTarget target = target_of(s);
@@ -176,6 +182,7 @@ Request make_request(const Settings& s, const ModelFamily& family, const Model& 
     if (input.role == InputRole::kStart) {
       const at::Tensor& pixels = std::get<at::Tensor>(value);
       request.input_pixels = is_clip ? pixels : pixels.unsqueeze(1);
+      if (!s.inpaint_mask.empty()) request.inpaint_mask = read_mask(s, input, request.target);
     } else {
       request.inputs.insert_or_assign(std::string(input.name), std::move(value));
     }

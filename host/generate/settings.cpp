@@ -206,6 +206,11 @@ const std::vector<Field>& fields() {
         .kind = FlagKind::kReal,
         .help = "part of the steps that change the input image or clip, in (0, 1] [0.6]"},
        &Settings::denoising_strength},
+      {{.name = "inpaint_mask",
+        .help = "image of the input image's shape: the image is made anew where it is white, and "
+                "stays where it is black",
+        .value_name = "FILE"},
+       &Settings::inpaint_mask},
       {{.name = "latents",
         .help = "safetensors with the initial noise: tensor latents [images, C, T, H, W]",
         .value_name = "FILE"},

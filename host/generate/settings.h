@@ -39,6 +39,7 @@ struct Settings {
   std::optional<double> switch_boundary;  // see Request
   std::vector<double> sigmas;
   std::optional<double> denoising_strength;  // kDefaultStrength when absent
+  std::string inpaint_mask;                  // image file; see Request
   std::string latents;                       // safetensors file
   std::string output = "out.png";
   std::vector<lora::Use> loras;

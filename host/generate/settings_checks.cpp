@@ -14,6 +14,7 @@
 #include "host/inputs/parse.h"
 #include "host/model/encoder_check.h"
 #include "host/model/stages.h"
+#include "host/report/sizes.h"
 #include "host/report/text.h"
 
 namespace atelier::generate {
@@ -132,6 +133,30 @@ void check_files(const Settings& s, std::span<const InputSpec> inputs, const Ori
   }
 }
 
+// Whether there is an image to keep what the mask keeps of it, and they belong together. The image
+// is told by check_files().
+void check_mask(const Settings& s, const ModelFamily* family, const Origin& place,
+                report::Problems& problems) {
+  if (s.inpaint_mask.empty()) return;
+  const std::string where = place.of("inpaint_mask");
+  const auto mask = inputs::check_file(InputKind::kMask, s.inpaint_mask, /*decode_all=*/false);
+  if (mask.error) problems.add(mask.error->at(where));
+  if (family == nullptr) return;
+  const InputSpec* start = model::start_input(family->inputs());
+  if (start == nullptr || !inputs::is_image(start->kind))
+    return problems.add(where + ": " + kNoStart, "leave it out");
+  if (!has_start(s, family->inputs()))
+    return problems.add(where + ": there is no input image to keep a part of",
+                        "give one with " + place.of(start->name));
+  const std::string path = inputs::texts_of(s.family_inputs.at(start->name)).front();
+  const auto image = inputs::check_file(start->kind, path, /*decode_all=*/false);
+  if (mask.error || image.error || inputs::has_shape_of(mask.info, image.info)) return;
+  problems.add(where + ": " + s.inpaint_mask + " is " +
+                   report::size_text(mask.info.height, mask.info.width) + ", " + path + " is " +
+                   report::size_text(image.info.height, image.info.width),
+               "a mask has the shape of its image, at any size");
+}
+
 // Nearest multiples below and above, the lower one only when it is a size.
 std::string nearest_sizes(int64_t size, int64_t multiple) {
   const int64_t below = size / multiple * multiple;
@@ -216,6 +241,7 @@ void check_settings(const Settings& s, const ModelFamily* family, const Origin& 
   const double fps = s.fps.value_or(1.0);
   check_range(fps >= 0.01, place.of("fps"), report::number_text(fps), "below 0.01", problems);
   check_schedule(s, family, variant, place, problems);
+  check_mask(s, family, place, problems);
   check_files(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
 }
 

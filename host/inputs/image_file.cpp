@@ -1,6 +1,7 @@
 #include "host/inputs/image_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <numeric>
 #include <string_view>
@@ -19,6 +20,8 @@ using files::FileReader;
 constexpr uint64_t kHeadBytes = 65'536;
 // The largest image that can be decoded is smaller, uncompressed at 16 bits.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+// Of the logarithm of the ratio of two shapes.
+constexpr double kShapeTolerance = 0.01;
 
 // Fails when the file is too long to be an image.
 std::vector<uint8_t> read_bytes(const FileReader& file, uint64_t begin, uint64_t bytes) {
@@ -116,6 +119,12 @@ ImageFile check(const std::string& path, bool is_clip, bool decode_all) {
 
 ImageFile check_image(const std::string& path, bool decode_all) {
   return check(path, /*is_clip=*/false, decode_all);
+}
+
+bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image) {
+  const double ratio = (static_cast<double>(mask.width) * image.height) /
+                       (static_cast<double>(mask.height) * image.width);
+  return std::abs(std::log(ratio)) <= kShapeTolerance;
 }
 
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all) {

@@ -317,11 +317,13 @@ class GenerateTest(unittest.TestCase):
                                 '"quick"',
                                 'there are "default", "lightning", "distill"',
                                 "--input_image: absent.png",
+                                "--inpaint_mask: none.png",
                                 'there is no folder "no/such"',
                                 "--tile_stride: 300 is no multiple of 8",
                                 height=1000,
                                 num_inference_steps=0,
                                 input_image="absent.png",
+                                inpaint_mask="none.png",
                                 output="no/such/out.png",
                                 schedule="quick",
                                 tiled=True,
@@ -333,6 +335,7 @@ class GenerateTest(unittest.TestCase):
     def test_single_mistakes_are_one_line(self):
         write_latents(self.dir / "noise.safetensors", [1, 16, 8, 12])
         (self.dir / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+        (self.dir / "mask.png").write_bytes((program.REPOSITORY / "examples/shapes/hatched/000000.png").read_bytes())
         locked = self.dir / "locked"
         locked.mkdir(mode=0o500)
         cases = [
@@ -341,6 +344,7 @@ class GenerateTest(unittest.TestCase):
             (2, "broken.png", dict(input_image="broken.png")),
             (2, "does not end in .png", dict(output="out.jpg")),
             (2, "denoising_strength", dict(denoising_strength=0.5)),
+            (2, "there is no input image to keep", dict(inpaint_mask="mask.png")),
             (2, "--sigmas", dict(sigmas="0.5,1")),
             (2, "--cfg_scale", dict(cfg_scale="four")),
             (2, "plugin", dict(plugin="quen_image")),

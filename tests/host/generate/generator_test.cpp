@@ -603,6 +603,30 @@ TEST_CASE("Latents that are given stay as they are", "[generate]") {
   }
 }
 
+TEST_CASE("What a mask keeps of an image has the noise of each level, and none at the end",
+          "[generate]") {
+  Request request = request_of("prompt", 10, {3});
+  request.sigmas = keep_last_steps(request.sigmas, 0.3);
+  request.input_pixels = at::full({3, 1, 32, 48}, 0.5);
+  const std::vector<at::Tensor> anew = Bench().run(request);
+  // Cells are what their corners say: the third column of them is not masked.
+  request.inpaint_mask = at::ones({1, 32, 48});
+  request.inpaint_mask.narrow(2, 0, 15).fill_(0.49);
+  Bench bench;
+  const at::Tensor image = bench.run(request)[0];
+  const at::Tensor noise = random::normal_noise({.seed = 3}, {4, 1, 4, 6});
+  at::Tensor clean = at::full({4, 1, 4, 6}, 0.25);
+  clean[3] = 0.0;
+  for (size_t i = 0; i < 3; ++i) {
+    const double sigma = request.sigmas[i];
+    const at::Tensor kept = sigma * noise + (1 - sigma) * clean;
+    REQUIRE(at::allclose(bench.model.latents_seen.at(i)[0].narrow(3, 0, 2), kept.narrow(3, 0, 2), 0,
+                         1e-6));
+  }
+  CHECK(at::equal(image.narrow(3, 0, 16), decoded(clean).narrow(3, 0, 16)));
+  CHECK(at::equal(image.narrow(3, 16, 32), anew[0].narrow(3, 16, 32)));
+}
+
 TEST_CASE("Each denoiser is given latents in its own dtype", "[generate]") {
   Bench bench;
   Engine engine = two_denoisers(bench.model, bench.log);

@@ -336,6 +336,33 @@ TEST_CASE("Good settings pass, and every mistake is found at once", "[settings]"
                Contains("jobs.jsonl:3: height: 1000 is no multiple"));
 }
 
+TEST_CASE("A mask needs an image of its shape", "[settings]") {
+  const Folder folder;
+  const auto write = [&](const std::string& name, int width, int height) {
+    const std::string path = folder.file(name);
+    std::ofstream(path, std::ios::binary)
+        << "P5 " << width << ' ' << height << " 255\n"
+        << std::string(static_cast<size_t>(width) * static_cast<size_t>(height), '\xff');
+    return path;
+  };
+  using Catch::Contains;
+  Settings settings = good_settings();
+  settings.inpaint_mask = write("mask.pgm", 12, 8);
+  REQUIRE_THAT(check(settings), Contains("--inpaint_mask: there is no input image to keep a part "
+                                         "of; give one with --begin"));
+  settings.family_inputs["begin"] = write("image.pgm", 24, 16);
+  REQUIRE(check(settings) == "");
+  settings.family_inputs["begin"] = write("wide.pgm", 24, 8);
+  REQUIRE_THAT(check(settings, {"jobs.jsonl", 3}), Contains("jobs.jsonl:3: inpaint_mask: ") &&
+                                                       Contains("mask.pgm is 12x8, ") &&
+                                                       Contains("wide.pgm is 24x8"));
+  settings.inpaint_mask = "absent.png";
+  settings.height = 1000;
+  REQUIRE_THAT(check(settings),
+               Contains("--inpaint_mask: absent.png") && Contains("--height: 1000 is no multiple"));
+  REQUIRE(parse("{\"inpaint_mask\": \"mask.png\"}").jobs.at(0).settings.inpaint_mask == "mask.png");
+}
+
 TEST_CASE("Unknown schedules and missing input files are named", "[settings]") {
   Settings settings = good_settings();
   settings.schedule = "quick";

@@ -23,6 +23,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
   settings.family_inputs["begin"] = "/home/someone/in.png";
   settings.denoising_strength = 0.5;
   settings.family_inputs["edit_strength"] = 0.25;
+  settings.inpaint_mask = "/home/someone/mask.png";
   settings.loras = {{"style", "/home/someone/loras/style.safetensors", 0.7}, {"oil", "oil", -1}};
   Request request;
   request.cfg_scale = 3.5;
@@ -68,6 +69,7 @@ TEST_CASE("Metadata tells every setting, in two forms", "[metadata]") {
                       {"width", 96},
                       {"begin", "someone/in.png"},
                       {"denoising_strength", 0.5},
+                      {"inpaint_mask", "someone/mask.png"},
                       {"tiled", true},
                       {"tile_size", 256},
                       {"tile_stride", 192},
