@@ -11,6 +11,7 @@
 
 #include "formats/escape.h"
 #include "host/generate/output_paths.h"
+#include "host/inputs/parse.h"
 #include "host/model/stages.h"
 #include "host/report/open_failure.h"
 #include "host/report/text.h"
@@ -45,12 +46,13 @@ constexpr Switch kSwitches[] = {
     {"ctr", Value::kReal, "cfg_trunc", {"trunc", "cfg_trunc", "cfg_trunc_ratio"}},
     {"rcfg", Value::kReal, "cfg_renorm_ratio", {"renorm", "cfg_renorm_ratio", "renorm_cfg"}},
     {"f", Value::kInteger, "num_frames", {"frames", "num_frames", "frame_count"}},
+    {"ci", Value::kText, "", {"control_image", "control_image_path", "edit_image"}},
 };
 
 constexpr const char* kHelp =
     "the switches are --w, --h, --d (seed), --s (steps), --l (CFG scale), --n (negative prompt), "
-    "--fs (flow shift), --ctr (CFG truncation), --rcfg (CFG renorm ratio), --i (input image) and "
-    "--f (frames); a .jsonl file can name every setting";
+    "--fs (flow shift), --ctr (CFG truncation), --rcfg (CFG renorm ratio), --i (input image), "
+    "--f (frames) and --ci (a picture to go by); a .jsonl file can name every setting";
 
 constexpr std::string_view kBlank = " \t\r";
 
@@ -115,6 +117,17 @@ json value_of(const Switch& known, std::string_view text) {
   throw Error(ErrorCode::kInvalidArgument, "is not known", kHelp);
 }
 
+// The family's list of pictures to go by.
+std::string_view pictures_input(std::span<const InputSpec> inputs) {
+  const auto found = std::ranges::find_if(inputs, [](const InputSpec& input) {
+    return input.kind == InputKind::kImage && input.role == InputRole::kCondition &&
+           input.use != InputUse::kTrain && inputs::is_list(input);
+  });
+  if (found == inputs.end())
+    throw Error(ErrorCode::kUnsupported, "this family takes no pictures to go by", "leave it out");
+  return found->name;
+}
+
 // Puts one switch, "w 1024", into a line of JSON.
 void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& line) {
   const size_t end = std::min(text.find_first_of(kBlank), text.size());
@@ -126,6 +139,10 @@ void add_switch(std::string_view text, std::span<const InputSpec> inputs, json& 
   const InputSpec* start = model::start_input(inputs);
   if (name == "i" && start != nullptr && !generate::find_input_spec(inputs, setting))
     setting = start->name;
+  if (name == "ci") {
+    line[std::string(pictures_input(inputs))].push_back(std::move(value));
+    return;
+  }
   if (name == "rcfg") {  // 0 turns it off
     line["cfg_renorm"] = value == 0 ? "none" : "clamp";
     if (value == 0) return;

@@ -28,7 +28,8 @@ std::optional<MediaTarget> preview_target(const Config& config, const data::Data
 //
 // w and h are pixels, d is the seed, s are the steps, l is the CFG scale, n is the negative prompt,
 // fs is the constant flow shift, ctr is cfg_trunc, rcfg is the cfg_renorm_ratio of clamp (0: none),
-// i is the input image, and f are the frames. What a line leaves out is as in `base`. Blank lines
+// i is the input image, f are the frames, and ci is a picture that the family goes by, of which
+// there may be several. What a line leaves out is as in `base`. Blank lines
 // and lines that begin with # are skipped. `name` stands for the file in messages. Mistakes become
 // problems; what needs the family or the model is left to generate::check_settings() and
 // generate::check_against_model().

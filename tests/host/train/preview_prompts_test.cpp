@@ -132,6 +132,26 @@ TEST_CASE("The input image is the family's own where it takes one beside a start
   CHECK(jobs.at(0).settings.family_inputs == nlohmann::json::object({{"input_image", "in.png"}}));
 }
 
+TEST_CASE("Pictures to go by are the family's list of them, in their order", "[sample_prompts]") {
+  constexpr InputSpec kEdits[] = {
+      {.name = "prompt", .kind = InputKind::kText, .required = true},
+      {.name = "first", .kind = InputKind::kImage},
+      {.name = "learnt", .kind = InputKind::kImage, .use = InputUse::kTrain, .max_count = 2},
+      {.name = "pictures", .kind = InputKind::kImage, .max_count = 2},
+  };
+  const auto [jobs, message] = parse("a fox --ci a.png --w 64 --CI my b.png\nb --ci c.png", kEdits);
+  REQUIRE(message.empty());
+  CHECK(jobs.at(0).settings.family_inputs ==
+        nlohmann::json::object({{"pictures", {"a.png", "my b.png"}}}));
+  CHECK(jobs.at(1).settings.family_inputs == nlohmann::json::object({{"pictures", {"c.png"}}}));
+  CHECK_THAT(parse("a --ci a.png --ci b.png --ci c.png", kEdits).message,
+             Catch::Contains("prompts.txt:1: pictures: 3 files are given, at most 2 are expected"));
+  CHECK_THAT(parse("a --ci a.png").message,
+             Catch::Contains("prompts.txt:1: \"--ci\": this family takes no pictures to go by"));
+  CHECK_THAT(parse("a --edit_image a.png", kEdits).message,
+             Catch::Contains("did you mean \"--ci\"?"));
+}
+
 TEST_CASE("What a line leaves out is as in the base", "[sample_prompts]") {
   generate::Settings base;
   base.seed = 42;
