@@ -9,11 +9,13 @@
 #include "atelier/error.h"
 
 #include "host/generate/request.h"
+#include "host/inputs/parse.h"
 #include "host/lora/targets.h"
 #include "host/model/stages.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "host/train/cache_manifest.h"
+#include "host/train/encoding_store.h"
 #include "host/train/objective.h"
 
 namespace atelier::plan {
@@ -29,11 +31,35 @@ double pixels_of(const MediaTarget& target) {
          static_cast<double>(target.width);
 }
 
+// Images that lead what is made count as much as it does: families bring them to about its size.
+bool is_leading_image(const InputSpec& input) {
+  return input.kind == InputKind::kImage && input.role == InputRole::kCondition;
+}
+
+// Pixels that one sample stands for.
+double pixels_of(const Settings& settings, const LoadedModel& model) {
+  size_t images = 0;
+  for (const InputSpec& input : model.family().inputs()) {
+    const auto given = settings.family_inputs.find(input.name);
+    if (is_leading_image(input) && given != settings.family_inputs.end())
+      images += inputs::texts_of(*given).size();
+  }
+  return pixels_of(generate::target_of(settings)) * static_cast<double>(1 + images);
+}
+double pixels_of(const data::Item& item, std::span<const InputSpec> inputs) {
+  size_t images = 0;
+  for (const InputSpec& input : inputs) {
+    const auto given = item.files.find(input.name);
+    if (is_leading_image(input) && given != item.files.end()) images += given->second.size();
+  }
+  return pixels_of(item.target) * static_cast<double>(1 + images);
+}
+
 // Pixels that are denoised at once.
 double area_of(const Settings& settings, const LoadedModel& model) {
   const bool is_guided =
       generate::cfg_scales_of(settings, model.family(), model.stages().variant).is_guided();
-  return (is_guided ? 2.0 : 1.0) * pixels_of(generate::target_of(settings)) *
+  return (is_guided ? 2.0 : 1.0) * pixels_of(settings, model) *
          static_cast<double>(
              std::min(settings.batch_size, std::max<int64_t>(1, settings.num_images)));
 }
@@ -195,8 +221,8 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
     const data::Item& item = dataset.items()[i];
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
-    if (pixels_of(item.target) > most) {
-      most = pixels_of(item.target);
+    if (const double pixels = pixels_of(item, dataset.inputs()); pixels > most) {
+      most = pixels;
       basis.target = item.target;
       largest = i;
     }
@@ -221,16 +247,56 @@ void take_dataset(TrainingBasis& basis, const data::Dataset& dataset, const Load
   }
 }
 
-// The largest of the samples that are there already, and how many.
-void take_cache(TrainingBasis& basis, const std::string& folder) {
+// What a stage has made of a sample, without values; empty: nothing, or it cannot be read, which
+// training tells.
+Conditioning cached_shapes(const train::EncodingStore& store, const EncodeStage& stage,
+                           const train::CacheItem& item, at::ScalarType dtype) {
+  Conditioning made;
+  const auto key = item.keys.find(stage.name);
+  if (key == item.keys.end()) return made;
+  const auto shapes = store.find(stage.name, key->second);
+  if (!shapes) return made;
+  for (const auto& [name, shape] : *shapes)
+    made.emplace(name, at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype)));
+  return made;
+}
+
+double numbers_of(const Conditioning& made) {
+  double numbers = 0;
+  for (const auto& [name, tensor] : made) numbers += static_cast<double>(tensor.numel());
+  return numbers;
+}
+
+// The largest of the samples that are there already, with the longest text, and how many.
+void take_cache(TrainingBasis& basis, const std::string& folder, const LoadedModel& model) {
   const train::Manifest manifest = train::Manifest::read(folder);
+  const train::EncodingStore store(folder);
   double most = 0;
+  Conditioning text, others;
   for (const train::CacheItem& item : manifest.items) {
     basis.distillation_steps =
         std::max(basis.distillation_steps, train::distillation_steps(item.values));
-    if (pixels_of(item.target) <= most) continue;
-    most = pixels_of(item.target);
+    Conditioning made;
+    for (const EncodeStage& stage : model.stages().encoding) {
+      if (model.stages().is_target(stage)) continue;
+      Conditioning part = cached_shapes(store, stage, item, model.dtype());
+      if (!model::is_prompted(stage)) {
+        made.merge(part);
+      } else if (numbers_of(part) > numbers_of(text)) {
+        text = std::move(part);
+      }
+    }
+    const double latents = item.latents_shape.empty()
+                               ? pixels_of(item.target)
+                               : static_cast<double>(c10::multiply_integers(item.latents_shape));
+    if (latents + numbers_of(made) <= most) continue;
+    most = latents + numbers_of(made);
     basis.target = item.target;
+    others = std::move(made);
+  }
+  if (!text.empty()) {
+    basis.encoded = std::move(text);
+    basis.encoded.merge(others);
   }
   basis.samples = std::max<int64_t>(
       1, std::ranges::count(manifest.items, false, &train::CacheItem::is_alternative));
@@ -252,15 +318,14 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   if (asked.dataset != nullptr) {
     take_dataset(basis, *asked.dataset, model);
   } else {
-    take_cache(basis, config.cache_path);
+    take_cache(basis, config.cache_path, model);
   }
   basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
   if (!asked.prompts.empty()) {
-    const Settings& largest = std::ranges::max(asked.prompts, {}, [](const Settings& prompt) {
-      return pixels_of(generate::target_of(prompt));
-    });
+    const Settings& largest = std::ranges::max(
+        asked.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
     basis.preview = generate::make_request(largest, model.family(), model.model(), /*seed=*/0,
                                            model.stages().variant);
   }
@@ -274,6 +339,7 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
           .selection = selection,
           .target = basis.target,
           .inputs = basis.inputs,
+          .encoded = basis.encoded,
           .samples = basis.samples,
           .steps = basis.steps,
           .distillation_steps = basis.distillation_steps,

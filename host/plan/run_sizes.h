@@ -47,6 +47,8 @@ struct TrainingBasis {
   // What the largest sample reads beside the target, images without values, and the longest text;
   // empty: not known.
   Inputs inputs = {};
+  // What it has of a cache beside the target's latents, without values; empty: not known.
+  Conditioning encoded = {};
   int64_t samples = 1;
   double steps = 1.0;
   int64_t distillation_steps = 1;                           // the most of a sample

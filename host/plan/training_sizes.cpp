@@ -52,7 +52,8 @@ class TrainingSizes {
         basis_(basis),
         stages_(model.stages()),
         cached_(train::cached_stages(stages_.encoding, training.config.trained_names())),
-        dry_(model, basis.like) {}
+        dry_(model, basis.like),
+        encoded_(training.encoded) {}
 
   SizedRun sized() {
     SizedRun sized;

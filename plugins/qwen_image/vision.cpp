@@ -160,7 +160,7 @@ at::Tensor VisionTower::forward(const at::Tensor& patches, std::span<const Patch
   const at::Tensor kernel = patch_embed_->draw().flatten(1);
   at::Tensor x = at::linear(patches.to(kernel.scalar_type()), kernel)
                      .view({-1, kMerged, config_.width})
-                     .index_select(0, order)
+                     .index({order})
                      .view({-1, config_.width});
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const Segments& rows = config_.sees_all[i] ? pictures : windows;
@@ -168,7 +168,7 @@ at::Tensor VisionTower::forward(const at::Tensor& patches, std::span<const Patch
   }
   const at::Tensor tokens = merge_norm_.forward(x).view({-1, kMerged * config_.width});
   const at::Tensor merged = merge_out_.forward(at::gelu(merge_in_.forward(tokens)));
-  return merged.index_select(0, at::argsort(cut.order).to(device));
+  return merged.index({at::argsort(cut.order).to(device)});
 }
 
 // ---- Files ----
