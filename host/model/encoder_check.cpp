@@ -27,11 +27,23 @@ std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view 
 
 bool encodes_by_variant(const ModelFamily& family) {
   const auto is_for_some = [](const auto& one) { return one.variants != "*"; };
-  return std::ranges::any_of(family.encode_stages(), is_for_some) ||
-         std::ranges::any_of(family.inputs(), [&](const InputSpec& input) {
-           return input.use != InputUse::kGenerate &&
-                  (is_for_some(input) || (input.required && input.required_by != "*"));
-         });
+  // An input that only some variants take is there where the user asks for it, who is then told
+  // that the variant is not known; or because something of the row stands in for it.
+  const auto is_there_unasked = [&](const InputSpec& input) {
+    return input.use != InputUse::kGenerate &&
+           (!is_for_some(input) || input.when_absent != WhenAbsent::kNone);
+  };
+  const auto differs = [&](const InputSpec& input) {
+    return is_there_unasked(input) &&
+           (is_for_some(input) || (input.required && input.required_by != "*"));
+  };
+  const auto differs_in_stage = [&](const EncodeStage& stage) {
+    return is_for_some(stage) && std::ranges::any_of(family.inputs(), [&](const InputSpec& input) {
+             return reads(stage, input.name) && is_there_unasked(input);
+           });
+  };
+  return std::ranges::any_of(family.encode_stages(), differs_in_stage) ||
+         std::ranges::any_of(family.inputs(), differs);
 }
 
 }  // namespace atelier::model

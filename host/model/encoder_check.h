@@ -14,7 +14,8 @@ namespace atelier::model {
 // the input with. nullopt: nothing.
 std::optional<Error> missing_encoder(const LoadedModel& model, std::string_view input);
 
-// Whether variants of a family differ in what rows of a dataset have or in what is encoded of them.
+// Whether variants of a family differ in what is encoded of rows of a dataset where the user asks
+// for no input that only some variants take.
 bool encodes_by_variant(const ModelFamily& family);
 
 }  // namespace atelier::model

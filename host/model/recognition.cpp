@@ -202,7 +202,9 @@ void assign(const ModelFamily& family, std::span<LoadedPart* const> parts) {
                       formats::quote_and_escape(component) + " of the family has tensors");
     const std::string said = said_component(family, part);
     if (part.hint.component.empty()) part.detection.component = said.empty() ? component : said;
-    if (part.hint.variant.empty()) part.detection.variant = found[i].part.variant;
+    // A hint's variant is the denoiser's.
+    if (part.hint.variant.empty() || spec->role != Role::kDenoiser)
+      part.detection.variant = found[i].part.variant;
     part.detection.config = found[i].part.config;
   }
 }

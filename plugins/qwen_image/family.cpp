@@ -215,6 +215,16 @@ std::string_view variant_in(std::string path) {
   return {};
 }
 
+void name_variant(FoundPart& dit) {
+  const bool is_clean = dit.part.config.at(kCleanReferences) == ConfigValue(true);
+  if (dit.hint.variant.empty()) {
+    const std::string_view named = variant_in(dit.path);
+    if (!named.empty()) dit.part.variant = named;
+    if (is_clean) dit.part.variant = kCleanReferencesVariant;
+  }
+  if (dit.part.variant == kCleanReferencesVariant) dit.part.config[kCleanReferences] = true;
+}
+
 class Family final : public atelier::ComponentFamily {
  public:
   Family() : ComponentFamily(kRows, kVariants) {}
@@ -229,19 +239,18 @@ class Family final : public atelier::ComponentFamily {
   ScheduleDefaults training_schedule(const Detection&) const override { return kTrainingSchedule; }
 
   // Denoisers of all variants have the same tensors; what was said, a config and the path tell them
-  // apart. Encodings depend on how the variant words its prompts, so that the encoder has it, too.
+  // apart. Encodings depend on how the variant words its prompts, so that the encoder has it, too:
+  // where there is no denoiser, that which was said.
   void assign(std::span<FoundPart> parts) const override {
     ComponentFamily::assign(parts);
-    std::string variant;
+    std::string variant, said;
     for (FoundPart& found : parts) {
+      if (said.empty()) said = found.hint.variant;
       if (found.part.component != "dit") continue;
-      const bool is_clean = found.part.config.at(kCleanReferences) == ConfigValue(true);
-      const std::string_view named = variant_in(found.path);
-      if (found.hint.variant.empty() && !named.empty()) found.part.variant = named;
-      if (found.hint.variant.empty() && is_clean) found.part.variant = kCleanReferencesVariant;
-      if (found.part.variant == kCleanReferencesVariant) found.part.config[kCleanReferences] = true;
+      name_variant(found);
       variant = found.part.variant;
     }
+    if (variant.empty()) variant = said;
     if (!edits(variant)) return;
     for (FoundPart& found : parts) {
       if (found.part.component == "text_encoder") found.part.variant = variant;

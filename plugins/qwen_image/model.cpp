@@ -21,11 +21,14 @@ namespace {
 
 constexpr const char *kPictures = "edit_image", *kVisionTower = "vision_tower";
 
+// Without a denoiser that which the text encoder reads prompts for.
 std::string variant_of(std::span<const atelier::Detection> parts) {
+  std::string variant;
   for (const atelier::Detection& part : parts) {
     if (part.component == "dit") return part.variant;
+    if (part.component == "text_encoder") variant = part.variant;
   }
-  return {};
+  return variant;
 }
 
 Wording wording_of(std::string_view variant) {

@@ -57,7 +57,7 @@ class QwenImage final : public atelier::ComponentModel {
   PictureRules rules_of(const atelier::Inputs& inputs) const;
   std::vector<at::Tensor> pictures_of(const atelier::Inputs& inputs) const;
 
-  std::string variant_;  // of the denoiser; empty: there is none
+  std::string variant_;  // of the denoiser, there or not; empty: nothing tells it
   std::optional<PromptTemplate> prompts_;
 };
 

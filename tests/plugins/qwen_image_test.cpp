@@ -286,6 +286,18 @@ TEST_CASE("What was said, a config and the path tell which variant a denoiser is
   CHECK(check_coverage(index_of(marked), detected(index_of(marked))) == 1);
 }
 
+TEST_CASE("A text encoder alone is that of the variant that was said", "[detect]") {
+  const Detection text = detected(index_of(read_keys("text_encoder_disk.txt")));
+  const auto variant = [&](const std::string& said) {
+    FoundPart found[] = {{text, "/m/Qwen-Image-Edit/text", {.component = {}, .variant = said}}};
+    family().assign(found);
+    return found[0].part.variant;
+  };
+  CHECK(variant("qwen-image-edit-2509") == "qwen-image-edit-2509");
+  CHECK(variant("qwen-image-2512") == "qwen-image");
+  CHECK(variant("") == "qwen-image");
+}
+
 TEST_CASE("Every published VAE file is detected and each of its tensors has a place", "[detect]") {
   const std::tuple<const char*, std::string, std::vector<std::string>> files[] = {
       {"vae_diffusers.txt", "diffusers", {"", "vae."}},
