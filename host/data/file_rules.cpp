@@ -57,6 +57,7 @@ std::vector<Item> FileRules::items_of(Item row) {
   if (const auto mask = row.files.find(options_.mask_column); mask != row.files.end())
     is_good &= check_mask(row, mask->second.front());
   if (!is_good) return {};
+  find_unseen(row);
   return cut(std::move(row));
 }
 
@@ -149,6 +150,21 @@ bool FileRules::check_frames(const Item& item) {
     is_good = false;
   }
   return is_good;
+}
+
+// What of the images beside the target the model does not see.
+void FileRules::find_unseen(const Item& item) {
+  for (const InputSpec& input : columns_.inputs()) {
+    const auto paths = item.files.find(input.name);
+    if (paths == item.files.end() || input.role != InputRole::kCondition) continue;
+    for (const std::string& path : paths->second) {
+      for (const auto& [what, instead] : inputs::unseen_of(input, file(path).info))
+        odd_.add("images that are not seen whole",
+                 place_of(item, std::string(input.name)) + ": " + files::display_path(path) + " " +
+                     std::string(what),
+                 std::string(instead));
+    }
+  }
 }
 
 void FileRules::find_odd_clip(const Item& item, const media::ClipInfo& clip) {

@@ -47,6 +47,7 @@ class FileRules {
   bool check_mask(const Item& item, const std::string& path);
   bool check_frames(const Item& item);
   std::vector<Item> cut(Item row);
+  void find_unseen(const Item& item);
   void find_odd_clip(const Item& item, const media::ClipInfo& clip);
 
   const DatasetOptions& options_;

@@ -8,6 +8,7 @@
 #include "atelier/named_inputs.h"
 
 #include "host/generate/sigma_schedule.h"
+#include "host/inputs/image_file.h"
 #include "host/inputs/parse.h"
 #include "host/inputs/read.h"
 #include "host/media/frame_rate.h"
@@ -35,22 +36,23 @@ std::vector<float> sigmas_of(const Settings& s, const ScheduleDefaults& schedule
 }
 
 // The inputs that are given; images and clips have the sizes of their files and no values, clips
-// the frames that are seen. Those that cannot be read are told when they are checked.
+// the frames that are seen. Files that cannot be read are told when they are checked.
 Inputs shapes_of(const Settings& s, const ModelFamily& family) {
   Inputs shapes = value_inputs(s, family);
   for (const InputSpec& input : family.inputs()) {
     const auto given = s.family_inputs.find(input.name);
     if (given == s.family_inputs.end() || !inputs::is_file(input.kind)) continue;
-    try {
-      const std::vector<std::string> paths = inputs::texts_of(*given);
-      InputValue shape = inputs::shapes_of(input, paths, std::nullopt);
-      if (inputs::is_clip(input.kind)) {
-        const auto frames = std::ssize(shown_frames(media::open_clip(paths.front())->info(), s));
-        shape = std::get<at::Tensor>(shape).narrow(1, 0, 1).expand({-1, frames, -1, -1});
-      }
-      shapes.insert_or_assign(std::string(input.name), std::move(shape));
-    } catch (const Error&) {
+    std::vector<std::string> paths = inputs::texts_of(*given);
+    std::erase_if(paths, [&](const std::string& path) {
+      return inputs::check_file(input.kind, path, /*decode_all=*/false).error.has_value();
+    });
+    if (paths.empty()) continue;
+    InputValue shape = inputs::shapes_of(input, paths, std::nullopt);
+    if (inputs::is_clip(input.kind)) {
+      const auto frames = std::ssize(shown_frames(media::open_clip(paths.front())->info(), s));
+      shape = std::get<at::Tensor>(shape).narrow(1, 0, 1).expand({-1, frames, -1, -1});
     }
+    shapes.insert_or_assign(std::string(input.name), std::move(shape));
   }
   return shapes;
 }
@@ -134,10 +136,10 @@ void fill_target(Settings& s, const model::LoadedModel& model) {
   if (const model::RangedDenoiser* denoiser = model.stages().first())
     preset = model.family().media_defaults(denoiser->part);
   if (!s.fps && preset.fps > 0) s.fps = preset.fps;
-  if (s.num_frames && s.height && s.width) return;
   const MediaTarget asked = {s.num_frames.value_or(0), s.height.value_or(0), s.width.value_or(0)};
   const Inputs shapes = shapes_of(s, model.family());
   const MediaTarget said = model.model().target(shapes, asked);
+  if (s.num_frames && s.height && s.width) return;
   if (const InputSpec* start = model::start_input(model.family().inputs());
       start != nullptr && inputs::is_clip(start->kind)) {
     if (const auto* clip = find_input<at::Tensor>(shapes, start->name))

@@ -44,7 +44,8 @@ int64_t largest_clip(int64_t frames, const LatentSpec& spec);
 
 // Fills frames, height, width and frame rate where the user left them open: as the input images
 // say, if the model goes by them (see Model::target), or the clip that sampling begins from; else
-// as the model is for. Reads headers of images and clips alone.
+// as the model is for. Reads headers of images and clips alone. Throws as Model::target, images
+// that the model cannot take among it.
 void fill_target(Settings& settings, const model::LoadedModel& model);
 
 // What the text encoder is given beside images.

@@ -6,6 +6,7 @@
 
 #include "formats/escape.h"
 #include "formats/utf8.h"
+#include "host/files/file_reader.h"
 #include "host/generate/request.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/solvers.h"
@@ -243,6 +244,24 @@ void check_settings(const Settings& s, const ModelFamily* family, const Origin& 
   check_schedule(s, family, variant, place, problems);
   check_mask(s, family, place, problems);
   check_files(s, family ? family->inputs() : std::span<const InputSpec>(), place, problems);
+}
+
+std::vector<std::string> odd_images(const Settings& s, const ModelFamily& family,
+                                    const Origin& place) {
+  std::vector<std::string> odd;
+  for (const InputSpec& input : family.inputs()) {
+    const auto given = s.family_inputs.find(input.name);
+    if (given == s.family_inputs.end() || input.kind != InputKind::kImage ||
+        input.role != InputRole::kCondition)
+      continue;
+    for (const std::string& path : inputs::texts_of(*given)) {
+      const auto file = inputs::check_file(input.kind, path, /*decode_all=*/false);
+      for (const auto& [what, instead] : inputs::unseen_of(input, file.info))
+        odd.push_back(place.of(input.name) + ": " + files::display_path(path) + " " +
+                      std::string(what) + "; " + std::string(instead));
+    }
+  }
+  return odd;
 }
 
 void check_sizes(const Settings& s, const ModelFamily& family, const LatentSpec& spec,

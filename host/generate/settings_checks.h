@@ -1,7 +1,9 @@
 // What is wrong with settings, found before any weight is read.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "atelier/model_family.h"
 
@@ -15,6 +17,11 @@ namespace atelier::generate {
 // null and `variant`, of the denoiser, empty where it is not known.
 void check_settings(const Settings& settings, const ModelFamily* family, const Origin& place,
                     report::Problems& problems, std::string_view variant = {});
+
+// What is odd and no mistake: images of which the model does not see all that is in their files.
+// One line each.
+std::vector<std::string> odd_images(const Settings& settings, const ModelFamily& family,
+                                    const Origin& place);
 
 // Frames, height and width: what the model takes, and what its schedule has noise levels for. Part
 // of check_against_model().

@@ -131,6 +131,17 @@ ImageFile check_file(InputKind kind, const std::string& path, bool decode_all) {
   return check(path, is_clip(kind) && media::looks_like_clip(path), decode_all);
 }
 
+std::vector<Unseen> unseen_of(const InputSpec& input, const media::ImageInfo& info) {
+  std::vector<Unseen> unseen;
+  if (input.kind != InputKind::kImage) return unseen;
+  if (info.is_animated)
+    unseen.push_back({info.format == "tiff" ? "has several pages" : "is an animation",
+                      info.format == "tiff" ? "the first is taken" : "its first frame is taken"});
+  if (info.has_alpha && input.channels == 3)
+    unseen.push_back({"may be transparent", "it is laid over white"});
+  return unseen;
+}
+
 std::vector<uint8_t> read_image_file(const std::string& path) {
   const FileReader file(path);
   return read_bytes(file, 0, file.size());

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "atelier/error.h"
@@ -33,6 +34,13 @@ bool has_shape_of(const media::ImageInfo& mask, const media::ImageInfo& image);
 // The same of the file of an input of that kind. Of inputs of clips it may be one: a video, an
 // animation, a folder of frames; with `decode_all` every frame is decoded.
 ImageFile check_file(InputKind kind, const std::string& path, bool decode_all);
+
+// Something of an image that an input does not see, and what it sees in its place: "is an
+// animation", "its first frame is taken".
+struct Unseen {
+  std::string_view what, instead;
+};
+std::vector<Unseen> unseen_of(const InputSpec& input, const media::ImageInfo& info);
 
 // The whole file. Throws Error naming it; named pipes and the like are refused.
 std::vector<uint8_t> read_image_file(const std::string& path);

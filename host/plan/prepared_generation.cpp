@@ -63,11 +63,15 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   problems.collect([&] {
     if (model_) generate::fill_target(job.settings, *model_);
   });
-  if (problems.size() > before) return;
+  const bool has_target = problems.size() == before;
   const std::string_view variant = model_ ? model_->stages().variant : std::string_view();
   generate::check_settings(job.settings, family(), job.place, problems, variant);
   generate::check_output(job.settings, job.place, problems);
-  if (!model_) return;
+  if (family() != nullptr) {
+    for (const std::string& odd : generate::odd_images(job.settings, *family(), job.place))
+      progress_.warn("warning: " + odd);
+  }
+  if (!model_ || !has_target) return;
   loras_->check(job.settings, job.place, problems);
   generate::check_against_model(job.settings, *family(), model_->model(), variant, job.place,
                                 problems);

@@ -6,11 +6,13 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/data/findings.h"
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
 #include "host/generate/sigma_schedule.h"
 #include "host/generate/text_lengths.h"
+#include "host/inputs/parse.h"
 #include "host/lora/lora_writer.h"
 #include "host/model/components.h"
 #include "host/model/encoder_check.h"
@@ -320,7 +322,28 @@ class Preparation {
           options, family_.inputs(), spec, problems_, check, model.stages().variant));
       for (const std::string& warning : dataset->warnings()) progress_.warn("warning: " + warning);
     });
+    if (dataset != nullptr && config_.stage != Stage::kTrain)
+      check_own_sizes(*dataset, model.model(), options);
     return dataset;
+  }
+
+  // Images that keep their own size may have one that the model cannot take.
+  void check_own_sizes(const data::Dataset& dataset, const Model& model,
+                       const data::DatasetOptions& options) {
+    const bool keep_sizes = std::ranges::any_of(dataset.inputs(), [](const InputSpec& input) {
+      return inputs::is_image(input.kind) && input.fit == InputFit::kAsIs;
+    });
+    if (!keep_sizes) return;
+    data::Findings errors(options.max_errors);
+    for (size_t i = 0; i < dataset.items().size(); ++i) {
+      const data::Item& item = dataset.items()[i];
+      try {
+        model.target(dataset.shapes(i), item.target);
+      } catch (const Error& error) {
+        errors.add("images that the model cannot take", error.at(item.place));
+      }
+    }
+    for (const Error& error : errors.list(options.dataset_metadata_path)) problems_.add(error);
   }
 
   // Whether what encodes the rows is there; training from a cache needs none of it.
