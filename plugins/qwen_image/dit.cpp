@@ -214,11 +214,11 @@ at::Tensor centered(int64_t length, const at::TensorOptions& options) {
   return at::arange(length, options) - (length - length / 2);
 }
 
-// Places along an axis of `length` for a picture that is stretched to it.
+// Places along an axis of `length` for a picture that is stretched to it, rounded down: computed on
+// the CPU, because devices differ in the last bit.
 at::Tensor stretched(int64_t count, int64_t length, const at::TensorOptions& options) {
-  const at::Tensor nearest =
-      at::linspace(0, static_cast<double>(length - 1), count, options).floor();
-  return nearest - (length - length / 2);
+  const at::Tensor places = at::linspace(0, static_cast<double>(length - 1), count, at::kFloat);
+  return places.floor().to(options.device()) - (length - length / 2);
 }
 
 }  // namespace

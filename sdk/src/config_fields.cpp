@@ -90,8 +90,9 @@ ConfigFields& ConfigFields::rope_of_transformers() {
     fixed(home, {nullptr});
     fixed(home + ".rope_type", {"default", "mrope"});
     fixed(home + ".type", {"default", "mrope"});
-    // Which channels turn with which of three positions; those of text are all the same.
-    ignored({home + ".mrope_section"});
+    // Which channels turn with which of three positions; those of text are all the same, and a
+    // family that sees pictures says beforehand that it reads it.
+    if (!find(home + ".mrope_section")) ignored({home + ".mrope_section"});
     rows_.push_back({.name = home + ".rope_theta", .use = ConfigField::Use::kRead});
   }
   return *this;

@@ -41,9 +41,33 @@ def size_of_area(area, picture):
     return round(width / 32) * 32, round(width / ratio / 32) * 32
 
 
-def shown(picture):
-    """The picture as the pipelines of several pictures show it to the vision tower."""
-    return picture.resize(size_of_area(384 * 384, picture), Image.Resampling.LANCZOS)
+def shown(picture, area=384 * 384):
+    """The picture as the pipelines show it to the vision tower; the preset is that of several."""
+    return picture.resize(size_of_area(area, picture), Image.Resampling.LANCZOS)
+
+
+def stretch_references(transformer):
+    """References take their places from the image's, as DiffSynth-Studio's pipeline has it with
+    `edit_rope_interpolation`; those of its size have them anyway."""
+    rope = transformer.pos_embed
+    plain = rope.forward
+
+    def forward(video_fhw, **given):
+        places, text = plain(video_fhw, **given)
+        sizes = [(height, width) for _, height, width in video_fhw[0]]
+        first, *others = places.split([height * width for height, width in sizes])
+        frames = rope.axes_dim[0] // 2
+        stretched = [first]
+        for size, own in zip(sizes[1:], others):
+            if size != sizes[0]:
+                rows, columns = (torch.linspace(0, whole - 1, part).long()
+                                 for whole, part in zip(sizes[0], size))
+                grid = first.view(*sizes[0], -1)[rows][:, columns].flatten(0, 1)
+                own = torch.cat([own[:, :frames], grid[:, frames:]], 1)
+            stretched.append(own)
+        return torch.cat(stretched), text
+
+    rope.forward = forward
 
 
 class Processor:

@@ -6,10 +6,12 @@ import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import numpy as np
 import torch
 from diffusers import QwenImagePipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL import Image
 from transformers import AutoTokenizer
 
@@ -43,19 +45,26 @@ class Models(unittest.TestCase):
 
 class VisionTest(Models):
 
-    def patches(self, picture):
-        return atelier.probe("vision_tower", self.tiny.model / "text_encoder",
-                             {"image": pixels(picture)})
+    def check_pixels(self, size, area, *paths):
+        noise = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
+        picture = Image.fromarray(noise)
+        expected = edit_models.image_processor()(images=[shown(picture, area)],
+                                                 return_tensors="pt")
+        got = atelier.probe("vision_tower", [self.tiny.model / "text_encoder", *paths],
+                            {"image": pixels(picture)})
+        self.assertTrue(torch.equal(got["grid"], expected["image_grid_thw"]))
+        self.assertTrue(torch.equal(got["pixel_values"], expected["pixel_values"]))
 
     def test_pictures_become_the_same_pixels(self):
-        processor = edit_models.image_processor()
-        for height, width in SIZES:
-            with self.subTest(height=height, width=width):
-                noise = np.random.default_rng(3).integers(0, 256, (height, width, 3), np.uint8)
-                expected = processor(images=[shown(Image.fromarray(noise))], return_tensors="pt")
-                got = self.patches(Image.fromarray(noise))
-                self.assertTrue(torch.equal(got["grid"], expected["image_grid_thw"]))
-                self.assertTrue(torch.equal(got["pixel_values"], expected["pixel_values"]))
+        for size in SIZES:
+            with self.subTest(size):
+                self.check_pixels(size, 384 * 384)
+
+    def test_one_picture_is_shown_in_the_size_that_the_vae_encodes(self):
+        folder = self.models.variant("Qwen-Image-Edit")
+        for size in [(333, 517), (90, 1700)]:
+            with self.subTest(size):
+                self.check_pixels(size, 1024 * 1024, folder / "transformer")
 
     def inputs(self, sizes=((300, 400), (250, 130))):
         images = [shown(smooth_picture(*size, seed)) for seed, size in enumerate(sizes)]
@@ -70,8 +79,7 @@ class VisionTest(Models):
         gradients = references.gradients(
             expected, {"pixel_values": leaf},
             {"visual." + name: value for name, value in tower.named_parameters()})
-        for folder, prefix in ((self.tiny.model / "text_encoder", ""),
-                               (self.tiny.root / "text_encoder_memory", "model.")):
+        for folder in (self.tiny.model / "text_encoder", self.tiny.root / "text_encoder_memory"):
             with self.subTest(folder.name):
                 got = atelier.probe("vision_tower", folder, {"pixel_values": values, "grid": grid},
                                     gradients=True, trainable="*")
@@ -141,8 +149,10 @@ class EditDitTest(Models):
 
     SIZES = [(6, 10), (8, 4), (2, 14)]  # of references, in latent cells
 
-    def check(self, name, folder, count, batch=2, gradients=False):
+    def check(self, name, folder, count, batch=2, gradients=False, stretches=False):
         transformer = self.models.pipeline(folder).transformer
+        if stretches:
+            edit_models.stretch_references(transformer)
         generator = torch.Generator().manual_seed(7)
 
         def draw(*shape):
@@ -168,6 +178,8 @@ class EditDitTest(Models):
                              img_shapes=[shapes] * batch,
                              return_dict=False)[0][:, :packed[0].shape[1]]
         output = QwenImagePipeline._unpack_latents(tokens, 64, 48, 8)
+        if stretches:
+            inputs["stretched_places"] = torch.ones(batch, 1)
         got = atelier.probe("dit", folder / "transformer", inputs, gradients=gradients,
                             trainable="*" if gradients else None)
         compare.assert_close(name, got["velocity"], output)
@@ -182,6 +194,10 @@ class EditDitTest(Models):
             with self.subTest(count):
                 self.check(f"denoiser, {count} references", folder, count, gradients=True)
 
+    def test_references_may_be_stretched_to_the_image(self):
+        folder = self.models.variant("Qwen-Image-Edit")
+        self.check("denoiser, stretched references", folder, 3, stretches=True)
+
     def test_clean_references_have_a_level_of_their_own(self):
         folder = self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
         self.check("denoiser, clean references", folder, 2, gradients=True)
@@ -191,15 +207,18 @@ class EditPipelineTest(Models):
 
     PROMPT, NEGATIVE = "Turn the cat of picture 1 blue, 超清", "blurry, 低画质"
 
-    def check(self, name, folder, pictures, height=None, width=None, cfg=3.0, steps=2):
+    def check(self, name, folder, pictures, height=None, width=None, cfg=3.0, stretches=False,
+              **more):
         pipeline = self.models.pipeline(folder)
+        if stretches:
+            edit_models.stretch_references(pipeline.transformer)
         own = edit_models.size_of_area(1024 * 1024, pictures[-1])
         shape = (height or own[1], width or own[0])
         latents = torch.randn((1, 16, 1, shape[0] // 8, shape[1] // 8),
                               generator=torch.Generator().manual_seed(9))
         expected = pipeline(image=pictures if len(pictures) > 1 else pictures[0],
                             prompt=self.PROMPT, negative_prompt=self.NEGATIVE, true_cfg_scale=cfg,
-                            height=height, width=width, num_inference_steps=steps,
+                            height=height, width=width, num_inference_steps=2,
                             latents=references.pack(latents), output_type="np").images
         expected = [(image * 255).round().astype(np.uint8) for image in expected]
         files = []
@@ -207,7 +226,8 @@ class EditPipelineTest(Models):
             files.append(pathlib.Path(self.holder.name) / f"{folder.name}_{number}.png")
             picture.save(files[-1])
         flags = dict(prompt=self.PROMPT, negative_prompt=self.NEGATIVE, cfg_scale=cfg, seed=0,
-                     num_inference_steps=steps, dtype="float32", edit_image=files)
+                     num_inference_steps=2, dtype="float32", edit_image=files)
+        flags |= more
         if height:
             flags |= dict(height=height, width=width)
         got = atelier.generate(folder, latents, **flags)
@@ -222,9 +242,27 @@ class EditPipelineTest(Models):
         pictures = [smooth_picture(333, 517, 2), smooth_picture(700, 200, 3)]
         self.check("edit, two pictures", folder, pictures, 96, 64)
 
+    def test_three_pictures_of_extreme_shapes_are_changed_together(self):
+        folder = self.models.variant("FireRed-Image-Edit-1.0")
+        pictures = [smooth_picture(60, 900, 5), smooth_picture(7, 9, 6), smooth_picture(500, 41, 7)]
+        self.check("edit, three pictures", folder, pictures, 64, 64, cfg=1)
+
+    def test_a_picture_may_keep_its_size_and_be_stretched(self):
+        folder = self.models.variant("Qwen-Image-Edit-2509-Lowres")
+        picture = smooth_picture(96, 160, 8)
+
+        def own_size(area, ratio):
+            return picture.size if area == 1024 * 1024 else plain(area, ratio)
+
+        plain = pipeline_qwenimage_edit_plus.calculate_dimensions
+        with mock.patch.object(pipeline_qwenimage_edit_plus, "calculate_dimensions", own_size):
+            self.check("edit, a picture in its own size", folder, [picture], 192, 224, cfg=1,
+                       stretches=True, edit_image_auto_resize="false",
+                       edit_rope_interpolation=True)
+
     def test_the_image_is_as_large_as_the_last_picture(self):
         folder = self.models.variant("Qwen-Image-Edit-2511", zero_cond_t=True)
-        self.check("edit, clean references", folder, [smooth_picture(40, 90, 4)], steps=1, cfg=1)
+        self.check("edit, clean references", folder, [smooth_picture(40, 90, 4)], cfg=1)
 
 
 if __name__ == "__main__":
