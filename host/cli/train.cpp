@@ -1,4 +1,5 @@
 // atelier train: LoRA and full training.
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <sstream>
@@ -81,6 +82,13 @@ distributed::Facts facts_of(const train::PreparedRun& run) {
   return facts;
 }
 
+// Whether this is not the first rank, and all of them have made the same mistakes.
+bool is_said_by_first(Group& group, const std::optional<Error>& mistakes) {
+  const std::vector<std::string> said = group.say(mistakes ? mistakes->message() : "");
+  return mistakes && !group.is_first() &&
+         std::ranges::all_of(said, [&](const std::string& text) { return text == said.front(); });
+}
+
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
   train::share_batch(request.config, group.size(), problems);
@@ -88,14 +96,22 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   progress::Progress progress(shown);
-  plan::PreparedTraining prepared = prepare_training(std::move(request), progress, problems);
+  std::optional<plan::PreparedTraining> prepared;
+  std::optional<Error> mistakes;
+  try {
+    prepared.emplace(prepare_training(std::move(request), progress, problems));
+  } catch (const Error& error) {
+    mistakes = error;
+  }
+  if (is_said_by_first(group, mistakes)) return exit_code(mistakes->code());
+  if (mistakes) throw Error(*mistakes);
   if (group.size() > 1) {
     group.set_place("comparing");
-    distributed::require_same(group, facts_of(prepared.run));
-    distributed::require_shared_folder(group, prepared.run.config.output.output_path);
+    distributed::require_same(group, facts_of(prepared->run));
+    distributed::require_shared_folder(group, prepared->run.config.output.output_path);
     group.set_place("");
   }
-  return train(prepared, progress, group);
+  return train(*prepared, progress, group);
 }
 
 // Each process of a machine has a GPU of its own as long as there are enough.

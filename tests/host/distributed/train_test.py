@@ -176,6 +176,11 @@ class DistributedTrainTest(unittest.TestCase):
                 self.assertRegex(said, rf"step \d+, .*rank {rank} \(.*\) is lost")
                 (self.dir / "run/loss.csv").unlink()
 
+    def test_mistakes_that_all_ranks_make_are_said_once(self):
+        self.train(2, expect=2, lora_base_model="dit", lora_target_modules="nothing_like_that")
+        self.assertEqual(self.said.count("error: "), 1, self.said)
+        self.assertEqual(self.said.count("nothing_like_that"), 1, self.said)
+
     def test_different_runs_are_refused_before_weights_are_read(self):
         script = self.dir / "one_differs.sh"
         words = self.line(1, **LORA)
