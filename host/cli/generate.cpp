@@ -12,6 +12,7 @@
 #include "host/cli/family.h"
 #include "host/cli/generate_flags.h"
 #include "host/cli/plan.h"
+#include "host/cli/ranks.h"
 #include "host/files/file_reader.h"
 #include "host/generate/session.h"
 #include "host/model/model_flags.h"
@@ -138,8 +139,19 @@ void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
   if (StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 
+// Those that this process makes: several processes take the jobs of a file in turn.
+std::vector<Job> share_of(const std::vector<Job>& jobs, const distributed::Ranks& ranks) {
+  std::vector<Job> share;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (static_cast<int>(i % static_cast<size_t>(ranks.size)) == ranks.rank)
+      share.push_back(jobs[i]);
+  }
+  return share;
+}
+
 // Makes what was asked for. Returns the exit code.
-int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationRequest& request) {
+int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationRequest& request,
+             const distributed::Ranks& ranks) {
   if (!request.keeps_components) {
     JobResult result;
     session.run(request.jobs.front().settings, result);
@@ -152,14 +164,15 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
   if (request.expects_jobs) {
     run_stdin(runner, prepared, request.base);
   } else {
-    if (!session.keeps_all()) session.encode_ahead(request.jobs);
-    for (const Job& job : request.jobs) runner.run(job);
+    const std::vector<Job> jobs = share_of(request.jobs, ranks);
+    if (!session.keeps_all() && !jobs.empty()) session.encode_ahead(jobs);
+    for (const Job& job : jobs) runner.run(job);
   }
   return runner.exit_code();
 }
 
 int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
-                const GenerateFlags& own, Progress& progress) {
+                const GenerateFlags& own, const distributed::Ranks& ranks, Progress& progress) {
   prepared.follow_plan();
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
@@ -171,7 +184,7 @@ int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
   options.is_cancelled = StopSignals::is_requested;
   options.timeline = timeline ? &*timeline : nullptr;
   Session session(model, prepared.loras(), *request.plugin, options, progress);
-  const int code = run_jobs(session, prepared, request);
+  const int code = run_jobs(session, prepared, request, ranks);
   for (const std::string& line : model.streaming_report()) progress.note(line);
   if (prepared.planned()) plan::note_measured(*prepared.planned(), model, progress);
   if (timeline) {
@@ -191,12 +204,17 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   generate_table(given.own, family).read(given.parsed, problems);
   Progress progress(progress::stderr_options(given.own.quiet));
   flags::apply(given.own.process);
-  const GenerationRequest request = read_request(given, plugin, only, problems);
+  GenerationRequest request = read_request(given, plugin, only, problems);
+  distributed::Ranks ranks;  // alone, unless there are jobs to share
+  if (only == nullptr && request.keeps_components && !request.expects_jobs) {
+    ranks = distributed::find_ranks(distributed::process_environment());
+    if (request.load) choose_gpu(request.load->device, ranks);
+  }
   PreparedGeneration prepared(request, progress, problems);
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  return make_images(prepared, prepared.request(), given.own, progress);
+  return make_images(prepared, prepared.request(), given.own, ranks, progress);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
 #include "host/cli/plan.h"
+#include "host/cli/ranks.h"
 #include "host/device/cuda.h"
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
@@ -112,13 +113,6 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
     group.set_place("");
   }
   return train(*prepared, progress, group);
-}
-
-// Each process of a machine has a GPU of its own as long as there are enough.
-void choose_gpu(std::string& device, const distributed::Ranks& ranks) {
-  if (ranks.is_alone() || (device != "auto" && device != "cuda")) return;
-  const int gpus = device::open_cuda().device_count;
-  if (gpus > 0) device = "cuda:" + std::to_string(ranks.local_rank % gpus);
 }
 
 int train_with_others(plan::TrainingRequest request, report::Problems& problems) {

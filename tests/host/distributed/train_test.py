@@ -1,4 +1,4 @@
-"""`atelier launch -- train` on the tiny example model: ranks over Gloo against one process."""
+"""`atelier launch` on the tiny example model: ranks over Gloo against one process."""
 
 import json
 import os
@@ -137,6 +137,24 @@ class DistributedTrainTest(unittest.TestCase):
         one, two = validated(self.train(1, **flags)), validated(self.train(2, **flags))
         self.assertEqual(len(one), len(two))
         self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, two)))
+
+    def test_jobs_of_a_prompts_file_are_shared_out(self):
+        jobs = [{"prompt": f"number {i}", "seed": i} for i in range(3)]
+        images = []
+        for ranks in (1, 2):
+            folder = self.dir / f"images_{ranks}"
+            folder.mkdir()
+            (folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, jobs)))
+            line = program.command("generate", plugin="qwen_image", model_paths=json.dumps([str(self.model)]),
+                                   device="cpu", threads=1, height=64, width=64, num_inference_steps=2,
+                                   prompts_file="jobs.jsonl")
+            if ranks > 1:
+                line[1:1] = ["launch", "--nproc_per_node", str(ranks), "--"]
+            told = program.run_line(line, code=0, cwd=folder).stdout.splitlines()
+            self.assertEqual(sorted(json.loads(job)["line"] for job in told), [1, 2, 3])
+            images.append({path.name: path.read_bytes() for path in folder.glob("*.png")})
+        self.assertEqual(len(images[0]), 3)
+        self.assertTrue(images[0] == images[1])
 
     def start(self, ranks, **flags):
         line = self.line(ranks, max_train_steps=100000, save_steps=100000, **LORA, **flags)
