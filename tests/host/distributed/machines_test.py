@@ -1,0 +1,82 @@
+"""Ranks on two machines, for which two network namespaces stand, and what they do when the network between them goes away.
+
+    machines_test.py GROUP_TOOL
+
+Needs root and `ip`; skipped without them.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
+PROMISE = 30  # seconds after which the others have ended
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+
+def allowance():
+    """Seconds that a promise is exceeded by where more programs run than there are cores."""
+    return 3 * max(0, os.getloadavg()[0] / os.cpu_count() - 1)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class MachinesTest(unittest.TestCase):
+
+    def setUp(self):
+        self.names = [f"atelier{os.getpid()}{end}" for end in "ab"]
+        for name in self.names:
+            ip("netns", "add", name)
+            self.addCleanup(ip, "netns", "del", name)
+        ip("link", "add", "ranks0", "netns", self.names[0], "type", "veth", "peer", "name", "ranks0", "netns",
+           self.names[1])
+        for name, address in zip(self.names, ADDRESSES):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "ranks0")
+            ip("-n", name, "link", "set", "ranks0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+
+    def start(self, rank):
+        """Two ranks, each alone on its machine, that exchange until one has waited at step 5 for a minute."""
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[rank], TOOL, "rank", "sleep", "1"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+                                        "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500",
+                                        "GLOO_SOCKET_IFNAME": "ranks0", "OMP_NUM_THREADS": "1"})
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def run_until(self, event):
+        """Rank 0 waits at step 5 for rank 1 when `event` happens to that. Returns what it says at its end."""
+        ranks = [self.start(rank) for rank in range(2)]
+        self.assertIn("event", "".join(line for line in [ranks[1].stdout.readline(), ranks[1].stdout.readline()]))
+        begin = time.monotonic()
+        event(ranks[1])
+        _, said = ranks[0].communicate(timeout=120)
+        self.assertLess(time.monotonic() - begin, PROMISE + allowance(), said)
+        self.assertEqual(ranks[0].returncode, 6, said)
+        return said
+
+    def test_a_machine_that_goes_away_is_named(self):
+        said = self.run_until(lambda rank: ip("-n", self.names[1], "link", "set", "ranks0", "down"))
+        self.assertRegex(said, r"step 5, all-reduce of 1000 Float: rank 1 \(.*\) is lost \(no sign of life")
+
+    def test_a_process_that_dies_on_another_machine_is_named(self):
+        said = self.run_until(lambda rank: rank.send_signal(signal.SIGKILL))
+        self.assertRegex(said, r"step 5, all-reduce of 1000 Float: rank 1 \(.*\) is lost")
+
+
+if __name__ == "__main__":
+    try:
+        ip("netns", "add", f"atelier{os.getpid()}")
+        ip("netns", "del", f"atelier{os.getpid()}")
+    except (OSError, subprocess.CalledProcessError):
+        print("no network namespaces can be made here: not run")
+        sys.exit(77)
+    unittest.main()
