@@ -115,17 +115,27 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   return train(*prepared, progress, group);
 }
 
+// The GPU of this process whose tensors NCCL sends; nullopt: Gloo sends everything.
+std::optional<int> gpu_of_nccl(const train::Config& config) {
+  const std::string& device = config.model.device;
+  if (config.dist_backend == "gloo") return std::nullopt;
+  if (device.starts_with("cuda:")) return device::choose(device).index();
+  if (config.dist_backend == "nccl")
+    throw Error(ErrorCode::kInvalidArgument,
+                "--dist_backend nccl sends what GPUs hold, and --device is " + device,
+                "use --dist_backend gloo");
+  return std::nullopt;
+}
+
 int train_with_others(plan::TrainingRequest request, report::Problems& problems) {
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
   choose_gpu(request.config.model.device, ranks);
-  const auto group =
-      Group::meet(ranks, {.exchange = std::chrono::seconds(request.config.dist_timeout)});
-  try {
-    return train_with(*group, std::move(request), problems);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kPeerLost) group->give_up(error.message());
-    throw;
-  }
+  const distributed::GroupOptions options = {
+      .exchange = std::chrono::seconds(request.config.dist_timeout),
+      .gpu = ranks.is_alone() ? std::nullopt : gpu_of_nccl(request.config)};
+  return distributed::run_with_others(ranks, options, [&](Group& group) {
+    return train_with(group, std::move(request), problems);
+  });
 }
 
 int plan_only(plan::TrainingRequest request, const PlanOnly& only, report::Problems& problems) {

@@ -1,5 +1,6 @@
 #include "host/device/cuda.h"
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <dlfcn.h>
@@ -44,6 +45,7 @@ std::string backend_path() {
 
 // What libatelier_cuda.so does for the program.
 struct Backend {
+  void* library = nullptr;
   using Open = const char* (*)();
   using LimitMemory = const char* (*)(int device, int64_t bytes);
   Open open = nullptr;
@@ -101,7 +103,7 @@ CudaStatus probe() {
     status.remedy = kReinstall;
     return status;
   }
-  backend() = {reinterpret_cast<Backend::Open>(dlsym(library, "atelier_cuda_open")),
+  backend() = {library, reinterpret_cast<Backend::Open>(dlsym(library, "atelier_cuda_open")),
                reinterpret_cast<Backend::LimitMemory>(dlsym(library, "atelier_cuda_limit_memory"))};
   const bool is_whole = backend().open != nullptr && backend().limit_memory != nullptr;
   const char* problem = is_whole ? backend().open() : "is not of this version of the program";
@@ -129,6 +131,36 @@ CudaStatus probe() {
 const CudaStatus& open_cuda() {
   static const CudaStatus status = probe();
   return status;
+}
+
+void* cuda_function(const char* name) {
+  void* const function = backend().library == nullptr ? nullptr : dlsym(backend().library, name);
+  if (function == nullptr)
+    throw Error(ErrorCode::kEnvironment, backend_path() + " lacks " + name, kReinstall);
+  return function;
+}
+
+std::string gpu_identity(int index) {
+  using GetDevice = int (*)(int*, int);
+  using GetUuid = int (*)(unsigned char*, int);
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  const auto find = [&](const char* name) {
+    return driver == nullptr ? nullptr : dlsym(driver, name);
+  };
+  const auto get_device = reinterpret_cast<GetDevice>(find("cuDeviceGet"));
+  const auto get_uuid = reinterpret_cast<GetUuid>(find("cuDeviceGetUuid_v2"));
+  int device = 0;
+  std::array<unsigned char, 16> uuid = {};
+  if (get_device == nullptr || get_uuid == nullptr || get_device(&device, index) != 0 ||
+      get_uuid(uuid.data(), device) != 0)
+    throw Error(ErrorCode::kEnvironment,
+                "GPU " + std::to_string(index) + " does not say which one it is");
+  std::string text = "GPU-";
+  for (const unsigned char byte : uuid) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
 }
 
 void limit_memory(at::Device device, int64_t bytes) {

@@ -22,6 +22,13 @@ struct CudaStatus {
 // first thing in main(): LibTorch asks for its CUDA hooks once and remembers the answer.
 const CudaStatus& open_cuda();
 
+// A function of libatelier_cuda.so by its name. Throws Error{kEnvironment} where the library is not
+// open or has none.
+void* cuda_function(const char* name);
+
+// What tells a GPU from every other one, whichever of them this process sees.
+std::string gpu_identity(int index);
+
 // From now on LibTorch takes no more than `bytes` of a GPU's memory: beyond that it is out of
 // memory. Does nothing for other devices.
 void limit_memory(at::Device device, int64_t bytes);

@@ -125,7 +125,7 @@ void GradientSums::send(const Bucket& bucket, Chosen&& is_chosen) {
     has_[place] = leaf.grad().defined() ? 1 : 0;
     if (has_[place] != 0) part.copy_(leaf.grad());
   }
-  sending.host = sending.values.cpu();
+  sending.host = group_.sends(sending.values.device()) ? sending.values : sending.values.cpu();
   sending.sent = group_.all_reduce(sending.host);
   under_way_.push_back(std::move(sending));
 }
@@ -177,6 +177,7 @@ Tensor GradientSums::finish(const Tensor& loss) {
   for (const Bucket& bucket : buckets_)
     send(bucket, [&](size_t place) { return expected_[place] == 0 && values[place] > 0; });
   settle(0);
+  group_.compare();
   for (size_t place = 0; place < leaves_.size(); ++place) {
     if (values[place] == 0) Tensor(leaves_[place]).mutable_grad() = Tensor();
     expected_[place] = values[place] > 0 ? 1 : 0;

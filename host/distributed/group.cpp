@@ -8,6 +8,8 @@
 
 #include "atelier/error.h"
 
+#include "host/device/cuda.h"
+#include "host/distributed/handshake.h"
 #include "host/distributed/pace.h"
 #include "host/distributed/peers.h"
 
@@ -17,8 +19,8 @@ using std::chrono::milliseconds;
 
 struct Group::State {
   Ranks ranks;
-  std::unique_ptr<Peers> peers;  // null: there are none
-  c10::intrusive_ptr<c10d::Backend> backend;
+  std::unique_ptr<Peers> peers;                  // null: there are none
+  c10::intrusive_ptr<c10d::Backend> gloo, nccl;  // nccl: null without a GPU
   GroupOptions options;
   Pace pace;
   std::string place;
@@ -26,6 +28,12 @@ struct Group::State {
 
   void note(const std::string& exchange) const {
     peers->note(place.empty() ? exchange : place + ", " + exchange);
+  }
+  milliseconds first_limit() const {
+    return options.exchange.count() > 0 ? options.exchange : options.meeting;
+  }
+  c10d::Backend& backend_of(const at::Tensor& tensor) const {
+    return tensor.is_cuda() ? *nccl : *gloo;
   }
   template <typename F>
   Ticket exchange(const char* what, const at::Tensor& sent, F&& begin);
@@ -68,10 +76,9 @@ std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& optio
   if (!ranks.is_alone()) {
     state->peers = std::make_unique<Peers>(ranks, options.meeting);
     state->note("meeting");
-    const bool is_fixed = options.exchange.count() > 0;
-    state->backend = with_peers(*state->peers, [&] {
+    state->gloo = with_peers(*state->peers, [&] {
       const auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", state->peers->store());
-      return open_gloo(store, ranks, is_fixed ? options.exchange : options.meeting);
+      return open_gloo(store, ranks, state->first_limit());
     });
   }
   return std::shared_ptr<Group>(new Group(std::move(state)));
@@ -100,7 +107,27 @@ void Group::begin_step(int64_t step) {
   set_place("step " + std::to_string(step));
   if (ranks().is_alone() || state_->options.exchange.count() > 0) return;
   state_->pace.begin_step(std::chrono::steady_clock::now());
-  if (const auto limit = state_->pace.limit()) state_->backend->setTimeout(*limit);
+  const auto limit = state_->pace.limit();
+  if (!limit) return;
+  state_->gloo->setTimeout(*limit);
+  if (state_->nccl) state_->nccl->setTimeout(*limit);
+}
+
+bool Group::sends(at::Device device) const {
+  return device.is_cpu() || (device.is_cuda() && state_->nccl != nullptr);
+}
+
+void Group::open_nccl(int gpu) {
+  require_own_gpus(*this, device::gpu_identity(gpu));
+  state_->note("meeting of GPUs");
+  using Open = void (*)(const c10::intrusive_ptr<c10d::Store>&, int, int, int, milliseconds,
+                        c10::intrusive_ptr<c10d::Backend>&);
+  const auto open = reinterpret_cast<Open>(device::cuda_function("atelier_cuda_open_nccl"));
+  with_peers(*state_->peers, [&] {
+    const c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::PrefixStore>("nccl", state_->peers->store());
+    open(store, rank(), size(), gpu, state_->first_limit(), state_->nccl);
+  });
 }
 
 // Begins an exchange, and waits for it in the ticket, which does not outlive the group.
@@ -117,7 +144,7 @@ Ticket Group::all_reduce(const at::Tensor& value) {
   state_->bytes_sent += 2 * static_cast<int64_t>(value.nbytes()) * (size() - 1) / size();
   return state_->exchange("all-reduce", value, [&] {
     std::vector<at::Tensor> values = {value};
-    return state_->backend->allreduce(values);
+    return state_->backend_of(value).allreduce(values);
   });
 }
 
@@ -129,7 +156,7 @@ Ticket Group::broadcast(const at::Tensor& value, int root) {
     std::vector<at::Tensor> values = {value};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    return state_->backend->broadcast(values, options);
+    return state_->backend_of(value).broadcast(values, options);
   });
 }
 
@@ -141,7 +168,7 @@ Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part) {
   state_->bytes_sent += static_cast<int64_t>(part.nbytes()) * (size() - 1);
   at::Tensor out = whole.view(-1), in = part.view(-1);
   return state_->exchange("all-gather", in,
-                          [&] { return state_->backend->_allgather_base(out, in); });
+                          [&] { return state_->backend_of(in)._allgather_base(out, in); });
 }
 
 Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
@@ -153,16 +180,22 @@ Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
   at::Tensor to = out.view(-1), from = in.view(-1);
   return state_->exchange("all-to-all", from, [&] {
     std::vector<int64_t> equal;  // none: parts of one size
-    return state_->backend->alltoall_base(to, from, equal, equal);
+    return state_->backend_of(from).alltoall_base(to, from, equal, equal);
   });
 }
 
-// Gloo's own is an all-reduce of the whole: it sends twice as much.
 Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
   if (ranks().is_alone()) {
     part.view(-1).copy_(whole.view(-1));
     return {};
   }
+  if (whole.is_cuda()) {
+    state_->bytes_sent += static_cast<int64_t>(part.nbytes()) * (size() - 1);
+    at::Tensor out = part.view(-1), in = whole.view(-1);
+    return state_->exchange("reduce-scatter", in,
+                            [&] { return state_->nccl->_reduce_scatter_base(out, in); });
+  }
+  // Gloo's own is an all-reduce of the whole: it sends twice as much.
   const at::Tensor parts = at::empty({size(), part.numel()}, whole.options());
   auto arrived = std::make_shared<Ticket>(all_to_all(parts, whole));
   return Ticket([arrived, parts, part] {
@@ -200,6 +233,7 @@ int run_with_others(const Ranks& ranks, const GroupOptions& options,
                     const std::function<int(Group&)>& work) {
   const std::shared_ptr<Group> group = Group::meet(ranks, options);
   try {
+    if (options.gpu && !ranks.is_alone()) group->open_nccl(*options.gpu);
     return work(*group);
   } catch (const Error& error) {
     const bool is_shared = error.tag() == kSaidByFirst;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,13 +37,15 @@ struct GroupOptions {
   // That one exchange may take; 0: as long as 20 steps and a minute at least, and before the first
   // step has ended as long as the meeting.
   std::chrono::milliseconds exchange{0};
+  // This rank's GPU, whose tensors NCCL sends; nullopt: Gloo alone sends.
+  std::optional<int> gpu = std::nullopt;
 };
 
 class Peers;
 
-// All ranks of a group make the same calls in the same order. Tensors are contiguous, in host
-// memory and of the same shape and dtype on all ranks. What fails is Error{kPeerLost}, which names
-// the place, the exchange and the ranks that are lost, or Error{kInternal} where ranks made
+// All ranks of a group make the same calls in the same order. Tensors are contiguous, on a device
+// that sends(), and of the same shape and dtype on all ranks. What fails is Error{kPeerLost}, which
+// names the place, the exchange and the ranks that are lost, or Error{kInternal} where ranks made
 // different calls, which a call that waits or compare() finds. Not thread-safe.
 class Group {
  public:
@@ -58,6 +61,9 @@ class Group {
   bool is_first() const { return ranks().is_first(); }
   std::string name_of(int rank) const;  // "rank 2 (node7)"
 
+  // Whether tensors of this device are sent from where they lie: of host memory they always are.
+  bool sends(at::Device device) const;
+
   // Where the run is, for errors: "comparing", "step 5". Steps are also how time is measured.
   void set_place(std::string place);
   void begin_step(int64_t step);
@@ -68,8 +74,8 @@ class Group {
   Ticket broadcast(const at::Tensor& value, int root);
   // `whole` becomes the parts of all ranks, one after the other: size() times as many elements.
   Ticket all_gather(const at::Tensor& whole, const at::Tensor& part);
-  // `part` becomes this rank's part of the sum of all ranks' `whole`, which are added in the order
-  // of the ranks.
+  // `part` becomes this rank's part of the sum of all ranks' `whole`, which in host memory are
+  // added in the order of the ranks.
   Ticket reduce_scatter(const at::Tensor& part, const at::Tensor& whole);
   // Part r of `in` goes to rank r, whose part comes to the place of its rank in `out`.
   Ticket all_to_all(const at::Tensor& out, const at::Tensor& in);
@@ -92,6 +98,8 @@ class Group {
  private:
   struct State;
   explicit Group(std::unique_ptr<State> state);
+  friend int run_with_others(const Ranks&, const GroupOptions&, const std::function<int(Group&)>&);
+  void open_nccl(int gpu);
   std::unique_ptr<State> state_;
 };
 

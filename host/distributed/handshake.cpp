@@ -76,4 +76,22 @@ void require_shared_folder(Group& group, const std::string& folder) {
               std::string(kSaidByFirst));
 }
 
+void require_own_gpus(Group& group, const std::string& gpu) {
+  const std::vector<std::string> said = group.say(gpu);
+  std::map<std::string, std::string> ranks_of;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    std::string& ranks = ranks_of[said[static_cast<size_t>(rank)]];
+    ranks += (ranks.empty() ? "" : ", ") + group.name_of(rank);
+  }
+  std::string shared;
+  for (const auto& [name, ranks] : ranks_of) {
+    if (ranks.find(", ") != std::string::npos)
+      shared += (shared.empty() ? "" : "\n") + name + " is shared by " + ranks;
+  }
+  if (shared.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument, shared,
+              "NCCL needs a GPU for each: start fewer, or --dist_backend gloo",
+              std::string(kSaidByFirst));
+}
+
 }  // namespace atelier::distributed

@@ -20,4 +20,8 @@ void require_same(Group& group, const Facts& facts);
 // is not there, is not the one of rank 0. Its tag is kSaidByFirst.
 void require_shared_folder(Group& group, const std::string& folder);
 
+// Throws Error{kInvalidArgument} that names the ranks which share a GPU, which NCCL refuses. `gpu`:
+// what tells this rank's from all others. Its tag is kSaidByFirst.
+void require_own_gpus(Group& group, const std::string& gpu);
+
 }  // namespace atelier::distributed

@@ -97,7 +97,8 @@ struct Config {
   data::DatasetOptions dataset;
   data::OrderOptions order;  // with batch_size, accumulation, repeat; seed is `seed`
   int dataset_num_workers = 2;
-  int dist_timeout = 600;  // seconds that one exchange between processes may take
+  int dist_timeout = 0;  // seconds that one exchange between processes may take; 0: by the steps
+  std::string dist_backend = "auto";
   std::string cache_path;  // OUTPUT_PATH/cache unless something else was given
   bool dry_run = false;    // of `atelier cache`: says what is wrong and what would be encoded
   // Samples of an optimizer step, whatever the number of processes; 0: those of one process times

@@ -74,9 +74,14 @@ void add_distributed(Table& table, Config& c) {
             .help = "0: each process holds all that is trained, and gradients are summed (DDP)",
             .preset = "0",
             .choices = {"0"}})
-      .number("dist_timeout", c.dist_timeout,
-              "seconds that one exchange between processes may take before the run ends",
-              between(1, 86'400));
+      .choice("dist_backend", c.dist_backend,
+              {{"auto", "auto"}, {"nccl", "nccl"}, {"gloo", "gloo"}},
+              "what sends tensors of GPUs: nccl, or gloo through host memory; auto: nccl")
+      .number(
+          "dist_timeout", c.dist_timeout,
+          "seconds that one exchange between processes may take before the run ends; 0: as long "
+          "as 20 steps, and a minute at least",
+          between(0, 86'400));
 }
 
 // Optional texts that the family is trained with: what rows have that give none.

@@ -239,7 +239,7 @@ void Trainer::loop(progress::Step& bar) {
   data::Prefetcher<StepData> steps(config_.dataset_num_workers, depth, counters.step, total_steps_,
                                    [this](int64_t step) { return read_step(step); });
   while (counters.step < total_steps_ && !agreement_.should_leave()) {
-    if (parts_.group) parts_.group->set_place("step " + std::to_string(counters.step + 1));
+    if (parts_.group) parts_.group->begin_step(counters.step + 1);
     const StepData data = steps.next();
     waited_ = steps.waited();
     std::optional<StepResult> result = make_step(data);

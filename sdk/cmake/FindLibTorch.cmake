@@ -4,8 +4,9 @@
 # Input:   ATELIER_TORCH_DIR, a folder with include/ and lib/, or one that holds such a `torch` folder;
 #          empty: the wheel in .deps/venv of the source tree.
 # Targets: LibTorch::cpu   torch_cpu and c10
-#          LibTorch::cuda  where libtorch_cuda.so and the CUDA runtime's headers are found
-# Sets:    LIBTORCH_ROOT, LIBTORCH_LIB_DIR, LIBTORCH_INCLUDE_DIR, LIBTORCH_VERSION, LIBTORCH_HAS_CUDA
+#          LibTorch::cuda  where libtorch_cuda.so and the headers of the CUDA runtime and of NCCL are found
+# Sets:    LIBTORCH_ROOT, LIBTORCH_LIB_DIR, LIBTORCH_INCLUDE_DIR, LIBTORCH_VERSION, LIBTORCH_HAS_CUDA,
+#          LIBTORCH_NCCL_INCLUDE
 include(FindPackageHandleStandardArgs)
 
 if(ATELIER_TORCH_DIR)
@@ -51,7 +52,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   file(GLOB _cudart ${_site}/nvidia/cu1*/lib/libcudart.so.1* ${LIBTORCH_LIB_DIR}/libcudart*.so.1*)
   find_path(LIBTORCH_CUDART_INCLUDE cuda_runtime_api.h NO_CACHE
     PATHS ${_site}/nvidia/cu13/include $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
-  if(EXISTS ${LIBTORCH_LIB_DIR}/libtorch_cuda.so AND LIBTORCH_CUDART_INCLUDE AND _cudart)
+  find_path(LIBTORCH_NCCL_INCLUDE nccl.h NO_CACHE
+    PATHS ${_site}/nvidia/nccl/include $ENV{CUDA_HOME}/include /usr/local/cuda/include /usr/include NO_DEFAULT_PATH)
+  if(EXISTS ${LIBTORCH_LIB_DIR}/libtorch_cuda.so AND LIBTORCH_CUDART_INCLUDE AND LIBTORCH_NCCL_INCLUDE AND _cudart)
     set(LIBTORCH_HAS_CUDA TRUE)
     list(GET _cudart 0 _cudart)
     add_library(LibTorch::cuda INTERFACE IMPORTED)

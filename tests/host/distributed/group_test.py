@@ -149,6 +149,12 @@ class GroupTest(unittest.TestCase):
         self.assertEqual(said.count(f"dataset: a, and b of rank 2 ({HOST})"), 1, said)
         self.assertNotIn("version", said)
 
+    def test_ranks_that_share_a_gpu(self):
+        self.run_tool(2, "gpus")
+        said = self.run_tool(3, "gpus", 2, expect=2).stderr
+        self.assertEqual(said.count(f"GPU-0 is shared by rank 0 ({HOST}), rank 2 ({HOST}); NCCL needs a GPU for each"), 1)
+        self.assertIn("--dist_backend gloo", said)
+
     def test_an_output_folder_that_not_all_ranks_see(self):
         with tempfile.TemporaryDirectory() as folder:
             self.run_tool(2, "folder", ATELIER_TEST_FOLDER=folder)

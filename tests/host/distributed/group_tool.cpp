@@ -111,6 +111,8 @@ int work(Group& group, const std::string& what, int rank) {
     require_same(group, {{"version", "1"},
                          {"--seed", is_the_one ? "43" : "42"},
                          {"dataset", is_the_one ? "b" : "a"}});
+  } else if (what == "gpus") {
+    require_own_gpus(group, "GPU-" + std::to_string(is_the_one ? 0 : group.rank()));
   } else if (what == "folder") {
     require_shared_folder(group, is_the_one ? "/tmp" : std::getenv("ATELIER_TEST_FOLDER"));
   } else {

@@ -192,6 +192,12 @@ class LaunchersTest(unittest.TestCase):
             with self.subTest(told=told):
                 self.assertIn(told, self.finish(self.start(["atelier", "train", *words], **environment), code=2))
 
+    def test_nccl_without_gpus_is_refused(self):
+        words = self.words(self.dir, output_path=self.dir / "run")
+        said = self.finish(self.start(["atelier", "launch", "--nproc_per_node", "2", "--", "train", *words,
+                                       "--dist_backend", "nccl"]), code=2)
+        self.assertIn("--dist_backend nccl sends what GPUs hold, and --device is cpu", said)
+
     def test_a_port_that_is_taken(self):
         words = self.words(self.dir, output_path=self.dir / "run")
         with socket.socket() as taken:
