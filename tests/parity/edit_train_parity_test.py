@@ -20,26 +20,37 @@ import train_parity_test as steps
 import training
 from edit_models import smooth_picture
 
-PROMPT = "Turn the cat of picture 1 blue"
-PICTURES = [(300, 200, 1), (120, 260, 2)]
+PICTURES = [(300, 200, 1), (120, 260, 2)]  # height, width and seed
+# What a row says, and which pictures it has.
+ROWS = [("Turn the cat of picture 1 blue", (0, 1)), ("Paint it red", (1,))]
 TOLERANCE = 1e-4
 
 
 class WithReferences:
-    """A denoiser that is given the same references in every call."""
+    """A denoiser that sees the references of each sample, one sample at a time. `latents`: those of
+    the prompt that has so many tokens."""
 
     def __init__(self, transformer, latents):
-        self.transformer, self.dtype = transformer, transformer.dtype
-        self.rows = [references.pack(value) for value in latents]
-        self.shapes = [(1, value.shape[-2] // 2, value.shape[-1] // 2) for value in latents]
+        self.transformer, self.dtype, self.latents = transformer, transformer.dtype, latents
 
-    def __call__(self, hidden_states, img_shapes, **given):
-        batch, count, _ = hidden_states.shape
-        rows = [row.expand(batch, -1, -1) for row in self.rows]
-        tokens, = self.transformer(hidden_states=torch.cat([hidden_states, *rows], 1),
-                                   img_shapes=[shapes + self.shapes for shapes in img_shapes],
-                                   **given)
-        return (tokens[:, :count],)
+    def __call__(self, hidden_states, encoder_hidden_states, encoder_hidden_states_mask, timestep,
+                 img_shapes, return_dict):
+        lengths = [encoder_hidden_states.shape[1]] * len(hidden_states)
+        if encoder_hidden_states_mask is not None:
+            lengths = encoder_hidden_states_mask.sum(1).tolist()
+        samples = []
+        for row, (length, shapes) in enumerate(zip(lengths, img_shapes)):
+            latents = self.latents[length]
+            own = hidden_states[row:row + 1]
+            sizes = [(1, value.shape[-2] // 2, value.shape[-1] // 2) for value in latents]
+            tokens, = self.transformer(hidden_states=torch.cat([own, *map(references.pack, latents)],
+                                                               1),
+                                       encoder_hidden_states=encoder_hidden_states[row:row + 1, :length],
+                                       timestep=timestep[row:row + 1],
+                                       img_shapes=[shapes + sizes],
+                                       return_dict=return_dict)
+            samples.append(tokens[:, :own.shape[1]])
+        return (torch.cat(samples),)
 
 
 class EditTrainTest(unittest.TestCase):
@@ -54,27 +65,31 @@ class EditTrainTest(unittest.TestCase):
         cls.pictures = [smooth_picture(*picture) for picture in PICTURES]
         cls.data = cls.dir / "data"
         cls.data.mkdir()
-        Image.fromarray(steps.picture(61)).save(cls.data / "new.png")
         for number, picture in enumerate(cls.pictures):
             picture.save(cls.data / f"{number}.png")
-        row = {"image": "new.png", "prompt": PROMPT, "edit_image": ["0.png", "1.png"]}
-        (cls.data / "rows.json").write_text(json.dumps([row]))
+        rows = []
+        for number, (prompt, pictures) in enumerate(ROWS):
+            Image.fromarray(steps.picture(61 + number)).save(cls.data / f"new_{number}.png")
+            rows.append({"image": f"new_{number}.png", "prompt": prompt,
+                         "edit_image": [f"{picture}.png" for picture in pictures]})
+        (cls.data / "rows.json").write_text(json.dumps(rows))
 
     @classmethod
     def tearDownClass(cls):
         cls.holder.cleanup()
 
-    def sample(self, prompt=PROMPT):
-        shown = [edit_models.shown(picture) for picture in self.pictures]
-        pixels = torch.from_numpy(steps.picture(61)).permute(2, 0, 1)[None] / 255 * 2 - 1
+    def sample(self, number, prompt=None):
+        own_prompt, pictures = ROWS[number]
+        shown = [edit_models.shown(self.pictures[picture]) for picture in pictures]
+        pixels = torch.from_numpy(steps.picture(61 + number)).permute(2, 0, 1)[None] / 255 * 2 - 1
         with torch.no_grad():
-            embeds, _ = self.pipeline.encode_prompt(prompt, image=shown, device="cpu")
+            embeds, _ = self.pipeline.encode_prompt(prompt or own_prompt, image=shown, device="cpu")
             latents = references.encode(self.models.tiny.vae, pixels)[0]
         return training.Sample(latents, embeds[0])
 
-    def references(self):
+    def references(self, number):
         latents = []
-        for picture in self.pictures:
+        for picture in (self.pictures[picture] for picture in ROWS[number][1]):
             width, height = edit_models.size_of_area(1024 * 1024, picture)
             pixels = self.pipeline.image_processor.preprocess(picture, height, width)
             with torch.no_grad():
@@ -92,17 +107,20 @@ class EditTrainTest(unittest.TestCase):
                      **flags)
         return atelier.train(self.folder, [(np.zeros((64, 64, 3), np.uint8), "x")], **flags)
 
-    def test_a_step_of_a_lora_is_that_of_peft(self):
+    def test_a_step_of_a_lora_on_rows_of_one_and_two_pictures_is_that_of_peft(self):
         transformer = QwenImageTransformer2DModel.from_pretrained(self.folder / "transformer")
         helper = steps.TrainParityTest()
         helper.dir, helper.transformer = self.dir, lambda: transformer
         helper.lora()
         flags = helper.lora_flags(transformer)
         parameters = steps.trained(transformer)
-        losses, first = training.train(WithReferences(transformer, self.references()),
-                                       steps.adamw(parameters.values()), lambda: [self.sample()],
-                                       seed=7)
-        with self.train(seed=7, **flags) as run:
+        samples = [self.sample(number) for number in range(len(ROWS))]
+        latents = {len(sample.prompt_embeds): self.references(number)
+                   for number, sample in enumerate(samples)}
+        losses, first = training.train(WithReferences(transformer, latents),
+                                       steps.adamw(parameters.values()), lambda: samples,
+                                       seed=7, batch_size=2)
+        with self.train(seed=7, batch_size=2, **flags) as run:
             compare.assert_close("edit training, loss", torch.tensor(run.losses()),
                                  torch.tensor(losses), TOLERANCE)
             expected = {
@@ -118,16 +136,18 @@ class EditTrainTest(unittest.TestCase):
     def test_what_is_kept_is_what_the_references_encode(self):
         with self.train(lora_base_model="dit", lora_target_modules="to_q",
                         caption_dropout_rate=0.5) as run:
-            texts = run.encodings("text")
-            kept, = run.encodings("references")
-        for prompt in (PROMPT, " "):
-            expected = self.sample(prompt).prompt_embeds
-            got, = [text["prompt_embeds"] for text in texts
-                    if text["prompt_embeds"].shape == expected.shape]
-            compare.assert_close("edit training, encoded texts", got, expected, TOLERANCE)
-        for number, expected in enumerate(self.references()):
-            compare.assert_close("edit training, encoded references",
-                                 kept[f"reference_{number + 1}"][None], expected, TOLERANCE)
+            texts, kept = run.encodings("text"), run.encodings("references")
+        for number in range(len(ROWS)):
+            for prompt in (None, " "):
+                expected = self.sample(number, prompt).prompt_embeds
+                got, = [text["prompt_embeds"] for text in texts
+                        if text["prompt_embeds"].shape == expected.shape]
+                compare.assert_close("edit training, encoded texts", got, expected, TOLERANCE)
+            latents = self.references(number)
+            got, = [one for one in kept if len(one) == len(latents)]
+            for place, expected in enumerate(latents):
+                compare.assert_close("edit training, encoded references",
+                                     got[f"reference_{place + 1}"][None], expected, TOLERANCE)
 
 
 if __name__ == "__main__":
