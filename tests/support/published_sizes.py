@@ -110,7 +110,8 @@ def write_model(tiny, folder):
                   axes_dims_rope=[16, 56, 56], joint_attention_dim=TEXT_WIDTH, num_attention_heads=24, num_layers=BLOCKS)
     change_config(tiny / "text_encoder/config.json", folder / "text_encoder/config.json", hidden_size=TEXT_WIDTH,
                   intermediate_size=TEXT_MLP, num_attention_heads=28, num_hidden_layers=TEXT_LAYERS,
-                  num_key_value_heads=4, vocab_size=152064)
+                  num_key_value_heads=4, vocab_size=152064,
+                  rope_scaling={"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"})
     change_config(tiny / "vae/config.json", folder / "vae/config.json", base_dim=96)
     for name in ("tokenizer", "scheduler"):
         shutil.copytree(tiny / name, folder / name)
