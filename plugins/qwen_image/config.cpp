@@ -42,7 +42,7 @@ void refuse_other_kinds(const PartView& view) {
   }
 }
 
-bool has_clean_references(const PartView& view) {
+bool says_clean_references(const PartView& view) {
   return view.contains(kCleanMark) || view.index().contains(kCleanMark) ||
          view.index().config_flag("zero_cond_t").value_or(false);
 }
@@ -70,7 +70,7 @@ DitConfig read_dit(const PartView& view) {
   // The axes of 128 are 16, 56 and 56.
   c.axes = view.rope_axes("axes_dims_rope", c.head_dim,
                           {c.head_dim / 8, c.head_dim / 16 * 7, c.head_dim / 16 * 7});
-  c.clean_references = has_clean_references(view);
+  c.clean_references = says_clean_references(view);
   return c;
 }
 
@@ -94,9 +94,14 @@ void read_windows(const PartView& view, const std::string& home, TextEncoderConf
 }
 
 // Of the published 64 pairs of channels 16 turn with the time, 24 with row and column each.
+std::array<int64_t, 3> usual_sections(int64_t head_dim) {
+  const int64_t pairs = head_dim / 2;
+  return {pairs / 4, pairs / 8 * 3, pairs - pairs / 4 - pairs / 8 * 3};
+}
+
 void read_sections(const PartView& view, const std::string& home, TextEncoderConfig& c) {
   const int64_t pairs = c.head_dim / 2;
-  c.sections = {pairs / 4, pairs / 8 * 3, pairs - pairs / 4 - pairs / 8 * 3};
+  c.sections = usual_sections(c.head_dim);
   for (const char* field : kSectionFields) {
     const auto given = view.index().config_integers(home + field);
     if (!given) continue;
@@ -146,6 +151,37 @@ TextEncoderConfig read_text_encoder(const PartView& view) {
 
 }  // namespace
 
+Detection detection_of_dit(const DitConfig& config, std::string prefix) {
+  Detection part = atelier::detection_of("dit", "diffusers", config, std::move(prefix));
+  if (!config.clean_references) part.config.erase(kCleanReferences);
+  return part;
+}
+
+DitConfig dit_config(const Detection& part) {
+  Detection whole = part;
+  whole.config.try_emplace(kCleanReferences, false);
+  return atelier::config_of<DitConfig>(whole);
+}
+
+bool has_clean_references(const Detection& dit) {
+  return dit_config(dit).clean_references;
+}
+
+Detection detection_of_text_encoder(const TextEncoderConfig& config, std::string spelling,
+                                    std::string prefix) {
+  Detection part =
+      atelier::detection_of("text_encoder", std::move(spelling), config, std::move(prefix));
+  if (config.sections == usual_sections(config.head_dim)) part.config.erase(kSections);
+  return part;
+}
+
+TextEncoderConfig text_encoder_config(const Detection& part) {
+  Detection whole = part;
+  const auto usual = usual_sections(part.integer("head_dim"));
+  whole.config.try_emplace(kSections, std::vector<double>(usual.begin(), usual.end()));
+  return atelier::config_of<TextEncoderConfig>(whole);
+}
+
 std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   static constexpr std::string_view kPrefixes[] = {"", "model.diffusion_model.", "diffusion_model.",
                                                    "transformer.", "module."};
@@ -157,7 +193,7 @@ std::optional<Detection> detect_dit(const TensorIndex& checkpoint) {
   const PartView view(checkpoint, *prefix, "DiT");
   refuse_other_kinds(view);
   view.refuse_quantised();
-  return atelier::detection_of("dit", "diffusers", read_dit(view), *prefix);
+  return detection_of_dit(read_dit(view), *prefix);
 }
 
 std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
@@ -170,8 +206,7 @@ std::optional<Detection> detect_text_encoder(const TensorIndex& checkpoint) {
     if (!prefix) continue;
     const PartView view(checkpoint, *prefix + stem, "text encoder");
     view.refuse_quantised();
-    Detection part =
-        atelier::detection_of("text_encoder", spelling, read_text_encoder(view), *prefix);
+    Detection part = detection_of_text_encoder(read_text_encoder(view), spelling, *prefix);
     part.owns = {std::string(stem) + "*", "lm_head.*"};
     return part;
   }

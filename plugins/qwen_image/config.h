@@ -23,6 +23,7 @@ inline bool edits(std::string_view variant) {
 }
 inline constexpr const char* kCleanMark = "__index_timestep_zero__";  // a tensor of repacked files
 inline constexpr const char* kCleanReferences = "clean_references";   // of DitConfig
+inline constexpr const char* kSections = "sections";                  // of TextEncoderConfig
 
 struct DitConfig {
   int64_t layers, width, heads, head_dim, mlp_width, text_width;
@@ -53,9 +54,19 @@ struct TextEncoderConfig {
     fields("layers", layers), fields("width", width), fields("heads", heads);
     fields("kv_heads", kv_heads), fields("head_dim", head_dim), fields("mlp_width", mlp_width);
     fields("vocabulary", vocabulary), fields("window", window), fields("windowed", windowed);
-    fields("rope_theta", rope_theta), fields("eps", eps), fields("sections", sections);
+    fields("rope_theta", rope_theta), fields("eps", eps), fields(kSections, sections);
   }
 };
+
+// What a detection holds, and back. Numbers that may differ since pictures are seen are in it only
+// where they do: checkpoints of training and caches know a model by its detection.
+atelier::Detection detection_of_dit(const DitConfig& config, std::string prefix = {});
+DitConfig dit_config(const atelier::Detection& part);
+atelier::Detection detection_of_text_encoder(const TextEncoderConfig& config, std::string spelling,
+                                             std::string prefix = {});
+TextEncoderConfig text_encoder_config(const atelier::Detection& part);
+// Whether a DiT's detection says that its references are clean.
+bool has_clean_references(const atelier::Detection& dit);
 
 // Fields of the text encoder's config that say TextEncoderConfig::sections.
 inline constexpr const char* kSectionFields[] = {"rope_scaling.mrope_section",

@@ -11,7 +11,7 @@ using atelier::ConfigValue;
 using atelier::Detection;
 
 ConfigFields dit_fields(const Detection& part) {
-  const auto c = atelier::config_of<DitConfig>(part);
+  const auto c = dit_config(part);
   ConfigFields fields;
   fields
       .of_diffusers({"QwenImageTransformer2DModel"})
@@ -31,7 +31,7 @@ ConfigFields dit_fields(const Detection& part) {
 // The language model's fields stand in text_config, or beside the others; those of the vision tower
 // are in vision.cpp.
 ConfigFields text_encoder_fields(const Detection& part) {
-  const auto c = atelier::config_of<TextEncoderConfig>(part);
+  const auto c = text_encoder_config(part);
   using Values = std::vector<ConfigValue>;
   const Values kv_heads = c.kv_heads == c.heads ? Values{c.kv_heads, nullptr} : Values{c.kv_heads};
   ConfigFields text;

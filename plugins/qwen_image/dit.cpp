@@ -302,7 +302,8 @@ References references_of(std::span<const atelier::Conditioning* const> cond,
                          const std::vector<int64_t>& texts, const at::TensorOptions& options) {
   References result;
   for (size_t s = 0; s < cond.size(); ++s) {
-    SampleRows sample{.text = texts[s], .stretches = cond[s]->contains(kStretchedPlaces)};
+    SampleRows sample{
+        .text = texts[s], .references = {}, .stretches = cond[s]->contains(kStretchedPlaces)};
     for (int64_t i = 0; cond[s]->contains(reference_name(i)); ++i) {
       const at::Tensor& latents = atelier::named_tensor(*cond[s], reference_name(i), 4);
       sample.references.emplace_back(latents.size(2) / kPatch, latents.size(3) / kPatch);

@@ -16,7 +16,6 @@ namespace qwen_image {
 namespace {
 
 using atelier::ComponentRow;
-using atelier::ConfigValue;
 using atelier::Detection;
 using atelier::detection_of;
 using atelier::FoundPart;
@@ -27,24 +26,25 @@ using atelier::make_part;
 using atelier::Role;
 using atelier::ScheduleDefaults;
 using atelier::SigmaShift;
+using atelier::nn::Module;
 using atelier::shared::CausalVae;
 using atelier::shared::CausalVaeConfig;
 
 // Has numbers that shapes alone tell, so that no config.json is needed.
 Detection tiny_text_encoder() {
-  return detection_of("text_encoder", "disk",
-                      TextEncoderConfig{.layers = 2,
-                                        .width = 48,
-                                        .heads = 2,
-                                        .kv_heads = 1,
-                                        .head_dim = 128,
-                                        .mlp_width = 80,
-                                        .vocabulary = 512,
-                                        .window = 0,
-                                        .windowed = {false, false},
-                                        .rope_theta = 1e6,
-                                        .eps = 1e-6,
-                                        .sections = {16, 24, 24}});
+  return detection_of_text_encoder({.layers = 2,
+                                    .width = 48,
+                                    .heads = 2,
+                                    .kv_heads = 1,
+                                    .head_dim = 128,
+                                    .mlp_width = 80,
+                                    .vocabulary = 512,
+                                    .window = 0,
+                                    .windowed = {false, false},
+                                    .rope_theta = 1e6,
+                                    .eps = 1e-6,
+                                    .sections = {16, 24, 24}},
+                                   "disk");
 }
 
 Detection tiny_vae() {
@@ -59,15 +59,22 @@ Detection tiny_vae() {
 }
 
 Detection tiny_dit() {
-  return detection_of("dit", "diffusers",
-                      DitConfig{.layers = 2,
-                                .width = 64,
-                                .heads = 2,
-                                .head_dim = 32,
-                                .mlp_width = 256,
-                                .text_width = 48,
-                                .channels = 16,
-                                .axes = {4, 14, 14}});
+  return detection_of_dit({.layers = 2,
+                           .width = 64,
+                           .heads = 2,
+                           .head_dim = 32,
+                           .mlp_width = 256,
+                           .text_width = 48,
+                           .channels = 16,
+                           .axes = {4, 14, 14}});
+}
+
+std::unique_ptr<Module> make_dit(const Detection& part) {
+  return std::make_unique<Dit>(dit_config(part));
+}
+
+std::unique_ptr<Module> make_text_encoder(const Detection& part) {
+  return std::make_unique<TextEncoder>(text_encoder_config(part));
 }
 
 constexpr ComponentRow kRows[] = {
@@ -80,7 +87,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_text_encoder,
      .config_fields = text_encoder_fields,
      .weight_map = text_encoder_map,
-     .make = make_part<TextEncoder, TextEncoderConfig>,
+     .make = make_text_encoder,
      .tiny = tiny_text_encoder,
      .tokenizer = "tokenizer",
      .tokenizer_rules = atelier::text::ByteLevelRules{.tokenizer_class = "Qwen2Tokenizer",
@@ -110,7 +117,7 @@ constexpr ComponentRow kRows[] = {
      .detect = detect_dit,
      .config_fields = dit_fields,
      .weight_map = dit_map,
-     .make = make_part<Dit, DitConfig>,
+     .make = make_dit,
      .tiny = tiny_dit},
 };
 
@@ -216,11 +223,10 @@ std::string_view variant_in(std::string path) {
 }
 
 void name_variant(FoundPart& dit) {
-  const bool is_clean = dit.part.config.at(kCleanReferences) == ConfigValue(true);
   if (dit.hint.variant.empty()) {
     const std::string_view named = variant_in(dit.path);
     if (!named.empty()) dit.part.variant = named;
-    if (is_clean) dit.part.variant = kCleanReferencesVariant;
+    if (has_clean_references(dit.part)) dit.part.variant = kCleanReferencesVariant;
   }
   if (dit.part.variant == kCleanReferencesVariant) dit.part.config[kCleanReferences] = true;
 }

@@ -265,7 +265,7 @@ TEST_CASE("What was said, a config and the path tell which variant a denoiser is
     FoundPart found[] = {{detected(index, hint), path, hint},
                          {detected(index_of(read_keys("text_encoder_disk.txt"))), "/m/text", {}}};
     family().assign(found);
-    const bool is_clean = std::get<bool>(found[0].part.config.at("clean_references"));
+    const bool is_clean = found[0].part.config.contains("clean_references");
     const bool edits = found[0].part.variant.find("-edit") != std::string::npos;
     CHECK(is_clean == (found[0].part.variant == "qwen-image-edit-2511"));
     CHECK(found[1].part.variant == (edits ? found[0].part.variant : "qwen-image"));
