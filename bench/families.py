@@ -181,6 +181,7 @@ FAMILIES = {
     )
 }
 # Denoising and training steps alone are timed of these.
+QWEN_EDIT = dataclasses.replace(FAMILIES["qwen_image"], title="Qwen-Image-Edit with two references")
 WAN = Wan(plugin="wan",
           title="Wan 2.1 1.3B",
           denoiser="WanTransformer3DModel",

@@ -22,7 +22,7 @@ import tempfile
 import diffusers_compare as base
 import random_models
 import train_compare
-from families import FAMILIES, WAN, WAN_14B
+from families import FAMILIES, QWEN_EDIT, WAN, WAN_14B
 
 TEXT_TOKENS, LORAS = 64, 4
 CLIP = {"832x480x81": (21, 60, 104)}  # and the frames, rows and columns of its latents
@@ -36,12 +36,14 @@ class Steps:
     runs: int
     turns: int  # of each side
     loras: tuple  # how many at once
+    references: int = 0  # pictures of the image's size that lead it
 
 
 STEPS = {
     steps.family.title: steps for steps in (
         Steps(FAMILIES["qwen_image"], {"512x512": (1, 64, 64), "1024x1024": (1, 128, 128), "1328x1328": (1, 166, 166)},
               runs=5, turns=2, loras=(1, LORAS)),
+        Steps(QWEN_EDIT, {"1024x1024": (1, 128, 128)}, runs=3, turns=2, loras=(), references=2),
         Steps(WAN, CLIP, runs=3, turns=1, loras=()),
         Steps(WAN_14B, CLIP, runs=2, turns=1, loras=()))
 }
@@ -129,11 +131,15 @@ def write_inputs(models, steps, folder):
         generator = torch.Generator().manual_seed(3)
         width = models.text_width(steps.family)
         files[size] = folder / f"{size}.safetensors"
+        pictures = [torch.randn((1, 16, *models.latents(*latents)), generator=generator)
+                    for _ in range(1 + steps.references)]
         save_file({
-            "latents": torch.randn((1, 16, *models.latents(*latents)), generator=generator),
+            "latents": pictures[0],
             "sigma": torch.full((1,), 0.75),
             "prompt_embeds": torch.randn((1, TEXT_TOKENS, width), generator=generator),
-            "negative_prompt_embeds": torch.randn((1, TEXT_TOKENS, width), generator=generator)
+            "negative_prompt_embeds": torch.randn((1, TEXT_TOKENS, width), generator=generator),
+            **{f"{side}reference_{number}": picture.clone() for side in ("", "negative_")
+               for number, picture in enumerate(pictures) if number > 0}
         }, files[size])
     return files
 
@@ -167,9 +173,13 @@ def reference_steps(device, family, folder, work):
                       for name, tensor in load_file(work / f"{size}.safetensors").items()}
             prompts = torch.cat([inputs["prompt_embeds"], inputs["negative_prompt_embeds"]])
 
-            def run(inputs=inputs, prompts=prompts):
+            pictures = [inputs[f"reference_{number + 1}"] for number in range(steps.references)]
+            led = {"pictures": pictures} if pictures else {}
+
+            def run(inputs=inputs, prompts=prompts, led=led):
                 with torch.device(device), torch.no_grad():
-                    output = velocity(model, inputs["latents"].repeat(2, 1, 1, 1, 1), inputs["sigma"].repeat(2), prompts)
+                    output = velocity(model, inputs["latents"].repeat(2, 1, 1, 1, 1), inputs["sigma"].repeat(2), prompts,
+                                      **led)
                 wait()
                 return output
 
@@ -362,9 +372,9 @@ def all_rows():
     """Names with limits, the most telling ones first. A place has a row for each size."""
     steps = {f"CFG step, {FAMILIES['qwen_image'].title}, {place}": 240 if place == "resident" else 60
              for place in PLACES}
-    clips = {f"CFG step, {family.title}, resident": 150 for family in (WAN, WAN_14B)}
+    others = {f"CFG step, {family.title}, resident": 150 for family in (WAN, QWEN_EDIT, WAN_14B)}
     trained = {name: 240 if WAN_14B.title in name else 200 if name in BESIDE_PEFT else 100 for name in trainings()}
-    return dict(list(steps.items())[:1] + list(trained.items())[:3] + list(clips.items()) + list(steps.items())[1:] +
+    return dict(list(steps.items())[:1] + list(trained.items())[:3] + list(others.items()) + list(steps.items())[1:] +
                 list(trained.items())[3:])
 
 
@@ -401,7 +411,7 @@ def main():
     if options.worker:
         what, title, model, folder, *more = options.worker
         side = {"steps": reference_steps, "train": train_reference}[what]
-        family = next(family for family in (*FAMILIES.values(), WAN, WAN_14B) if family.title == title)
+        family = next(family for family in (*FAMILIES.values(), QWEN_EDIT, WAN, WAN_14B) if family.title == title)
         side(options.device, family, pathlib.Path(model), pathlib.Path(folder), *map(int, more))
         return 0
     if options.list:

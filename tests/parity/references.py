@@ -10,18 +10,21 @@ def pack(latents):
     return QwenImagePipeline._pack_latents(latents, batch, channels, height, width)
 
 
-def velocity(transformer, latents, sigma, prompt_embeds, lengths=None):
-    """The transformer's output, [B, 16, 1, h, w], for latents of the same shape."""
+def velocity(transformer, latents, sigma, prompt_embeds, lengths=None, pictures=()):
+    """The transformer's output, [B, 16, 1, h, w], for latents of the same shape; `pictures`: the
+    latents of what leads it, [1, 16, 1, h, w] of any size."""
     batch, _, _, height, width = latents.shape
+    rows = [pack(latents), *(pack(picture).expand(batch, -1, -1) for picture in pictures)]
+    shapes = [(1, part.shape[-2] // 2, part.shape[-1] // 2) for part in (latents, *pictures)]
     mask = None
     if lengths is not None:
         mask = torch.arange(prompt_embeds.shape[1])[None] < lengths[:, None]
-    tokens = transformer(hidden_states=pack(latents),
+    tokens = transformer(hidden_states=torch.cat(rows, 1),
                          encoder_hidden_states=prompt_embeds,
                          encoder_hidden_states_mask=mask,
                          timestep=sigma,
-                         img_shapes=[[(1, height // 2, width // 2)]] * batch,
-                         return_dict=False)[0]
+                         img_shapes=[shapes] * batch,
+                         return_dict=False)[0][:, :rows[0].shape[1]]
     return QwenImagePipeline._unpack_latents(tokens, height * 8, width * 8, 8)
 
 
