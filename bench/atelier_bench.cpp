@@ -1,7 +1,8 @@
 // Times one part of a model in a steady state and prints a JSON object on stdout, for the
 // comparison scripts.
 //
-//   atelier-bench dit|vae|load --plugin NAME --model_paths … [--inputs F] [--runs 5] [--warmup 1]
+//   atelier-bench dit|vae|load|COMPONENT --plugin NAME --model_paths … [--inputs F] [--runs 5]
+//   [--warmup 1]
 //   [--dtype float32] [--lora_mode hot] [--prepare_levels]
 //
 // dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1,
@@ -9,6 +10,7 @@
 //      sigma [1], and the conditioning with a batch axis of 1: NAME for the prompt, negative_NAME
 //      for the other.
 // vae: one decode of latents [B, C, T, H, W], or one encoding of "clip" [B, 3, T, H, W].
+// COMPONENT: one run of another one, on the tensors that `atelier probe` takes.
 // load: every component given, from headers to weights in memory; one run a process.
 // Without --pipe all runs follow each other; with it each line on stdin starts one run and prints
 // one object, so that two programs can take turns. Some lines are JSON objects: {"output": FILE}
@@ -56,7 +58,7 @@ flags::CommandSpec command() {
   flags::CommandSpec spec{.name = "bench",
                           .summary = "Times one part of a model",
                           .flags = model::model_flags("float32"),
-                          .positional = "dit|vae|load",
+                          .positional = "dit|vae|load|COMPONENT",
                           .min_positional = 1,
                           .max_positional = 1};
   spec.flags.push_back({.name = "inputs", .help = "safetensors file with the tensors of the run"});
@@ -89,8 +91,13 @@ class Workload {
 
   // The tensors of the runs that follow.
   void read(const std::string& inputs_path) {
-    cond_.clear(), uncond_.clear();
+    cond_.clear(), uncond_.clear(), probed_.clear();
     const auto file = files::Checkpoint::open(inputs_path, {inputs_path});
+    if (is_probed()) {
+      for (const auto& [name, meta] : file.index().tensors())
+        probed_[name] = file.read(name).to(loaded_.device());
+      return;
+    }
     for (const auto& [name, meta] : file.index().tensors()) {
       at::Tensor tensor = file.read(name).to(loaded_.device());
       if (name != "sigma") tensor = tensor.to(loaded_.dtype());
@@ -115,7 +122,9 @@ class Workload {
   at::Tensor run() {
     at::NoGradGuard no_grad;
     at::Tensor output;
-    if (clip_.defined()) {
+    if (is_probed()) {
+      output = loaded_.model().probe(what_, probed_, loaded_.runner()).begin()->second;
+    } else if (clip_.defined()) {
       output = loaded_.model().probe("vae", {{"clip", clip_}}, loaded_.runner()).at("latents");
     } else if (what_ == "vae") {
       output = model::decode_whole(loaded_.model(), latents_, loaded_.runner(), latents_.device());
@@ -150,6 +159,8 @@ class Workload {
     loaded_.model().prepare_levels(what_, sigmas, loaded_.runner());
   }
 
+  bool is_probed() const { return what_ != "dit" && what_ != "vae"; }
+
   void synchronize() {
     if (loaded_.device().is_cuda()) at::accelerator::synchronizeDevice(loaded_.device().index());
   }
@@ -159,6 +170,7 @@ class Workload {
   bool prepares_levels_;
   at::Tensor latents_, clip_, sigma_;
   Conditioning cond_, uncond_;
+  NamedTensors probed_;
 };
 
 // The most that LibTorch's allocator held on a GPU; 0 on the CPU.
@@ -213,9 +225,6 @@ void run_pipe(Workload& workload, model::LoadedModel& loaded, const flags::Parse
 int run(std::span<const std::string> arguments) {
   const auto flags = flags::parse_flags(command(), arguments);
   const std::string what = flags.positional()[0];
-  if (what != "dit" && what != "vae" && what != "load")
-    throw Error(ErrorCode::kInvalidArgument, "'" + what + "' cannot be timed",
-                "use dit, vae or load");
   if (auto threads = flags.find_integer("threads")) at::set_num_threads(static_cast<int>(*threads));
   const auto& plugin =
       plugins::open_plugin(flags.text("plugin"), flags.find_text("plugin_path").value_or(""));

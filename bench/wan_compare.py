@@ -94,12 +94,12 @@ def dit_worker(folder, inputs):
     return run
 
 
-def serve(what, folder, path):
-    """Answers lines as atelier-bench does."""
+def serve(worker, folder, path):
+    """Answers lines as atelier-bench does; `worker` makes what runs of a folder and inputs."""
     import torch
     from safetensors.torch import load_file, save_file
     sys.path.insert(0, str(REPOSITORY / "tests/parity"))
-    run = (dit_worker if what == "dit" else vae_worker)(folder, load_file(path))
+    run = worker(folder, load_file(path))
     with torch.no_grad():
         for line in sys.stdin:
             order, output = json.loads(line) if line.strip() else {}, []
@@ -209,12 +209,11 @@ ROWS = {
 }
 
 
-def main():
-    if sys.argv[1:2] == ["--worker"]:
-        return serve(*sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__,
+def run(description, rows):
+    """Prints the table of what the command line names of `rows`, which give the rows of each by its name."""
+    parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help="any of decode, encode, dit; all without one")
+    parser.add_argument("what", nargs="*", help=f"any of {', '.join(rows)}; all without one")
     parser.add_argument("--threads", type=int, default=1, help="of each side (default 1)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
     parser.add_argument("--work",
@@ -222,10 +221,10 @@ def main():
                         default=REPOSITORY / "build/bench_models",
                         help="where the weights are made and kept, about 1.5 GB")
     options = parser.parse_args()
-    unknown = set(options.what) - set(ROWS)
+    unknown = set(options.what) - set(rows)
     if unknown:
         parser.error(f"no such measurement: {', '.join(sorted(unknown))}; there are "
-                     f"{', '.join(ROWS)}")
+                     f"{', '.join(rows)}")
     if not base.BENCH_PROGRAM.is_file():
         print(f"error: {base.BENCH_PROGRAM}: not built; run tools/build", file=sys.stderr)
         return 3
@@ -233,11 +232,18 @@ def main():
     options.work.mkdir(parents=True, exist_ok=True)
     print("| | diffusers | Atelier | Atelier / diffusers | of the best | |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
-    for what in options.what or ROWS:
-        for row in ROWS[what](options):
+    for what in options.what or rows:
+        for row in rows[what](options):
             print("| {row} | {diffusers:.4g} {unit} | {atelier:.4g} {unit} | {ratio:.2f} | "
                   "{ratio_of_best:.2f} | {note} |".format(**row), flush=True)
     return 0
+
+
+def main():
+    if sys.argv[1:2] == ["--worker"]:
+        what, folder, inputs = sys.argv[2:]
+        return serve(dit_worker if what == "dit" else vae_worker, folder, inputs)
+    return run(__doc__, ROWS)
 
 
 if __name__ == "__main__":
