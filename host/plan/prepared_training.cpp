@@ -381,13 +381,17 @@ class Preparation {
       if (run_.model) generate::fill_target(base, *run_.model);
     });
     if (problems_.size() > before) return;
-    for (const generate::Job& job :
-         train::read_sample_prompts(file, base, family_.inputs(), problems_))
+    for (generate::Job& job : train::read_sample_prompts(file, base, family_.inputs(), problems_))
       check_prompt(job);
   }
 
-  void check_prompt(const generate::Job& job) {
+  void check_prompt(generate::Job& job) {
     const size_t before = problems_.size();
+    try {
+      if (run_.model) generate::fill_target(job.settings, *run_.model);
+    } catch (const Error& error) {  // of its pictures
+      problems_.add(error.at(job.place.of("prompt")));
+    }
     const auto variant = run_.model ? run_.model->stages().variant : std::string_view();
     generate::check_settings(job.settings, &family_, job.place, problems_, variant);
     if (!run_.model) return;
