@@ -1,9 +1,12 @@
 // atelier cache: encodes the samples of a training run ahead of it, or says what that would do.
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
+#include "host/cli/ranks.h"
 #include "host/data/order.h"
 #include "host/files/file_reader.h"
 #include "host/plan/prepared_training.h"
@@ -16,6 +19,7 @@
 namespace atelier::cli {
 namespace {
 
+using distributed::Group;
 using progress::Progress;
 using report::format_bytes;
 using train::PreparedRun;
@@ -55,28 +59,46 @@ void print_result(const PreparedRun& run, const Samples& samples,
   std::puts(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
+// One of the processes that encode together, which may be the only one.
+int encode(Group& group, plan::TrainingRequest request, report::Problems& problems) {
+  progress::Options shown = progress::stderr_options(request.config.log.quiet);
+  if (!group.is_first()) shown.quiet = true;
+  Progress progress(shown);
+  PreparedRun run = prepare_together(
+      group, [&] { return prepare_encoding(std::move(request), progress, problems); });
+  require_same_run(group, run);
+  const std::string& folder = run.config.cache_path;
+  Samples samples = train::open_samples(run, run.dataset, folder);
+  if (run.config.dry_run) {
+    if (group.is_first()) print_report(run, samples);
+    return 0;
+  }
+  const run::StopSignals signals;
+  const std::vector<Samples::Count> before = samples.counts();
+  if (!train::fill_samples(run, samples, run.dataset, folder, progress,
+                           group.size() > 1 ? &group : nullptr)) {
+    progress.warn("stopped; what is encoded stays, and the same command goes on from there");
+    return run::StopSignals::exit_code(run::StopSignals::requested().value_or(SIGTERM));
+  }
+  if (group.is_first()) print_result(run, samples, before);
+  return 0;
+}
+
 }  // namespace
 
 int run_cache(std::span<const std::string> arguments) {
   if (flags::wants_help(arguments)) return print_help(cache_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingRequest request = read_training(arguments, "cache", problems);
-  Progress progress(progress::stderr_options(request.config.log.quiet));
-  const PreparedRun run = prepare_encoding(std::move(request), progress, problems);
-  Samples samples = train::open_samples(run, run.dataset, run.config.cache_path);
-  if (run.config.dry_run) {
-    print_report(run, samples);
-    return 0;
-  }
-  const run::StopSignals signals;
-  const std::vector<Samples::Count> before = samples.counts();
-  if (!samples.fill(*run.model, run.config.dataset_num_workers, progress,
-                    [] { return run::StopSignals::requested().has_value(); })) {
-    progress.warn("stopped; what is encoded stays, and the same command goes on from there");
-    return run::StopSignals::exit_code(run::StopSignals::requested().value());
-  }
-  print_result(run, samples, before);
-  return 0;
+  const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
+  choose_gpu(request.config.model.device, ranks);
+  const distributed::GroupOptions options = {.exchange =
+                                                 std::chrono::seconds(request.config.dist_timeout)};
+  return distributed::run_with_others(ranks, options, [&](Group& group) {
+    const int code = encode(group, std::move(request), problems);
+    group.part();
+    return code;
+  });
 }
 
 }  // namespace atelier::cli

@@ -1,13 +1,65 @@
 #include "host/cli/ranks.h"
 
+#include <algorithm>
+#include <sstream>
+
+#include <torch/headeronly/version.h>
+
+#include "atelier/plugin.h"
+
 #include "host/device/cuda.h"
+#include "host/distributed/handshake.h"
+#include "host/model/fingerprint.h"
 
 namespace atelier::cli {
+
+namespace {
+
+// What a run consists of.
+distributed::Facts facts_of(const train::PreparedRun& run) {
+  distributed::Facts facts = {
+      {"version", ATELIER_SDK_VERSION}, {"plugin ABI", ATELIER_ABI}, {"LibTorch", TORCH_VERSION}};
+  std::istringstream lines(run.config.effective_toml);
+  for (std::string line; std::getline(lines, line);) {
+    if (const size_t equals = line.find(" = "); equals != std::string::npos)
+      facts.emplace_back("--" + line.substr(0, equals), line.substr(equals + 3));
+  }
+  for (const model::LoadedPart& part : run.model->parts())
+    facts.emplace_back("model, " + part.detection.component, model::fingerprint(part));
+  if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
+  if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
+  facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
+  return facts;
+}
+
+}  // namespace
 
 void choose_gpu(std::string& device, const distributed::Ranks& ranks) {
   if (ranks.is_alone() || (device != "auto" && device != "cuda")) return;
   const int gpus = device::open_cuda().device_count;
   if (gpus > 0) device = "cuda:" + std::to_string(ranks.local_rank % gpus);
+}
+
+void throw_mistakes(distributed::Group& group, const std::optional<Error>& mistakes) {
+  const std::vector<std::string> said = group.say(mistakes ? mistakes->message() : "");
+  if (!mistakes) return;
+  const bool is_said_by_first =
+      !group.is_first() &&
+      std::ranges::all_of(said, [&](const std::string& text) { return text == said.front(); });
+  if (!is_said_by_first) throw Error(*mistakes);
+  throw Error(mistakes->code(), mistakes->message(), "", std::string(distributed::kSaidByFirst));
+}
+
+void require_same_run(distributed::Group& group, const train::PreparedRun& run) {
+  if (group.size() == 1) return;
+  group.set_place("comparing");
+  distributed::require_same(group, facts_of(run));
+  const train::Config& config = run.config;
+  if (config.stage != train::Stage::kDataProcess)
+    distributed::require_shared_folder(group, "output_path", config.output.output_path);
+  if (config.stage != train::Stage::kTrain && !config.dry_run)
+    distributed::require_shared_folder(group, "cache_path", config.cache_path);
+  group.set_place("");
 }
 
 }  // namespace atelier::cli

@@ -1,14 +1,39 @@
 // What commands do as one of several processes.
 #pragma once
 
+#include <optional>
 #include <string>
 
-#include "host/distributed/ranks.h"
+#include "atelier/error.h"
+
+#include "host/distributed/group.h"
+#include "host/train/training_run.h"
 
 namespace atelier::cli {
 
 // Each process of a machine has a GPU of its own as long as there are enough: `device` is "auto" or
 // "cuda", and names that GPU then. Others stay what they are.
 void choose_gpu(std::string& device, const distributed::Ranks& ranks);
+
+// Throws the mistakes, where there are any; those that all ranks have made are said by rank 0
+// alone. All come here.
+void throw_mistakes(distributed::Group& group, const std::optional<Error>& mistakes);
+
+// What `prepare` returns, of which each rank may find mistakes.
+template <typename F>
+auto prepare_together(distributed::Group& group, F&& prepare) {
+  std::optional<decltype(prepare())> prepared;
+  std::optional<Error> mistakes;
+  try {
+    prepared.emplace(prepare());
+  } catch (const Error& error) {
+    mistakes = error;
+  }
+  throw_mistakes(group, mistakes);
+  return std::move(*prepared);
+}
+
+// Throws, on all ranks, unless they are about to do the same in the same folders.
+void require_same_run(distributed::Group& group, const train::PreparedRun& run);
 
 }  // namespace atelier::cli

@@ -2,11 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <sstream>
-
-#include <torch/headeronly/version.h>
-
-#include "atelier/plugin.h"
 
 #include "host/cli/commands.h"
 #include "host/cli/family.h"
@@ -15,7 +10,6 @@
 #include "host/device/cuda.h"
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
-#include "host/model/fingerprint.h"
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
@@ -66,30 +60,6 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
   return end.exit_code;
 }
 
-// What a run consists of: the same on all ranks, or it would be none.
-distributed::Facts facts_of(const train::PreparedRun& run) {
-  distributed::Facts facts = {
-      {"version", ATELIER_SDK_VERSION}, {"plugin ABI", ATELIER_ABI}, {"LibTorch", TORCH_VERSION}};
-  std::istringstream lines(run.config.effective_toml);
-  for (std::string line; std::getline(lines, line);) {
-    if (const size_t equals = line.find(" = "); equals != std::string::npos)
-      facts.emplace_back("--" + line.substr(0, equals), line.substr(equals + 3));
-  }
-  for (const model::LoadedPart& part : run.model->parts())
-    facts.emplace_back("model, " + part.detection.component, model::fingerprint(part));
-  if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
-  if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
-  facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
-  return facts;
-}
-
-// Whether this is not the first rank, and all of them have made the same mistakes.
-bool is_said_by_first(Group& group, const std::optional<Error>& mistakes) {
-  const std::vector<std::string> said = group.say(mistakes ? mistakes->message() : "");
-  return mistakes && !group.is_first() &&
-         std::ranges::all_of(said, [&](const std::string& text) { return text == said.front(); });
-}
-
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
   train::share_batch(request.config, group.size(), problems);
@@ -97,22 +67,10 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;
   progress::Progress progress(shown);
-  std::optional<plan::PreparedTraining> prepared;
-  std::optional<Error> mistakes;
-  try {
-    prepared.emplace(prepare_training(std::move(request), progress, problems));
-  } catch (const Error& error) {
-    mistakes = error;
-  }
-  if (is_said_by_first(group, mistakes)) return exit_code(mistakes->code());
-  if (mistakes) throw Error(*mistakes);
-  if (group.size() > 1) {
-    group.set_place("comparing");
-    distributed::require_same(group, facts_of(prepared->run));
-    distributed::require_shared_folder(group, prepared->run.config.output.output_path);
-    group.set_place("");
-  }
-  return train(*prepared, progress, group);
+  plan::PreparedTraining prepared = prepare_together(
+      group, [&] { return prepare_training(std::move(request), progress, problems); });
+  require_same_run(group, prepared.run);
+  return train(prepared, progress, group);
 }
 
 // The GPU of this process whose tensors NCCL sends; nullopt: Gloo sends everything.

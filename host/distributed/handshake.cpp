@@ -52,7 +52,7 @@ void require_same(Group& group, const Facts& facts) {
               "start all ranks with the same program, flags and files", std::string(kSaidByFirst));
 }
 
-void require_shared_folder(Group& group, const std::string& folder) {
+void require_shared_folder(Group& group, const std::string& flag, const std::string& folder) {
   const std::string name = ".ranks-" + std::to_string(getpid());
   std::error_code failure;
   const fs::path token = fs::path(folder) / name;
@@ -68,11 +68,11 @@ void require_shared_folder(Group& group, const std::string& folder) {
     const std::string& theirs = seen[static_cast<size_t>(rank)];
     if (!theirs.empty())
       blind += (blind.empty() ? "" : ", ") + group.name_of(rank) + " does not see in " +
-               formats::quote_and_escape(theirs) + " what rank 0 writes to its output folder";
+               formats::quote_and_escape(theirs) + " what rank 0 writes to its folder";
   }
   if (blind.empty()) return;
   throw Error(ErrorCode::kEnvironment, blind,
-              "give all ranks one --output_path, on a file system that their machines share",
+              "give all ranks one --" + flag + ", on a file system that their machines share",
               std::string(kSaidByFirst));
 }
 

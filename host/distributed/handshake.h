@@ -16,9 +16,9 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 // one than that of rank 0, with both values and the rank. Its tag is kSaidByFirst.
 void require_same(Group& group, const Facts& facts);
 
-// Throws Error{kEnvironment} that names the ranks for which `folder`, which rank 0 makes where it
-// is not there, is not the one of rank 0. Its tag is kSaidByFirst.
-void require_shared_folder(Group& group, const std::string& folder);
+// Throws Error{kEnvironment} that names the ranks for which `folder`, of a flag, which rank 0 makes
+// where it is not there, is not the one of rank 0. Its tag is kSaidByFirst.
+void require_shared_folder(Group& group, const std::string& flag, const std::string& folder);
 
 // Throws Error{kInvalidArgument} that names the ranks which share a GPU, which NCCL refuses. `gpu`:
 // what tells this rank's from all others. Its tag is kSaidByFirst.

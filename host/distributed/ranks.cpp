@@ -44,7 +44,8 @@ class Variables {
   void check(const std::string& launcher) const {
     std::string what;
     for (const std::string& line : wrong_) what += (what.empty() ? "" : "; ") + line;
-    for (const std::string& name : missing_) what += (what.empty() ? "" : "; ") + name + " is not set";
+    for (const std::string& name : missing_)
+      what += (what.empty() ? "" : "; ") + name + " is not set";
     if (what.empty()) return;
     throw Error(ErrorCode::kInvalidArgument, "the environment of " + launcher + ": " + what,
                 "start the processes with torchrun, srun or atelier launch, or unset what it left");
@@ -94,10 +95,11 @@ Ranks of_torchrun(Variables& variables) {
 Ranks of_pods(Variables& variables) {
   Ranks ranks = {.launcher = "PyTorchJob"};
   if (variables.number_or("PET_NPROC_PER_NODE", 1, 1) > 1)
-    throw Error(ErrorCode::kInvalidArgument,
-                "PET_NPROC_PER_NODE asks for several processes in a pod, of which RANK would be the "
-                "pod's number",
-                "make the pod's command: atelier launch -- train …");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "PET_NPROC_PER_NODE asks for several processes in a pod, of which RANK would be the "
+        "pod's number",
+        "make the pod's command: atelier launch -- train …");
   ranks.rank = variables.number("RANK", 0);
   ranks.size = variables.number("WORLD_SIZE", 1);
   return ranks;

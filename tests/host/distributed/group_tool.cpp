@@ -114,7 +114,8 @@ int work(Group& group, const std::string& what, int rank) {
   } else if (what == "gpus") {
     require_own_gpus(group, "GPU-" + std::to_string(is_the_one ? 0 : group.rank()));
   } else if (what == "folder") {
-    require_shared_folder(group, is_the_one ? "/tmp" : std::getenv("ATELIER_TEST_FOLDER"));
+    require_shared_folder(group, "output_path",
+                          is_the_one ? "/tmp" : std::getenv("ATELIER_TEST_FOLDER"));
   } else {
     run_steps(group, what, rank);
   }

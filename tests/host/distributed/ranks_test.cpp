@@ -161,6 +161,5 @@ TEST_CASE("A pod of PyTorchJob with one process, and with several that nothing s
   REQUIRE(ranks.local_rank == 0);
   REQUIRE(ranks.local_size == 1);
   REQUIRE(ranks.port == 23456);
-  REQUIRE_THAT(refused(with(kPod, "PET_NPROC_PER_NODE", "8")),
-               Contains("atelier launch -- train"));
+  REQUIRE_THAT(refused(with(kPod, "PET_NPROC_PER_NODE", "8")), Contains("atelier launch -- train"));
 }

@@ -122,9 +122,16 @@ class DistributedTrainTest(unittest.TestCase):
         caches = [self.dir / f"cache_{ranks}" for ranks in (1, 3)]
         for ranks, cache in zip((1, 3), caches):
             self.train(ranks, cache_path=cache, **steps)
-        one, other = map(files, caches)
-        self.assertEqual(set(one), set(other))
-        self.assertEqual([name for name in one if one[name] != other[name]], [])
+        caches.append(self.dir / "cache_ahead")
+        line = self.line(2, max_train_steps=None, save_steps=None, enable_csv_log=None, global_batch_size=None,
+                         cache_path=caches[-1], **LORA)
+        line[line.index("train")] = "cache"
+        told, = program.run_line(line, code=0).stdout.splitlines()
+        self.assertEqual(json.loads(told)["items"], 7)
+        expected, *others = map(files, caches)
+        for entries in others:
+            self.assertEqual(set(expected), set(entries))
+            self.assertEqual([name for name in entries if entries[name] != expected[name]], [])
 
     def test_validation_is_shared_out(self):
         flags = dict(LORA, validation_dataset_base_path=self.data, max_train_steps=2, save_steps=2,
@@ -211,10 +218,10 @@ class DistributedTrainTest(unittest.TestCase):
                                       env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
                                            "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                            "MASTER_PORT": str(port)}) for rank in range(2)]
-        for process in processes:
+        for rank, process in enumerate(processes):  # rank 0 says it
             _, said = process.communicate(timeout=60)
             self.assertEqual(process.returncode, 2, said)
-            self.assertIn("--seed: 42, and 43 of rank 1", said)
+            self.assertEqual("--seed: 42, and 43 of rank 1" in said, rank == 0, said)
         self.assertFalse((self.dir / "run/config.toml").exists())
 
 
