@@ -336,37 +336,50 @@ void add_adapters(std::vector<Row>& rows, bool is_small) {
   add("one of rank 16, with backward", 1, 16, false, true);
 }
 
-// `tensors`: how many [rows, width] a run reads or writes, forward and backward.
+// A run of `op` on several sets of tensors; those that an operator has once are shared by them.
+Run pointwise_run(const Bench& bench, int sets, const Shape& s, int inputs, int64_t width,
+                  const std::function<Tensor(const Tensors&, const Tensors&)>& op,
+                  bool with_backward, ops::Kernels kernels) {
+  const Tensors few = {bench.noise({s.samples, width}),
+                       bench.noise({s.samples, width}),
+                       bench.noise({s.samples, width}),
+                       bench.noise({width}),
+                       bench.noise({width}),
+                       bench.noise({s.head_width}),
+                       bench.noise({s.rows(), s.head_width / 2}, at::kFloat)};
+  return with_sets(
+      sets,
+      [&] {
+        Tensors in;
+        for (int i = 0; i < inputs; ++i)
+          in.push_back(bench.noise({s.rows(), width}).set_requires_grad(with_backward));
+        return in;
+      },
+      [=](const Tensors& in) {
+        ops::set_kernels(kernels);
+        const at::AutoGradMode grad(with_backward);
+        const Tensor y = op(in, few);
+        if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
+        ops::set_kernels(ops::Kernels::kAuto);
+      });
+}
+
+// `forward`, `backward`: how many [rows, width] these read or write. Each row is there twice: with
+// what runs by default, and with kernels of our own whether they are proven or not.
 void add_pointwise(std::vector<Row>& rows, const Shape& s, const std::string& name, int forward,
                    int backward, int inputs,
                    const std::function<Tensor(const Tensors&, const Tensors&)>& op, int64_t width) {
   for (const bool with_backward : {false, true}) {
     const int tensors = forward + (with_backward ? backward : 0);
-    rows.push_back(
-        {"pointwise, " + s.name + ", " + name + (with_backward ? ", with backward" : ""),
-         2.0 * tensors * static_cast<double>(s.rows() * width), 0,
-         [=](const Bench& bench, int sets) {
-           const Tensors few = {bench.noise({s.samples, width}),
-                                bench.noise({s.samples, width}),
-                                bench.noise({s.samples, width}),
-                                bench.noise({width}),
-                                bench.noise({width}),
-                                bench.noise({s.head_width}),
-                                bench.noise({s.rows(), s.head_width / 2}, at::kFloat)};
-           return with_sets(
-               sets,
-               [&] {
-                 Tensors in;
-                 for (int i = 0; i < inputs; ++i)
-                   in.push_back(bench.noise({s.rows(), width}).set_requires_grad(with_backward));
-                 return in;
-               },
-               [=](const Tensors& in) {
-                 const at::AutoGradMode grad(with_backward);
-                 const Tensor y = op(in, few);
-                 if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
-               });
-         }});
+    for (const ops::Kernels kernels : {ops::Kernels::kAuto, ops::Kernels::kFused}) {
+      rows.push_back(
+          {"pointwise, " + s.name + ", " + name + (with_backward ? ", with backward" : "") +
+               (kernels == ops::Kernels::kFused ? ", fused" : ""),
+           2.0 * tensors * static_cast<double>(s.rows() * width), 0,
+           [=](const Bench& bench, int sets) {
+             return pointwise_run(bench, sets, s, inputs, width, op, with_backward, kernels);
+           }});
+    }
   }
 }
 

@@ -22,9 +22,13 @@ void add_process_flags(Table& table, ProcessSettings& settings) {
                {"cudnn", kCudnn},
                {"math", kMath}},
               "forces one implementation of attention")
-      .choice("kernels", settings.kernels,
-              {{"auto", ops::Kernels::kAuto}, {"composed", ops::Kernels::kComposed}},
-              "composed: plain LibTorch operators in place of fused ones")
+      .choice(
+          "kernels", settings.kernels,
+          {{"auto", ops::Kernels::kAuto},
+           {"fused", ops::Kernels::kFused},
+           {"composed", ops::Kernels::kComposed}},
+          "fused: kernels of our own where they are not proven yet, too; composed: plain LibTorch "
+          "operators instead")
       .flag("deterministic", settings.is_deterministic,
             "on a GPU: the same run gives the same bits, more slowly")
       .number("threads", settings.threads, "of the CPU; 0: one for each core",

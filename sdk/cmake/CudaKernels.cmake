@@ -44,6 +44,10 @@ function(atelier_add_cuda_kernels target)
   # Apart, so that nvcc is given none of the options that the target gets from LibTorch.
   add_library(${target}_kernels OBJECT ${ARGN})
   set_target_properties(${target}_kernels PROPERTIES CUDA_VISIBILITY_PRESET hidden)
+  # A kernel whose registers do not suffice does not build; how many each has is read by a test.
+  target_compile_options(${target}_kernels PRIVATE -Xptxas=-v,-warn-spills,-warn-lmem-usage,-Werror)
+  set_target_properties(${target}_kernels PROPERTIES
+    CUDA_COMPILER_LAUNCHER ${CMAKE_SOURCE_DIR}/sdk/cmake/keep_ptxas_log)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_kernels>)
   target_compile_definitions(${target} PRIVATE ATELIER_HAS_CUDA_KERNELS)
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)

@@ -12,7 +12,7 @@
 namespace atelier::test {
 namespace {
 
-std::string named_device = "cuda", shapes = "small";
+std::string named_device = "cuda", shapes = "small", named_kernels = "auto";
 at::Device chosen = at::kCPU;
 
 struct Outcome {
@@ -91,7 +91,7 @@ Comparison compare(const Operator& op, at::ScalarType dtype, at::Device where) {
   }
   ops::set_kernels(ops::Kernels::kComposed);
   const Outcome want = run_once(op, exact, dtype);
-  ops::set_kernels(ops::Kernels::kAuto);
+  ops::set_kernels(named_kernels == "fused" ? ops::Kernels::kFused : ops::Kernels::kAuto);
   const Outcome first = run_once(op, there, dtype), second = run_once(op, there, dtype);
   return {.value_error = largest_error(first.values, want.values),
           .gradient_error = largest_error(first.gradients, want.gradients),
@@ -132,7 +132,9 @@ int run_tests(int argc, char** argv) {
   session.cli(session.cli() |
               Catch::clara::Opt(named_device,
                                 "cuda|cuda:N|cpu")["--device"]("what is compared with the CPU") |
-              Catch::clara::Opt(shapes, "small|model")["--shapes"]("sizes of the tensors"));
+              Catch::clara::Opt(shapes, "small|model")["--shapes"]("sizes of the tensors") |
+              Catch::clara::Opt(named_kernels, "auto|fused")["--kernels"](
+                  "fused: those that are not proven, too"));
   if (const int code = session.applyCommandLine(argc, argv); code != 0) return code;
   if (named_device != "cpu" && !device::open_cuda().usable) {
     std::cout << "skipped: no GPU can be used: " << device::open_cuda().reason << "\n";

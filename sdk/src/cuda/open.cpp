@@ -13,6 +13,10 @@
 #include "atelier/export.h"
 #include "atelier/host/device_traits.h"
 
+#ifdef ATELIER_HAS_CUDA_KERNELS
+#include "ops/cuda/pointwise_cuda.h"
+#endif
+
 namespace {
 
 const char* problem_of(const std::function<void()>& call) noexcept {
@@ -36,11 +40,22 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
+// An operator is added to the proven ones with the record that proved it: `tools/gpu check` passed
+// and `tools/gpu kernels` found it faster than the composed form.
+void register_kernels() {
+#ifdef ATELIER_HAS_CUDA_KERNELS
+  static constexpr atelier::ops::PointwiseKernels proven = {};
+  atelier::ops::register_pointwise_kernels(at::kCUDA, &atelier::ops::cuda::pointwise_kernels,
+                                           &proven);
+#endif
+}
+
 }  // namespace
 
 extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
   return problem_of([] {
     at::globalContext().lazyInitDevice(at::kCUDA);
+    register_kernels();
     for (int device = 0;
          device < at::globalContext().getAcceleratorHooksInterface(at::kCUDA).deviceCount();
          ++device) {

@@ -21,15 +21,14 @@ using torch::autograd::variable_list;
 std::atomic<Kernels> chosen_kernels{Kernels::kAuto};
 
 struct Registered {
-  std::atomic<const PointwiseKernels*> kernels{nullptr};
-  std::atomic<bool> proven{false};
+  std::atomic<const PointwiseKernels*> kernels{nullptr}, proven{nullptr};
 };
 
 struct KernelTable {
   std::array<Registered, at::COMPILE_TIME_MAX_DEVICE_TYPES> devices;
   KernelTable() {
-    devices[static_cast<size_t>(at::kCPU)].kernels = &cpu::pointwise_kernels;
-    devices[static_cast<size_t>(at::kCPU)].proven = true;
+    Registered& cpu = devices[static_cast<size_t>(at::kCPU)];
+    cpu.kernels = cpu.proven = &cpu::pointwise_kernels;
   }
 };
 
@@ -44,21 +43,28 @@ at::DeviceType kind_of_device(const Tensor& x) {
   return dry != nullptr ? dry->like() : x.device().type();
 }
 
-// Whether fused kernels take `x`; otherwise the composed form runs.
-bool is_fused(const Tensor& x) {
+// Whether the fused kernel of an operator takes `x`; otherwise the composed form runs. Operators
+// with a norm say how wide it is.
+template <typename Kernel>
+bool is_fused(const Tensor& x, Kernel PointwiseKernels::*kernel, int64_t norm_width = 0) {
   const Kernels choice = chosen_kernels;
   if (choice == Kernels::kComposed) return false;
   const auto type = x.scalar_type();
   const bool known =
       type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
   const Registered& entry = registered(kind_of_device(x));
-  const bool present = known && entry.kernels != nullptr;
-  if (choice == Kernels::kFused && !present) {
+  const bool is_forced = choice == Kernels::kFused;
+  const PointwiseKernels* kernels = is_forced ? entry.kernels : entry.proven;
+  if (!known || kernels == nullptr) {
+    if (!is_forced) return false;
     throw Error(ErrorCode::kUnsupported,
                 c10::str("kernels: no fused ones for ", toString(type), " on ", x.device().str()),
                 "pass --kernels auto or --kernels composed");
   }
-  return present && (choice == Kernels::kFused || entry.proven);
+  const bool is_narrow =
+      kernels->widest_row_bytes == 0 || norm_width * x.element_size() <= kernels->widest_row_bytes;
+  return kernels->*kernel != nullptr && is_narrow &&
+         (type != at::kDouble || kernels->takes_float64);
 }
 
 const PointwiseKernels& kernels_for(const Tensor& x) {
@@ -437,7 +443,7 @@ Kernels kernels() {
 }
 
 void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
-                                bool proven) {
+                                const PointwiseKernels* proven) {
   registered(device).kernels = kernels;
   registered(device).proven = proven;
 }
@@ -446,7 +452,8 @@ Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
   check(is_packed(x, rows) && modulates(scale, x, rows) && is_alike(shift, scale), "norm_modulate",
         {x, shift, scale});
-  if (!is_fused(x)) return composed::norm_modulate(x, shift, scale, rows, eps);
+  if (!is_fused(x, &PointwiseKernels::norm_modulate, x.size(1)))
+    return composed::norm_modulate(x, shift, scale, rows, eps);
   if (needs_graph({x, shift, scale})) return NormModulate::apply(x, shift, scale, rows, eps);
   return kernels_for(x).norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows,
                                       eps);
@@ -455,7 +462,8 @@ Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
 Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
   check(is_packed(x, rows) && is_alike(x, y) && modulates(gate, x, rows), "gate_residual",
         {x, y, gate});
-  if (!is_fused(x)) return composed::gate_residual(x, y, gate, rows);
+  if (!is_fused(x, &PointwiseKernels::gate_residual))
+    return composed::gate_residual(x, y, gate, rows);
   if (needs_graph({x, y, gate})) return GateResidual::apply(x, y, gate, rows);
   return kernels_for(x).gate_residual(x.contiguous(), y.contiguous(), dense_rows(gate), rows);
 }
@@ -467,7 +475,7 @@ std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Te
   check(is_packed(x, rows) && is_alike(x, y) && modulates(gate, x, rows) &&
             modulates(scale, x, rows) && is_alike(shift, scale),
         "gate_residual_norm_modulate", {x, y, gate, shift, scale});
-  if (!is_fused(x)) {
+  if (!is_fused(x, &PointwiseKernels::gate_residual_norm_modulate, x.size(1))) {
     const Tensor sum = composed::gate_residual(x, y, gate, rows);
     return {sum, composed::norm_modulate(sum, shift, scale, rows, eps)};
   }
@@ -484,14 +492,16 @@ std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Te
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   check(x.dim() >= 1 && is_width_of(weight, x) && is_alike(weight, bias), "layer_norm",
         {x, weight, bias});
-  if (!is_fused(x)) return composed::layer_norm(x, weight, bias, eps);
+  if (!is_fused(x, &PointwiseKernels::layer_norm, x.size(-1)))
+    return composed::layer_norm(x, weight, bias, eps);
   if (needs_graph({x, weight, bias})) return LayerNorm::apply(x, weight, bias, eps);
   return kernels_for(x).layer_norm(x.contiguous(), weight.contiguous(), bias.contiguous(), eps);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check(x.dim() >= 1 && is_width_of(weight, x), "rms_norm", {x, weight});
-  if (!is_fused(x)) return composed::rms_norm(x, weight, eps);
+  if (!is_fused(x, &PointwiseKernels::rms_norm, x.size(-1)))
+    return composed::rms_norm(x, weight, eps);
   const Tensor cast = weight.to(x.scalar_type());
   if (needs_graph({x, cast})) return RmsNorm::apply(x, cast, eps);
   return kernels_for(x).rms_norm(x.contiguous(), cast.contiguous(), eps);
@@ -502,7 +512,8 @@ Tensor rms_norm_modulate(const Tensor& x, const Tensor& weight, const Tensor& sc
   check(is_packed(x, rows) && is_width_of(weight, x) &&
             (!scale.defined() || modulates(scale, x, rows)),
         "rms_norm_modulate", {x, weight});
-  if (!is_fused(x)) return composed::rms_norm_modulate(x, weight, scale, rows, eps);
+  if (!is_fused(x, &PointwiseKernels::rms_norm_modulate, x.size(1)))
+    return composed::rms_norm_modulate(x, weight, scale, rows, eps);
   const Tensor cast = weight.to(x.scalar_type());
   if (needs_graph({x, cast, scale})) {
     return RmsNormModulate::apply(x, cast, as_optional(scale), rows, eps);
@@ -516,7 +527,8 @@ Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight,
   check(is_packed(x, rows) && is_alike(x, y) && is_width_of(weight, x) &&
             (!gate.defined() || modulates(gate, x, rows)),
         "rms_gate_residual", {x, y, weight});
-  if (!is_fused(x)) return composed::rms_gate_residual(x, y, weight, gate, rows, eps);
+  if (!is_fused(x, &PointwiseKernels::rms_gate_residual, x.size(1)))
+    return composed::rms_gate_residual(x, y, weight, gate, rows, eps);
   const Tensor cast = weight.to(x.scalar_type());
   if (needs_graph({x, y, cast, gate})) {
     return RmsGateResidual::apply(x, y, cast, as_optional(gate), rows, eps);
@@ -534,7 +546,7 @@ std::tuple<Tensor, Tensor> rms_gate_residual_norm_modulate(const Tensor& x, cons
             is_width_of(next_weight, x) && (!gate.defined() || modulates(gate, x, rows)) &&
             (!scale.defined() || modulates(scale, x, rows)),
         "rms_gate_residual_norm_modulate", {x, y, weight, next_weight});
-  if (!is_fused(x)) {
+  if (!is_fused(x, &PointwiseKernels::rms_gate_residual_norm_modulate, x.size(1))) {
     const Tensor sum = composed::rms_gate_residual(x, y, weight, gate, rows, eps);
     return {sum, composed::rms_norm_modulate(sum, next_weight, scale, rows, eps)};
   }
@@ -558,7 +570,8 @@ Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const
   check(x.dim() == 3 && x.size(2) % 2 == 0 && is_alike(cos, sin) &&
             cos.sizes() == at::IntArrayRef{x.size(0), x.size(2) / 2} && weight_fits,
         "norm_rope", {x, cos, sin});
-  if (!is_fused(x)) return composed::norm_rope(x, weight, cos, sin, layout, eps);
+  if (!is_fused(x, &PointwiseKernels::norm_rope, x.size(2)))
+    return composed::norm_rope(x, weight, cos, sin, layout, eps);
   const Tensor scale = weight.defined() ? weight.to(x.scalar_type()).contiguous() : Tensor();
   const Tensor wide_cos = cos.to(wide(x)).contiguous(), wide_sin = sin.to(wide(x)).contiguous();
   if (needs_graph({x, scale})) {
@@ -570,20 +583,21 @@ Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   check(gate.dim() >= 1 && is_alike(gate, up), "swiglu", {gate, up});
-  if (!is_fused(gate)) return composed::swiglu(gate, up);
+  if (!is_fused(gate, &PointwiseKernels::swiglu)) return composed::swiglu(gate, up);
   if (needs_graph({gate, up})) return Swiglu::apply(gate, up);
   return kernels_for(gate).swiglu(flat_rows(gate), flat_rows(up)).view(gate.sizes());
 }
 
 Tensor gelu_tanh(const Tensor& x) {
-  if (!is_fused(x)) return composed::gelu_tanh(x);
+  if (!is_fused(x, &PointwiseKernels::gelu_tanh)) return composed::gelu_tanh(x);
   if (needs_graph({x})) return GeluTanh::apply(x);
   return kernels_for(x).gelu_tanh(x.contiguous());
 }
 
 Tensor channel_norm(const Tensor& x, const Tensor& gamma, bool silu) {
   check(x.dim() == 4 && gamma.dim() == 1 && gamma.size(0) == x.size(1), "channel_norm", {x, gamma});
-  if (!is_fused(x)) return composed::channel_norm(x, gamma, silu);
+  if (!is_fused(x, &PointwiseKernels::channel_norm, x.size(1)))
+    return composed::channel_norm(x, gamma, silu);
   const Tensor cast = gamma.to(x.scalar_type());
   if (needs_graph({x, cast})) return ChannelNorm::apply(x, cast, silu);
   return channels_of(kernels_for(x).channel_norm(channel_rows(x), cast.contiguous(), silu), x);

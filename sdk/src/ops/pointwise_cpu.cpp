@@ -558,6 +558,8 @@ const PointwiseKernels pointwise_kernels = {norm_modulate,
                                             gelu_tanh,
                                             gelu_tanh_backward,
                                             channel_norm,
-                                            channel_norm_backward};
+                                            channel_norm_backward,
+                                            /*takes_float64=*/true,
+                                            /*widest_row_bytes=*/0};
 
 }  // namespace atelier::ops::cpu

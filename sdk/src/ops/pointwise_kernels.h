@@ -7,10 +7,11 @@
 
 namespace atelier::ops {
 
-// Every entry is set. Arguments have been checked. Tensors are contiguous, but of modulations, of
-// norm_rope's x and of swiglu's inputs only the last axis need be dense. `modulation`, `gate_grad`
-// and `weight_grad` say whether those gradients are wanted; they are undefined otherwise, and have
-// the dtypes of what they belong to.
+// An operator that is null runs composed; those that its backward pass calls are set with it, here
+// and in the operators that it joins. Arguments have been checked. Tensors are contiguous, but of
+// modulations, of norm_rope's x and of swiglu's inputs only the last axis need be dense.
+// `modulation`, `gate_grad` and `weight_grad` say whether those gradients are wanted; they are
+// undefined otherwise, and have the dtypes of what they belong to.
 struct PointwiseKernels {
   using Tensor = at::Tensor;
 
@@ -95,13 +96,17 @@ struct PointwiseKernels {
   // {x, gamma}
   std::array<Tensor, 2> (*channel_norm_backward)(const Tensor& grad, const Tensor& x,
                                                  const Tensor& gamma, bool silu, bool gamma_grad);
+
+  // What else runs composed: float64, and norms of rows with more bytes than this; 0: none.
+  bool takes_float64;
+  int64_t widest_row_bytes;
 };
 
 // Those of the CPU are there from the start; a device library registers its own when it is loaded.
-// `proven` kernels run under Kernels::kAuto, others under Kernels::kFused only. `kernels` lives as
-// long as the process.
+// Under Kernels::kFused all `kernels` run, under Kernels::kAuto the operators that `proven` has,
+// where the others are null. Both live as long as the process.
 ATELIER_API void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
-                                            bool proven);
+                                            const PointwiseKernels* proven);
 
 namespace cpu {
 extern const PointwiseKernels pointwise_kernels;

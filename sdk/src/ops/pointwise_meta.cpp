@@ -168,6 +168,8 @@ const PointwiseKernels pointwise_kernels = {
     .gelu_tanh = gelu_tanh,
     .gelu_tanh_backward = gelu_tanh_backward,
     .channel_norm = channel_norm,
-    .channel_norm_backward = channel_norm_backward};
+    .channel_norm_backward = channel_norm_backward,
+    .takes_float64 = true,
+    .widest_row_bytes = 0};
 
 }  // namespace atelier::ops::meta

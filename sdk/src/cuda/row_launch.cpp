@@ -1,0 +1,40 @@
+// Runs the kernels on rows on a GPU, on LibTorch's current stream.
+#include <array>
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/row_device.h"
+
+namespace atelier::ops::cuda {
+namespace {
+
+using Door = int (*)(Element, const RowGrid*, const RowArguments*, void* stream);
+
+constexpr Door kDoors[] = {
+#define ATELIER_DOOR(name, functor) atelier_cuda_##name,
+    ATELIER_ROW_OPERATORS(ATELIER_DOOR)
+#undef ATELIER_DOOR
+};
+
+void check(int error) {
+  TORCH_CHECK(error == cudaSuccess,
+              "CUDA error: ", cudaGetErrorString(static_cast<cudaError_t>(error)));
+}
+
+}  // namespace
+
+void run_rows(RowOperator name, Element element, const RowGrid& grid, const RowArguments& arguments,
+              c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  check(kDoors[static_cast<int>(name)](element, &grid, &arguments,
+                                       c10::cuda::getCurrentCUDAStream().stream()));
+}
+
+void run_totals(const TotalsArguments& arguments, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  check(atelier_cuda_column_totals(&arguments, c10::cuda::getCurrentCUDAStream().stream()));
+}
+
+}  // namespace atelier::ops::cuda

@@ -1,0 +1,11 @@
+// Norms and what is done beside them.
+#include "ops/cuda/row_kernel.cuh"
+
+namespace cuda = atelier::ops::cuda;
+
+#define ATELIER_DEFINE(name, functor)                                                     \
+  extern "C" int atelier_cuda_##name(cuda::Element element, const cuda::RowGrid* grid,    \
+                                     const cuda::RowArguments* arguments, void* stream) { \
+    return cuda::launch_norm<cuda::functor>(element, *grid, *arguments, stream);          \
+  }
+ATELIER_NORM_OPERATORS(ATELIER_DEFINE)

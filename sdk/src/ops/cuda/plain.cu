@@ -1,0 +1,13 @@
+// Operators without a norm over a row, and those on heads.
+#include "ops/cuda/plain_functors.h"
+#include "ops/cuda/rope_functors.h"
+#include "ops/cuda/row_kernel.cuh"
+
+namespace cuda = atelier::ops::cuda;
+
+#define ATELIER_DEFINE(name, functor)                                                     \
+  extern "C" int atelier_cuda_##name(cuda::Element element, const cuda::RowGrid* grid,    \
+                                     const cuda::RowArguments* arguments, void* stream) { \
+    return cuda::launch_plain<cuda::functor>(element, *grid, *arguments, stream);         \
+  }
+ATELIER_PLAIN_OPERATORS(ATELIER_DEFINE)

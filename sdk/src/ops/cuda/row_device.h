@@ -1,0 +1,15 @@
+// Where kernels on rows run: on a GPU (cuda/row_launch.cpp), or played on the CPU by the tests.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "ops/cuda/row_operators.h"
+
+namespace atelier::ops::cuda {
+
+// Queues the operator on the device's current stream. Throws what the device says against it.
+void run_rows(RowOperator name, Element element, const RowGrid& grid, const RowArguments& arguments,
+              c10::Device device);
+void run_totals(const TotalsArguments& arguments, c10::Device device);
+
+}  // namespace atelier::ops::cuda

@@ -1,0 +1,97 @@
+// The one kernel that runs functors on rows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/cuda/norm_functors.h"
+#include "ops/cuda/row_operators.h"
+
+namespace atelier::ops::cuda {
+
+// Adds `sums` up over the lanes of a row, the same order in every lane: by halves of a warp, then
+// warp by warp. Two halves of `shared` take turns, so that one barrier is enough.
+template <int kSums>
+__device__ __forceinline__ void add_up_row(int lanes, int turn, float (&sums)[kMostSums]) {
+  __shared__ float shared[2][kMostSums][kMostLanes / kWarp];
+  for (int far = (lanes < kWarp ? lanes : kWarp) / 2; far > 0; far /= 2) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], far);
+  }
+  if (lanes <= kWarp) return;
+  const int warps = lanes / kWarp;
+  if (threadIdx.x % kWarp == 0) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) shared[turn][k][threadIdx.x / kWarp] = sums[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    sums[k] = 0;
+    for (int w = 0; w < warps; ++w) sums[k] += shared[turn][k][w];
+  }
+}
+
+template <typename F, int kPhase>
+__device__ __forceinline__ void run_phases(const RowArguments& arguments, const RowGrid& grid,
+                                           const Place& place, const typename F::Columns& columns,
+                                           typename F::Lane& lane, ColumnSums<F>& column_sums,
+                                           float (&sums)[kMostSums], int& turn) {
+  F::template phase<kPhase>(arguments, place, columns, lane, column_sums, sums);
+  if constexpr (kPhase < F::kReductions) {
+    add_up_row<F::kSums>(grid.lanes, turn, sums);
+    turn ^= 1;
+    run_phases<F, kPhase + 1>(arguments, grid, place, columns, lane, column_sums, sums, turn);
+  }
+}
+
+template <typename F>
+__global__ void __launch_bounds__(kMostLanes, F::kLanePacks == 1 ? 0 : 1)
+    row_kernel(const __grid_constant__ RowGrid grid,
+               const __grid_constant__ RowArguments arguments) {
+  Chunk chunk(grid, blockIdx.x, threadIdx.x, F::kElements);
+  typename F::Columns columns;
+  F::prepare(arguments, chunk.place, columns);
+  ColumnSums<F> column_sums = {};
+  int turn = 0;
+  for (int64_t base = chunk.first_row; base < chunk.end_row; base += grid.rows_at_once) {
+    chunk.move_to(grid, base, threadIdx.x);
+    typename F::Lane lane;
+    float sums[kMostSums] = {};
+    run_phases<F, 0>(arguments, grid, chunk.place, columns, lane, column_sums, sums, turn);
+  }
+  if constexpr (F::kColumnSums > 0) {
+    if (arguments.partial_sums != nullptr)
+      store_column_sums<F>(arguments, grid, chunk, threadIdx.x, column_sums);
+  }
+}
+
+template <typename F>
+int launch(const RowGrid& grid, const RowArguments& arguments, void* stream) {
+  row_kernel<F><<<static_cast<unsigned>(grid.blocks()), static_cast<unsigned>(grid.threads()), 0,
+                  static_cast<cudaStream_t>(stream)>>>(grid, arguments);
+  return cudaGetLastError();
+}
+
+// One pack a lane, or two where rows are wide.
+template <template <typename, int> class F, typename T>
+int launch_packs(const RowGrid& grid, const RowArguments& arguments, void* stream) {
+  if (grid.packs == 1) return launch<F<T, 1>>(grid, arguments, stream);
+  return launch<F<T, 2>>(grid, arguments, stream);
+}
+
+template <template <typename, int> class F>
+int launch_norm(Element element, const RowGrid& grid, const RowArguments& arguments, void* stream) {
+  if (element == Element::kBFloat16) return launch_packs<F, BFloat16>(grid, arguments, stream);
+  if (element == Element::kFloat16) return launch_packs<F, Float16>(grid, arguments, stream);
+  return launch_packs<F, Float32>(grid, arguments, stream);
+}
+
+template <template <typename> class F>
+int launch_plain(Element element, const RowGrid& grid, const RowArguments& arguments,
+                 void* stream) {
+  if (element == Element::kBFloat16) return launch<F<BFloat16>>(grid, arguments, stream);
+  if (element == Element::kFloat16) return launch<F<Float16>>(grid, arguments, stream);
+  return launch<F<Float32>>(grid, arguments, stream);
+}
+
+}  // namespace atelier::ops::cuda

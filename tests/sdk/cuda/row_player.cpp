@@ -1,0 +1,139 @@
+// Plays the kernels of a GPU on the CPU: block by block, lane by lane, sums in the device's order.
+#include "sdk/cuda/row_player.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/cuda/plain_functors.h"
+#include "ops/cuda/rope_functors.h"
+#include "ops/cuda/row_device.h"
+
+namespace atelier::ops::cuda {
+namespace {
+
+Played last_played;
+
+template <typename F>
+struct Player {
+  struct LaneState {
+    typename F::Columns columns;
+    typename F::Lane lane;
+    ColumnSums<F> column_sums;
+    float sums[kMostSums];
+    Chunk chunk;
+  };
+
+  const RowGrid& grid;
+  const RowArguments& arguments;
+  std::vector<LaneState> lanes;
+
+  // As add_up_row of row_kernel.cuh does.
+  void add_up(int k) {
+    const int threads = grid.threads(), part = std::min(grid.lanes, kWarp);
+    std::vector<float> sums, halved(threads);
+    for (const LaneState& s : lanes) sums.push_back(s.sums[k]);
+    for (int far = part / 2; far > 0; far /= 2) {
+      for (int t = 0; t < threads; ++t) halved[t] = sums[t] + sums[t ^ far];
+      sums = halved;
+    }
+    if (grid.lanes > kWarp) {
+      float total = 0;
+      for (int w = 0; w < threads / kWarp; ++w) total += sums[w * kWarp];
+      sums.assign(threads, total);
+    }
+    for (int t = 0; t < threads; ++t) lanes[t].sums[k] = sums[t];
+  }
+
+  template <int kPhase>
+  void run_phases() {
+    for (LaneState& s : lanes) {
+      F::template phase<kPhase>(arguments, s.chunk.place, s.columns, s.lane, s.column_sums, s.sums);
+    }
+    if constexpr (kPhase < F::kReductions) {
+      for (int k = 0; k < F::kSums; ++k) add_up(k);
+      run_phases<kPhase + 1>();
+    }
+  }
+
+  void play_block(int64_t block) {
+    lanes.clear();
+    for (int t = 0; t < grid.threads(); ++t) {
+      lanes.push_back({{}, {}, {}, {}, Chunk(grid, block, t, F::kElements)});
+      F::prepare(arguments, lanes[t].chunk.place, lanes[t].columns);
+    }
+    const Chunk first = lanes[0].chunk;
+    for (int64_t base = first.first_row; base < first.end_row; base += grid.rows_at_once) {
+      for (int t = 0; t < grid.threads(); ++t) {
+        lanes[t].chunk.move_to(grid, base, t);
+        lanes[t].sums[0] = lanes[t].sums[1] = 0;
+      }
+      run_phases<0>();
+    }
+    if (F::kColumnSums == 0 || arguments.partial_sums == nullptr) return;
+    for (int t = 0; t < grid.threads(); ++t)
+      store_column_sums<F>(arguments, grid, lanes[t].chunk, t, lanes[t].column_sums);
+  }
+};
+
+template <typename F>
+void play(const RowGrid& grid, const RowArguments& arguments) {
+  Player<F> player{grid, arguments, {}};
+  for (int64_t block = 0; block < grid.blocks(); ++block) player.play_block(block);
+}
+
+template <template <typename, int> class F, typename T>
+void play_packs(const RowGrid& grid, const RowArguments& arguments) {
+  grid.packs == 1 ? play<F<T, 1>>(grid, arguments) : play<F<T, 2>>(grid, arguments);
+}
+
+template <template <typename, int> class F>
+void play_norm(Element element, const RowGrid& grid, const RowArguments& arguments) {
+  if (element == Element::kBFloat16) return play_packs<F, BFloat16>(grid, arguments);
+  if (element == Element::kFloat16) return play_packs<F, Float16>(grid, arguments);
+  play_packs<F, Float32>(grid, arguments);
+}
+
+template <template <typename> class F>
+void play_plain(Element element, const RowGrid& grid, const RowArguments& arguments) {
+  if (element == Element::kBFloat16) return play<F<BFloat16>>(grid, arguments);
+  if (element == Element::kFloat16) return play<F<Float16>>(grid, arguments);
+  play<F<Float32>>(grid, arguments);
+}
+
+}  // namespace
+
+const Played& played() {
+  return last_played;
+}
+
+void run_rows(RowOperator name, Element element, const RowGrid& grid, const RowArguments& arguments,
+              c10::Device) {
+  ++last_played.launches;
+  last_played.grid = grid;
+  switch (name) {
+#define ATELIER_PLAY_NORM(name, functor) \
+  case RowOperator::name:                \
+    return play_norm<functor>(element, grid, arguments);
+#define ATELIER_PLAY_PLAIN(name, functor) \
+  case RowOperator::name:                 \
+    return play_plain<functor>(element, grid, arguments);
+    ATELIER_NORM_OPERATORS(ATELIER_PLAY_NORM)
+    ATELIER_NORM_BACKWARD_OPERATORS(ATELIER_PLAY_NORM)
+    ATELIER_PLAIN_OPERATORS(ATELIER_PLAY_PLAIN)
+#undef ATELIER_PLAY_NORM
+#undef ATELIER_PLAY_PLAIN
+  }
+}
+
+void run_totals(const TotalsArguments& arguments, c10::Device) {
+  for (int64_t block = 0; block < total_blocks(arguments); ++block) {
+    for (int thread = 0; thread < kWarp; ++thread) {
+      float groups[kTotalGroups];
+      for (int g = 0; g < kTotalGroups; ++g)
+        groups[g] = total_of_group(arguments, TotalPlace(arguments, block, thread + g * kWarp));
+      store_total(arguments, TotalPlace(arguments, block, thread), groups);
+    }
+  }
+}
+
+}  // namespace atelier::ops::cuda
