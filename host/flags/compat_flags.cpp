@@ -8,7 +8,9 @@ namespace {
 
 using enum CompatFate;
 
-constexpr std::string_view kOneProcess = "one process trains on one device";
+constexpr std::string_view kLaunched =
+    "atelier launch --nproc_per_node N -- train … starts several processes";
+constexpr std::string_view kBuckets = "gradients are always sent in buckets that stay";
 constexpr std::string_view kAllPlanned =
     "--vram says what the run may take, and where weights and the optimizer rest is planned";
 constexpr std::string_view kPlanned = "--vram says what the run may take, and the rest is planned";
@@ -34,22 +36,22 @@ constexpr CompatFlag kFlags[] = {
     {"config_file", kLauncher, true, kIdle, kAllPlanned},
     {"mixed_precision", kLauncher, true, kRead,
      "--dtype says what weights are kept and computed in"},
-    {"num_processes", kLauncher, true, kRead, kOneProcess},
-    {"nproc_per_node", kLauncher, true, kRead, kOneProcess},
-    {"nproc-per-node", kLauncher, true, kRead, kOneProcess},
-    {"num_gpus", kLauncher, true, kRead, kOneProcess},
-    {"num_machines", kLauncher, true, kRead, kOneProcess},
-    {"nnodes", kLauncher, true, kRead, kOneProcess},
-    {"multi_gpu", kLauncher, false, kLost, kOneProcess},
-    {"machine_rank", kLauncher, true, kIdle, kOneProcess},
-    {"node_rank", kLauncher, true, kIdle, kOneProcess},
-    {"main_process_ip", kLauncher, true, kIdle, kOneProcess},
-    {"main_process_port", kLauncher, true, kIdle, kOneProcess},
-    {"master_addr", kLauncher, true, kIdle, kOneProcess},
-    {"master_port", kLauncher, true, kIdle, kOneProcess},
-    {"rdzv_backend", kLauncher, true, kIdle, kOneProcess},
-    {"rdzv_endpoint", kLauncher, true, kIdle, kOneProcess},
-    {"standalone", kLauncher, false, kIdle, kOneProcess},
+    {"num_processes", kLauncher, true, kRead, kLaunched},
+    {"nproc_per_node", kLauncher, true, kRead, kLaunched},
+    {"nproc-per-node", kLauncher, true, kRead, kLaunched},
+    {"num_gpus", kLauncher, true, kRead, kLaunched},
+    {"num_machines", kLauncher, true, kRead, kLaunched},
+    {"nnodes", kLauncher, true, kRead, kLaunched},
+    {"multi_gpu", kLauncher, false, kLost, kLaunched},
+    {"machine_rank", kLauncher, true, kIdle, kLaunched},
+    {"node_rank", kLauncher, true, kIdle, kLaunched},
+    {"main_process_ip", kLauncher, true, kIdle, kLaunched},
+    {"main_process_port", kLauncher, true, kIdle, kLaunched},
+    {"master_addr", kLauncher, true, kIdle, kLaunched},
+    {"master_port", kLauncher, true, kIdle, kLaunched},
+    {"rdzv_backend", kLauncher, true, kIdle, kLaunched},
+    {"rdzv_endpoint", kLauncher, true, kIdle, kLaunched},
+    {"standalone", kLauncher, false, kIdle, kLaunched},
     {"gpu_ids", kLauncher, true, kRead, "--device cuda:N chooses a GPU"},
     {"use_deepspeed", kLauncher, false, kIdle, kAllPlanned},
     {"deepspeed_config_file", kLauncher, true, kIdle, kAllPlanned},
@@ -148,9 +150,9 @@ constexpr CompatFlag kFlags[] = {
     {"fused_backward_pass", kKohya, false, kFixed, "--optimize_on_cpu"},
     {"blockwise_fused_optimizers", kKohya, false, kFixed, "--optimize_on_cpu"},
     {"mem_eff_save", kKohya, false, kIdle, "files are always written so"},
-    {"ddp_timeout", kKohya, true, kIdle, "one process trains on one device"},
-    {"ddp_gradient_as_bucket_view", kKohya, false, kIdle, "one process trains on one device"},
-    {"ddp_static_graph", kKohya, false, kIdle, "one process trains on one device"},
+    {"ddp_timeout", kKohya, true, kFixed, "--dist_timeout, in seconds"},
+    {"ddp_gradient_as_bucket_view", kKohya, false, kIdle, kBuckets},
+    {"ddp_static_graph", kKohya, false, kIdle, kBuckets},
     // The optimizer and the loss.
     {"use_8bit_adam", kKohya, false, kFixed, "--optimizer_type AdamW8bit"},
     {"use_lion_optimizer", kKohya, false, kLost, kNever},

@@ -210,7 +210,7 @@ class Rewriter {
       return rename(flag.shown, "device", "cuda:" + flag.value());
     if (flag.value() == "1") return leave_out(flag.shown, known.text);
     lose(flag.shown, std::string(known.text) +
-                         "; --gradient_accumulation_steps makes steps of as many samples");
+                         "; on one, --gradient_accumulation_steps makes steps of as many samples");
   }
 
   void take_precision(const Given& flag, const std::string& name) {

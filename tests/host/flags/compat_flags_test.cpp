@@ -41,7 +41,8 @@ TEST_CASE("A flag of another program is answered with what to do here", "[compat
         "kohya's trainers: --vram says what the run may take, and the rest is planned: leave it "
         "out");
   CHECK(answer_to("multi_gpu", kLauncher) ==
-        "a launcher, not of train: one process trains on one device: leave it out");
+        "a launcher, not of train: atelier launch --nproc_per_node N -- train … starts several "
+        "processes: leave it out");
   CHECK(answer_to("network_dim", kSampler).empty());
 }
 

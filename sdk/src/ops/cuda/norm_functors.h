@@ -2,7 +2,8 @@
 //
 // A functor is what one lane does with a row, in phases: between phase i and i + 1 the kernel adds
 // `sums` up over the lanes of the row, each of `kReductions` times the first kSums of them. A lane
-// loads all of its inputs in phase 0, keeps them as they were read, and writes in the last phase.
+// loads its inputs in phase 0, keeps them as they were read, and writes in the last phase; where
+// registers are few it loads in the last phase what is used there alone.
 // `Columns` is what holds for all rows of a sample; `kColumnSums` sums over rows are left in
 // `ColumnSums` where they are wanted.
 #pragma once
