@@ -28,7 +28,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPeerLostCode = 6;
 constexpr int kStoppedCode = 75;  // of a process that was asked to stop, and has saved its state
-constexpr auto kGrace = std::chrono::seconds(4);  // that others have after one has failed
+// That others have after one has failed: longer than Peers take to say who is lost and to end a
+// process that is held up.
+constexpr auto kGrace = std::chrono::seconds(4);
 constexpr auto kLook = std::chrono::milliseconds(200);
 constexpr std::array kPassedOn = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
 constexpr int kNotFoundCode = 127;  // of a child whose program does not start

@@ -33,7 +33,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr milliseconds kLook(200);               // between two looks at the store
 constexpr milliseconds kRollCall(1500);          // that ranks have to answer
 constexpr milliseconds kVerdict(3000);           // until a failure is explained
-constexpr milliseconds kEnd(2000);               // that the main thread has to end the process
+constexpr milliseconds kEnd(1500);               // that the main thread has to end the process
 constexpr int kLooksOfSign = 5;                  // between two signs of life
 constexpr int kMissedSigns = 20;                 // after which a rank is lost
 constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int still holds
