@@ -1,5 +1,7 @@
 #include "host/distributed/group.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -17,20 +19,39 @@ namespace atelier::distributed {
 
 using std::chrono::milliseconds;
 
-struct Group::State {
-  Ranks ranks;
-  std::unique_ptr<Peers> peers;                  // null: there are none
-  c10::intrusive_ptr<c10d::Backend> gloo, nccl;  // nccl: null without a GPU
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// What the group of all ranks has in common with the smaller ones.
+struct Group::Run {
   GroupOptions options;
+  std::unique_ptr<Peers> peers;      // null: there are none
+  std::vector<BackendPtr> backends;  // of all groups
   Pace pace;
   std::string place;
+  milliseconds limit{0};  // of an exchange, at the moment
   int64_t bytes_sent = 0;
 
-  void note(const std::string& exchange) const {
-    peers->note(place.empty() ? exchange : place + ", " + exchange);
+  c10::intrusive_ptr<c10d::Store> store(const std::string& name) const {
+    return c10::make_intrusive<c10d::PrefixStore>(name, peers->store());
   }
-  milliseconds first_limit() const {
-    return options.exchange.count() > 0 ? options.exchange : options.meeting;
+};
+
+struct Group::State {
+  Ranks ranks;
+  std::vector<int> members;  // of the run, by rank
+  std::string name;          // empty: of all ranks
+  std::shared_ptr<Run> run;
+  BackendPtr gloo, nccl;  // nccl: null without a GPU
+  int64_t bytes_sent = 0;
+
+  bool is_of_all() const { return name.empty(); }
+  void note(const std::string& exchange) const {
+    const std::string what = is_of_all() ? exchange : name + ", " + exchange;
+    run->peers->note(run->place.empty() ? what : run->place + ", " + what, name);
+  }
+  void count(int64_t bytes) {
+    bytes_sent += bytes;
+    run->bytes_sent += bytes;
   }
   c10d::Backend& backend_of(const at::Tensor& tensor) const {
     return tensor.is_cuda() ? *nccl : *gloo;
@@ -72,16 +93,34 @@ c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store
 std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& options) {
   auto state = std::make_unique<State>();
   state->ranks = ranks;
-  state->options = options;
-  if (!ranks.is_alone()) {
-    state->peers = std::make_unique<Peers>(ranks, options.meeting);
-    state->note("meeting");
-    state->gloo = with_peers(*state->peers, [&] {
-      const auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", state->peers->store());
-      return open_gloo(store, ranks, state->first_limit());
-    });
-  }
-  return std::shared_ptr<Group>(new Group(std::move(state)));
+  state->run = std::make_shared<Run>();
+  state->run->options = options;
+  state->run->limit = options.exchange.count() > 0 ? options.exchange : options.meeting;
+  state->members.resize(static_cast<size_t>(ranks.size));
+  std::iota(state->members.begin(), state->members.end(), 0);
+  if (!ranks.is_alone()) state->run->peers = std::make_unique<Peers>(ranks, options.meeting);
+  std::shared_ptr<Group> group(new Group(std::move(state)));
+  group->open_gloo();
+  return group;
+}
+
+std::shared_ptr<Group> Group::among(const std::vector<std::vector<int>>& groups,
+                                    const std::string& name) {
+  auto state = std::make_unique<State>();
+  state->run = state_->run;
+  const auto mine = std::ranges::find_if(
+      groups, [&](const auto& members) { return std::ranges::count(members, rank()) == 1; });
+  TORCH_CHECK(mine != groups.end(), "rank ", rank(), " is in none of the groups");
+  for (const int member : *mine) state->members.push_back(state_->members.at(member));
+  state->ranks = ranks();
+  state->ranks.size = static_cast<int>(mine->size());
+  state->ranks.rank = static_cast<int>(std::ranges::find(*mine, rank()) - mine->begin());
+  state->name = name + " of ranks";
+  for (const int member : state->members) state->name += " " + std::to_string(member);
+  std::shared_ptr<Group> group(new Group(std::move(state)));
+  group->open_gloo();
+  if (state_->nccl) group->open_nccl();
+  return group;
 }
 
 Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -92,56 +131,70 @@ const Ranks& Group::ranks() const {
 }
 
 int64_t Group::bytes_sent() const {
-  return state_->bytes_sent;
+  return state_->is_of_all() ? state_->run->bytes_sent : state_->bytes_sent;
 }
 
 std::string Group::name_of(int rank) const {
-  return state_->peers ? state_->peers->name_of(rank) : "rank " + std::to_string(rank);
+  const int member = state_->members.at(static_cast<size_t>(rank));
+  const auto& peers = state_->run->peers;
+  return peers ? peers->name_of(member) : "rank " + std::to_string(member);
 }
 
 void Group::set_place(std::string place) {
-  state_->place = std::move(place);
+  state_->run->place = std::move(place);
 }
 
 void Group::begin_step(int64_t step) {
   set_place("step " + std::to_string(step));
-  if (ranks().is_alone() || state_->options.exchange.count() > 0) return;
-  state_->pace.begin_step(std::chrono::steady_clock::now());
-  const auto limit = state_->pace.limit();
+  Run& run = *state_->run;
+  if (ranks().is_alone() || run.options.exchange.count() > 0) return;
+  run.pace.begin_step(std::chrono::steady_clock::now());
+  const auto limit = run.pace.limit();
   if (!limit) return;
-  state_->gloo->setTimeout(*limit);
-  if (state_->nccl) state_->nccl->setTimeout(*limit);
+  run.limit = *limit;
+  for (const BackendPtr& backend : run.backends) backend->setTimeout(*limit);
 }
 
 bool Group::sends(at::Device device) const {
   return device.is_cpu() || (device.is_cuda() && state_->nccl != nullptr);
 }
 
-void Group::open_nccl(int gpu) {
-  require_own_gpus(*this, device::gpu_identity(gpu));
-  state_->note("meeting of GPUs");
-  using Open = void (*)(const c10::intrusive_ptr<c10d::Store>&, int, int, int, milliseconds,
-                        c10::intrusive_ptr<c10d::Backend>&);
-  const auto open = reinterpret_cast<Open>(device::cuda_function("atelier_cuda_open_nccl"));
-  with_peers(*state_->peers, [&] {
-    const c10::intrusive_ptr<c10d::Store> store =
-        c10::make_intrusive<c10d::PrefixStore>("nccl", state_->peers->store());
-    open(store, rank(), size(), gpu, state_->first_limit(), state_->nccl);
+void Group::open_gloo() {
+  if (ranks().is_alone()) return;
+  Run& run = *state_->run;
+  state_->note("meeting");
+  state_->gloo = with_peers(*run.peers, [&] {
+    return distributed::open_gloo(run.store("gloo " + state_->name), ranks(), run.limit);
   });
+  run.backends.push_back(state_->gloo);
 }
 
-// Begins an exchange, and waits for it in the ticket, which does not outlive the group.
+void Group::open_nccl() {
+  if (ranks().is_alone()) return;
+  Run& run = *state_->run;
+  state_->note("meeting of GPUs");
+  using Open =
+      void (*)(const c10::intrusive_ptr<c10d::Store>&, int, int, int, milliseconds, BackendPtr&);
+  const auto open = reinterpret_cast<Open>(device::cuda_function("atelier_cuda_open_nccl"));
+  with_peers(*run.peers, [&] {
+    open(run.store("nccl " + state_->name), rank(), size(), *run.options.gpu, run.limit,
+         state_->nccl);
+  });
+  run.backends.push_back(state_->nccl);
+}
+
+// Begins an exchange, and waits for it in the ticket.
 template <typename F>
 Ticket Group::State::exchange(const char* what, const at::Tensor& sent, F&& begin) {
   note(std::string(what) + " of " + std::to_string(sent.numel()) + " " +
        at::toString(sent.scalar_type()));
-  const c10::intrusive_ptr<c10d::Work> work = with_peers(*peers, begin);
-  return Ticket([this, work] { with_peers(*peers, [&] { work->wait(); }); });
+  const c10::intrusive_ptr<c10d::Work> work = with_peers(*run->peers, begin);
+  return Ticket([run = run, work] { with_peers(*run->peers, [&] { work->wait(); }); });
 }
 
 Ticket Group::all_reduce(const at::Tensor& value) {
   if (ranks().is_alone()) return {};
-  state_->bytes_sent += 2 * static_cast<int64_t>(value.nbytes()) * (size() - 1) / size();
+  state_->count(2 * static_cast<int64_t>(value.nbytes()) * (size() - 1) / size());
   return state_->exchange("all-reduce", value, [&] {
     std::vector<at::Tensor> values = {value};
     return state_->backend_of(value).allreduce(values);
@@ -150,7 +203,7 @@ Ticket Group::all_reduce(const at::Tensor& value) {
 
 Ticket Group::broadcast(const at::Tensor& value, int root) {
   if (ranks().is_alone()) return {};
-  if (rank() == root) state_->bytes_sent += static_cast<int64_t>(value.nbytes());
+  if (rank() == root) state_->count(static_cast<int64_t>(value.nbytes()));
   const std::string what = "broadcast by rank " + std::to_string(root);
   return state_->exchange(what.c_str(), value, [&] {
     std::vector<at::Tensor> values = {value};
@@ -165,7 +218,7 @@ Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part) {
     whole.view(-1).copy_(part.view(-1));
     return {};
   }
-  state_->bytes_sent += static_cast<int64_t>(part.nbytes()) * (size() - 1);
+  state_->count(static_cast<int64_t>(part.nbytes()) * (size() - 1));
   at::Tensor out = whole.view(-1), in = part.view(-1);
   return state_->exchange("all-gather", in,
                           [&] { return state_->backend_of(in)._allgather_base(out, in); });
@@ -176,7 +229,7 @@ Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
     out.view(-1).copy_(in.view(-1));
     return {};
   }
-  state_->bytes_sent += static_cast<int64_t>(in.nbytes()) * (size() - 1) / size();
+  state_->count(static_cast<int64_t>(in.nbytes()) * (size() - 1) / size());
   at::Tensor to = out.view(-1), from = in.view(-1);
   return state_->exchange("all-to-all", from, [&] {
     std::vector<int64_t> equal;  // none: parts of one size
@@ -190,7 +243,7 @@ Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
     return {};
   }
   if (whole.is_cuda()) {
-    state_->bytes_sent += static_cast<int64_t>(part.nbytes()) * (size() - 1);
+    state_->count(static_cast<int64_t>(part.nbytes()) * (size() - 1));
     at::Tensor out = part.view(-1), in = whole.view(-1);
     return state_->exchange("reduce-scatter", in,
                             [&] { return state_->nccl->_reduce_scatter_base(out, in); });
@@ -209,31 +262,34 @@ Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
 std::vector<std::string> Group::say(const std::string& text) {
   if (ranks().is_alone()) return {text};
   state_->note("agreement");
-  return state_->peers->say(text);
+  return state_->run->peers->say(text);
 }
 
 void Group::compare() {
   if (ranks().is_alone()) return;
-  const auto [count, hash] = state_->peers->noted();
+  const auto [count, hash] = state_->run->peers->noted(state_->name);
   const at::Tensor mine = at::tensor({count, static_cast<int64_t>(hash)}, at::kLong);
   const at::Tensor all = at::empty({size(), 2}, at::kLong);
   all_gather(all, mine).wait();
-  if (!at::equal(all, mine.expand({size(), 2}))) throw state_->peers->lost("exchanges differ");
+  if (!at::equal(all, mine.expand({size(), 2}))) throw state_->run->peers->lost("exchanges differ");
 }
 
 void Group::give_up(std::string_view reason) {
-  if (!ranks().is_alone()) state_->peers->give_up(reason);
+  if (!ranks().is_alone()) state_->run->peers->give_up(reason);
 }
 
 void Group::part() {
-  if (!ranks().is_alone()) state_->peers->part();
+  if (!ranks().is_alone()) state_->run->peers->part();
 }
 
 int run_with_others(const Ranks& ranks, const GroupOptions& options,
                     const std::function<int(Group&)>& work) {
   const std::shared_ptr<Group> group = Group::meet(ranks, options);
   try {
-    if (options.gpu && !ranks.is_alone()) group->open_nccl(*options.gpu);
+    if (options.gpu && !ranks.is_alone()) {
+      require_own_gpus(*group, device::gpu_identity(*options.gpu));
+      group->open_nccl();
+    }
     return work(*group);
   } catch (const Error& error) {
     const bool is_shared = error.tag() == kSaidByFirst;

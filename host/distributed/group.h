@@ -61,6 +61,14 @@ class Group {
   bool is_first() const { return ranks().is_first(); }
   std::string name_of(int rank) const;  // "rank 2 (node7)"
 
+  // The group of `groups` that this rank is in; each lists ranks of this group in the order that
+  // they have there, and each rank is in one. All ranks call this with the same groups. `name` says
+  // what they are for, in errors, and is given once. Exchanges of a smaller group do not wait for
+  // others, nor for those of another group of the same ranks. Of the group of all ranks alone are
+  // say(), set_place(), begin_step(), give_up() and part(), which hold for the smaller ones, too.
+  std::shared_ptr<Group> among(const std::vector<std::vector<int>>& groups,
+                               const std::string& name);
+
   // Whether tensors of this device are sent from where they lie: of host memory they always are.
   bool sends(at::Device device) const;
 
@@ -92,14 +100,17 @@ class Group {
   void give_up(std::string_view reason);
   void part();
 
-  // Bytes that this rank has sent to others so far, without what transports add.
+  // Bytes that this rank has sent to others so far, without what transports add. Of the group of
+  // all ranks: with what it sent in smaller ones.
   int64_t bytes_sent() const;
 
  private:
+  struct Run;
   struct State;
   explicit Group(std::unique_ptr<State> state);
   friend int run_with_others(const Ranks&, const GroupOptions&, const std::function<int(Group&)>&);
-  void open_nccl(int gpu);
+  void open_gloo();
+  void open_nccl();
   std::unique_ptr<State> state_;
 };
 

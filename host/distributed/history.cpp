@@ -18,9 +18,42 @@ struct Told {
   const auto& at(int64_t number) const { return last.at(static_cast<size_t>(number - first())); }
 };
 
-Told parse(const std::string& dump) {
-  const nlohmann::json json = nlohmann::json::parse(dump);
-  return {json.at("count").get<int64_t>(), json.at("last").get<decltype(Told::last)>()};
+// By rank.
+using AllTold = std::map<int, Told>;
+
+std::map<std::string, AllTold> parse_groups(const std::vector<std::string>& dumps) {
+  std::map<std::string, AllTold> groups;
+  for (size_t rank = 0; rank < dumps.size(); ++rank) {
+    if (dumps[rank].empty()) continue;
+    const nlohmann::json histories = nlohmann::json::parse(dumps[rank]);
+    for (const auto& [group, history] : histories.items())
+      groups[group][static_cast<int>(rank)] = {history.at("count").get<int64_t>(),
+                                               history.at("last").get<decltype(Told::last)>()};
+  }
+  return groups;
+}
+
+std::optional<Difference> first_difference(const AllTold& told) {
+  const auto& [first, one] = *told.begin();
+  for (const auto& [rank, other] : told) {
+    const int64_t end = std::min(one.count, other.count);
+    for (int64_t i = std::max({one.first(), other.first(), int64_t{1}}); i <= end; ++i) {
+      if (one.at(i).first == other.at(i).first) continue;
+      return Difference{
+          .one = first, .other = rank, .of_one = one.at(i).second, .of_other = other.at(i).second};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<int> ranks_behind(const AllTold& told) {
+  int64_t most = 0;
+  for (const auto& [rank, one] : told) most = std::max(most, one.count);
+  std::vector<int> ranks;
+  for (const auto& [rank, one] : told) {
+    if (one.count < most) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -33,40 +66,46 @@ void History::add(std::string_view exchange) {
   last_.push_back({hash, std::string(exchange)});
 }
 
-std::string History::dump() const {
+nlohmann::json History::to_json() const {
   nlohmann::json last = nlohmann::json::array();
   for (const Entry& entry : last_) last.push_back(nlohmann::json::array({entry.hash, entry.text}));
-  return nlohmann::json{{"count", count_}, {"last", std::move(last)}}.dump();
+  return {{"count", count_}, {"last", std::move(last)}};
+}
+
+void Histories::add(const std::string& group, std::string_view exchange) {
+  by_group_[group].add(exchange);
+  last_ = exchange;
+}
+
+std::pair<int64_t, uint64_t> Histories::of(const std::string& group) const {
+  const auto found = by_group_.find(group);
+  if (found == by_group_.end()) return {};
+  return {found->second.count(), found->second.hash()};
+}
+
+std::string Histories::dump() const {
+  nlohmann::json groups = nlohmann::json::object();
+  for (const auto& [group, history] : by_group_) groups[group] = history.to_json();
+  return groups.dump();
 }
 
 std::optional<Difference> first_difference(const std::vector<std::string>& dumps) {
-  const auto begin = std::ranges::find_if(dumps, [](const auto& dump) { return !dump.empty(); });
-  if (begin == dumps.end()) return std::nullopt;
-  const Told one = parse(*begin);
-  for (auto dump = begin + 1; dump != dumps.end(); ++dump) {
-    if (dump->empty()) continue;
-    const Told other = parse(*dump);
-    const int64_t end = std::min(one.count, other.count);
-    for (int64_t i = std::max({one.first(), other.first(), int64_t{1}}); i <= end; ++i) {
-      if (one.at(i).first == other.at(i).first) continue;
-      return Difference{.one = static_cast<int>(begin - dumps.begin()),
-                        .other = static_cast<int>(dump - dumps.begin()),
-                        .of_one = one.at(i).second,
-                        .of_other = other.at(i).second};
-    }
+  for (const auto& [group, told] : parse_groups(dumps)) {
+    if (const auto difference = first_difference(told)) return difference;
   }
   return std::nullopt;
 }
 
 std::vector<int> ranks_behind(const std::vector<std::string>& dumps) {
-  std::vector<int64_t> counts;
-  for (const std::string& dump : dumps) counts.push_back(dump.empty() ? -1 : parse(dump).count);
-  const int64_t most = std::ranges::max(counts);
-  std::vector<int> ranks;
-  for (size_t rank = 0; rank < counts.size(); ++rank) {
-    if (counts[rank] >= 0 && counts[rank] < most) ranks.push_back(static_cast<int>(rank));
+  std::vector<int> of_all, of_smaller;
+  for (const auto& [group, told] : parse_groups(dumps)) {
+    const std::vector<int> behind = ranks_behind(told);
+    std::vector<int>& ranks = group.empty() ? of_all : of_smaller;
+    ranks.insert(ranks.end(), behind.begin(), behind.end());
   }
-  return ranks;
+  std::ranges::sort(of_smaller);
+  of_smaller.erase(std::ranges::unique(of_smaller).begin(), of_smaller.end());
+  return of_smaller.empty() ? of_all : of_smaller;
 }
 
 }  // namespace atelier::distributed

@@ -168,7 +168,7 @@ struct Peers::Shared {
 
   mutable std::mutex mutex;  // of what follows
   std::condition_variable changed;
-  History history;
+  Histories histories;
   std::optional<std::string> asked;  // what lost() or give_up() asks
   std::optional<Verdict> verdict;    // the answer
   bool stops = false, has_stopped = false;
@@ -211,12 +211,12 @@ std::string Peers::Shared::list(const std::vector<int>& ranks, const char* one,
 
 std::string Peers::Shared::dump_history() const {
   const std::lock_guard lock(mutex);
-  return history.dump();
+  return histories.dump();
 }
 
 // As this rank says it; the mutex is held.
 Error Peers::Shared::error_of(const Verdict& known) const {
-  return {known.code, history.last() + ": " + known.text,
+  return {known.code, histories.last() + ": " + known.text,
           known.code == ErrorCode::kPeerLost ? "look at what that rank said last"
                                              : "start all ranks with the same program and files"};
 }
@@ -406,14 +406,14 @@ StorePtr Peers::store() const {
   return shared_->store;
 }
 
-void Peers::note(std::string_view exchange) {
+void Peers::note(std::string_view exchange, const std::string& group) {
   const std::lock_guard lock(shared_->mutex);
-  shared_->history.add(exchange);
+  shared_->histories.add(group, exchange);
 }
 
-std::pair<int64_t, uint64_t> Peers::noted() const {
+std::pair<int64_t, uint64_t> Peers::noted(const std::string& group) const {
   const std::lock_guard lock(shared_->mutex);
-  return {shared_->history.count(), shared_->history.hash()};
+  return shared_->histories.of(group);
 }
 
 std::vector<std::string> Peers::say(const std::string& text) {

@@ -41,10 +41,11 @@ class Peers {
   std::string name_of(int rank) const;
   c10::intrusive_ptr<c10d::Store> store() const;
 
-  // What this rank exchanges next: "step 5, all-reduce of 1000 Float". All ranks note the same.
-  void note(std::string_view exchange);
-  // Of all that was noted: how many exchanges, and a hash of them.
-  std::pair<int64_t, uint64_t> noted() const;
+  // What this rank exchanges next: "step 5, all-reduce of 1000 Float". All ranks of `group` note
+  // the same; the one of all ranks has no name.
+  void note(std::string_view exchange, const std::string& group = {});
+  // Of all that was noted for `group`: how many exchanges, and a hash of them.
+  std::pair<int64_t, uint64_t> noted(const std::string& group = {}) const;
 
   // What every rank says, by rank. Waits for all as long as they live.
   std::vector<std::string> say(const std::string& text);

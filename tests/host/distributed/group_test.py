@@ -111,6 +111,12 @@ class GroupTest(unittest.TestCase):
         said = self.run_tool(2, "sleep", 1, expect=6, promise=LIMIT + 5, ATELIER_TEST_LIMIT=str(LIMIT)).stderr
         self.assertIn(f"step 5, all-reduce of 1000 Float: rank 1 ({HOST}) does not come to it", said)
 
+    def test_a_rank_that_is_late_in_a_smaller_group_is_named_alone(self):
+        said = self.run_tool(4, "late in a smaller group", 1, expect=6, promise=LIMIT + 5,
+                             ATELIER_TEST_LIMIT=str(LIMIT)).stderr
+        self.assertIn(f"step 5, halves of ranks 0 1, all-reduce of 8 Float: rank 1 ({HOST}) does not come to it", said)
+        self.assertNotIn(f"rank 0 ({HOST}) does not", said)
+
     def test_the_error_of_one_rank_leads(self):
         for rank in (0, 1):
             with self.subTest(rank=rank):

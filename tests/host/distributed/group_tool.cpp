@@ -66,6 +66,46 @@ void check_exchanges(Group& group) {
     require(said.at(static_cast<size_t>(r)) == "I am " + std::to_string(r), "say");
 }
 
+// Of four ranks or more: the even ones, the odd ones, and neighbours.
+void check_smaller_groups(Group& group) {
+  const int size = group.size(), rank = group.rank();
+  std::vector<std::vector<int>> halves(2), pairs(static_cast<size_t>(size) / 2);
+  for (int r = 0; r < size; ++r) {
+    halves[static_cast<size_t>(r % 2)].push_back(r);
+    pairs[static_cast<size_t>(r / 2)].push_back(size - 1 - r);
+  }
+  const int64_t before = group.bytes_sent();
+  const auto half = group.among(halves, "halves"), pair = group.among(pairs, "pairs");
+  require(half->size() == size / 2 && half->rank() == rank / 2, "place in a smaller group");
+  require(half->name_of(half->rank()) == group.name_of(rank), "name in a smaller group");
+
+  // Parts of one size with another number of exchanges in each group.
+  for (int i = 0; i <= rank % 2; ++i) {
+    const at::Tensor sum = at::full({3 + rank % 2}, rank, at::kFloat);
+    half->all_reduce(sum).wait();
+    const int of_others = rank % 2 == 0 ? 0 : size / 2;
+    require(sum[0].item<int>() == size / 2 * (size / 2 - 1) + of_others, "sum of a smaller group");
+  }
+  half->compare();
+  const at::Tensor both = at::empty({2, 1});
+  pair->all_gather(both, at::full({1}, rank, at::kFloat)).wait();
+  require(both[pair->rank()].item<int>() == rank, "own part");
+  require(both.sum().item<int>() == rank + (rank % 2 == 0 ? rank + 1 : rank - 1), "both parts");
+  require(pair->bytes_sent() == 4, "bytes of a smaller group");
+  require(group.bytes_sent() == before + half->bytes_sent() + 4, "bytes of all groups");
+
+  const auto own = group.among(
+      [&] {
+        std::vector<std::vector<int>> alone;
+        for (int r = 0; r < size; ++r) alone.push_back({r});
+        return alone;
+      }(),
+      "own");
+  own->all_reduce(at::ones({1})).wait();
+  require(own->bytes_sent() == 0, "a rank alone sends nothing");
+  group.compare();
+}
+
 // Says when it happens what the others are to end after.
 void tell_event() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -107,6 +147,13 @@ int work(Group& group, const std::string& what, int rank) {
   const bool is_the_one = group.rank() == rank;
   if (what == "exchange") {
     check_exchanges(group);
+    if (group.size() >= 4) check_smaller_groups(group);
+  } else if (what == "late in a smaller group") {
+    const auto half = group.among({{0, 1}, {2, 3}}, "halves");
+    group.begin_step(5);
+    if (is_the_one) happen(group, "sleep");
+    half->all_reduce(at::ones({8})).wait();
+    group.all_reduce(at::ones({1000})).wait();
   } else if (what == "compare") {
     require_same(group, {{"version", "1"},
                          {"--seed", is_the_one ? "43" : "42"},

@@ -9,10 +9,10 @@ using namespace atelier::distributed;
 
 namespace {
 
-History of(const std::vector<std::string>& exchanges) {
-  History history;
-  for (const std::string& exchange : exchanges) history.add(exchange);
-  return history;
+Histories of(const std::vector<std::string>& exchanges, const std::string& group = "") {
+  Histories histories;
+  for (const std::string& exchange : exchanges) histories.add(group, exchange);
+  return histories;
 }
 
 }  // namespace
@@ -37,10 +37,31 @@ TEST_CASE("The first exchange in which ranks differ is found, and who did what")
 
 TEST_CASE("A difference is found when its exchange is no longer remembered") {
   std::vector<std::string> one(200, "a"), other(200, "a");
-  other[3] = "b";
-  REQUIRE(of(one).hash() != of(other).hash());
+  other[3] = std::string("b");
+  REQUIRE(of(one).of("") != of(other).of(""));
   REQUIRE(first_difference({of(one).dump(), of(other).dump()}));
   REQUIRE_FALSE(first_difference({of(one).dump(), of(std::vector<std::string>(190, "a")).dump()}));
+}
+
+TEST_CASE("Smaller groups are compared each by itself") {
+  Histories one = of({"a"}), other = of({"a"}), late = of({"a"}), third = of({"a", "b"});
+  one.add("left", "x of 5");
+  other.add("right", "x of 7");
+  late.add("right", "x of 7");
+  other.add("right", "y");
+  REQUIRE(one.last() == "x of 5");
+  REQUIRE(one.of("left").first == 1);
+  REQUIRE(one.of("right").first == 0);
+  REQUIRE_FALSE(first_difference({one.dump(), other.dump(), late.dump(), third.dump()}));
+  // Ranks 0 to 2 are behind rank 3, but it is rank 2 that another one waits for.
+  REQUIRE(ranks_behind({one.dump(), other.dump(), late.dump(), third.dump()}) ==
+          std::vector<int>{2});
+  late.add("right", "z");
+  const auto found = first_difference({one.dump(), other.dump(), late.dump(), third.dump()});
+  REQUIRE(found);
+  REQUIRE(found->one == 1);
+  REQUIRE(found->other == 2);
+  REQUIRE(found->of_other == "z");
 }
 
 TEST_CASE("An exchange may take as long as twenty median steps, and a minute at least") {
