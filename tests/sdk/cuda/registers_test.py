@@ -8,17 +8,21 @@ import unittest
 
 BUILD = pathlib.Path(os.environ["ATELIER_BIN"]).parents[1]
 LOGS = sorted((BUILD / "sdk/CMakeFiles/atelier_cuda_kernels.dir").rglob("*.ptxas"))
-# Rows that a kernel reads; every lane has 16 bytes of each.
-INPUTS = {"NormModulate": 1, "RmsScale": 1, "RmsGateResidualNormModulate": 2, "NormModulateBackward": 2,
-          "RmsScaleBackward": 2, "RmsGateResidualNormModulateBackward": 3, "GateResidual": 2, "GateResidualBackward": 1,
-          "NormRope": 2, "NormRopeBackward": 4, "Swiglu": 2, "SwigluBackward": 3, "GeluTanh": 1, "GeluTanhBackward": 2}
-GATED = 1  # one more where a gated residual is part of it
+# Packs of 16 bytes that a lane reads of each row, and rows that it reads from memory: inputs, but neither what all rows
+# of a sample share nor what is read once more.
+PACKS_AND_ROWS = {"NormModulate": (3, 1), "RmsScale": (3, 1), "RmsGateResidualNormModulate": (3, 2),
+                  "NormModulateBackward": (2, 2), "RmsScaleBackward": (2, 2), "RmsGateResidualNormModulateBackward": (2, 3),
+                  "GateResidual": (2, 2), "GateResidualBackward": (2, 1), "NormRope": (2, 1), "NormRopeBackward": (2, 2),
+                  "Swiglu": (2, 2), "SwigluBackward": (2, 3), "GeluTanh": (2, 1), "GeluTanhBackward": (2, 2)}
+GATED = 1  # one row more where a gated residual is part of it
+# Lanes of a block: those of a row as wide as Qwen-Image's where they add it up, else those of row_plan.cpp.
+WIDTH, USUAL_LANES = 3072, 256
 REGISTERS_OF_SM, THREADS_OF_SM, MOST_LANES = 65536, 2048, 512
 MOST_KERNELS, MOST_BYTES = 100, 15e6
-# 32 KB hide the latency of a Hopper GPU's memory; no kernel is to fall below what the backward passes of norms have.
-LEAST_IN_FLIGHT = 12 * 1024
+HOPPER = "sm_90"
+LEAST_IN_FLIGHT = 32 * 1024  # on a multiprocessor of it: hides the latency of its memory
 
-Kernel = collections.namedtuple("Kernel", "architecture name element packs registers")
+Kernel = collections.namedtuple("Kernel", "architecture name element registers")
 
 
 def kernels():
@@ -28,11 +32,17 @@ def kernels():
         if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
             entry = match
         elif match := re.search(r"Used (\d+) registers", line):
-            functor = re.search(r"INS1_\d+([A-Za-z]+?)INS1_\d+(Float32|BFloat16|Float16)E(?:Li(\d))?(?:ELb(\d))?", entry[1])
-            name = functor[1] + (" gated" if functor[4] == "1" else "") if functor else entry[1]
-            found.append(Kernel(entry[2], name, functor[2] if functor else "", int(functor[3] or 1) if functor else 1,
-                                int(match[1])))
+            functor = re.search(r"INS1_\d+([A-Za-z]+?)INS1_\d+(Float32|BFloat16|Float16)(?:ELb(\d))?", entry[1])
+            name = functor[1] + (" gated" if functor[3] == "1" else "") if functor else entry[1]
+            found.append(Kernel(entry[2], name, functor[2] if functor else "", int(match[1])))
     return found
+
+
+def lanes_of_block(kernel, packs):
+    if "Rope" in kernel.name or not re.search("Norm|Rms", kernel.name):
+        return USUAL_LANES
+    bytes_of_row = WIDTH * (4 if kernel.element == "Float32" else 2)
+    return -(-bytes_of_row // (16 * packs * 32)) * 32
 
 
 def resident_threads(kernel, lanes):
@@ -63,14 +73,15 @@ class Registers(unittest.TestCase):
 
     def test_every_functor_is_known_and_keeps_enough_bytes_in_flight(self):
         named = [kernel for kernel in self.kernels if kernel.element]
-        self.assertEqual({kernel.name.split()[0] for kernel in named}, set(INPUTS))
-        print(f"{'kernel':<38} {'element':<9} packs registers threads KB in flight")
-        for kernel in sorted(k for k in named if k.architecture == max(k.architecture for k in named)):
-            lanes = 384 if kernel.packs == 1 else MOST_LANES  # of width 3072 in 16 bits, and of the widest
+        self.assertEqual({kernel.name.split()[0] for kernel in named}, set(PACKS_AND_ROWS))
+        print(f"{'kernel':<38} {'element':<9} lanes registers threads KB in flight")
+        for kernel in sorted(kernel for kernel in named if kernel.architecture == HOPPER):
+            packs, rows = PACKS_AND_ROWS[kernel.name.split()[0]]
+            rows += GATED if kernel.name.endswith("gated") else 0
+            lanes = lanes_of_block(kernel, packs)
             threads = resident_threads(kernel, lanes)
-            inputs = INPUTS[kernel.name.split()[0]] + (GATED if kernel.name.endswith("gated") else 0)
-            in_flight = threads * 16 * inputs * kernel.packs
-            print(f"{kernel.name:<38} {kernel.element:<9} {kernel.packs:>5} {kernel.registers:>9} {threads:>7} "
+            in_flight = threads * 16 * packs * rows
+            print(f"{kernel.name:<38} {kernel.element:<9} {lanes:>5} {kernel.registers:>9} {threads:>7} "
                   f"{in_flight / 1024:>6.1f}")
             self.assertGreaterEqual(in_flight, LEAST_IN_FLIGHT, kernel)
 

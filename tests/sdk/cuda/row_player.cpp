@@ -16,7 +16,6 @@ Played last_played;
 template <typename F>
 struct Player {
   struct LaneState {
-    typename F::Columns columns;
     typename F::Lane lane;
     ColumnSums<F> column_sums;
     float sums[kMostSums];
@@ -47,7 +46,7 @@ struct Player {
   template <int kPhase>
   void run_phases() {
     for (LaneState& s : lanes) {
-      F::template phase<kPhase>(arguments, s.chunk.place, s.columns, s.lane, s.column_sums, s.sums);
+      F::template phase<kPhase>(arguments, s.chunk.place, s.lane, s.column_sums, s.sums);
     }
     if constexpr (kPhase < F::kReductions) {
       for (int k = 0; k < F::kSums; ++k) add_up(k);
@@ -57,10 +56,8 @@ struct Player {
 
   void play_block(int64_t block) {
     lanes.clear();
-    for (int t = 0; t < grid.threads(); ++t) {
-      lanes.push_back({{}, {}, {}, {}, Chunk(grid, block, t, F::kElements)});
-      F::prepare(arguments, lanes[t].chunk.place, lanes[t].columns);
-    }
+    for (int t = 0; t < grid.threads(); ++t)
+      lanes.push_back({{}, {}, {}, Chunk(grid, block, t, F::kElements)});
     const Chunk first = lanes[0].chunk;
     for (int64_t base = first.first_row; base < first.end_row; base += grid.rows_at_once) {
       for (int t = 0; t < grid.threads(); ++t) {
@@ -81,20 +78,8 @@ void play(const RowGrid& grid, const RowArguments& arguments) {
   for (int64_t block = 0; block < grid.blocks(); ++block) player.play_block(block);
 }
 
-template <template <typename, int> class F, typename T>
-void play_packs(const RowGrid& grid, const RowArguments& arguments) {
-  grid.packs == 1 ? play<F<T, 1>>(grid, arguments) : play<F<T, 2>>(grid, arguments);
-}
-
-template <template <typename, int> class F>
-void play_norm(Element element, const RowGrid& grid, const RowArguments& arguments) {
-  if (element == Element::kBFloat16) return play_packs<F, BFloat16>(grid, arguments);
-  if (element == Element::kFloat16) return play_packs<F, Float16>(grid, arguments);
-  play_packs<F, Float32>(grid, arguments);
-}
-
 template <template <typename> class F>
-void play_plain(Element element, const RowGrid& grid, const RowArguments& arguments) {
+void play_operator(Element element, const RowGrid& grid, const RowArguments& arguments) {
   if (element == Element::kBFloat16) return play<F<BFloat16>>(grid, arguments);
   if (element == Element::kFloat16) return play<F<Float16>>(grid, arguments);
   play<F<Float32>>(grid, arguments);
@@ -111,17 +96,11 @@ void run_rows(RowOperator name, Element element, const RowGrid& grid, const RowA
   ++last_played.launches;
   last_played.grid = grid;
   switch (name) {
-#define ATELIER_PLAY_NORM(name, functor) \
-  case RowOperator::name:                \
-    return play_norm<functor>(element, grid, arguments);
-#define ATELIER_PLAY_PLAIN(name, functor) \
-  case RowOperator::name:                 \
-    return play_plain<functor>(element, grid, arguments);
-    ATELIER_NORM_OPERATORS(ATELIER_PLAY_NORM)
-    ATELIER_NORM_BACKWARD_OPERATORS(ATELIER_PLAY_NORM)
-    ATELIER_PLAIN_OPERATORS(ATELIER_PLAY_PLAIN)
-#undef ATELIER_PLAY_NORM
-#undef ATELIER_PLAY_PLAIN
+#define ATELIER_PLAY(name, functor) \
+  case RowOperator::name:           \
+    return play_operator<functor>(element, grid, arguments);
+    ATELIER_ROW_OPERATORS(ATELIER_PLAY)
+#undef ATELIER_PLAY
   }
 }
 

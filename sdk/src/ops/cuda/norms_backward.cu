@@ -6,6 +6,6 @@ namespace cuda = atelier::ops::cuda;
 #define ATELIER_DEFINE(name, functor)                                                     \
   extern "C" int atelier_cuda_##name(cuda::Element element, const cuda::RowGrid* grid,    \
                                      const cuda::RowArguments* arguments, void* stream) { \
-    return cuda::launch_norm<cuda::functor>(element, *grid, *arguments, stream);          \
+    return cuda::launch<cuda::functor>(element, *grid, *arguments, stream);               \
   }
 ATELIER_NORM_BACKWARD_OPERATORS(ATELIER_DEFINE)

@@ -5,6 +5,8 @@
 
 #include "atelier/host/upload.h"
 
+#include "ops/cuda/plain_functors.h"
+#include "ops/cuda/rope_functors.h"
 #include "ops/cuda/row_device.h"
 #include "ops/cuda/row_plan.h"
 
@@ -18,6 +20,12 @@ Element element_of(const Tensor& x) {
          : x.scalar_type() == at::kHalf   ? Element::kFloat16
                                           : Element::kFloat32;
 }
+
+constexpr int kLanePacks[] = {
+#define ATELIER_LANE_PACKS(name, functor) functor<Float32>::kLanePacks,
+    ATELIER_ROW_OPERATORS(ATELIER_LANE_PACKS)
+#undef ATELIER_LANE_PACKS
+};
 
 bool is_aligned(const void* data, int64_t stride, int64_t element_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * element_bytes % 16 == 0;
@@ -71,8 +79,8 @@ class RowCall {
   RowCall(RowOperator name, const Tensor& like, const Segments& rows, int64_t width,
           bool adds_up_rows, int64_t column_sums)
       : name_(name), like_(like), rows_(rows), column_sums_(column_sums) {
-    const RowShape shape = {width, static_cast<int>(like.element_size()), adds_up_rows,
-                            column_sums > 0};
+    const RowShape shape = {width, static_cast<int>(like.element_size()),
+                            kLanePacks[static_cast<int>(name)], adds_up_rows, column_sums > 0};
     const RowPlan plan = plan_rows(shape, rows.tensor().const_data_ptr<int64_t>(), rows.count());
     grid_ = plan.grid;
     if (rows.count() <= kSamplesByValue) return;

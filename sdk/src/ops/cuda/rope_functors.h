@@ -87,19 +87,19 @@ template <typename T>
 struct RopeFunctor : RowFunctor<T, 1> {
   static constexpr int kElements = kPackElements<T>;
   using Bits = typename T::Bits;
-  struct Columns {
-    float a[kElements], b[kElements];  // of the weight
+  struct Factors {
+    float a[kElements], b[kElements];
   };
   struct Angles {
     float cos[kElements], sin[kElements];
   };
 
-  static ATELIER_LANE void prepare(const RowArguments& arguments, const Place& place,
-                                   Columns& columns) {
-    if (arguments.weight.data == nullptr) return;
+  static ATELIER_LANE Factors weight(const RowArguments& arguments, const Place& place) {
+    Factors factors;
     part<T>(load_pairs<T>(static_cast<const Bits*>(arguments.weight.data),
                           arguments.weight.is_aligned, arguments.halves, place),
-            arguments.halves, columns.a, columns.b);
+            arguments.halves, factors.a, factors.b);
+    return factors;
   }
 
   static ATELIER_LANE Pairs<T> load(const RowArguments& arguments, const Input& from,
@@ -143,15 +143,15 @@ struct RopeFunctor : RowFunctor<T, 1> {
 template <typename T>
 struct NormRope : RopeFunctor<T> {
   using Base = RopeFunctor<T>;
+  static constexpr int kMostRegisters = 64;
   static constexpr int kElements = Base::kElements, kReductions = 1, kSums = 1, kColumnSums = 0;
   struct Lane {
     Pairs<T> x;
   };
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& arguments, const Place& place,
-                                 const typename Base::Columns& columns, Lane& lane, ColumnSums&,
-                                 float (&sums)[kMostSums]) {
+  static ATELIER_LANE void phase(const RowArguments& arguments, const Place& place, Lane& lane,
+                                 ColumnSums&, float (&sums)[kMostSums]) {
     if constexpr (kPhase == 0) {
       lane.x = Base::load(arguments, arguments.x, arguments.head_stride, place);
       sums[0] = squares_of<T>(lane.x.packs);
@@ -159,13 +159,19 @@ struct NormRope : RopeFunctor<T> {
       float a[kElements], b[kElements];
       part<T>(lane.x, arguments.halves, a, b);
       const bool has_norm = arguments.weight.data != nullptr;
-      const float inverse =
-          has_norm ? 1.0f / sqrtf(sums[0] / float(2 * place.width) + arguments.eps) : 1.0f;
+      if (has_norm) {
+        const float inverse = 1.0f / sqrtf(sums[0] / float(2 * place.width) + arguments.eps);
+        const typename Base::Factors weight = Base::weight(arguments, place);
+        ATELIER_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+          a[i] *= inverse * weight.a[i];
+          b[i] *= inverse * weight.b[i];
+        }
+      }
       const typename Base::Angles angles = Base::angles(arguments, place);
       ATELIER_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        const float u = a[i] * inverse * (has_norm ? columns.a[i] : 1.0f);
-        const float v = b[i] * inverse * (has_norm ? columns.b[i] : 1.0f);
+        const float u = a[i], v = b[i];
         a[i] = u * angles.cos[i] - v * angles.sin[i];
         b[i] = u * angles.sin[i] + v * angles.cos[i];
       }
@@ -186,8 +192,7 @@ struct NormRopeBackward : RopeFunctor<T> {
   };
 
   template <int kPhase, typename ColumnSums>
-  static ATELIER_LANE void phase(const RowArguments& arguments, const Place& place,
-                                 const typename Base::Columns& columns, Lane& lane,
+  static ATELIER_LANE void phase(const RowArguments& arguments, const Place& place, Lane& lane,
                                  ColumnSums& column_sums, float (&sums)[kMostSums]) {
     const bool has_norm = arguments.weight.data != nullptr;
     const float mean = sums[0] / float(2 * place.width);
@@ -206,10 +211,11 @@ struct NormRopeBackward : RopeFunctor<T> {
     }
     float a[kElements], b[kElements];
     part<T>(lane.x, arguments.halves, a, b);
+    const typename Base::Factors weight = Base::weight(arguments, place);
     ATELIER_UNROLL
     for (int i = 0; i < kElements; ++i) {
       const float u = a[i] * lane.inverse, v = b[i] * lane.inverse;
-      const float of_a = lane.a[i] * columns.a[i], of_b = lane.b[i] * columns.b[i];
+      const float of_a = lane.a[i] * weight.a[i], of_b = lane.b[i] * weight.b[i];
       if constexpr (kPhase == 1) sums[0] += of_a * u + of_b * v;
       a[i] = lane.inverse * (of_a - u * mean);
       b[i] = lane.inverse * (of_b - v * mean);

@@ -1,8 +1,9 @@
 // How rows are shared out to the lanes of a GPU, and what kernels on rows are given.
 //
 // A block has the lanes of one row, or of several short ones. Each lane has one pack of 16 bytes of
-// its row, or several `step` columns apart. A block takes a chunk of rows of one sample, one after
-// another; a row may also be cut into tiles, one for each block, where lanes need not add up.
+// its row, or as many as its functor says, `step` columns apart. A block takes a chunk of rows of
+// one sample, one after another; a row may also be cut into tiles, one for each block, where lanes
+// need not add up.
 #pragma once
 
 #include "ops/cuda/packs.h"

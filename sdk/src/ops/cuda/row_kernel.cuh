@@ -33,31 +33,31 @@ __device__ __forceinline__ void add_up_row(int lanes, int turn, float (&sums)[kM
 
 template <typename F, int kPhase>
 __device__ __forceinline__ void run_phases(const RowArguments& arguments, const RowGrid& grid,
-                                           const Place& place, const typename F::Columns& columns,
-                                           typename F::Lane& lane, ColumnSums<F>& column_sums,
-                                           float (&sums)[kMostSums], int& turn) {
-  F::template phase<kPhase>(arguments, place, columns, lane, column_sums, sums);
+                                           Place& place, typename F::Lane& lane,
+                                           ColumnSums<F>& column_sums, float (&sums)[kMostSums],
+                                           int& turn) {
+  // Addresses are worked out anew in each phase, which takes fewer registers than to keep them.
+  asm volatile("" : "+l"(place.column));
+  F::template phase<kPhase>(arguments, place, lane, column_sums, sums);
   if constexpr (kPhase < F::kReductions) {
     add_up_row<F::kSums>(grid.lanes, turn, sums);
     turn ^= 1;
-    run_phases<F, kPhase + 1>(arguments, grid, place, columns, lane, column_sums, sums, turn);
+    run_phases<F, kPhase + 1>(arguments, grid, place, lane, column_sums, sums, turn);
   }
 }
 
 template <typename F>
-__global__ void __launch_bounds__(kMostLanes, F::kLanePacks == 1 ? 0 : 1)
+__global__ void __maxnreg__(F::kMostRegisters)
     row_kernel(const __grid_constant__ RowGrid grid,
                const __grid_constant__ RowArguments arguments) {
   Chunk chunk(grid, blockIdx.x, threadIdx.x, F::kElements);
-  typename F::Columns columns;
-  F::prepare(arguments, chunk.place, columns);
   ColumnSums<F> column_sums = {};
   int turn = 0;
   for (int64_t base = chunk.first_row; base < chunk.end_row; base += grid.rows_at_once) {
     chunk.move_to(grid, base, threadIdx.x);
     typename F::Lane lane;
     float sums[kMostSums] = {};
-    run_phases<F, 0>(arguments, grid, chunk.place, columns, lane, column_sums, sums, turn);
+    run_phases<F, 0>(arguments, grid, chunk.place, lane, column_sums, sums, turn);
   }
   if constexpr (F::kColumnSums > 0) {
     if (arguments.partial_sums != nullptr)
@@ -72,23 +72,8 @@ int launch(const RowGrid& grid, const RowArguments& arguments, void* stream) {
   return cudaGetLastError();
 }
 
-// One pack a lane, or two where rows are wide.
-template <template <typename, int> class F, typename T>
-int launch_packs(const RowGrid& grid, const RowArguments& arguments, void* stream) {
-  if (grid.packs == 1) return launch<F<T, 1>>(grid, arguments, stream);
-  return launch<F<T, 2>>(grid, arguments, stream);
-}
-
-template <template <typename, int> class F>
-int launch_norm(Element element, const RowGrid& grid, const RowArguments& arguments, void* stream) {
-  if (element == Element::kBFloat16) return launch_packs<F, BFloat16>(grid, arguments, stream);
-  if (element == Element::kFloat16) return launch_packs<F, Float16>(grid, arguments, stream);
-  return launch_packs<F, Float32>(grid, arguments, stream);
-}
-
 template <template <typename> class F>
-int launch_plain(Element element, const RowGrid& grid, const RowArguments& arguments,
-                 void* stream) {
+int launch(Element element, const RowGrid& grid, const RowArguments& arguments, void* stream) {
   if (element == Element::kBFloat16) return launch<F<BFloat16>>(grid, arguments, stream);
   if (element == Element::kFloat16) return launch<F<Float16>>(grid, arguments, stream);
   return launch<F<Float32>>(grid, arguments, stream);

@@ -4,7 +4,7 @@
 #include "ops/cuda/column_totals.h"
 #include "ops/cuda/row_grid.h"
 
-// X(name, functor). Functors of a norm have one pack a lane, or two where rows are wide.
+// X(name, functor).
 #define ATELIER_NORM_OPERATORS(X)                   \
   X(norm_modulate, NormModulateAlone)               \
   X(gate_residual_norm_modulate, NormModulateGated) \

@@ -22,18 +22,17 @@ int warps_for(int64_t lanes) {
 }
 
 void choose_lanes(const RowShape& shape, RowGrid& grid) {
-  const int64_t packs = std::max<int64_t>(1, divided_up(shape.width * shape.element_bytes, 16));
-  grid.packs = 1, grid.tiles = 1, grid.rows_at_once = 1;
-  if (packs <= kWarp) {
+  const int64_t lanes = divided_up(shape.width * shape.element_bytes, 16 * shape.lane_packs);
+  grid.packs = shape.lane_packs, grid.tiles = 1, grid.rows_at_once = 1;
+  if (lanes <= kWarp) {
     grid.lanes = 1;
-    while (grid.lanes < packs) grid.lanes *= 2;
+    while (grid.lanes < lanes) grid.lanes *= 2;
     grid.rows_at_once = kUsualLanes / grid.lanes;
   } else if (shape.adds_up_rows) {
-    grid.packs = packs <= kMostLanes ? 1 : 2;
-    grid.lanes = warps_for(divided_up(packs, grid.packs));
+    grid.lanes = warps_for(lanes);
   } else {
-    grid.tiles = divided_up(packs, kUsualLanes);
-    grid.lanes = warps_for(divided_up(packs, grid.tiles));
+    grid.tiles = divided_up(lanes, kUsualLanes);
+    grid.lanes = warps_for(divided_up(lanes, grid.tiles));
   }
 }
 

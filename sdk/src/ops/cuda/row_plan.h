@@ -8,12 +8,13 @@
 namespace atelier::ops::cuda {
 
 inline constexpr int64_t kMostBlocks = 2147483647;
-// Wider rows have more bytes than two packs of each lane: they are not for these kernels.
+// Wider rows have more bytes than two packs of each lane: norms of them are not for these kernels.
 inline constexpr int64_t kWidestRowBytes = 2 * 16 * kMostLanes;
 
 struct RowShape {
   int64_t width;
   int element_bytes;
+  int lane_packs;
   bool adds_up_rows;     // lanes of a row share sums, so that it is not cut into tiles
   bool has_column_sums;  // blocks take many rows, so that there are few parts to add up
 };
