@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/named_inputs.h"
+#include "atelier/nn/forward_all.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -98,7 +99,8 @@ class DitBlock final : public atelier::Block {
     const auto [sum, normed] = ops::rms_gate_residual_norm_modulate(
         in[kRows], attended, attention_norm2_.weight->draw(), m.gate1, ffn_norm1_.weight->draw(),
         m.scale2, rows, eps);
-    const at::Tensor mlp = w2_.forward(ops::swiglu(w1_.forward(normed), w3_.forward(normed)));
+    const Tensors gated = atelier::nn::forward_all({&w1_, &w3_}, normed);
+    const at::Tensor mlp = w2_.forward(ops::swiglu(gated[0], gated[1]));
     return {ops::rms_gate_residual(sum, mlp, ffn_norm2_.weight->draw(), m.gate2, rows, eps)};
   }
 

@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/named_inputs.h"
+#include "atelier/nn/forward_all.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -121,21 +122,21 @@ class DitBlock final : public atelier::Block {
           ops::norm_modulate(in[kImage], image.shift1, image.scale1, levels, kNormEps);
       const at::Tensor y =
           ops::norm_modulate(in[kText], text.shift1, text.scale1, text_rows, kNormEps);
-      const auto turn = [&](const Linear& layer, const RMSNorm& norm, const at::Tensor& rows,
-                            Input cos) {
-        return ops::norm_rope(heads(layer.forward(rows), head_dim_), norm.weight->draw(), in[cos],
-                              in[cos + 1], ops::RopeLayout::kInterleaved, kNormEps);
+      const Tensors of_x = atelier::nn::forward_all({&to_q_, &to_k_, &to_v_}, x);
+      const Tensors of_y = atelier::nn::forward_all({&add_q_, &add_k_, &add_v_}, y);
+      const auto turn = [&](const at::Tensor& t, const RMSNorm& norm, Input cos) {
+        return ops::norm_rope(heads(t, head_dim_), norm.weight->draw(), in[cos], in[cos + 1],
+                              ops::RopeLayout::kInterleaved, kNormEps);
       };
       // Each sample's rows are its text, then its image.
       const auto join = [&](const at::Tensor& t, const at::Tensor& i) {
         return atelier::join_rows(t, text_rows, i, image_rows);
       };
       const at::Tensor q =
-          join(turn(add_q_, norm_added_q_, y, kTextCos), turn(to_q_, norm_q_, x, kImageCos));
+          join(turn(of_y[0], norm_added_q_, kTextCos), turn(of_x[0], norm_q_, kImageCos));
       const at::Tensor k =
-          join(turn(add_k_, norm_added_k_, y, kTextCos), turn(to_k_, norm_k_, x, kImageCos));
-      const at::Tensor v =
-          join(heads(add_v_.forward(y), head_dim_), heads(to_v_.forward(x), head_dim_));
+          join(turn(of_y[1], norm_added_k_, kTextCos), turn(of_x[1], norm_k_, kImageCos));
+      const at::Tensor v = join(heads(of_y[2], head_dim_), heads(of_x[2], head_dim_));
       return ops::attention(q, k, v, atelier::join(text_rows, image_rows));
     }();
     auto [text_out, image_out] = atelier::split_rows(attended, text_rows, image_rows);

@@ -7,6 +7,7 @@
 
 #include "atelier/error.h"
 #include "atelier/named_inputs.h"
+#include "atelier/nn/forward_all.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
 
@@ -59,9 +60,9 @@ class Attention final : public Module {
     const auto turn = [&](const at::Tensor& t) {
       return ops::norm_rope(heads(t), {}, cos, sin, ops::RopeLayout::kInterleaved);
     };
-    return o_.forward(ops::attention(turn(norm_q_.forward(q_.forward(x))),
-                                     turn(norm_k_.forward(k_.forward(x))), heads(v_.forward(x)),
-                                     rows));
+    const Tensors qkv = atelier::nn::forward_all({&q_, &k_, &v_}, x);
+    return o_.forward(ops::attention(turn(norm_q_.forward(qkv[0])), turn(norm_k_.forward(qkv[1])),
+                                     heads(qkv[2]), rows));
   }
 
   // From the rows of a clip to those of its prompt and, where `image` is defined, to those of its
@@ -70,13 +71,13 @@ class Attention final : public Module {
                     const at::Tensor& text_offsets, const at::Tensor& image,
                     const at::Tensor& image_offsets) const {
     const at::Tensor q = heads(norm_q_.forward(q_.forward(x)));
-    at::Tensor seen =
-        ops::attention(q, heads(norm_k_.forward(k_.forward(text))), heads(v_.forward(text)), rows,
-                       Segments::from_tensor(text_offsets), {});
+    const Tensors kv = atelier::nn::forward_all({&k_, &v_}, text);
+    at::Tensor seen = ops::attention(q, heads(norm_k_.forward(kv[0])), heads(kv[1]), rows,
+                                     Segments::from_tensor(text_offsets), {});
     if (image.defined()) {
-      seen = seen + ops::attention(q, heads(norm_k_img_->forward(k_img_->forward(image))),
-                                   heads(v_img_->forward(image)), rows,
-                                   Segments::from_tensor(image_offsets), {});
+      const Tensors of_image = atelier::nn::forward_all({k_img_.get(), v_img_.get()}, image);
+      seen = seen + ops::attention(q, heads(norm_k_img_->forward(of_image[0])), heads(of_image[1]),
+                                   rows, Segments::from_tensor(image_offsets), {});
     }
     return o_.forward(seen);
   }

@@ -1,6 +1,7 @@
 // Every operator but attention and 8-bit products, on a device and in float64 on the CPU.
 #include "atelier/ops/conv.h"
 #include "atelier/ops/linear.h"
+#include "atelier/ops/linears.h"
 #include "atelier/ops/pointwise.h"
 
 #include "gpu/device.h"
@@ -134,6 +135,28 @@ Operator linear_layer(int adapters, bool is_trained) {
   return {c10::str("linear, ", adapters, " adapters, trained ", is_trained), inputs, run};
 }
 
+// Three layers of one input, the second without adapters and the third with two.
+Operator layers_of_one_input() {
+  const int64_t n = some_rows().total(), width = some_width();
+  Tensors inputs = {noise({n, width})};
+  for (int i = 0; i < 3; ++i) inputs.push_back(noise({width, width}) / std::sqrt(double(width)));
+  for (int i = 0; i < 3; ++i) {
+    inputs.push_back(noise({8, width}) / std::sqrt(double(width)));
+    inputs.push_back(noise({width, 8}));
+  }
+  const auto run = [](const Tensors& in) {
+    const std::vector<Adapter> first = {{in[4], in[5], 0.5}},
+                               last = {{in[6], in[7], 1.5}, {in[8], in[9], -1.0}};
+    const LinearTerms layers[] = {{weight_of(in[1], nullptr), nullptr, first},
+                                  {weight_of(in[2], nullptr), nullptr, {}},
+                                  {weight_of(in[3], nullptr), nullptr, last}};
+    Traced traced = {linears(in[0], layers), {in[0]}};
+    traced.inputs.insert(traced.inputs.end(), in.begin() + 4, in.end());
+    return traced;
+  };
+  return {"linears", inputs, run};
+}
+
 std::vector<Operator> convolutions() {
   const int64_t side = test::has_model_shapes() ? 64 : 9, in = test::has_model_shapes() ? 96 : 6,
                 out = 2 * in;
@@ -197,6 +220,7 @@ TEST_CASE("Linear layers equal float64 on the CPU, with any adapters", "[gpu][op
   for (const int adapters : {0, 1, 3}) {
     for (const bool is_trained : {false, true}) test::check(linear_layer(adapters, is_trained));
   }
+  test::check(layers_of_one_input());
 }
 
 TEST_CASE("Convolutions equal float64 on the CPU", "[gpu][operators]") {

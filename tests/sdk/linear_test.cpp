@@ -1,6 +1,9 @@
 #include "atelier/ops/linear.h"
 
+#include <numeric>
+
 #include "atelier/nn/layers.h"
+#include "atelier/ops/linears.h"
 
 #include "support/tensors.h"
 
@@ -117,6 +120,117 @@ TEST_CASE("An adapter's dropout is one mask, forward and backward", "[ops][linea
   CHECK(error(test::gradients({got}, inputs), test::gradients({want}, inputs)) < 1e-13);
   const Tensor again = linear(x, test::make_weight(w), nullptr, adapters);
   CHECK_FALSE(at::equal(again, got));
+}
+
+namespace {
+
+// Layers of one input, of different widths, as many adapters each as `counts` says.
+struct SharedInput {
+  SharedInput(std::vector<int> counts, int64_t in, at::ScalarType dtype, double dropout = 0)
+      : x(test::trained(at::randn({2, 20, in}, dtype))) {
+    for (const int count : counts) {
+      const int64_t out = 6 + 3 * std::ssize(adapters);
+      weights.push_back(test::make_weight(at::randn({out, in}, dtype)));
+      biases.push_back(out == 9 ? nullptr : test::make_weight(at::randn({out}, dtype)));
+      adapters.push_back(make_adapters(count, in, out, dtype));
+      if (!adapters.back().empty()) adapters.back().back().dropout = dropout;
+    }
+  }
+
+  Tensors together() const {
+    std::vector<LinearTerms> terms;
+    for (size_t i = 0; i < weights.size(); ++i)
+      terms.push_back({weights[i], biases[i], adapters[i]});
+    return linears(x, terms);
+  }
+  Tensors alone() const {
+    Tensors result;
+    for (size_t i = 0; i < weights.size(); ++i)
+      result.push_back(linear(x, weights[i], biases[i], adapters[i]));
+    return result;
+  }
+  // x and the adapters of some layers.
+  Tensors trained(std::vector<size_t> layers) const {
+    Tensors result{x};
+    for (const size_t layer : layers) {
+      for (const Tensor& t : tensors_of(adapters[layer])) result.push_back(t);
+    }
+    return result;
+  }
+
+  Tensor x;
+  std::vector<WeightPtr> weights, biases;
+  std::vector<std::vector<Adapter>> adapters;
+};
+
+}  // namespace
+
+TEST_CASE("Layers of one input give together what each gives alone", "[ops][linear]") {
+  for (const std::vector<int>& counts : {std::vector{1, 1, 1}, {2, 0, 1}, {0, 0}, {1}}) {
+    for (const double dropout : {0.0, 0.25}) {
+      at::manual_seed(5);
+      const SharedInput layers(counts, 7, at::kDouble, dropout);
+      at::manual_seed(6);
+      const Tensors got = layers.together();
+      at::manual_seed(6);
+      const Tensors want = layers.alone();
+      CHECK(error(got, want) < 1e-13);
+      CHECK(got.back().is_contiguous());
+      std::vector<size_t> all(counts.size());
+      std::iota(all.begin(), all.end(), 0);
+      CHECK(error(test::gradients(got, layers.trained(all)),
+                  test::gradients(want, layers.trained(all))) < 1e-13);
+    }
+  }
+}
+
+TEST_CASE("Layers of one input are trained with it, and only some of them too", "[ops][linear]") {
+  at::manual_seed(7);
+  const SharedInput layers({1, 1, 1}, 8, at::kDouble);
+  layers.weights[1]->state().set_trainable(true);
+  const auto of_two = [&](const Tensors& y) {
+    Tensors wanted = layers.trained({0, 1});
+    wanted.push_back(layers.weights[1]->state().leaf());
+    return test::gradients({y[0], y[1]}, wanted);
+  };
+  CHECK(error(of_two(layers.together()), of_two(layers.alone())) < 1e-13);
+  const auto of_last = [&](const Tensors& y) {
+    return test::gradients({y[2]}, layers.trained({2}));
+  };
+  CHECK(error(of_last(layers.together()), of_last(layers.alone())) < 1e-13);
+}
+
+TEST_CASE("Layers of one input without adapters have the bits of each alone", "[ops][linear]") {
+  at::manual_seed(8);
+  SharedInput layers({1, 1}, 64, at::kFloat);
+  for (std::vector<Adapter>& own : layers.adapters) own[0].scale = 0;
+  const Tensors got = layers.together(), want = layers.alone();
+  CHECK(test::same_bits(got, want));
+  CHECK(test::same_bits(test::gradients(got, {layers.x}), test::gradients(want, {layers.x})));
+}
+
+TEST_CASE("Layers of one input save it once, and 16 bits stay near", "[ops][linear]") {
+  at::manual_seed(9);
+  const SharedInput layers({1, 2, 0}, 32, at::kFloat);
+  const Tensor source = layers.x;
+  SharedInput copy = layers;
+  test::Bytes bytes;
+  copy.x = source.clone();
+  const Tensors y = copy.together();
+  copy.x.reset();
+  int64_t results = 0;
+  for (const Tensor& t : y) results += static_cast<int64_t>(t.nbytes());
+  CHECK(bytes.now() - results == 40 * 32 * 4 + 40 * (3 + 3 + 4) * 4);
+
+  SharedInput narrow = layers;
+  narrow.x = test::trained(source.detach().to(at::kBFloat16));
+  for (auto* weights : {&narrow.weights, &narrow.biases}) {
+    for (WeightPtr& weight : *weights)
+      if (weight) weight = test::make_weight(weight->draw().to(at::kBFloat16));
+  }
+  CHECK(error(narrow.together(), layers.together()) < 0.02);
+  CHECK(error(test::gradients(narrow.together(), narrow.trained({0, 1})),
+              test::gradients(layers.together(), layers.trained({0, 1}))) < 0.02);
 }
 
 TEST_CASE("float32 adapters serve a bfloat16 layer and get float32 gradients", "[ops][linear]") {

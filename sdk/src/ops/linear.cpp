@@ -1,5 +1,6 @@
 #include "atelier/ops/linear.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -13,6 +14,7 @@
 #include "atelier/host/recompute_scope.h"
 #include "atelier/host/stop.h"
 #include "atelier/host/weight_state.h"
+#include "atelier/ops/linears.h"
 
 #include "ops/autograd_support.h"
 #include "ops/eight_bit.h"
@@ -24,20 +26,31 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What one call of linear() knows beside its tensors.
+// What one call of linears() knows beside its tensors.
 struct LinearCall : torch::CustomClassHolder {
-  WeightPtr weight, bias;
-  // The scales of the adapters that take part.
-  std::vector<double> scales;
-  std::vector<double> dropouts;
-  std::vector<uint64_t> seeds;  // of their dropouts' masks; 0 without dropout
-  // Places in the list of differentiable inputs {x, weight's leaf, bias's leaf, a, b, a, b, ...};
-  // -1: absent.
-  int64_t weight_edge = -1, bias_edge = -1;
-  int64_t adapter_edge = 0;    // of the first a
-  int64_t weight_version = 0;  // of the leaf's values
+  // Edges are places in the list of differentiable inputs: {x, leaves of weights and biases,
+  // a, b, a, b, ...}; -1: absent.
+  struct Layer {
+    WeightPtr weight, bias;
+    int64_t weight_edge = -1, bias_edge = -1;
+    int64_t weight_version = 0;        // of the leaf's values
+    size_t first_share = 0, past = 0;  // its adapters
+  };
+  // An adapter that takes part. The rank-r products of all of them stand side by side.
+  struct Share {
+    double scale = 1.0, dropout = 0.0;
+    uint64_t seed = 0;  // of its dropout's mask
+    int64_t column = 0, rank = 0;
+    Tensor of(const Tensor& low_rank) const { return low_rank.narrow(1, column, rank); }
+  };
+  std::vector<Layer> layers;
+  std::vector<Share> shares;
+  int64_t adapter_edge = 0;  // of the first a
+  int64_t rank = 0;          // of all shares
 };
 using LinearCallPtr = c10::intrusive_ptr<LinearCall>;
+using Layer = LinearCall::Layer;
+using Share = LinearCall::Share;
 
 Tensor rows_of(const Tensor& t) {
   return t.reshape({-1, t.size(-1)});
@@ -52,14 +65,14 @@ at::Generator seeded_generator(at::Device device, uint64_t seed) {
   return generator;
 }
 
-// What adapter `i` sees of x, or, of the gradient, what comes back through that: `t` times the
+// What an adapter sees of x, or, of the gradient, what comes back through that: `t` times the
 // dropout's mask.
-Tensor dropped(const LinearCall& call, size_t i, const Tensor& t) {
-  if (call.dropouts[i] == 0) return t;
-  const double kept = 1.0 - call.dropouts[i];
+Tensor dropped(const Share& share, const Tensor& t) {
+  if (share.dropout == 0) return t;
+  const double kept = 1.0 - share.dropout;
   Tensor mask = at::empty(t.sizes(), t.options());
   if (t.is_meta()) return mask;
-  mask.bernoulli_(kept, seeded_generator(t.device(), call.seeds[i])).div_(kept);
+  mask.bernoulli_(kept, seeded_generator(t.device(), share.seed)).div_(kept);
   return mask.mul_(t);
 }
 
@@ -82,50 +95,122 @@ void count_product(const Tensor& t, int64_t n, int passes = 1) {
 }
 
 // x Wᵀ + bias, in 8 bits where the weight is to be multiplied so.
-Tensor base_product(const LinearCall& call, const Tensor& rows) {
-  const std::optional<RowCodes> codes = call.weight->state().draw_codes();
+Tensor base_product(const Layer& layer, const Tensor& rows) {
+  const std::optional<RowCodes> codes = layer.weight->state().draw_codes();
   if (!codes) {
-    const Tensor weight = call.weight->draw();
-    return call.bias ? at::addmm(call.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
+    const Tensor weight = layer.weight->draw();
+    return layer.bias ? at::addmm(layer.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
   }
   Tensor y = eight_bit_product(rows, *codes);
-  return call.bias ? y.add_(call.bias->draw()) : y;
+  return layer.bias ? y.add_(layer.bias->draw()) : y;
 }
 
-Tensor base_gradient(const LinearCall& call, const Tensor& grad) {
-  const std::optional<RowCodes> codes = call.weight->state().draw_codes();
-  return codes ? eight_bit_gradient(grad, *codes) : at::mm(grad, call.weight->draw());
+// Adds what comes back through the weight to `sum`, which is made where it is not there yet.
+void add_base_gradient(const Layer& layer, const Tensor& grad, Tensor& sum) {
+  if (const std::optional<RowCodes> codes = layer.weight->state().draw_codes()) {
+    const Tensor part = eight_bit_gradient(grad, *codes);
+    sum = sum.defined() ? sum.add_(part) : part;
+  } else {
+    const Tensor weight = layer.weight->draw();
+    sum = sum.defined() ? sum.addmm_(grad, weight) : at::mm(grad, weight);
+  }
 }
 
-// {y, and x aᵀ of each adapter, undefined where b is not trained}. `adapters`: a, b, a, b, ...
-std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::TensorList adapters) {
-  check_stop();
-  return RecomputeScope::run("linear", [&](bool need_values) {
-    const auto sizes = with_last(x, call.weight->sizes()[0]);
-    const Tensor rows = rows_of(x);
-    std::vector<Tensor> low_rank(call.scales.size());
-    for (size_t i = 0; i < call.scales.size(); ++i) {
-      if (need_values || adapters[2 * i + 1].requires_grad()) {
-        low_rank[i] = at::mm(dropped(call, i, rows), adapters[2 * i].to(rows.scalar_type()).t());
-        count_product(low_rank[i], x.size(-1) + sizes.back());
-      }
-    }
-    std::vector<Tensor> result;
-    if (!need_values) {
-      result.push_back(stand_in(sizes, x.options()));
+// Adapters that see the same of x, and the columns of their rank-r products.
+struct Run {
+  size_t first, past;
+  int64_t column, rank;
+  Tensor of(const Tensor& low_rank) const { return low_rank.narrow(1, column, rank); }
+};
+
+// All adapters without a dropout that stand together, and each one that has it.
+std::vector<Run> runs_of(const LinearCall& call) {
+  std::vector<Run> runs;
+  for (size_t i = 0; i < call.shares.size(); ++i) {
+    const Share& share = call.shares[i];
+    if (i > 0 && share.dropout == 0 && call.shares[i - 1].dropout == 0) {
+      runs.back().past = i + 1;
+      runs.back().rank += share.rank;
     } else {
-      count_product(x, sizes.back());
-      Tensor y = base_product(call, rows);
-      for (size_t i = 0; i < call.scales.size(); ++i) {
-        y.addmm_(low_rank[i], adapters[2 * i + 1].to(rows.scalar_type()).t(), 1, call.scales[i]);
+      runs.push_back({i, i + 1, share.column, share.rank});
+    }
+  }
+  return runs;
+}
+
+// The matrices a of a run, one below the other. `adapters`: a, b, a, b, ...
+Tensor stacked(const Run& run, at::TensorList adapters) {
+  if (run.past - run.first == 1) return adapters[2 * run.first];
+  std::vector<Tensor> parts;
+  for (size_t i = run.first; i < run.past; ++i) parts.push_back(adapters[2 * i]);
+  return at::cat(parts, 0);
+}
+
+// Whether any of `adapters` is trained: of their matrices a (`which` is 0) or b (1).
+bool any_trained(at::TensorList adapters, size_t which) {
+  for (size_t i = which; i < adapters.size(); i += 2)
+    if (adapters[i].requires_grad()) return true;
+  return false;
+}
+
+// x aᵀ of all adapters, side by side: one product for a run.
+Tensor shrink(const LinearCall& call, const Tensor& rows, at::TensorList adapters) {
+  const std::vector<Run> runs = runs_of(call);
+  Tensor low_rank;
+  if (runs.size() > 1) low_rank = at::empty({rows.size(0), call.rank}, rows.options());
+  for (const Run& run : runs) {
+    const Tensor seen = dropped(call.shares[run.first], rows);
+    const Tensor a = stacked(run, adapters).to(rows.scalar_type());
+    if (runs.size() == 1) return at::mm(seen, a.t());
+    Tensor part = run.of(low_rank);
+    at::mm_out(part, seen, a.t());
+  }
+  return low_rank;
+}
+
+// y of one layer. `low_rank`: what shrink() gave.
+Tensor product(const LinearCall& call, const Layer& layer, const Tensor& rows,
+               const Tensor& low_rank, at::TensorList adapters) {
+  count_product(rows, layer.weight->sizes()[0]);
+  Tensor y = base_product(layer, rows);
+  for (size_t i = layer.first_share; i < layer.past; ++i) {
+    const Share& share = call.shares[i];
+    const Tensor own = share.of(low_rank);
+    count_product(own, layer.weight->sizes()[0]);
+    y.addmm_(own, adapters[2 * i + 1].to(rows.scalar_type()).t(), 1, share.scale);
+  }
+  return y;
+}
+
+// {y of each layer, and the rank-r products of all adapters: undefined without any, and where only
+// the one layer reads them}. `adapters`: a, b, a, b, ...
+std::vector<Tensor> multiply(const LinearCall& call, const Tensor& x, at::TensorList adapters) {
+  const Tensor rows = rows_of(x);
+  const bool has_shares = !call.shares.empty();
+  const bool keeps_low_rank = has_shares && (call.layers.size() > 1 || any_trained(adapters, 1));
+  std::vector<Tensor> result;
+  Tensor low_rank;
+  for (const Layer& layer : call.layers) {
+    check_stop();
+    const bool is_first = result.empty();
+    const auto sizes = with_last(x, layer.weight->sizes()[0]);
+    // The first layer's item has the rank-r products.
+    const auto item = RecomputeScope::run("linear", [&](bool need_values) -> std::vector<Tensor> {
+      if (is_first && has_shares && (need_values || keeps_low_rank)) {
+        low_rank = shrink(call, rows, adapters);
+        count_product(low_rank, x.size(-1));
       }
-      result.push_back(at::_unsafe_view(y, sizes));
-    }
-    for (size_t i = 0; i < call.scales.size(); ++i) {
-      result.push_back(adapters[2 * i + 1].requires_grad() ? low_rank[i] : Tensor());
-    }
-    return result;
-  });
+      const Tensor y = need_values
+                           ? at::_unsafe_view(product(call, layer, rows, low_rank, adapters), sizes)
+                           : stand_in(sizes, x.options());
+      if (!is_first || !has_shares) return {y};
+      return {y, keeps_low_rank ? low_rank : Tensor()};
+    });
+    result.push_back(item[0]);
+    if (is_first && has_shares) low_rank = item[1];
+  }
+  result.push_back(low_rank);
+  return result;
 }
 
 // One value of the generator that a recomputed block finds as it was.
@@ -136,106 +221,203 @@ uint64_t draw_seed() {
   return generator->random64();
 }
 
+// The backward pass of one call.
+class LinearGradients {
+ public:
+  LinearGradients(const LinearCall& call, AutogradContext* ctx, const variable_list& grads)
+      : call_(call),
+        ctx_(ctx),
+        saved_(ctx->get_saved_variables()),
+        adapters_(at::TensorList(saved_).slice(1, 2 * call.shares.size())),
+        result_(call.adapter_edge + 2 * call.shares.size() + 1) {
+    for (const Tensor& grad : grads) {
+      grads_.push_back(grad.defined() ? rows_of(grad) : Tensor());
+      if (grad.defined()) x_sizes_ = with_last(grad, call.layers[0].weight->sizes()[1]);
+    }
+    if (saved_[0].defined()) rows_ = rows_of(saved_[0]);
+  }
+
+  variable_list make() {
+    Tensor grad_low;
+    for (size_t l = 0; l < grads_.size(); ++l) {
+      if (!grads_[l].defined()) continue;
+      const Layer& layer = call_.layers[l];
+      add_base(layer, grads_[l]);
+      if (layer.past > layer.first_share) add_expand(layer, grads_[l], grad_low);
+    }
+    if (grad_low.defined()) {
+      for (const Run& run : runs_of(call_)) add_shrink(run, run.of(grad_low));
+    }
+    if (grad_x_.defined()) result_[0] = at::_unsafe_view(grad_x_, x_sizes_);
+    return std::move(result_);
+  }
+
+ private:
+  bool needed(int64_t edge) const { return edge >= 0 && ctx_->needs_input_grad(edge); }
+  int64_t edge_of(size_t share) const {
+    return call_.adapter_edge + 2 * static_cast<int64_t>(share);
+  }
+
+  void add_base(const Layer& layer, const Tensor& grad) {
+    count_product(grad, layer.weight->sizes()[1], int{needed(0)} + int{needed(layer.weight_edge)});
+    if (needed(0)) {
+      if (layer.weight_edge >= 0 &&
+          layer.weight->state().leaf()._version() != layer.weight_version) {
+        throw Error(ErrorCode::kInternal,
+                    "linear: weight '" + layer.weight->name() +
+                        "' was changed between the forward and the backward pass");
+      }
+      add_base_gradient(layer, grad, grad_x_);
+    }
+    if (needed(layer.weight_edge)) result_[layer.weight_edge] = at::mm(grad.t(), rows_);
+    if (needed(layer.bias_edge)) result_[layer.bias_edge] = grad.sum(0);
+  }
+
+  // The gradients of a layer's matrices b, and of its rank-r products into `grad_low`, which is
+  // made where it is not there yet: zeros where another layer gets no gradient.
+  void add_expand(const Layer& layer, const Tensor& grad, Tensor& grad_low) {
+    if (!grad_low.defined()) {
+      const bool all = std::ranges::all_of(grads_, [](const Tensor& t) { return t.defined(); });
+      const std::array sizes = {grad.size(0), call_.rank};
+      grad_low = all ? at::empty(sizes, grad.options()) : at::zeros(sizes, grad.options());
+    }
+    for (size_t i = layer.first_share; i < layer.past; ++i) {
+      const Share& share = call_.shares[i];
+      const Tensor& b = adapters_[2 * i + 1];
+      if (needed(0) || needed(edge_of(i))) {
+        Tensor part = share.of(grad_low);
+        at::addmm_out(part, part, grad, b.to(grad.scalar_type()), 0, share.scale);
+      }
+      if (needed(edge_of(i) + 1)) {
+        result_[edge_of(i) + 1] =
+            product_in(b.scalar_type(), grad.t(), share.of(saved_.back())).mul_(share.scale);
+      }
+    }
+  }
+
+  // What comes back through a run's matrices a, and their gradients. `grad`: of its products.
+  void add_shrink(const Run& run, const Tensor& grad) {
+    const Share& first = call_.shares[run.first];
+    const Tensor a = stacked(run, adapters_);
+    if (needed(0) && first.dropout == 0) {
+      grad_x_.addmm_(grad, a.to(grad.scalar_type()));
+    } else if (needed(0)) {
+      grad_x_.add_(dropped(first, at::mm(grad, a.to(grad.scalar_type()))));
+    }
+    Tensor of_run;
+    for (size_t i = run.first; i < run.past; ++i) {
+      if (!needed(edge_of(i))) continue;
+      if (!of_run.defined()) of_run = product_in(a.scalar_type(), grad.t(), dropped(first, rows_));
+      const Share& share = call_.shares[i];
+      result_[edge_of(i)] = of_run.narrow(0, share.column - run.column, share.rank)
+                                .to(adapters_[2 * i].scalar_type());
+    }
+  }
+
+  const LinearCall& call_;
+  AutogradContext* ctx_;
+  variable_list saved_;  // x, where a gradient needs it, the adapters, their rank-r products
+  at::TensorList adapters_;
+  variable_list grads_, result_;
+  std::vector<int64_t> x_sizes_;
+  Tensor rows_, grad_x_;
+};
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
-  static Tensor forward(AutogradContext* ctx, at::TensorList inputs, const LinearCallPtr& call) {
+  static variable_list forward(AutogradContext* ctx, at::TensorList inputs,
+                               const LinearCallPtr& call) {
     const at::TensorList adapters = inputs.slice(call->adapter_edge);
-    std::vector<Tensor> result = multiply(*call, inputs[0], adapters);
-    bool needs_x = call->weight_edge >= 0;
-    for (size_t i = 0; i < adapters.size(); i += 2) needs_x |= adapters[i].requires_grad();
+    variable_list result = multiply(*call, inputs[0], adapters);
+    const auto is_trained = [](const Layer& layer) { return layer.weight_edge >= 0; };
+    const bool needs_x = any_trained(adapters, 0) || std::ranges::any_of(call->layers, is_trained);
     variable_list saved{needs_x ? inputs[0] : Tensor()};
     saved.insert(saved.end(), adapters.begin(), adapters.end());
-    saved.insert(saved.end(), result.begin() + 1, result.end());
+    saved.push_back(any_trained(adapters, 1) ? result.back() : Tensor());
+    result.pop_back();
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     ctx->set_materialize_grads(false);
-    return result[0];
+    return result;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     check_stop();
     const auto call =
         c10::static_intrusive_pointer_cast<LinearCall>(ctx->saved_data["call"].toCapsule());
-    const size_t count = call->scales.size();
-    variable_list result(call->adapter_edge + 2 * count + 1);
-    if (!grads[0].defined()) return result;
-    auto needed = [&](int64_t edge) { return edge >= 0 && ctx->needs_input_grad(edge); };
-    const variable_list saved = ctx->get_saved_variables();
-    const Tensor& x = saved[0];
-    const Tensor* adapters = saved.data() + 1;
-    const Tensor* low_rank = adapters + 2 * count;
-
-    const Tensor grad = rows_of(grads[0]);
-    count_product(grad, call->weight->sizes()[1], int{needed(0)} + int{needed(call->weight_edge)});
-    const Tensor rows = x.defined() ? rows_of(x) : Tensor();
-    Tensor grad_x;
-    if (needed(0)) {
-      if (call->weight_edge >= 0 &&
-          call->weight->state().leaf()._version() != call->weight_version) {
-        throw Error(ErrorCode::kInternal,
-                    "linear: weight '" + call->weight->name() +
-                        "' was changed between the forward and the backward pass");
-      }
-      grad_x = base_gradient(*call, grad);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      const Tensor &a = adapters[2 * i], &b = adapters[2 * i + 1];
-      const int64_t edge = call->adapter_edge + 2 * i;
-      if (needed(0) || needed(edge)) {
-        const Tensor grad_low = at::mm(grad, b.to(grad.scalar_type())).mul_(call->scales[i]);
-        if (needed(0) && call->dropouts[i] == 0) {
-          grad_x.addmm_(grad_low, a.to(grad.scalar_type()));
-        } else if (needed(0)) {
-          grad_x.add_(dropped(*call, i, at::mm(grad_low, a.to(grad.scalar_type()))));
-        }
-        if (needed(edge))
-          result[edge] = product_in(a.scalar_type(), grad_low.t(), dropped(*call, i, rows));
-      }
-      if (needed(edge + 1)) {
-        result[edge + 1] = product_in(b.scalar_type(), grad.t(), low_rank[i]).mul_(call->scales[i]);
-      }
-    }
-    if (needed(0)) result[0] = at::_unsafe_view(grad_x, with_last(grads[0], grad_x.size(1)));
-    if (needed(call->weight_edge)) result[call->weight_edge] = at::mm(grad.t(), rows);
-    if (needed(call->bias_edge)) result[call->bias_edge] = grad.sum(0);
-    return result;
+    return LinearGradients(*call, ctx, grads).make();
   }
 };
 
-}  // namespace
-
-Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
-              std::span<const Adapter> adapters) {
+// Puts a layer into `call`, and its leaves behind `inputs`.
+void add_layer(LinearCall& call, const LinearTerms& terms, variable_list& inputs) {
+  const Tensor& x = inputs[0];
+  const WeightPtr &weight = terms.weight, &bias = terms.bias;
   if (weight->sizes().size() != 2 || x.dim() < 1 || x.size(-1) != weight->sizes()[1]) {
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("linear: x of shape ", x.sizes(), " does not fit weight '", weight->name(),
                          "' of shape ", weight->sizes()));
   }
-  auto call = c10::make_intrusive<LinearCall>();
-  call->weight = weight;
-  call->bias = bias;
-  variable_list inputs{x};
+  Layer& layer = call.layers.emplace_back(Layer{.weight = weight, .bias = bias});
   if (weight->state().leaf().defined()) {
-    call->weight_edge = inputs.size();
-    call->weight_version = weight->state().leaf()._version();
+    layer.weight_edge = std::ssize(inputs);
+    layer.weight_version = weight->state().leaf()._version();
     inputs.push_back(LeafScope::place_of(weight->state().leaf()));
   }
   if (bias != nullptr && bias->state().leaf().defined()) {
-    call->bias_edge = inputs.size();
+    layer.bias_edge = std::ssize(inputs);
     inputs.push_back(LeafScope::place_of(bias->state().leaf()));
   }
-  call->adapter_edge = inputs.size();
+}
+
+// Puts the adapters of a layer into `call`, and their matrices behind `inputs`.
+void add_adapters(LinearCall& call, Layer& layer, std::span<const Adapter> adapters,
+                  variable_list& inputs) {
+  layer.first_share = call.shares.size();
   for (const Adapter& adapter : adapters) {
     if (adapter.scale == 0) continue;
-    call->scales.push_back(adapter.scale);
-    call->dropouts.push_back(adapter.dropout);
-    call->seeds.push_back(adapter.dropout == 0 ? 0 : draw_seed());
+    call.shares.push_back({.scale = adapter.scale,
+                           .dropout = adapter.dropout,
+                           .seed = adapter.dropout == 0 ? 0 : draw_seed(),
+                           .column = call.rank,
+                           .rank = adapter.a.size(0)});
+    call.rank += adapter.a.size(0);
     inputs.push_back(LeafScope::place_of(adapter.a));
     inputs.push_back(LeafScope::place_of(adapter.b));
   }
-  if (!needs_graph(inputs)) {
-    return multiply(*call, x, at::TensorList(inputs).slice(call->adapter_edge))[0];
-  }
-  return LinearFunction::apply(at::TensorList(inputs), call);
+  layer.past = call.shares.size();
+}
+
+// All `layers` as one operator.
+variable_list apply(const Tensor& x, std::span<const LinearTerms> layers) {
+  auto call = c10::make_intrusive<LinearCall>();
+  variable_list inputs{x};
+  for (const LinearTerms& terms : layers) add_layer(*call, terms, inputs);
+  call->adapter_edge = std::ssize(inputs);
+  for (size_t l = 0; l < layers.size(); ++l)
+    add_adapters(*call, call->layers[l], layers[l].adapters, inputs);
+  if (needs_graph(inputs)) return LinearFunction::apply(at::TensorList(inputs), call);
+  variable_list result = multiply(*call, x, at::TensorList(inputs).slice(call->adapter_edge));
+  result.pop_back();
+  return result;
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const WeightPtr& weight, const WeightPtr& bias,
+              std::span<const Adapter> adapters) {
+  const LinearTerms terms = {weight, bias, adapters};
+  return apply(x, {&terms, 1})[0];
+}
+
+std::vector<Tensor> linears(const Tensor& x, std::span<const LinearTerms> layers) {
+  const auto takes_part = [](const Adapter& adapter) { return adapter.scale != 0; };
+  const bool has_adapters = std::ranges::any_of(layers, [&](const LinearTerms& terms) {
+    return std::ranges::any_of(terms.adapters, takes_part);
+  });
+  if (has_adapters) return apply(x, layers);
+  std::vector<Tensor> result;
+  for (const LinearTerms& terms : layers) result.push_back(apply(x, {&terms, 1})[0]);
+  return result;
 }
 
 }  // namespace atelier::ops
