@@ -53,6 +53,17 @@ at::Tensor widened(const at::Tensor& part, int axis, int64_t start, int64_t tota
   return whole;
 }
 
+// One adapter that adds what all of `parts` add, of the sum of their ranks. Its scale is that of
+// the first one, whose values it has unchanged.
+ops::Adapter stacked(const std::vector<ops::Adapter>& parts) {
+  std::vector<at::Tensor> down, up;
+  for (const ops::Adapter& part : parts) {
+    down.push_back(part.a);
+    up.push_back(part.scale == parts[0].scale ? part.b : part.b * (part.scale / parts[0].scale));
+  }
+  return {at::cat(down, 0), at::cat(up, 1), parts[0].scale};
+}
+
 }  // namespace
 
 Registry::Registry(model::LoadedModel& model, Options options)
@@ -201,6 +212,7 @@ void Registry::use(std::span<const Use> set) {
     if (set[i].strength != 0) read(*used[i]);
     used[i]->last_use = ++clock_;
   }
+  if (names == in_use_ && used == used_) return;
   in_use_ = std::move(names);
   used_ = std::move(used);
   place();
@@ -224,13 +236,22 @@ void Registry::place_adapters() {
       return ours.contains(adapter.a.unsafeGetTensorImpl());
     });
   placed_.clear();
+  stacked_bytes_ = 0;
+  std::map<nn::Linear*, std::vector<ops::Adapter>> wanted;
   for (size_t i = 0; i < in_use_.size(); ++i) {
-    const double strength = in_use_[i].strength;
-    if (strength == 0) continue;
+    if (in_use_[i].strength == 0) continue;
     for (const Adapter& adapter : used_[i]->values->adapters) {
-      adapter.linear->adapters.push_back({adapter.a, adapter.b, strength * adapter.scale});
-      placed_.emplace_back(adapter.linear, adapter.a);
+      const double scale = in_use_[i].strength * adapter.scale;
+      if (scale != 0) wanted[adapter.linear].push_back({adapter.a, adapter.b, scale});
     }
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [linear, parts] : wanted) {
+    const ops::Adapter adapter = parts.size() == 1 ? parts[0] : stacked(parts);
+    if (parts.size() > 1)
+      stacked_bytes_ += static_cast<int64_t>(adapter.a.nbytes() + adapter.b.nbytes());
+    linear->adapters.push_back(adapter);
+    placed_.emplace_back(linear, adapter.a);
   }
 }
 
@@ -274,7 +295,7 @@ int64_t Registry::bytes() const {
   std::set<const Loaded*> all;
   for (const auto& [path, loaded] : files_) all.insert(loaded.get());
   for (const LoadedPtr& loaded : used_) all.insert(loaded.get());
-  int64_t total = 0;
+  int64_t total = stacked_bytes_;
   for (const Loaded* loaded : all)
     if (loaded->values) total += loaded->values->bytes;
   for (const Weight* weight : added_) total += added_bytes(*weight);

@@ -27,8 +27,9 @@ enum class Mode {
 
 // Puts adapters into the linear layers, and additions behind weights (see added_weight.h), and
 // takes out only its own. The base weights are never written: without LoRAs a model gives its own
-// bits. LoRAs stay when a component's weights leave and come back. Order decides the last bits:
-// that of load(), or of use(). Not thread-safe.
+// bits. LoRAs stay when a component's weights leave and come back. Those that add to the product of
+// one layer are stacked to one there, in the order of load() or use(), which decides the last bits.
+// Not thread-safe.
 class Registry {
  public:
   struct Options {
@@ -64,8 +65,9 @@ class Registry {
   // Makes `set` the LoRAs in use, in this order. Throws as load().
   void use(std::span<const Use> set);
 
-  // The bytes of all that is in memory, in use and idle: the values of the files, and the sums with
-  // those weights that are added to, which are made when such a weight is first drawn.
+  // The bytes of all that is in memory, in use and idle: the values of the files, those that are
+  // stacked once more, and the sums with those weights that are added to, which are made when such
+  // a weight is first drawn.
   int64_t bytes() const;
 
  private:
@@ -109,6 +111,7 @@ class Registry {
   std::vector<Use> in_use_;
   std::vector<LoadedPtr> used_;                             // of in_use_
   std::vector<std::pair<nn::Linear*, at::Tensor>> placed_;  // layer and the adapter's `a`
+  int64_t stacked_bytes_ = 0;                               // of what was made for placed_
   std::set<Weight*> added_;                                 // that are added to
   uint64_t clock_ = 0;
   std::shared_ptr<const model::LoadedModel::Listener> listener_;

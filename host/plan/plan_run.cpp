@@ -75,7 +75,8 @@ int64_t lora_bytes(const LoadedModel& model, const std::vector<Job>& jobs) {
           use.component == lora::kEveryDenoiser ? model.stages().denoisers.size() : size_t{1};
       if (!failure) bytes += static_cast<int64_t>(size * copies);
     }
-    most = std::max(most, bytes);
+    // Several are stacked for the layers that share them, beside each one's own.
+    most = std::max(most, job.settings.loras.size() > 1 ? 2 * bytes : bytes);
   }
   return most;
 }

@@ -368,6 +368,44 @@ TEST_CASE("Adapters have the compute dtype, and those of others stay where they 
   CHECK(down->adapters[0].a.is_same(other.a));
 }
 
+TEST_CASE("LoRAs that share a layer are one adapter there, and leave it as one", "[lora]") {
+  Scene scene;
+  Registry registry(*scene.model);
+  scene.velocity();
+  const auto adapters = [&] {
+    std::map<std::string, std::vector<ops::Adapter>> result;
+    scene.model->model().component("dit").visit([&](nn::Module& module) {
+      const auto* linear = dynamic_cast<nn::Linear*>(&module);
+      if (linear != nullptr && !linear->adapters.empty()) result[module.path()] = linear->adapters;
+    });
+    return result;
+  };
+  registry.load({"style", scene.style_path, 0.7});
+  const auto of_style = adapters();
+  const int64_t bytes = registry.bytes();
+  const at::Tensor with_style = scene.velocity();
+  registry.load({"again", scene.style_path, -1.4});
+  const auto of_both = adapters();
+  REQUIRE(of_both.size() == of_style.size());
+  for (const auto& [layer, of_one] : of_style) {
+    INFO(layer);
+    REQUIRE(of_both.at(layer).size() == 1);
+    const ops::Adapter &one = of_one[0], &both = of_both.at(layer)[0];
+    const int64_t rank = one.a.size(0);
+    CHECK(both.scale == one.scale);
+    CHECK(at::equal(both.a, at::cat({one.a, one.a}, 0)));
+    CHECK(at::equal(both.b.narrow(1, 0, rank), one.b));
+    CHECK(test::error(both.b.narrow(1, rank, rank), one.b * -2) < 1e-6);
+  }
+  CHECK(registry.bytes() > bytes);
+  CHECK(test::error(scene.velocity(), scene.merged(-0.7, 0)) < 5e-5);
+  registry.unload("again");
+  CHECK(at::equal(scene.velocity(), with_style));
+  registry.unload("style");
+  CHECK(adapters().empty());
+  CHECK(at::equal(scene.velocity(), scene.plain));
+}
+
 TEST_CASE("A mistake leaves the set as it was", "[lora]") {
   Scene scene;
   Registry registry(*scene.model);
