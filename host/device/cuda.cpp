@@ -96,6 +96,9 @@ CudaStatus probe() {
   // components come and go.
   if (getenv("PYTORCH_ALLOC_CONF") == nullptr)
     setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
+  // LibTorch reads this at the first attention by cuDNN: lengths up to the same power of two share
+  // a plan, which takes half a second to make.
+  setenv("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1", /*overwrite=*/0);
   const std::string path = backend_path();
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

@@ -24,9 +24,9 @@ TEST_CASE("Each capability has its attention", "[attention_rules]") {
       {{.capability = 80, .dtype = at::kBFloat16, .head_dim = 128}, kVarlenFlash},
       {{.capability = 86, .dtype = at::kBFloat16, .head_dim = 256}, kVarlenFlash},
       {{.capability = 89, .dtype = at::kBFloat16, .head_dim = 96}, kVarlenFlash},
-      {{.capability = 90, .dtype = at::kBFloat16, .head_dim = 128}, kCudnn},
+      {{.capability = 90, .dtype = at::kBFloat16, .head_dim = 128}, kVarlenFlash},
       {{.capability = 90, .dtype = at::kBFloat16, .head_dim = 256}, kVarlenFlash},
-      {{.capability = 100, .dtype = at::kHalf, .head_dim = 64}, kCudnn},
+      {{.capability = 100, .dtype = at::kHalf, .head_dim = 64}, kVarlenFlash},
       {{.capability = 120, .dtype = at::kBFloat16, .head_dim = 128}, kVarlenFlash},
       {{.capability = 90, .dtype = at::kFloat, .head_dim = 128}, kEfficient},
       {{.capability = 90, .dtype = at::kDouble, .head_dim = 128}, kMath},
@@ -43,14 +43,45 @@ TEST_CASE("Each capability has its attention", "[attention_rules]") {
   }
 }
 
-TEST_CASE("Lengths that differ, and gradients to the bit, have flash on Hopper",
-          "[attention_rules]") {
+TEST_CASE("Where it is proven, and nowhere else, cuDNN attends by itself", "[attention_rules]") {
+  const std::vector<ProvenAttention> proven = {{kCudnn, 90, 90, 128, /*is_uniform=*/true},
+                                               {kCudnn, 90, 109, 96, /*is_uniform=*/false}};
+  const auto chosen = [&](int capability, int64_t head_dim, bool is_uniform) {
+    return attention_kernel({.capability = capability,
+                             .dtype = at::kBFloat16,
+                             .head_dim = head_dim,
+                             .is_uniform = is_uniform},
+                            proven);
+  };
+  CHECK((chosen(90, 128, true) == kCudnn));
+  CHECK((chosen(90, 128, false) == kVarlenFlash));
+  CHECK((chosen(100, 128, true) == kVarlenFlash));
+  CHECK((chosen(90, 96, true) == kVarlenFlash));
+  CHECK((chosen(90, 96, false) == kCudnn));
+  CHECK((chosen(100, 96, false) == kCudnn));
+  CHECK((chosen(120, 96, false) == kVarlenFlash));
+
   const AttentionCase hopper = {.capability = 90, .dtype = at::kBFloat16, .head_dim = 128};
-  AttentionCase packed = hopper, repeated = hopper;
-  packed.is_uniform = false;
+  AttentionCase repeated = hopper, masked = hopper, wide = hopper;
   repeated.must_be_the_same = true;
-  CHECK((attention_kernel(packed) == kVarlenFlash));
-  CHECK((attention_kernel(repeated) == kVarlenFlash));
+  masked.is_masked = true;
+  wide.dtype = at::kFloat;
+  CHECK((attention_kernel(hopper, proven) == kCudnn));
+  CHECK((attention_kernel(repeated, proven) == kVarlenFlash));
+  CHECK((attention_kernel(masked, proven) == kTiled));
+  CHECK((attention_kernel(wide, proven) == kEfficient));
+}
+
+TEST_CASE("What is said to be proven can run where it is", "[attention_rules]") {
+  for (const ProvenAttention& record : proven_attention()) {
+    for (const int capability : {record.first_capability, record.last_capability}) {
+      const AttentionCase wanted = {.capability = capability,
+                                    .dtype = at::kBFloat16,
+                                    .head_dim = record.head_dim,
+                                    .is_uniform = record.is_uniform};
+      CHECK(can_attend(record.kernel, wanted));
+    }
+  }
 }
 
 TEST_CASE("A forced kernel runs where it can, also where another one is faster",

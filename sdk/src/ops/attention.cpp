@@ -198,6 +198,11 @@ Tensor empty_heads(const Tensor& like) {  // [B, H, L, d], packed as [B, L, H, d
       .transpose(1, 2);
 }
 
+// [B, H, L, d] as [B, L, H, d] lies: what cuDNN shares its plans for.
+Tensor packed(const Tensor& heads) {
+  return heads.transpose(1, 2).contiguous().transpose(1, 2);
+}
+
 // {output [B, H, L, d], what the kernel's backward wants beside it}. `options`: of the piece.
 std::vector<Tensor> dense_forward(const AttentionCall& call, const AttentionOptions& options,
                                   const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -208,8 +213,10 @@ std::vector<Tensor> dense_forward(const AttentionCall& call, const AttentionOpti
       return {out, lse};
     }
     case Kernel::kCudnn: {
-      auto r = at::_scaled_dot_product_cudnn_attention(q, k, v, {}, /*compute_log_sumexp=*/true,
-                                                       0.0, causal, false, call.scale());
+      // LibTorch 2.11 has an entry for packed samples too, and builds its plan in every call.
+      auto r = at::_scaled_dot_product_cudnn_attention(packed(q), packed(k), packed(v), {},
+                                                       /*compute_log_sumexp=*/true, 0.0, causal,
+                                                       false, call.scale());
       return {std::get<0>(r), std::get<1>(r), std::get<6>(r), std::get<7>(r)};
     }
     case Kernel::kEfficient: {
@@ -258,8 +265,8 @@ std::tuple<Tensor, Tensor, Tensor> dense_backward(
       return cpu_flash_backward(grad, q, k, v, out, extras[0], causal, call.scale());
     case Kernel::kCudnn:
       return at::_scaled_dot_product_cudnn_attention_backward(
-          grad, q, k, v, out, extras[0], extras[1], extras[2], Tensor(), Tensor(), Tensor(),
-          q.size(2), k.size(2), 0.0, causal, call.scale());
+          grad, packed(q), packed(k), packed(v), out, extras[0], extras[1], extras[2], Tensor(),
+          Tensor(), Tensor(), q.size(2), k.size(2), 0.0, causal, call.scale());
     case Kernel::kEfficient: {
       const int64_t times = q.size(1) / k.size(1);
       auto [grad_q, grad_k, grad_v, grad_bias] =

@@ -21,18 +21,21 @@ struct Rule {
   int first_capability, last_capability;
   uint8_t dtypes;
   int64_t widest_head, head_step;
-  bool takes_lengths;    // that differ
+  bool needs_proof;
   bool can_be_the_same;  // its gradients, when LibTorch is to be deterministic
 };
 
-// The fastest first. What LibTorch 2.11 prefers where lengths are equal: cuDNN on Hopper and
-// Blackwell's large chips, elsewhere flash.
+// The fastest first. cuDNN is what LibTorch 2.11 prefers on Hopper and Blackwell's large chips,
+// where its kernels are published to be 1.6 times as fast as flash; but it makes a plan for each
+// new size.
 constexpr std::array kRules = {
-    Rule{kCudnn, 90, 109, kHalves, 128, 8, /*takes_lengths=*/false, /*can_be_the_same=*/false},
-    Rule{kVarlenFlash, 80, kNewest, kHalves, 256, 8, true, true},
-    Rule{kEfficient, 50, kNewest, kHalves | kSingle, kAnyWidth, 1, true, true},
-    Rule{kMath, 0, kNewest, kAllDtypes, kAnyWidth, 1, true, true},
+    Rule{kCudnn, 90, 109, kHalves, 128, 8, /*needs_proof=*/true, /*can_be_the_same=*/false},
+    Rule{kVarlenFlash, 80, kNewest, kHalves, 256, 8, false, true},
+    Rule{kEfficient, 50, kNewest, kHalves | kSingle, kAnyWidth, 1, false, true},
+    Rule{kMath, 0, kNewest, kAllDtypes, kAnyWidth, 1, false, true},
 };
+
+constexpr std::array<ProvenAttention, 0> kProven = {};
 
 constexpr std::array kItems = {
     std::pair(kCpuFlash, std::string_view("attention.cpu_flash")),
@@ -57,12 +60,25 @@ bool runs(const Rule& rule, const AttentionCase& wanted) {
 
 }  // namespace
 
-AttentionKernel attention_kernel(const AttentionCase& wanted) {
+std::span<const ProvenAttention> proven_attention() {
+  return kProven;
+}
+
+AttentionKernel attention_kernel(const AttentionCase& wanted,
+                                 std::span<const ProvenAttention> proven) {
   if (wanted.is_masked) return kTiled;
+  const auto is_proven = [&](AttentionKernel kernel) {
+    return std::ranges::any_of(proven, [&](const ProvenAttention& record) {
+      return record.kernel == kernel && record.head_dim == wanted.head_dim &&
+             record.is_uniform == wanted.is_uniform &&
+             wanted.capability >= record.first_capability &&
+             wanted.capability <= record.last_capability;
+    });
+  };
   const auto fits = [&](const Rule& rule) {
     return runs(rule, wanted) && wanted.capability <= rule.last_capability &&
-           (wanted.is_uniform || rule.takes_lengths) &&
-           (!wanted.must_be_the_same || rule.can_be_the_same);
+           (!wanted.must_be_the_same || rule.can_be_the_same) &&
+           (!rule.needs_proof || is_proven(rule.kernel));
   };
   return std::find_if(kRules.begin(), kRules.end(), fits)->kernel;  // the last one always fits
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include <c10/core/ScalarType.h>
@@ -32,8 +33,20 @@ struct AttentionCase {
   bool must_be_the_same = false;  // gradients to the bit, each time
 };
 
-// The fastest kernel that can.
-ATELIER_API AttentionKernel attention_kernel(const AttentionCase& wanted);
+// A recorded run on GPUs of such capabilities in which a kernel passed `tools/gpu check` and,
+// making its plans included, `tools/gpu kernels` found it faster than those behind it.
+struct ProvenAttention {
+  AttentionKernel kernel;
+  int first_capability, last_capability;
+  int64_t head_dim;
+  bool is_uniform;  // for equal lengths; otherwise for those that differ
+};
+ATELIER_API std::span<const ProvenAttention> proven_attention();
+
+// The fastest kernel that can. One that LibTorch has, but does not choose everywhere, only where it
+// is among `proven`.
+ATELIER_API AttentionKernel attention_kernel(
+    const AttentionCase& wanted, std::span<const ProvenAttention> proven = proven_attention());
 // Whether `kernel` can at all, on a CUDA device.
 ATELIER_API bool can_attend(AttentionKernel kernel, const AttentionCase& wanted);
 
