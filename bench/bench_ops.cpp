@@ -25,7 +25,7 @@
 #include "atelier/error.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/ops/attention.h"
-#include "atelier/ops/linear.h"
+#include "atelier/ops/linears.h"
 #include "atelier/ops/pointwise.h"
 
 #include "host/device/cuda.h"
@@ -244,15 +244,20 @@ void add_products(std::vector<Row>& rows, bool is_small) {
   }
 }
 
+// Attention as one implementation makes it; on the CPU there is one.
+struct Attention {
+  ops::AttentionBackend backend;
+  std::string name;
+};
+const Attention kFlash = {ops::AttentionBackend::kFlash, ", flash"};
+const Attention kCudnn = {ops::AttentionBackend::kCudnn, ", cuDNN"};
+
 // Forward, or forward and backward, of q, k and v.
-void attend(const Tensors& in, const Segments& rows, bool with_backward) {
-  if (!with_backward) {
-    ops::attention(in[0], in[1], in[2], rows);
-    return;
-  }
-  const at::AutoGradMode grad(true);
+void attend(const Attention& by, const Tensors& in, const Segments& rows, bool with_backward) {
+  ops::set_attention_backend(in[0].is_cpu() ? ops::AttentionBackend::kAuto : by.backend);
+  const at::AutoGradMode grad(with_backward);
   const Tensor y = ops::attention(in[0], in[1], in[2], rows);
-  torch::autograd::grad({y}, in, {y.detach()});
+  if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
 }
 
 Tensors heads_of(const Bench& bench, const Shape& s, int64_t rows, bool is_trained) {
@@ -263,77 +268,146 @@ Tensors heads_of(const Bench& bench, const Shape& s, int64_t rows, bool is_train
   return heads;
 }
 
+Row attention_row(const Shape& s, const std::string& name, const Attention& by,
+                  const Segments& lengths, bool with_backward) {
+  double pairs = 0;
+  for (int64_t i = 0; i < lengths.count(); ++i)
+    pairs += static_cast<double>(lengths.length(i)) * static_cast<double>(lengths.length(i));
+  const double flops = 4.0 * pairs * static_cast<double>(s.heads * s.head_width);
+  return {"attention, " + s.name + name + (with_backward ? ", with backward" : "") + by.name,
+          2.0 * static_cast<double>(lengths.total() * s.head_width * (s.heads + 2 * s.key_heads)),
+          flops * (with_backward ? 3.5 : 1.0), [=](const Bench& bench, int sets) {
+            return with_sets(
+                sets, [&] { return heads_of(bench, s, lengths.total(), with_backward); },
+                [=](const Tensors& in) { attend(by, in, lengths, with_backward); });
+          }};
+}
+
+// The first forward and backward pass of `lengths(run)`.
+Row first_attention_row(const Shape& s, const std::string& name, const Attention& by,
+                        const std::function<Segments(int run)>& lengths) {
+  Row row = {"attention, " + s.name + name + by.name, 0, 0, [=](const Bench& bench, int) -> Run {
+               return [=](int run) {
+                 const Segments of_run = lengths(run);
+                 attend(by, heads_of(bench, s, of_run.total(), true), of_run, true);
+                 synchronize(bench.device);
+               };
+             }};
+  row.only_first = true;
+  return row;
+}
+
 void add_attention(std::vector<Row>& rows, bool is_small) {
   for (const Shape& s : shapes(is_small)) {
     for (const bool is_even : {true, false}) {
       const Segments lengths = is_even ? Segments::uniform(s.samples, s.length)
                                        : Segments({s.length, s.length - s.length / 16});
-      double pairs = 0;
-      for (int64_t i = 0; i < lengths.count(); ++i)
-        pairs += static_cast<double>(lengths.length(i)) * static_cast<double>(lengths.length(i));
-      const double flops = 4.0 * pairs * static_cast<double>(s.heads * s.head_width);
-      for (const bool with_backward : {false, true})
-        rows.push_back(
-            {"attention, " + s.name + (is_even ? ", equal lengths" : ", unequal lengths") +
-                 (with_backward ? ", with backward" : ""),
-             0, flops * (with_backward ? 3.5 : 1.0), [=](const Bench& bench, int sets) {
-               return with_sets(
-                   sets, [&] { return heads_of(bench, s, lengths.total(), with_backward); },
-                   [=](const Tensors& in) { attend(in, lengths, with_backward); });
-             }});
+      for (const bool with_backward : {false, true}) {
+        for (const Attention& by : {kFlash, kCudnn})
+          rows.push_back(attention_row(s, is_even ? ", equal lengths" : ", unequal lengths", by,
+                                       lengths, with_backward));
+      }
     }
-    Row first = {"attention, " + s.name + ", first call of a length", 0, 0,
-                 [s](const Bench& bench, int) -> Run {
-                   return [=](int run) {
-                     const Segments lengths =
-                         Segments::uniform(s.samples, s.length + 8 * (run + 1));
-                     attend(heads_of(bench, s, lengths.total(), true), lengths, true);
-                     synchronize(bench.device);
-                   };
-                 }};
-    first.only_first = true;
-    rows.push_back(std::move(first));
+    rows.push_back(
+        first_attention_row(s, ", first call of a number of samples", kCudnn,
+                            [s](int run) { return Segments::uniform(run + 1, s.length / 8); }));
+    rows.push_back(first_attention_row(s, ", another length", kCudnn, [s](int run) {
+      return Segments::uniform(s.samples, s.length + 8 * (run + 1));
+    }));
+  }
+  const Shape clip = is_small ? Shape{"width 5120", 160, 5, 5, 32, 320, 1, 90}
+                              : Shape{"width 5120", 5120, 40, 40, 128, 13824, 1, 32760};
+  for (const bool with_backward : {false, true}) {
+    for (const Attention& by : {kFlash, kCudnn})
+      rows.push_back(attention_row(clip, ", a clip", by, Segments({clip.length}), with_backward));
   }
 }
 
-// Low-rank additions to one layer: what Atelier does, and the products of which PEFT makes them.
+// Layers of one input with low-rank additions.
+struct Adapted {
+  int layers = 1;
+  int64_t rank = 0;
+  int count = 0;  // of each layer
+  bool with_backward = false;
+};
+
+struct AdaptedLayers {
+  AdaptedLayers(const Bench& bench, const Shape& s, const Adapted& what) {
+    for (int layer = 0; layer < what.layers; ++layer) {
+      weights.push_back(weight_of(bench.matrix(s.width, s.width)));
+      adapters.emplace_back();
+      for (int i = 0; i < what.count; ++i)
+        adapters.back().push_back(
+            {bench.noise({what.rank, s.width}, at::kFloat).set_requires_grad(what.with_backward),
+             bench.noise({s.width, what.rank}, at::kFloat).set_requires_grad(what.with_backward)});
+    }
+  }
+  Tensors alone(const Tensor& x) const {
+    Tensors result;
+    for (size_t i = 0; i < weights.size(); ++i)
+      result.push_back(ops::linear(x, weights[i], nullptr, adapters[i]));
+    return result;
+  }
+  Tensors together(const Tensor& x) const {
+    std::vector<ops::LinearTerms> terms;
+    for (size_t i = 0; i < weights.size(); ++i) terms.push_back({weights[i], nullptr, adapters[i]});
+    return ops::linears(x, terms);
+  }
+  // The products of which PEFT makes them.
+  Tensors composed(const Tensor& x) const {
+    Tensors result;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      Tensor y = ops::linear(x, weights[i]);
+      for (const ops::Adapter& adapter : adapters[i])
+        y = y + at::linear(at::linear(x, adapter.a.to(y.scalar_type())),
+                           adapter.b.to(y.scalar_type())) *
+                    adapter.scale;
+      result.push_back(y);
+    }
+    return result;
+  }
+
+  std::vector<WeightPtr> weights;
+  std::vector<std::vector<ops::Adapter>> adapters;
+};
+
+// What Atelier does, and other ways to the same.
 void add_adapters(std::vector<Row>& rows, bool is_small) {
+  using Way = Tensors (AdaptedLayers::*)(const Tensor&) const;
   const Shape s = shapes(is_small).back();
-  const auto add = [&](const std::string& name, int count, int64_t rank, bool is_composed,
-                       bool with_backward) {
-    const auto make = [=](const Bench& bench, int sets) {
-      const WeightPtr weight = weight_of(bench.matrix(s.width, s.width));
-      std::vector<ops::Adapter> adapters;
-      for (int i = 0; i < count; ++i)
-        adapters.push_back(
-            {bench.noise({rank, s.width}, at::kFloat).set_requires_grad(with_backward),
-             bench.noise({s.width, rank}, at::kFloat).set_requires_grad(with_backward)});
-      return with_sets(
-          sets,
-          [&] {
-            return Tensors{bench.noise({s.rows(), s.width}).set_requires_grad(with_backward)};
-          },
-          [=](const Tensors& in) {
-            const at::AutoGradMode grad(with_backward);
-            Tensor y = ops::linear(in[0], weight, nullptr,
-                                   is_composed ? std::span<const ops::Adapter>() : adapters);
-            for (const ops::Adapter& adapter : adapters) {
-              if (is_composed)
-                y = y + at::linear(at::linear(in[0], adapter.a.to(y.scalar_type())),
-                                   adapter.b.to(y.scalar_type())) *
-                            adapter.scale;
-            }
-            if (with_backward) torch::autograd::grad({y}, in, {y.detach()});
-          });
-    };
-    rows.push_back({"LoRA, " + s.name + ", " + name, 0, 0, make});
+  const auto add = [&](const std::string& name, const Adapted& what, Way way) {
+    rows.push_back(
+        {"LoRA, " + s.name + ", " + name + (what.with_backward ? ", with backward" : ""), 0, 0,
+         [=](const Bench& bench, int sets) {
+           const auto layers = std::make_shared<AdaptedLayers>(bench, s, what);
+           return with_sets(
+               sets,
+               [&] {
+                 return Tensors{
+                     bench.noise({s.rows(), s.width}).set_requires_grad(what.with_backward)};
+               },
+               [=](const Tensors& in) {
+                 const at::AutoGradMode grad(what.with_backward);
+                 const Tensors y = (layers.get()->*way)(in[0]);
+                 if (!what.with_backward) return;
+                 Tensors wanted = in, grads;
+                 for (const auto& own : layers->adapters) {
+                   for (const ops::Adapter& adapter : own)
+                     wanted.insert(wanted.end(), {adapter.a, adapter.b});
+                 }
+                 for (const Tensor& each : y) grads.push_back(each.detach());
+                 torch::autograd::grad(y, wanted, grads);
+               });
+         }});
   };
-  add("none", 0, 0, false, false);
-  add("one of rank 16", 1, 16, false, false);
-  add("four of rank 32", 4, 32, false, false);
-  add("four of rank 32, one product after another", 4, 32, true, false);
-  add("none, with backward", 0, 0, false, true);
-  add("one of rank 16, with backward", 1, 16, false, true);
+  for (const bool with_backward : {false, true}) {
+    add("none", {1, 0, 0, with_backward}, &AdaptedLayers::alone);
+    add("one of rank 16", {1, 16, 1, with_backward}, &AdaptedLayers::alone);
+    add("q, k and v of rank 16", {3, 16, 1, with_backward}, &AdaptedLayers::together);
+    add("q, k and v of rank 16, each alone", {3, 16, 1, with_backward}, &AdaptedLayers::alone);
+  }
+  add("four of rank 32", {1, 128, 1}, &AdaptedLayers::alone);  // as lora::Registry stacks them
+  add("four of rank 32, one product after another", {1, 32, 4}, &AdaptedLayers::composed);
 }
 
 // A run of `op` on several sets of tensors; those that an operator has once are shared by them.
