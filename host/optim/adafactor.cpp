@@ -39,7 +39,7 @@ Adafactor::Adafactor(const std::vector<Group>& groups, const Options& options)
     const auto shape = slot.leaf.sizes();
     SecondMoment& moment = moments_.emplace_back();
     if (shape.size() < 2) {
-      moment.whole = add_zeros(slot, "exp_avg_sq", shape);
+      moment.whole = add_zeros_like(slot, "exp_avg_sq");
       continue;
     }
     std::vector<int64_t> column = shape.vec();

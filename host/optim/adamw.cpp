@@ -10,8 +10,6 @@
 namespace atelier::optim {
 namespace {
 
-// Below this many elements moments are not worth quantising.
-constexpr int64_t kLeastQuantized = 4096;
 // Elements whose float32 copies may exist at one time.
 constexpr int64_t kBatchElements = int64_t{1} << 25;
 
@@ -49,12 +47,12 @@ AdamW::AdamW(const std::vector<Group>& groups, const Options& options)
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     Moments& moments = moments_.emplace_back();
-    if (options.kind == Kind::kAdamW8bit && slot.leaf.numel() >= kLeastQuantized) {
+    if (options.kind == Kind::kAdamW8bit && slot.whole_numel >= kLeastQuantized) {
       moments.exp_avg_8bit = add_quantized(slot, "exp_avg", /*is_signed=*/true);
       moments.exp_avg_sq_8bit = add_quantized(slot, "exp_avg_sq", /*is_signed=*/false);
     } else {
-      moments.exp_avg = add_zeros(slot, "exp_avg", slot.leaf.sizes());
-      moments.exp_avg_sq = add_zeros(slot, "exp_avg_sq", slot.leaf.sizes());
+      moments.exp_avg = add_zeros_like(slot, "exp_avg");
+      moments.exp_avg_sq = add_zeros_like(slot, "exp_avg_sq");
     }
     add_to_batches(i, batches_);
   }
@@ -72,8 +70,9 @@ void AdamW::add_to_batches(size_t i, Batches& batches) const {
 
 Blockwise AdamW::add_quantized(const Slot& slot, const std::string& what, bool is_signed) {
   const int64_t blocks = (slot.leaf.numel() + kQuantizedBlock - 1) / kQuantizedBlock;
-  return {add_zeros(slot, what, slot.leaf.sizes(), at::kByte),
-          add_zeros(slot, what + "_absmax", {blocks}), is_signed};
+  const at::Tensor absmax = at::zeros({blocks}, slot.step.options());
+  return {add_zeros_like(slot, what, at::kByte),
+          add_part(slot, what + "_absmax", absmax, /*per=*/kQuantizedBlock), is_signed};
 }
 
 bool AdamW::needs_copies(size_t i) const {
@@ -120,6 +119,10 @@ void AdamW::move(const std::vector<size_t>& batch, double lr,
   for (const size_t i : batch) {
     const Slot& slot = slots_[i];
     if (!slot.leaf.grad().defined()) continue;
+    if (slot.leaf.numel() == 0) {  // the others move their pieces
+      slot.step.add_(scalars.count);
+      continue;
+    }
     const Moments& moments = moments_[i];
     const bool is_quantized = moments.is_quantized();
     moved.push_back(i);

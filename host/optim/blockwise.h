@@ -9,6 +9,8 @@
 namespace atelier::optim {
 
 constexpr int64_t kQuantizedBlock = 256;
+// Below this many values 8 bits are not worth it.
+constexpr int64_t kLeastQuantized = 4096;
 
 // Codes are places in a sorted map of 256 values: finest near zero, 1 the largest. A signed map
 // lies in (-1, 1], an unsigned one in [0, 1].

@@ -14,7 +14,7 @@ namespace atelier::optim {
 namespace {
 
 at::Tensor memory_for(const at::Tensor& leaf, memory::TransferDevice* transfer) {
-  if (transfer == nullptr) return leaf;
+  if (transfer == nullptr || leaf.numel() == 0) return leaf;
   return transfer->host_memory(static_cast<int64_t>(leaf.nbytes()))
       .view(leaf.scalar_type())
       .view(leaf.sizes());
@@ -38,6 +38,7 @@ Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice*
                            .leaf = leaf,
                            .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
                                             /*copy=*/true),
+                           .piece = parameter.piece,
                            .on_host = memory_for(leaf, transfer),
                            .put_aside = {}});
     }
@@ -48,7 +49,8 @@ void Ema::read() {
   if (transfer_ == nullptr) return;
   const memory::Ticket computed = transfer_->computed();
   for (const Average& average : averages_)
-    arrived_ = transfer_->copy_out(average.leaf, average.on_host, computed);
+    if (average.leaf.numel() > 0)
+      arrived_ = transfer_->copy_out(average.leaf, average.on_host, computed);
 }
 
 void Ema::release() {
@@ -89,6 +91,13 @@ NamedTensors Ema::state() const {
     state["num_updates" + (turn.empty() ? "" : "." + turn)] = updates;
   for (const Average& average : averages_) state[average.name] = average.value;
   return state;
+}
+
+Pieces Ema::pieces() const {
+  Pieces pieces;
+  for (const Average& average : averages_)
+    if (average.piece) pieces[average.name] = *average.piece;
+  return pieces;
 }
 
 void Ema::load_state(const NamedTensors& state) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,7 @@ class Ema {
   // By parameter name; shares storage. With it "num_updates", and "num_updates.COMPONENT" of each
   // that takes turns.
   NamedTensors state() const;
+  Pieces pieces() const;  // see Optimizer
   // Throws Error{kInvalidArgument} as Optimizer::load_state.
   void load_state(const NamedTensors& state);
 
@@ -45,6 +47,7 @@ class Ema {
     std::string name;
     std::string turn;  // empty: every step moves it
     at::Tensor leaf, value;
+    std::optional<Piece> piece;
     at::Tensor on_host;    // what read() fills: the leaf itself where it is there
     at::Tensor put_aside;  // the leaf's own values while it has the average
   };

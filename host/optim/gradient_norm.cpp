@@ -39,12 +39,14 @@ at::Tensor total_norm(const std::vector<Group>& groups, const NamedTensors& meas
       if (!grad.defined() && known == measured.end()) continue;
       const at::Device device = grad.defined() ? grad.device() : parameter.leaf.device();
       if (!first) first = device;
+      if (grad.defined() && grad.numel() == 0) continue;  // a piece, of which others have all
       Alike& alike = kinds[{device.type(), device.index(), parameter.leaf.scalar_type()}];
       alike.norms.push_back(grad.defined() ? at::Tensor() : known->second);
       if (grad.defined()) alike.gradients.push_back(grad);
     }
   }
   if (!first) return {};
+  if (kinds.empty()) return at::zeros({}, at::TensorOptions(*first).dtype(at::kFloat));
   std::vector<at::Tensor> norms;
   norms.reserve(kinds.size());
   for (auto& [kind, alike] : kinds) norms.push_back(total(std::move(alike)).to(*first));
@@ -59,10 +61,15 @@ std::vector<at::Tensor> gradient_norms(const std::vector<at::Tensor>& gradients)
 }
 
 GradientNorm measure_gradients(const std::vector<Group>& groups, const at::Tensor& loss,
-                               double max_norm, const NamedTensors& measured) {
+                               double max_norm, const NamedTensors& measured, const Sum& sum) {
   const at::NoGradGuard no_grad;
   GradientNorm result;
   result.norm = total_norm(groups, measured);
+  if (sum && result.norm.defined()) {
+    at::Tensor square = result.norm.to(at::kDouble).square_();
+    sum(square);
+    result.norm = square.sqrt_().to(at::kFloat);
+  }
   if (!result.norm.defined()) {
     result.norm = at::zeros(
         {}, at::TensorOptions(loss.defined() ? loss.device() : at::kCPU).dtype(at::kFloat));

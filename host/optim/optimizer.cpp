@@ -1,6 +1,9 @@
 #include "host/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+
+#include <c10/util/accumulate.h>
 
 #include "atelier/error.h"
 
@@ -9,6 +12,14 @@
 namespace atelier::optim {
 
 Optimizer::~Optimizer() = default;
+
+int64_t Parameter::whole_numel() const {
+  return piece ? c10::multiply_integers(piece->whole_sizes) : leaf.numel();
+}
+
+bool has_pieces(Kind kind) {
+  return kind != Kind::kAdafactor;  // which has rows and columns of whole matrices
+}
 
 void Optimizer::step_part(std::span<const size_t>, double, const at::Tensor&, const at::Tensor&) {
   throw Error(ErrorCode::kInternal, "optimizer: its steps have no parts");
@@ -36,8 +47,15 @@ void check_options(const Options& options) {
   }
 }
 
-std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Options& options) {
+std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Options& options,
+                                          Sum sum) {
   check_options(options);
+  const auto is_cut = [](const Group& group) {
+    return std::ranges::any_of(
+        group.parameters, [](const Parameter& parameter) { return parameter.piece.has_value(); });
+  };
+  if (!has_pieces(options.kind) && std::ranges::any_of(groups, is_cut))
+    throw Error(ErrorCode::kUnsupported, "optimizer: it needs whole tensors");
   switch (options.kind) {
     case Kind::kAdamW:
     case Kind::kAdamW8bit:
@@ -45,7 +63,7 @@ std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Optio
     case Kind::kAdafactor:
       return make_adafactor(groups, options);
     case Kind::kProdigy:
-      return make_prodigy(groups, options);
+      return make_prodigy(groups, options, std::move(sum));
   }
   throw Error(ErrorCode::kInternal, "optimizer: unknown kind");
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,11 +16,28 @@
 
 namespace atelier::optim {
 
+// A part of a tensor of which other processes have the rest: the numbers from `begin` on, counted
+// flat.
+struct Piece {
+  std::vector<int64_t> whole_sizes;
+  int64_t begin = 0;
+};
+using Pieces = std::map<std::string, Piece>;
+
 // A trained tensor. `leaf` is a leaf of the autograd graph; its gradient is leaf.grad().
 struct Parameter {
   std::string name;  // "dit.transformer_blocks.0.attn.to_q.weight": names its state in checkpoints
   at::Tensor leaf;
+  // Where `leaf`, of one axis, is no whole tensor. It begins at a multiple of 8, or at
+  // one of kQuantizedBlock where the whole has kLeastQuantized numbers. All processes have
+  // all parameters in the same order, with a gradient or without one; a piece may be empty.
+  std::optional<Piece> piece = {};
+
+  int64_t whole_numel() const;
 };
+
+// Adds up over the processes what each has of its pieces, in place: with the same bits on all.
+using Sum = std::function<void(at::Tensor& value)>;
 
 struct Group {
   std::vector<Parameter> parameters;
@@ -79,6 +97,9 @@ class Optimizer {
   // state is then as before.
   virtual void load_state(const NamedTensors& state) = 0;
 
+  // Of those values of state() that are pieces: of what a whole parameter has. By name.
+  virtual Pieces pieces() const { return {}; }
+
   // Bytes of state beside the leaves.
   virtual int64_t state_bytes() const = 0;
 
@@ -87,8 +108,13 @@ class Optimizer {
 };
 
 // `groups` hold the leaves for as long as the optimizer lives. Leaves are float32, or, with
-// master_weights, bfloat16 or float16. Throws Error{kUnsupported} for others.
-std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Options& options);
+// master_weights, bfloat16 or float16. Throws Error{kUnsupported} for others, and for pieces where
+// the kind of optimizer has_pieces() not. `sum`: of parameters that are pieces; all processes make
+// the same steps then.
+std::unique_ptr<Optimizer> make_optimizer(std::vector<Group> groups, const Options& options,
+                                          Sum sum = {});
+// Whether it moves a piece as it would move that part of the whole.
+bool has_pieces(Kind kind);
 
 // What the step needs to know of the gradients, on the device: nothing is read back.
 struct GradientNorm {
@@ -97,9 +123,11 @@ struct GradientNorm {
   at::Tensor is_skipped;  // float32 scalar: 1 when the norm or `loss` is not finite, else 0
 };
 // loss: float32 scalar on the device, or undefined. max_norm: 0 turns clipping off. measured: norms
-// of gradients that were there, of parameters on the CPU, by name: see gradient_norms().
+// of gradients that were there, of parameters on the CPU, by name: see gradient_norms(). sum: as of
+// make_optimizer().
 GradientNorm measure_gradients(const std::vector<Group>& groups, const at::Tensor& loss,
-                               double max_norm, const NamedTensors& measured = {});
+                               double max_norm, const NamedTensors& measured = {},
+                               const Sum& sum = {});
 // L2 of each, float32 scalars. The gradients are of one device and dtype.
 std::vector<at::Tensor> gradient_norms(const std::vector<at::Tensor>& gradients);
 

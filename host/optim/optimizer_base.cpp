@@ -71,11 +71,13 @@ void OptimizerBase::add_slot(const Parameter& parameter, const Group& group) {
             .step = {},
             .lr_scale = group.lr_scale,
             .weight_decay = group.weight_decay,
-            .index = static_cast<uint32_t>(slots_.size())};
+            .index = static_cast<uint32_t>(slots_.size()),
+            .whole_numel = parameter.whole_numel(),
+            .piece = parameter.piece};
   slot.step = add_zeros(slot, "step", {});
   if (slot.leaf.scalar_type() != at::kFloat) {
     if (options_.master_weights == MasterWeights::kFp32) {
-      slot.master = add_state(slot.name + ".master", slot.leaf.detach().to(at::kFloat));
+      slot.master = add_part(slot, "master", slot.leaf.detach().to(at::kFloat));
     } else if (!rounding_step_.defined()) {
       rounding_step_ = add_state("rounding_step", at::zeros({}, at::kLong));
     }
@@ -91,11 +93,33 @@ at::Tensor OptimizerBase::add_state(const std::string& name, at::Tensor value) {
   return value;
 }
 
-at::Tensor OptimizerBase::add_zeros(const Slot& slot, std::string_view what, at::IntArrayRef shape,
-                                    at::ScalarType dtype) {
+std::string state_name(const Slot& slot, std::string_view what) {
   std::string name = slot.name + ".";
   name += what;
-  return add_state(name, at::zeros(shape, slot.leaf.options().dtype(dtype).requires_grad(false)));
+  return name;
+}
+
+at::Tensor OptimizerBase::add_part(const Slot& slot, std::string_view what, at::Tensor value,
+                                   int64_t per) {
+  const std::string name = state_name(slot, what);
+  if (slot.piece) {
+    Piece& piece = pieces_[name] = *slot.piece;
+    if (per > 1) piece = {{(slot.whole_numel + per - 1) / per}, piece.begin / per};
+  }
+  return add_state(name, std::move(value));
+}
+
+at::Tensor OptimizerBase::add_zeros(const Slot& slot, std::string_view what,
+                                    at::IntArrayRef shape) {
+  return add_state(state_name(slot, what),
+                   at::zeros(shape, slot.leaf.options().dtype(at::kFloat).requires_grad(false)));
+}
+
+at::Tensor OptimizerBase::add_zeros_like(const Slot& slot, std::string_view what,
+                                         at::ScalarType dtype) {
+  return add_part(
+      slot, what,
+      at::zeros(slot.leaf.sizes(), slot.leaf.options().dtype(dtype).requires_grad(false)));
 }
 
 at::Tensor OptimizerBase::moved_value(const Slot& slot) const {
@@ -110,7 +134,8 @@ void OptimizerBase::store(const Slot& slot, const at::Tensor& value) {
   }
   const RoundingKey key{.seed = random::stream_seed(options_.seed, random::Stream::kRounding),
                         .parameter = slot.index,
-                        .step = static_cast<uint32_t>(*rounding_step_.const_data_ptr<int64_t>())};
+                        .step = static_cast<uint32_t>(*rounding_step_.const_data_ptr<int64_t>()),
+                        .first = static_cast<uint64_t>(slot.piece ? slot.piece->begin : 0)};
   const at::Device device = slot.leaf.device();
   if (device.is_cpu()) {
     round_stochastically(value, key, slot.leaf.detach());

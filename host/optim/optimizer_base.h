@@ -23,6 +23,8 @@ struct Slot {
   at::Tensor step;    // float32 scalar on the leaf's device: how often it was moved
   double lr_scale = 1.0, weight_decay = 0.0;
   uint32_t index = 0;  // among all parameters
+  int64_t whole_numel = 0;
+  std::optional<Piece> piece;
 };
 
 // What one step is told, on each device that has parameters.
@@ -44,6 +46,7 @@ class StepScalars {
 class OptimizerBase : public Optimizer {
  public:
   NamedTensors state() const override { return state_; }
+  Pieces pieces() const override { return pieces_; }
   void load_state(const NamedTensors& state) override;
   int64_t state_bytes() const override;
 
@@ -53,9 +56,13 @@ class OptimizerBase : public Optimizer {
 
   // Registers `value` as state. Returns it.
   at::Tensor add_state(const std::string& name, at::Tensor value);
+  // Registers a value of which one number belongs to each `per` of the leaf's.
+  at::Tensor add_part(const Slot& slot, std::string_view what, at::Tensor value, int64_t per = 1);
   // Zeros beside the leaf.
-  at::Tensor add_zeros(const Slot& slot, std::string_view what, at::IntArrayRef shape,
-                       at::ScalarType dtype = at::kFloat);
+  at::Tensor add_zeros(const Slot& slot, std::string_view what, at::IntArrayRef shape);
+  // The same, one for each of the leaf's numbers.
+  at::Tensor add_zeros_like(const Slot& slot, std::string_view what,
+                            at::ScalarType dtype = at::kFloat);
 
   // The float32 tensor that a step moves in place: the leaf, its master, or a copy.
   at::Tensor moved_value(const Slot& slot) const;
@@ -73,10 +80,14 @@ class OptimizerBase : public Optimizer {
   void add_slot(const Parameter& parameter, const Group& group);
 
   NamedTensors state_;
+  Pieces pieces_;
   // int64 scalar on the CPU, in the key of stochastic rounding: how many steps were made.
   at::Tensor rounding_step_;
   std::vector<std::pair<at::Device, at::Generator>> generators_;
 };
+
+// "NAME.what".
+std::string state_name(const Slot& slot, std::string_view what);
 
 // Puts `value` to `target` unless `keeps`; to the bit as it was otherwise.
 void assign_unless(const at::Tensor& keeps, at::Tensor target, const at::Tensor& value);
@@ -87,6 +98,7 @@ void copy_state(const std::string& what, const NamedTensors& from, const NamedTe
 
 std::unique_ptr<Optimizer> make_adamw(const std::vector<Group>& groups, const Options& options);
 std::unique_ptr<Optimizer> make_adafactor(const std::vector<Group>& groups, const Options& options);
-std::unique_ptr<Optimizer> make_prodigy(const std::vector<Group>& groups, const Options& options);
+std::unique_ptr<Optimizer> make_prodigy(const std::vector<Group>& groups, const Options& options,
+                                        Sum sum);
 
 }  // namespace atelier::optim

@@ -25,16 +25,18 @@ struct StepSize {
 
 class Prodigy : public OptimizerBase {
  public:
-  Prodigy(const std::vector<Group>& groups, const Options& options);
+  Prodigy(const std::vector<Group>& groups, const Options& options, Sum sum);
   void step(double lr, const at::Tensor& grad_scale, const at::Tensor& is_skipped) override;
   std::map<std::string, double> metrics() const override;
 
  private:
   at::Tensor scaled_rate(double lr) const;
   void accumulate(size_t i, const at::Tensor& rate, const StepScalars::OnDevice& scalars);
+  void add_up_sums();
   void estimate_step_size(const at::Tensor& keeps);
   void move(size_t i, const at::Tensor& rate, const at::Tensor& keeps);
 
+  const Sum sum_;  // null: parameters are whole
   double beta3_;
   StepSize size_;
   std::vector<Estimates> estimates_;    // by slot
@@ -42,16 +44,16 @@ class Prodigy : public OptimizerBase {
   at::Tensor is_still_;                 // bool: no gradient in it was other than zero
 };
 
-Prodigy::Prodigy(const std::vector<Group>& groups, const Options& options)
+Prodigy::Prodigy(const std::vector<Group>& groups, const Options& options, Sum sum)
     : OptimizerBase(groups, options),
+      sum_(std::move(sum)),
       beta3_(options.prodigy_beta3.value_or(std::sqrt(options.beta2))) {
   const at::NoGradGuard no_grad;
   for (const Slot& slot : slots_) {
-    const auto shape = slot.leaf.sizes();
-    estimates_.push_back({.exp_avg = add_zeros(slot, "exp_avg", shape),
-                          .exp_avg_sq = add_zeros(slot, "exp_avg_sq", shape),
-                          .s = add_zeros(slot, "s", shape),
-                          .start = add_state(slot.name + ".start", slot.leaf.detach().clone())});
+    estimates_.push_back({.exp_avg = add_zeros_like(slot, "exp_avg"),
+                          .exp_avg_sq = add_zeros_like(slot, "exp_avg_sq"),
+                          .s = add_zeros_like(slot, "s"),
+                          .start = add_part(slot, "start", slot.leaf.detach().clone())});
   }
   const auto scalars =
       at::TensorOptions(slots_.empty() ? at::kCPU : slots_[0].leaf.device()).dtype(at::kDouble);
@@ -92,6 +94,14 @@ void Prodigy::accumulate(size_t i, const at::Tensor& rate, const StepScalars::On
   denominator_.add_(mine.s.abs().sum().mul(slot.lr_scale).to(denominator_.device()));
 }
 
+// What a step adds to both is, so far, of this process's pieces.
+void Prodigy::add_up_sums() {
+  at::Tensor both = at::stack({numerator_, denominator_});
+  sum_(both);
+  numerator_ = size_.numerator.mul(beta3_).add_(both[0]);
+  denominator_ = both[1];
+}
+
 void Prodigy::estimate_step_size(const at::Tensor& keeps) {
   const at::Tensor estimate = numerator_.div(denominator_).mul_(options_.prodigy_d_coef);
   is_still_ = denominator_.eq(0).logical_or_(keeps);
@@ -123,12 +133,13 @@ void Prodigy::step(double lr, const at::Tensor& grad_scale, const at::Tensor& is
   if (moving.empty() || lr <= 0) return;
   StepScalars scalars(grad_scale, is_skipped);
   const at::Tensor rate = scaled_rate(lr);
-  numerator_ = size_.numerator.mul(beta3_);
-  denominator_ = at::zeros_like(numerator_);
+  denominator_ = at::zeros_like(size_.numerator);
+  numerator_ = sum_ ? at::zeros_like(denominator_) : size_.numerator.mul(beta3_);
   for (const size_t i : moving) {
     const at::Device device = slots_[i].leaf.device();
     accumulate(i, rate.to(device), scalars.on(device));
   }
+  if (sum_) add_up_sums();
   estimate_step_size(scalars.on(numerator_.device()).keeps);
   for (const size_t i : moving) {
     const at::Device device = slots_[i].leaf.device();
@@ -143,8 +154,9 @@ std::map<std::string, double> Prodigy::metrics() const {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_prodigy(const std::vector<Group>& groups, const Options& options) {
-  return std::make_unique<Prodigy>(groups, options);
+std::unique_ptr<Optimizer> make_prodigy(const std::vector<Group>& groups, const Options& options,
+                                        Sum sum) {
+  return std::make_unique<Prodigy>(groups, options, std::move(sum));
 }
 
 }  // namespace atelier::optim

@@ -38,11 +38,13 @@ template <typename T>
 void round_all(const float* value, const RoundingKey& key, T* leaf, int64_t size) {
   constexpr int64_t kAtOnce = 8;  // 16 bits for each
   const auto words_key = philox_key(key);
+  const uint64_t first = key.first / kAtOnce;
   at::parallel_for(0, (size + kAtOnce - 1) / kAtOnce, 2048, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto words = random::philox4x32(
-          {static_cast<uint32_t>(i), key.parameter, key.step, static_cast<uint32_t>(i >> 32)},
-          words_key);
+      const uint64_t place = first + static_cast<uint64_t>(i);
+      const auto words = random::philox4x32({static_cast<uint32_t>(place), key.parameter, key.step,
+                                             static_cast<uint32_t>(place >> 32)},
+                                            words_key);
       const auto halves = std::bit_cast<std::array<uint16_t, kAtOnce>>(words);
       const int64_t count = std::min(kAtOnce, size - i * kAtOnce);
       for (int64_t k = 0; k < count; ++k) {
@@ -78,7 +80,9 @@ void round_stochastically(const at::Tensor& value, const RoundingKey& key, at::T
 
 void round_stochastically(at::Tensor value, const RoundingKey& key, at::Generator generator,
                           at::Tensor leaf) {
-  const auto words = random::philox4x32({0, key.parameter, key.step, 0}, philox_key(key));
+  const auto words = random::philox4x32({static_cast<uint32_t>(key.first), key.parameter, key.step,
+                                         static_cast<uint32_t>(key.first >> 32)},
+                                        philox_key(key));
   {
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(uint64_t{words[1]} << 32 | words[0]);

@@ -13,6 +13,7 @@ struct RoundingKey {
   uint64_t seed = 0;  // of random::Stream::kRounding
   uint32_t parameter = 0;
   uint32_t step = 0;
+  uint64_t first = 0;  // the place of the first value in its parameter: a multiple of 8
 };
 
 // Writes `value`, contiguous float32 on the CPU, rounded to `leaf`, contiguous bfloat16 or float16.

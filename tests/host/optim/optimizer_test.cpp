@@ -1,10 +1,14 @@
 #include "host/optim/optimizer.h"
 
+#include <barrier>
 #include <limits>
+#include <thread>
 
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+
+#include "host/optim/blockwise.h"
 
 #undef CHECK  // c10's
 #include <catch2/catch.hpp>
@@ -81,7 +85,8 @@ std::map<std::string, std::string> bytes_of(const std::vector<Group>& groups,
                                             const Optimizer& optimizer) {
   NamedTensors tensors = optimizer.state();
   for (const Group& group : groups) {
-    for (const auto& [name, leaf] : group.parameters) tensors[name] = leaf.detach();
+    for (const Parameter& parameter : group.parameters)
+      tensors[parameter.name] = parameter.leaf.detach();
   }
   std::map<std::string, std::string> bytes;
   for (const auto& [name, value] : tensors) {
@@ -412,6 +417,117 @@ TEST_CASE("A step whose loss or gradients are not finite is to be skipped", "[op
   const GradientNorm none = measure_gradients({}, {}, 1.0);
   CHECK(none.norm.item<float>() == 0.0f);
   CHECK(none.is_skipped.item<float>() == 0.0f);
+}
+
+// Two processes, each a thread, that add up what they have.
+class TwoSums {
+ public:
+  Sum of(int rank) {
+    return [this, rank](at::Tensor& value) {
+      values_[rank] = value.clone();
+      all_are_here_.arrive_and_wait();
+      value.copy_(values_[0].add(values_[1]));
+      all_are_here_.arrive_and_wait();
+    };
+  }
+
+ private:
+  std::barrier<> all_are_here_{2};
+  at::Tensor values_[2];
+};
+
+// What of each leaf one of two processes has: large ones are cut, small ones are the second's.
+std::vector<Group> pieces_of(const std::vector<Group>& wholes, int rank) {
+  std::vector<Group> pieces = wholes;
+  for (Group& group : pieces) {
+    for (Parameter& parameter : group.parameters) {
+      const at::Tensor flat = parameter.leaf.detach().view(-1);
+      const int64_t cut = flat.numel() < kLeastQuantized ? 0 : 3 * kQuantizedBlock;
+      parameter.piece = {parameter.leaf.sizes().vec(), rank == 0 ? 0 : cut};
+      parameter.leaf = rank == 0 ? flat.narrow(0, 0, cut) : flat.narrow(0, cut, flat.numel() - cut);
+    }
+  }
+  return pieces;
+}
+
+void give_gradients(const std::vector<Group>& wholes, const std::vector<Group>& pieces) {
+  for (size_t g = 0; g < wholes.size(); ++g) {
+    for (size_t i = 0; i < wholes[g].parameters.size(); ++i) {
+      const Parameter& piece = pieces[g].parameters[i];
+      at::Tensor(piece.leaf).mutable_grad() = wholes[g].parameters[i].leaf.grad().view(-1).narrow(
+          0, piece.piece->begin, piece.leaf.numel());
+    }
+  }
+}
+
+TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
+  for (const Variant& variant : variants()) {
+    if (!has_pieces(variant.kind)) continue;
+    const auto wholes = make_groups(variant.dtype), shared = make_groups(variant.dtype);
+    const auto one = make_optimizer(wholes, options_of(variant));
+    TwoSums sums;
+    std::vector<Group> pieces[2];
+    std::unique_ptr<Optimizer> two[2];
+    for (int rank = 0; rank < 2; ++rank) {
+      pieces[rank] = pieces_of(shared, rank);
+      two[rank] = make_optimizer(pieces[rank], options_of(variant), sums.of(rank));
+    }
+    for (int step = 0; step < 4; ++step) {
+      set_gradients(wholes, step);
+      const GradientNorm norm = measure_gradients(wholes, {}, 0.1);
+      one->step(1e-2, kOne, norm.is_skipped);
+      set_gradients(shared, step);
+      const auto work = [&](int rank) {
+        give_gradients(shared, pieces[rank]);
+        const GradientNorm same = measure_gradients(pieces[rank], {}, 0.1, {}, sums.of(rank));
+        two[rank]->step(1e-2, kOne, same.is_skipped);
+        return same.norm.item<float>();
+      };
+      float other = 0;
+      std::thread thread([&] { other = work(1); });
+      const float mine = work(0);
+      thread.join();
+      CHECK(mine == other);
+      CHECK(mine == Approx(norm.norm.item<float>()).epsilon(1e-5));
+    }
+    const bool is_exact = variant.kind != Kind::kProdigy;  // whose sums are rounded otherwise
+    for (size_t g = 0; g < wholes.size(); ++g) {
+      for (size_t i = 0; i < wholes[g].parameters.size(); ++i) {
+        const at::Tensor expected = wholes[g].parameters[i].leaf,
+                         got = shared[g].parameters[i].leaf;
+        CHECK(is_exact ? at::equal(expected, got) : at::allclose(expected, got, 1e-2, 1e-6));
+      }
+    }
+    // Each value of the state is there once, in pieces.
+    for (const auto& [name, value] : one->state()) {
+      const auto cut = two[1]->pieces().find(name);
+      if (cut == two[1]->pieces().end()) continue;
+      const at::Tensor joined = at::cat({two[0]->state().at(name), two[1]->state().at(name)});
+      CHECK(cut->second.begin == two[0]->state().at(name).numel());
+      CHECK(joined.numel() == value.numel());
+      if (is_exact) CHECK(at::equal(joined, value.view(-1)));
+    }
+  }
+}
+
+TEST_CASE("Pieces take their share of the optimizer's memory", "[optim]") {
+  const at::Tensor leaf = at::zeros({1024, 1024}, at::kBFloat16);
+  const auto bytes = [&](const Parameter& parameter) {
+    return static_cast<double>(make_optimizer({{.parameters = {parameter}}}, {})->state_bytes());
+  };
+  const double whole = bytes({"p", leaf});
+  CHECK(whole == Approx(12.0 * leaf.numel()).epsilon(1e-3));  // masters and two moments
+  for (const int64_t parts : {2, 4, 8}) {
+    const int64_t count = leaf.numel() / parts;
+    const Parameter piece = {"p", leaf.view(-1).narrow(0, count, count), {{{1024, 1024}, count}}};
+    CHECK(bytes(piece) == Approx(whole / parts).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("An optimizer that needs whole matrices refuses pieces", "[optim]") {
+  const Parameter piece = {"p", at::zeros({10}), {{{5, 4}, 10}}};
+  REQUIRE_THROWS_WITH(make_optimizer({{.parameters = {piece}}}, {.kind = Kind::kAdafactor}),
+                      Catch::Contains("whole tensors"));
 }
 
 }  // namespace
