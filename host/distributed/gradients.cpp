@@ -1,6 +1,7 @@
 #include "host/distributed/gradients.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -11,6 +12,7 @@
 #include "atelier/error.h"
 
 #include "memory/clock.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::distributed {
 
@@ -18,7 +20,6 @@ using at::Tensor;
 
 namespace {
 
-constexpr int64_t kBucketBytes = int64_t{25} << 20;
 constexpr size_t kUnderWay = 4;  // buckets
 
 }  // namespace
@@ -34,26 +35,11 @@ class GradientSums::Hook final : public torch::autograd::PostAccumulateGradHook 
   size_t place_;
 };
 
-// A bucket of which some leaves get the sums of what they have.
-struct GradientSums::Sending {
-  std::vector<std::pair<Tensor, Tensor>> parts;  // leaf, and its place in `values`
-  Tensor values, host;                           // the same where leaves are in host memory
-  Ticket sent;
-
-  // When it has been sent.
-  void spread() {
-    if (!values.is_same(host)) values.copy_(host);
-    for (const auto& [leaf, part] : parts) {
-      Tensor& grad = Tensor(leaf).mutable_grad();
-      if (!grad.defined()) grad = at::empty_like(leaf);
-      grad.copy_(part);
-    }
-  }
-};
-
-GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves)
-    : group_(group), leaves_(std::move(leaves)), bucket_of_(leaves_.size()) {
-  fill_buckets();
+GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves, FlatLayout layout, Sends sends)
+    : group_(group),
+      leaves_(std::move(leaves)),
+      layout_(std::move(layout)),
+      sends_(std::move(sends)) {
   for (size_t place = 0; place < leaves_.size(); ++place) {
     if (leaves_[place].requires_grad())
       torch::autograd::impl::set_post_acc_grad_hooks(leaves_[place],
@@ -61,78 +47,104 @@ GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves)
   }
 }
 
+GradientSums::GradientSums(Group& group, std::vector<Tensor> leaves)
+    : GradientSums(group, leaves, FlatLayout(leaves, /*parts=*/1), Sends()) {}
+
 GradientSums::~GradientSums() {
   for (const Tensor& leaf : leaves_) {
     if (leaf.requires_grad()) torch::autograd::impl::set_post_acc_grad_hooks(leaf, nullptr);
   }
 }
 
-// Backward passes come to the last leaves first.
-void GradientSums::fill_buckets() {
-  for (size_t place = leaves_.size(); place-- > 0;) {
-    const Tensor& leaf = leaves_[place];
-    const auto fits = [&](const Bucket& bucket) {
-      const Tensor& other = leaves_[bucket.leaves.front()];
-      const int64_t bytes = (bucket.count + leaf.numel()) * static_cast<int64_t>(leaf.itemsize());
-      return other.scalar_type() == leaf.scalar_type() && other.device() == leaf.device() &&
-             bytes <= kBucketBytes;
-    };
-    if (buckets_.empty() || !fits(buckets_.back())) buckets_.emplace_back();
-    buckets_.back().leaves.push_back(place);
-    buckets_.back().count += leaf.numel();
-    bucket_of_[place] = buckets_.size() - 1;
+void GradientSums::open(const std::string& kind, int64_t passes) {
+  is_open_ = true;
+  is_sending_ = false;
+  passes_left_ = sends_.each_pass ? passes : 1;
+  kind_ = kind;
+  const auto [known, is_first] = expected_by_.try_emplace(kind);
+  if (is_first) {
+    for (size_t place = 0; place < leaves_.size(); ++place)
+      known->second.push_back(sends_.expects && sends_.expects(place, kind) ? 1 : 0);
   }
+  expected_ = known->second;
+  has_.assign(leaves_.size(), 0);
+  clear();
+  begin_sending();
 }
 
-void GradientSums::open(const std::string& kind) {
-  is_open_ = true;
-  is_last_pass_ = false;
-  kind_ = kind;
-  expected_ = expected_by_[kind];
-  expected_.resize(leaves_.size());  // of the first step of a kind, none are
+void GradientSums::begin_sending() {
   has_come_.assign(leaves_.size(), 0);
-  has_.assign(leaves_.size(), 0);
   next_ = 0;
-  for (Bucket& bucket : buckets_)
-    bucket.awaited = static_cast<size_t>(
-        std::ranges::count_if(bucket.leaves, [&](size_t place) { return expected_[place] != 0; }));
+  awaited_.clear();
+  for (const FlatLayout::Bucket& bucket : layout_.buckets())
+    awaited_.push_back(static_cast<size_t>(std::ranges::count_if(
+        bucket.places,
+        [&](const FlatLayout::Place& place) { return expected_[place.tensor] != 0; })));
+}
+
+void GradientSums::begin_pass(bool is_last) {
+  is_sending_ = is_last || sends_.each_pass;
+}
+
+void GradientSums::end_pass() {
+  if (sends_.each_pass) send_pass();
 }
 
 void GradientSums::arrive(size_t place) {
-  if (!is_last_pass_ || expected_[place] == 0) return;
+  if (!is_sending_ || expected_[place] == 0) return;
   if (std::exchange(has_come_[place], 1) != 0)
     throw Error(ErrorCode::kInternal, "a leaf gets two gradients in one backward pass");
-  --buckets_[bucket_of_[place]].awaited;
-  while (next_ < buckets_.size() && buckets_[next_].awaited == 0) send_next();
+  --awaited_[layout_.bucket_of(place)];
+  while (next_ < awaited_.size() && awaited_[next_] == 0) send_next();
 }
 
 // Sends what the chosen leaves of the bucket have, and zeros where the others are.
 template <typename Chosen>
-void GradientSums::send(const Bucket& bucket, Chosen&& is_chosen) {
-  if (std::ranges::none_of(bucket.leaves, is_chosen)) return;
+void GradientSums::send(size_t index, Chosen&& is_chosen) {
+  const FlatLayout::Bucket& bucket = layout_.buckets()[index];
+  Sending sending = {.bucket = index};
+  for (const FlatLayout::Place& place : bucket.places)
+    if (is_chosen(place.tensor)) sending.places.push_back(place);
+  if (sending.places.empty()) return;
   settle(kUnderWay - 1);
   const at::NoGradGuard no_grad;
-  Sending sending;
-  const at::TensorOptions options = leaves_[bucket.leaves.front()].options();
-  sending.values = at::zeros({bucket.count}, options.requires_grad(false));
-  int64_t begin = 0;
-  for (const size_t place : bucket.leaves) {
-    const Tensor& leaf = leaves_[place];
-    const Tensor part = sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes());
-    begin += leaf.numel();
-    if (!is_chosen(place)) continue;
-    sending.parts.emplace_back(leaf, part);
-    has_[place] = leaf.grad().defined() ? 1 : 0;
-    if (has_[place] != 0) part.copy_(leaf.grad());
+  sending.values = at::zeros({bucket.count}, bucket.options);
+  for (const auto& [place, begin] : sending.places) {
+    Tensor& grad = Tensor(leaves_[place]).mutable_grad();
+    if (!grad.defined()) continue;
+    has_[place] = 1;
+    sending.values.narrow(0, begin, grad.numel()).view(grad.sizes()).copy_(grad);
+    if (sends_.takes_all) grad.reset();
   }
   sending.host = group_.sends(sending.values.device()) ? sending.values : sending.values.cpu();
-  sending.sent = group_.all_reduce(sending.host);
+  exchange(sending);
   under_way_.push_back(std::move(sending));
 }
 
+void GradientSums::exchange(Sending& sending) {
+  sending.sent = group_.all_reduce(sending.host);
+}
+
+void GradientSums::take(Sending& sending) {
+  if (!sending.values.is_same(sending.host)) sending.values.copy_(sending.host);
+  for (const auto& [place, begin] : sending.places) {
+    const Tensor& leaf = leaves_[place];
+    Tensor& grad = Tensor(leaf).mutable_grad();
+    if (!grad.defined()) grad = at::empty_like(leaf);
+    grad.copy_(sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes()));
+  }
+}
+
 void GradientSums::send_next() {
-  send(buckets_[next_], [&](size_t place) { return expected_[place] != 0; });
+  send(next_, [&](size_t place) { return expected_[place] != 0; });
   ++next_;
+}
+
+// What is left of the pass that sends.
+void GradientSums::send_pass() {
+  is_sending_ = false;
+  while (next_ < awaited_.size()) send_next();
+  if (--passes_left_ > 0) begin_sending();
 }
 
 // Until no more than `left` buckets are under way.
@@ -140,7 +152,7 @@ void GradientSums::settle(size_t left) {
   const at::NoGradGuard no_grad;
   while (under_way_.size() > left) {
     wait(under_way_.front().sent);
-    under_way_.front().spread();
+    take(under_way_.front());
     under_way_.pop_front();
   }
 }
@@ -152,8 +164,7 @@ void GradientSums::wait(Ticket& ticket) {
 }
 
 void GradientSums::send_rest() {
-  is_last_pass_ = false;
-  while (next_ < buckets_.size()) send_next();
+  while (passes_left_ > 0) send_pass();
 }
 
 // Of the ranks that have each gradient, how many; behind them the sum of the losses.
@@ -174,15 +185,16 @@ Tensor GradientSums::finish(const Tensor& loss) {
   is_open_ = false;
   const Tensor counts = count(loss);
   const auto* const values = counts.const_data_ptr<double>();
-  for (const Bucket& bucket : buckets_)
+  for (size_t bucket = 0; bucket < awaited_.size(); ++bucket)
     send(bucket, [&](size_t place) { return expected_[place] == 0 && values[place] > 0; });
   settle(0);
-  group_.compare();
   for (size_t place = 0; place < leaves_.size(); ++place) {
     if (values[place] == 0) Tensor(leaves_[place]).mutable_grad() = Tensor();
     expected_[place] = values[place] > 0 ? 1 : 0;
   }
   expected_by_[kind_] = expected_;
+  complete();
+  group_.compare();
   return at::full_like(loss, values[leaves_.size()]);
 }
 
@@ -190,6 +202,59 @@ void GradientSums::give_up() {
   if (!std::exchange(is_open_, false)) return;
   send_rest();
   settle(0);
+}
+
+ShardedGradients::ShardedGradients(Group& world, ShardGroups groups, std::vector<Tensor> leaves,
+                                   FlatLayout layout, Options options)
+    : GradientSums(world, std::move(leaves), std::move(layout),
+                   {.each_pass = options.each_pass,
+                    .takes_all = true,
+                    .expects = std::move(options.expects)}),
+      groups_(std::move(groups)),
+      on_host_(options.on_host) {}
+
+void ShardedGradients::clear() {
+  parts_.assign(layout_.buckets().size(), Tensor());
+}
+
+void ShardedGradients::exchange(Sending& sending) {
+  sending.part = at::empty({sending.host.numel() / layout_.parts()}, sending.host.options());
+  sending.sent = groups_.shards->reduce_scatter(sending.part, sending.host);
+  sending.values.reset();
+}
+
+void ShardedGradients::take(Sending& sending) {
+  std::optional<memory::HostScope> host;
+  if (on_host_) host.emplace();
+  Tensor& sum = parts_[sending.bucket];
+  const at::Device device =
+      on_host_ ? at::Device(at::kCPU) : layout_.buckets()[sending.bucket].options.device();
+  if (sum.defined()) {
+    sum.add_(sending.part.to(device));
+  } else {
+    sum = sending.part.to(device, sending.part.scalar_type(), /*non_blocking=*/false,
+                          /*copy=*/true);
+  }
+}
+
+void ShardedGradients::complete() {
+  if (groups_.replicas) {
+    for (const Tensor& part : parts_) {
+      if (!part.defined()) continue;
+      exchange_through_host(*groups_.replicas, part, [&](const Tensor& sent) {
+        Ticket ticket = groups_.replicas->all_reduce(sent);
+        wait(ticket);
+      });
+    }
+    groups_.replicas->compare();
+  }
+  groups_.shards->compare();
+}
+
+Tensor ShardedGradients::piece(size_t place) const {
+  if (!has_gradient(place)) return {};
+  const FlatLayout::Extent extent = layout_.extent(place, groups_.shards->rank());
+  return parts_[layout_.bucket_of(place)].narrow(0, extent.at, extent.count);
 }
 
 }  // namespace atelier::distributed

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "host/distributed/group.h"
+#include "host/distributed/shards.h"
 
 namespace atelier::distributed {
 
@@ -19,9 +21,10 @@ namespace atelier::distributed {
 // that is not defined on a rank counts as zero; one that is defined nowhere is undefined.
 //
 // Leaves lie in buckets, the last ones first, which are sent through host memory, a few at a time.
-// In the last backward pass of a step a bucket is sent as soon as it has the gradients that it had
-// in the last step of the same kind; gradients that were not expected are sent at the end. Which
-// bucket a gradient lies in does not change, so its bits do not depend on when it is sent.
+// In a backward pass that sends, the last one of a step, a bucket is sent as soon as it has the
+// gradients that it had in the last step of the same kind; gradients that were not expected are
+// sent at the end. Which bucket a gradient lies in does not change, so its bits do not depend on
+// when it is sent.
 //
 // All ranks call open(), send_rest() and finish(), or give_up(), once in each attempt at a step, in
 // this order and with nothing else of the group between the first two. A failed rank sends what it
@@ -30,14 +33,16 @@ namespace atelier::distributed {
 class GradientSums {
  public:
   GradientSums(Group& group, std::vector<at::Tensor> leaves);
-  ~GradientSums();
+  virtual ~GradientSums();
   GradientSums(const GradientSums&) = delete;
   GradientSums& operator=(const GradientSums&) = delete;
 
-  // A step begins. Steps of one `kind` have, as a rule, gradients of the same leaves.
-  void open(const std::string& kind);
-  // From here on a gradient that is accumulated is whole.
-  void begin_last_pass() { is_last_pass_ = true; }
+  // A step begins. Steps of one `kind` have, as a rule, gradients of the same leaves. `passes`:
+  // backward passes of the rank that has most.
+  void open(const std::string& kind, int64_t passes = 1);
+  // Around each backward pass of this rank; `is_last`: of the step, which send_rest() ends.
+  void begin_pass(bool is_last);
+  void end_pass();
   // No more gradients come: begins to send what is expected and has not been sent.
   void send_rest();
   // Returns the sum of `loss`, a float32 scalar, when the leaves have theirs.
@@ -48,39 +53,95 @@ class GradientSums {
   // Seconds that the caller waited for the others, so far.
   double waited() const { return waited_; }
 
- private:
-  struct Bucket {
-    std::vector<size_t> leaves;  // their places, in this order
-    int64_t count = 0;           // of numbers
-    size_t awaited = 0;          // expected gradients that have not come
+ protected:
+  // Some gradients of a bucket on their way.
+  struct Sending {
+    size_t bucket = 0;
+    std::vector<FlatLayout::Place> places = {};  // of the leaves whose gradients are sent
+    at::Tensor values = {}, host = {};  // the bucket; the same where it is sent from where it lies
+    at::Tensor part = {};               // of the sum
+    Ticket sent = {};
   };
-  struct Sending;
-  class Hook;
+  struct Sends {
+    bool each_pass = false;  // gradients, and not their sums over the passes of a step
+    bool takes_all = false;  // a gradient is not kept beside what was sent
+    // Whether a leaf is expected in the first step of a kind; null: none is.
+    std::function<bool(size_t place, const std::string& kind)> expects = {};
+  };
+  GradientSums(Group& group, std::vector<at::Tensor> leaves, FlatLayout layout, Sends sends);
 
-  void fill_buckets();
-  void arrive(size_t place);
-  template <typename Chosen>
-  void send(const Bucket& bucket, Chosen&& is_chosen);
-  void send_next();
-  void settle(size_t left);
+  // Begins to send a bucket, and takes what came.
+  virtual void exchange(Sending& sending);
+  virtual void take(Sending& sending);
+  // A step begins; all that was sent in it has come.
+  virtual void clear() {}
+  virtual void complete() {}
+
   void wait(Ticket& ticket);
-  at::Tensor count(const at::Tensor& loss);
+  // After finish(): whether any rank has a gradient of the leaf.
+  bool has_gradient(size_t place) const { return expected_[place] != 0; }
 
   Group& group_;
   const std::vector<at::Tensor> leaves_;
-  std::vector<Bucket> buckets_;
-  std::vector<size_t> bucket_of_;                         // by place
+  const FlatLayout layout_;
+
+ private:
+  class Hook;
+
+  void begin_sending();
+  void arrive(size_t place);
+  template <typename Chosen>
+  void send(size_t bucket, Chosen&& is_chosen);
+  void send_next();
+  void send_pass();
+  void settle(size_t left);
+  at::Tensor count(const at::Tensor& loss);
+
+  const Sends sends_;
   std::map<std::string, std::vector<char>> expected_by_;  // kind of step
   double waited_ = 0.0;
 
   // Of the step that is open; the vectors are by place.
-  bool is_open_ = false, is_last_pass_ = false;
+  bool is_open_ = false, is_sending_ = false;
+  int64_t passes_left_ = 0;  // that send
   std::string kind_;
-  std::vector<char> expected_;  // their gradients are sent with their buckets
-  std::vector<char> has_come_;  // in the last pass
-  std::vector<char> has_;       // a gradient, on this rank
-  size_t next_ = 0;             // bucket to be sent
+  std::vector<char> expected_;   // their gradients are sent with their buckets
+  std::vector<char> has_come_;   // in the pass that sends
+  std::vector<char> has_;        // a gradient, on this rank
+  std::vector<size_t> awaited_;  // expected gradients of each bucket that have not come
+  size_t next_ = 0;              // bucket to be sent
   std::deque<Sending> under_way_;
+};
+
+// Of each sum this rank keeps its part alone: see FlatLayout. The leaves have no gradients
+// afterwards.
+class ShardedGradients final : public GradientSums {
+ public:
+  struct Options {
+    // Parts are summed over the passes of a step, so that no rank keeps whole gradients.
+    bool each_pass = false;
+    bool on_host = false;  // where the parts are summed
+    // See GradientSums::Sends.
+    std::function<bool(size_t place, const std::string& kind)> expects = {};
+  };
+
+  // `layout`: of the leaves, for the ranks of groups.shards.
+  ShardedGradients(Group& world, ShardGroups groups, std::vector<at::Tensor> leaves,
+                   FlatLayout layout, Options options);
+
+  // After finish(): what this rank has of the sum for a leaf, flat; undefined where no rank has a
+  // gradient.
+  at::Tensor piece(size_t place) const;
+
+ private:
+  void exchange(Sending& sending) override;
+  void take(Sending& sending) override;
+  void clear() override;
+  void complete() override;
+
+  const ShardGroups groups_;
+  const bool on_host_;
+  std::vector<at::Tensor> parts_;  // by bucket; undefined before anything came
 };
 
 }  // namespace atelier::distributed

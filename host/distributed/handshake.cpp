@@ -29,6 +29,29 @@ Named parse(const std::string& text) {
 
 }  // namespace
 
+std::vector<std::string> do_together(Group* group, const std::function<std::string()>& work) {
+  if (group == nullptr) return {work()};
+  nlohmann::json mine;
+  try {
+    mine["said"] = work();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kPeerLost) throw;
+    mine = {{"failed", group->name_of(group->rank()) + ": " + error.message()},
+            {"hint", error.hint()},
+            {"code", static_cast<int>(error.code())}};
+  }
+  std::vector<std::string> said;
+  for (const std::string& text :
+       group->say(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
+    const auto told = nlohmann::json::parse(text);
+    if (told.contains("failed"))
+      throw Error(static_cast<ErrorCode>(told["code"].get<int>()), told["failed"], told["hint"],
+                  std::string(kSaidByFirst));
+    said.push_back(told["said"]);
+  }
+  return said;
+}
+
 void require_same(Group& group, const Facts& facts) {
   const Named mine(facts.begin(), facts.end());
   using nlohmann::json;  // names of files may be no text

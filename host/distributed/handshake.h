@@ -1,6 +1,7 @@
 // Whether all ranks are about to do the same.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,11 @@ namespace atelier::distributed {
 
 // What has to be the same on all ranks: "--seed" is "42".
 using Facts = std::vector<std::pair<std::string, std::string>>;
+
+// Does `work` on every rank, and returns what each says of it, by rank. When it throws an Error on
+// one, all throw the first such, which names the rank; its tag is kSaidByFirst. `group`: null: this
+// rank is alone.
+std::vector<std::string> do_together(Group* group, const std::function<std::string()>& work);
 
 // Throws one Error{kInvalidArgument}, on every rank the same, that names each fact that is another
 // one than that of rank 0, with both values and the rank. Its tag is kSaidByFirst.

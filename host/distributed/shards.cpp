@@ -1,0 +1,78 @@
+#include "host/distributed/shards.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+namespace atelier::distributed {
+
+namespace {
+
+constexpr int64_t kBucketBytes = int64_t{25} << 20;
+
+int64_t round_up(int64_t number, int64_t multiple) {
+  return (number + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+FlatLayout::FlatLayout(const std::vector<at::Tensor>& tensors, int parts)
+    : parts_(parts), bucket_of_(tensors.size()), begin_(tensors.size()), size_(tensors.size()) {
+  for (size_t tensor = tensors.size(); tensor-- > 0;) add(tensor, tensors[tensor]);
+  if (parts == 1) return;
+  for (Bucket& bucket : buckets_) {
+    const auto itemsize = static_cast<int64_t>(bucket.options.dtype().itemsize());
+    bucket.count = round_up(bucket.count, parts * (kPartBytes / itemsize));
+  }
+}
+
+void FlatLayout::add(size_t tensor, const at::Tensor& value) {
+  const auto bytes = [&](int64_t count) { return count * static_cast<int64_t>(value.itemsize()); };
+  const bool fits = !buckets_.empty() && buckets_.back().options.dtype() == value.dtype() &&
+                    buckets_.back().options.device() == value.device() &&
+                    bytes(buckets_.back().count + value.numel()) <= kBucketBytes;
+  if (!fits) buckets_.push_back({.places = {}, .options = value.options().requires_grad(false)});
+  Bucket& bucket = buckets_.back();
+  if (parts_ > 1)
+    bucket.count =
+        round_up(bucket.count, value.numel() < kLeastInBlocks ? kSmallBlockNumbers : kBlockNumbers);
+  bucket.places.push_back({tensor, bucket.count});
+  bucket_of_[tensor] = buckets_.size() - 1;
+  begin_[tensor] = bucket.count;
+  size_[tensor] = value.numel();
+  bucket.count += value.numel();
+}
+
+FlatLayout::Extent FlatLayout::extent(size_t tensor, int part) const {
+  const int64_t length = buckets_[bucket_of_[tensor]].count / parts_;
+  const int64_t first = begin_[tensor], end = first + size_[tensor];
+  const int64_t from = std::max(first, part * length), to = std::min(end, (part + 1) * length);
+  if (from >= to) return {};
+  return {.begin = from - first, .at = from - part * length, .count = to - from};
+}
+
+at::Tensor FlatLayout::part_of(const at::Tensor& bucket, int part) const {
+  const int64_t length = bucket.numel() / parts_;
+  return bucket.narrow(0, part * length, length);
+}
+
+ShardGroups ShardGroups::make(Group& world, int size) {
+  const int count = world.size() / size;
+  std::vector<std::vector<int>> shards(static_cast<size_t>(count)),
+      replicas(static_cast<size_t>(size));
+  for (int rank = 0; rank < world.size(); ++rank) {
+    shards[static_cast<size_t>(rank / size)].push_back(rank);
+    replicas[static_cast<size_t>(rank % size)].push_back(rank);
+  }
+  return {.shards = world.among(shards, "shards"),
+          .replicas = count > 1 ? world.among(replicas, "replicas") : nullptr};
+}
+
+// Of the parts that are there several times, those of the first group are added.
+void ShardGroups::add_up(Group& world, at::Tensor& value) const {
+  if (replicas && !replicas->is_first()) value.zero_();
+  exchange_through_host(world, value,
+                        [&](const at::Tensor& sent) { world.all_reduce(sent).wait(); });
+}
+
+}  // namespace atelier::distributed

@@ -1,0 +1,81 @@
+#include "host/distributed/shards.h"
+
+#include <ATen/ATen.h>
+
+#undef CHECK  // c10's
+#include <catch2/catch.hpp>
+
+namespace atelier::distributed {
+namespace {
+
+const std::vector<std::vector<int64_t>> kSizes = {{7}, {96, 96}, {}, {5, 3}, {4096}, {0}, {63, 67}};
+
+std::vector<at::Tensor> tensors(at::ScalarType dtype = at::kFloat) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& sizes : kSizes) tensors.push_back(at::zeros(sizes, dtype));
+  return tensors;
+}
+
+TEST_CASE("Parts hold each number of each tensor once, in order", "[shards]") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto all = tensors(dtype);
+    for (const int parts : {2, 3, 4, 8}) {
+      const FlatLayout layout(all, parts);
+      for (size_t i = 0; i < all.size(); ++i) {
+        int64_t next = 0;
+        for (int part = 0; part < parts; ++part) {
+          const auto extent = layout.extent(i, part);
+          if (extent.count == 0) continue;
+          CHECK(extent.begin == next);
+          const int64_t length = layout.buckets()[layout.bucket_of(i)].count / parts;
+          CHECK(extent.at + extent.count <= length);
+          next += extent.count;
+        }
+        CHECK(next == all[i].numel());
+      }
+    }
+  }
+}
+
+TEST_CASE("Pieces begin at whole blocks, and parts are made up of whole KiB", "[shards]") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto all = tensors(dtype);
+    const FlatLayout layout(all, 4);
+    for (const auto& bucket : layout.buckets())
+      CHECK(bucket.count * bucket.options.dtype().itemsize() % (4 * kPartBytes) == 0);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const int64_t block = all[i].numel() < kLeastInBlocks ? kSmallBlockNumbers : kBlockNumbers;
+      for (int part = 0; part < 4; ++part) CHECK(layout.extent(i, part).begin % block == 0);
+    }
+  }
+}
+
+TEST_CASE("Of one part tensors lie without gaps, the last one first", "[shards]") {
+  const auto all = tensors();
+  const FlatLayout layout(all, 1);
+  REQUIRE(layout.buckets().size() == 1);
+  int64_t next = 0;
+  size_t tensor = all.size();
+  for (const auto& place : layout.buckets().front().places) {
+    CHECK(place.tensor == --tensor);
+    CHECK(place.begin == next);
+    next += all[place.tensor].numel();
+  }
+  CHECK(layout.buckets().front().count == next);
+}
+
+TEST_CASE("Buckets hold one dtype each, and 25 MiB where no tensor is larger", "[shards]") {
+  std::vector<at::Tensor> all;
+  for (const int64_t mib : {10, 10, 10, 40, 1}) all.push_back(at::empty({mib << 18}, at::kFloat));
+  all.push_back(at::empty({100}, at::kHalf));
+  const FlatLayout layout(all, 2);
+  std::vector<std::vector<size_t>> found;
+  for (const auto& bucket : layout.buckets()) {
+    found.emplace_back();
+    for (const auto& place : bucket.places) found.back().push_back(place.tensor);
+  }
+  CHECK(found == std::vector<std::vector<size_t>>{{5}, {4}, {3}, {2, 1}, {0}});
+}
+
+}  // namespace
+}  // namespace atelier::distributed
