@@ -53,9 +53,10 @@ void BlockStream::take_memory(Slot& slot) {
   }
 }
 
-int64_t BlockStream::start(std::vector<Source> sources) {
+int64_t BlockStream::start(std::vector<Source> sources, std::shared_ptr<SlabPeers> peers) {
   const std::lock_guard lock(mutex_);
   sources_ = std::move(sources);
+  peers_ = std::move(peers);
   int64_t read_bytes = 0;
   for (size_t i = 0; i < sources_.size(); ++i) {
     const Source& source = sources_[i];
@@ -69,7 +70,7 @@ int64_t BlockStream::start(std::vector<Source> sources) {
     for (Staging& staging : staging_) staging.memory = transfer_->host_memory(read_bytes);
     reader_ = std::thread([this] { read(); });
   }
-  if (!is_away_) load_first();
+  if (!is_away_ && peers_ == nullptr) load_first();
   return static_cast<int64_t>(staging_.size()) * read_bytes;
 }
 
@@ -89,9 +90,11 @@ void BlockStream::close() {
 }
 
 void BlockStream::let_go(Slot& slot) {
+  // Peers do not come to a gather any more when this process leaves them with an error.
+  const bool is_abandoned = peers_ != nullptr && std::uncaught_exceptions() > 0;
   try {
-    transfer_->wait(slot.arrived);  // until then the copy keeps the memory
-  } catch (...) {                   // NOLINT(bugprone-empty-catch): nobody asks for the block
+    if (!is_abandoned) transfer_->wait(slot.arrived);  // until then the copy keeps the memory
+  } catch (...) {  // NOLINT(bugprone-empty-catch): nobody asks for the block
   }
   slot.arrived = slot.free_after = {};
   if (slot.holds > 0) return;
@@ -307,6 +310,7 @@ bool BlockStream::is_awaited() {
 
 void BlockStream::load(Slot& slot, int64_t block) {
   const Source& source = sources_[block];
+  if (peers_) transfer_->wait(slot.arrived);  // that nobody asked for: gathers have no order
   if (!slot.memory.defined()) {
     take_memory(slot);
     slot.free_after = transfer_->computed();
@@ -324,13 +328,26 @@ void BlockStream::load(Slot& slot, int64_t block) {
     return;
   }
   try {
-    slot.arrived =
-        transfer_->copy_in(source.slab, slot.memory.narrow(0, 0, source.bytes), slot.free_after);
+    slot.arrived = bring(slot, source);
   } catch (...) {
     slot.block = -1;
     throw;
   }
   slot.is_queued = true;
+}
+
+Ticket BlockStream::bring(Slot& slot, const Source& source) {
+  const at::Tensor whole = slot.memory.narrow(0, 0, source.bytes);
+  if (peers_ == nullptr) return transfer_->copy_in(source.slab, whole, slot.free_after);
+  at::Tensor part = source.slab;
+  Ticket is_there = slot.free_after;
+  if (part.device() != device_) {
+    const at::Tensor place = whole.narrow(0, peers_->rank() * part.numel(), part.numel());
+    is_there = transfer_->copy_in(part, place, is_there);
+    part = place;
+  }
+  return transfer_->exchange([&] { return peers_->gather(source.name, whole, part); }, whole,
+                             is_there);
 }
 
 // In the order in which a pass begins. Blocks that stay come before passing ones without a slot.

@@ -16,6 +16,7 @@
 
 #include "memory/run_order.h"
 #include "memory/slab.h"
+#include "memory/slab_peers.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::memory {
@@ -24,10 +25,11 @@ namespace atelier::memory {
 // at a time; everything else from any thread. Made by make(); what is held and lent keeps it alive.
 class BlockStream : public std::enable_shared_from_this<BlockStream> {
  public:
-  // Where a block rests: a slab on the host, or the tensors that its slab is made of.
+  // Where a block rests: a slab on the host, or the tensors that its slab is made of. Among peers:
+  // this process's part of a slab, on the host or on the device.
   struct Source {
     std::string name;
-    int64_t bytes = 0;
+    int64_t bytes = 0;  // of the whole slab
     at::Tensor slab;
     std::vector<std::pair<SlabPiece, at::Tensor>> pieces;  // where there is no slab
     bool stays = false;  // once it came, until the stream leaves: it has a slot of its own
@@ -52,8 +54,9 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   BlockStream& operator=(const BlockStream&) = delete;
 
   // Takes all blocks and starts copying the first unless it is away; is called first. Returns the
-  // bytes of pinned memory that reading takes.
-  int64_t start(std::vector<Source> sources);
+  // bytes of pinned memory that reading takes. `peers`: the processes that slabs are divided among;
+  // blocks come from the first hold() on, and whoever calls it gathers.
+  int64_t start(std::vector<Source> sources, std::shared_ptr<SlabPeers> peers = nullptr);
   // Lets go of the device and of the slots that are not held, after the calls of other threads
   // that use it. A hold() that waits for its block ends with Error{kInternal}, and so do later
   // ones.
@@ -126,6 +129,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   void take_memory(Slot& slot);
   void let_go(Slot& slot);
   void load(Slot& slot, int64_t block);
+  Ticket bring(Slot& slot, const Source& source);
   void load_first(int64_t room = INT64_MAX);
   void load_ahead();
   void wait_until_queued(std::unique_lock<std::mutex>& lock, Slot& slot);
@@ -142,6 +146,7 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   int64_t users_ = 0;         // of use_transfer()
   const at::Device device_;
   std::vector<Source> sources_;
+  std::shared_ptr<SlabPeers> peers_;  // null: slabs are whole
   std::vector<Slot> slots_;
   RunOrder order_;
   int64_t holds_ = 0;  // ever

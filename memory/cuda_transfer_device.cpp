@@ -167,7 +167,8 @@ class CudaTransferDevice final : public TransferDevice {
       : device_(with_index(device)),
         guard_(device_.type()),
         in_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)),
-        out_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
+        out_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)),
+        exchanges_(guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
 
   at::Device device() const override { return device_; }
 
@@ -208,6 +209,18 @@ class CudaTransferDevice final : public TransferDevice {
     return out_.push(from_device, to_host, after);
   }
 
+  Ticket exchange(const std::function<std::function<void()>()>& begin, const at::Tensor& to,
+                  const Ticket& after) override {
+    const std::lock_guard lock(exchange_mutex_);
+    if (after.state()) event_of(after).block(exchanges_);
+    {
+      const c10::StreamGuard guard(exchanges_);
+      begin()();
+    }
+    to.record_stream(exchanges_);
+    return record(exchanges_);
+  }
+
   Ticket computed() override { return record(guard_.getStream(device_)); }
   void compute_after(const Ticket& ticket) override {
     if (ticket.state()) event_of(ticket).block(guard_.getStream(device_));
@@ -246,6 +259,8 @@ class CudaTransferDevice final : public TransferDevice {
   c10::impl::VirtualGuardImpl guard_;
   std::shared_ptr<HostBytes> host_bytes_ = std::make_shared<HostBytes>();
   mutable CopyStream in_, out_;  // const: they let go of what is done
+  std::mutex exchange_mutex_;
+  c10::Stream exchanges_;
 };
 
 }  // namespace

@@ -52,7 +52,14 @@ Parts copied_into(const at::Tensor& slab, const Pieces& pieces, const Parts& par
   return parts_in(slab, pieces, nullptr);
 }
 
-// Draws from the slab of its block while that is on the device, else from a copy made for it.
+// So many bytes of a slab each of `count` processes keeps: equal parts, whose bytes are aligned.
+int64_t part_bytes(int64_t slab_bytes, int64_t count) {
+  constexpr int64_t kAlignment = 256;
+  return ((slab_bytes + count - 1) / count + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Draws from the slab of its block while that is on the device, else from a copy made for it. Of a
+// divided block nothing is there: it is held.
 class StreamedStore final : public WeightStore {
  public:
   // `pieces`: where it lies in the slab of `block`; none: it does not come with its block. `store`:
@@ -68,6 +75,7 @@ class StreamedStore final : public WeightStore {
   at::Tensor draw() const override { return on_device()->draw(); }
 
   at::Tensor draw_rows(const at::Tensor& index) const override {
+    if (is_divided()) return on_device()->draw_rows(index);
     const std::optional<Parts> leased = lease();
     const auto store = leased ? on_host_->over(*leased) : on_host_;
     return ops::upload(store->draw_rows(index), stream_->device());
@@ -79,6 +87,8 @@ class StreamedStore final : public WeightStore {
   }
 
  private:
+  bool is_divided() const { return !host_.empty() && host_.front().is_meta(); }
+
   std::optional<Parts> lease() const {
     if (pieces_.empty()) return std::nullopt;
     const BlockStream::Lease lease = stream_->lease(block_);
@@ -88,7 +98,10 @@ class StreamedStore final : public WeightStore {
 
   std::shared_ptr<const WeightStore> on_device() const {
     std::optional<Parts> parts = lease();
-    if (!parts) {
+    if (!parts && is_divided()) {
+      const std::shared_ptr<void> held = stream_->hold(block_);
+      parts = parts_in(stream_->lease(block_).slab, pieces_, held);
+    } else if (!parts) {
       parts.emplace();
       for (const at::Tensor& part : host_) parts->push_back(stream_->fetch(part));
     }
@@ -180,7 +193,7 @@ void Turns::pass_on() {
 
 struct Residency::Impl {
   Impl(const std::vector<Block*>& all, const ResidencyPlan& plan, TransferDevice& transfer,
-       const std::set<const Weight*>& on_demand);
+       const std::set<const Weight*>& on_demand, const std::function<void(Block&)>& load);
   ~Impl() {
     if (stream) stream->close();
   }
@@ -191,10 +204,15 @@ struct Residency::Impl {
     bool stays = false;
     SlabLayout layout;
     std::vector<std::pair<Found, Pieces>> weights;
+    at::Tensor part = {};  // of a divided block
   };
   using Demanded = std::pair<Found, Place>;
 
   void sort(Block& block, Place place, bool stays, const std::set<const Weight*>& on_demand);
+  void keep_part(Streamed& whole, TransferDevice& transfer);
+  int64_t slot_bytes(const Streamed& each) const {
+    return peers ? peers->size() * each.part.numel() : each.layout.bytes();
+  }
   void make_stream(const ResidencyPlan& plan, TransferDevice& transfer);
   BlockStream::Source send_away(Streamed streamed, TransferDevice& transfer);
   void send_away(Demanded demanded, TransferDevice& transfer);
@@ -207,25 +225,34 @@ struct Residency::Impl {
   std::map<const Weight*, at::Tensor> host_values;  // of plain weights in slabs
   std::shared_ptr<BlockStream> stream;              // null: all of them stay
   std::shared_ptr<Turns> turns;                     // null: it is there all the time
+  std::shared_ptr<SlabPeers> peers;                 // null: blocks are whole
   Stats stats;
 };
 
 Residency::Impl::Impl(const std::vector<Block*>& all, const ResidencyPlan& plan,
-                      TransferDevice& transfer, const std::set<const Weight*>& on_demand)
-    : turns(plan.turns) {
+                      TransferDevice& transfer, const std::set<const Weight*>& on_demand,
+                      const std::function<void(Block&)>& load)
+    : turns(plan.turns), peers(plan.peers) {
+  if (plan.parts != (peers ? peers->size() : 1))
+    throw Error(ErrorCode::kInternal,
+                c10::str("blocks in ", plan.parts, " parts are not those of the processes"));
   if (plan.blocks.size() != all.size() || plan.prefetch < 0)
     throw Error(ErrorCode::kInvalidArgument,
                 c10::str("a plan of ", plan.blocks.size(), " places and ", plan.prefetch,
                          " blocks on their way, for ", all.size(), " blocks"));
-  for (size_t i = 0; i < all.size(); ++i)
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (load) load(*all[i]);
+    const size_t before = streamed.size();
     sort(*all[i], plan.blocks[i], turns != nullptr && plan.stays[i], on_demand);
+    if (peers && streamed.size() > before) keep_part(streamed.back(), transfer);
+  }
   if (streamed.empty() && demanded.empty()) return;
   make_stream(plan, transfer);
   try {
     std::vector<BlockStream::Source> sources;
     for (Streamed& each : streamed) sources.push_back(send_away(std::move(each), transfer));
     for (Demanded& each : demanded) send_away(std::move(each), transfer);
-    stats.host_bytes += stream->start(std::move(sources));
+    stats.host_bytes += stream->start(std::move(sources), peers);
   } catch (...) {
     stream->close();  // weights that were sent away can be drawn without it
     throw;
@@ -241,7 +268,7 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
   block.visit_weights([&](const std::string& path, Weight& weight) {
     if (on_demand.contains(&weight)) {
       demanded.emplace_back(find(block, path, weight), place);
-    } else if (place == Place::kDevice) {
+    } else if (place == Place::kDevice && peers == nullptr) {
       residents.push_back(&weight);
     } else {
       Found found = find(block, path, weight);
@@ -254,6 +281,28 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
   streamed.push_back(std::move(comes));
 }
 
+// Of a block that was loaded, this process's part stays and nothing else.
+void Residency::Impl::keep_part(Streamed& whole, TransferDevice& transfer) {
+  const int64_t bytes = part_bytes(whole.layout.bytes(), peers->size());
+  whole.part = transfer.host_memory(bytes);
+  for (auto& [found, pieces] : whole.weights) {
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      at::Tensor& value = found.parts[i];
+      pieces[i].fill_part(whole.part, peers->rank() * bytes, value);
+      give_back_pages(value);
+      value = at::empty_like(value, value.options().device(at::kMeta));
+    }
+    found.store = found.store->over(found.parts);
+    found.weight->state().set_store(nullptr);
+  }
+  if (whole.place == Place::kDevice) {
+    const at::Tensor on_device = transfer.device_memory(bytes);
+    transfer.wait(transfer.copy_in(whole.part, on_device, transfer.computed()));
+    whole.part = on_device;
+  }
+  (whole.place == Place::kDevice ? stats.device_bytes : stats.host_bytes) += bytes;
+}
+
 void Residency::Impl::make_stream(const ResidencyPlan& plan, TransferDevice& transfer) {
   const auto blocks = static_cast<int64_t>(streamed.size());
   int64_t passing = 0, bytes = 0;
@@ -263,7 +312,7 @@ void Residency::Impl::make_stream(const ResidencyPlan& plan, TransferDevice& tra
       continue;
     }
     ++passing;
-    bytes = std::max(bytes, each.layout.bytes());
+    bytes = std::max(bytes, slot_bytes(each));
   }
   const int64_t slots = std::min(passing, plan.prefetch + 1);
   stream = BlockStream::make(transfer, blocks, slots, bytes, /*is_away=*/turns != nullptr);
@@ -271,14 +320,15 @@ void Residency::Impl::make_stream(const ResidencyPlan& plan, TransferDevice& tra
 }
 
 BlockStream::Source Residency::Impl::send_away(Streamed from, TransferDevice& transfer) {
-  BlockStream::Source source = {from.block->path(), from.layout.bytes(), {}, {}, from.stays};
-  if (from.place == Place::kHost) source.slab = host_memory(transfer, source.bytes);
+  BlockStream::Source source = {from.block->path(), slot_bytes(from), from.part, {}, from.stays};
+  if (peers == nullptr && from.place == Place::kHost)
+    source.slab = host_memory(transfer, source.bytes);
   for (auto& [found, pieces] : from.weights) {
     Parts host = std::move(found.parts);
-    if (source.slab.defined()) {
+    if (peers == nullptr && source.slab.defined()) {
       host = copied_into(source.slab, pieces, host);
       if (found.store->is_resident()) host_values.emplace(found.weight, host.front());
-    } else {
+    } else if (peers == nullptr) {
       for (size_t i = 0; i < host.size(); ++i) source.pieces.emplace_back(pieces[i], host[i]);
     }
     found.weight->state().set_store(std::make_shared<StreamedStore>(
@@ -308,8 +358,9 @@ at::Tensor Residency::Impl::host_memory(TransferDevice& transfer, int64_t bytes)
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): callers make both on the spot
 Residency::Residency(std::vector<Block*> blocks, ResidencyPlan plan, TransferDevice& transfer,
-                     const std::set<const Weight*>& on_demand)
-    : impl_(std::make_unique<Impl>(blocks, plan, transfer, on_demand)) {}
+                     const std::set<const Weight*>& on_demand,
+                     const std::function<void(Block&)>& load)
+    : impl_(std::make_unique<Impl>(blocks, plan, transfer, on_demand, load)) {}
 Residency::~Residency() = default;
 
 std::shared_ptr<void> Residency::hold(const Block& block) {

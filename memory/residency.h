@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -9,6 +10,7 @@
 
 #include "atelier/block.h"
 
+#include "memory/slab_peers.h"
 #include "memory/transfer_device.h"
 
 namespace atelier::memory {
@@ -47,6 +49,11 @@ struct ResidencyPlan {
   // turn of another component.
   std::shared_ptr<Turns> turns = nullptr;
   std::vector<bool> stays = {};
+  // Among how many processes each block is divided; 1: this one has it whole. Of a divided block
+  // each process keeps a part where `blocks` says, in the host's memory where that is a file, and
+  // it comes from all of them: they run the same blocks in the same order.
+  int64_t parts = 1;
+  std::shared_ptr<SlabPeers> peers = nullptr;  // those processes; null where `parts` is 1
 };
 
 // `resident` of `blocks` stay on the device, spread evenly between the others.
@@ -65,7 +72,7 @@ void take_turns(ResidencyPlan& plan, std::shared_ptr<Turns> turns, Place others)
 class Residency {
  public:
   struct Stats {
-    int64_t device_bytes = 0;     // residents and slots
+    int64_t device_bytes = 0;     // residents, slots, and parts that rest there
     int64_t away_bytes = 0;       // of these, what is not there in the turn of another component
     int64_t host_bytes = 0;       // slabs
     int64_t copied_bytes = 0;     // to the device since construction
@@ -77,9 +84,12 @@ class Residency {
   // The blocks' weights are loaded: those of blocks that stay on the device, there; the others on
   // the host, mapped ones for Place::kDisk. Their stores are replaced by ones that draw from the
   // device. `on_demand` are weights that do not come with their block: they are copied when they
-  // are drawn (see Model::level_weights()). `transfer` outlives this.
+  // are drawn (see Model::level_weights()); of divided blocks there are none. `transfer` outlives
+  // this. `load`: loads the weights of a divided block, of which no more than the part stays when
+  // the next one is loaded; where it is given they are not loaded before.
   Residency(std::vector<Block*> blocks, ResidencyPlan plan, TransferDevice& transfer,
-            const std::set<const Weight*>& on_demand = {});
+            const std::set<const Weight*>& on_demand = {},
+            const std::function<void(Block&)>& load = {});
   ~Residency();
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;

@@ -28,11 +28,20 @@ namespace {
 constexpr int64_t kAlignment = 256;
 constexpr int kPoison = 0xFF;  // NaN in every floating dtype
 
-class CopyState final : public Ticket::State {
+class WorkState : public Ticket::State {
  public:
-  explicit CopyState(double end) : end_(end) {}
+  explicit WorkState(double end) : end_(end) {}
 
   double end() const { return end_; }  // on the device's clock
+  virtual void wait() = 0;
+
+ private:
+  const double end_;
+};
+
+class CopyState final : public WorkState {
+ public:
+  using WorkState::WorkState;
 
   void finish(const std::exception_ptr& failure) {
     const std::lock_guard lock(mutex_);
@@ -40,22 +49,45 @@ class CopyState final : public Ticket::State {
     failure_ = failure;
     changed_.notify_all();
   }
-  void wait() {
+  void wait() override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_done_; });
     if (failure_) std::rethrow_exception(failure_);
   }
 
  private:
-  const double end_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_done_ = false;
   std::exception_ptr failure_;
 };
 
-CopyState* state_of(const Ticket& ticket) {
-  return static_cast<CopyState*>(ticket.state().get());
+class ExchangeState final : public WorkState {
+ public:
+  ExchangeState(double end, bool is_on_wall, std::function<void()> finish)
+      : WorkState(end), is_on_wall_(is_on_wall), finish_(std::move(finish)) {}
+
+  void wait() override {
+    const std::lock_guard lock(mutex_);
+    try {
+      if (finish_) std::exchange(finish_, nullptr)();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    if (failure_) std::rethrow_exception(failure_);
+    if (is_on_wall_)
+      std::this_thread::sleep_for(std::chrono::duration<double>(end() - seconds_now()));
+  }
+
+ private:
+  const bool is_on_wall_;
+  std::mutex mutex_;
+  std::function<void()> finish_;
+  std::exception_ptr failure_;
+};
+
+WorkState* state_of(const Ticket& ticket) {
+  return static_cast<WorkState*>(ticket.state().get());
 }
 
 // What the bytes of `tensor` hold until a copy is done.
@@ -217,6 +249,19 @@ class SimulatedDevice final : public TransferDevice {
     return out_.push(from_device, to_host, after);
   }
 
+  Ticket exchange(const std::function<std::function<void()>()>& begin, const at::Tensor& to,
+                  const Ticket& after) override {
+    wait(after);
+    if (options_.poison) poison(to);
+    std::function<void()> finish = begin();
+    const bool takes_time = options_.bytes_per_second > 0;
+    const std::lock_guard lock(mutex_);
+    exchanged_at_ = std::max(in_.now(), exchanged_at_);
+    if (takes_time) exchanged_at_ += static_cast<double>(to.nbytes()) / options_.bytes_per_second;
+    return Ticket(std::make_shared<ExchangeState>(exchanged_at_, takes_time && !options_.clock,
+                                                  std::move(finish)));
+  }
+
   Ticket computed() override { return {}; }
 
   void compute_after(const Ticket& ticket) override {
@@ -269,6 +314,7 @@ class SimulatedDevice final : public TransferDevice {
   std::shared_ptr<std::atomic<int64_t>> host_bytes_;
   mutable std::mutex mutex_;
   double waited_seconds_ = 0.0;
+  double exchanged_at_ = 0.0;  // when the last exchange is done
   CopyQueue in_, out_;
 };
 

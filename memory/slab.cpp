@@ -1,5 +1,6 @@
 #include "memory/slab.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -33,6 +34,21 @@ void SlabPiece::fill(const at::Tensor& slab, const at::Tensor& value) const {
   }
   const at::NoGradGuard no_grad;
   target.copy_(value);
+}
+
+void SlabPiece::fill_part(const at::Tensor& part, int64_t part_begin,
+                          const at::Tensor& value) const {
+  const int64_t begin = std::max(offset, part_begin);
+  const int64_t end = std::min(offset + bytes, part_begin + part.numel());
+  if (begin >= end) return;
+  at::Tensor dense = value;
+  if (value.strides() != at::IntArrayRef(strides)) {
+    const at::NoGradGuard no_grad;
+    dense = at::empty_strided(sizes, strides, value.options()).copy_(value);
+  }
+  std::memcpy(static_cast<char*>(part.data_ptr()) + (begin - part_begin),
+              static_cast<const char*>(dense.const_data_ptr()) + (begin - offset),
+              static_cast<size_t>(end - begin));
 }
 
 SlabPiece SlabLayout::add(const at::Tensor& value) {

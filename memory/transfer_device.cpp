@@ -4,12 +4,15 @@
 
 #include "memory/cuda_transfer_device.h"
 #include "memory/live_bytes.h"
+#include "memory/slab_peers.h"
 
 namespace atelier::memory {
 
 Ticket::State::~State() = default;
 
 TransferDevice::~TransferDevice() = default;
+
+SlabPeers::~SlabPeers() = default;
 
 std::unique_ptr<TransferDevice> make_transfer_device(at::Device device) {
   if (device.is_cpu()) return make_simulated_device({});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -66,6 +67,12 @@ class TransferDevice {
   virtual void wait(const Ticket& ticket) = 0;
 
   virtual Stats stats() const = 0;
+
+  // An exchange with other processes that fills `to`, on the device: `begin` begins it, is called
+  // now, by this thread, and returns what waits for its end. It goes on beside the computing and
+  // beside copies; it begins when `after` is done.
+  virtual Ticket exchange(const std::function<std::function<void()>()>& begin, const at::Tensor& to,
+                          const Ticket& after = {}) = 0;
 };
 
 // Seconds that pass only when somebody says so. Used from any thread.
@@ -84,9 +91,10 @@ class VirtualClock {
 // bounds what device_memory() gives and what LibTorch allocates meanwhile outside of a HostScope,
 // and copies take as long as their bytes at a rate.
 struct SimulatedDeviceOptions {
-  int64_t capacity = INT64_MAX;   // bytes; one device with a limit lives at a time
-  double bytes_per_second = 0.0;  // of each direction; 0: as fast as memory
-  bool poison = false;            // memory is NaN until a copy into it is done
+  int64_t capacity = INT64_MAX;  // bytes; one device with a limit lives at a time
+  // Of each direction, and of exchanges; 0: as fast as memory.
+  double bytes_per_second = 0.0;
+  bool poison = false;  // memory is NaN until a copy into it is done
   // Where the time of copies passes, and that of waiting for them; null: on the wall.
   std::shared_ptr<VirtualClock> clock = nullptr;
 };

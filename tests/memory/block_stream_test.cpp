@@ -25,6 +25,10 @@ class GatedPort final : public TransferDevice {
   Ticket copy_out(const at::Tensor& from, const at::Tensor& to, const Ticket& after) override {
     return inner_->copy_out(from, to, after);
   }
+  Ticket exchange(const std::function<std::function<void()>()>& begin, const at::Tensor& to,
+                  const Ticket& after) override {
+    return inner_->exchange(begin, to, after);
+  }
   Ticket computed() override { return inner_->computed(); }
   void compute_after(const Ticket& ticket) override { inner_->compute_after(ticket); }
   void wait(const Ticket& ticket) override {

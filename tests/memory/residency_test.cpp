@@ -80,6 +80,10 @@ class WatchedPort final : public TransferDevice {
   Ticket copy_out(const Tensor& from, const Tensor& to, const Ticket&) override {
     return inner_->copy_out(from, to);
   }
+  Ticket exchange(const std::function<std::function<void()>()>& begin, const Tensor& to,
+                  const Ticket& after) override {
+    return inner_->exchange(begin, to, after);
+  }
   Ticket computed() override {
     auto marker = std::make_shared<Marker>();
     marker->number = ++markers;

@@ -87,6 +87,10 @@ class CountingDevice final : public memory::TransferDevice {
     ++copies;
     return inner_->copy_out(from, to, after);
   }
+  memory::Ticket exchange(const std::function<std::function<void()>()>& begin, const at::Tensor& to,
+                          const memory::Ticket& after) override {
+    return inner_->exchange(begin, to, after);
+  }
   memory::Ticket computed() override { return inner_->computed(); }
   void compute_after(const memory::Ticket& ticket) override {
     ++waits_of_computing;

@@ -1,0 +1,280 @@
+// Blocks of which each of several processes has a part; threads stand in for processes.
+#include "memory/slab_peers.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "memory/matrices.h"
+#include "memory/quantized_store.h"
+#include "memory/residency.h"
+#include "support/files.h"
+
+namespace atelier::memory {
+namespace {
+
+using at::Tensor;
+using test::forward_order;
+using test::kMatrixBytes;
+using test::Matrices;
+
+DirectRunner direct;
+
+// Where the parts of each gather meet, by its number.
+class Board {
+ public:
+  explicit Board(int64_t size) : size_(size) {}
+
+  int64_t size() const { return size_; }
+  void put(int64_t number, int64_t rank, const Tensor& part) {
+    const std::lock_guard lock(mutex_);
+    parts_[number].emplace(rank, part.clone());
+    changed_.notify_all();
+  }
+  void take(int64_t number, const Tensor& whole) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return std::ssize(parts_[number]) == size_; });
+    for (const auto& [rank, part] : parts_[number])
+      whole.narrow(0, rank * part.numel(), part.numel()).copy_(part);
+  }
+
+ private:
+  const int64_t size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, std::map<int64_t, Tensor>> parts_;
+};
+
+class BoardPeers final : public SlabPeers {
+ public:
+  BoardPeers(Board& board, int64_t rank) : board_(board), rank_(rank) {}
+
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return board_.size(); }
+  std::function<void()> gather(const std::string& name, const Tensor& whole,
+                               const Tensor& part) override {
+    names.push_back(name);
+    if (whole.numel() != size() * part.numel())
+      throw Error(ErrorCode::kInternal, "parts of another size");
+    const int64_t number = gathers++;
+    if (number == fails_at) throw Error(ErrorCode::kPeerLost, "rank 1 is lost");
+    board_.put(number, rank_, part);
+    return [this, number, whole] { board_.take(number, whole); };
+  }
+
+  int64_t gathers = 0, fails_at = INT64_MAX;
+  std::vector<std::string> names;
+
+ private:
+  Board& board_;
+  int64_t rank_;
+};
+
+struct Options {
+  Place place = Place::kHost;
+  int64_t prefetch = 1;
+  std::optional<QuantizedKind> stored = std::nullopt;
+};
+
+// One of the processes: a net of its own, whose weights are those of the others.
+struct Process {
+  Matrices net;
+  std::shared_ptr<BoardPeers> peers;
+  std::unique_ptr<TransferDevice> transfer = make_simulated_device({.poison = true});
+  std::unique_ptr<Residency> residency;
+  std::unique_ptr<StreamingRunner> runner;
+  int64_t most_loaded = 0;
+  int wrong = 0;  // what came out of running the blocks
+
+  Process(int blocks, Board& board, int64_t rank, const Options& options)
+      : net(blocks), peers(std::make_shared<BoardPeers>(board, rank)) {
+    std::map<const Block*, Tensor> files;
+    for (auto& block : net.blocks) {
+      if (options.stored) quantize_weight(*block, *options.stored);
+      files.emplace(block.get(), block->linear.weight->draw());
+      net.products[files.size() - 1] = net.direct.run(*block, {net.x})[0];
+      block->linear.weight->state().set_store(nullptr);
+    }
+    const ResidencyPlan plan = {.blocks = std::vector(static_cast<size_t>(blocks), options.place),
+                                .prefetch = options.prefetch,
+                                .parts = board.size(),
+                                .peers = peers};
+    const auto load = [&](Block& block) {
+      auto& matrix = dynamic_cast<test::MatrixBlock&>(block);
+      matrix.linear.weight->set(files.at(&block));
+      if (options.stored) quantize_weight(matrix, *options.stored);
+      int64_t loaded = 0;
+      for (const auto& each : net.blocks) loaded += each->linear.weight->is_loaded() ? 1 : 0;
+      most_loaded = std::max(most_loaded, loaded);
+    };
+    residency =
+        std::make_unique<Residency>(net.all(), plan, *transfer, std::set<const Weight*>(), load);
+    runner = std::make_unique<StreamingRunner>(direct, std::vector{residency.get()});
+  }
+
+  static void quantize_weight(test::MatrixBlock& block, QuantizedKind kind) {
+    block.linear.weight->state().set_store(
+        std::make_shared<QuantizedStore>(quantize(block.linear.weight->draw(), kind), at::kFloat));
+  }
+};
+
+// Runs `work` of each process, which says what is wrong, in a thread of its own.
+std::vector<std::unique_ptr<Process>> run_all(Board& board, int blocks, const Options& options,
+                                              const std::function<int(Process&)>& work) {
+  std::vector<std::unique_ptr<Process>> all;
+  for (int64_t rank = 0; rank < board.size(); ++rank)
+    all.push_back(std::make_unique<Process>(blocks, board, rank, options));
+  std::vector<std::thread> threads;
+  for (auto& process : all) threads.emplace_back([&] { process->wrong = work(*process); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& process : all) CHECK(process->wrong == 0);
+  return all;
+}
+
+// Forward and backward passes.
+std::vector<int> there_and_back(int blocks, int steps = 1) {
+  std::vector<int> order;
+  for (int step = 0; step < steps; ++step) {
+    for (int i = 0; i < blocks; ++i) order.push_back(i);
+    for (int i = blocks; i-- > 0;) order.push_back(i);
+  }
+  return order;
+}
+
+TEST_CASE("A block comes whole from the parts of all processes", "[slab_peers]") {
+  constexpr int kBlocks = 7;
+  const auto size = GENERATE(2, 3, 4);
+  Options options = {.place = GENERATE(Place::kHost, Place::kDevice)};
+  options.stored = GENERATE(std::optional<QuantizedKind>(), QuantizedKind::kFp8);
+  Board board(size);
+  const auto all = run_all(board, kBlocks, options, [&](Process& process) {
+    return process.net.wrong(*process.runner, there_and_back(kBlocks, /*steps=*/3));
+  });
+  for (const auto& process : all) {
+    CHECK(process->most_loaded == 1);
+    CHECK(process->peers->names == all.front()->peers->names);
+    CHECK(process->peers->names.front() == "blocks.0");
+  }
+}
+
+TEST_CASE("A process holds its part of the blocks, and slots", "[slab_peers]") {
+  constexpr int kBlocks = 8;
+  const auto size = GENERATE(2, 4);
+  const Options options = {.place = GENERATE(Place::kHost, Place::kDevice), .prefetch = 2};
+  Board board(size);
+  const auto all = run_all(board, kBlocks, options, [&](Process& process) {
+    return process.net.wrong(*process.runner, there_and_back(kBlocks));
+  });
+  for (const auto& process : all) {
+    const Residency::Stats stats = process->residency->stats();
+    const int64_t parts = kBlocks * kMatrixBytes / size, slots = 3 * kMatrixBytes;
+    CHECK(stats.host_bytes == (options.place == Place::kHost ? parts : 0));
+    CHECK(stats.device_bytes == slots + (options.place == Place::kHost ? 0 : parts));
+    CHECK(process->transfer->stats().host_bytes == stats.host_bytes);
+    CHECK(process->transfer->stats().live_bytes == stats.device_bytes);
+  }
+}
+
+TEST_CASE("Blocks that are still in slots are not gathered again", "[slab_peers]") {
+  constexpr int kBlocks = 8, kSlots = 3, kSteps = 4;
+  Board board(2);
+  const auto all = run_all(board, kBlocks, {.prefetch = kSlots - 1}, [&](Process& process) {
+    return process.net.wrong(*process.runner, there_and_back(kBlocks, kSteps));
+  });
+  for (const auto& process : all) {
+    const Residency::Stats stats = process->residency->stats();
+    CHECK(stats.copies == process->peers->gathers);
+    // The last ones of a pass are the first ones of the next.
+    CHECK(stats.copies <= kSlots + kSteps * 2 * (kBlocks - kSlots + 1));
+    CHECK(stats.copies >= kSteps * 2 * (kBlocks - kSlots));
+    CHECK(stats.copied_bytes == stats.copies * kMatrixBytes);
+  }
+}
+
+TEST_CASE("A weight that is drawn while its block is away comes from all", "[slab_peers]") {
+  constexpr int kBlocks = 4;
+  Board board(2);
+  run_all(board, kBlocks, {.prefetch = 0}, [&](Process& process) {
+    int wrong = 0;
+    for (size_t i = 0; i < kBlocks; ++i) {
+      const Tensor value = process.net.weight(i).draw(), index = at::tensor({3, 1});
+      wrong += !at::allclose(at::linear(process.net.x, value), process.net.products[i]);
+      wrong += !at::equal(process.net.weight(i).draw_rows(index), value.index_select(0, index));
+    }
+    return wrong;
+  });
+}
+
+// Whole slabs are known here: this process is the first of two, and the other one is never late.
+class KnownPeers final : public SlabPeers {
+ public:
+  std::vector<Tensor> slabs;  // uint8
+
+  int64_t rank() const override { return 0; }
+  int64_t size() const override { return 2; }
+  std::function<void()> gather(const std::string& /*name*/, const Tensor& whole,
+                               const Tensor& part) override {
+    for (const Tensor& slab : slabs) {
+      if (at::equal(slab.narrow(0, 0, part.numel()), part))
+        return [whole, slab] { whole.copy_(slab); };
+    }
+    throw Error(ErrorCode::kInternal, "no such slab");
+  }
+};
+
+TEST_CASE("Gathers hide behind computing", "[slab_peers]") {
+  constexpr int kBlocks = 24, kSteps = 4;
+  // Of the time that a block computes, what bringing one takes.
+  const double share = GENERATE(0.3, 0.8, 1.5);
+  Matrices net(kBlocks);
+  const auto peers = std::make_shared<KnownPeers>();
+  for (size_t i = 0; i < kBlocks; ++i)
+    peers->slabs.push_back(net.weight(i).draw().clone().view(-1).view(at::kByte));
+  const auto clock = std::make_shared<VirtualClock>();
+  const auto transfer = make_simulated_device(
+      {.bytes_per_second = double{kMatrixBytes} / share, .poison = true, .clock = clock});
+  const ResidencyPlan plan = {
+      .blocks = std::vector(size_t{kBlocks}, Place::kHost), .parts = 2, .peers = peers};
+  Residency residency(net.all(), plan, *transfer);
+  StreamingRunner runner(direct, {&residency});
+  for (auto& block : net.blocks) block->probe = [&] { clock->advance(1); };
+
+  CHECK(net.wrong(runner, there_and_back(kBlocks, kSteps)) == 0);
+  const double gathering = share * static_cast<double>(residency.stats().copies);
+  const double seen = clock->now() - kSteps * 2 * kBlocks;
+  if (share <= 0.8) CHECK(seen <= 0.1 * gathering);
+  // What is slower than computing takes its own time, less what is in slots.
+  if (share > 1) CHECK(clock->now() <= 1.05 * gathering + kBlocks);
+}
+
+TEST_CASE("A process that is lost ends the hold that waits for it", "[slab_peers]") {
+  Board board(1);
+  Process process(4, board, 0, {});
+  process.peers->fails_at = 0;
+  REQUIRE_THROWS_AS(process.runner->run(*process.net.blocks[0], {process.net.x}), Error);
+}
+
+TEST_CASE("A process that ends with an error does not wait for parts of the others",
+          "[slab_peers]") {
+  Board board(2);  // of which only one is there
+  try {
+    Process process(4, board, 0, {});
+    process.peers->fails_at = 1;  // the first gather has begun then
+    process.residency->hold(*process.net.blocks[0]);
+    FAIL("the other process came");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kPeerLost);
+  }
+}
+
+TEST_CASE("A plan says how many processes there are", "[slab_peers]") {
+  Matrices net(2);
+  const auto transfer = make_simulated_device({});
+  const ResidencyPlan plan = {.blocks = {Place::kHost, Place::kHost}, .parts = 2};
+  REQUIRE_THROWS_AS(Residency(net.all(), plan, *transfer), Error);
+}
+
+}  // namespace
+}  // namespace atelier::memory
