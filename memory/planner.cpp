@@ -100,7 +100,7 @@ struct Choice {
 };
 
 double copy_rate(Place place, const DeviceProfile& profile) {
-  if (place == Place::kHost) return profile.copy_bytes_per_second;
+  if (place != Place::kDisk) return profile.copy_bytes_per_second;
   return std::min(profile.copy_bytes_per_second, profile.disk_bytes_per_second);
 }
 
@@ -109,7 +109,8 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const StoredComponent& stored = component.storages[storage];
   const auto count = static_cast<int64_t>(stored.blocks.size());
   Choice choice;
-  choice.what = {component.name, stored.storage, count, resident, others, prefetch, 0, 0};
+  choice.what = {component.name,  stored.storage, count, resident, others,
+                 component.parts, prefetch,       0,     0};
   choice.copies.assign(stored.blocks.size(), 0);
   const bool takes_turns = component.takes_turns && resident < count;
   if (takes_turns) choice.comes.assign(stored.blocks.size(), 0);
@@ -117,7 +118,8 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const ResidencyPlan plan = spread_residents(count, resident, others, prefetch);
   for (size_t i = 0; i < stored.blocks.size(); ++i) {
     const int64_t once = stored.once.empty() || resident == count ? 0 : stored.once[i];
-    const bool stays = plan.blocks[i] == Place::kDevice;
+    const bool stays = component.parts == 1 && plan.blocks[i] == Place::kDevice;
+    const int64_t resting = (stored.blocks[i] + component.parts - 1) / component.parts;
     if (takes_turns && stays) {
       in_turn += stored.blocks[i] - once;
       choice.comes[i] = copy_time(stored.blocks[i] - once, copy_rate(others, profile));
@@ -133,7 +135,8 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
       choice.copies[i] = std::max<int64_t>(1, copy_time(streamed, copy_rate(others, profile)));
     }
     once_time += copy_time(once, copy_rate(others, profile));
-    if (others == Place::kHost) host += stored.blocks[i];
+    if (others == Place::kHost) host += resting;
+    if (others == Place::kDevice) device += resting;
     if (!stored.kept.empty()) device += stored.kept[i];
   }
   const int64_t num_streamed = count - resident;
@@ -153,6 +156,13 @@ std::vector<Choice> choices_of(const PlannedComponent& component, int64_t prefet
   std::vector<Choice> choices;
   for (size_t storage = 0; storage < component.storages.size(); ++storage) {
     const auto count = static_cast<int64_t>(component.storages[storage].blocks.size());
+    if (component.parts > 1 && count > 0) {
+      for (const Place place : {Place::kDevice, Place::kHost}) {
+        if (!component.others || *component.others == place)
+          choices.push_back(make_choice(component, storage, 0, place, prefetch, profile));
+      }
+      continue;
+    }
     const bool may_stream = component.may_stream && count > 0;
     const int64_t wanted = std::min(component.resident.value_or(count), count);
     if (!may_stream || !component.resident || wanted == count)

@@ -33,6 +33,9 @@ struct PlannedComponent {
   // Where blocks of several such components are streamed, those of one are on the device at a time,
   // and all blocks rest elsewhere, see Turns.
   bool takes_turns = false;
+  // Among how many processes each block is divided, see ResidencyPlan. Where it is more than one,
+  // all blocks come, and parts of them rest on the device or on the host.
+  int parts = 1;
   // What the user said; the planner chooses the rest.
   std::optional<int64_t> resident = std::nullopt;  // blocks
   std::optional<Place> others = std::nullopt;      // kHost or kDisk
@@ -78,7 +81,8 @@ struct PlanLimits {
 struct ComponentChoice {
   std::string name, storage;
   int64_t num_blocks = 0, resident = 0;
-  Place others = Place::kHost;
+  Place others = Place::kHost;  // kDevice only of parts
+  int parts = 1;                // see PlannedComponent
   int64_t prefetch = 2;
   int64_t device_bytes = 0;  // with slots of streamed blocks
   int64_t host_bytes = 0;

@@ -24,8 +24,13 @@ distributed::Facts facts_of(const train::PreparedRun& run) {
     if (const size_t equals = line.find(" = "); equals != std::string::npos)
       facts.emplace_back("--" + line.substr(0, equals), line.substr(equals + 3));
   }
-  for (const model::LoadedPart& part : run.model->parts())
-    facts.emplace_back("model, " + part.detection.component, model::fingerprint(part));
+  for (const model::LoadedPart& part : run.model->parts()) {
+    const std::string& component = part.detection.component;
+    facts.emplace_back("model, " + component, model::fingerprint(part));
+    if (run.model->is_divided(component))
+      facts.emplace_back("--storage " + component,
+                         weights::storage_name(run.model->storage(component)));
+  }
   if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
   if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
   facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
@@ -60,6 +65,15 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run) 
   if (config.stage != train::Stage::kTrain && !config.dry_run)
     distributed::require_shared_folder(group, "cache_path", config.cache_path);
   group.set_place("");
+}
+
+void agree_on_prefetch(distributed::Group& group, train::PreparedRun& run) {
+  model::Placement& placement = run.config.model.placement;
+  if (placement.denoiser_parts == 1) return;
+  const std::string prefetch = group.say(std::to_string(placement.prefetch)).front();
+  if (placement.prefetch == std::stoll(prefetch)) return;
+  placement.prefetch = std::stoll(prefetch);
+  run.model->rearrange(run.config.model);
 }
 
 }  // namespace atelier::cli

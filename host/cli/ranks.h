@@ -36,4 +36,7 @@ auto prepare_together(distributed::Group& group, F&& prepare) {
 // Throws, on all ranks, unless they are about to do the same in the same folders.
 void require_same_run(distributed::Group& group, const train::PreparedRun& run);
 
+// Blocks that are divided among the ranks come to all of them in one order: that of rank 0's plan.
+void agree_on_prefetch(distributed::Group& group, train::PreparedRun& run);
+
 }  // namespace atelier::cli

@@ -63,6 +63,8 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
   train::share_batch(request.config, group.size(), problems);
+  if (request.config.shards.stage == 3)
+    request.config.model.placement.denoiser_parts = group.size();
   train::check_output_folder(request.config, problems);
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;
@@ -70,6 +72,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   plan::PreparedTraining prepared = prepare_together(
       group, [&] { return prepare_training(std::move(request), progress, problems); });
   require_same_run(group, prepared.run);
+  agree_on_prefetch(group, prepared.run);
   return train(prepared, progress, group);
 }
 

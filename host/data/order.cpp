@@ -164,13 +164,20 @@ std::shared_ptr<const Pass> Order::State::pass_with(int64_t epoch, int64_t sampl
   return planned[0];
 }
 
-StepBatches share(StepBatches step, int rank, int size) {
+StepBatches share(StepBatches step, int rank, int size, bool in_lockstep) {
+  const int rest = static_cast<int>(step.batches.size() % static_cast<size_t>(size));
   std::vector<MicroBatch> batches;
   std::vector<uint32_t> numbers;
+  MicroBatch first = step.batches.front();
   for (size_t i = 0; i < step.batches.size(); ++i) {
     if (static_cast<int>(i % static_cast<size_t>(size)) != rank) continue;
     batches.push_back(std::move(step.batches[i]));
     numbers.push_back(step.numbers[i]);
+  }
+  step.has_spare = in_lockstep && rest > 0 && rank >= rest;
+  if (step.has_spare) {
+    batches.push_back(std::move(first));
+    numbers.push_back(step.numbers.front());
   }
   step.batches = std::move(batches);
   step.numbers = std::move(numbers);

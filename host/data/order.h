@@ -24,10 +24,13 @@ struct StepBatches {
   int64_t samples = 0;            // of the whole step
   int64_t epoch = 0;              // from 0
   bool is_last_of_epoch = false;
+  // The last batch is another process's and counts nothing: see share().
+  bool has_spare = false;
 };
 
-// What process `rank` of `size` computes of a step: batches are dealt in turn.
-StepBatches share(StepBatches step, int rank, int size);
+// What process `rank` of `size` computes of a step: batches are dealt in turn. `in_lockstep`: all
+// get the same number; where there are too few, the first one is computed again and does not count.
+StepBatches share(StepBatches step, int rank, int size, bool in_lockstep = false);
 
 struct OrderOptions {
   int64_t batch_size = 1;

@@ -214,13 +214,18 @@ Ticket Group::broadcast(const at::Tensor& value, int root) {
 }
 
 Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part) {
+  return all_gather(whole, part, "");
+}
+
+Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part, const std::string& what) {
   if (ranks().is_alone()) {
     whole.view(-1).copy_(part.view(-1));
     return {};
   }
   state_->count(static_cast<int64_t>(part.nbytes()) * (size() - 1));
   at::Tensor out = whole.view(-1), in = part.view(-1);
-  return state_->exchange("all-gather", in,
+  const std::string exchange = "all-gather" + (what.empty() ? what : " of " + what + ",");
+  return state_->exchange(exchange.c_str(), in,
                           [&] { return state_->backend_of(in)._allgather_base(out, in); });
 }
 

@@ -82,6 +82,8 @@ class Group {
   Ticket broadcast(const at::Tensor& value, int root);
   // `whole` becomes the parts of all ranks, one after the other: size() times as many elements.
   Ticket all_gather(const at::Tensor& whole, const at::Tensor& part);
+  // The same of `what`, which is compared, too: "all-gather of block 3".
+  Ticket all_gather(const at::Tensor& whole, const at::Tensor& part, const std::string& what);
   // `part` becomes this rank's part of the sum of all ranks' `whole`, which in host memory are
   // added in the order of the ranks.
   Ticket reduce_scatter(const at::Tensor& part, const at::Tensor& whole);

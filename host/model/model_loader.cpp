@@ -40,12 +40,15 @@ void add(memory::Residency::Stats& total, const memory::Residency::Stats& stats)
 std::string describe(const memory::ResidencyPlan& plan, const memory::Residency::Stats& stats) {
   const auto stay = std::count(plan.blocks.begin(), plan.blocks.end(), memory::Place::kDevice) +
                     std::count(plan.stays.begin(), plan.stays.end(), true);
+  const std::string blocks = std::to_string(plan.blocks.size()) + " blocks ";
   std::string text =
-      std::to_string(stay) + " of " + std::to_string(plan.blocks.size()) +
-      " blocks stayed on the device, which held " + report::bytes_text(stats.device_bytes) +
-      "; the host held " + report::bytes_text(stats.host_bytes) + "; " +
-      report::bytes_text(stats.copied_bytes) + " came in " + std::to_string(stats.copies) +
-      " copies, " + std::to_string(stats.late) + " of them late";
+      (plan.parts > 1 ? blocks + "are divided among " + std::to_string(plan.parts) + " processes, "
+                      : std::to_string(stay) + " of " + blocks + "stayed on the device, which ") +
+      (plan.parts > 1 ? "of which the device of this one held " : "held ") +
+      report::bytes_text(stats.device_bytes) + "; the host held " +
+      report::bytes_text(stats.host_bytes) + "; " + report::bytes_text(stats.copied_bytes) +
+      " came in " + std::to_string(stats.copies) + " copies, " + std::to_string(stats.late) +
+      " of them late";
   if (stats.waited_seconds > 0) {
     char waited[40];
     std::snprintf(waited, sizeof waited, ", %.2f s were waited", stats.waited_seconds);
@@ -131,6 +134,7 @@ class LoadedModel::Runner final : public HandoverRunner {
 
   void hand_over(std::string_view from, std::string_view to) override {
     if (model_.is_loaded(to) || !model_.is_loaded(from) || !model_.is_streamed(to)) return;
+    if (model_.is_divided(to)) return;
     if (!load_host_part(to)) return;
     coming_ = to;
     room_ = 0;
@@ -147,10 +151,13 @@ class LoadedModel::Runner final : public HandoverRunner {
   // Whether weights of it were brought by hand_over().
   bool is_coming(std::string_view component) const { return component == coming_; }
 
-  void make_residency(std::string_view name) {
+  // `load`: see memory::Residency.
+  void make_residency(std::string_view name, const std::function<void(Block&)>& load = {}) {
+    memory::ResidencyPlan plan = model_.plans_.find(name)->second;
+    if (plan.parts > 1) plan.peers = model_.peers_;
     model_.residencies_[std::string(name)] = std::make_unique<memory::Residency>(
-        model_.model_->blocks(name), model_.plans_.find(name)->second, *model_.transfer_,
-        on_demand(name));
+        model_.model_->blocks(name), std::move(plan), *model_.transfer_,
+        load ? std::set<const Weight*>() : on_demand(name), load);
     device::release_freed_memory();
     model_.stream_residencies();
   }
@@ -254,6 +261,13 @@ void LoadedModel::place_blocks() {
   bool holds_on_host = false;
   for (auto& [name, plan] : plans_) {
     const std::vector<Block*> blocks = model_->blocks(name);
+    if (plan.parts > 1) {
+      // Each is read when its part is taken, and no more of a file than that.
+      for (Block* block : blocks) {
+        for (const Weight* weight : weights_of(*block)) places_[weight] = memory::Place::kDisk;
+      }
+      continue;
+    }
     const int64_t moved = keep_on_host_what_no_file_has(plan, blocks, bindings_.find(name)->second,
                                                         find_part(name)->checkpoint, dtype(name),
                                                         weight_storage(name));
@@ -308,9 +322,15 @@ void LoadedModel::keep_on_device(const std::set<const Weight*>& weights) {
 bool LoadedModel::is_streamed(std::string_view component) const {
   const auto plan = plans_.find(component);
   if (plan == plans_.end()) return false;
+  if (plan->second.parts > 1) return true;
   const auto& blocks = plan->second.blocks;
   return std::any_of(blocks.begin(), blocks.end(),
                      [](memory::Place place) { return place != memory::Place::kDevice; });
+}
+
+bool LoadedModel::is_divided(std::string_view component) const {
+  const auto plan = plans_.find(component);
+  return plan != plans_.end() && plan->second.parts > 1;
 }
 
 memory::Residency* LoadedModel::residency(std::string_view component) {
@@ -398,12 +418,35 @@ void LoadedModel::load_component_from(std::string_view name, const weights::Weig
 void LoadedModel::fill(std::string_view name, const weights::WeightBinding& binding,
                        const files::Checkpoint& checkpoint,
                        const std::function<void(int64_t)>& progress) {
+  if (is_divided(name)) return fill_divided(name, binding, checkpoint, progress);
   weights::WeightBinding wanted = binding;
   if (runner_->is_coming(name))
     std::erase_if(wanted.weights, [](const auto& bound) { return bound.weight->is_loaded(); });
   fill_weights(*this, name, wanted, checkpoint, places_, progress);
   runner_->forget(name);
   if (is_streamed(name) && residency(name) == nullptr) runner_->make_residency(name);
+}
+
+// What is in no block, then one block after the other, of which a part stays.
+void LoadedModel::fill_divided(std::string_view name, const weights::WeightBinding& binding,
+                               const files::Checkpoint& checkpoint,
+                               const std::function<void(int64_t)>& progress) {
+  int64_t done = 0;
+  const auto fill_those = [&](const auto& is_wanted) {
+    weights::WeightBinding some = binding;
+    std::erase_if(some.weights, [&](const auto& bound) { return !is_wanted(bound.weight); });
+    int64_t read = 0;
+    fill_weights(*this, name, some, checkpoint, places_, [&](int64_t bytes) {
+      read = bytes;
+      progress(done + bytes);
+    });
+    done += read;
+  };
+  fill_those([&](const Weight* weight) { return !places_.contains(weight); });
+  runner_->make_residency(name, [&](Block& block) {
+    const std::set<const Weight*> own = weights_of(block);
+    fill_those([&](const Weight* weight) { return own.contains(weight); });
+  });
 }
 
 std::shared_ptr<const LoadedModel::Listener> LoadedModel::on_loaded(Listener listener) {

@@ -119,6 +119,10 @@ class LoadedModel {
   bool is_streamed(std::string_view component) const;
   // Whether the weight comes with its block.
   bool is_streamed(const Weight& weight) const { return places_.contains(&weight); }
+  // Whether each of several processes has a part of its blocks, which come from all of them.
+  bool is_divided(std::string_view component) const;
+  // Those processes: before such a component is loaded.
+  void meet(std::shared_ptr<memory::SlabPeers> peers) { peers_ = std::move(peers); }
   // Null for a component that is not loaded or not streamed.
   memory::Residency* residency(std::string_view component);
   // A device of host memory, which may be limited.
@@ -161,6 +165,9 @@ class LoadedModel {
   void place_blocks();
   void fill(std::string_view name, const weights::WeightBinding& binding,
             const files::Checkpoint& checkpoint, const std::function<void(int64_t)>& progress);
+  void fill_divided(std::string_view name, const weights::WeightBinding& binding,
+                    const files::Checkpoint& checkpoint,
+                    const std::function<void(int64_t)>& progress);
   void drop_residency(std::string_view name);
   void stream_residencies();
 
@@ -187,6 +194,7 @@ class LoadedModel {
   std::map<std::string, std::unique_ptr<memory::Residency>, std::less<>> residencies_;
   std::map<std::string, memory::Residency::Stats, std::less<>> past_;  // of those that are gone
   std::unique_ptr<Runner> runner_;
+  std::shared_ptr<memory::SlabPeers> peers_;  // of divided blocks
 };
 
 // Loads a component with a line of progress; `on_bytes` is called while it is read.

@@ -61,6 +61,15 @@ void parse_resident_blocks(const std::vector<std::string>& entries, Placement& p
 
 namespace {
 
+bool is_denoiser(const PlacedComponents& components, const std::string& component) {
+  return std::ranges::find(components.denoisers, component) != components.denoisers.end();
+}
+
+bool is_divided(const Placement& placement, const PlacedComponents& components,
+                const std::string& component) {
+  return placement.denoiser_parts > 1 && is_denoiser(components, component);
+}
+
 using BlocksByComponent = std::map<std::string, int64_t, std::less<>>;
 
 // Whether `component` is known and has blocks that can be somewhere else.
@@ -94,6 +103,11 @@ BlocksByComponent residents_of(const Placement& placement, const PlacedComponent
                    "name it with --offload, or leave it out");
       return;
     }
+    if (count > 0 && is_divided(placement, components, component)) {
+      problems.add(at + "blocks of " + component + " are divided among the processes",
+                   "leave it out, or use --zero_stage 0");
+      return;
+    }
     if (!residents.emplace(component, count).second) {
       problems.add(at + component + " is named twice", "name it once");
       return;
@@ -125,6 +139,10 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
   for (const auto& [component, blocks] : components.blocks) {
     if (placement.offload_others && blocks > 0) places.emplace(component, Place::kHost);
   }
+  for (const auto& [component, blocks] : components.blocks) {
+    if (blocks > 0 && is_divided(placement, components, component))
+      places.emplace(component, Place::kDevice);
+  }
   const auto turns = std::make_shared<memory::Turns>();
   for (const auto& [component, place] : places) {
     if (!has_blocks("--offload: ", component, components, problems)) continue;
@@ -133,10 +151,14 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> plan_residency(
     memory::ResidencyPlan plan = memory::spread_residents(
         blocks, stay == residents.end() ? 0 : std::min(stay->second, blocks), place,
         std::max<int64_t>(placement.prefetch, 0));
-    const bool takes_turns =
-        placement.denoisers_take_turns &&
-        std::ranges::find(components.denoisers, component) != components.denoisers.end();
-    if (takes_turns) memory::take_turns(plan, turns, place);
+    const bool takes_turns = placement.denoisers_take_turns && is_denoiser(components, component);
+    if (is_divided(placement, components, component)) {
+      plan.parts = placement.denoiser_parts;
+      if (takes_turns) plan.turns = turns;
+      plan.stays.resize(plan.blocks.size());
+    } else if (takes_turns) {
+      memory::take_turns(plan, turns, place);
+    }
     plans.emplace(component, std::move(plan));
   }
   return plans;

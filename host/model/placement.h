@@ -36,6 +36,9 @@ struct Placement {
   // Several denoisers are loaded and run one after the other: of those that are offloaded the
   // blocks of one are on the device at a time, those that stay there too.
   bool denoisers_take_turns = false;
+  // Among how many processes each block of the denoisers is divided; 1: each has them whole. Where
+  // they rest, parts of them do; none of them stays on the device whole.
+  int denoiser_parts = 1;
 };
 
 // "dit=host", "text_encoder=disk". Throws Error{kInvalidArgument}.

@@ -103,8 +103,9 @@ std::map<std::string, memory::ResidencyPlan, std::less<>> residency_of(
     report::Problems& problems) {
   auto plans = plan_residency(request.placement, components, problems);
   if (is_host) {
-    std::erase_if(
-        plans, [&](const auto& plan) { return !request.placement.offload.contains(plan.first); });
+    std::erase_if(plans, [&](const auto& plan) {
+      return !request.placement.offload.contains(plan.first) && plan.second.parts == 1;
+    });
   }
   return plans;
 }

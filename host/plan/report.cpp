@@ -35,10 +35,18 @@ bool streams(const ComponentChoice& choice) {
 
 std::string place_text(const ComponentChoice& choice) {
   if (!streams(choice)) return "device";
+  if (choice.parts > 1)
+    return "1/" + std::to_string(choice.parts) + " of each block on the " +
+           (choice.others == Place::kDevice ? "device" : "host");
   const int64_t away = choice.num_blocks - choice.resident;
   return "device: " + std::to_string(choice.resident) + " of " + std::to_string(choice.num_blocks) +
          " blocks; " + std::to_string(away) + " come from " +
          (choice.others == Place::kHost ? "the host" : "disk");
+}
+
+std::string_view others_text(const ComponentChoice& choice) {
+  if (choice.others == Place::kDevice) return "device";
+  return choice.others == Place::kHost ? "host" : "disk";
 }
 
 // The phase in which the component runs its blocks.
@@ -172,7 +180,8 @@ nlohmann::json plan_json(const PlannedResult& result, const PlanTarget& target) 
                           {"storage", choice.storage},
                           {"blocks", choice.num_blocks},
                           {"resident_blocks", choice.resident},
-                          {"others", choice.others == Place::kHost ? "host" : "disk"},
+                          {"others", others_text(choice)},
+                          {"parts", choice.parts},
                           {"prefetch", choice.prefetch},
                           {"device_bytes", choice.device_bytes},
                           {"host_bytes", choice.host_bytes},

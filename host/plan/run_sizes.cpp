@@ -81,6 +81,8 @@ void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_
   const auto resident = placement.resident_blocks.find(component.name);
   component.may_stream |= is_sent_away;
   component.takes_turns = is_denoiser && placement.denoisers_take_turns;
+  if (is_denoiser) component.parts = placement.denoiser_parts;
+  if (component.parts > 1 && component.others) component.others = memory::Place::kHost;
   if (resident != placement.resident_blocks.end()) {
     component.resident = resident->second;
   } else if (is_denoiser && placement.resident_denoiser_blocks) {

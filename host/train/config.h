@@ -81,6 +81,12 @@ struct OffloadSettings {
   int64_t least_bytes = 0;  // smaller weights that are trained stay on the device all the same
 };
 
+// How processes share out what they train: see docs/distributed.md.
+struct ShardSettings {
+  int stage = 0;              // of ZeRO; 0: each holds all of it
+  std::string group = "all";  // ranks that have one whole: "all", "node" or their number
+};
+
 struct MemorySettings {
   flags::MemoryLimits limits;
   bool says_prefetch = false;  // --prefetch was given
@@ -125,6 +131,7 @@ struct Config {
   std::optional<memory::ActivationBudget> activation_budget;  // wins over the line above
   MemorySettings memory;
   OffloadSettings offload;
+  ShardSettings shards;
   OutputSettings output;
   LogSettings log;
   PreviewSettings previews;

@@ -70,10 +70,9 @@ void add_run(Table& table, Config& c) {
 
 void add_distributed(Table& table, Config& c) {
   table.group("Several processes")
-      .add({.name = "zero_stage",
-            .help = "0: each process holds all that is trained, and gradients are summed (DDP)",
-            .preset = "0",
-            .choices = {"0"}})
+      .choice("zero_stage", c.shards.stage, {{"0", 0}, {"3", 3}},
+              "0: each process holds all weights, and gradients are summed (DDP); 3: each keeps a "
+              "part of every block of the denoisers, which comes from all of them when it runs")
       .choice("dist_backend", c.dist_backend,
               {{"auto", "auto"}, {"nccl", "nccl"}, {"gloo", "gloo"}},
               "what sends tensors of GPUs: nccl, or gloo through host memory; auto: nccl")

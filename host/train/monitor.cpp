@@ -61,7 +61,8 @@ bool Monitor::run_unless_stopped(F&& work) const {
     work();
     return true;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCancelled || !agreement_.is_asked_to_leave()) throw;
+    const bool may_be_stopped = parts_.in_lockstep() || agreement_.is_asked_to_leave();
+    if (error.code() != ErrorCode::kCancelled || !may_be_stopped) throw;
     return false;
   }
 }
@@ -111,20 +112,30 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
   loss_count_ = 0;
 }
 
+// Ends a validation before its next row, where a signal came; in lockstep to all or to none.
+void Monitor::check_validation() const {
+  if (parts_.in_lockstep() ? !agreement_.all(!agreement_.is_asked_to_leave())
+                           : agreement_.is_asked_to_leave())
+    throw_stopped();
+}
+
 // Sums over the samples that this rank computes, one for each level.
 at::Tensor Monitor::validation_losses(const std::vector<Timestep>& grid) {
   const uint64_t seed = random::stream_seed(config_.seed, random::Stream::kValidation);
   at::Tensor sums = at::zeros({static_cast<int64_t>(grid.size())}, at::kDouble);
   const size_t first = parts_.group ? static_cast<size_t>(parts_.group->rank()) : 0;
   const size_t stride = parts_.group ? static_cast<size_t>(parts_.group->size()) : 1;
-  progress::Step bar(
-      parts_.progress, "validate",
-      static_cast<int64_t>((parts_.validation->size() + stride - 1 - first) / stride),
-      progress::Unit::kParts);
-  for (size_t i = first; i < parts_.validation->size(); i += stride) {
-    ops::check_stop();
-    const TrainSample sample = parts_.validation->load(i, /*empty_caption=*/false);
-    sums += objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i)).to(sums.options());
+  const size_t size = parts_.validation->size(), rows = (size + stride - 1) / stride;
+  const size_t own = (size + stride - 1 - first) / stride;
+  progress::Step bar(parts_.progress, "validate", static_cast<int64_t>(own),
+                     progress::Unit::kParts);
+  for (size_t row = 0; row < (parts_.in_lockstep() ? rows : own); ++row) {
+    check_validation();
+    const size_t i = first + row * stride;
+    const TrainSample sample = parts_.validation->load(i % size, /*empty_caption=*/false);
+    const at::Tensor losses = objective_.at_levels(sample, grid, seed, static_cast<uint32_t>(i));
+    if (row >= own) break;  // only the others' blocks wanted it
+    sums += losses.to(sums.options());
     bar.advance();
   }
   return sums;
@@ -137,7 +148,7 @@ void Monitor::validate() {
   const std::vector<Timestep> grid = timesteps_.grid(config_.validation.timesteps);
   at::Tensor sums;
   const ops::StopScope stops([this] {
-    if (agreement_.is_asked_to_leave()) throw_stopped();
+    if (!parts_.in_lockstep()) check_validation();
   });
   const bool is_whole =
       run_unless_stopped([&] { state_.with_average([&] { sums = validation_losses(grid); }); });

@@ -45,6 +45,7 @@ class Monitor {
   // its end.
   template <typename F>
   bool run_unless_stopped(F&& work) const;
+  void check_validation() const;
   void write(const std::map<std::string, double>& values, int64_t step);
   at::Tensor validation_losses(const std::vector<Timestep>& grid);
 

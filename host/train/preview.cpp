@@ -21,12 +21,25 @@ using generate::Generator;
 using generate::Request;
 using generate::Settings;
 
+namespace {
+
+void make_folder(const std::string& folder) {
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (failure)
+    throw Error(ErrorCode::kEnvironment, folder + ": " + failure.message(),
+                "move what stands there away");
+}
+
+}  // namespace
+
 struct Preview::State {
   model::LoadedModel& model;
   std::vector<Settings> prompts;
   std::string folder;
   std::set<std::string> stays;
   progress::Progress& progress;
+  bool in_lockstep;
   std::unique_ptr<Generator> generator;
 
   generate::Engine engine() {
@@ -49,11 +62,12 @@ struct Preview::State {
 };
 
 Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
-                 std::set<std::string> stays, progress::Progress& progress)
+                 std::set<std::string> stays, progress::Progress& progress, bool in_lockstep)
     : state_(new State{model, std::move(prompts), std::move(folder), std::move(stays), progress,
-                       nullptr}) {
-  state_->generator =
-      std::make_unique<Generator>(state_->engine(), progress, run::StopSignals::is_requested);
+                       in_lockstep, nullptr}) {
+  state_->generator = std::make_unique<Generator>(state_->engine(), progress, [in_lockstep] {
+    return !in_lockstep && run::StopSignals::is_requested();
+  });
 }
 
 Preview::~Preview() = default;
@@ -67,11 +81,17 @@ void Preview::encode_ahead() {
 }
 
 void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) {
-  std::error_code failure;
-  fs::create_directories(state_->folder, failure);
-  if (failure)
-    throw Error(ErrorCode::kEnvironment, state_->folder + ": " + failure.message(),
-                "move what stands there away");
+  std::optional<Error> failure;  // of a file: others, who draw the same, wait for no less
+  const auto write = [&](const auto& work) {
+    if (state_->folder.empty() || failure) return;
+    try {
+      work();
+    } catch (const Error& error) {
+      if (!state_->in_lockstep) throw;
+      failure = error;
+    }
+  };
+  write([&] { make_folder(state_->folder); });
   char name[40];
   std::snprintf(name, sizeof name, "step-%08lld_", static_cast<long long>(step));
   size_t number = 0;
@@ -86,22 +106,27 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
             .string();
     const media::Text text = {{"prompt", settings.prompt}};
     std::optional<generate::ClipFile> clip;
-    if (is_clip) clip.emplace(path, target, settings.fps.value(), text);
+    if (is_clip) write([&] { clip.emplace(path, target, settings.fps.value(), text); });
     std::string png;  // of the first frame
     state_->generator->run(request, [&](size_t, int64_t first, const at::Tensor& pixels) {
-      if (first == 0) png = media::encode_png(media::to_image(pixels.select(1, 0)), text);
-      if (clip) clip->add(pixels);
+      write([&] {
+        if (first == 0) png = media::encode_png(media::to_image(pixels.select(1, 0)), text);
+        if (clip) clip->add(pixels);
+      });
     });
-    if (clip) {
-      clip->finish();
-    } else {
-      files::write_file(path, png);
-    }
-    state_->progress.note(path);
-    shown({png, settings.prompt, number, target.height, target.width});
+    write([&] {
+      if (clip) {
+        clip->finish();
+      } else {
+        files::write_file(path, png);
+      }
+      state_->progress.note(path);
+      shown({png, settings.prompt, number, target.height, target.width});
+    });
     ++number;
   }
   state_->generator->unload();
+  if (failure) throw Error(*failure);
 }
 
 }  // namespace atelier::train

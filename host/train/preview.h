@@ -19,9 +19,11 @@ class Preview {
  public:
   // Images go to FOLDER/step-00000100_0.png, clips to step-00000100_0.mp4, or .webp where MP4
   // cannot be written; their settings have a frame rate. Components of `stays` are loaded by
-  // training and do not leave. `model` outlives the preview.
+  // training and do not leave. `model` outlives the preview. `in_lockstep`: other processes draw
+  // the same at the same time, so that nothing ends it early; where `folder` is empty, another one
+  // writes.
   Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
-          std::set<std::string> stays, progress::Progress& progress);
+          std::set<std::string> stays, progress::Progress& progress, bool in_lockstep = false);
   ~Preview();
 
   // Encodes the prompts before training, while text encoders are not in the way of the denoiser.

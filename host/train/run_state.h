@@ -32,6 +32,11 @@ struct RunParts {
   progress::Progress& progress;
   run::MemoryTimeline* timeline = nullptr;  // of the first steps; null: none
   distributed::Group* group = nullptr;      // of the run's processes; null: this one is alone
+  // Those that divided blocks come from: they run the same blocks in the same order. Null: blocks
+  // are whole.
+  distributed::Group* blocks = nullptr;
+
+  bool in_lockstep() const { return blocks != nullptr; }
 };
 
 // The name of the weights that belong to `saved_state` and do not lie in the run's folder,

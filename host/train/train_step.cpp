@@ -80,7 +80,9 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     const Tensor sum = config_.task == Task::kDirectDistill
                            ? objective_.direct_distillation(data.batches[i])
                            : objective_.flow_matching(data.batches[i], step);
-    const Tensor loss = sum / static_cast<double>(data.plan.samples);
+    const bool is_last = i + 1 == data.batches.size();
+    const double counts = is_last && data.plan.has_spare ? 0 : 1;
+    const Tensor loss = sum / static_cast<double>(data.plan.samples) * counts;
     if (!loss.requires_grad())
       throw Error(ErrorCode::kInvalidArgument,
                   "the loss does not depend on anything that is trained",
@@ -90,7 +92,6 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     // Parameters may move while the last pass goes on, unless their gradients are to be scaled by
     // what is known after it.
     std::optional<HostGradients::Move> move;
-    const bool is_last = i + 1 == data.batches.size();
     if (is_last && config_.task != Task::kDirectDistill && step + 1 < lr_schedule_.total_steps)
       objective_.expect(step + 1);
     if (is_last && sums_) sums_->begin_last_pass();

@@ -66,7 +66,8 @@ StepData Trainer::read_step(int64_t step) const {
   StepData data;
   data.plan = order_.step(step);
   if (parts_.group)
-    data.plan = data::share(std::move(data.plan), parts_.group->rank(), parts_.group->size());
+    data.plan = data::share(std::move(data.plan), parts_.group->rank(), parts_.group->size(),
+                            parts_.in_lockstep());
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {
@@ -90,10 +91,11 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   const auto own_seconds = [&] { return memory::seconds_now() - step_.waited() - begin; };
   try {
     const ops::StopScope stops([this] {
-      if (agreement_.should_give_up_step()) throw_stopped();
+      if (!parts_.in_lockstep() && agreement_.should_give_up_step()) throw_stopped();
     });
     agreement_.begin_step();
     outcome.result = step_.run(data, state_.counters().step, [&] {
+      if (parts_.blocks) parts_.blocks->compare();
       gathered = agreement_.gather({.seconds = own_seconds()});
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
@@ -102,6 +104,9 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     return outcome;
   } catch (...) {
     outcome.failure = plugins::out_of_memory();
+    // The others are in the middle of it, and want this process's parts of blocks.
+    if (outcome.failure && parts_.in_lockstep() && !gathered)
+      throw memory_.does_not_fit(*outcome.failure).at(this_step());
     const bool is_given_up =
         agreement_.has_given_up_step() || (gathered && gathered->end != Attempt::End::kWhole);
     if (!outcome.failure && !(is_given_up && is_stop())) throw;
@@ -124,13 +129,17 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   return outcome;
 }
 
+std::string Trainer::this_step() const {
+  return "step " + std::to_string(state_.counters().step + 1);
+}
+
 // nullopt: the run is to leave, and nothing is left of the step.
 std::optional<StepResult> Trainer::make_step(const StepData& data) {
   while (true) {
     const Outcome outcome = attempt_step(data);
     const Decision decision = agreement_.decide(outcome.attempt);
     if (decision == Decision::kKeep || decision == Decision::kLeave) return outcome.result;
-    const std::string step = "step " + std::to_string(state_.counters().step + 1);
+    const std::string step = this_step();
     if (decision == Decision::kFail) {
       fails_together_ = !outcome.attempt.has_moved;
       if (!outcome.failure)

@@ -55,6 +55,7 @@ class Trainer {
   StepData read_step(int64_t step) const;
   std::optional<StepResult> make_step(const StepData& data);
   Outcome attempt_step(const StepData& data);
+  std::string this_step() const;  // "step 5"
   void settle();
   void after_step(const data::StepBatches& plan);
   void save(const std::string& name, bool is_last = false);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <numeric>
 
 #include "atelier/error.h"
 
+#include "host/distributed/slab_group.h"
 #include "host/files/safetensors_writer.h"
 #include "host/model/memory_holders.h"
 #include "host/model/stages.h"
@@ -98,13 +100,28 @@ class TrainingRun {
   }
 
   void make_preview() {
-    if (run_.prompts.empty() || !writes()) return;
-    preview_.emplace(model_, run_.prompts, file_in_folder(run::kPreviewsName),
-                     running_components(model_, run_.selection), progress_);
+    if (run_.prompts.empty() || !(writes() || in_lockstep())) return;
+    preview_.emplace(model_, run_.prompts,
+                     writes() ? file_in_folder(run::kPreviewsName) : std::string(),
+                     running_components(model_, run_.selection), progress_, in_lockstep());
     preview_->encode_ahead();
   }
 
+  // Whether blocks are divided among the processes, see RunParts::in_lockstep().
+  bool in_lockstep() const {
+    return group_ != nullptr && config_.model.placement.denoiser_parts > 1;
+  }
+
+  // Blocks are gathered by a group of their own, beside what else is exchanged.
+  void meet_peers() {
+    std::vector<int> all(static_cast<size_t>(group_->size()));
+    std::iota(all.begin(), all.end(), 0);
+    blocks_ = group_->among({all}, "blocks");
+    model_.meet(distributed::divide_slabs(blocks_));
+  }
+
   void load_components() {
+    if (in_lockstep()) meet_peers();
     const std::set<std::string> components = running_components(model_, run_.selection);
     for (const auto& part : model_.parts()) {  // in the order of the files
       const std::string& component = part.detection.component;
@@ -119,11 +136,12 @@ class TrainingRun {
       run_.preset->load({.name = "preset",
                          .path = config_.lora.preset_path,
                          .component = config_.lora.preset_model});
+    if (in_lockstep()) group_->say("loaded");  // nobody waits for a part that is being read
   }
 
   RunEnd train(const Samples& samples, const Samples* validation) {
     Trainer trainer({model_, config_, samples, validation, preview_ ? &*preview_ : nullptr,
-                     folder_ ? &*folder_ : nullptr, progress_, timeline_, group_},
+                     folder_ ? &*folder_ : nullptr, progress_, timeline_, group_, blocks_.get()},
                     run_.selection);
     if (!config_.resume.empty()) {
       run::find_state(
@@ -145,8 +163,9 @@ class TrainingRun {
   model::LoadedModel& model_;
   run::MemoryTimeline* timeline_;  // null: none
   Progress& progress_;
-  distributed::Group* group_;             // null: this process is alone
-  std::optional<run::RunFolder> folder_;  // nullopt: another process writes
+  distributed::Group* group_;                   // null: this process is alone
+  std::shared_ptr<distributed::Group> blocks_;  // see RunParts; null until they have met
+  std::optional<run::RunFolder> folder_;        // nullopt: another process writes
   std::optional<Preview> preview_;
 };
 

@@ -410,4 +410,25 @@ TEST_CASE("Processes share the batches of a step, with the places that they have
   }
 }
 
+TEST_CASE("In lockstep all processes have the same number of batches", "[order]") {
+  const std::vector<int64_t> shapes(5);
+  const StepBatches whole = Order(shapes, {.gradient_accumulation_steps = 5}).step(0);
+  REQUIRE(whole.batches.size() == 5);
+  for (const int size : {1, 2, 3, 5, 7}) {
+    const auto each = static_cast<size_t>((5 + size - 1) / size);
+    size_t counted = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const StepBatches part = share(whole, rank, size, /*in_lockstep=*/true);
+      REQUIRE(part.batches.size() == each);
+      REQUIRE(part.numbers.size() == each);
+      counted += each - (part.has_spare ? 1 : 0);
+      if (part.has_spare) REQUIRE(part.batches.back().front().item == whole.batches[0][0].item);
+      if (part.has_spare) REQUIRE(part.numbers.back() == whole.numbers[0]);
+    }
+    REQUIRE(counted == 5);
+  }
+  REQUIRE(share(whole, 3, 4).batches.size() == 1);
+  REQUIRE_FALSE(share(whole, 6, 7).has_spare);
+}
+
 }  // namespace atelier::data

@@ -51,6 +51,32 @@ Weight& weight_of(LoadedModel& model, std::string_view path) {
 
 }  // namespace
 
+TEST_CASE("Denoisers are divided where they rest", "[placement]") {
+  PlacedComponents components = kToy;
+  components.known.push_back("dit2");
+  components.denoisers.push_back("dit2");
+  components.blocks.emplace("dit2", 3);
+  report::Problems problems;
+  const auto plans = plan_residency({.offload = {{"dit", Place::kHost}},
+                                     .prefetch = 1,
+                                     .denoisers_take_turns = true,
+                                     .denoiser_parts = 4},
+                                    components, problems);
+  REQUIRE(problems.empty());
+  REQUIRE(plans.size() == 2);
+  const memory::ResidencyPlan &one = plans.at("dit"), &other = plans.at("dit2");
+  CHECK(one.blocks == Places(4, Place::kHost));
+  CHECK(other.blocks == Places(3, Place::kDevice));
+  for (const auto* plan : {&one, &other}) {
+    CHECK(plan->parts == 4);
+    CHECK(plan->prefetch == 1);
+    CHECK(plan->turns != nullptr);
+    CHECK(plan->turns == one.turns);
+    CHECK(std::ranges::count(plan->stays, true) == 0);
+    CHECK(plan->stays.size() == plan->blocks.size());
+  }
+}
+
 TEST_CASE("Places and numbers of blocks are read by component", "[placement]") {
   const PlaceByComponent places = parse_offload({"dit=host", "text_encoder=disk"});
   CHECK((places == PlaceByComponent{{"dit", Place::kHost}, {"text_encoder", Place::kDisk}}));

@@ -1,0 +1,42 @@
+#include "host/distributed/slab_group.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace atelier::distributed {
+
+namespace {
+
+class GroupSlabs final : public memory::SlabPeers {
+ public:
+  explicit GroupSlabs(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+
+  int64_t rank() const override { return group_->rank(); }
+  int64_t size() const override { return group_->size(); }
+
+  std::function<void()> gather(const std::string& name, const at::Tensor& whole,
+                               const at::Tensor& part) override {
+    const std::string what = "block " + name;
+    if (!group_->sends(whole.device())) {
+      const at::Tensor all = at::empty(whole.sizes(), at::kByte);
+      group_->all_gather(all, part.cpu(), what).wait();
+      whole.copy_(all);
+      return [] {};
+    }
+    return [ticket = std::make_shared<Ticket>(group_->all_gather(whole, part, what))] {
+      ticket->wait();
+    };
+  }
+
+ private:
+  std::shared_ptr<Group> group_;
+};
+
+}  // namespace
+
+std::shared_ptr<memory::SlabPeers> divide_slabs(std::shared_ptr<Group> group) {
+  return std::make_shared<GroupSlabs>(std::move(group));
+}
+
+}  // namespace atelier::distributed
