@@ -164,19 +164,54 @@ std::shared_ptr<const Pass> Order::State::pass_with(int64_t epoch, int64_t sampl
   return planned[0];
 }
 
-StepBatches share(StepBatches step, int rank, int size, bool in_lockstep) {
-  const int rest = static_cast<int>(step.batches.size() % static_cast<size_t>(size));
+namespace {
+
+// The process of each batch. Those of equal cost are dealt in turn.
+std::vector<int> deal(std::span<const MicroBatch> batches, std::span<const int64_t> costs,
+                      int size) {
+  struct Hand {
+    int64_t cost = 0, batches = 0;
+  };
+  std::vector<int64_t> cost_of;
+  for (const MicroBatch& batch : batches) {
+    int64_t& cost = cost_of.emplace_back(0);
+    for (const StepSample& sample : batch) cost += costs[sample.item];
+  }
+  std::vector<size_t> order(batches.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return cost_of[a] > cost_of[b]; });
+  const int64_t most = divide_up(std::ssize(batches), size);
+  std::vector<Hand> hands(static_cast<size_t>(size));
+  std::vector<int> ranks(batches.size());
+  for (const size_t batch : order) {
+    const auto hand =
+        std::min_element(hands.begin(), hands.end(), [&](const Hand& a, const Hand& b) {
+          return std::pair(a.batches == most, a.cost) < std::pair(b.batches == most, b.cost);
+        });
+    hand->cost += cost_of[batch];
+    ++hand->batches;
+    ranks[batch] = static_cast<int>(hand - hands.begin());
+  }
+  return ranks;
+}
+
+}  // namespace
+
+StepBatches share(StepBatches step, std::span<const int64_t> costs, int rank, int size,
+                  bool in_lockstep) {
+  const auto most = static_cast<size_t>(divide_up(std::ssize(step.batches), size));
+  const std::vector<int> ranks = deal(step.batches, costs, size);
   std::vector<MicroBatch> batches;
   std::vector<uint32_t> numbers;
-  MicroBatch first = step.batches.front();
+  const MicroBatch first = step.batches.front();
   for (size_t i = 0; i < step.batches.size(); ++i) {
-    if (static_cast<int>(i % static_cast<size_t>(size)) != rank) continue;
+    if (ranks[i] != rank) continue;
     batches.push_back(std::move(step.batches[i]));
     numbers.push_back(step.numbers[i]);
   }
-  step.has_spare = in_lockstep && rest > 0 && rank >= rest;
-  if (step.has_spare) {
-    batches.push_back(std::move(first));
+  for (; in_lockstep && batches.size() < most; ++step.spares) {
+    batches.push_back(first);
     numbers.push_back(step.numbers.front());
   }
   step.batches = std::move(batches);

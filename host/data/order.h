@@ -24,13 +24,15 @@ struct StepBatches {
   int64_t samples = 0;            // of the whole step
   int64_t epoch = 0;              // from 0
   bool is_last_of_epoch = false;
-  // The last batch is another process's and counts nothing: see share().
-  bool has_spare = false;
+  size_t spares = 0;  // the last batches, which are another process's and count nothing: see share()
 };
 
-// What process `rank` of `size` computes of a step: batches are dealt in turn. `in_lockstep`: all
-// get the same number; where there are too few, the first one is computed again and does not count.
-StepBatches share(StepBatches step, int rank, int size, bool in_lockstep = false);
+// What process `rank` of `size` computes of a step. `costs`: of each item. Batches are dealt, the
+// dearest first, to who has least so far, so that all have about equal costs; none has more batches
+// than it would have in turn. `in_lockstep`: all get the same number; where there are too few, the
+// first one of the step is computed again and does not count.
+StepBatches share(StepBatches step, std::span<const int64_t> costs, int rank, int size,
+                  bool in_lockstep = false);
 
 struct OrderOptions {
   int64_t batch_size = 1;

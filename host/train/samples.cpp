@@ -337,6 +337,18 @@ std::vector<int64_t> Samples::shapes() const {
   return shapes;
 }
 
+std::vector<int64_t> Samples::tokens() const {
+  const LatentSpec& spec = state_->spec;
+  std::vector<int64_t> tokens;
+  for (size_t i = 0; i < size(); ++i) {
+    const MediaTarget& target = state_->manifest.items[state_->first_items[i]].target;
+    const int64_t frames = (target.frames - 1) / spec.temporal_stride + 1;
+    tokens.push_back(frames * (target.height / spec.token_stride) *
+                     (target.width / spec.token_stride));
+  }
+  return tokens;
+}
+
 int64_t Samples::missing() const {
   int64_t missing = 0;
   for (const auto& [stage, entries] : state_->entries) missing += std::ssize(entries.missing);

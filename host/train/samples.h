@@ -80,6 +80,8 @@ class Samples {
   // Height and width in latent cells, and text length, do not matter for batches beyond this: a
   // number that is equal for samples whose latents have one shape.
   std::vector<int64_t> shapes() const;
+  // Of each sample, how many tokens of the denoiser its latents are.
+  std::vector<int64_t> tokens() const;
 
   // Entries that are not in the folder yet.
   int64_t missing() const;

@@ -81,7 +81,7 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
                            ? objective_.direct_distillation(data.batches[i])
                            : objective_.flow_matching(data.batches[i], step);
     const bool is_last = i + 1 == data.batches.size();
-    const double counts = is_last && data.plan.has_spare ? 0 : 1;
+    const double counts = i + data.plan.spares >= data.batches.size() ? 0 : 1;
     const Tensor loss = sum / static_cast<double>(data.plan.samples) * counts;
     if (!loss.requires_grad())
       throw Error(ErrorCode::kInvalidArgument,

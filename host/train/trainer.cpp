@@ -46,6 +46,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
     : parts_(parts),
       config_(parts.config),
       order_(make_order(parts.samples, parts.config)),
+      tokens_(parts.samples.tokens()),
       total_steps_(count_steps(order_, parts.config)),
       settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
       state_(parts, std::move(selection)),
@@ -66,8 +67,8 @@ StepData Trainer::read_step(int64_t step) const {
   StepData data;
   data.plan = order_.step(step);
   if (parts_.group)
-    data.plan = data::share(std::move(data.plan), parts_.group->rank(), parts_.group->size(),
-                            parts_.in_lockstep());
+    data.plan = data::share(std::move(data.plan), tokens_, parts_.group->rank(),
+                            parts_.group->size(), parts_.in_lockstep());
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "host/data/order.h"
 #include "host/train/agreement.h"
@@ -67,6 +68,7 @@ class Trainer {
   const RunParts parts_;
   const Config& config_;
   data::Order order_;
+  const std::vector<int64_t> tokens_;  // of each sample
   int64_t total_steps_;
   bool settles_at_once_;  // there is no device that could go on meanwhile
   RunState state_;

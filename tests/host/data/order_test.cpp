@@ -390,9 +390,10 @@ TEST_CASE("Processes share the batches of a step, with the places that they have
   const Order order(shapes, {.batch_size = 2, .gradient_accumulation_steps = 3});
   const StepBatches whole = order.step(0);
   REQUIRE(whole.samples == 5);
+  const std::vector<int64_t> costs(shapes.size(), 7);
   std::map<uint32_t, MicroBatch> dealt;
   for (int rank = 0; rank < 4; ++rank) {
-    const StepBatches part = share(whole, rank, 4);
+    const StepBatches part = share(whole, costs, rank, 4);
     REQUIRE(part.samples == whole.samples);
     REQUIRE(part.is_last_of_epoch == whole.is_last_of_epoch);
     REQUIRE(part.numbers.size() == part.batches.size());
@@ -411,24 +412,76 @@ TEST_CASE("Processes share the batches of a step, with the places that they have
 }
 
 TEST_CASE("In lockstep all processes have the same number of batches", "[order]") {
-  const std::vector<int64_t> shapes(5);
+  const std::vector<int64_t> shapes(5), costs(5, 1);
   const StepBatches whole = Order(shapes, {.gradient_accumulation_steps = 5}).step(0);
   REQUIRE(whole.batches.size() == 5);
   for (const int size : {1, 2, 3, 5, 7}) {
     const auto each = static_cast<size_t>((5 + size - 1) / size);
     size_t counted = 0;
     for (int rank = 0; rank < size; ++rank) {
-      const StepBatches part = share(whole, rank, size, /*in_lockstep=*/true);
+      const StepBatches part = share(whole, costs, rank, size, /*in_lockstep=*/true);
       REQUIRE(part.batches.size() == each);
       REQUIRE(part.numbers.size() == each);
-      counted += each - (part.has_spare ? 1 : 0);
-      if (part.has_spare) REQUIRE(part.batches.back().front().item == whole.batches[0][0].item);
-      if (part.has_spare) REQUIRE(part.numbers.back() == whole.numbers[0]);
+      counted += each - (part.spares);
+      if (part.spares > 0) REQUIRE(part.batches.back().front().item == whole.batches[0][0].item);
+      if (part.spares > 0) REQUIRE(part.numbers.back() == whole.numbers[0]);
     }
     REQUIRE(counted == 5);
   }
-  REQUIRE(share(whole, 3, 4).batches.size() == 1);
-  REQUIRE_FALSE(share(whole, 6, 7).has_spare);
+  REQUIRE(share(whole, costs, 3, 4).batches.size() == 1);
+  REQUIRE(share(whole, costs, 6, 7).spares == 0);
+}
+
+// A step of batches of one sample each, of these costs.
+StepBatches step_of(const std::vector<int64_t>& costs) {
+  StepBatches step;
+  for (uint32_t i = 0; i < costs.size(); ++i) {
+    step.batches.push_back({{.item = i, .slot = i}});
+    step.numbers.push_back(i);
+  }
+  step.samples = std::ssize(costs);
+  return step;
+}
+
+// The numbers of the batches of each rank.
+std::vector<std::vector<uint32_t>> dealt(const std::vector<int64_t>& costs, int size) {
+  std::vector<std::vector<uint32_t>> numbers;
+  for (int rank = 0; rank < size; ++rank)
+    numbers.push_back(share(step_of(costs), costs, rank, size).numbers);
+  return numbers;
+}
+
+TEST_CASE("Batches of equal cost are dealt in turn", "[order]") {
+  using Numbers = std::vector<std::vector<uint32_t>>;
+  REQUIRE(dealt({5, 5, 5, 5, 5}, 2) == Numbers{{0, 2, 4}, {1, 3}});
+  REQUIRE(dealt({5, 5}, 3) == Numbers{{0}, {1}, {}});
+}
+
+TEST_CASE("Batches are dealt so that processes have about equal costs", "[order]") {
+  using Numbers = std::vector<std::vector<uint32_t>>;
+  REQUIRE(dealt({1, 8, 1, 8}, 2) == Numbers{{0, 1}, {2, 3}});
+  REQUIRE(dealt({9, 1, 1, 1, 9, 9, 1, 1}, 4) == Numbers{{0, 3}, {4, 6}, {5, 7}, {1, 2}});
+  REQUIRE(dealt({90, 1, 1, 1}, 2) == Numbers{{0, 3}, {1, 2}});  // two each, as in turn
+}
+
+TEST_CASE("No process has more batches than in turn, and every batch is dealt once", "[order]") {
+  for (uint32_t trial = 0; trial < 200; ++trial) {
+    const auto draw = [&](uint32_t at, uint64_t below) {
+      return static_cast<int64_t>(random::below(below, 42, at, trial));
+    };
+    const int size = 1 + static_cast<int>(draw(0, 8));
+    std::vector<int64_t> costs;
+    for (int64_t i = draw(1, 40); i >= 0; --i)
+      costs.push_back(1 + draw(2 + static_cast<uint32_t>(i), 1000));
+    const auto most = static_cast<size_t>((std::ssize(costs) + size - 1) / size);
+    std::set<uint32_t> met;
+    for (const std::vector<uint32_t>& numbers : dealt(costs, size)) {
+      REQUIRE(numbers.size() <= most);
+      REQUIRE(std::ranges::is_sorted(numbers));
+      for (const uint32_t number : numbers) REQUIRE(met.insert(number).second);
+    }
+    REQUIRE(met.size() == costs.size());
+  }
 }
 
 }  // namespace atelier::data
