@@ -28,6 +28,7 @@
 #include "host/plugins/plugin_loader.h"
 #include "host/report/error_line.h"
 #include "host/report/problems.h"
+#include "host/report/say_once.h"
 #include "host/report/sizes.h"
 #include "host/train/compat_line.h"
 
@@ -162,7 +163,7 @@ int main(int count, char** values) {
     std::fflush(stdout);
     if (error.code() == ErrorCode::kEnvironment && std::ferror(stdout) != 0 && has_lost_reader())
       return kReaderLeft;
-    std::fputs(atelier::report::error_line(error).c_str(), stderr);
+    atelier::report::say_once(atelier::report::error_line(error));
     const int code = atelier::exit_code(error.code());
     // The one of the throw, where LibTorch took it; this one here would tell nothing.
     const std::string stack = atelier::plugins::last_internal_stack();

@@ -13,6 +13,7 @@
 #include "host/plan/prepared_training.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
+#include "host/report/say_once.h"
 #include "host/run/memory_timeline.h"
 #include "host/run/stop.h"
 #include "host/train/compat_line.h"
@@ -26,8 +27,9 @@ plan::TrainingRequest read_training(std::span<const std::string> arguments,
   const plugins::Plugin* const plugin = choose_train_family(arguments, problems);
   train::Config config =
       train::parse_config(arguments, plugin ? plugin->family : nullptr, problems, command);
-  progress::Progress progress(progress::stderr_options(config.log.quiet));
-  for (const std::string& note : config.notes) progress.note("note: " + note);
+  for (const std::string& note : config.notes) {
+    if (!config.log.quiet) report::say_once("note: " + note + "\n");
+  }
   flags::apply(config.process);
   if (plugin == nullptr) problems.throw_if_any();
   return {.family = *plugin->family, .config = std::move(config)};

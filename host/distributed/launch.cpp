@@ -20,6 +20,7 @@
 #include "atelier/error.h"
 
 #include "formats/escape.h"
+#include "host/report/say_once.h"
 
 namespace atelier::distributed {
 namespace {
@@ -86,8 +87,14 @@ struct Child {
   pid_t process = -1;  // -1: it has ended
 };
 
+// What all processes have beside their numbers: where they meet, and what one has said for all.
+struct Shared {
+  int port = 0;
+  report::Said said = {};
+};
+
 // What a child's environment has beside that of this process.
-void set_environment(const LaunchPlan& plan, int local_rank, int port) {
+void set_environment(const LaunchPlan& plan, int local_rank, const Shared& shared) {
   const auto set = [](const char* name, const std::string& value) {
     setenv(name, value.c_str(), /*overwrite=*/1);
   };
@@ -96,7 +103,8 @@ void set_environment(const LaunchPlan& plan, int local_rank, int port) {
   set("LOCAL_RANK", std::to_string(local_rank));
   set("LOCAL_WORLD_SIZE", std::to_string(plan.nproc_per_node));
   set("MASTER_ADDR", plan.master_addr);
-  set("MASTER_PORT", std::to_string(port));
+  set("MASTER_PORT", std::to_string(shared.port));
+  set(report::Said::kVariable, shared.said.value());
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / plan.nproc_per_node)).c_str(),
          /*overwrite=*/0);
@@ -104,17 +112,17 @@ void set_environment(const LaunchPlan& plan, int local_rank, int port) {
 
 // In the child: becomes the program. Its group is its own, so that what it starts ends with it.
 [[noreturn]] void become(const LaunchPlan& plan, const std::vector<char*>& words, int local_rank,
-                         int port, pid_t parent, const SignalQueue& signals) {
+                         const Shared& shared, pid_t parent, const SignalQueue& signals) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kPeerLostCode);  // it ended before this was asked for
-  set_environment(plan, local_rank, port);
+  set_environment(plan, local_rank, shared);
   signals.restore();
   execvp(words.front(), words.data());
   _exit(kNotFoundCode);
 }
 
-std::vector<Child> start(const LaunchPlan& plan, int port, const SignalQueue& signals) {
+std::vector<Child> start(const LaunchPlan& plan, const Shared& shared, const SignalQueue& signals) {
   std::vector<char*> words;
   for (const std::string& word : plan.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
@@ -122,7 +130,7 @@ std::vector<Child> start(const LaunchPlan& plan, int port, const SignalQueue& si
   std::vector<Child> children;
   for (int i = 0; i < plan.nproc_per_node; ++i) {
     const pid_t process = fork();
-    if (process == 0) become(plan, words, i, port, parent, signals);
+    if (process == 0) become(plan, words, i, shared, parent, signals);
     if (process < 0) {
       const Error error = system_error("process " + std::to_string(i) + " cannot be started");
       for (const Child& child : children) kill(child.process, SIGKILL);
@@ -198,8 +206,8 @@ void reap(std::vector<Child>& children, std::vector<Failure>& failures) {
 
 int launch(const LaunchPlan& plan) {
   const SignalQueue signals;
-  const int port = plan.master_port != 0 ? plan.master_port : free_port();
-  std::vector<Child> children = start(plan, port, signals);
+  const Shared shared{.port = plan.master_port != 0 ? plan.master_port : free_port()};
+  std::vector<Child> children = start(plan, shared, signals);
   std::vector<Failure> failures;
   std::vector<int> passed_on;
   std::optional<Clock::time_point> end;
