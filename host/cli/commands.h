@@ -59,5 +59,7 @@ int run_completion(std::span<const std::string> arguments);
 // A command line of DiffSynth-Studio or kohya's trainers: prints the one to run instead on stdout,
 // and on stderr what became of each word that is not there any more.
 int run_compat_line(std::span<const std::string> words);
+// Runs it instead, and says all of that on stderr.
+int launch_compat_line(std::span<const std::string> words);
 
 }  // namespace atelier::cli

@@ -9,6 +9,7 @@
 #include "host/device/cuda.h"
 #include "host/flags/launcher_file.h"
 #include "host/flags/table.h"
+#include "host/train/compat_line.h"
 
 namespace atelier::cli {
 namespace {
@@ -133,6 +134,7 @@ flags::CommandSpec launch_command() {
 }
 
 int run_launch(std::span<const std::string> arguments) {
+  if (train::is_compat_line(arguments)) return launch_compat_line(arguments);
   const auto dashes = std::ranges::find(arguments, "--");
   const std::span<const std::string> own(arguments.begin(), dashes);
   if (flags::wants_help(own)) return print_help(launch_command());

@@ -10,6 +10,7 @@
 #include "formats/json.h"
 #include "host/files/file_reader.h"
 #include "host/files/yaml.h"
+#include "host/report/text.h"
 
 namespace atelier::flags {
 
@@ -185,6 +186,56 @@ constexpr Setting kZero[] = {
     {"ignore_unused_parameters", kQuiet},
 };
 
+constexpr std::string_view kEachMachine = "run atelier launch on each machine, with --node_rank";
+constexpr std::string_view kVisible =
+    "put CUDA_VISIBLE_DEVICES=0,1 in front, and say how many processes there are";
+
+// Flags of accelerate launch, torchrun and deepspeed that no file has.
+constexpr Setting kWords[] = {
+    {"config_file", kLaunch, "config_file"},
+    {"cpu", kTrain, "device"},
+    {"deepspeed_config_file", kRead},
+    {"exclude", kRefused, kVisible},
+    {"hostfile", kRefused, kEachMachine},
+    {"include", kRefused, kVisible},
+    {"local_addr", kIdle, "GLOO_SOCKET_IFNAME names the network interface"},
+    {"main_process_ip", kLaunch, "master_addr"},
+    {"main_process_port", kLaunch, "master_port"},
+    {"master_addr", kLaunch, "master_addr"},
+    {"master_port", kLaunch, "master_port"},
+    {"max_restarts", kIdle, "torchrun --no-python … atelier train … --resume latest starts again"},
+    {"machine_rank", kRead},
+    {"multi_gpu", kRead},
+    {"nnodes", kRead},
+    {"node_rank", kRead},
+    {"nproc_per_node", kRead},
+    {"num_gpus", kRead},
+    {"num_machines", kRead},
+    {"num_nodes", kRead},
+    {"num_processes", kRead},
+    {"rdzv_endpoint", kRead},
+};
+
+const Setting* find_word(std::string_view name) {
+  for (const std::span<const Setting> settings :
+       {std::span<const Setting>(kWords), std::span<const Setting>(kDeepSpeedPlugin),
+        std::span<const Setting>(kFsdp)}) {
+    const auto setting = std::ranges::find(settings, name, &Setting::name);
+    if (setting != settings.end()) return &*setting;
+  }
+  return nullptr;
+}
+
+// As a file would have it.
+json value_of_word(std::string_view name, const std::string& text) {
+  if (name == "cpu") return name;
+  if (name == "nproc_per_node" && text == "auto") return "gpu";
+  if (text.empty() || text == "true" || text == "True") return true;
+  if (text == "false" || text == "False") return false;
+  const auto number = report::parse_number<int64_t>(text);
+  return number ? json(*number) : json(text);
+}
+
 // Whether a value says nothing, or that something is not done.
 bool is_neutral(const json& value) {
   if (value.is_string()) {
@@ -204,6 +255,7 @@ class Reader {
 
   // `settings`: those of the file's kind; empty where it tells the kind itself.
   void read_file(const std::string& path, std::span<const Setting> settings = {});
+  void read_words(std::span<const std::pair<std::string, std::string>> words);
   LauncherFile finish();
 
  private:
@@ -211,6 +263,7 @@ class Reader {
   void take_all(const json& object, const std::string& part, std::span<const Setting> settings);
   void take(const std::string& place, const Setting& setting, const json& value);
   void read(const std::string& place, std::string_view name, const json& value);
+  bool read_place(const std::string& place, std::string_view name, const json& value);
   void read_precision(const std::string& place, const std::string& word);
   void read_zero_stage(const std::string& place, const json& value);
   void read_offload(const std::string& place, const json& value, bool is_of_optimizer);
@@ -235,7 +288,9 @@ class Reader {
   report::Problems& problems_;
   LauncherFile file_;
   std::string place_;  // of the file that is read
-  int64_t processes_ = 0, machines_ = 1, machine_ = 0;
+  int64_t processes_ = 0, machines_ = 1;
+  std::optional<int64_t> machine_;
+  bool is_of_all_gpus_ = false;
   int64_t zero_stage_ = 0;
   std::optional<std::pair<std::string, json>> offloaded_;  // parameters: the setting and its value
 };
@@ -260,6 +315,14 @@ void Reader::read_file(const std::string& path, std::span<const Setting> setting
     take_all(object, "", settings.empty() ? kDeepSpeed : settings);
   });
   place_ = outer;
+}
+
+void Reader::read_words(std::span<const std::pair<std::string, std::string>> words) {
+  for (const auto& [name, text] : words)
+    take("--" + name, *find_word(name), value_of_word(name, text));
+  if (machines_ > 1 && !machine_)
+    problems_.add("nothing says which of " + std::to_string(machines_) + " machines this is",
+                  "add --node_rank, or torchrun --no-python … atelier train …, which counts them");
 }
 
 void Reader::take_all(const json& object, const std::string& part,
@@ -296,13 +359,8 @@ void Reader::take(const std::string& place, const Setting& setting, const json& 
 
 void Reader::read(const std::string& place, std::string_view name, const json& value) {
   const std::string text = text_of(value);
-  if (name == "num_processes") {
-    count(place, value, 1, processes_);
-  } else if (name == "num_machines") {
-    count(place, value, 1, machines_);
-  } else if (name == "machine_rank") {
-    count(place, value, 0, machine_);
-  } else if (name == "mixed_precision") {
+  if (read_place(place, name, value)) return;
+  if (name == "mixed_precision") {
     read_precision(place, text);
   } else if (name == "bf16" || name == "fp16") {
     read_enabled(place, std::string(name), value);
@@ -328,6 +386,29 @@ void Reader::read(const std::string& place, std::string_view name, const json& v
   } else if (name.starts_with("offload_")) {
     read_offload(place, value, name.starts_with("offload_optimizer"));
   }
+}
+
+// Settings that say which processes there are. Returns whether this is one.
+bool Reader::read_place(const std::string& place, std::string_view name, const json& value) {
+  const std::string text = text_of(value);
+  if (name == "num_processes") {
+    count(place, value, 1, processes_);
+  } else if (name == "num_machines" || name == "num_nodes" || name == "nnodes") {
+    count(place, value, 1, machines_);
+  } else if (name == "machine_rank" || name == "node_rank") {
+    count(place, value, 0, machine_.emplace());
+  } else if (name == "nproc_per_node" || name == "num_gpus") {
+    set(file_.launch, "nproc_per_node", text == "gpu" ? json("auto") : value);
+  } else if (name == "multi_gpu") {
+    is_of_all_gpus_ = true;
+  } else if (name == "rdzv_endpoint") {
+    const size_t colon = text.rfind(':');
+    set(file_.launch, "master_addr", text.substr(0, colon));
+    if (colon != std::string::npos) set(file_.launch, "master_port", text.substr(colon + 1));
+  } else {
+    return false;
+  }
+  return true;
 }
 
 void Reader::count(const std::string& place, const json& value, int64_t low, int64_t& number) {
@@ -376,9 +457,10 @@ LauncherFile Reader::finish() {
     problems_.add("num_processes " + std::to_string(processes_) +
                   " is no multiple of num_machines " + std::to_string(machines_));
   if (processes_ > 0) set(file_.launch, "nproc_per_node", processes_ / machines_);
+  if (is_of_all_gpus_) set(file_.launch, "nproc_per_node", "auto");
   if (machines_ > 1) {
     set(file_.launch, "nnodes", machines_);
-    set(file_.launch, "node_rank", machine_);
+    if (machine_) set(file_.launch, "node_rank", *machine_);
   }
   return std::move(file_);
 }
@@ -389,6 +471,17 @@ LauncherFile read_launcher_file(const std::string& path, report::Problems& probl
   Reader reader(problems);
   reader.read_file(path);
   return reader.finish();
+}
+
+LauncherFile read_launcher_words(std::span<const std::pair<std::string, std::string>> words,
+                                 report::Problems& problems) {
+  Reader reader(problems);
+  reader.read_words(words);
+  return reader.finish();
+}
+
+bool is_launcher_word(std::string_view name) {
+  return find_word(name) != nullptr;
 }
 
 }  // namespace atelier::flags

@@ -1,7 +1,10 @@
-// Files that tell other launchers how a run is shared out: accelerate's YAML and DeepSpeed's JSON.
+// What tells other launchers how a run is shared out: accelerate's YAML, DeepSpeed's JSON, and the
+// flags of accelerate launch, torchrun and deepspeed.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,5 +24,11 @@ struct LauncherFile {
 // would make another run of it, unknown ones and wrong values become problems, which name the file
 // and the setting.
 LauncherFile read_launcher_file(const std::string& path, report::Problems& problems);
+
+// The same of a launcher's command line. `words`: flags for which is_launcher_word() holds, names
+// with underscores and without dashes, with their values, empty of those that stand alone.
+LauncherFile read_launcher_words(std::span<const std::pair<std::string, std::string>> words,
+                                 report::Problems& problems);
+bool is_launcher_word(std::string_view name);
 
 }  // namespace atelier::flags

@@ -13,6 +13,7 @@
 #include "formats/escape.h"
 #include "host/flags/compat_flags.h"
 #include "host/flags/flags.h"
+#include "host/flags/launcher_file.h"
 #include "host/report/text.h"
 #include "host/train/config.h"
 #include "host/train/config_checks.h"
@@ -177,11 +178,13 @@ class Rewriter {
 
   // Returns where the script's own flags begin.
   size_t take_launcher(std::span<const std::string> words, size_t at) {
+    std::vector<Given> processes;
     while (at < words.size() && !is_script(words[at])) {
       const std::string& word = words[at++];
       if (word == "-m" && at < words.size()) ++at;  // a launcher as a module of Python
       if (!word.starts_with("--")) continue;
       Given flag = given_of(word);
+      std::replace(flag.name.begin(), flag.name.end(), '-', '_');
       const CompatFlag* known = find_compat_flag(flag.name, flags::kLauncher);
       const bool takes_value = known == nullptr || known->has_value;
       if (takes_value && flag.values.empty() && at < words.size() && !words[at].starts_with("-") &&
@@ -189,12 +192,13 @@ class Rewriter {
         flag.shown.append(" ").append(words[at]);
         flag.values.push_back(words[at++]);
       }
-      if (known == nullptr) {
-        leave_out(flag.shown, "it is the launcher's");
+      if (flags::is_launcher_word(flag.name)) {
+        processes.push_back(std::move(flag));
       } else {
-        take_launcher_flag(flag, *known);
+        take_launcher_flag(flag, known);
       }
     }
+    take_processes(processes);
     if (at == words.size()) {
       problems_.add("the command line names no script", "paste the whole line, with train.py");
       return at;
@@ -202,15 +206,47 @@ class Rewriter {
     return at + 1;
   }
 
-  void take_launcher_flag(const Given& flag, const CompatFlag& known) {
-    if (known.fate == Fate::kIdle) return leave_out(flag.shown, known.text);
-    if (known.fate == Fate::kLost) return lose(flag.shown, known.text);
+  void take_launcher_flag(const Given& flag, const CompatFlag* known) {
+    if (known == nullptr) return leave_out(flag.shown, "it is the launcher's");
     if (flag.name == "mixed_precision") return take_precision(flag, "dtype");
-    if (flag.name == "gpu_ids" && flag.value().find(',') == std::string::npos)
+    if (flag.name != "gpu_ids") return leave_out(flag.shown, known->text);
+    if (flag.value() == "all") return leave_out(flag.shown, known->text);
+    if (flag.value().find(',') == std::string::npos)
       return rename(flag.shown, "device", "cuda:" + flag.value());
-    if (flag.value() == "1") return leave_out(flag.shown, known.text);
-    lose(flag.shown, std::string(known.text) +
-                         "; on one, --gradient_accumulation_steps makes steps of as many samples");
+    variables_.push_back("CUDA_VISIBLE_DEVICES=" + flag.value());
+    note(flag.shown + " is " + variables_.back() + " here");
+  }
+
+  // What says how many processes there are, and where. One process needs no launcher.
+  void take_processes(const std::vector<Given>& given) {
+    if (given.empty()) return;
+    std::vector<std::pair<std::string, std::string>> words;
+    std::string shown, launched;
+    for (const Given& flag : given) {
+      words.emplace_back(flag.name, flag.value());
+      shown += (shown.empty() ? "" : " ") + flag.shown;
+    }
+    const flags::LauncherFile read = flags::read_launcher_words(words, problems_);
+    for (const std::string& line : read.notes) note(line);
+    const bool has_others = std::ranges::any_of(read.launch, [](const auto& flag) {
+      return flag.first == "nnodes" || flag.first == "config_file" ||
+             (flag.first == "nproc_per_node" && flag.second != "1");
+    });
+    if (has_others) {
+      launched = " atelier launch";
+      for (const auto& [name, value] : read.launch) {
+        launch_.insert(launch_.end(), {"--" + name, value});
+        launched.append(" --").append(name).append(" ").append(shell_text({value}));
+      }
+    }
+    std::string trained;
+    for (const auto& [name, value] : read.train) {
+      set(name, value);
+      trained.append(" --").append(name).append(value == "true" ? "" : " " + value);
+    }
+    if (!trained.empty()) trained.insert(0, has_others ? " -- train" : "");
+    if (has_others || !trained.empty()) return note(shown + " is" + launched + trained + " here");
+    if (!read.launch.empty()) leave_out(shown, "one process needs no launcher");
   }
 
   void take_precision(const Given& flag, const std::string& name) {
@@ -445,7 +481,13 @@ class Rewriter {
 
   std::vector<std::string> command() const {
     std::vector<std::string> words = variables_;
-    words.insert(words.end(), {"atelier", "train"});
+    words.emplace_back("atelier");
+    if (!launch_.empty()) {
+      words.emplace_back("launch");
+      words.insert(words.end(), launch_.begin(), launch_.end());
+      words.emplace_back("--");
+    }
+    words.emplace_back("train");
     if (family_ != nullptr && find("plugin") == nullptr)
       words.insert(words.end(), {"--plugin", std::string(family_->name())});
     for (std::string& word : words_of_flags()) words.push_back(std::move(word));
@@ -457,6 +499,7 @@ class Rewriter {
   report::Problems& problems_;
   bool is_kohya_ = false;
   std::vector<std::string> notes_, variables_, unknown_, model_files_;
+  std::vector<std::string> launch_;  // flags of atelier launch; empty: one process
   FlagValues flags_;
   std::vector<flags::GivenValue> own_idle_;  // flags that mean nothing here
   std::optional<Given> resolution_;

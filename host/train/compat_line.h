@@ -21,8 +21,10 @@ std::string family_of_line(std::span<const std::string> words,
                            const std::vector<std::string>& families);
 
 struct CompatLine {
-  std::vector<std::string> command;  // "CUDA_VISIBLE_DEVICES=0", "atelier", "train", "--plugin", …
-  std::vector<std::string> notes;    // a line for each word that is not there as it was
+  // "CUDA_VISIBLE_DEVICES=0", "atelier", "train", "--plugin", …, or of several processes "atelier",
+  // "launch", "--nproc_per_node", "8", "--", "train", …
+  std::vector<std::string> command;
+  std::vector<std::string> notes;  // a line for each word that is not there as it was
 };
 
 // `family`: null when it is not known. What would make another run of it, and what is wrong with

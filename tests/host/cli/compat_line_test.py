@@ -79,10 +79,12 @@ class CompatLine(unittest.TestCase):
         self.result = program.run(*before, *words, code=code, cwd=self.dir, **environment)
         answer = shlex.split(self.result.stdout.replace("\\\n", " "))
         begin = answer.index("atelier")
-        self.variables, words = answer[:begin], answer[begin:]
-        self.assertEqual(["atelier", "train"], words[:2])
+        self.variables, words = answer[:begin], answer[begin + 1:]
+        self.launch = words[1:words.index("--")] if words[0] == "launch" else None
+        words = words[words.index("--") + 1:] if words[0] == "launch" else words
+        self.assertEqual("train", words[0])
         flags, name = {}, None
-        for word in words[2:]:
+        for word in words[1:]:
             if word.startswith("--"):
                 name = word
                 self.assertNotIn(name, flags, "each flag stands there once")
@@ -111,7 +113,9 @@ class CompatLine(unittest.TestCase):
             "--dataset_repeat": "50", "--model_id_with_origin_paths": QWEN, "--learning_rate": "1e-5",
             "--num_epochs": "2", "--output_path": "./models/train/Qwen-Image_full", "--trainable_models": "dit",
             "--use_gradient_checkpointing": True})
-        self.told("--config_file", "--remove_prefix_in_ckpt", "--find_unused_parameters")
+        file = "examples/qwen_image/model_training/full/accelerate_config_zero2offload.yaml"
+        self.assertEqual(self.launch, ["--config_file", file])
+        self.told("atelier launch --config_file", "--remove_prefix_in_ckpt", "--find_unused_parameters")
         self.assertNotIn("error", self.result.stderr)
 
     def test_every_way_to_start_a_script(self):
@@ -122,8 +126,54 @@ class CompatLine(unittest.TestCase):
                       "accelerate launch --num_processes 1 --num_machines=1 --mixed_precision no"):
             with self.subTest(start):
                 self.assertEqual(flags, self.paste(f"{start} examples/{rest}"))
+                self.assertIsNone(self.launch)
         self.assertEqual(flags, self.paste("examples/" + rest))
         self.assertEqual(flags, self.paste(LORA, before=["train"]))
+
+    def test_launchers_of_several_processes(self):
+        rest, flags = LORA.split("examples/", 1)[1], self.paste(LORA)
+        self.assertIsNone(self.launch)
+        for start, launch in {
+                "accelerate launch --num_processes 8 --multi_gpu": "--nproc_per_node 8",
+                "accelerate launch --multi_gpu --main_process_port=29501":
+                    "--master_port 29501 --nproc_per_node auto",
+                "accelerate launch --config_file a.yaml --num_processes 2": "--config_file a.yaml --nproc_per_node 2",
+                "accelerate launch --num_processes 16 --num_machines 2 --machine_rank 1 --main_process_ip node1":
+                    "--master_addr node1 --nproc_per_node 8 --nnodes 2 --node_rank 1",
+                "torchrun --standalone --nproc-per-node=gpu": "--nproc_per_node auto",
+                "torchrun --nnodes 2 --node-rank 0 --master-addr node1 --master-port 29500 --nproc_per_node 8":
+                    "--master_addr node1 --master_port 29500 --nproc_per_node 8 --nnodes 2 --node_rank 0",
+                "python -m torch.distributed.run --nproc_per_node 4 --max_restarts 3": "--nproc_per_node 4",
+                "deepspeed --num_gpus 8 --master_port 29501": "--nproc_per_node 8 --master_port 29501"}.items():
+            with self.subTest(start):
+                self.assertEqual(flags, self.paste(f"{start} examples/{rest}"))
+                self.assertEqual(launch.split(), self.launch)
+                self.assertIn(f" is atelier launch {launch} here", self.result.stderr)
+        self.paste(f"accelerate launch --gpu_ids 2,3 --num_processes 2 examples/{rest}")
+        self.assertEqual(["CUDA_VISIBLE_DEVICES=2,3"], self.variables)
+        self.paste(f"torchrun --max_restarts 3 --nproc_per_node 4 examples/{rest}")
+        self.told("--max_restarts: 3 has no effect")
+        flags = self.paste("accelerate launch --use_deepspeed --zero_stage 2 --offload_optimizer_device cpu "
+                           f"--num_processes 8 --gradient_accumulation_steps 4 examples/{rest}")
+        self.assertEqual(("4", True), (flags["--gradient_accumulation_steps"], flags["--optimize_on_cpu"]))
+        self.paste(f"torchrun --nnodes 2 --nproc_per_node 8 --rdzv_endpoint node1:29400 examples/{rest}", code=2)
+        self.told("nothing says which of 2 machines this is")
+        self.paste(f"deepspeed --include localhost:0,1 examples/{rest}", code=2)
+        self.told("CUDA_VISIBLE_DEVICES=0,1 in front")
+
+    def test_a_line_behind_launch_is_run(self):
+        """Down to the first mistake that both processes find when they read files, told once."""
+        rest = LORA.split("examples/", 1)[1].replace("\\\n", " ")
+        for start in ("A=1 accelerate launch --num_processes 2", "python"):
+            with self.subTest(start):
+                words = shlex.split(f"{start} examples/{rest}")
+                result = program.run("launch", *words, code=2, cwd=self.dir)
+                self.assertEqual(1, result.stderr.count("error: "), result.stderr)
+                self.assertIn("model files are not there", result.stderr)
+                self.assertIn("train \\\n  --plugin qwen_image", result.stderr)
+                self.assertEqual("", result.stdout)
+        result = program.run("launch", "torchrun", "--nnodes", "1:4", "examples/qwen_image/train.py", code=2)
+        self.assertIn("--nnodes: 1:4 is no whole number", result.stderr)
 
     def test_the_two_stages_and_the_others(self):
         stages = LORA.replace("--dataset_repeat 50", "--dataset_repeat 1 --task sft:data_process")
@@ -146,11 +196,11 @@ class CompatLine(unittest.TestCase):
                          json.loads(flags["--model_paths"]))
 
     def test_what_would_be_another_run_is_refused_and_the_rest_is_there(self):
-        flags = self.paste(LORA.replace("launch", "launch --num_processes 8 --multi_gpu").strip() +
+        flags = self.paste(LORA.replace("launch", "launch --hostfile hosts").strip() +
                            ' --quant_options "a:bitsandbytes_nf4" --framewise_decoding --customized_optimizer x.Lion', code=2)
         self.assertEqual("32", flags["--lora_rank"])
-        self.told("--num_processes 8 is left out", "--multi_gpu", "--gradient_accumulation_steps", "--quant_options",
-                  "--framewise_decoding", "--customized_optimizer", "5 mistakes")
+        self.told("--hostfile: hosts would make another run of it", "--quant_options", "--framewise_decoding",
+                  "--customized_optimizer", "4 mistakes")
         self.paste(LORA.replace("--lora_rank 32", "--lora_rnk 32 --learning_rate much"), code=2)
         self.told("--lora_rnk is not known to train; did you mean --lora_rank?", '"much" is no number')
         self.paste("accelerate launch --config_file x.yaml", code=2)

@@ -1,6 +1,7 @@
 #include "host/flags/launcher_file.h"
 
 #include <filesystem>
+#include <random>
 
 #include "support/files.h"
 
@@ -184,4 +185,109 @@ TEST_CASE("Unknown settings and broken files are told by place") {
   REQUIRE_THAT(refused("a: [1, 2\nb: 3\n"), Contains("a.yaml:2: ") && Contains("YAML_SYNTAX"));
   REQUIRE_THAT(refused("- 1\n"), Contains("no settings of accelerate or DeepSpeed"));
   REQUIRE_THAT(refused("debug: true\ndebug: false\n"), Contains("\"debug\" is given twice"));
+}
+
+TEST_CASE("Files with wrong bytes are read or refused, whatever they say") {
+  const Repository repository;
+  std::mt19937 random(42);
+  const auto below = [&](size_t count) { return random() % count; };
+  int refused = 0;
+  for (const char* name : {"accelerate_config.yaml", "accelerate_config_zero2offload.yaml",
+                           "accelerate_config_zero3.yaml", "deepspeed_zero3_cpuoffload.yaml",
+                           "ds_z3_cpuoffload.json"}) {
+    const std::string whole = test::read_bytes(data(name));
+    for (int trial = 0; trial < 400; ++trial) {
+      std::string text = whole;
+      for (size_t i = 0; i <= below(4); ++i) {
+        const size_t at = below(text.size()), length = below(text.size() - at) % 20;
+        const size_t kind = below(4);
+        if (kind == 0) text[at] = static_cast<char>(below(256));
+        if (kind == 1) text.erase(at, length);
+        if (kind == 2) text.insert(at, text.substr(below(text.size()), length));
+        if (kind == 3)
+          text.insert(at, std::vector{"- ", "{", "!!", "&a *a", ": ", "1e999"}[below(6)]);
+      }
+      try {
+        read_text(text, name);
+      } catch (const Error& error) {
+        REQUIRE(error.code() != ErrorCode::kInternal);
+        ++refused;
+      }
+    }
+  }
+  REQUIRE(refused > 100);
+}
+
+namespace {
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+LauncherFile read_words(const Words& words) {
+  report::Problems problems;
+  LauncherFile file = flags::read_launcher_words(words, problems);
+  problems.throw_if_any();
+  return file;
+}
+
+std::string refused_words(const Words& words) {
+  try {
+    read_words(words);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  FAIL("nothing was refused");
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("Flags of accelerate launch say what its files say") {
+  REQUIRE(read_words({{"num_processes", "8"}}).launch == kEight);
+  REQUIRE(read_words({{"multi_gpu", ""}}).launch == Flags{{"nproc_per_node", "auto"}});
+  REQUIRE(read_words({{"multi_gpu", ""}, {"num_processes", "8"}}).launch == kEight);
+  REQUIRE(read_words({{"num_processes", "16"},
+                      {"num_machines", "2"},
+                      {"machine_rank", "0"},
+                      {"main_process_ip", "node1"},
+                      {"main_process_port", "29501"}})
+              .launch == Flags{{"master_addr", "node1"},
+                               {"master_port", "29501"},
+                               {"nproc_per_node", "8"},
+                               {"nnodes", "2"},
+                               {"node_rank", "0"}});
+  const LauncherFile zero = read_words({{"zero_stage", "2"},
+                                        {"offload_optimizer_device", "cpu"},
+                                        {"gradient_accumulation_steps", "4"},
+                                        {"gradient_clipping", "0.5"}});
+  REQUIRE(zero.train == Flags{{"optimize_on_cpu", "true"},
+                              {"gradient_accumulation_steps", "4"},
+                              {"max_grad_norm", "0.5"}});
+  REQUIRE(read_words({{"cpu", ""}}).train == Flags{{"device", "cpu"}});
+  REQUIRE(read_words({{"config_file", "a b.yaml"}}).launch == Flags{{"config_file", "a b.yaml"}});
+}
+
+TEST_CASE("Flags of torchrun and deepspeed") {
+  REQUIRE(read_words({{"nproc_per_node", "8"}}).launch == kEight);
+  REQUIRE(read_words({{"num_gpus", "8"}}).launch == kEight);
+  const std::string all = GENERATE("gpu", "auto");
+  REQUIRE(read_words({{"nproc_per_node", all}}).launch == Flags{{"nproc_per_node", "auto"}});
+  REQUIRE(
+      read_words({{"rdzv_endpoint", "node1:29400"}, {"nnodes", "2"}, {"node_rank", "1"}}).launch ==
+      Flags{
+          {"master_addr", "node1"}, {"master_port", "29400"}, {"nnodes", "2"}, {"node_rank", "1"}});
+  REQUIRE_THAT(all_notes(read_words({{"max_restarts", "3"}})),
+               Contains("--max_restarts: 3 has no effect"));
+}
+
+TEST_CASE("Flags of launchers that would make another run of it are refused") {
+  REQUIRE_THAT(refused_words({{"nnodes", "2"}, {"nproc_per_node", "8"}}),
+               Contains("nothing says which of 2 machines this is"));
+  REQUIRE_THAT(refused_words({{"nnodes", "1:4"}}), Contains("--nnodes: 1:4 is no whole number"));
+  REQUIRE_THAT(
+      refused_words({{"num_processes", "9"}, {"num_machines", "2"}, {"machine_rank", "0"}}),
+      Contains("no multiple"));
+  REQUIRE_THAT(refused_words({{"include", "localhost:0,1"}}), Contains("CUDA_VISIBLE_DEVICES"));
+  REQUIRE_THAT(refused_words({{"hostfile", "hosts"}}), Contains("on each machine"));
+  REQUIRE_THAT(refused_words({{"deepspeed_config_file", "/no/such.json"}}),
+               Contains("/no/such.json"));
 }
