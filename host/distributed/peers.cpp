@@ -161,6 +161,7 @@ struct Peers::Shared {
   // Of the thread: how often it has looked, and what the next rank has shown.
   int64_t looks = 0, shown = 0;
   int missed = 0;
+  std::atomic<int> silence = 0;          // how often guard() has looked since the thread did
   std::atomic<bool> is_parting = false;  // ranks end, one earlier than the other
 
   // This process is the one in trouble, and ends when it has cleaned up.
@@ -186,6 +187,7 @@ struct Peers::Shared {
   Error absent(milliseconds limit) const;
 
   void watch();
+  void guard();
   bool look();
   void show_life();
   void learn(const Verdict& found);
@@ -264,6 +266,7 @@ void Peers::Shared::watch() {
     if (stops) break;
     const std::optional<std::string> reason = verdict ? std::nullopt : asked;
     lock.unlock();
+    silence = 0;
     if (reason) judge(*reason);
     if (look() && !end) end = Clock::now() + kEnd;
     if (end && Clock::now() > *end) end_process();
@@ -271,6 +274,24 @@ void Peers::Shared::watch() {
   const std::lock_guard lock(mutex);
   has_stopped = true;
   changed.notify_all();
+}
+
+// Where the machine that keeps the store cannot be reached any more, the thread waits there without
+// end. This one sees that it does, and ends the process.
+void Peers::Shared::guard() {
+  std::unique_lock lock(mutex);
+  const auto waits = [&](milliseconds time) {
+    return !changed.wait_for(lock, time, [&] { return stops; });
+  };
+  while (waits(kLooksOfSign * kLook)) {
+    if (++silence < kMissedSigns) continue;
+    if (!verdict) verdict = of_lost_store();
+    changed.notify_all();
+    if (!waits(kEnd)) return;
+    lock.unlock();
+    end_process();
+    return;
+  }
 }
 
 void Peers::Shared::learn(const Verdict& found) {
@@ -384,6 +405,7 @@ Peers::Peers(const Ranks& ranks, milliseconds limit) : shared_(std::make_shared<
   shared_->watched = shared_->store->clone();
   current = shared_;
   std::thread([shared = shared_] { shared->watch(); }).detach();
+  std::thread([shared = shared_] { shared->guard(); }).detach();
 }
 
 // The thread is waited for, unless the store keeps it.

@@ -23,10 +23,10 @@ class Store;
 namespace atelier::distributed {
 
 // They meet at a store, which the launcher or rank 0 keeps. While one lives, a thread shows there
-// that this rank lives, and looks whether one is in trouble or shows nothing any more. This process
-// has a few seconds to end then; if its main thread is held up somewhere, the thread ends the
-// process, so nothing hangs when a rank goes away. say() is for one thread; the others may be
-// called from any.
+// that this rank lives, and looks whether one is in trouble or shows nothing any more; where the
+// store answers nothing for as long, who keeps it is lost. This process has a few seconds to end
+// then; if its main thread is held up somewhere, the thread ends the process, so nothing hangs when
+// a rank goes away. say() is for one thread; the others may be called from any.
 class Peers {
  public:
   // Waits until all ranks are there. Throws Error{kPeerLost} that names those that did not come

@@ -41,9 +41,9 @@ class MachinesTest(unittest.TestCase):
             ip("-n", name, "link", "set", "ranks0", "up")
             ip("-n", name, "link", "set", "lo", "up")
 
-    def start(self, rank):
-        """Two ranks, each alone on its machine, that exchange until one has waited at step 5 for a minute."""
-        process = subprocess.Popen(["ip", "netns", "exec", self.names[rank], TOOL, "rank", "sleep", "1"],
+    def start(self, rank, busy):
+        """Two ranks, each alone on its machine, that exchange until rank `busy` has slept at step 5 for a minute."""
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[rank], TOOL, "rank", "sleep", str(busy)],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
                                         "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500",
@@ -52,24 +52,40 @@ class MachinesTest(unittest.TestCase):
         self.addCleanup(process.kill)
         return process
 
-    def run_until(self, event):
-        """Rank 0 waits at step 5 for rank 1 when `event` happens to that. Returns what it says at its end."""
-        ranks = [self.start(rank) for rank in range(2)]
-        self.assertIn("event", "".join(line for line in [ranks[1].stdout.readline(), ranks[1].stdout.readline()]))
-        begin = time.monotonic()
+    def cut(self, _):
+        ip("-n", self.names[1], "link", "set", "ranks0", "down")
+
+    def run_until(self, event, busy=1):
+        """`event` happens to rank 1 when one rank is busy at step 5 and the other waits for it there. Returns the ranks."""
+        ranks = [self.start(rank, busy) for rank in range(2)]
+        self.assertIn("event", "".join(ranks[busy].stdout.readline() for _ in range(2)))
+        self.begin = time.monotonic()
         event(ranks[1])
-        _, said = ranks[0].communicate(timeout=120)
-        self.assertLess(time.monotonic() - begin, PROMISE + allowance(), said)
-        self.assertEqual(ranks[0].returncode, 6, said)
+        return ranks
+
+    def assert_ends(self, rank):
+        """Returns what it says at its end."""
+        _, said = rank.communicate(timeout=120)
+        self.assertLess(time.monotonic() - self.begin, PROMISE + allowance(), said)
+        self.assertEqual(rank.returncode, 6, said)
         return said
 
     def test_a_machine_that_goes_away_is_named(self):
-        said = self.run_until(lambda rank: ip("-n", self.names[1], "link", "set", "ranks0", "down"))
-        self.assertRegex(said, r"step 5, all-reduce of 1000 Float: rank 1 \(.*\) is lost \(no sign of life")
+        ranks = self.run_until(self.cut)
+        self.assertRegex(self.assert_ends(ranks[0]),
+                         r"step 5, all-reduce of 1000 Float: rank 1 \(.*\) is lost \(no sign of life")
+
+    def test_a_machine_that_is_cut_off_from_the_first_one_ends(self):
+        for busy, step in ((1, 4), (0, 5)):
+            with self.subTest(busy=busy):
+                ranks = self.run_until(self.cut, busy)
+                self.assertRegex(self.assert_ends(ranks[1]), rf"step {step}, .*: rank 0 \(.*\) is lost")
+                self.assert_ends(ranks[0])
+                ip("-n", self.names[1], "link", "set", "ranks0", "up")
 
     def test_a_process_that_dies_on_another_machine_is_named(self):
-        said = self.run_until(lambda rank: rank.send_signal(signal.SIGKILL))
-        self.assertRegex(said, r"step 5, all-reduce of 1000 Float: rank 1 \(.*\) is lost")
+        ranks = self.run_until(lambda rank: rank.send_signal(signal.SIGKILL))
+        self.assertRegex(self.assert_ends(ranks[0]), r"step 5, all-reduce of 1000 Float: rank 1 \(.*\) is lost")
 
 
 if __name__ == "__main__":
