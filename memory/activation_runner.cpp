@@ -72,11 +72,16 @@ bool ActivationRunner::tighten() {
     budget_ = {.kind = Kind::kBytes,
                .bytes = static_cast<int64_t>(kPart * static_cast<double>(plan_->peak_bytes))};
   }
+  set_budget(budget_);
+  return true;
+}
+
+void ActivationRunner::set_budget(const ActivationBudget& budget) {
+  budget_ = budget;
   for (Pass& pass : passes_) pass.plans.clear();
   runs_.clear();
   guide_ = nullptr;
   plan_ = nullptr;
-  return true;
 }
 
 ActivationRunner::Costs ActivationRunner::costs_of(const Block& block, const Tensors& inputs,

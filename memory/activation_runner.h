@@ -38,6 +38,8 @@ class ActivationRunner final : public BlockRunner {
   // What tighten() would say, without doing it.
   bool can_tighten() const;
   const ActivationBudget& budget() const { return budget_; }
+  // Between passes: plans are made anew, within it.
+  void set_budget(const ActivationBudget& budget);
   // The peak of the plan that this pass follows; 0: there is none yet.
   int64_t planned_bytes() const { return plan_ != nullptr ? plan_->peak_bytes : 0; }
 

@@ -1,7 +1,11 @@
 #include "host/train/step_memory.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include <ATen/ATen.h>
+
+#include "host/distributed/group.h"
 #include "host/report/problems.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"
@@ -27,6 +31,27 @@ std::string describe(const memory::ActivationBudget& budget) {
   if (budget.kind == memory::ActivationBudget::Kind::kBytes)
     return "activations of blocks within " + report::bytes_text(budget.bytes);
   return budget.fraction > 0 ? "only products and attention kept" : "blocks computed again";
+}
+
+// Whether what `a` keeps is less than what `b` does. A run that does not fit comes from no limit to
+// a part of everything, and from there to bytes.
+bool is_tighter(const memory::ActivationBudget& a, const memory::ActivationBudget& b) {
+  using Kind = memory::ActivationBudget::Kind;
+  const auto rank_of = [](const memory::ActivationBudget& budget) {
+    switch (budget.kind) {
+      case Kind::kNone:
+        return 0;
+      case Kind::kAuto:
+        return 1;
+      case Kind::kFraction:
+        return budget.fraction > 0 ? 2 : 4;
+      case Kind::kBytes:
+        return 3;
+    }
+    return 0;
+  };
+  return std::tuple(rank_of(a), -a.fraction, -a.bytes) >
+         std::tuple(rank_of(b), -b.fraction, -b.bytes);
 }
 
 }  // namespace
@@ -88,6 +113,28 @@ void StepMemory::keep_less(const std::string& step, const Error& failure) {
   told_bytes_ = -1;
   progress_.warn(step + ": " + failure.message() + "; it is made again with " +
                  describe(activations_->budget()));
+}
+
+void StepMemory::agree(distributed::Group& group) {
+  const memory::ActivationBudget mine =
+      activations_ ? activations_->budget() : memory::ActivationBudget();
+  const at::Tensor part =
+      at::tensor({static_cast<double>(mine.kind), mine.fraction, static_cast<double>(mine.bytes)},
+                 at::kDouble);
+  const at::Tensor parts = at::empty({group.size(), part.numel()}, at::kDouble);
+  group.all_gather(parts, part).wait();
+  const auto told = parts.accessor<double, 2>();
+  memory::ActivationBudget least = mine;
+  for (int64_t rank = 0; rank < group.size(); ++rank) {
+    const memory::ActivationBudget budget = {
+        .kind = static_cast<memory::ActivationBudget::Kind>(told[rank][0]),
+        .fraction = told[rank][1],
+        .bytes = static_cast<int64_t>(told[rank][2])};
+    if (is_tighter(budget, least)) least = budget;
+  }
+  if (!activations_ || !is_tighter(least, mine)) return;
+  activations_->set_budget(least);
+  progress_.note("another rank has less memory: " + describe(least));
 }
 
 model::Holder StepMemory::activation_holder(const memory::DeviceBytes& device) const {

@@ -19,6 +19,10 @@
 #include "memory/activation_runner.h"
 #include "memory/recompute.h"
 
+namespace atelier::distributed {
+class Group;
+}
+
 namespace atelier::train {
 
 // The runners around the blocks of a step: activations are kept, computed again or sent to the host
@@ -40,6 +44,9 @@ class StepMemory {
   // `failure` say which step it was, and what it met.
   bool can_keep_less() const { return activations_ && activations_->can_tighten(); }
   void keep_less(const std::string& step, const Error& failure);
+
+  // All processes come here: each keeps no more than the one that keeps least.
+  void agree(distributed::Group& group);
 
   // Tells who holds the memory.
   void report(const optim::Optimizer& optimizer);

@@ -69,24 +69,39 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
   return result;
 }
 
+void TrainStep::try_out(const StepData& data, int64_t step) {
+  for (int pass = 0; pass < 2; ++pass) {
+    for (size_t i = 0; i < data.batches.size(); ++i) {
+      const Tensor loss = forward(data, i, step);
+      trained_.placement().backward(loss, loss.detach(), /*move=*/std::nullopt);
+    }
+    give_up();
+  }
+}
+
+// The loss of one batch, as its part of the step's.
+Tensor TrainStep::forward(const StepData& data, size_t batch, int64_t step) {
+  at::manual_seed(random::below(UINT64_MAX, layers_seed_, data.plan.numbers[batch],
+                                static_cast<uint32_t>(step)));
+  begin_phase("forward", step);
+  memory_.begin_pass();
+  const Tensor sum = config_.task == Task::kDirectDistill
+                         ? objective_.direct_distillation(data.batches[batch])
+                         : objective_.flow_matching(data.batches[batch], step);
+  const double counts = batch + data.plan.spares >= data.batches.size() ? 0 : 1;
+  Tensor loss = sum / static_cast<double>(data.plan.samples) * counts;
+  if (!loss.requires_grad())
+    throw Error(ErrorCode::kInvalidArgument, "the loss does not depend on anything that is trained",
+                "choose other --trainable_models or --lora_target_modules");
+  return loss;
+}
+
 // Returns the loss of the batches, which is 0 where there are none.
 Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
   Tensor total;
   for (size_t i = 0; i < data.batches.size(); ++i) {
-    at::manual_seed(
-        random::below(UINT64_MAX, layers_seed_, data.plan.numbers[i], static_cast<uint32_t>(step)));
-    begin_phase("forward", step);
-    memory_.begin_pass();
-    const Tensor sum = config_.task == Task::kDirectDistill
-                           ? objective_.direct_distillation(data.batches[i])
-                           : objective_.flow_matching(data.batches[i], step);
     const bool is_last = i + 1 == data.batches.size();
-    const double counts = i + data.plan.spares >= data.batches.size() ? 0 : 1;
-    const Tensor loss = sum / static_cast<double>(data.plan.samples) * counts;
-    if (!loss.requires_grad())
-      throw Error(ErrorCode::kInvalidArgument,
-                  "the loss does not depend on anything that is trained",
-                  "choose other --trainable_models or --lora_target_modules");
+    const Tensor loss = forward(data, i, step);
     total = total.defined() ? total + loss.detach() : loss.detach();
     begin_phase("backward", step);
     // Parameters may move while the last pass goes on, unless their gradients are to be scaled by

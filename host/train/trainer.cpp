@@ -1,5 +1,9 @@
 #include "host/train/trainer.h"
 
+#include <algorithm>
+#include <map>
+#include <span>
+
 #include "atelier/error.h"
 #include "atelier/host/stop.h"
 
@@ -23,6 +27,21 @@ data::Order make_order(const Samples& samples, const Config& config) {
 int64_t count_steps(const data::Order& order, const Config& config) {
   const int64_t all = order.steps_per_epoch() * config.num_epochs;
   return config.max_train_steps.value_or(all);
+}
+
+// The samples of one shape that make the dearest batch, in the places of a step.
+data::MicroBatch largest_batch(std::span<const int64_t> shapes, std::span<const int64_t> costs,
+                               int64_t batch_size) {
+  std::map<int64_t, data::MicroBatch> batches;  // by shape
+  for (size_t item = 0; item < shapes.size(); ++item) {
+    data::MicroBatch& batch = batches[shapes[item]];
+    if (std::ssize(batch) < batch_size)
+      batch.push_back({.item = item, .slot = static_cast<uint32_t>(batch.size())});
+  }
+  const auto cost_of = [&](const auto& batch) {
+    return costs[batch.second.front().item] * std::ssize(batch.second);
+  };
+  return std::ranges::max_element(batches, {}, cost_of)->second;
 }
 
 // Of the exception that is being handled: whether throw_stopped() threw it.
@@ -64,11 +83,15 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
 
 // Called by the threads that read ahead.
 StepData Trainer::read_step(int64_t step) const {
-  StepData data;
-  data.plan = order_.step(step);
+  data::StepBatches plan = order_.step(step);
   if (parts_.group)
-    data.plan = data::share(std::move(data.plan), tokens_, parts_.group->rank(),
-                            parts_.group->size(), parts_.in_lockstep());
+    plan = data::share(std::move(plan), tokens_, parts_.group->rank(), parts_.group->size(),
+                       parts_.in_lockstep());
+  return read(std::move(plan), step);
+}
+
+StepData Trainer::read(data::StepBatches plan, int64_t step) const {
+  StepData data = {.plan = std::move(plan)};
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {
@@ -83,6 +106,21 @@ StepData Trainer::read_step(int64_t step) const {
   return data;
 }
 
+// Of several processes: makes the passes of the largest batch that may come, so that it is known
+// before the first step whether it fits everywhere, and all keep as much as the one with the least
+// room. Where all batches have one size, the first step shows it.
+void Trainer::try_largest() {
+  if (parts_.group == nullptr || state_.counters().step >= total_steps_ ||
+      std::ranges::count(tokens_, tokens_.front()) == std::ssize(tokens_))
+    return;
+  const data::MicroBatch batch =
+      largest_batch(parts_.samples.shapes(), tokens_, config_.order.batch_size);
+  const data::StepBatches plan = {.batches = {batch}, .numbers = {0}, .samples = std::ssize(batch)};
+  StepData data = read(plan, state_.counters().step);
+  data.is_trial = true;
+  if (make_step(data)) memory_.agree(*parts_.group);
+}
+
 // A step that failed is undone. Before anything moves, all processes have come through their parts
 // of it.
 Trainer::Outcome Trainer::attempt_step(const StepData& data) {
@@ -95,19 +133,27 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
       if (!parts_.in_lockstep() && agreement_.should_give_up_step()) throw_stopped();
     });
     agreement_.begin_step();
-    outcome.result = step_.run(data, state_.counters().step, [&] {
+    const int64_t step = state_.counters().step;
+    const auto come_together = [&] {
       if (parts_.blocks) parts_.blocks->compare();
       gathered = agreement_.gather({.seconds = own_seconds()});
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
-    });
+    };
+    if (data.is_trial) {
+      step_.try_out(data, step);
+      come_together();
+      outcome.result.emplace();
+    } else {
+      outcome.result = step_.run(data, step, come_together);
+    }
     agreement_.end_step();
     return outcome;
   } catch (...) {
     outcome.failure = plugins::out_of_memory();
     // The others are in the middle of it, and want this process's parts of blocks.
     if (outcome.failure && parts_.in_lockstep() && !gathered)
-      throw memory_.does_not_fit(*outcome.failure).at(this_step());
+      throw memory_.does_not_fit(*outcome.failure).at(place_of(data));
     const bool is_given_up =
         agreement_.has_given_up_step() || (gathered && gathered->end != Attempt::End::kWhole);
     if (!outcome.failure && !(is_given_up && is_stop())) throw;
@@ -130,8 +176,9 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   return outcome;
 }
 
-std::string Trainer::this_step() const {
-  return "step " + std::to_string(state_.counters().step + 1);
+std::string Trainer::place_of(const StepData& data) const {
+  return (data.is_trial ? "the largest batch, before step " : "step ") +
+         std::to_string(state_.counters().step + 1);
 }
 
 // nullopt: the run is to leave, and nothing is left of the step.
@@ -140,7 +187,7 @@ std::optional<StepResult> Trainer::make_step(const StepData& data) {
     const Outcome outcome = attempt_step(data);
     const Decision decision = agreement_.decide(outcome.attempt);
     if (decision == Decision::kKeep || decision == Decision::kLeave) return outcome.result;
-    const std::string step = this_step();
+    const std::string step = place_of(data);
     if (decision == Decision::kFail) {
       fails_together_ = !outcome.attempt.has_moved;
       if (!outcome.failure)
@@ -220,6 +267,7 @@ int Trainer::run() {
   }
   if (const std::string& name = state_.weights_to_write(); !agreement_.all(name.empty()))
     save(name, /*is_last=*/first >= total_steps_);
+  try_largest();
   progress::Step bar(parts_.progress, "train", total_steps_, progress::Unit::kSteps);
   bar.begin_at(first);
   monitor_.begin();

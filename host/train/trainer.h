@@ -54,9 +54,11 @@ class Trainer {
     std::optional<Error> failure;      // of the others
   };
   StepData read_step(int64_t step) const;
+  StepData read(data::StepBatches plan, int64_t step) const;
+  void try_largest();
   std::optional<StepResult> make_step(const StepData& data);
   Outcome attempt_step(const StepData& data);
-  std::string this_step() const;  // "step 5"
+  std::string place_of(const StepData& data) const;  // "step 5"
   void settle();
   void after_step(const data::StepBatches& plan);
   void save(const std::string& name, bool is_last = false);

@@ -422,7 +422,7 @@ TEST_CASE("In lockstep all processes have the same number of batches", "[order]"
       const StepBatches part = share(whole, costs, rank, size, /*in_lockstep=*/true);
       REQUIRE(part.batches.size() == each);
       REQUIRE(part.numbers.size() == each);
-      counted += each - (part.spares);
+      counted += each - part.spares;
       if (part.spares > 0) REQUIRE(part.batches.back().front().item == whole.batches[0][0].item);
       if (part.spares > 0) REQUIRE(part.numbers.back() == whole.numbers[0]);
     }

@@ -122,6 +122,48 @@ TEST_CASE("Where one rank can keep nothing less, the last step is saved", "[no_m
   CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
 }
 
+// Beside the others, one image that is twice as large.
+struct RanksWithSizes : Ranks {
+  RanksWithSizes() {
+    test::write_toy_image(folder / "data/3.png", 32, 16, 3);
+    test::write_bytes(folder / "data/metadata.csv",
+                      test::read_bytes(folder / "data/metadata.csv") + "3.png,number 3\n");
+    samples = std::make_unique<Samples>(Samples::of_dataset(
+        test::open_toy_dataset(config.dataset), *model,
+        cached_stages(test::image_toy().encode_stages(), {}), folder / "cache", false));
+    REQUIRE(samples->fill(*model, 0, progress, [] { return false; }));
+  }
+};
+
+TEST_CASE("The largest batch is tried before the first step, and all keep as little as is needed",
+          "[tried]") {
+  RanksWithSizes ranks;
+  {
+    const HookScope fails(on_rank_1(ranks, 1, run_out_of_memory));
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  CHECK_THAT(ranks.said(),
+             Catch::Contains(ranks.is_first()
+                                 ? "another rank has less memory: only products and attention kept"
+                                 : "the largest batch, before step 1: toy.denoise: no room; it is "
+                                   "made again with only products and attention kept"));
+  ranks.check_alone_gives("run");
+}
+
+TEST_CASE("Where the largest batch does not fit, no step is made", "[too_large]") {
+  RanksWithSizes ranks;
+  ranks.config.use_gradient_checkpointing = true;
+  const HookScope fails(on_rank_1(ranks, 1, run_out_of_memory));
+  test::expect_error(
+      ErrorCode::kOutOfMemory,
+      {ranks.is_first() ? "the largest batch, before step 1: another rank has too little memory"
+                        : "the largest batch, before step 1: toy.denoise: no room"},
+      [&] { ranks.train_together("run"); });
+  ranks.group->part();
+  if (ranks.is_first()) CHECK_FALSE(fs::exists(ranks.folder / "run/step-1.safetensors"));
+}
+
 TEST_CASE("A signal to one rank ends both after the same step", "[signal]") {
   Ranks ranks;
   const test::SignalScope signals;
