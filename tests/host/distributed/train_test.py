@@ -206,22 +206,46 @@ class DistributedTrainTest(unittest.TestCase):
         self.assertEqual(self.said.count("error: "), 1, self.said)
         self.assertEqual(self.said.count("nothing_like_that"), 1, self.said)
 
-    def test_different_runs_are_refused_before_weights_are_read(self):
-        script = self.dir / "one_differs.sh"
-        words = self.line(1, **LORA)
-        script.write_text('#!/bin/sh\n[ "$RANK" = 1 ] && set -- "$@" --seed 43\nexec "$@"\n')
-        script.chmod(0o755)
+    def test_mistakes_in_flags_are_said_once(self):
+        flags = dict(lora_base_model="dit", learning_rate="much", lora_rnk=4)
+        for ranks in (1, 3):
+            self.train(ranks, expect=2, **flags)
+            self.assertEqual(self.said.count("error: "), 1, self.said)
+            self.assertEqual(self.said.count('"much" is no number'), 1, self.said)
+            self.assertEqual(self.said.count("did you mean --lora_rank?"), 1, self.said)
+        self.train(3, expect=2, plugin="qwen_imag")
+        self.assertEqual(self.said.count("error: "), 1, self.said)
+        self.train(2, max_train_steps=1, save_steps=1, find_unused_parameters=True, **LORA)
+        self.assertEqual(self.said.count("--find_unused_parameters has no effect"), 1, self.said)
+
+    def run_ranks(self, script):
+        """Two ranks that a script starts, "$@" being what one of them runs: the exit code and words of each."""
+        path = self.dir / "start.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
-        processes = [subprocess.Popen([script, *words], stderr=subprocess.PIPE, text=True,
+        words = self.line(1, cache_path="encoded", **LORA)
+        processes = [subprocess.Popen([path, *words], stderr=subprocess.PIPE, text=True, cwd=self.dir,
                                       env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
                                            "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                            "MASTER_PORT": str(port)}) for rank in range(2)]
-        for rank, process in enumerate(processes):  # rank 0 says it
-            _, said = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 2, said)
+        said = [process.communicate(timeout=60)[1] for process in processes]
+        return [(process.returncode, text) for process, text in zip(processes, said)]
+
+    def test_different_runs_are_refused_before_weights_are_read(self):
+        ranks = self.run_ranks('[ "$RANK" = 1 ] && set -- "$@" --seed 43; exec "$@"')
+        for rank, (code, said) in enumerate(ranks):  # rank 0 says it
+            self.assertEqual(code, 2, said)
             self.assertEqual("--seed: 42, and 43 of rank 1" in said, rank == 0, said)
+        self.assertFalse((self.dir / "run/config.toml").exists())
+
+    def test_a_cache_that_each_process_has_to_itself_is_refused(self):
+        ranks = self.run_ranks('mkdir of_$RANK && cd of_$RANK && exec "$@"')
+        for rank, (code, said) in enumerate(ranks):
+            self.assertEqual(code, 3, said)
+            self.assertEqual("does not see in" in said and "give all ranks one --cache_path" in said, rank == 0, said)
         self.assertFalse((self.dir / "run/config.toml").exists())
 
 
