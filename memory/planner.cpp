@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <span>
@@ -39,15 +40,17 @@ double seconds_of(int64_t picoseconds) {
 struct TimedStep {
   size_t block;
   int64_t time;
+  int64_t sends = 0;  // behind it, where copies come from
 };
 
 int64_t copy_time(int64_t bytes, double bytes_per_second) {
   return picoseconds(static_cast<double>(bytes) / bytes_per_second);
 }
 
-// Copies run one after another, each as soon as a slot is free. A block that is still in the last
-// slot does not come again. `comes`: of blocks that come once in a pass and stay; empty: none. Each
-// comes as soon as one of the pass before has run for the last time.
+// Copies run one after another, each as soon as a slot is free, and so does what steps send, as
+// soon as they have run; a pass ends when all of that has been sent. A block that is still in the
+// last slot does not come again. `comes`: of blocks that come once in a pass and stay; empty: none.
+// Each comes as soon as one of the pass before has run for the last time.
 int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int64_t>& copies,
                       int64_t slots, const std::vector<int64_t>& comes = {}) {
   std::vector<int64_t> ends;  // of computing, for each arrival
@@ -55,8 +58,14 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
   int64_t copied = 0, computed = 0, before = 0;
   constexpr size_t kNone = SIZE_MAX;
   size_t last = kNone;
+  std::deque<std::pair<int64_t, int64_t>> leaving;  // from when on, and how long it takes
+  const auto send_until = [&](int64_t time) {
+    for (; !leaving.empty() && leaving.front().first <= time; leaving.pop_front())
+      copied = plus(std::max(copied, leaving.front().first), leaving.front().second);
+  };
   for (int pass = 0; pass < kPasses; ++pass) {
     before = computed;
+    bool has_sent = false;
     std::vector<int64_t> coming = comes, ran(comes.size(), 0);
     size_t arrived = 0;
     for (const TimedStep& step : order) {
@@ -68,6 +77,7 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
       if (copies[step.block] > 0 && step.block != last) {
         const auto arrival = static_cast<int64_t>(ends.size());
         const int64_t free = arrival < slots ? 0 : ends[static_cast<size_t>(arrival - slots)];
+        send_until(free);
         copied = plus(std::max(copied, free), copies[step.block]);
         computed = plus(std::max(computed, copied), step.time);
         ends.push_back(computed);
@@ -77,7 +87,11 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
         if (copies[step.block] > 0) ends.back() = computed;
       }
       if (!comes.empty() && comes[step.block] > 0) ran[step.block] = computed;
+      if (step.sends > 0) leaving.emplace_back(computed, step.sends);
+      has_sent |= step.sends > 0;
     }
+    send_until(kForever);
+    if (has_sent) computed = std::max(computed, copied);
     std::erase(ran, 0);
     std::ranges::sort(ran);
     left = std::move(ran);
@@ -132,10 +146,12 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
     if (!stays) {
       const int64_t streamed = stored.blocks[i] - once;
       largest = std::max(largest, streamed);
-      choice.copies[i] = std::max<int64_t>(1, copy_time(streamed, copy_rate(others, profile)));
+      const int64_t time = stored.gathers.empty() ? copy_time(streamed, copy_rate(others, profile))
+                                                  : picoseconds(stored.gathers[i]);
+      choice.copies[i] = std::max<int64_t>(1, time);
     }
     once_time += copy_time(once, copy_rate(others, profile));
-    if (others == Place::kHost) host += resting;
+    if (others == Place::kHost && stored.gathers.empty()) host += resting;
     if (others == Place::kDevice) device += resting;
     if (!stored.kept.empty()) device += stored.kept[i];
   }
@@ -300,12 +316,9 @@ class Search {
       for (const Strategy& strategy : run_.phases[phase].strategies) {
         std::vector<TimedStep> order;
         if (is_member) order = order_of(strategy, run_.components[component].name);
+        const double share = share_of(strategy, run_.components[component]);
         for (Choice& choice : choices)
-          choice.costs.push_back(
-              order.empty() ? 0
-                            : whole(passed_time(order, choice,
-                                                share_of(strategy, run_.components[component])) *
-                                    strategy.repeats));
+          choice.costs.push_back(order.empty() ? 0 : all_repeats(order, choice, share, strategy));
       }
     }
   }
@@ -313,6 +326,18 @@ class Search {
   static double share_of(const Strategy& strategy, const PlannedComponent& component) {
     const auto share = strategy.shares.find(component.name);
     return share == strategy.shares.end() ? 1.0 : share->second;
+  }
+
+  static int64_t all_repeats(const std::vector<TimedStep>& order, const Choice& choice,
+                             double share, const Strategy& strategy) {
+    std::vector<TimedStep> silent = order;
+    for (TimedStep& step : silent) step.sends = 0;
+    const double sending = strategy.sending_repeats;
+    double time = 0.0;
+    if (sending > 0) time += sending * passed_time(order, choice, share);
+    if (sending < strategy.repeats)
+      time += (strategy.repeats - sending) * passed_time(silent, choice, share);
+    return whole(time);
   }
 
   // Of a mean pass, of which the component runs in `share`. Before a pass that it runs in comes one
@@ -336,8 +361,10 @@ class Search {
       order.push_back({i, picoseconds(forward->second[i])});
     const auto backward = strategy.backward.find(component);
     if (backward == strategy.backward.end()) return order;
+    const auto sends = strategy.sends.find(component);
     for (size_t i = backward->second.size(); i-- > 0;)
-      order.push_back({i, picoseconds(backward->second[i])});
+      order.push_back({i, picoseconds(backward->second[i]),
+                       sends == strategy.sends.end() ? 0 : picoseconds(sends->second[i])});
     return order;
   }
 

@@ -22,6 +22,9 @@ struct StoredComponent {
   // Parts of these that are kept on the device while their block rests elsewhere, beside its slot.
   // Empty: none.
   std::vector<int64_t> kept = {};
+  // Seconds in which other ranks send what is not kept of each of these, where their blocks come
+  // from them and not from the host. Empty: they do not.
+  std::vector<double> gathers = {};
   int64_t outside = 0;  // of blocks: always on the device
 };
 
@@ -54,6 +57,11 @@ struct Strategy {
   std::map<std::string, std::vector<double>> forward = {};
   // The same in the backward pass, with recomputation; empty: there is no backward pass.
   std::map<std::string, std::vector<double>> backward = {};
+  // Seconds in which what the backward pass of each block leaves is sent to other ranks, behind
+  // that block and in front of copies that could not begin earlier; absent: nothing is sent.
+  std::map<std::string, std::vector<double>> sends = {};
+  // Of `repeats`, those that send: the last ones. They end when everything has been sent.
+  double sending_repeats = 0.0;
   // The part of all passes that a component runs in, drawn anew for each; absent: it runs in all.
   std::map<std::string, double> shares = {};
 };

@@ -578,5 +578,57 @@ TEST_CASE("Times beyond all counting are the longest there is", "[planner]") {
   REQUIRE(plan->phases[0].seconds > 1e6);
 }
 
+// Two blocks, each a second forward and two backward.
+PlannedRun exchanging_run() {
+  PlannedRun run;
+  PlannedComponent component{.name = "dit", .storages = {{.blocks = {40, 40}}}};
+  Strategy step;
+  step.forward["dit"] = {1.0, 1.0};
+  step.backward["dit"] = {2.0, 2.0};
+  run.components = {component};
+  run.phases = {{.name = "train", .components = {"dit"}, .strategies = {step}}};
+  run.prefetch = 1;
+  return run;
+}
+
+double step_of(const PlannedRun& run) {
+  return plan_memory(run, {}, slow_profile()).value().phases.front().seconds;
+}
+
+TEST_CASE("What is sent hides behind the blocks before, but for the last of it", "[planner]") {
+  PlannedRun run = exchanging_run();
+  Strategy& step = run.phases.front().strategies.front();
+  step.sending_repeats = 1;
+  const auto [first, second, expected] = GENERATE(table<double, double, double>({
+      {0.5, 1.5, 6.5},  // the second block's while the first one computes, which ends last
+      {0.5, 3.0, 7.5},  // nothing hides more than computing lasts
+      {0.0, 0.0, 6.0},
+  }));
+  step.sends["dit"] = {first, second};
+  CHECK(step_of(run) == Approx(expected));
+  // Of several passes, the last one sends.
+  step.repeats = 3;
+  CHECK(step_of(run) == Approx(2 * 6.0 + expected));
+  CHECK(plan_memory(run, {}, slow_profile()).value().phases.front().waited_seconds ==
+        Approx(expected - 6.0));
+}
+
+TEST_CASE("Blocks that other ranks send take no host memory, and keep their part here",
+          "[planner]") {
+  PlannedRun run = exchanging_run();
+  PlannedComponent& component = run.components.front();
+  component.may_stream = true;
+  component.resident = 0;
+  component.others = Place::kHost;
+  component.storages.front().kept = {10, 10};
+  component.storages.front().gathers = {0.5, 0.5};
+  const MemoryPlan plan = plan_memory(run, {}, slow_profile()).value();
+  CHECK(plan.component("dit").device_bytes == 2 * 10 + 2 * 40);
+  CHECK(plan.host_bytes == 0);
+  CHECK(step_of(run) == Approx(6.0));  // the next block comes while one computes
+  component.storages.front().gathers = {5.0, 5.0};
+  CHECK(step_of(run) == Approx(10.0));  // a pass begins with the block that the last one ended with
+}
+
 }  // namespace
 }  // namespace atelier::memory
