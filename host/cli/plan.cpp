@@ -8,9 +8,12 @@
 
 #include "formats/escape.h"
 #include "host/cli/commands.h"
+#include "host/files/file_reader.h"
 #include "host/files/outputs.h"
 #include "host/files/safetensors_writer.h"
 #include "host/report/problems.h"
+#include "host/report/text.h"
+#include "memory/link_profile.h"
 
 namespace atelier::cli {
 namespace {
@@ -34,7 +37,15 @@ void print_help() {
   std::puts("\natelier plan COMMAND --help lists the flags beside those of atelier COMMAND.");
 }
 
-flags::Table own_table(PlanOnly& only) {
+// Flags beside those of the command, as they are written.
+struct Own {
+  PlanOnly only;
+  std::vector<std::string> ranks;
+  std::string network = "infiniband";
+};
+
+flags::Table own_table(const PlanCommand& command, Own& own) {
+  PlanOnly& only = own.only;
   flags::Table table;
   table
       .text("device_profile", only.device_profile,
@@ -43,15 +54,24 @@ flags::Table own_table(PlanOnly& only) {
       .text("json", only.json, "file for the plan as JSON", "FILE")
       .text("curve", only.curve,
             "file for the time of the run over the memory of the device, .csv or .svg", "FILE");
+  if (command.run != plan_train) return table;
+  table
+      .list("ranks", own.ranks,
+            "plan for so many processes, each with a device, and every way to share the training: "
+            "8,64,512")
+      .text("network", own.network,
+            "how fast they exchange what they hold: infiniband, ethernet, or a file of "
+            "`atelier doctor --comm --json`",
+            "infiniband|ethernet|FILE");
   return table;
 }
 
 flags::CommandSpec own_flags(const PlanCommand& command) {
-  PlanOnly presets;
+  Own presets;
   return {.name = std::string("plan ") + command.name,
           .summary = "Takes the flags of atelier " + std::string(command.name) +
                      " and prints a plan in place of the run. Beside them:",
-          .flags = own_table(presets).specs()};
+          .flags = own_table(command, presets).specs()};
 }
 
 // Takes the flags of `own` and their values out of `arguments`.
@@ -70,15 +90,38 @@ std::vector<std::string> take(std::vector<std::string>& arguments, const flags::
   return taken;
 }
 
+// What --ranks and --network say.
+plan::RanksAsked asked_ranks(const Own& own, report::Problems& problems) {
+  constexpr int64_t kMostRanks = 1 << 16;
+  plan::RanksAsked asked;
+  for (const std::string& text : own.ranks) {
+    const auto count = report::parse_number<int64_t>(text);
+    if (!count || *count < 1 || *count > kMostRanks)
+      problems.add("--ranks " + formats::quote_and_escape(text) + " is no number of processes",
+                   "--ranks 8,64,512");
+    asked.counts.push_back(count.value_or(1));
+  }
+  if (!own.ranks.empty() && !own.only.curve.empty())
+    problems.add("--curve is of one process", "leave it or --ranks out");
+  problems.collect([&] {
+    const auto known = memory::known_links(own.network);
+    asked.links =
+        known ? *known : memory::parse_links(files::read_text_file(own.network), own.network);
+  });
+  return asked;
+}
+
 PlanOnly take_own_flags(const PlanCommand& command, std::vector<std::string>& arguments) {
-  PlanOnly only;
-  const flags::CommandSpec own = own_flags(command);
+  Own own;
+  const flags::CommandSpec spec = own_flags(command);
   report::Problems problems;
-  own_table(only).read(flags::parse_flags(own, take(arguments, own)), problems);
+  own_table(command, own).read(flags::parse_flags(spec, take(arguments, spec)), problems);
+  PlanOnly& only = own.only;
   if (!only.curve.empty() && !only.curve.ends_with(".csv") && !only.curve.ends_with(".svg"))
-    throw Error(ErrorCode::kInvalidArgument,
-                "--curve " + formats::quote_and_escape(only.curve) + ": it is no table or image",
-                "end it in .csv or .svg");
+    problems.add("--curve " + formats::quote_and_escape(only.curve) + ": it is no table or image",
+                 "end it in .csv or .svg");
+  if (command.run == plan_train) only.ranks = asked_ranks(own, problems);
+  problems.throw_if_any();
   return only;
 }
 
@@ -114,6 +157,16 @@ int run_plan(std::span<const std::string> arguments) {
               "plan " + formats::quote_and_escape(arguments[0]) + " is not known; there are " +
                   report::list_names(names),
               nearest.empty() ? "atelier plan train …" : "did you mean " + nearest + "?");
+}
+
+int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only) {
+  std::fputs(plan::rank_table(planned).c_str(), stdout);
+  if (!only.json.empty()) {
+    const std::string note = files::replaced_note(std::vector<std::string>{only.json});
+    if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
+    files::write_file(only.json, plan::rank_json(planned).dump(2) + "\n");
+  }
+  return 0;
 }
 
 int print_plan(const std::optional<plan::Planned>& made, const std::string& reason,

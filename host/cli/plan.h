@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/plan/plan_run.h"
+#include "host/plan/rank_plan.h"
 
 namespace atelier::cli {
 
@@ -14,12 +15,16 @@ namespace atelier::cli {
 struct PlanOnly {
   std::string device_profile;  // empty: the device that is there
   std::string json, curve;     // files; empty: none
+  plan::RanksAsked ranks;      // none: one process
 };
 
 // The table on stdout, and the files. Returns the exit code. Throws Error{kUnsupported} when there
 // is no plan, for the `reason`, or for want of a limit.
 int print_plan(const std::optional<plan::Planned>& planned, const std::string& reason,
                const PlanOnly& only);
+
+// The same of a training on several ranks.
+int print_ranks(const plan::PlannedRanks& planned, const PlanOnly& only);
 
 // The commands as `atelier plan` calls them: they check everything, print the plan and end.
 int plan_generate(std::span<const std::string> arguments, const PlanOnly& only);

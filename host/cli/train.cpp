@@ -106,7 +106,9 @@ int plan_only(plan::TrainingRequest request, const PlanOnly& only, report::Probl
   train::share_batch(request.config, /*processes=*/1, problems);
   request.is_planned_only = true;
   request.device_profile = only.device_profile;
+  request.ranks = only.ranks;
   plan::PreparedTraining prepared = prepare_training(std::move(request), progress, problems);
+  if (prepared.ranks) return print_ranks(*prepared.ranks, only);
   return print_plan(prepared.planned, prepared.unplanned, only);
 }
 

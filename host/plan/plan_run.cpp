@@ -313,6 +313,8 @@ double count_steps(const train::Config& config, int64_t samples) {
   return static_cast<double>(config.num_epochs) * std::max(1.0, std::floor(seen / in_a_step));
 }
 
+}  // namespace
+
 TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& asked) {
   const train::Config& config = asked.config;
   TrainingBasis basis{.config = config, .selection = asked.selection};
@@ -332,6 +334,8 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   }
   return basis;
 }
+
+namespace {
 
 // The same run with another configuration or model.
 TrainingBasis with(const TrainingBasis& basis, const train::Config& config,

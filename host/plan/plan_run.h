@@ -49,6 +49,9 @@ std::optional<Planned> plan_generation(model::LoadedModel& model, const model::L
 std::optional<Planned> plan_training(model::LoadedModel& model, const MemoryLimits& limits,
                                      const TrainingAsked& asked, std::string& reason);
 
+// What such a plan begins with.
+TrainingBasis training_basis(const model::LoadedModel& model, const TrainingAsked& asked);
+
 // Puts what a plan for training says of activations and of the optimizer where the user said
 // nothing.
 void apply_to_training(const Planned& planned, train::Config& config);

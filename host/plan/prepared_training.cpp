@@ -88,6 +88,7 @@ class Preparation {
       : family_(request.family),
         progress_(progress),
         problems_(problems),
+        ranks_(std::move(request.ranks)),
         run_{.config = std::move(request.config)} {
     limits_ = config_.memory.limits;
     config_.model.components = needed_components(family_, config_);
@@ -108,7 +109,9 @@ class Preparation {
     if (run_.model && config_.stage != Stage::kDataProcess && has_denoiser()) check_trained();
     open_datasets();
     check_cached_stages();
-    if (has_limits && run_.model) sizes_.emplace(*run_.model, config_.model, limits_);
+    // What one process cannot hold, several may.
+    if (has_limits && run_.model && ranks_.counts.empty())
+      sizes_.emplace(*run_.model, config_.model, limits_);
     read_prompts();
     check_sizes();
     check_resumed();
@@ -432,6 +435,10 @@ class Preparation {
     const PreparedRun& run = prepared.run;
     TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
     if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
+    if (!ranks_.counts.empty()) {
+      prepared.ranks = plan_ranks(*run.model, limits_, asked, ranks_);
+      return;
+    }
     prepared.planned = plan_training(*run.model, limits_, asked, prepared.unplanned);
   }
 
@@ -454,6 +461,7 @@ class Preparation {
   const ModelFamily& family_;
   progress::Progress& progress_;
   Problems& problems_;
+  const RanksAsked ranks_;
   MemoryLimits limits_;
   PreparedRun run_;
   Config& config_ = run_.config;

@@ -7,6 +7,7 @@
 #include "atelier/model_family.h"
 
 #include "host/plan/plan_run.h"
+#include "host/plan/rank_plan.h"
 #include "host/progress/progress.h"
 #include "host/report/problems.h"
 #include "host/train/training_run.h"
@@ -18,11 +19,13 @@ struct TrainingRequest {
   train::Config config;  // that parse_config() has checked
   bool is_planned_only = false;
   std::string device_profile = {};  // see MemoryLimits
+  RanksAsked ranks = {};            // plans for these in place of one process
 };
 
 struct PreparedTraining {
   train::PreparedRun run;
   std::optional<Planned> planned = {};
+  std::optional<PlannedRanks> ranks = {};
   std::string unplanned = {};  // why there is no plan; empty: none is needed
 };
 

@@ -21,14 +21,6 @@ using report::print;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
-std::string time_text(double seconds) {
-  if (seconds < 1e-3) return print("%.3g us", seconds * 1e6);
-  if (seconds < 1) return print("%.3g ms", seconds * 1e3);
-  if (seconds < 600) return print("%.3g s", seconds);
-  if (seconds < 36000) return print("%.3g min", seconds / 60);
-  return print("%.3g h", seconds / 3600);
-}
-
 bool streams(const ComponentChoice& choice) {
   return choice.resident < choice.num_blocks;
 }
@@ -82,7 +74,16 @@ std::string pad_left(const std::string& text, size_t width) {
   return text.size() >= width ? text : std::string(width - text.size(), ' ') + text;
 }
 
-// Columns as wide as their longest cell; those whose heading begins with '>' are flush right.
+}  // namespace
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-3) return print("%.3g us", seconds * 1e6);
+  if (seconds < 1) return print("%.3g ms", seconds * 1e3);
+  if (seconds < 600) return print("%.3g s", seconds);
+  if (seconds < 36000) return print("%.3g min", seconds / 60);
+  return print("%.3g h", seconds / 3600);
+}
+
 std::string columns(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths(rows.front().size());
   std::vector<bool> is_right(widths.size());
@@ -104,8 +105,6 @@ std::string columns(std::vector<std::vector<std::string>> rows) {
   }
   return text;
 }
-
-}  // namespace
 
 std::vector<PlanRow> plan_rows(const PlannedResult& result, const PlanTarget& target) {
   std::vector<PlanRow> rows;

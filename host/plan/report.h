@@ -11,6 +11,11 @@
 
 namespace atelier::plan {
 
+// "12.5 ms"
+std::string time_text(double seconds);
+// Columns as wide as their longest cell; those whose heading begins with '>' are flush right.
+std::string columns(std::vector<std::vector<std::string>> rows);
+
 // What rests where, how many bytes it takes and why.
 struct PlanRow {
   std::string what, where;

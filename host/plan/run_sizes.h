@@ -9,6 +9,7 @@
 
 #include "host/generate/generator.h"
 #include "host/model/model_loader.h"
+#include "host/plan/rank_sizes.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
 #include "memory/activation_budget.h"
@@ -16,6 +17,9 @@
 #include "memory/planner.h"
 
 namespace atelier::plan {
+
+// Batches of an optimizer step that one rank makes.
+int64_t batches_of_rank(const train::Config& config, const RankMode& mode);
 
 // What is given before anything is planned.
 struct PlanBasis {
@@ -69,6 +73,12 @@ struct SizedRun {
   std::vector<int64_t> slack_bytes;
   std::string main_phase;
   bool on_host = false;  // as TrainingBasis has it
+  // Of a training on several ranks, by strategy: what one of them sends in a step, and how long
+  // nothing is computed meanwhile, beside what the planner's clock finds.
+  struct Exchange {
+    double sent_bytes = 0.0, exposed_seconds = 0.0;
+  };
+  std::vector<Exchange> exchanges;
 };
 
 // Throws what the model throws when it cannot run without values.
@@ -76,6 +86,10 @@ SizedRun size_generation(model::LoadedModel& model, const GenerationBasis& gener
                          const PlanBasis& basis);
 SizedRun size_training(model::LoadedModel& model, const TrainingBasis& training,
                        const PlanBasis& basis);
+// The same on several ranks, for each mode; their `on_host` stands for that of `training`.
+std::vector<SizedRun> size_training(model::LoadedModel& model, const TrainingBasis& training,
+                                    const PlanBasis& basis, const memory::LinkProfile& links,
+                                    std::span<const RankMode> modes);
 
 // The components of a model, in each storage that may be chosen. `prepares_levels`: what only noise
 // levels reach is drawn once.

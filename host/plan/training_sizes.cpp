@@ -1,7 +1,9 @@
 // The phases of a training: encode what is cached, train, and make images on the way.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -33,6 +35,8 @@ constexpr int kBudgets = 20;             // parts of the activations that are tr
 constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
+// Of gradients in buckets, which are on their way to other ranks: four of 25 MiB.
+constexpr double kUnderWayBytes = 4 * 25 * 1024.0 * 1024.0;
 
 // That AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
 // value without a master, and of 8-bit moments.
@@ -55,31 +59,56 @@ class TrainingSizes {
         dry_(model, basis.like),
         encoded_(training.encoded) {}
 
-  SizedRun sized() {
+  SizedRun sized(const RankMode& mode, const memory::LinkProfile& links) {
+    measure_passes();
+    mode_ = mode;
+    links_ = &links;
     SizedRun sized;
     sized.main_phase = "train";
-    const bool on_host = training_.on_host || sends_away_trained();
-    sized.on_host = on_host;
+    sized.on_host = mode.on_host || sends_away_trained();
     sized.batch_size = training_.config.order.batch_size;
     sized.run.prefetch = basis_.prefetch;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
-      if (!trains_weights_of(component.name)) continue;
-      component.storages.resize(1);  // what is trained does not rest in 8 bits
-      component.may_stream &= training_.on_host || is_sent_away(component.name);
-      component.others = memory::Place::kHost;  // files are not changed
-      count_kept(component);
+      if (trains_weights_of(component.name)) limit_trained(component);
+      if (is_sharded(component)) shard_blocks(component, mode_, *links_);
     }
-    if (training_.config.stage != train::Stage::kTrain) add_encoding(sized.run);
+    sized.run.phases = encoding_;
+    for (PlannedPhase& phase : sized.run.phases)
+      phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
     if (training_.config.stage == train::Stage::kDataProcess) return sized;
-    dry_.train(training_.selection, training_.config.lora.rank);
-    trained_ = trained();
-    sized.run.phases.push_back(train_phase(sized, on_host));
-    if (training_.preview) sized.run.phases.push_back(preview_phase(on_host));
+    trained_ = shared(whole_);
+    sized.run.phases.push_back(train_phase(sized, sized.on_host));
+    if (training_.preview) sized.run.phases.push_back(preview_phase(sized.on_host));
     return sized;
   }
 
  private:
+  // What does not depend on the ranks.
+  void measure_passes() {
+    if (std::exchange(has_measured_, true)) return;
+    if (config().stage != train::Stage::kTrain) add_encoding();
+    if (config().stage == train::Stage::kDataProcess) return;
+    dry_.train(training_.selection, config().lora.rank);
+    whole_ = trained();
+    for (const model::RangedDenoiser& denoiser : denoisers_)
+      of_denoisers_.push_back({measure(config().order.batch_size, denoiser),
+                               measure(config().order.batch_size + 1, denoiser)});
+  }
+
+  void limit_trained(memory::PlannedComponent& component) const {
+    component.storages.resize(1);  // what is trained does not rest in 8 bits
+    // Several ranks keep their weights on the device where they keep them whole.
+    component.may_stream &= (mode_.on_host && mode_.ranks == 1) || is_sent_away(component.name);
+    component.others = memory::Place::kHost;  // files are not changed
+    count_kept(component);
+  }
+
+  bool is_sharded(const memory::PlannedComponent& component) const {
+    return mode_.zero_stage == 3 && !component.storages.front().blocks.empty() &&
+           train::running_components(model_, training_.selection).contains(component.name);
+  }
+
   const train::Config& config() const { return training_.config; }
 
   // Weights that are trained themselves rest where the optimizer is; LoRA factors stay on the
@@ -105,7 +134,7 @@ class TrainingSizes {
   }
 
   // Small weights of blocks that rest on the host are computed with in a copy that stays.
-  void count_kept(memory::PlannedComponent& component) {
+  void count_kept(memory::PlannedComponent& component) const {
     std::set<const Weight*> small;
     for (const auto& trained : training_.selection.weights) {
       if (bytes_of(*trained.weight, trained.component) < config().offload.least_bytes)
@@ -136,7 +165,7 @@ class TrainingSizes {
   bool is_cached(const EncodeStage& stage) const { return cached_.find(stage.name)->second; }
 
   // What is made ahead.
-  void add_encoding(memory::PlannedRun& run) {
+  void add_encoding() {
     const at::NoGradGuard no_grad;
     for (const EncodeStage& stage : stages_.encoding) {
       const Inputs values = model::inputs_of(stage, inputs());
@@ -149,12 +178,11 @@ class TrainingSizes {
         made = model::encode(model_.model(), in, runner, at::kMeta);
       });
       if (!stages_.is_target(stage)) encoded_.merge(made);
-      run.phases.push_back(
-          {.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
-           .components = components,
-           .strategies = {strategy_of(dry_, model_, pass, dry_.dtype(components.front()),
-                                      basis_.profile)},
-           .passes = static_cast<double>(training_.samples)});
+      encoding_.push_back({.name = "encode " + model::encoded_by(stage, model_.family().inputs()),
+                           .components = components,
+                           .strategies = {strategy_of(
+                               dry_, model_, pass, dry_.dtype(components.front()), basis_.profile)},
+                           .passes = static_cast<double>(training_.samples)});
     }
   }
 
@@ -231,7 +259,30 @@ class TrainingSizes {
   struct Trained {
     double numbers = 0, factors = 0, gradients = 0, state = 0;
     double moving = 0;  // most that one call of the optimizer makes for itself
+    // Of weights, by component: their gradients in a step.
+    std::map<std::string, double> gradients_of = {};
+    double beside = 0;  // gradients on their way to other ranks
   };
+  bool is_of_factors() const { return training_.selection.weights.empty(); }
+
+  // What one rank has of it. Factors are never shared, and their gradients only summed.
+  Trained shared(Trained sum) const {
+    if (mode_.ranks == 1) return sum;
+    sum.beside = std::min(sum.gradients, kUnderWayBytes);
+    if (mode_.zero_stage == 0 || (is_of_factors() && mode_.zero_stage == 3)) return sum;
+    const auto parts = static_cast<double>(mode_.group);
+    sum.state /= parts;
+    sum.moving /= parts;
+    if (mode_.zero_stage >= 2) sum.gradients /= parts;
+    return sum;
+  }
+
+  // As formulas of ranks have it.
+  TrainedBytes trained_bytes() const {
+    return {.values = is_of_factors() ? whole_.factors : whole_.gradients,
+            .gradients = whole_.gradients,
+            .states = whole_.state};
+  }
   // Of a step's gradients, by component, those that are there at one time.
   double gradients_of_step(const std::map<std::string, double>& by_component) const {
     double all = 0, of_denoisers = 0, of_one = 0;
@@ -267,6 +318,7 @@ class TrainingSizes {
       copied = std::max(copied, copied_bytes(config().optimizer, leaf.scalar_type()));
     }
     sum.gradients = gradients_of_step(gradients);
+    sum.gradients_of = gradients;
     sum.numbers = factors + whole;
     sum.factors = 4.0 * factors;
     const bool is_in_batches = config().optimizer.kind == optim::Kind::kAdamW ||
@@ -285,15 +337,15 @@ class TrainingSizes {
     if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * sum.numbers);
     if (on_host) {
       const double rest = sum.factors + sum.gradients + sum.state;
-      strategy.device_bytes += std::llround(sum.factors);
+      strategy.device_bytes += std::llround(sum.factors + sum.beside);
       strategy.host_bytes += std::llround(rest);
       strategy.seconds += 2.0 * rest / kHostBytesPerSecond;
       return 0;
     }
-    const bool is_accumulated = config().order.gradient_accumulation_steps > 1;
+    const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
     const double computing =
         static_cast<double>(strategy.device_bytes) + (is_accumulated ? sum.gradients : 0.0);
-    const double resting = sum.factors + sum.state;
+    const double resting = sum.factors + sum.state + sum.beside;
     strategy.device_bytes = std::llround(resting + std::max(computing, sum.gradients + sum.moving));
     strategy.seconds += 2.0 * (resting + sum.gradients) / basis_.profile.memory_bytes_per_second;
     return std::llround(std::max(0.0, sum.gradients + sum.moving - computing));
@@ -304,17 +356,10 @@ class TrainingSizes {
     const auto components = train::running_components(model_, training_.selection);
     phase.components = {components.begin(), components.end()};
     phase.passes = training_.steps;
-    struct Passes {
-      DryModel::TrainingPass pass, larger;  // larger: of one more sample
-    };
-    std::vector<Passes> of_denoisers;
-    for (const model::RangedDenoiser& denoiser : denoisers_)
-      of_denoisers.push_back(
-          {measure(sized.batch_size, denoiser), measure(sized.batch_size + 1, denoiser)});
     for (const ActivationBudget& budget : possible_budgets()) {
       std::vector<Strategy> strategies;
       int64_t larger_bytes = 0, planned_bytes = 0;
-      for (const auto& [pass, larger] : of_denoisers) {
+      for (const auto& [pass, larger] : of_denoisers_) {
         const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
         strategies.push_back(strategy_of_budget(pass, plan, budget));
@@ -327,7 +372,8 @@ class TrainingSizes {
                          .device_bytes);
       }
       Strategy strategy = mean_of(std::move(strategies));
-      sized.more_bytes.push_back(larger_bytes - strategy.device_bytes);
+      sized.more_bytes.push_back((larger_bytes - strategy.device_bytes) / mode_.sequence);
+      if (mode_.ranks > 1) sized.exchanges.push_back(exchange(sized.run, strategy));
       sized.slack_bytes.push_back(add_trained(on_host, strategy));
       phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
@@ -335,6 +381,57 @@ class TrainingSizes {
         sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = planned_bytes};
     }
     return phase;
+  }
+
+  // Lets the strategy do what several ranks do in a step.
+  SizedRun::Exchange exchange(const memory::PlannedRun& run, Strategy& strategy) const {
+    SizedRun::Exchange done;
+    if (mode_.sequence > 1)
+      done.exposed_seconds =
+          share_rows(strategy, mode_, attention_bytes(), *links_, done.sent_bytes);
+    const auto batches = static_cast<double>(batches_of_rank(config(), mode_));
+    const bool sends_each = mode_.zero_stage >= 2 && !is_of_factors();
+    strategy.sending_repeats = sends_each ? batches : 1.0;
+    double gathered = 0.0;
+    for (const memory::PlannedComponent& component : run.components) {
+      const memory::StoredComponent& stored = component.storages.front();
+      if (!stored.gathers.empty())
+        gathered += static_cast<double>(
+            std::accumulate(stored.blocks.begin(), stored.blocks.end(), int64_t{0}));
+      const auto gradients = whole_.gradients_of.find(component.name);
+      if (gradients != whole_.gradients_of.end() && strategy.backward.contains(component.name))
+        strategy.sends[component.name] =
+            sending_seconds(stored, gradients->second, summing(), *links_);
+    }
+    const double ending = ending_seconds(summing(), trained_bytes(), *links_);
+    strategy.seconds += ending;
+    done.exposed_seconds += ending;
+    done.sent_bytes += plan::sent_bytes(summing(), trained_bytes(), gathered, batches);
+    if (is_of_factors() && mode_.zero_stage == 3)
+      done.sent_bytes += plan::sent_bytes(mode_, {}, gathered, batches);
+    return done;
+  }
+
+  // How gradients travel: those of factors are summed where the base is sharded.
+  RankMode summing() const {
+    RankMode mode = mode_;
+    if (!is_of_factors() || mode.zero_stage < 3) return mode;
+    mode.zero_stage = 0;
+    mode.group = mode.ranks;
+    return mode;
+  }
+
+  // Of the output of attention in a block, on average.
+  double attention_bytes() const {
+    double bytes = 0.0, blocks = 0.0;
+    for (const Passes& passes : of_denoisers_) {
+      for (const auto& run : passes.pass.runs) {
+        ++blocks;
+        for (const auto& op : run->operators)
+          bytes += op.name.starts_with("attention") ? static_cast<double>(op.bytes) : 0.0;
+      }
+    }
+    return blocks > 0 ? bytes / blocks : 0.0;
   }
 
   static bool is_part(const ActivationBudget& budget) {
@@ -508,8 +605,7 @@ class TrainingSizes {
     Strategy strategy = named_strategy(plan, budget);
     strategy.device_bytes = pass.outside_bytes + plan.peak_bytes;
     strategy.host_bytes = plan.offloaded_bytes;
-    const auto passes =
-        static_cast<double>(std::max<int64_t>(1, config().order.gradient_accumulation_steps));
+    const auto passes = static_cast<double>(std::max<int64_t>(1, batches_of_rank(config(), mode_)));
     const double runs = runs_of_denoiser(pass);
     strategy.repeats = passes * runs;
     strategy.seconds = pass.outside_seconds * passes;
@@ -557,14 +653,36 @@ class TrainingSizes {
   DryModel dry_;
   const std::vector<model::RangedDenoiser> denoisers_ =
       train::running_denoisers(model_, training_.selection);
-  Trained trained_;
-  Conditioning encoded_;  // what is made ahead, the target's latents left out
+  struct Passes {
+    DryModel::TrainingPass pass, larger;  // larger: of one more sample
+  };
+  bool has_measured_ = false;
+  std::vector<PlannedPhase> encoding_;
+  std::vector<Passes> of_denoisers_;
+  RankMode mode_;
+  const memory::LinkProfile* links_ = nullptr;
+  Trained whole_, trained_;  // of all ranks and of one
+  Conditioning encoded_;     // what is made ahead, the target's latents left out
 };
 
 }  // namespace
 
+int64_t batches_of_rank(const train::Config& config, const RankMode& mode) {
+  const int64_t batches = config.order.gradient_accumulation_steps;
+  return config.global_batch_size == 0 ? batches : (batches + mode.batches() - 1) / mode.batches();
+}
+
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
-  return TrainingSizes(model, training, basis).sized();
+  return TrainingSizes(model, training, basis).sized({.on_host = training.on_host}, {});
+}
+
+std::vector<SizedRun> size_training(LoadedModel& model, const TrainingBasis& training,
+                                    const PlanBasis& basis, const memory::LinkProfile& links,
+                                    std::span<const RankMode> modes) {
+  TrainingSizes sizes(model, training, basis);
+  std::vector<SizedRun> runs;
+  for (const RankMode& mode : modes) runs.push_back(sizes.sized(mode, links));
+  return runs;
 }
 
 }  // namespace atelier::plan

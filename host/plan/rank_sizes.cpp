@@ -1,0 +1,111 @@
+#include "host/plan/rank_sizes.h"
+
+#include <cmath>
+#include <numeric>
+
+namespace atelier::plan {
+
+using memory::exchange_seconds;
+using memory::LinkProfile;
+
+HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole) {
+  const auto part = [&](int from_stage, double bytes) {
+    return mode.zero_stage >= from_stage ? bytes / static_cast<double>(mode.group) : bytes;
+  };
+  const double moved = part(2, whole.gradients) + part(1, whole.states);
+  const double values = part(3, whole.values) + whole.beside;
+  return mode.on_host ? HeldBytes{values, moved} : HeldBytes{values + moved, 0.0};
+}
+
+double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered,
+                  double batches) {
+  const auto part = [](int64_t size) {
+    return static_cast<double>(size - 1) / static_cast<double>(size);
+  };
+  const double n = part(mode.group);
+  const double between =
+      2 * part(mode.replicas()) * whole.gradients / static_cast<double>(mode.group);
+  switch (mode.zero_stage) {
+    case 0:
+      return 2 * n * whole.gradients;
+    case 1:
+      return n * (whole.gradients + whole.values) + between;
+    case 2:
+      return n * (batches * whole.gradients + whole.values) + between;
+    default:
+      return n * batches * (whole.gradients + 2 * gathered) + between;
+  }
+}
+
+memory::RankGroup group_of(const RankMode& mode, const LinkProfile& links) {
+  return memory::nearest_ranks(links, mode.group);
+}
+
+void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
+                  const LinkProfile& links) {
+  for (memory::StoredComponent& stored : component.storages) {
+    stored.kept.clear();
+    for (const int64_t bytes : stored.blocks) {
+      stored.kept.push_back((bytes + mode.group - 1) / mode.group);
+      stored.gathers.push_back(
+          exchange_seconds(links, group_of(mode, links), static_cast<double>(bytes)));
+    }
+  }
+  component.may_stream = true;
+  component.resident = 0;
+  component.others = memory::Place::kHost;
+}
+
+std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
+                                    const RankMode& mode, const LinkProfile& links) {
+  const auto all = static_cast<double>(
+      std::accumulate(component.blocks.begin(), component.blocks.end(), component.outside));
+  std::vector<double> seconds;
+  for (size_t i = 0; i < component.blocks.size(); ++i) {
+    // What is outside of blocks comes with the last block of the backward pass.
+    const int64_t bytes = component.blocks[i] + (i == 0 ? component.outside : 0);
+    const double once = exchange_seconds(links, group_of(mode, links),
+                                         gradients * static_cast<double>(bytes) / all);
+    seconds.push_back(mode.zero_stage == 0 ? 2 * once : once);
+  }
+  return seconds;
+}
+
+double ending_seconds(const RankMode& mode, const TrainedBytes& whole, const LinkProfile& links) {
+  double seconds = 0.0;
+  if (mode.zero_stage == 1 || mode.zero_stage == 2)
+    seconds += exchange_seconds(links, group_of(mode, links), whole.values);
+  if (mode.replicas() > 1)
+    seconds += 2 * exchange_seconds(links, memory::one_of_each_machine(mode.replicas()),
+                                    whole.gradients / static_cast<double>(mode.group));
+  return seconds;
+}
+
+double share_rows(memory::Strategy& strategy, const RankMode& mode, double attention_bytes,
+                  const LinkProfile& links, double& sends) {
+  constexpr int kExchanged = 4;  // queries, keys, values and what attention makes of them
+  const auto parts = static_cast<double>(mode.sequence);
+  const double bytes = attention_bytes / parts;
+  const double once =
+      kExchanged * exchange_seconds(links, memory::nearest_ranks(links, mode.sequence), bytes);
+  strategy.device_bytes = std::llround(static_cast<double>(strategy.device_bytes) / parts);
+  strategy.host_bytes = std::llround(static_cast<double>(strategy.host_bytes) / parts);
+  strategy.seconds /= parts;
+  double exchanges = 0;
+  const auto share = [&](std::map<std::string, std::vector<double>>& blocks, double times) {
+    for (auto& [name, seconds] : blocks) {
+      for (double& of_block : seconds) {
+        of_block = of_block / parts + times * once;
+        exchanges += times;
+      }
+    }
+  };
+  share(strategy.forward, 1);
+  // The backward pass exchanges gradients, and where it computes again, what it did before.
+  share(strategy.backward, strategy.needs_all_blocks ? 1 : 2);
+  exchanges *= strategy.repeats;
+  sends = exchanges * kExchanged * bytes * (parts - 1) / parts;
+  return exchanges * once;
+}
+
+}  // namespace atelier::plan

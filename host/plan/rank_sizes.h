@@ -1,0 +1,62 @@
+// What ranks hold of a training, and what they send each other, by how they share it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "memory/link_profile.h"
+#include "memory/planner.h"
+
+namespace atelier::plan {
+
+// How ranks share a training: --zero_stage, --zero_group, --optimize_on_cpu, --sequence_parallel.
+struct RankMode {
+  int64_t ranks = 1;
+  int zero_stage = 0;
+  bool on_host = false;  // optimizer state and gradients rest in host memory
+  int64_t group = 1;     // ranks that share one copy of what the stage shards
+  int64_t sequence = 1;  // ranks that share the rows of one sample
+  int64_t replicas() const { return ranks / group; }
+  int64_t batches() const { return ranks / sequence; }  // that are made at one time
+};
+
+// Bytes of what is trained, whole.
+struct TrainedBytes {
+  double values = 0, gradients = 0, states = 0;
+  double beside = 0;  // on the device at one time, whatever is shared: buckets, gathered blocks
+};
+struct HeldBytes {
+  double device = 0, host = 0;
+};
+// Of these, what one rank holds. Stage 1 shares states, 2 gradients too, 3 values too.
+HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
+
+// Bytes that one rank sends in a step of `batches` batches. `gathered`: of the blocks' weights that
+// stage 3 brings for each pass over them, trained and frozen.
+double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered, double batches);
+
+// The ranks that `mode` shares over.
+memory::RankGroup group_of(const RankMode& mode, const memory::LinkProfile& links);
+
+// Leaves a part of each block on the rank; the rest comes from the others, block by block.
+void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
+                  const memory::LinkProfile& links);
+
+// What is sent of a trained component's gradients behind each of its blocks, in seconds: as much of
+// them as the block has of the component's weights.
+std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
+                                    const RankMode& mode, const memory::LinkProfile& links);
+
+// Seconds at the end of a step in which nothing is computed: moved values that come back in stages
+// 1 and 2, and sums between groups.
+double ending_seconds(const RankMode& mode, const TrainedBytes& whole,
+                      const memory::LinkProfile& links);
+
+// Divides the rows of samples over `mode.sequence` ranks, which exchange them around attention:
+// queries, keys and values of `attention_bytes` outputs of each block, and these. Returns the
+// seconds of that in a step, in which nothing is computed; sets what a rank `sends`.
+double share_rows(memory::Strategy& strategy, const RankMode& mode, double attention_bytes,
+                  const memory::LinkProfile& links, double& sends);
+
+}  // namespace atelier::plan
