@@ -14,6 +14,7 @@
 #include <torch/headeronly/version.h>
 
 #include "host/cli/commands.h"
+#include "host/cli/doctor_comm.h"
 #include "host/device/cuda.h"
 #include "host/files/model_paths.h"
 #include "host/media/video_library.h"
@@ -236,6 +237,11 @@ flags::CommandSpec doctor_command() {
   flags::CommandSpec command{"doctor", "Says what works on this machine, what does not and why."};
   command.flags = {
       model::plugin_path_flag(),
+      {.name = "comm",
+       .kind = flags::FlagKind::kFlag,
+       .help = "measures how fast the processes of a run exchange tensors, in place of all else: "
+               "atelier launch -- doctor --comm",
+       .preset = "false"},
       {.name = "json", .kind = flags::FlagKind::kFlag, .help = "as JSON", .preset = "false"}};
   return command;
 }
@@ -244,6 +250,7 @@ int run_doctor(std::span<const std::string> arguments) {
   const flags::CommandSpec command = doctor_command();
   if (flags::wants_help(arguments)) return print_help(command);
   const flags::ParsedFlags flags = flags::parse_flags(command, arguments);
+  if (flags.flag("comm")) return doctor_comm(flags.flag("json"));
   std::vector<Item> items = {check_libtorch(), check_cpu(), check_memory()};
   for (Item& item : check_gpus()) items.push_back(std::move(item));
   items.push_back(check_nccl());
