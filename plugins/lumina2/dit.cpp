@@ -14,6 +14,7 @@
 namespace lumina2 {
 
 using atelier::Segments;
+using atelier::SharedRows;
 using atelier::Tensors;
 using atelier::nn::Linear;
 using atelier::nn::Module;
@@ -205,39 +206,45 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const int64_t H = x.size(3) / p, W = x.size(4) / p;
   const at::ScalarType dtype = x.scalar_type();
   const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
-  const Segments& text_rows = prompts.rows;
-  const Segments image_rows = Segments::uniform(B, H * W);
-  const Segments rows = atelier::join(text_rows, image_rows);
+  const SharedRows text_rows(prompts.rows), image_rows(Segments::uniform(B, H * W)),
+      rows = join(text_rows, image_rows);
   const Rope& table = ropes_.get({H, W, prompts.lengths, x.device()},
                                  [&] { return make_rope(H, W, prompts.lengths, x.device()); });
   const auto level = levels_.step(in.sigma_B, dtype, in.level);
 
-  at::Tensor text = caption_in_.forward(caption_norm_.forward(prompts.values.to(dtype)));
+  at::Tensor text =
+      caption_in_.forward(caption_norm_.forward(text_rows.take(prompts.values.to(dtype))));
+  const at::Tensor text_cos = text_rows.take(table.text_cos),
+                   text_sin = text_rows.take(table.text_sin);
   for (const auto& block : context_refiner_) {
-    text = runner.run(*block, {text, table.text_cos, table.text_sin, text_rows.tensor()})[0];
+    text = runner.run(*block, {text, text_cos, text_sin, text_rows.rows().tensor()})[0];
   }
 
   // Values of a token: its rows, its columns, then channels.
-  at::Tensor image = x_embedder_.forward(
-      x.reshape({B, C, H, p, W, p}).permute({0, 2, 4, 3, 5, 1}).reshape({B * H * W, p * p * C}));
+  at::Tensor image = x_embedder_.forward(image_rows.take(
+      x.reshape({B, C, H, p, W, p}).permute({0, 2, 4, 3, 5, 1}).reshape({B * H * W, p * p * C})));
+  const at::Tensor image_cos = image_rows.take(table.image_cos),
+                   image_sin = image_rows.take(table.image_sin);
   for (size_t i = 0; i < noise_refiner_.size(); ++i) {
-    image = runner.run(*noise_refiner_[i], {image, table.image_cos, table.image_sin,
-                                            image_rows.tensor(), level.of_block(i)})[0];
+    image = runner.run(*noise_refiner_[i], {image, image_cos, image_sin, image_rows.rows().tensor(),
+                                            level.of_block(i)})[0];
   }
 
-  at::Tensor joint = atelier::join_rows(text, text_rows, image, image_rows);
+  at::Tensor joint = atelier::join_rows(text, text_rows.rows(), image, image_rows.rows());
   text.reset(), image.reset();
+  const at::Tensor cos = rows.take(table.cos), sin = rows.take(table.sin);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    joint = runner.run(*layers_[i], {joint, table.cos, table.sin, rows.tensor(),
+    joint = runner.run(*layers_[i], {joint, cos, sin, rows.rows().tensor(),
                                      level.of_block(noise_refiner_.size() + i)})[0];
   }
-  image = atelier::split_rows(joint, text_rows, image_rows).second;
+  image = atelier::split_rows(joint, text_rows.rows(), image_rows.rows()).second;
 
   const at::Tensor scale = level.of_end();
   image = final_linear_.forward(
-      ops::norm_modulate(image, at::zeros_like(scale), scale, image_rows, kFinalNormEps));
+      ops::norm_modulate(image, at::zeros_like(scale), scale, image_rows.rows(), kFinalNormEps));
   // The model goes from noise to the image.
-  return image.neg()
+  return image_rows.gather(image)
+      .neg()
       .view({B, H, W, p, p, C})
       .permute({0, 5, 1, 3, 2, 4})
       .reshape({B, C, 1, H * p, W * p});

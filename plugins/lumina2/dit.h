@@ -9,6 +9,7 @@
 #include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
 #include "atelier/nn/waves.h"
+#include "atelier/shared_rows.h"
 
 #include "config.h"
 
@@ -18,7 +19,7 @@ class DitBlock;
 
 // Weights are called as the original checkpoint calls them. Not thread-safe: tables of the last
 // shapes are kept between calls.
-class Dit final : public atelier::Denoiser {
+class Dit final : public atelier::Denoiser, public atelier::SharesRows {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
@@ -33,6 +34,7 @@ class Dit final : public atelier::Denoiser {
     return {{.width = config_.text_width}};
   }
   atelier::nn::NoiseLevels* levels() override { return &levels_; }
+  int64_t key_heads() const override { return config_.kv_heads; }
 
  private:
   // Cosines and sines of every row, [N, head_dim / 2] float32.

@@ -15,6 +15,7 @@
 namespace qwen_image {
 
 using atelier::Segments;
+using atelier::SharedRows;
 using atelier::Tensors;
 using atelier::nn::Linear;
 using atelier::nn::Module;
@@ -324,10 +325,10 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const at::ScalarType dtype = x.scalar_type();
   const atelier::PackedRows prompts = atelier::pack_entry(in.cond, atelier::kPromptEmbeds);
   References references = references_of(in.cond, prompts.lengths, x.options());
-  const Segments& text_rows = prompts.rows;
-  const Segments own_rows = Segments::uniform(B, H * W), reference_rows(references.lengths);
-  const bool has_references = reference_rows.total() > 0;
-  const Segments image_rows = has_references ? atelier::join(own_rows, reference_rows) : own_rows;
+  const SharedRows text_rows(prompts.rows), own_rows(Segments::uniform(B, H * W)),
+      reference_rows(Segments(references.lengths));
+  const bool has_references = !references.rows.empty();
+  const SharedRows image_rows = has_references ? join(own_rows, reference_rows) : own_rows;
   const Rope& table = ropes_.get({H, W, references.samples, x.device()},
                                  [&] { return make_rope(H, W, references.samples, x.device()); });
   const auto level = levels_.step(in.sigma_B, dtype, in.level);
@@ -336,28 +337,42 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
     clean = levels_.step(at::zeros_like(in.sigma_B), dtype,
                          in.level ? std::optional(clean_level_) : std::nullopt);
 
-  at::Tensor rows = to_rows(x);
-  if (has_references)
-    rows = atelier::join_rows(rows, own_rows, at::cat(references.rows), reference_rows);
+  at::Tensor rows = own_rows.take(to_rows(x));
+  if (has_references) {
+    rows = atelier::join_rows(rows, own_rows.rows(), reference_rows.take(at::cat(references.rows)),
+                              reference_rows.rows());
+  }
   at::Tensor image = img_in_.forward(rows);
-  at::Tensor text = txt_in_.forward(txt_norm_.forward(prompts.values.to(dtype)));
+  at::Tensor text = txt_in_.forward(txt_norm_.forward(text_rows.take(prompts.values.to(dtype))));
+  const at::Tensor image_cos = image_rows.take(table.image_cos),
+                   image_sin = image_rows.take(table.image_sin),
+                   text_cos = text_rows.take(table.text_cos),
+                   text_sin = text_rows.take(table.text_sin);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    Tensors inputs = {
-        image,          text,           level.of_block(i),   table.image_cos,   table.image_sin,
-        table.text_cos, table.text_sin, image_rows.tensor(), text_rows.tensor()};
+    Tensors inputs = {image,
+                      text,
+                      level.of_block(i),
+                      image_cos,
+                      image_sin,
+                      text_cos,
+                      text_sin,
+                      image_rows.rows().tensor(),
+                      text_rows.rows().tensor()};
     if (clean) {
       inputs.push_back(clean->of_block(i));
-      inputs.push_back(halves(own_rows, reference_rows).tensor());
+      inputs.push_back(halves(own_rows.rows(), reference_rows.rows()).tensor());
     }
     Tensors out = runner.run(*blocks_[i], inputs);
     image = std::move(out[0]);
     text = out.size() > 1 ? std::move(out[1]) : at::Tensor();
   }
-  if (has_references) image = atelier::split_rows(image, own_rows, reference_rows).first;
+  if (has_references)
+    image = atelier::split_rows(image, own_rows.rows(), reference_rows.rows()).first;
 
   const std::vector<at::Tensor> ends = level.of_end().chunk(2, 1);  // scale, then shift
-  image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], own_rows, kNormEps));
-  return image.view({B, H, W, C, kPatch, kPatch})
+  image = proj_out_.forward(ops::norm_modulate(image, ends[1], ends[0], own_rows.rows(), kNormEps));
+  return own_rows.gather(image)
+      .view({B, H, W, C, kPatch, kPatch})
       .permute({0, 3, 1, 4, 2, 5})
       .reshape({B, C, 1, H * kPatch, W * kPatch});
 }

@@ -10,6 +10,7 @@
 #include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
 #include "atelier/nn/waves.h"
+#include "atelier/shared_rows.h"
 
 #include "config.h"
 
@@ -34,7 +35,7 @@ struct SampleRows {
 };
 
 // Not thread-safe: tables of the last shapes are kept between calls.
-class Dit final : public atelier::Denoiser {
+class Dit final : public atelier::Denoiser, public atelier::SharesRows {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
@@ -47,6 +48,7 @@ class Dit final : public atelier::Denoiser {
   at::ScalarType dtype() const override { return img_in_.weight->draw().scalar_type(); }
   std::vector<atelier::ConditioningEntry> entries() const override { return entries_; }
   atelier::nn::NoiseLevels* levels() override { return &levels_; }
+  int64_t key_heads() const override { return config_.heads; }
 
   bool has_clean_references() const { return config_.clean_references; }
   // Which prepared level is that of clean references.

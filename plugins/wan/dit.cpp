@@ -14,6 +14,7 @@
 namespace wan {
 
 using atelier::Segments;
+using atelier::SharedRows;
 using atelier::Tensors;
 using atelier::nn::LayerNorm;
 using atelier::nn::Linear;
@@ -309,25 +310,28 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
   const at::Tensor& x = in.x_BCTHW;
   const int64_t B = x.size(0), C = x.size(1), T = x.size(2), p = config_.patch;
   const int64_t H = x.size(3) / p, W = x.size(4) / p;
-  const Segments rows = Segments::uniform(B, T * H * W);
+  const SharedRows rows(Segments::uniform(B, T * H * W));
   const Segments text_rows = Segments::uniform(B, kTextRows);
   const auto& rope =
       ropes_.get({T, H, W, B, x.device()}, [&] { return make_rope(T, H, W, B, x.device()); });
   const at::Tensor text = embed_text(in, x.scalar_type());
   const Levels levels = levels_of(in, T, H * W);
+  const Segments level_rows = rows.cut(levels.rows);
   const at::Tensor time = embed_time(levels.sigma_S);
   const at::Tensor projected = time_projection_.forward(at::silu(time));
 
-  Tensors context = {rope.cos,  rope.sin, rows.tensor(),     levels.rows.tensor(),
-                     projected, text,     text_rows.tensor()};
+  Tensors context = {rows.take(rope.cos), rows.take(rope.sin), rows.rows().tensor(),
+                     level_rows.tensor(), projected,           text,
+                     text_rows.tensor()};
   if (image_embedding_) {
     const atelier::PackedRows images = atelier::pack_entry(in.cond, kImageEmbeds);
     context.push_back(image_embedding_->forward(images, x.scalar_type()));
     context.push_back(images.rows.tensor());
   }
 
-  at::Tensor clip =
-      patch_embedding_.forward(with_given(in)).permute({0, 2, 3, 4, 1}).reshape({rows.total(), -1});
+  at::Tensor clip = rows.take(patch_embedding_.forward(with_given(in))
+                                  .permute({0, 2, 3, 4, 1})
+                                  .reshape({B * T * H * W, -1}));
   for (const auto& block : blocks_) {
     Tensors inputs = {std::move(clip)};
     inputs.insert(inputs.end(), context.begin(), context.end());
@@ -336,7 +340,8 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
 
   const std::vector<at::Tensor> m = (head_modulation_->draw() + time.unsqueeze(1)).unbind(1);
   // Values of a token: its rows, its columns, then channels.
-  return head_.forward(ops::norm_modulate(clip, m[0], m[1], levels.rows, config_.norm_eps))
+  return rows
+      .gather(head_.forward(ops::norm_modulate(clip, m[0], m[1], level_rows, config_.norm_eps)))
       .view({B, T, H, W, p, p, C})
       .permute({0, 6, 1, 2, 4, 3, 5})
       .reshape({B, C, T, H * p, W * p});

@@ -8,6 +8,7 @@
 #include "atelier/component_model.h"
 #include "atelier/nn/layers.h"
 #include "atelier/nn/waves.h"
+#include "atelier/shared_rows.h"
 
 #include "config.h"
 
@@ -29,7 +30,7 @@ inline constexpr const char* kFirstFrame = "first_frame";
 // Weights are called as the original checkpoint calls them. Modulation, time and layer norms are
 // float32 whatever the rest is computed in. Not thread-safe: tables of the last shapes are kept
 // between calls.
-class Dit final : public atelier::Denoiser {
+class Dit final : public atelier::Denoiser, public atelier::SharesRows {
  public:
   explicit Dit(const DitConfig& config);
   ~Dit() override;
@@ -43,6 +44,7 @@ class Dit final : public atelier::Denoiser {
   int64_t patch() const override { return config_.patch; }
   at::ScalarType dtype() const override { return patch_embedding_.weight->draw().scalar_type(); }
   std::vector<atelier::ConditioningEntry> entries() const override;
+  int64_t key_heads() const override { return config_.heads; }
 
  private:
   // Cosines and sines of a clip of frames x height x width tokens, `count` times over.

@@ -147,8 +147,9 @@ Segments Segments::uniform(int64_t count, int64_t length) {
 }
 
 Segments Segments::from_tensor(at::Tensor offsets) {
-  const bool shaped = offsets.defined() && offsets.dim() == 1 && offsets.numel() >= 1 &&
-                      offsets.scalar_type() == at::kLong && offsets.is_cpu();
+  const bool shaped = offsets.defined() && (offsets.dim() == 1 || offsets.dim() == 2) &&
+                      offsets.numel() >= 1 && offsets.scalar_type() == at::kLong &&
+                      offsets.is_cpu();
   if (!shaped) {
     throw Error(ErrorCode::kInvalidArgument,
                 "segments: offsets must be an int64 tensor [S + 1] on the CPU");
@@ -156,11 +157,17 @@ Segments Segments::from_tensor(at::Tensor offsets) {
   Segments result;
   result.offsets_ = offsets.contiguous();
   result.data_ = result.offsets_.const_data_ptr<int64_t>();
-  const int64_t* end = result.data_ + result.offsets_.numel();
-  if (result.data_[0] != 0 || !std::is_sorted(result.data_, end)) {
-    throw Error(ErrorCode::kInvalidArgument, "segments: offsets do not ascend from 0");
+  const int64_t count = result.offsets_.size(-1);
+  for (int64_t i = 0; i < result.offsets_.numel(); i += count) {
+    const int64_t* const begin = result.data_ + i;
+    if (*begin != 0 || !std::is_sorted(begin, begin + count))
+      throw Error(ErrorCode::kInvalidArgument, "segments: offsets do not ascend from 0");
   }
   return result;
+}
+
+Segments Segments::shared(const at::Tensor& offsets_of_ranks, int64_t rank) {
+  return from_tensor(at::cat({offsets_of_ranks.narrow(0, rank, 1), offsets_of_ranks}));
 }
 
 int64_t Segments::longest() const {
@@ -178,6 +185,8 @@ bool Segments::is_uniform() const {
 
 Segments join(const Segments& a, const Segments& b) {
   check_samples("join", a, b);
+  if (a.ranks() != b.ranks())
+    throw Error(ErrorCode::kInvalidArgument, "join: rows that are shared out beside whole ones");
   return Segments::from_tensor(a.tensor() + b.tensor());
 }
 

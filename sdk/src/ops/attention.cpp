@@ -18,6 +18,7 @@
 
 #include "ops/autograd_support.h"
 #include "ops/cpu_flash.h"
+#include "ops/shared_attention.h"
 #include "ops/tiled_attention.h"
 
 namespace atelier::ops {
@@ -451,6 +452,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segmen
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_rows,
                  const Segments& k_rows, AttentionOptions options) {
+  if (k_rows.is_shared()) return shared_attention(q, k, v, q_rows, k_rows, options);
   auto call = c10::make_intrusive<AttentionCall>(q_rows, k_rows, std::move(options));
   check(q, k, v, *call);
   check_masks(q, k, *call);

@@ -47,7 +47,7 @@ Tensor upload(const Tensor& t, at::Device device) {
 }
 
 Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype) {
-  const Tensor& wanted = rows.tensor();
+  const Tensor wanted = rows.own_offsets();
   if (device.is_cpu()) return wanted.to(dtype);
   RecentOffsets& kept = recent();
   const std::lock_guard lock(kept.mutex);

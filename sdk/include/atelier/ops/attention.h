@@ -42,6 +42,10 @@ struct AttentionOptions {
 // No back end has a soft cap, a window, a bias or groups on every device, so with any of them the
 // scores are made tile by tile in float32, of at most 64 MiB, whatever back end is forced.
 //
+// Where the keys' rows are shared out among ranks, so are the queries', and each sees the keys of
+// all ranks; queries that are shared out see whole keys as they are. Shared keys have none of
+// causal, window, bias and groups.
+//
 // Returns [Nq, H * d], contiguous, in q's dtype.
 // Throws Error{kInvalidArgument} when shapes do not fit, and for `causal` where a sample has not as
 // many keys as queries; Error{kUnsupported} when the forced back end cannot run.
