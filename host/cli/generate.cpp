@@ -1,10 +1,13 @@
 // atelier generate: images from prompts.
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
+
+#include <c10/util/StringUtil.h>
 
 #include "atelier/error.h"
 
@@ -25,8 +28,10 @@
 namespace atelier::cli {
 namespace {
 
+using distributed::Group;
 using generate::Job;
 using generate::JobResult;
+using generate::PictureRanks;
 using generate::Session;
 using plan::GenerationRequest;
 using plan::PreparedGeneration;
@@ -111,6 +116,7 @@ GenerationRequest read_request(const Given& given, const plugins::Plugin* plugin
     if (only != nullptr) plan::plan_elsewhere(only->device_profile, request.limits, load);
     request.load = std::move(load);
   });
+  request.shares = own.shares;
   if (own.tiled) request.tiling = own.tiling;
   if (parsed.is_given("cfg_batch")) request.cfg_batch = own.cfg_batch;
   if (parsed.is_given("prefetch")) request.prefetch = parsed.integer("prefetch");
@@ -139,19 +145,18 @@ void run_stdin(generate::JobRunner& runner, PreparedGeneration& prepared,
   if (StopSignals::is_requested()) throw Error(ErrorCode::kCancelled, "stopped by the user");
 }
 
-// Those that this process makes: several processes take the jobs of a file in turn.
-std::vector<Job> share_of(const std::vector<Job>& jobs, const distributed::Ranks& ranks) {
+// Those that this process makes: teams take the jobs of a file in turn.
+std::vector<Job> share_of(const std::vector<Job>& jobs, const PictureRanks& ranks) {
   std::vector<Job> share;
   for (size_t i = 0; i < jobs.size(); ++i) {
-    if (static_cast<int>(i % static_cast<size_t>(ranks.size)) == ranks.rank)
-      share.push_back(jobs[i]);
+    if (static_cast<int64_t>(i) % ranks.teams == ranks.team) share.push_back(jobs[i]);
   }
   return share;
 }
 
 // Makes what was asked for. Returns the exit code.
 int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationRequest& request,
-             const distributed::Ranks& ranks) {
+             const PictureRanks& ranks) {
   if (!request.keeps_components) {
     JobResult result;
     session.run(request.jobs.front().settings, result);
@@ -160,7 +165,10 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
   }
   generate::JobRunner runner(
       [&](const generate::Settings& settings, JobResult& result) { session.run(settings, result); },
-      [](const JobResult& result) { print_line(result.to_json()); });
+      [&](const JobResult& result) {
+        if (ranks.is_first()) print_line(result.to_json());
+      },
+      /*is_shared=*/!ranks.is_alone());
   if (request.expects_jobs) {
     run_stdin(runner, prepared, request.base);
   } else {
@@ -172,17 +180,18 @@ int run_jobs(Session& session, PreparedGeneration& prepared, const GenerationReq
 }
 
 int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
-                const GenerateFlags& own, const distributed::Ranks& ranks, Progress& progress) {
+                const GenerateFlags& own, const PictureRanks& ranks, Progress& progress) {
   prepared.follow_plan();
   const StopSignals interrupts(StopSignals::Kind::kInterrupt);
   model::LoadedModel& model = prepared.model();
   std::optional<run::MemoryTimeline> timeline;
-  if (!own.report_memory.empty())
+  if (!own.report_memory.empty() && ranks.is_first())
     timeline.emplace(own.report_memory, model.device(), model.transfer());
   generate::SessionOptions options = prepared.session_options();
   options.writes_metadata = !own.no_metadata;
   options.is_cancelled = StopSignals::is_requested;
   options.timeline = timeline ? &*timeline : nullptr;
+  options.ranks = ranks;
   Session session(model, prepared.loras(), *request.plugin, options, progress);
   const int code = run_jobs(session, prepared, request, ranks);
   for (const std::string& line : model.streaming_report()) progress.note(line);
@@ -191,6 +200,47 @@ int make_images(PreparedGeneration& prepared, const GenerationRequest& request,
     for (const std::string& file : timeline->write()) progress.note(file);
   }
   return code;
+}
+
+Progress progress_of(const GenerateFlags& own, bool is_first) {
+  progress::Options shown = progress::stderr_options(own.quiet);
+  if (!is_first) shown.quiet = true;
+  return Progress(shown);
+}
+
+// One of the processes that make each picture together.
+int generate_with(Group& world, GenerationRequest request, const GenerateFlags& own,
+                  const std::string& arguments, report::Problems& problems) {
+  Progress progress = progress_of(own, world.is_first());
+  const auto prepared = prepare_together(world, [&] {
+    auto all = std::make_unique<PreparedGeneration>(std::move(request), progress, problems);
+    problems.throw_if_any();
+    all->make_plan();
+    return all;
+  });
+  distributed::Facts facts = facts_of_program();
+  facts.emplace_back("the command line", arguments);
+  facts.emplace_back("jobs", std::to_string(prepared->request().jobs.size()));
+  add_model(facts, prepared->model());
+  world.set_place("comparing");
+  distributed::require_same(world, facts);
+  world.set_place("");
+  const PictureRanks ranks = form_teams(world, prepared->request().shares);
+  const int code = make_images(*prepared, prepared->request(), own, ranks, progress);
+  world.part();
+  return code;
+}
+
+int generate_with_others(GenerationRequest request, const GenerateFlags& own,
+                         const distributed::Ranks& ranks, const std::string& arguments,
+                         report::Problems& problems) {
+  constexpr std::chrono::minutes kMostWait{30};
+  distributed::GroupOptions options = {.exchange = kMostWait};
+  if (own.dist_timeout > 0) options.exchange = std::chrono::seconds(own.dist_timeout);
+  if (request.load) options.gpu = gpu_of_nccl(request.load->device, own.dist_backend);
+  return distributed::run_with_others(ranks, options, [&](Group& world) {
+    return generate_with(world, std::move(request), own, arguments, problems);
+  });
 }
 
 // `only`: null to run, otherwise the plan is printed and nothing is made. Everything that can be
@@ -202,19 +252,26 @@ int generate_or_plan(std::span<const std::string> arguments, const PlanOnly* onl
   const ModelFamily* const family = plugin ? plugin->family : nullptr;
   Given given = {flags::parse_flags(generate_command(family), arguments, {}, problems), {}};
   generate_table(given.own, family).read(given.parsed, problems);
-  Progress progress(progress::stderr_options(given.own.quiet));
   flags::apply(given.own.process);
   GenerationRequest request = read_request(given, plugin, only, problems);
-  distributed::Ranks ranks;  // alone, unless there are jobs to share
-  if (only == nullptr && request.keeps_components && !request.expects_jobs) {
+  const bool is_shared = request.shares.size() > 1;
+  const bool has_jobs = request.keeps_components && !request.expects_jobs;
+  distributed::Ranks ranks;  // alone, unless there is something to share
+  if (only == nullptr && (has_jobs || is_shared)) {
     ranks = distributed::find_ranks(distributed::process_environment());
     if (request.load) choose_gpu(request.load->device, ranks);
+    check_ranks(request.shares, ranks, has_jobs, request.expects_jobs, problems);
+    if (is_shared && !ranks.is_alone())
+      return generate_with_others(std::move(request), given.own, ranks, c10::Join(" ", arguments),
+                                  problems);
   }
+  Progress progress = progress_of(given.own, /*is_first=*/true);
   PreparedGeneration prepared(request, progress, problems);
   problems.throw_if_any();
   prepared.make_plan();
   if (only != nullptr) return print_plan(prepared.planned(), prepared.unplanned(), *only);
-  return make_images(prepared, prepared.request(), given.own, ranks, progress);
+  const PictureRanks teams = {.team = ranks.rank, .teams = ranks.size};
+  return make_images(prepared, prepared.request(), given.own, teams, progress);
 }
 
 }  // namespace

@@ -8,6 +8,29 @@
 
 namespace atelier::cli {
 
+namespace {
+
+// How several processes make each picture together.
+void add_together(flags::Table& table, GenerateFlags& f) {
+  constexpr double kDay = 86'400, kMostRanks = 1024;
+  table.group("Several processes")
+      .flag(
+          "cfg_parallel", f.shares.cfg_parallel,
+          "two processes make each picture: one goes by the prompt, the other by the negative one")
+      .number("sequence_parallel", f.shares.sequence,
+              "processes that make each picture, with a part of the denoiser's rows each",
+              flags::between(1, kMostRanks))
+      .choice("dist_backend", f.dist_backend,
+              {{"auto", "auto"}, {"nccl", "nccl"}, {"gloo", "gloo"}},
+              "what sends tensors of GPUs: nccl, or gloo through host memory; auto: nccl")
+      .number("dist_timeout", f.dist_timeout,
+              "seconds that one exchange between processes may take before the run ends; 0: half "
+              "an hour",
+              flags::between(0, kDay));
+}
+
+}  // namespace
+
 flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
   flags::Table table;
   table.add(model::model_flags());
@@ -44,6 +67,7 @@ flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
             "FILE")
       .flag("no_metadata", f.no_metadata, "images do not say how they were made")
       .flag("quiet", f.quiet, "no progress on stderr");
+  add_together(table, f);
   return table;
 }
 

@@ -8,6 +8,7 @@
 #include "host/flags/memory_flags.h"
 #include "host/flags/process_flags.h"
 #include "host/flags/table.h"
+#include "host/generate/picture_ranks.h"
 #include "host/generate/tiling.h"
 #include "host/lora/registry.h"
 
@@ -19,6 +20,9 @@ struct GenerateFlags {
   bool truncate_captions = false, tiled = false, no_metadata = false, quiet = false;
   lora::Mode lora_mode = lora::Mode::kHot;
   bool cfg_batch = true;
+  generate::PictureShares shares;
+  std::string dist_backend = "auto";
+  int dist_timeout = 0;  // seconds that one exchange between processes may take; 0: half an hour
   generate::Tiling tiling;
   flags::ProcessSettings process;
 };

@@ -13,24 +13,31 @@
 
 namespace atelier::cli {
 
+distributed::Facts facts_of_program() {
+  return {
+      {"version", ATELIER_SDK_VERSION}, {"plugin ABI", ATELIER_ABI}, {"LibTorch", TORCH_VERSION}};
+}
+
+void add_model(distributed::Facts& facts, const model::LoadedModel& model) {
+  for (const model::LoadedPart& part : model.parts()) {
+    const std::string& component = part.detection.component;
+    facts.emplace_back("model, " + component, model::fingerprint(part));
+    if (model.is_divided(component))
+      facts.emplace_back("--storage " + component, weights::storage_name(model.storage(component)));
+  }
+}
+
 namespace {
 
 // What a run consists of.
 distributed::Facts facts_of(const train::PreparedRun& run) {
-  distributed::Facts facts = {
-      {"version", ATELIER_SDK_VERSION}, {"plugin ABI", ATELIER_ABI}, {"LibTorch", TORCH_VERSION}};
+  distributed::Facts facts = facts_of_program();
   std::istringstream lines(run.config.effective_toml);
   for (std::string line; std::getline(lines, line);) {
     if (const size_t equals = line.find(" = "); equals != std::string::npos)
       facts.emplace_back("--" + line.substr(0, equals), line.substr(equals + 3));
   }
-  for (const model::LoadedPart& part : run.model->parts()) {
-    const std::string& component = part.detection.component;
-    facts.emplace_back("model, " + component, model::fingerprint(part));
-    if (run.model->is_divided(component))
-      facts.emplace_back("--storage " + component,
-                         weights::storage_name(run.model->storage(component)));
-  }
+  add_model(facts, *run.model);
   if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
   if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
   facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
@@ -43,6 +50,16 @@ void choose_gpu(std::string& device, const distributed::Ranks& ranks) {
   if (ranks.is_alone() || (device != "auto" && device != "cuda")) return;
   const int gpus = device::open_cuda().device_count;
   if (gpus > 0) device = "cuda:" + std::to_string(ranks.local_rank % gpus);
+}
+
+std::optional<int> gpu_of_nccl(const std::string& device, const std::string& backend) {
+  if (backend == "gloo") return std::nullopt;
+  if (device.starts_with("cuda:")) return device::choose(device).index();
+  if (backend == "nccl")
+    throw Error(ErrorCode::kInvalidArgument,
+                "--dist_backend nccl sends what GPUs hold, and --device is " + device,
+                "use --dist_backend gloo");
+  return std::nullopt;
 }
 
 void throw_mistakes(distributed::Group& group, const std::optional<Error>& mistakes) {

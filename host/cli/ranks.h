@@ -6,7 +6,7 @@
 
 #include "atelier/error.h"
 
-#include "host/distributed/group.h"
+#include "host/distributed/handshake.h"
 #include "host/train/training_run.h"
 
 namespace atelier::cli {
@@ -14,6 +14,10 @@ namespace atelier::cli {
 // Each process of a machine has a GPU of its own as long as there are enough: `device` is "auto" or
 // "cuda", and names that GPU then. Others stay what they are.
 void choose_gpu(std::string& device, const distributed::Ranks& ranks);
+
+// The GPU `device` of this process, whose tensors NCCL sends; nullopt: Gloo sends everything.
+// `backend`: that of --dist_backend.
+std::optional<int> gpu_of_nccl(const std::string& device, const std::string& backend);
 
 // Throws the mistakes, where there are any; those that all ranks have made are said by rank 0
 // alone. All come here.
@@ -32,6 +36,11 @@ auto prepare_together(distributed::Group& group, F&& prepare) {
   throw_mistakes(group, mistakes);
   return std::move(*prepared);
 }
+
+// What a program is, which has to be the same on all ranks.
+distributed::Facts facts_of_program();
+// Adds what the weights of a model are.
+void add_model(distributed::Facts& facts, const model::LoadedModel& model);
 
 // Throws, on all ranks, unless they are about to do the same in the same folders.
 void require_same_run(distributed::Group& group, const train::PreparedRun& run);

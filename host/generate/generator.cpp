@@ -12,6 +12,7 @@
 #include "atelier/error.h"
 #include "atelier/host/stop.h"
 
+#include "host/distributed/staged.h"
 #include "host/generate/guidance.h"
 #include "host/generate/known_latents.h"
 #include "host/generate/sigma_schedule.h"
@@ -200,9 +201,10 @@ at::Tensor Generator::encode_start(const Request& request) {
     check_cancelled();
   };
   const at::Tensor latents =
-      request.tiling ? encode_tiled(pixels, *request.tiling,
-                                    engine_.model.latent_spec().spatial_stride, encode, on_tile)
-                     : encode(pixels);
+      request.tiling
+          ? encode_tiled(pixels, *request.tiling, engine_.model.latent_spec().spatial_stride,
+                         encode, on_tile, tile_ranks())
+          : encode(pixels);
   step.finish();
   return latents.to(at::kFloat);
 }
@@ -230,7 +232,7 @@ class Generator::Guided {
         request_(request),
         x_(x),
         batched_(is_guided(request, generator.engine_.stages) && request.batches_cfg &&
-                 !generator.splits_cfg_),
+                 !generator.splits_cfg_ && !generator.engine_.ranks.guidance),
         with_(static_cast<size_t>(x.size(0)), &cond.with),
         without_(static_cast<size_t>(x.size(0)), &cond.without),
         both_(with_) {
@@ -269,11 +271,20 @@ class Generator::Guided {
                                   .cond = cond,
                                   .level = step - generator_.first_step_,
                                   .denoiser = generator_.denoiser_->name()};
+    std::optional<SequenceScope> shares_rows;
+    if (SequenceGroup* const rows = generator_.engine_.ranks.sequence.get())
+      shares_rows.emplace(*rows);
     return generator_.engine_.model.denoise(inputs, generator_.runner()).to(at::kFloat);
   }
 
   at::Tensor guided(int64_t step) {
     const int64_t count = x_.size(0);
+    if (distributed::Group* const halves = generator_.engine_.ranks.guidance.get()) {
+      generator_.hand_over(request_, step);
+      const at::Tensor own = call(step, halves->is_first() ? with_ : without_);
+      const at::Tensor both = distributed::gathered(*halves, own);
+      return combine(step, both[0], both[1]);
+    }
     if (batched_ && !generator_.splits_cfg_) {
       try {
         input_.narrow(0, count, count).copy_(x_);
@@ -282,7 +293,8 @@ class Generator::Guided {
         return combine(step, pair.narrow(0, 0, count), pair.narrow(0, count, count));
       } catch (...) {
         const std::optional<Error> failure = plugins::out_of_memory();
-        if (!failure) throw;
+        // Other ranks would go on with one call.
+        if (!failure || !generator_.engine_.ranks.is_alone()) throw;
         generator_.take_back();
         generator_.splits_cfg_ = true;
         generator_.progress_.warn(
@@ -492,7 +504,8 @@ void Generator::decode(const Request& request, const at::Tensor& latents_CTHW,
       check_cancelled();
     };
     const int64_t stride = engine_.model.latent_spec().spatial_stride;
-    show(decode_tiled(latents, *request.tiling, stride, tile, on_tile)[0].to(host, at::kFloat));
+    show(decode_tiled(latents, *request.tiling, stride, tile, on_tile, tile_ranks())[0].to(
+        host, at::kFloat));
   } else {
     through_vae([&](const at::Tensor& whole) {
       model::decode(engine_.model, whole, blocks, host, show);
@@ -506,6 +519,14 @@ TileFunction Generator::through_vae(TileFunction run) const {
   if (!engine_.through_vae) return run;
   return
       [this, run = std::move(run)](const at::Tensor& in) { return engine_.through_vae(run, in); };
+}
+
+TileRanks Generator::tile_ranks() const {
+  if (engine_.ranks.is_alone()) return {};
+  distributed::Group& all = *engine_.ranks.all;
+  return {.rank = all.rank(), .size = all.size(), .gather = [&all](const at::Tensor& tile) {
+            return distributed::gathered(all, tile);
+          }};
 }
 
 void Generator::run(const Request& request, const OnFrames& on_frames) {
@@ -580,6 +601,7 @@ void Generator::decode(const Request& request, const Batch& batch, const OnFrame
   const auto count = static_cast<size_t>(batch.x.size(0));
   // Decoding may need the room.
   if (batch.first + count == request.seeds.size()) forget_denoiser();
+  if (!engine_.ranks.is_first() && !request.tiling) return;  // nothing is shared out
   for (size_t i = 0; i < count; ++i) {
     int64_t done = 0;
     decode(request, batch.x[static_cast<int64_t>(i)], [&](const at::Tensor& pixels) {

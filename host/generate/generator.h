@@ -15,6 +15,7 @@
 #include "atelier/model.h"
 #include "atelier/schedule.h"
 
+#include "host/generate/picture_ranks.h"
 #include "host/generate/tiling.h"
 #include "host/model/residents.h"
 #include "host/model/stages.h"
@@ -34,6 +35,7 @@ struct Engine {
   std::function<void(std::string_view from, std::string_view to)> hand_over = {};
   BlockRunner* runner = nullptr;  // of the model's blocks, and outlives this; null: in place
   std::set<std::string, std::less<>> stays = {};  // components that do not leave; see Residents
+  PictureRanks ranks = {};                        // all of them run the same requests
   // Is told what is done from now on: "encode", "denoise" with the step's number, "decode".
   std::function<void(std::string_view phase, int64_t number)> on_phase = {};
   // What a dry run makes only once of what is alike: steps that are left out, and what the VAE is
@@ -84,8 +86,8 @@ const model::RangedDenoiser& denoiser_of(const Request& request,
 double cfg_scale_at(const Request& request, const model::Stages& stages, int64_t step);
 bool is_guided(const Request& request, const model::Stages& stages, int64_t step);
 
-// Results do not depend on batch_size, on batches_cfg or on what ran before, up to what the model's
-// own arithmetic does with another batch. Not thread-safe.
+// Results do not depend on batch_size, on batches_cfg, on other ranks or on what ran before, up to
+// what the model's own arithmetic does with another batch. Not thread-safe.
 class Generator {
  public:
   // `progress` outlives the generator. `is_cancelled` is asked at the edges of all work; see
@@ -96,7 +98,8 @@ class Generator {
 
   // Gets the frames of each image in order, as soon as they are decoded: float32 [3, frames, H, W]
   // in [-1, 1], on the CPU. `index`: which image they are of, `first`: the number of the first
-  // frame. An image has one frame; those of a clip come in one call or in several.
+  // frame. An image has one frame; those of a clip come in one call or in several. Of several ranks
+  // the first gets them, others may or may not.
   using OnFrames = std::function<void(size_t index, int64_t first, const at::Tensor& pixels)>;
 
   // Throws Error{kCancelled} at the next edge after is_cancelled said yes; what on_frames has got
@@ -142,6 +145,7 @@ class Generator {
               const model::SampleSink& sink);
   void decode(const Request& request, const Batch& batch, const OnFrames& on_frames);
   TileFunction through_vae(TileFunction run) const;
+  TileRanks tile_ranks() const;
   void begin_phase(std::string_view phase, int64_t number = 0) const;
 
   BlockRunner& runner() { return engine_.runner != nullptr ? *engine_.runner : in_place_; }

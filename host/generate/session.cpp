@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <random>
 
+#include <ATen/ATen.h>
+
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
@@ -66,10 +68,20 @@ Session::Session(LoadedModel& model, LoraSet& loras, const plugins::Plugin& plug
       record_(record_of(model, plugin)),
       generator_(make_engine(), progress, options.is_cancelled) {}
 
+// One that is drawn is that of the first rank.
+uint64_t Session::seed_of(const Settings& settings) const {
+  if (settings.seed) return *settings.seed;
+  const at::Tensor drawn = at::full({1}, int64_t{std::random_device()()}, at::kLong);
+  if (!options_.ranks.is_alone()) options_.ranks.all->broadcast(drawn, 0).wait();
+  return static_cast<uint64_t>(drawn.item<int64_t>());
+}
+
 void Session::run(const Settings& settings, JobResult& result) {
-  result.seed = settings.seed ? *settings.seed : std::random_device()();
+  result.seed = seed_of(settings);
   const Request request = request_of(settings, *result.seed);
   loras_.use(settings);
+  if (!options_.ranks.is_first())
+    return make_images(request, [](size_t, int64_t, const at::Tensor&) {});
   const std::vector<std::string> paths = written_files(settings);
   if (const std::string note = files::replaced_note(paths); !note.empty()) progress_.warn(note);
   const bool is_clip = media::find_clip_format(settings.output) != nullptr;
@@ -98,8 +110,12 @@ void Session::run(const Settings& settings, JobResult& result) {
     clip->finish();
     finished(paths.at(index), index);
   };
+  make_images(request, is_clip ? Generator::OnFrames(write_clip) : write_images);
+}
+
+void Session::make_images(const Request& request, const Generator::OnFrames& on_frames) {
   try {
-    generator_.run(request, is_clip ? Generator::OnFrames(write_clip) : write_images);
+    generator_.run(request, on_frames);
   } catch (...) {
     const std::optional<Error> failure = plugins::out_of_memory();
     if (!failure) throw;
@@ -144,6 +160,7 @@ Engine Session::make_engine() {
     for (const ComponentSpec& component : engine.stages.components)
       engine.stays.emplace(component.name);
   }
+  engine.ranks = options_.ranks;
   engine.on_phase = [this](std::string_view phase, int64_t number) { begin_phase(phase, number); };
   if (options_.timeline != nullptr)
     engine.runner = &sampling_.emplace(model_.runner(), *options_.timeline);
@@ -196,7 +213,7 @@ void JobRunner::run(const Job& job) {
   } catch (const Error& error) {
     result.seconds = seconds_now() - begin;
     fail(result, error);
-    if (ends_the_run(error.code())) throw;
+    if (is_shared_ || ends_the_run(error.code())) throw;
   }
 }
 

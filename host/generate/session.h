@@ -27,6 +27,7 @@ struct SessionOptions {
   std::optional<Tiling> tiling = {};        // of the VAE
   std::function<bool()> is_cancelled = {};  // see Generator
   run::MemoryTimeline* timeline = nullptr;  // null: none is made
+  PictureRanks ranks = {};                  // all of them run the same requests
 };
 
 // Not thread-safe.
@@ -38,8 +39,9 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Writes the images of `settings`, which the checks have let through. `result` gets the seed,
-  // and each file as it is finished. Throws Error{kOutOfMemory} with the flags that would help.
+  // Writes the images of `settings`, which the checks have let through; of several ranks the first
+  // does. `result` gets the seed, and each file as it is finished. Throws Error{kOutOfMemory} with
+  // the flags that would help.
   void run(const Settings& settings, JobResult& result);
 
   bool keeps_all() const { return options_.keeps_all; }
@@ -50,6 +52,8 @@ class Session {
 
  private:
   Engine make_engine();
+  uint64_t seed_of(const Settings& settings) const;
+  void make_images(const Request& request, const Generator::OnFrames& on_frames);
   void begin_phase(std::string_view phase, int64_t number = 0);
   void load(std::string_view component);
   Request request_of(const Settings& settings, uint64_t seed);
@@ -67,15 +71,16 @@ class Session {
   Generator generator_;
 };
 
-// Runs jobs of which one may fail without ending the others. Not thread-safe.
+// Runs jobs of which one may fail without ending the others, unless other ranks wait for it. Not
+// thread-safe.
 class JobRunner {
  public:
   using Make = std::function<void(const Settings&, JobResult&)>;
   using OnResult = std::function<void(const JobResult&)>;
   // `make` makes the images of one job, as Session::run does; `on_result` gets what became of
-  // each.
-  JobRunner(Make make, OnResult on_result)
-      : make_(std::move(make)), on_result_(std::move(on_result)) {}
+  // each. `is_shared`: other ranks make the same jobs.
+  JobRunner(Make make, OnResult on_result, bool is_shared = false)
+      : make_(std::move(make)), on_result_(std::move(on_result)), is_shared_(is_shared) {}
 
   // Rethrows errors after which the next job would fare no better.
   void run(const Job& job);
@@ -91,6 +96,7 @@ class JobRunner {
 
   Make make_;
   OnResult on_result_;
+  bool is_shared_;
   int exit_code_ = 0;
 };
 

@@ -46,37 +46,58 @@ at::Tensor weight_tensor(const Span& span, at::Device device) {
   return at::tensor(span.weights, at::kDouble).to(device, at::kFloat);
 }
 
+struct Tile {
+  const Span *row, *column;
+};
+
+// The tiles of one side by those of the other one.
+std::vector<Tile> tiles_of(const std::vector<Span>& rows, const std::vector<Span>& columns) {
+  std::vector<Tile> tiles;
+  for (const Span& row : rows) {
+    for (const Span& column : columns) tiles.push_back({&row, &column});
+  }
+  return tiles;
+}
+
 // A latent cell is `in_scale` places of `in` and `out_scale` places of what is returned.
 at::Tensor run_tiled(const at::Tensor& in, const Tiling& tiling, int64_t spatial_stride,
                      int64_t in_scale, int64_t out_scale, const TileFunction& function,
-                     const TileDone& done) {
+                     const TileDone& done, const TileRanks& ranks) {
   check_tiling(tiling, spatial_stride);
   const int64_t size = tiling.size / spatial_stride, stride = tiling.stride / spatial_stride;
   const int64_t height = in.size(-2) / in_scale, width = in.size(-1) / in_scale;
   const auto rows = make_spans(height, size, stride, out_scale);
   const auto columns = make_spans(width, size, stride, out_scale);
-  const auto total = static_cast<int64_t>(rows.size() * columns.size());
-  int64_t count = 0;
+  const std::vector<Tile> tiles = tiles_of(rows, columns);
+  const auto total = std::ssize(tiles);
+  const auto run = [&](const Tile& tile) {
+    const auto [row, column] = tile;
+    return function(in.narrow(-2, row->begin * in_scale, row->length * in_scale)
+                        .narrow(-1, column->begin * in_scale, column->length * in_scale)
+                        .contiguous());
+  };
   at::Tensor out;
-  for (const Span& row : rows) {
-    for (const Span& column : columns) {
-      const at::Tensor tile =
-          function(in.narrow(-2, row.begin * in_scale, row.length * in_scale)
-                       .narrow(-1, column.begin * in_scale, column.length * in_scale)
-                       .contiguous());
-      if (!out.defined()) {
-        std::vector<int64_t> shape = tile.sizes().vec();
-        shape[shape.size() - 2] = height * out_scale;
-        shape[shape.size() - 1] = width * out_scale;
-        out = at::zeros(shape, tile.options().dtype(at::kFloat));
-      }
-      const at::Tensor weights =
-          weight_tensor(row, tile.device()).unsqueeze(1) * weight_tensor(column, tile.device());
-      out.narrow(-2, row.begin * out_scale, row.length * out_scale)
-          .narrow(-1, column.begin * out_scale, column.length * out_scale)
-          .add_(tile.to(at::kFloat) * weights);
-      if (done) done(++count, total);
+  const auto add = [&](const at::Tensor& part, const Tile& tile) {
+    const auto [row, column] = tile;
+    if (!out.defined()) {
+      std::vector<int64_t> shape = part.sizes().vec();
+      shape[shape.size() - 2] = height * out_scale;
+      shape[shape.size() - 1] = width * out_scale;
+      out = at::zeros(shape, part.options().dtype(at::kFloat));
     }
+    const at::Tensor weights =
+        weight_tensor(*row, part.device()).unsqueeze(1) * weight_tensor(*column, part.device());
+    out.narrow(-2, row->begin * out_scale, row->length * out_scale)
+        .narrow(-1, column->begin * out_scale, column->length * out_scale)
+        .add_(part.to(at::kFloat) * weights);
+  };
+  for (int64_t first = 0; first < total; first += ranks.size) {
+    // All tiles have one size. In the last round, ranks for which none is left make the last one.
+    const at::Tensor own = run(tiles[std::min(first + ranks.rank, total - 1)]);
+    const at::Tensor parts = ranks.size == 1 ? own.unsqueeze(0) : ranks.gather(own);
+    const int64_t count = std::min(ranks.size, total - first);
+    for (int64_t i = 0; i < count; ++i) add(parts[i], tiles[first + i]);
+    if (done) done(first + count, total);
   }
   return out;
 }
@@ -109,13 +130,13 @@ std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride) {
 }
 
 at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& decode, const TileDone& done) {
-  return run_tiled(latents, tiling, spatial_stride, 1, spatial_stride, decode, done);
+                        const TileFunction& decode, const TileDone& done, const TileRanks& ranks) {
+  return run_tiled(latents, tiling, spatial_stride, 1, spatial_stride, decode, done, ranks);
 }
 
 at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& encode, const TileDone& done) {
-  return run_tiled(pixels, tiling, spatial_stride, spatial_stride, 1, encode, done);
+                        const TileFunction& encode, const TileDone& done, const TileRanks& ranks) {
+  return run_tiled(pixels, tiling, spatial_stride, spatial_stride, 1, encode, done, ranks);
 }
 
 }  // namespace atelier::generate

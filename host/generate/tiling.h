@@ -23,16 +23,24 @@ std::vector<int64_t> tile_starts(int64_t total, int64_t size, int64_t stride);
 
 // Maps one tile: [..., h, w] in, [..., h * scale, w * scale] out.
 using TileFunction = std::function<at::Tensor(const at::Tensor& tile)>;
+// Processes that deal out the tiles among them; by default this one has all.
+struct TileRanks {
+  int64_t rank = 0, size = 1;
+  // Maps this rank's tile to the tiles of all ranks, [size, ...].
+  std::function<at::Tensor(const at::Tensor& tile)> gather = {};
+};
 // Called after each tile.
 using TileDone = std::function<void(int64_t done, int64_t total)>;
 
 // Decodes latents [..., H, W] into pixels, float32 [..., H * spatial_stride, W * spatial_stride],
-// on the device of the latents.
+// on the device of the latents. Several ranks all get the whole, to the bits that one gets.
 at::Tensor decode_tiled(const at::Tensor& latents, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& decode, const TileDone& done = {});
+                        const TileFunction& decode, const TileDone& done = {},
+                        const TileRanks& ranks = {});
 
 // Encodes pixels [..., H, W] into latents, float32 [..., H / spatial_stride, W / spatial_stride].
 at::Tensor encode_tiled(const at::Tensor& pixels, const Tiling& tiling, int64_t spatial_stride,
-                        const TileFunction& encode, const TileDone& done = {});
+                        const TileFunction& encode, const TileDone& done = {},
+                        const TileRanks& ranks = {});
 
 }  // namespace atelier::generate

@@ -5,6 +5,7 @@
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
+#include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 
 namespace atelier::plan {
@@ -46,6 +47,7 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
   if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits);
   lengths_.emplace(model_->model(), request_.load->cuts_texts);
   loras_.emplace(*model_, request_.lora_mode, progress_);
+  model::check_sequence(*model_, request_.shares.sequence, problems);
   if (request_.tiling)
     problems.collect([&] {
       generate::check_tiling(*request_.tiling, model_->model().latent_spec().spatial_stride);
@@ -67,6 +69,8 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
   const std::string_view variant = model_ ? model_->stages().variant : std::string_view();
   generate::check_settings(job.settings, family(), job.place, problems, variant);
   generate::check_output(job.settings, job.place, problems);
+  if (family() != nullptr)
+    generate::check_shares(request_.shares, job.settings, *family(), variant, job.place, problems);
   if (family() != nullptr) {
     for (const std::string& odd : generate::odd_images(job.settings, *family(), job.place))
       progress_.warn("warning: " + odd);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/generate/lora_set.h"
+#include "host/generate/picture_ranks.h"
 #include "host/generate/session.h"
 #include "host/generate/text_lengths.h"
 #include "host/plan/plan_run.h"
@@ -31,6 +32,7 @@ struct GenerationRequest {
   // nullopt: the user did not say, and a plan may choose.
   std::optional<bool> cfg_batch = {};
   std::optional<int64_t> prefetch = {};
+  generate::PictureShares shares = {};
 };
 
 // Not thread-safe.

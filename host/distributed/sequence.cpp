@@ -1,0 +1,25 @@
+#include "host/distributed/sequence.h"
+
+#include "host/distributed/staged.h"
+
+namespace atelier::distributed {
+
+at::Tensor Sequence::exchange(const at::Tensor& parts) {
+  return exchanged(*group_, parts);
+}
+
+at::Tensor Sequence::gather(const at::Tensor& part) {
+  return gathered(*group_, part);
+}
+
+std::shared_ptr<SequenceGroup> make_sequence(Group& world, int size) {
+  if (size == 1) return nullptr;
+  std::vector<std::vector<int>> sequences;
+  for (int r = 0; r < world.size(); ++r) {
+    if (r % size == 0) sequences.emplace_back();
+    sequences.back().push_back(r);
+  }
+  return std::make_shared<Sequence>(world.among(sequences, "rows of a sequence"));
+}
+
+}  // namespace atelier::distributed

@@ -1,0 +1,66 @@
+#include "host/generate/picture_ranks.h"
+
+#include <string>
+#include <vector>
+
+#include "host/distributed/sequence.h"
+#include "host/generate/request.h"
+
+namespace atelier::generate {
+
+PictureRanks form_teams(distributed::Group& world, const PictureShares& shares) {
+  PictureRanks ranks;
+  const int size = shares.size();
+  if (size == 1) return ranks;
+  ranks.team = world.rank() / size;
+  ranks.teams = world.size() / size;
+  std::vector<std::vector<int>> teams, pairs;
+  for (int first = 0; first < world.size(); first += size) {
+    std::vector<int>& team = teams.emplace_back();
+    for (int i = 0; i < size; ++i) team.push_back(first + i);
+    // Each half is a sequence.
+    for (int i = 0; i < size / 2; ++i) pairs.push_back({first + i, first + size / 2 + i});
+  }
+  ranks.all = world.among(teams, "pictures");
+  if (shares.cfg_parallel) ranks.guidance = world.among(pairs, "guidance");
+  ranks.sequence = distributed::make_sequence(world, shares.sequence);
+  return ranks;
+}
+
+void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, bool has_jobs,
+                 bool from_stdin, report::Problems& problems) {
+  const int size = shares.size();
+  if (size == 1) return;
+  const std::string flag = shares.sequence == 1 ? "--cfg_parallel" : "--sequence_parallel";
+  const std::string start = "atelier launch --nproc_per_node ";
+  if (from_stdin) {
+    problems.add("--prompts_file -: stdin has one reader, and with " + flag +
+                     " several processes make each picture",
+                 "write the jobs to a file");
+  }
+  if (ranks.size % size != 0) {
+    problems.add(flag + ": " + std::to_string(size) + " processes make a picture, and there " +
+                     (ranks.is_alone() ? "is one" : "are " + std::to_string(ranks.size)),
+                 "start a multiple of " + std::to_string(size) + ": " + start +
+                     std::to_string(size) + " -- generate …");
+  } else if (!has_jobs && ranks.size > size) {
+    problems.add(flag + ": " + std::to_string(size) + " of " + std::to_string(ranks.size) +
+                     " processes make the picture, the others have nothing to do",
+                 start + std::to_string(size) + " …, or give several jobs with --prompts_file");
+  }
+}
+
+void check_shares(const PictureShares& shares, const Settings& settings, const ModelFamily& family,
+                  std::string_view variant, const Origin& place, report::Problems& problems) {
+  if (!shares.cfg_parallel) return;
+  try {
+    if (cfg_scales_of(settings, family, variant).is_guided()) return;
+  } catch (const Error&) {
+    return;  // the schedule's name is wrong, which is told elsewhere
+  }
+  problems.add(
+      place.of("cfg_scale") + ": 1 turns guidance off, whose halves --cfg_parallel deals out",
+      "leave --cfg_parallel out, or ask for guidance");
+}
+
+}  // namespace atelier::generate

@@ -1,0 +1,50 @@
+// The processes that make each picture together, and what each of them does for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "atelier/host/sequence_scope.h"
+#include "atelier/model_family.h"
+
+#include "host/distributed/group.h"
+#include "host/generate/settings.h"
+#include "host/report/problems.h"
+
+namespace atelier::generate {
+
+// How a picture is shared out.
+struct PictureShares {
+  bool cfg_parallel = false;  // the two halves of guidance
+  int sequence = 1;           // processes that have a part of the denoiser's rows each
+  // How many processes make one picture.
+  int size() const { return (cfg_parallel ? 2 : 1) * sequence; }
+};
+
+// Of the processes of a run, those that make the same pictures as this one. They do the same, but
+// for what is shared out, and the first of them writes.
+struct PictureRanks {
+  int64_t team = 0, teams = 1;                   // jobs are dealt to teams
+  std::shared_ptr<distributed::Group> all = {};  // have tiles of the VAE each; null: it is alone
+  // Two ranks: the first has the prompt, the other one the negative prompt. May be null.
+  std::shared_ptr<distributed::Group> guidance = {};
+  std::shared_ptr<SequenceGroup> sequence = {};  // have rows of the denoiser each; may be null
+
+  bool is_alone() const { return all == nullptr; }
+  bool is_first() const { return is_alone() || all->is_first(); }
+};
+
+// All ranks of `world` call it; check_ranks() has let `shares` through.
+PictureRanks form_teams(distributed::Group& world, const PictureShares& shares);
+
+// Whether so many processes can share pictures so. `has_jobs`: those of a file; `from_stdin`: they
+// come one by one.
+void check_ranks(const PictureShares& shares, const distributed::Ranks& ranks, bool has_jobs,
+                 bool from_stdin, report::Problems& problems);
+
+// Whether the images of `settings` have what is shared out. `variant` as in check_settings().
+void check_shares(const PictureShares& shares, const Settings& settings, const ModelFamily& family,
+                  std::string_view variant, const Origin& place, report::Problems& problems);
+
+}  // namespace atelier::generate

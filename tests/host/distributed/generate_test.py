@@ -1,0 +1,128 @@
+"""Processes that make each picture together give one process's picture: guidance in halves, tiles dealt out.
+
+    generate_test.py WAN_PLUGIN WRITE_MODEL
+"""
+import json
+import pathlib
+import tempfile
+import unittest
+
+import lumina2_models
+import program
+import wan_training_test as wan
+from generate_cli_test import pixels
+
+
+class GenerateTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory(prefix="atelier_pictures_")
+        cls.addClassCleanup(holder.cleanup)
+        cls.root = pathlib.Path(holder.name)
+        program.write_tiny_model(cls.root / "qwen")
+        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(cls.root / "wan")], code=0)
+        wan.write_tokenizer(cls.root / "wan/tokenizer")
+        for component, name in wan.FOLDERS.items():
+            (cls.root / "wan" / component).rename(cls.root / "wan" / name)
+        parts = (*wan.ENCODERS, *wan.FOLDERS.values())
+        picture = dict(height=64, width=96, output="out.png")
+        cls.models = {
+            "qwen_image": dict(picture, plugin="qwen_image", model_paths=json.dumps([str(cls.root / "qwen")])),
+            "lumina2": dict(picture, plugin="lumina2", model_paths=json.dumps([str(lumina2_models.get().model)])),
+            "wan": dict(plugin=wan.PLUGIN, model_paths=json.dumps([str(cls.root / "wan" / part) for part in parts]),
+                        num_frames=9, height=32, width=48, output="frame_%02d.png"),
+        }
+
+    def line(self, ranks, **flags):
+        defaults = dict(prompt="a red circle on a table", negative_prompt="grey", cfg_scale=4, num_inference_steps=3,
+                        seed=5, device="cpu", dtype="float32", threads=1)
+        line = program.command("generate", **{**defaults, **flags})
+        return line if ranks == 1 else [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
+
+    def make(self, ranks, **flags):
+        """The pixels of each file that is made, by name, and what the program said."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        if "jobs" in flags:
+            (folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, flags.pop("jobs"))))
+            flags.update(prompts_file="jobs.jsonl", output=None, prompt=None)
+        done = program.run_line(self.line(ranks, **flags), code=0, cwd=folder)
+        files = {path.name: pixels(path) for path in folder.glob("*.png")}
+        self.assertTrue(files)
+        return files, done
+
+    def refuse(self, ranks, *words, **flags):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        done = program.run_line(self.line(ranks, **{**self.models["qwen_image"], **flags}), code=2, cwd=folder)
+        self.assertEqual(done.stderr.count("error: "), 1, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertNotIn("load ", done.stderr)
+        self.assertEqual(list(folder.iterdir()), [])
+
+    def test_each_half_of_guidance_in_a_process_of_its_own(self):
+        for family, flags in self.models.items():
+            with self.subTest(family):
+                alone, _ = self.make(1, cfg_batch="off", **flags)
+                both, done = self.make(2, cfg_parallel=True, **flags)
+                self.assertEqual(alone, both)
+                self.assertEqual(len(done.stdout.splitlines()), len(alone))
+                self.assertEqual(done.stderr.count("denoise: 3 steps"), 1, done.stderr)
+        without, _ = self.make(1, **{**self.models["qwen_image"], "cfg_scale": 1})
+        self.assertNotEqual(without, self.make(1, **self.models["qwen_image"])[0])
+
+    def test_steps_without_guidance_between_those_with_it(self):
+        flags = dict(self.models["qwen_image"], cfg_trunc=0.4, cfg_renorm="row", num_images=3, batch_size=2)
+        alone, _ = self.make(1, cfg_batch="off", **flags)
+        self.assertEqual(len(alone), 3)
+        self.assertEqual(alone, self.make(2, cfg_parallel=True, **flags)[0])
+
+    def test_a_seed_that_is_drawn_is_that_of_both(self):
+        flags = dict(self.models["qwen_image"], seed=None)
+        both, done = self.make(2, cfg_parallel=True, **flags)
+        seed = done.stderr.split("seed ")[1].split()[0]
+        self.assertEqual(both, self.make(1, cfg_batch="off", **{**flags, "seed": seed})[0])
+
+    def test_tiles_are_dealt_out(self):
+        for family, flags in self.models.items():
+            tiled = dict(flags, tiled=True, tile_size=32, tile_stride=16)  # more tiles than ranks, and an odd rest
+            with self.subTest(family):
+                alone, _ = self.make(1, cfg_batch="off", **tiled)
+                self.assertNotEqual(alone, self.make(1, cfg_batch="off", **flags)[0])
+                self.assertEqual(alone, self.make(2, cfg_parallel=True, **tiled)[0])
+
+    def test_an_image_to_start_from_is_encoded_in_tiles_that_are_dealt_out(self):
+        wan.frame(2).resize((96, 64)).save(self.root / "start.png")
+        flags = dict(self.models["qwen_image"], tiled=True, tile_size=32, tile_stride=16,
+                     input_image=self.root / "start.png")
+        self.assertEqual(self.make(1, cfg_batch="off", **flags)[0], self.make(2, cfg_parallel=True, **flags)[0])
+
+    def test_pairs_take_the_jobs_of_a_file_in_turn(self):
+        jobs = [{"prompt": f"number {i}", "seed": i, "height": 64 if i % 2 else 96} for i in range(5)]
+        flags = dict(self.models["qwen_image"], jobs=jobs)
+        alone, _ = self.make(1, cfg_batch="off", **flags)
+        self.assertEqual(len(alone), 5)
+        four, done = self.make(4, cfg_parallel=True, **flags)
+        self.assertEqual(alone, four)
+        told = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual(sorted(job["line"] for job in told), [1, 2, 3, 4, 5])
+
+    def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(self):
+        self.refuse(1, "--cfg_parallel: 2 processes make a picture, and there is one", "--nproc_per_node 2",
+                    cfg_parallel=True)
+        self.refuse(3, "--cfg_parallel: 2 processes make a picture, and there are 3", cfg_parallel=True)
+        self.refuse(4, "the others have nothing to do", "--prompts_file", cfg_parallel=True)
+        self.refuse(2, "--cfg_scale: 1 turns guidance off", cfg_parallel=True, cfg_scale=1)
+        self.refuse(2, "stdin has one reader", cfg_parallel=True, prompts_file="-", prompt=None, output=None)
+        self.refuse(2, "nothing_like_that", cfg_parallel=True, plugin="qwen_image", schedule="nothing_like_that")
+
+    def test_an_error_of_one_process_ends_both(self):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        (folder / "out.png").mkdir()
+        done = program.run_line(self.line(2, cfg_parallel=True, **self.models["qwen_image"]), cwd=folder, timeout=120)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("out.png", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
