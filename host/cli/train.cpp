@@ -64,7 +64,12 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
 
 // One of the processes that train together, which may be the only one.
 int train_with(Group& group, plan::TrainingRequest request, report::Problems& problems) {
-  train::share_batch(request.config, group.size(), problems);
+  const int ranks_of_batch = request.config.sequence_parallel;
+  if (group.size() % ranks_of_batch != 0)
+    problems.add("--sequence_parallel: " + std::to_string(ranks_of_batch) +
+                     " processes compute a batch, and there are " + std::to_string(group.size()),
+                 "start a multiple of " + std::to_string(ranks_of_batch));
+  train::share_batch(request.config, std::max(1, group.size() / ranks_of_batch), problems);
   if (request.config.shards.stage == 3)
     request.config.model.placement.denoiser_parts = group.size();
   train::check_output_folder(request.config, problems);
@@ -78,24 +83,14 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   return train(prepared, progress, group);
 }
 
-// The GPU of this process whose tensors NCCL sends; nullopt: Gloo sends everything.
-std::optional<int> gpu_of_nccl(const train::Config& config) {
-  const std::string& device = config.model.device;
-  if (config.dist_backend == "gloo") return std::nullopt;
-  if (device.starts_with("cuda:")) return device::choose(device).index();
-  if (config.dist_backend == "nccl")
-    throw Error(ErrorCode::kInvalidArgument,
-                "--dist_backend nccl sends what GPUs hold, and --device is " + device,
-                "use --dist_backend gloo");
-  return std::nullopt;
-}
-
 int train_with_others(plan::TrainingRequest request, report::Problems& problems) {
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
+  const train::Config& config = request.config;
   choose_gpu(request.config.model.device, ranks);
   const distributed::GroupOptions options = {
-      .exchange = std::chrono::seconds(request.config.dist_timeout),
-      .gpu = ranks.is_alone() ? std::nullopt : gpu_of_nccl(request.config)};
+      .exchange = std::chrono::seconds(config.dist_timeout),
+      .gpu =
+          ranks.is_alone() ? std::nullopt : gpu_of_nccl(config.model.device, config.dist_backend)};
   return distributed::run_with_others(ranks, options, [&](Group& group) {
     return train_with(group, std::move(request), problems);
   });

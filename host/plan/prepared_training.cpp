@@ -16,6 +16,7 @@
 #include "host/lora/lora_writer.h"
 #include "host/model/components.h"
 #include "host/model/encoder_check.h"
+#include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/plan/size_guard.h"
 #include "host/report/text.h"
@@ -143,6 +144,7 @@ class Preparation {
   // Without its files, the declarations of the model are there for the other checks.
   void open_model() {
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
+    if (run_.model) model::check_sequence(*run_.model, config_.sequence_parallel, problems_);
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
     if (run_.model) lengths_.emplace(run_.model->model(), config_.model.cuts_texts);
   }

@@ -128,6 +128,7 @@ struct Config {
   double ema_decay = 0.0;  // 0: none
   bool use_gradient_checkpointing = false;
   bool offloads_activations = false;  // what waits for the backward pass may do so on the host
+  int sequence_parallel = 1;  // processes that compute each batch together, some of its rows each
   std::optional<memory::ActivationBudget> activation_budget;  // wins over the line above
   MemorySettings memory;
   OffloadSettings offload;

@@ -16,7 +16,7 @@ using flags::ParsedFlags;
 using flags::Table;
 
 // So that steps can be counted.
-constexpr double kMostInt = 2'147'483'647, kMostUnsigned = 4'294'967'295;
+constexpr double kMostInt = 2'147'483'647, kMostUnsigned = 4'294'967'295, kMostRanks = 1024;
 
 // Names of the family behind a help text: " (dit, vae)".
 std::string among(const std::vector<std::string>& names) {
@@ -76,6 +76,9 @@ void add_distributed(Table& table, Config& c) {
       .choice("dist_backend", c.dist_backend,
               {{"auto", "auto"}, {"nccl", "nccl"}, {"gloo", "gloo"}},
               "what sends tensors of GPUs: nccl, or gloo through host memory; auto: nccl")
+      .number("sequence_parallel", c.sequence_parallel,
+              "processes that compute each batch together, with a part of the denoiser's rows each",
+              between(1, kMostRanks))
       .number(
           "dist_timeout", c.dist_timeout,
           "seconds that one exchange between processes may take before the run ends; 0: as long "

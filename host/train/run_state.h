@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "atelier/host/sequence_scope.h"
+
 #include "host/distributed/group.h"
 #include "host/model/model_loader.h"
 #include "host/optim/ema.h"
@@ -36,7 +38,11 @@ struct RunParts {
   // are whole.
   distributed::Group* blocks = nullptr;
 
+  SequenceGroup* sequence = nullptr;        // of those that compute a batch with this one; or null
+
   bool in_lockstep() const { return blocks != nullptr; }
+  // Others wait in the middle of a step for what this process has of it.
+  bool computes_with_others() const { return in_lockstep() || sequence != nullptr; }
 };
 
 // The name of the weights that belong to `saved_state` and do not lie in the run's folder,

@@ -38,6 +38,9 @@ TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optim
       lr_schedule_(config.lr_schedule),
       layers_seed_(random::stream_seed(config.seed, random::Stream::kLayers)) {
   lr_schedule_.total_steps = total_steps;
+  // Ranks that have other rows of the same batches drop out others of them.
+  if (group != nullptr)
+    layers_seed_ += static_cast<uint64_t>(group->rank() % config.sequence_parallel);
   if (group != nullptr)
     sums_ = std::make_unique<distributed::GradientSums>(*group, leaves_of(trained));
 }
@@ -121,7 +124,7 @@ StepResult TrainStep::update(Tensor loss, int64_t step) {
   const at::NoGradGuard no_grad;
   ParameterPlacement& placement = trained_.placement();
   const auto beside = placement.allocate_beside();
-  if (sums_) loss = sums_->finish(loss);
+  if (sums_) loss = sums_->finish(loss / config_.sequence_parallel);  // which so many ranks have
   const optim::GradientNorm measured =
       optim::measure_gradients(trained_.groups(), loss, config_.max_grad_norm, placement.norms());
   is_moving_ = true;

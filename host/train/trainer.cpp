@@ -84,9 +84,11 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
 // Called by the threads that read ahead.
 StepData Trainer::read_step(int64_t step) const {
   data::StepBatches plan = order_.step(step);
-  if (parts_.group)
-    plan = data::share(std::move(plan), tokens_, parts_.group->rank(), parts_.group->size(),
+  if (parts_.group) {
+    const int P = config_.sequence_parallel;  // ranks that have the same batches
+    plan = data::share(std::move(plan), tokens_, parts_.group->rank() / P, parts_.group->size() / P,
                        parts_.in_lockstep());
+  }
   return read(std::move(plan), step);
 }
 
@@ -130,8 +132,10 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   const auto own_seconds = [&] { return memory::seconds_now() - step_.waited() - begin; };
   try {
     const ops::StopScope stops([this] {
-      if (!parts_.in_lockstep() && agreement_.should_give_up_step()) throw_stopped();
+      if (!parts_.computes_with_others() && agreement_.should_give_up_step()) throw_stopped();
     });
+    std::optional<SequenceScope> shares_rows;
+    if (parts_.sequence != nullptr) shares_rows.emplace(*parts_.sequence);
     agreement_.begin_step();
     const int64_t step = state_.counters().step;
     const auto come_together = [&] {
@@ -151,8 +155,7 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     return outcome;
   } catch (...) {
     outcome.failure = plugins::out_of_memory();
-    // The others are in the middle of it, and want this process's parts of blocks.
-    if (outcome.failure && parts_.in_lockstep() && !gathered)
+    if (outcome.failure && parts_.computes_with_others() && !gathered)
       throw memory_.does_not_fit(*outcome.failure).at(place_of(data));
     const bool is_given_up =
         agreement_.has_given_up_step() || (gathered && gathered->end != Attempt::End::kWhole);
@@ -290,7 +293,7 @@ int Trainer::run() {
 
 void Trainer::loop(progress::Step& bar) {
   RunCounters& counters = state_.counters();
-  const int64_t size = parts_.group ? parts_.group->size() : 1;
+  const int64_t size = parts_.group ? parts_.group->size() / config_.sequence_parallel : 1;
   const int64_t batches = (config_.order.gradient_accumulation_steps + size - 1) / size;
   const int64_t step_bytes = parts_.samples.decoded_bytes() * config_.order.batch_size * batches;
   const int64_t depth = data::depth_within(kStepsAhead, step_bytes);

@@ -8,6 +8,7 @@
 #include "atelier/error.h"
 
 #include "host/distributed/slab_group.h"
+#include "host/distributed/sequence.h"
 #include "host/files/safetensors_writer.h"
 #include "host/model/memory_holders.h"
 #include "host/model/stages.h"
@@ -140,8 +141,11 @@ class TrainingRun {
   }
 
   RunEnd train(const Samples& samples, const Samples* validation) {
+    const std::shared_ptr<SequenceGroup> sequence =
+        group_ ? distributed::make_sequence(*group_, config_.sequence_parallel) : nullptr;
     Trainer trainer({model_, config_, samples, validation, preview_ ? &*preview_ : nullptr,
-                     folder_ ? &*folder_ : nullptr, progress_, timeline_, group_, blocks_.get()},
+                     folder_ ? &*folder_ : nullptr, progress_, timeline_, group_, blocks_.get(),
+                     sequence.get()},
                     run_.selection);
     if (!config_.resume.empty()) {
       run::find_state(
