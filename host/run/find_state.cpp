@@ -20,18 +20,6 @@ using files::display_path;
 
 namespace {
 
-// The path of a file whose length, and hash if asked for, are those of the manifest.
-std::string path_to_read(const SavedState& saved_state, const std::string& file, bool with_hash) {
-  const auto found = saved_state.files.find(file);
-  if (found == saved_state.files.end())
-    throw Error(ErrorCode::kNotFound, display_path(saved_state.folder) + ": there is no " +
-                                          formats::quote_and_escape(file) + " in this checkpoint");
-  std::string path = checked_path(saved_state, file);
-  if (with_hash && files::hash_file(path) != found->second.hash)
-    throw damaged(path, "its contents are not those that were written");
-  return path;
-}
-
 // Newest first; behind each step the one that gave way to it.
 std::vector<std::string> candidates(const std::string& folder) {
   std::vector<std::pair<int64_t, std::string>> found;
@@ -73,8 +61,19 @@ SavedState newest_whole(const std::string& folder, const std::vector<std::string
 
 }  // namespace
 
+std::string SavedState::path_of(const std::string& file, bool check) const {
+  const auto found = files.find(file);
+  if (found == files.end())
+    throw Error(ErrorCode::kNotFound, display_path(folder) + ": there is no " +
+                                          formats::quote_and_escape(file) + " in this checkpoint");
+  std::string path = checked_path(*this, file);
+  if (check && files::hash_file(path) != found->second.hash)
+    throw damaged(path, "its contents are not those that were written");
+  return path;
+}
+
 NamedTensors SavedState::load(const std::string& file, bool check) const {
-  const std::string path = path_to_read(*this, file, check);
+  const std::string path = path_of(file, check);
   const files::Checkpoint opened = files::Checkpoint::open(path, {path});
   NamedTensors tensors;
   for (const auto& [name, meta] : opened.index().tensors()) tensors[name] = opened.read(name);
@@ -82,7 +81,7 @@ NamedTensors SavedState::load(const std::string& file, bool check) const {
 }
 
 std::string SavedState::text(const std::string& file) const {
-  return files::read_text_file(path_to_read(*this, file, /*with_hash=*/true));
+  return files::read_text_file(path_of(file, /*check=*/true));
 }
 
 SavedState find_state(const std::string& path, const std::function<void(const std::string&)>& warn,

@@ -59,14 +59,28 @@ nlohmann::json parse_checked(const std::string& path, std::string_view text) {
   return nlohmann::json::parse(std::string(body) + "}");
 }
 
+nlohmann::ordered_json list_of(const StateFiles& files) {
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& [name, file] : files)
+    list.push_back(
+        nlohmann::ordered_json({{"name", name}, {"bytes", file.bytes}, {"xxh3_128", file.hash}}));
+  return list;
+}
+
+StateFiles files_of_list(const nlohmann::json& list) {
+  StateFiles files;
+  for (const nlohmann::json& file : list)
+    files[file.at("name").get<std::string>()] = {file.at("bytes"), file.at("xxh3_128")};
+  return files;
+}
+
 void read_manifest(const nlohmann::json& manifest, SavedState& into) {
   manifest.at("step").get_to(into.step);
   into.facts = manifest.at("facts");
-  for (const nlohmann::json& file : manifest.at("files")) {
-    const std::string name = file.at("name");
+  into.files = files_of_list(manifest.at("files"));
+  for (const auto& [name, file] : into.files) {
     if (!is_plain_name(name))
       throw damaged(into.folder, formats::quote_and_escape(name) + " is no name of a file");
-    into.files[name] = {file.at("bytes"), file.at("xxh3_128")};
   }
 }
 
@@ -95,14 +109,18 @@ bool is_plain_name(std::string_view name) {
   return !name.empty() && name.front() != '.' && std::all_of(name.begin(), name.end(), is_allowed);
 }
 
-std::string manifest_text(int64_t step, const std::map<std::string, SavedState::File>& files,
-                          const nlohmann::json& facts) {
+std::string to_text(const StateFiles& files) {
+  return list_of(files).dump();
+}
+
+StateFiles files_of_text(const std::string& text) {
+  return files_of_list(nlohmann::json::parse(text));
+}
+
+std::string manifest_text(int64_t step, const StateFiles& files, const nlohmann::json& facts) {
   nlohmann::ordered_json manifest = {
       {"version", kVersion}, {"step", step}, {"time", time_now()}, {"sdk", ATELIER_SDK_VERSION}};
-  manifest["files"] = nlohmann::ordered_json::array();
-  for (const auto& [name, file] : files)
-    manifest["files"].push_back(
-        nlohmann::ordered_json({{"name", name}, {"bytes", file.bytes}, {"xxh3_128", file.hash}}));
+  manifest["files"] = list_of(files);
   manifest["facts"] = facts;
   std::string body;
   try {

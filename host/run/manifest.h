@@ -31,8 +31,7 @@ std::optional<int64_t> step_of(std::string_view name, std::string_view prefix = 
 bool is_plain_name(std::string_view name);
 
 // The text of a manifest. Throws Error{kInvalidArgument} when `facts` hold text that is not UTF-8.
-std::string manifest_text(int64_t step, const std::map<std::string, SavedState::File>& files,
-                          const nlohmann::json& facts);
+std::string manifest_text(int64_t step, const StateFiles& files, const nlohmann::json& facts);
 
 // Reads the manifest of `folder` and compares the lengths of its files.
 // Throws Error{kDataLoss} naming what is missing or damaged, and Error{kUnsupported} for a manifest

@@ -101,31 +101,8 @@ void check_names(const SavedStateFiles& files) {
   for (const auto& [name, text] : files.texts) check(name, files.tensors.contains(name));
 }
 
-void write_files(const std::string& folder, int64_t step, const SavedStateFiles& files,
-                 const nlohmann::json& facts) {
-  std::map<std::string, SavedState::File> written;
-  const auto note = [&](const std::string& name, const files::WrittenFile& file) {
-    written[name] = {file.bytes, file.hash};
-  };
-  for (const auto& [name, tensors] : files.tensors)
-    note(name, files::write_safetensors(path_in(folder, name), tensors));
-  for (const auto& [name, text] : files.texts)
-    note(name, files::write_file(path_in(folder, name), text));
-  // The last one: where it is, the others are.
-  files::write_file(path_in(folder, kManifestName), manifest_text(step, written, facts));
-}
-
 void warn(const Error& error) {
   std::fprintf(stderr, "warning: %s\n", error.what());
-}
-
-// Best effort, for what is no saved state any more; the next one that opens the folder tries again.
-void discard(const std::string& folder) {
-  try {
-    remove_tree(folder);
-  } catch (const Error& error) {
-    warn(error);
-  }
 }
 
 bool is_whole(const std::string& folder) {
@@ -154,6 +131,27 @@ uint64_t bytes_needed(const SavedStateFiles& files, const nlohmann::json& facts)
   }
   for (const auto& [name, text] : files.texts) bytes += kPerFile + text.size();
   return bytes;
+}
+
+StateFiles write_files(const std::string& folder, const SavedStateFiles& files) {
+  check_names(files);
+  StateFiles written;
+  const auto note = [&](const std::string& name, const files::WrittenFile& file) {
+    written[name] = {file.bytes, file.hash};
+  };
+  for (const auto& [name, tensors] : files.tensors)
+    note(name, files::write_safetensors(path_in(folder, name), tensors));
+  for (const auto& [name, text] : files.texts)
+    note(name, files::write_file(path_in(folder, name), text));
+  return written;
+}
+
+void discard(const std::string& folder) {
+  try {
+    remove_tree(folder);
+  } catch (const Error& error) {
+    warn(error);
+  }
 }
 
 RunFolder::RunFolder(std::string path)
@@ -234,19 +232,29 @@ std::string RunFolder::what_to_delete() const {
 
 std::string RunFolder::save(int64_t step, const SavedStateFiles& files, const nlohmann::json& facts,
                             int64_t keep) {
-  check_names(files);
-  make_folders(checkpoints_);
-  require_space("a checkpoint", bytes_needed(files, facts));
-  const std::string aside = files::temporary_path(path_in(checkpoints_, step_name(step)));
-  if (file_operations().mkdir(aside.c_str(), 0777) != 0)
-    files::fail_on_file(aside, "the folder cannot be made", errno);
+  const std::string aside = begin_save(step, bytes_needed(files, facts));
   try {
-    write_files(aside, step, files, facts);
-    commit(aside, step);
+    return commit_save(aside, step, write_files(aside, files), facts, keep);
   } catch (...) {
     discard(aside);
     throw;
   }
+}
+
+std::string RunFolder::begin_save(int64_t step, uint64_t bytes) {
+  make_folders(checkpoints_);
+  require_space("a checkpoint", bytes);
+  std::string aside = files::temporary_path(path_in(checkpoints_, step_name(step)));
+  if (file_operations().mkdir(aside.c_str(), 0777) != 0)
+    files::fail_on_file(aside, "the folder cannot be made", errno);
+  return aside;
+}
+
+std::string RunFolder::commit_save(const std::string& aside, int64_t step, const StateFiles& files,
+                                   const nlohmann::json& facts, int64_t keep) {
+  // The last file: where it is, the others are.
+  files::write_file(path_in(aside, kManifestName), manifest_text(step, files, facts));
+  commit(aside, step);
   try {
     if (keep > 0) remove_beyond(std::max<int64_t>(keep, 2), step);
   } catch (const Error& error) {

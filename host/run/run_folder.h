@@ -35,11 +35,13 @@ struct SavedState {
   nlohmann::json facts;  // what save() was given
   std::map<std::string, File> files;
 
-  // Throws Error{kDataLoss} naming the file when its length, or with `check` its hash, is another
+  // Throw Error{kDataLoss} naming the file when its length, or with `check` its hash, is another
   // than the manifest's; Error{kNotFound} when the saved state has no such file.
   NamedTensors load(const std::string& file, bool check = true) const;
   std::string text(const std::string& file) const;
+  std::string path_of(const std::string& file, bool check) const;
 };
+using StateFiles = std::map<std::string, SavedState::File>;  // by name
 
 struct SavedStateFiles {
   std::map<std::string, NamedTensors> tensors;  // "optimizer.safetensors"
@@ -48,6 +50,17 @@ struct SavedStateFiles {
 
 // What a saved state of these takes on the disk at most, in bytes.
 uint64_t bytes_needed(const SavedStateFiles& files, const nlohmann::json& facts);
+
+// Writes and flushes them in a folder. Returns what the manifest says of them; as text and back,
+// for processes that tell each other. Throw Error{kEnvironment}, and Error{kInvalidArgument} for a
+// name that a file of a saved state cannot have.
+StateFiles write_files(const std::string& folder, const SavedStateFiles& files);
+std::string to_text(const StateFiles& files);
+StateFiles files_of_text(const std::string& text);
+
+// Removes what is no saved state, as far as that can be done; what is left goes with the next
+// RunFolder.
+void discard(const std::string& folder);
 
 // Takes the folder's lock. Not thread-safe.
 class RunFolder {
@@ -71,6 +84,12 @@ class RunFolder {
   // the new one. Throws Error{kEnvironment}; what was there is then as before.
   std::string save(int64_t step, const SavedStateFiles& files, const nlohmann::json& facts,
                    int64_t keep);
+
+  // The same where several processes write, between the two, into the folder that the first call
+  // returns, a state of `bytes`. What was begun and is not committed is to be discarded.
+  std::string begin_save(int64_t step, uint64_t bytes);
+  std::string commit_save(const std::string& aside, int64_t step, const StateFiles& files,
+                          const nlohmann::json& facts, int64_t keep);
 
   // Deletes weights that were saved on the way, "step-500.safetensors" or
   // "epoch-3.dit.safetensors": the sets written longest ago, beyond `keep`. Files of one step or
