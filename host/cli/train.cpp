@@ -19,6 +19,7 @@
 #include "host/train/compat_line.h"
 #include "host/train/global_batch.h"
 #include "host/train/run_checks.h"
+#include "host/train/sharded_placement.h"
 
 namespace atelier::cli {
 
@@ -72,6 +73,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   train::share_batch(request.config, std::max(1, group.size() / ranks_of_batch), problems);
   if (request.config.shards.stage == 3)
     request.config.model.placement.denoiser_parts = group.size();
+  train::check_shards(request.config, group.ranks(), problems);
   train::check_output_folder(request.config, problems);
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;

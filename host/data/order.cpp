@@ -214,6 +214,7 @@ StepBatches share(StepBatches step, std::span<const int64_t> costs, int rank, in
     batches.push_back(first);
     numbers.push_back(step.numbers.front());
   }
+  step.passes = static_cast<int64_t>(most);
   step.batches = std::move(batches);
   step.numbers = std::move(numbers);
   return step;
@@ -273,6 +274,7 @@ StepBatches Order::step(int64_t step) const {
       plan.batches.back().push_back({item, static_cast<uint32_t>(plan.samples++)});
     }
   }
+  plan.passes = std::ssize(plan.batches);
   return plan;
 }
 

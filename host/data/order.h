@@ -22,6 +22,7 @@ struct StepBatches {
   std::vector<MicroBatch> batches;
   std::vector<uint32_t> numbers;  // of the batches among those of the whole step
   int64_t samples = 0;            // of the whole step
+  int64_t passes = 0;             // batches of the process that has most
   int64_t epoch = 0;              // from 0
   bool is_last_of_epoch = false;
   size_t spares = 0;  // the last batches, which are another process's and count nothing: see share()

@@ -70,9 +70,13 @@ void add_run(Table& table, Config& c) {
 
 void add_distributed(Table& table, Config& c) {
   table.group("Several processes")
-      .choice("zero_stage", c.shards.stage, {{"0", 0}, {"3", 3}},
-              "0: each process holds all weights, and gradients are summed (DDP); 3: each keeps a "
-              "part of every block of the denoisers, which comes from all of them when it runs")
+      .choice("zero_stage", c.shards.stage, {{"0", 0}, {"1", 1}, {"2", 2}, {"3", 3}},
+              "what processes share out: 0: nothing (DDP); 1: the optimizer's state; 2: gradients, "
+              "too; 3: and the weights")
+      .text("zero_group", c.shards.group,
+            "processes that share it out among them: all, node (those of one machine), or so many; "
+            "several such groups exchange sums",
+            "all|node|N")
       .choice("dist_backend", c.dist_backend,
               {{"auto", "auto"}, {"nccl", "nccl"}, {"gloo", "gloo"}},
               "what sends tensors of GPUs: nccl, or gloo through host memory; auto: nccl")

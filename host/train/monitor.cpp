@@ -168,7 +168,7 @@ void Monitor::validate() {
 }
 
 void Monitor::preview() {
-  if (parts_.preview == nullptr) return;
+  if (parts_.preview == nullptr && !state_.shows_together()) return;
   if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
   const int64_t step = state_.counters().step;
   const auto show = [&](const Preview::Shown& shown) {
@@ -177,7 +177,11 @@ void Monitor::preview() {
     for (const auto& writer : writers_) writer->write_image(step, image);
   };
   try {
-    run_unless_stopped([&] { state_.with_average([&] { parts_.preview->run(step, show); }); });
+    run_unless_stopped([&] {
+      state_.with_average([&] {
+        if (parts_.preview) parts_.preview->run(step, show);
+      });
+    });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kEnvironment) throw;
     parts_.progress.warn("no sample images: " + std::string(error.what()));

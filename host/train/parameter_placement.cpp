@@ -9,6 +9,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/report/problems.h"
+#include "host/train/sharded_placement.h"
 
 namespace atelier::train {
 
@@ -185,15 +186,30 @@ void ParameterPlacement::backward(const Tensor& loss, const Tensor& /*total*/,
   loss.backward();
 }
 
+std::unique_ptr<distributed::GradientSums> ParameterPlacement::sum_gradients(
+    distributed::Group& group, std::vector<Tensor> leaves) {
+  return std::make_unique<distributed::GradientSums>(group, std::move(leaves));
+}
+
 std::unique_ptr<ParameterPlacement> place_parameters(LoadedModel& model, const Selection& selection,
-                                                     const Config& config) {
+                                                     const Config& config,
+                                                     distributed::Group* group) {
   const bool is_wanted =
       config.offload.optimizer && (!model.device().is_cpu() || model.is_simulated());
   const bool rests_on_host = std::any_of(
       selection.weights.begin(), selection.weights.end(),
       [&](const Selection::TrainedWeight& trained) { return model.is_streamed(*trained.weight); });
-  if (!is_wanted && !rests_on_host) return std::make_unique<DevicePlacement>(model.device());
-  return std::make_unique<HostPlacement>(model, config.offload.least_bytes);
+  const bool is_shared = group != nullptr && shard_ranks(config, group->ranks()) > 1;
+  std::unique_ptr<ParameterPlacement> whole;
+  // Of what is shared out, wholes stay on the device where they fit, and pieces go to the host.
+  if (!rests_on_host && (!is_wanted || is_shared)) {
+    whole = std::make_unique<DevicePlacement>(model.device());
+  } else {
+    whole = std::make_unique<HostPlacement>(model, config.offload.least_bytes);
+  }
+  if (!is_shared) return whole;
+  return share_parameters(std::move(whole), model, selection, config, *group,
+                          /*on_host=*/is_wanted && !rests_on_host);
 }
 
 }  // namespace atelier::train

@@ -9,10 +9,12 @@
 
 #include "atelier/block.h"
 
+#include "host/distributed/gradients.h"
 #include "host/model/model_loader.h"
 #include "host/optim/optimizer.h"
 #include "host/train/config.h"
 #include "host/train/host_gradients.h"
+#include "host/train/piece_files.h"
 #include "host/train/selection.h"
 #include "memory/residency.h"
 
@@ -36,6 +38,20 @@ class ParameterPlacement {
   // One line for the user; empty: there is nothing to say.
   virtual std::string note() const { return {}; }
 
+  // What the optimizer of this process moves of `wholes`, all that was added, and how it adds up
+  // over the processes. Called once.
+  virtual std::vector<optim::Group> share_out(const std::vector<optim::Group>& wholes) {
+    return wholes;
+  }
+  virtual optim::Sum sum() const { return {}; }
+  virtual bool is_shared() const { return false; }
+  virtual PieceOwner owner() const { return {}; }
+  // What sums the gradients of the leaves over the processes of `group`; from take_gradients() on
+  // what the optimizer moves has them.
+  virtual std::unique_ptr<distributed::GradientSums> sum_gradients(distributed::Group& group,
+                                                                   std::vector<at::Tensor> leaves);
+  virtual void take_gradients() {}
+
   // A step runs its blocks with this.
   virtual BlockRunner& runner(BlockRunner& inner) { return inner; }
   // Before each forward pass.
@@ -52,14 +68,19 @@ class ParameterPlacement {
   virtual void give_up() {}
   // Drops what is kept of gradients beside the parameters' own.
   virtual void clear_gradients() {}
-  // The model computes with the parameters' values from now on.
+  // The model computes with the values that the optimizer moves from now on. Where they are shared
+  // out, all processes come here.
   virtual void publish() {}
+  // Somebody else has written what add() was given: the optimizer goes on from there.
+  virtual void adopt() { publish(); }
 };
 
 // Parameters live on the host when the user wants it, or when the weights that are trained rest
-// there, and otherwise on the compute device. `model` outlives what is returned.
+// there, and otherwise on the compute device; the processes of `group` share them out as `config`
+// says. `model` and `group` outlive what is returned. group: null: this process is alone.
 std::unique_ptr<ParameterPlacement> place_parameters(model::LoadedModel& model,
                                                      const Selection& selection,
-                                                     const Config& config);
+                                                     const Config& config,
+                                                     distributed::Group* group = nullptr);
 
 }  // namespace atelier::train

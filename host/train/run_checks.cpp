@@ -12,6 +12,7 @@
 #include "host/run/durable.h"
 #include "host/run/occupants.h"
 #include "host/train/config_file.h"
+#include "host/train/piece_files.h"
 
 namespace atelier::train {
 
@@ -78,8 +79,7 @@ class ResumeChecks {
     check_trained();
     refuse_if_changed("optimizer_type");
     if (!selection_.weights.empty()) refuse_if_changed("master_weights");
-    if (config_.ema_decay > 0 && !saved_state_.files.contains("ema.safetensors"))
-      refuse("ema_decay");
+    if (config_.ema_decay > 0 && !has_part(saved_state_, "ema")) refuse("ema_decay");
   }
 
  private:

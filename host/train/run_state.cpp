@@ -6,6 +6,8 @@
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
+#include "host/distributed/handshake.h"
+#include "host/train/piece_files.h"
 #include "host/train/run_checks.h"
 
 namespace atelier::train {
@@ -16,7 +18,7 @@ namespace {
 
 std::unique_ptr<optim::Optimizer> make_optimizer(TrainedTensors& trained, const Config& config) {
   const auto beside = trained.placement().allocate_beside();
-  return optim::make_optimizer(trained.groups(), config.optimizer);
+  return optim::make_optimizer(trained.moved(), config.optimizer, trained.placement().sum());
 }
 
 // What the order of samples and their random numbers depend on.
@@ -43,7 +45,7 @@ std::string find_weights_to_write(const run::SavedState& saved_state, const Sele
 
 RunState::RunState(const RunParts& parts, Selection selection)
     : parts_(parts),
-      trained_(parts.model, std::move(selection), parts.config),
+      trained_(parts.model, std::move(selection), parts.config, parts.group),
       optimizer_(make_optimizer(trained_, parts.config)),
       fingerprint_(fingerprint_of(parts.model, trained_.selection())) {
   if (const std::string note = trained_.placement().note(); !note.empty())
@@ -60,13 +62,18 @@ RunState::RunState(const RunParts& parts, Selection selection)
   for (const auto& denoiser : running_denoisers(model, trained_.selection()))
     turns.push_back(denoiser.name());
   if (turns.size() < 2 || parts.config.task == Task::kDirectDistill) turns.clear();
-  ema_.emplace(trained_.groups(), parts.config.ema_decay, ema_device_, turns);
+  ema_.emplace(trained_.moved(), parts.config.ema_decay, ema_device_, turns);
 }
 
 void RunState::resume(const run::SavedState& saved_state) {
-  trained_.load(saved_state.load("trained.safetensors"));
-  optimizer_->load_state(saved_state.load("optimizer.safetensors"));
-  if (ema_) ema_->load_state(saved_state.load("ema.safetensors"));
+  distributed::do_together(sharing(), [&] {
+    trained_.load(saved_state.load("trained.safetensors"));
+    const PieceOwner owner = trained_.placement().owner();
+    optimizer_->load_state(
+        read_part(saved_state, "optimizer", optimizer_->state(), optimizer_->pieces(), owner));
+    if (ema_) ema_->load_state(read_part(saved_state, "ema", ema_->state(), ema_->pieces(), owner));
+    return "";
+  });
   const nlohmann::json& facts = saved_state.facts;
   counters_ = {.step = saved_state.step,
                .epoch = facts.value("epoch", int64_t{0}),
@@ -116,34 +123,56 @@ void RunState::show_average() {
   trained_.set_training(false);
 }
 
+// What one process does with the averages may take longer than an exchange.
 void RunState::hide_average() {
+  if (shows_together()) parts_.group->say("");
   trained_.set_training(true);
   swap_average();
 }
 
+distributed::Group* RunState::sharing() const {
+  return trained_.placement().is_shared() ? parts_.group : nullptr;
+}
+
 // `reserve`: bytes of the disk that stay free.
 void RunState::save_weights(const std::string& name, uint64_t reserve) {
-  run::RunFolder& folder = *parts_.folder;
-  folder.require_space("saving the weights " + name +
-                           (reserve > 0 ? " and leaving room for the next checkpoint" : ""),
-                       trained_.saved_bytes() + reserve);
-  with_average([&] {
-    const std::string stem = (fs::path(folder.path()) / name).string();
-    for (const std::string& file : trained_.save(stem, counters_.step, counters_.epoch))
-      parts_.progress.note(file);
+  run::RunFolder* const folder = parts_.folder;  // null: of another process
+  distributed::do_together(sharing(), [&] {
+    if (folder)
+      folder->require_space("saving the weights " + name +
+                                (reserve > 0 ? " and leaving room for the next checkpoint" : ""),
+                            trained_.saved_bytes() + reserve);
+    return "";
+  });
+  distributed::do_together(sharing(), [&] {
+    with_average([&] {
+      if (!folder) return;
+      const std::string stem = (fs::path(folder->path()) / name).string();
+      for (const std::string& file : trained_.save(stem, counters_.step, counters_.epoch))
+        parts_.progress.note(file);
+    });
+    return "";
   });
   saved_weights_step_ = counters_.step;
-  if (const int64_t keep = parts_.config.output.weights_total_limit; keep > 0)
-    folder.remove_old_weights(keep);
+  const int64_t keep = parts_.config.output.weights_total_limit;
+  if (keep > 0 && folder) folder->remove_old_weights(keep);
+}
+
+// What this process has of the state.
+run::SavedStateFiles RunState::files_to_save() const {
+  run::SavedStateFiles files;
+  if (parts_.folder) {
+    files.tensors["trained.safetensors"] = trained_.values();
+    files.texts["config.toml"] = parts_.config.effective_toml;
+  }
+  const PieceOwner owner = trained_.placement().owner();
+  add_part(files, "optimizer", optimizer_->state(), optimizer_->pieces(), owner);
+  if (ema_) add_part(files, "ema", ema_->state(), ema_->pieces(), owner);
+  return files;
 }
 
 // `name`: of the weights that belong to it.
 void RunState::save_state(const std::string& name) {
-  run::SavedStateFiles files;
-  files.tensors["trained.safetensors"] = trained_.values();
-  files.tensors["optimizer.safetensors"] = optimizer_->state();
-  if (ema_) files.tensors["ema.safetensors"] = ema_->state();
-  files.texts["config.toml"] = parts_.config.effective_toml;
   const nlohmann::json facts = {{"epoch", counters_.epoch},
                                 {"weights", name},
                                 {"order", order_facts(parts_.config)},
@@ -153,15 +182,38 @@ void RunState::save_state(const std::string& name) {
                                 {"dataset", parts_.samples.fingerprint()},
                                 {"family", parts_.model.family().name()},
                                 {"version", ATELIER_SDK_VERSION}};
-  state_bytes_ = run::bytes_needed(files, facts);
-  parts_.folder->save(counters_.step, files, facts, parts_.config.output.checkpoints_total_limit);
+  const run::SavedStateFiles files = files_to_save();
+  const auto together = [&](const auto& work) { return distributed::do_together(sharing(), work); };
+  state_bytes_ = 0;
+  for (const std::string& bytes :
+       together([&] { return std::to_string(run::bytes_needed(files, facts)); }))
+    state_bytes_ += std::stoull(bytes);
+  run::RunFolder* const folder = parts_.folder;
+  const std::string aside = together([&] {
+                              return folder ? folder->begin_save(counters_.step, state_bytes_) : "";
+                            }).front();
+  try {
+    run::StateFiles written;
+    for (const std::string& said :
+         together([&] { return run::to_text(run::write_files(aside, files)); }))
+      written.merge(run::files_of_text(said));
+    together([&] {
+      if (folder)
+        folder->commit_save(aside, counters_.step, written, facts,
+                            parts_.config.output.checkpoints_total_limit);
+      return "";
+    });
+  } catch (...) {
+    if (folder) run::discard(aside);
+    throw;
+  }
   saved_state_step_ = counters_.step;
 }
 
 // The state comes first, and weights leave room for the next one: from a state, weights can be
 // written again.
 void RunState::save(const std::string& name, bool is_last) {
-  if (counters_.step == 0 || parts_.folder == nullptr) return;
+  if (counters_.step == 0 || (parts_.folder == nullptr && sharing() == nullptr)) return;
   std::optional<Error> failed;
   const auto attempt = [&](const auto& save) {
     try {

@@ -37,8 +37,7 @@ struct RunParts {
   // Those that divided blocks come from: they run the same blocks in the same order. Null: blocks
   // are whole.
   distributed::Group* blocks = nullptr;
-
-  SequenceGroup* sequence = nullptr;        // of those that compute a batch with this one; or null
+  SequenceGroup* sequence = nullptr;  // of those that compute a batch with this one; or null
 
   bool in_lockstep() const { return blocks != nullptr; }
   // Others wait in the middle of a step for what this process has of it.
@@ -78,7 +77,8 @@ class RunState {
   void update_average(std::string_view denoiser = {});
   bool reads_average_at_once() const { return ema_ && ema_device_ == nullptr; }
   // Calls `call` while the averages, where there are any, stand in for the trained tensors, and
-  // nothing is dropped out: the model as it is looked at and saved.
+  // nothing is dropped out: the model as it is looked at and saved. All processes come here where
+  // shows_together().
   template <typename F>
   void with_average(F&& call) {
     show_average();
@@ -90,10 +90,12 @@ class RunState {
     }
     hide_average();
   }
+  // Whether each process has a part of the averages.
+  bool shows_together() const { return ema_ && trained_.placement().is_shared(); }
 
   // Saves what is not saved yet of this step: the state, and weights as files of `name`. A save on
   // the way that fails is told, and the next one tries again; the last one of a run (`is_last`)
-  // throws Error{kEnvironment}.
+  // throws Error{kEnvironment}. All processes come here; each writes what it alone has.
   void save(const std::string& name, bool is_last = false);
 
  private:
@@ -102,6 +104,9 @@ class RunState {
   void hide_average();
   void save_weights(const std::string& name, uint64_t reserve);
   void save_state(const std::string& name);
+  run::SavedStateFiles files_to_save() const;
+  // Those that have parts of the state; null: this one has all.
+  distributed::Group* sharing() const;
 
   const RunParts parts_;
   TrainedTensors trained_;

@@ -41,8 +41,7 @@ TrainStep::TrainStep(const Config& config, TrainedTensors& trained, optim::Optim
   // Ranks that have other rows of the same batches drop out others of them.
   if (group != nullptr)
     layers_seed_ += static_cast<uint64_t>(group->rank() % config.sequence_parallel);
-  if (group != nullptr)
-    sums_ = std::make_unique<distributed::GradientSums>(*group, leaves_of(trained));
+  if (group != nullptr) sums_ = trained.placement().sum_gradients(*group, leaves_of(trained));
 }
 
 void TrainStep::begin_phase(const char* name, int64_t step) {
@@ -56,7 +55,7 @@ double TrainStep::learning_rate(int64_t step) const {
 StepResult TrainStep::run(const StepData& data, int64_t step,
                           const std::function<void()>& before_move) {
   const std::string denoiser = objective_.denoiser_of(step);
-  if (sums_) sums_->open(denoiser);
+  if (sums_) sums_->open(denoiser, data.plan.passes);
   const Tensor loss = accumulate(data, step);
   begin_phase("optimizer", step);
   if (sums_) {
@@ -112,10 +111,11 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
     std::optional<HostGradients::Move> move;
     if (is_last && config_.task != Task::kDirectDistill && step + 1 < lr_schedule_.total_steps)
       objective_.expect(step + 1);
-    if (is_last && sums_) sums_->begin_last_pass();
+    if (sums_) sums_->begin_pass(is_last);
     const bool can_move = !sums_ && config_.max_grad_norm == 0;
     if (is_last && can_move && optimizer_.has_parts()) move = {&optimizer_, learning_rate(step)};
     trained_.placement().backward(loss, total, move);
+    if (sums_ && !is_last) sums_->end_pass();
   }
   return total.defined() ? total : at::zeros({});
 }
@@ -124,9 +124,12 @@ StepResult TrainStep::update(Tensor loss, int64_t step) {
   const at::NoGradGuard no_grad;
   ParameterPlacement& placement = trained_.placement();
   const auto beside = placement.allocate_beside();
-  if (sums_) loss = sums_->finish(loss / config_.sequence_parallel);  // which so many ranks have
-  const optim::GradientNorm measured =
-      optim::measure_gradients(trained_.groups(), loss, config_.max_grad_norm, placement.norms());
+  if (sums_) {
+    loss = sums_->finish(loss / config_.sequence_parallel);  // which so many ranks have
+    placement.take_gradients();
+  }
+  const optim::GradientNorm measured = optim::measure_gradients(
+      trained_.moved(), loss, config_.max_grad_norm, placement.norms(), placement.sum());
   is_moving_ = true;
   StepResult result = {.step = step + 1,
                        .lr = learning_rate(step),

@@ -32,11 +32,12 @@ namespace atelier::train {
 using model::LoadedModel;
 using model::LoadedPart;
 
-TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config)
+TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Config& config,
+                               distributed::Group* group)
     : model_(model),
       selection_(std::move(selection)),
       config_(config),
-      placement_(place_parameters(model, selection_, config)) {
+      placement_(place_parameters(model, selection_, config, group)) {
   const at::NoGradGuard no_grad;
   for (const Selection::AdaptedLayer& layer : selection_.layers) adapt(layer);
   if (!config.lora.checkpoint.empty()) load_lora_checkpoint();
@@ -44,20 +45,22 @@ TrainedTensors::TrainedTensors(LoadedModel& model, Selection selection, const Co
   b.lr_scale = config.lora.loraplus_lr_ratio;
   for (const Selection::TrainedWeight& trained : selection_.weights)
     weights.parameters.push_back(placement_->add(trained));
-  const auto add_factors = [&](optim::Group& group, at::Tensor AdaptedLayer::*factor,
+  const auto add_factors = [&](optim::Group& factors, at::Tensor AdaptedLayer::*factor,
                                const char* name) {
     for (const AdaptedLayer& adapted : adapted_)
-      group.parameters.push_back(placement_->add(
+      factors.parameters.push_back(placement_->add(
           adapted.layer.component + "." + adapted.layer.path + name, adapted.*factor));
   };
   add_factors(a, &AdaptedLayer::a, ".lora_A");
   add_factors(b, &AdaptedLayer::b, ".lora_B");
-  for (optim::Group* group : {&weights, &a, &b}) {
-    if (!group->parameters.empty()) groups_.push_back(std::move(*group));
+  for (optim::Group* trained : {&weights, &a, &b}) {
+    if (!trained->parameters.empty()) groups_.push_back(std::move(*trained));
   }
+  moved_ = placement_->share_out(groups_);
 }
 
 TrainedTensors::~TrainedTensors() {
+  moved_.clear();
   placement_.reset();  // while leaves are leaves
   for (const AdaptedLayer& adapted : adapted_) {
     std::erase_if(adapted.layer.linear->adapters,
@@ -195,7 +198,7 @@ void TrainedTensors::load(const NamedTensors& values) {
   }
   problems.throw_if_any();
   for (const auto& [name, tensor] : own) at::Tensor(tensor).copy_(values.find(name)->second);
-  placement_->publish();
+  placement_->adopt();
 }
 
 std::vector<WeightFile> weight_files(const Selection& selection, const std::string& stem) {

@@ -40,17 +40,21 @@ class TrainedTensors {
  public:
   // Every component of `selection` is loaded. LoRA factors are float32: A uniform in
   // +-1/sqrt(in), B zero, or those of config.lora.checkpoint, see check_lora_checkpoint(). `model`
-  // outlives this.
-  TrainedTensors(model::LoadedModel& model, Selection selection, const Config& config);
+  // outlives this. `group`: see place_parameters().
+  TrainedTensors(model::LoadedModel& model, Selection selection, const Config& config,
+                 distributed::Group* group = nullptr);
   ~TrainedTensors();
   TrainedTensors(const TrainedTensors&) = delete;
   TrainedTensors& operator=(const TrainedTensors&) = delete;
 
   const Selection& selection() const { return selection_; }
-  // What the optimizer moves. It lives where placement() says; after it was written, the model
-  // computes with it from placement().publish() on.
+  // All that is trained, whole.
   const std::vector<optim::Group>& groups() const { return groups_; }
+  // What the optimizer of this process moves: the same, or pieces of it. It lives where placement()
+  // says; after it was written, the model computes with it from placement().publish() on.
+  const std::vector<optim::Group>& moved() const { return moved_; }
   ParameterPlacement& placement() { return *placement_; }
+  const ParameterPlacement& placement() const { return *placement_; }
   int64_t count() const;  // of numbers
 
   // LoRA dropout works while training only.
@@ -85,7 +89,7 @@ class TrainedTensors {
   Config config_;
   std::vector<AdaptedLayer> adapted_;
   std::unique_ptr<ParameterPlacement> placement_;
-  std::vector<optim::Group> groups_;
+  std::vector<optim::Group> groups_, moved_;
 };
 
 }  // namespace atelier::train

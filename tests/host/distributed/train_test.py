@@ -24,7 +24,8 @@ def floats(tensor):
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
-class DistributedTrainTest(unittest.TestCase):
+class Runs(unittest.TestCase):
+    """Runs of some processes on one small dataset."""
 
     @classmethod
     def setUpClass(cls):
@@ -73,6 +74,9 @@ class DistributedTrainTest(unittest.TestCase):
         self.assertEqual(list(one), list(other))
         for number, loss in one.items():
             self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
+
+
+class DistributedTrainTest(Runs):
 
     def test_two_and_four_ranks_learn_what_one_does(self):
         for kind, flags in (("full", FULL), ("lora", LORA)):

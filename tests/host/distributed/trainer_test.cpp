@@ -2,14 +2,17 @@
 // trainer_test.py starts.
 #include "host/train/trainer.h"
 
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
+#include <iterator>
 
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/host/stop.h"
 
 #include "host/distributed/group.h"
+#include "host/files/file_operations.h"
 #include "run_toy.h"
 
 namespace atelier::train {
@@ -94,6 +97,46 @@ TEST_CASE("Two ranks give the bits of one process", "[same]") {
   CHECK(ranks.train_together("run") == 0);
   ranks.group->part();
   ranks.check_alone_gives("run");
+}
+
+void check_stage(int stage) {
+  Ranks ranks;
+  ranks.config.shards.stage = stage;
+  ranks.config.max_grad_norm = 0;  // whose sum is rounded otherwise
+  CHECK(ranks.train_together("run") == 0);
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK(ranks.train("alone", nullptr) == 0);
+  const auto weights = [&](const std::string& name) {
+    return ranks.newest(name).load("trained.safetensors");
+  };
+  CHECK(test::same(weights("run"), weights("alone")));
+  for (const char* file : {"step-2.safetensors", "step-6.safetensors"})  // averages
+    CHECK(test::read_bytes(ranks.folder / ("run/" + std::string(file))) ==
+          test::read_bytes(ranks.folder / ("alone/" + std::string(file))));
+}
+
+TEST_CASE("Two ranks that share out the optimizer give the bits of one process", "[stage1]") {
+  check_stage(1);
+}
+
+TEST_CASE("Two ranks that share out gradients give the bits of one process", "[stage2]") {
+  check_stage(2);
+}
+
+TEST_CASE("A step of shared parameters that does not fit on one rank is made again", "[again]") {
+  Ranks ranks;
+  ranks.config.shards.stage = 2;
+  ranks.config.max_grad_norm = 0;
+  {
+    const HookScope fails(on_rank_1(ranks, 2, run_out_of_memory));
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK(ranks.train("alone", nullptr) == 0);
+  CHECK(test::same(ranks.newest("run").load("trained.safetensors"),
+                   ranks.newest("alone").load("trained.safetensors")));
 }
 
 TEST_CASE("A step that does not fit on one rank is made again by both", "[repeated]") {
@@ -230,6 +273,38 @@ TEST_CASE("A checkpoint that cannot be written is left out, and the run goes on"
   CHECK(ranks.newest("run").step == 6);
   CHECK_FALSE(fs::exists(checkpoints / "step-00000002"));
   ranks.check_alone_gives("run");
+}
+
+// A disk on which nothing more fits.
+struct FullDisk final : files::FileOperations {
+  bool is_full = true;
+  ssize_t write(int file, const void* bytes, size_t count) override {
+    if (!is_full) return FileOperations::write(file, bytes, count);
+    errno = ENOSPC;
+    return -1;
+  }
+};
+
+TEST_CASE("A checkpoint of which one rank cannot write its part is left out by all",
+          "[part_full]") {
+  Ranks ranks;
+  ranks.config.shards.stage = 2;
+  FullDisk disk;
+  {
+    std::optional<files::ReplacedFileOperations> replaced;
+    if (!ranks.is_first()) replaced.emplace(disk);
+    const HookScope hook(on_rank_1(ranks, 2, [&] { disk.is_full = false; }));
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  CHECK_THAT(ranks.said(), Catch::Contains("not saved: rank 1") &&
+                               Catch::Contains("No space left on device"));
+  CHECK(ranks.newest("run").step == 6);
+  const fs::path checkpoints = fs::path(ranks.folder / "run") / "checkpoints";
+  CHECK_FALSE(fs::exists(checkpoints / "step-00000002"));
+  CHECK(fs::exists(checkpoints / "step-00000004/optimizer-00002-of-00002.safetensors"));
+  CHECK(std::distance(fs::directory_iterator(checkpoints), fs::directory_iterator()) == 2);
 }
 
 }  // namespace

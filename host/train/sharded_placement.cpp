@@ -1,0 +1,292 @@
+#include "host/train/sharded_placement.h"
+
+#include <algorithm>
+#include <charconv>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "formats/escape.h"
+#include "host/distributed/handshake.h"
+#include "host/distributed/shards.h"
+#include "host/optim/blockwise.h"
+#include "host/train/config_checks.h"
+
+namespace atelier::train {
+
+using at::Tensor;
+using distributed::FlatLayout;
+using distributed::Group;
+
+static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
+              distributed::kLeastInBlocks <= optim::kLeastQuantized &&
+              distributed::kSmallBlockNumbers % 8 == 0);
+
+namespace {
+
+constexpr size_t kUnderWay = 4;  // buckets
+
+// Ranks of a group; 0: the text is no number.
+int group_size(const std::string& group, const distributed::Ranks& ranks) {
+  if (group == "all") return ranks.size;
+  if (group == "node") return ranks.local_size;
+  int size = 0;
+  const char* const end = group.data() + group.size();
+  const auto [rest, failure] = std::from_chars(group.data(), end, size);
+  return failure == std::errc() && rest == end ? std::max(size, 0) : 0;
+}
+
+class ShardedPlacement final : public ParameterPlacement {
+ public:
+  ShardedPlacement(std::unique_ptr<ParameterPlacement> whole, const Config& config, Group& world,
+                   std::unique_ptr<memory::TransferDevice> own_transfer,
+                   memory::TransferDevice* transfer, std::set<std::string> denoisers)
+      : whole_(std::move(whole)),
+        stage_(config.shards.stage),
+        world_(world),
+        groups_(distributed::ShardGroups::make(world, shard_ranks(config, world.ranks()))),
+        own_transfer_(std::move(own_transfer)),
+        transfer_(transfer),
+        denoisers_(std::move(denoisers)) {}
+
+  optim::Parameter add(const Selection::TrainedWeight& trained) override {
+    return whole_->add(trained);
+  }
+  optim::Parameter add(std::string name, const Tensor& leaf) override {
+    return whole_->add(std::move(name), leaf);
+  }
+
+  bool is_on_host() const override { return transfer_ != nullptr || whole_->is_on_host(); }
+  std::unique_ptr<memory::HostScope> allocate_beside() const override {
+    return is_on_host() ? std::make_unique<memory::HostScope>() : nullptr;
+  }
+  std::string note() const override;
+
+  std::vector<optim::Group> share_out(const std::vector<optim::Group>& wholes) override;
+  optim::Sum sum() const override {
+    return [this](Tensor& value) { groups_.add_up(world_, value); };
+  }
+  bool is_shared() const override { return true; }
+  PieceOwner owner() const override {
+    return {.index = groups_.shards->rank(),
+            .count = groups_.shards->size(),
+            .is_first_copy = !groups_.replicas || groups_.replicas->is_first(),
+            .rank = world_.rank(),
+            .num_ranks = world_.size()};
+  }
+  std::unique_ptr<distributed::GradientSums> sum_gradients(Group& group,
+                                                           std::vector<Tensor> leaves) override;
+  void take_gradients() override;
+
+  BlockRunner& runner(BlockRunner& inner) override { return whole_->runner(inner); }
+  void begin_pass() override { whole_->begin_pass(); }
+  void backward(const Tensor& loss, const Tensor& total,
+                const std::optional<HostGradients::Move>& move) override {
+    whole_->backward(loss, total, move);
+  }
+  void give_up() override { whole_->give_up(); }
+  void clear_gradients() override;
+  void publish() override;
+  void adopt() override;
+
+ private:
+  struct Shared {
+    optim::Parameter whole;
+    Tensor piece;  // flat
+    FlatLayout::Extent extent;
+
+    Tensor own_part() const {
+      return whole.leaf.detach().view(-1).narrow(0, extent.begin, extent.count);
+    }
+  };
+  struct Gathering {
+    const FlatLayout::Bucket* bucket;
+    Tensor whole, part;
+    distributed::Ticket sent;
+  };
+  Tensor make_piece(const Tensor& own_part) const;
+  Gathering gather(const FlatLayout::Bucket& bucket);
+  void spread(Gathering gathering);
+
+  std::unique_ptr<ParameterPlacement> whole_;
+  int stage_;
+  Group& world_;
+  distributed::ShardGroups groups_;
+  std::unique_ptr<memory::TransferDevice> own_transfer_;
+  memory::TransferDevice* transfer_;  // null: pieces are parts of the tensors themselves
+  std::set<std::string> denoisers_;
+  std::optional<FlatLayout> layout_;
+  std::vector<Shared> shared_;  // in the optimizer's order
+  const distributed::ShardedGradients* gradients_ = nullptr;
+  // By bucket, whether the step has a gradient for it; nullopt: no step is under way.
+  std::optional<std::vector<char>> is_moved_;
+};
+
+std::string ShardedPlacement::note() const {
+  const std::string ranks = std::to_string(groups_.shards->size());
+  std::string note = (stage_ == 1 ? "optimizer state is" : "optimizer state and gradients are");
+  note += " shared out among " + ranks + " processes";
+  if (groups_.replicas)
+    note += ", in " + std::to_string(groups_.replicas->size()) + " groups of them";
+  const std::string other = whole_->note();
+  return other.empty() ? note : note + "; " + other;
+}
+
+Tensor ShardedPlacement::make_piece(const Tensor& own_part) const {
+  if (transfer_ == nullptr) return own_part;
+  const memory::HostScope host;
+  if (own_part.numel() == 0) return at::empty({0}, own_part.options().device(at::kCPU));
+  Tensor piece =
+      transfer_->host_memory(static_cast<int64_t>(own_part.nbytes())).view(own_part.scalar_type());
+  piece.copy_(own_part);
+  return piece;
+}
+
+std::vector<optim::Group> ShardedPlacement::share_out(const std::vector<optim::Group>& wholes) {
+  std::vector<Tensor> leaves;
+  for (const optim::Group& group : wholes) {
+    for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
+  }
+  layout_.emplace(leaves, groups_.shards->size());
+  std::vector<optim::Group> pieces = wholes;
+  for (optim::Group& group : pieces) {
+    for (optim::Parameter& parameter : group.parameters) {
+      Shared& shared = shared_.emplace_back();
+      shared.whole = parameter;
+      shared.extent = layout_->extent(shared_.size() - 1, groups_.shards->rank());
+      shared.piece = make_piece(shared.own_part());
+      parameter.leaf = shared.piece;
+      parameter.piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
+    }
+  }
+  return pieces;
+}
+
+std::unique_ptr<distributed::GradientSums> ShardedPlacement::sum_gradients(
+    Group& group, std::vector<Tensor> leaves) {
+  // Of a step of one denoiser the others get no gradients.
+  const auto expects = [this](size_t place, const std::string& denoiser) {
+    const std::string component = component_of(shared_[place].whole.name);
+    return stage_ > 1 &&
+           (denoiser.empty() || component == denoiser || !denoisers_.contains(component));
+  };
+  // What gathers on the host is whole there anyway, and is sent once.
+  auto gradients = std::make_unique<distributed::ShardedGradients>(
+      group, groups_, std::move(leaves), *layout_,
+      distributed::ShardedGradients::Options{.each_pass = stage_ > 1 && !whole_->is_on_host(),
+                                             .on_host = is_on_host(),
+                                             .expects = expects});
+  gradients_ = gradients.get();
+  return gradients;
+}
+
+void ShardedPlacement::take_gradients() {
+  is_moved_.emplace(layout_->buckets().size());
+  for (size_t place = 0; place < shared_.size(); ++place) {
+    const Tensor gradient = gradients_->piece(place);
+    shared_[place].piece.mutable_grad() = gradient;
+    if (gradient.defined()) (*is_moved_)[layout_->bucket_of(place)] = 1;
+  }
+}
+
+void ShardedPlacement::clear_gradients() {
+  whole_->clear_gradients();
+  for (Shared& shared : shared_) shared.piece.mutable_grad() = Tensor();
+}
+
+ShardedPlacement::Gathering ShardedPlacement::gather(const FlatLayout::Bucket& bucket) {
+  const Group& shards = *groups_.shards;
+  const at::Device device = bucket.options.device();
+  const auto options = bucket.options.device(shards.sends(device) ? device : at::kCPU);
+  Gathering gathering = {.bucket = &bucket,
+                         .whole = at::empty({bucket.count}, options),
+                         .part = at::zeros({bucket.count / shards.size()}, options),
+                         .sent = {}};
+  for (const FlatLayout::Place& place : bucket.places) {
+    const Shared& shared = shared_[place.tensor];
+    gathering.part.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.piece);
+  }
+  gathering.sent = groups_.shards->all_gather(gathering.whole, gathering.part);
+  return gathering;
+}
+
+void ShardedPlacement::spread(Gathering gathering) {
+  gathering.sent.wait();
+  for (const FlatLayout::Place& place : gathering.bucket->places) {
+    const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
+    leaf.view(-1).copy_(gathering.whole.narrow(0, place.begin, leaf.numel()));
+  }
+}
+
+void ShardedPlacement::publish() {
+  const at::NoGradGuard no_grad;
+  const auto is_moved = std::exchange(is_moved_, std::nullopt);
+  std::deque<Gathering> under_way;
+  for (size_t bucket = 0; bucket < layout_->buckets().size(); ++bucket) {
+    if (is_moved && (*is_moved)[bucket] == 0) continue;
+    under_way.push_back(gather(layout_->buckets()[bucket]));
+    if (under_way.size() < kUnderWay) continue;
+    spread(std::move(under_way.front()));
+    under_way.pop_front();
+  }
+  for (Gathering& gathering : under_way) spread(std::move(gathering));
+  whole_->publish();
+}
+
+void ShardedPlacement::adopt() {
+  const at::NoGradGuard no_grad;
+  if (transfer_ != nullptr) {
+    for (Shared& shared : shared_) shared.piece.detach().copy_(shared.own_part());
+  }
+  whole_->adopt();
+}
+
+}  // namespace
+
+int shard_ranks(const Config& config, const distributed::Ranks& ranks) {
+  if (config.shards.stage == 0 || ranks.is_alone()) return 1;
+  return group_size(config.shards.group, ranks);
+}
+
+void check_shards(const Config& config, const distributed::Ranks& ranks,
+                  report::Problems& problems) {
+  const ShardSettings& shards = config.shards;
+  if (shards.stage == 3) {
+    problems.add("--zero_stage 3: weights are not shared out among processes", "use --zero_stage 2",
+                 ErrorCode::kUnsupported);
+    return;
+  }
+  const int size = group_size(shards.group, ranks);
+  const bool is_shared = shards.stage > 0 && !ranks.is_alone();
+  if (size == 0 || (is_shared && ranks.size % size != 0))
+    problems.add("--zero_group: " + formats::quote_and_escape(shards.group) + " of " +
+                     std::to_string(ranks.size) + " processes make up no groups of one size",
+                 "use all, node, or a number that divides that of the processes");
+  if (shard_ranks(config, ranks) > 1 && !optim::has_pieces(config.optimizer.kind))
+    problems.add("--zero_stage " + std::to_string(shards.stage) +
+                     ": this optimizer needs whole matrices, and moves no pieces of them",
+                 "use --zero_stage 0, or --optimizer_type AdamW8bit", ErrorCode::kUnsupported);
+}
+
+std::unique_ptr<ParameterPlacement> share_parameters(std::unique_ptr<ParameterPlacement> whole,
+                                                     model::LoadedModel& model,
+                                                     const Selection& selection,
+                                                     const Config& config, Group& group,
+                                                     bool on_host) {
+  distributed::require_same(
+      group, {{"ranks of one --zero_group", std::to_string(shard_ranks(config, group.ranks()))}});
+  std::set<std::string> denoisers;
+  for (const auto& denoiser : running_denoisers(model, selection))
+    denoisers.insert(denoiser.name());
+  std::unique_ptr<memory::TransferDevice> own;
+  if (on_host && model.transfer() == nullptr) own = memory::make_transfer_device(model.device());
+  memory::TransferDevice* const transfer = own ? own.get() : model.transfer();
+  return std::make_unique<ShardedPlacement>(std::move(whole), config, group, std::move(own),
+                                            on_host ? transfer : nullptr, std::move(denoisers));
+}
+
+}  // namespace atelier::train

@@ -1,0 +1,28 @@
+// Trained tensors that the processes of a run share out: the optimizer of each moves pieces of them
+// (stages 1 and 2 of ZeRO).
+#pragma once
+
+#include <memory>
+
+#include "host/distributed/ranks.h"
+#include "host/report/problems.h"
+#include "host/train/parameter_placement.h"
+
+namespace atelier::train {
+
+// How many ranks share one whole, as --zero_stage and --zero_group say; 1: nothing is shared out.
+int shard_ranks(const Config& config, const distributed::Ranks& ranks);
+
+// What cannot be shared out among these ranks becomes a problem.
+void check_shards(const Config& config, const distributed::Ranks& ranks,
+                  report::Problems& problems);
+
+// Tensors are where `whole` places them, on every rank; pieces are parts of these tensors, or, with
+// `on_host`, copies in host memory. All ranks of `group` call this.
+std::unique_ptr<ParameterPlacement> share_parameters(std::unique_ptr<ParameterPlacement> whole,
+                                                     model::LoadedModel& model,
+                                                     const Selection& selection,
+                                                     const Config& config,
+                                                     distributed::Group& group, bool on_host);
+
+}  // namespace atelier::train

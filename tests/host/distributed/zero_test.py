@@ -1,0 +1,125 @@
+"""Ranks that share out what they train, `--zero_stage` 1 and 2, against one process and against each other.
+
+    zero_test.py WAN_PLUGIN WRITE_MODEL
+"""
+import json
+import unittest
+
+import program
+import wan_training_test as wan
+from train_cli_test import losses, state_of, tensors
+from train_test import FULL, LORA, Runs
+
+SIMULATED = dict(device="simulated", optimize_on_cpu=True)
+
+# Name: stage and flags of what learns as one process does, but for the order of sums.
+KINDS = {
+    "clipped": dict(FULL, zero_stage=1, max_grad_norm=0.01, batch_size=2, global_batch_size=8),
+    "prodigy": dict(LORA, zero_stage=1, optimizer_type="Prodigy", learning_rate=1, adam_epsilon=1e-8, lora_dropout=0),
+    "averages": dict(LORA, zero_stage=2, ema_decay=0.9),
+    "on the host": dict(FULL, zero_stage=2, ema_decay=0.9, **SIMULATED),
+    "on the host, once": dict(LORA, zero_stage=1, **SIMULATED),
+    "streamed": dict(FULL, zero_stage=2, cpu_offload=True, **SIMULATED),
+}
+# What is rounded coarsely, where the order of sums is the same: two ranks of one batch each.
+ROUNDED = {
+    "8bit": dict(FULL, zero_stage=2, optimizer_type="AdamW8bit"),
+    "rounded at random": dict(FULL, zero_stage=1, dtype="bfloat16", master_weights="stochastic"),
+    "masters": dict(FULL, zero_stage=2, dtype="bfloat16", ema_decay=0.9),
+}
+
+
+class ZeroTest(Runs):
+
+    def line(self, ranks, name="run", **flags):
+        flags.setdefault("cache_path", self.root / flags.get("dtype", "float32"))
+        return super().line(ranks, name, **flags)
+
+    def assert_same_weights(self, a, b):
+        files = [{path.name: tensors(path) for path in run.glob("*.safetensors")} for run in (a, b)]
+        self.assertTrue(files[0])
+        self.assertTrue(files[0] == files[1])
+
+    def test_both_stages_learn_what_one_process_does(self):
+        alone = self.train(1, "alone", **FULL)
+        for ranks, group in ((2, "all"), (4, "all"), (4, "2")):
+            for stage in (1, 2):
+                with self.subTest(ranks=ranks, group=group, stage=stage):
+                    run = self.train(ranks, f"{ranks}_{group}_{stage}", zero_stage=stage, zero_group=group, **FULL)
+                    self.assert_close(alone, run)
+                    shards = sorted(path.name for path in (run / "checkpoints/step-00000010").glob("optimizer*"))
+                    count = 2 if group == "2" else ranks
+                    self.assertEqual(shards, [f"optimizer-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)])
+
+    def test_whatever_is_trained_and_wherever_it_lives(self):
+        for name, flags in KINDS.items():
+            with self.subTest(name):
+                alone = self.train(1, f"{name} alone", **flags)
+                self.assert_close(alone, self.train(2, name, **flags))
+
+    def test_what_is_rounded_coarsely_is_rounded_as_that_of_one_process(self):
+        for name, flags in ROUNDED.items():
+            with self.subTest(name):
+                flags = dict(flags, global_batch_size=2, max_grad_norm=0)
+                alone = self.train(1, f"{name} alone", **flags)
+                self.assert_same_weights(alone, self.train(2, name, **flags))
+
+    def test_bytes_sent_are_those_of_the_table(self):
+        def sent(run):
+            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
+            return [1e9 * float(value) for _, key, value in rows if key == "perf/sent_gb_per_step"][-1]
+
+        flags = dict(FULL, global_batch_size=8, caption_dropout_rate=0)  # two batches of each of four ranks
+        for stage, group, expected in ((1, "all", 2 * 0.75), (2, "all", 3 * 0.75), (2, "2", 3 * 0.5 + 0.5)):
+            with self.subTest(stage=stage, group=group):
+                run = self.train(4, f"{stage} {group}", zero_stage=stage, zero_group=group, **flags)
+                size = sum(len(data) for _, _, data in tensors(run / "step-10.safetensors").values())
+                # Beside it: who has which gradient, and what ranks agree on.
+                self.assertLess(abs(sent(run) / size - expected), 0.05 * expected)
+
+    def test_a_run_goes_on_with_the_same_ranks_to_the_bit(self):
+        flags = dict(FULL, zero_stage=2, ema_decay=0.9)
+        whole = self.train(2, "whole", **flags)
+        self.train(2, "cut", max_train_steps=6, save_steps=6, **flags)
+        cut = self.train(2, "cut", global_batch_size=None, max_train_steps=10, resume="latest", **flags)
+        self.assertEqual(state_of(whole, 10), state_of(cut, 10))
+        self.assert_same_weights(whole, cut)
+        self.assertEqual(losses(whole), losses(cut))
+
+    def test_a_run_goes_on_with_other_ranks_and_stages(self):
+        flags = dict(FULL, ema_decay=0.9)
+        whole = self.train(4, "whole", zero_stage=1, **flags)
+        self.train(4, "changing", max_train_steps=2, save_steps=2, zero_stage=1, **flags)
+        for ranks, steps, stage in ((2, 4, 2), (1, 6, 0), (4, 10, 1)):
+            run = self.train(ranks, "changing", global_batch_size=None, max_train_steps=steps, save_steps=steps,
+                             resume="latest", zero_stage=stage, **flags)
+        self.assert_close(whole, run)
+
+    def test_both_experts_of_wan(self):
+        model = self.root / "wan"
+        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
+        wan.write_tokenizer(model / "tokenizer")
+        for component, name in wan.FOLDERS.items():
+            (model / component).rename(model / name)
+        wan.frame(3).save(self.root / "still.png")
+        (self.root / "stills.csv").write_text("image,prompt\nstill.png,a stand\nstill.png,a walk\n")
+        flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.root, dataset_metadata_path=self.root / "stills.csv",
+                     num_frames=1, height=16, width=32, max_pixels=None, ema_decay=0.9, cache_path=self.root / "stills",
+                     model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]),
+                     trainable_models="dit,dit2", max_train_steps=6, save_steps=6)
+        alone = self.train(1, "wan_alone", **flags)
+        for stage in (1, 2):
+            self.assert_close(alone, self.train(2, f"wan_{stage}", zero_stage=stage, **flags), step=6)
+
+    def test_what_cannot_be_shared_out_is_refused(self):
+        for flags, words in ((dict(zero_group="3"), "--zero_group: \"3\" of 2 processes"),
+                             (dict(zero_group="some"), "--zero_group: \"some\""),
+                             (dict(optimizer_type="Adafactor"), "needs whole matrices")):
+            with self.subTest(**flags):
+                self.train(2, "refused", expect=2, zero_stage=1, **FULL, **flags)
+                self.assertIn(words, self.said)
+                self.assertEqual(self.said.count("error: "), 1, self.said)
+
+
+if __name__ == "__main__":
+    unittest.main()
