@@ -431,10 +431,7 @@ void Reader::read_enabled(const std::string& place, const std::string& word, con
 void Reader::read_zero_stage(const std::string& place, const json& value) {
   count(place, value, 0, zero_stage_);
   if (zero_stage_ > 3) return problems_.add(place + ": stages are 0 to 3");
-  if (zero_stage_ > 0)
-    leave_out(
-        place, value,
-        "each process holds all that is trained (--zero_stage 0), and the results are the same");
+  if (zero_stage_ > 0) set(file_.train, "zero_stage", zero_stage_);
 }
 
 // `value`: a device, or an object that names one.

@@ -215,12 +215,13 @@ class LaunchersTest(unittest.TestCase):
         said = self.finish(self.start(["atelier", "launch", "--config_file",
                                        LAUNCHERS / "accelerate_config_zero2offload.yaml", "--nproc_per_node", "2", "--",
                                        "train", *words, "--find_unused_parameters"]))
-        self.assertIn("--nproc_per_node 8 -- train --gradient_accumulation_steps 1 --optimize_on_cpu --dtype bfloat16", said)
+        self.assertIn("--nproc_per_node 8 -- train --gradient_accumulation_steps 1 --optimize_on_cpu --zero_stage 2 "
+                      "--dtype bfloat16", said)
         self.assertIn("offload_param_device: cpu has no effect: below stage 3", said)
         same = self.dir / "same"
         self.finish(self.start(["atelier", "launch", "--nproc_per_node", "2", "--", "train",
-                                *self.words(self.dir, **dict(flags, output_path=same)), "--optimize_on_cpu", "--dtype",
-                                "bfloat16"]))
+                                *self.words(self.dir, **dict(flags, output_path=same)), "--optimize_on_cpu", "--zero_stage", "2",
+                                "--dtype", "bfloat16"]))
         self.assertEqual(state_of(run, STEPS), state_of(same, STEPS))
 
     def test_a_file_that_would_make_another_run_of_it(self):
