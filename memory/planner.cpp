@@ -160,9 +160,14 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   (takes_turns ? in_turn : device) += choice.slots * largest;
   choice.what.device_bytes = device + in_turn;
   choice.what.host_bytes = host;
-  choice.costs = {device,       in_turn,
-                  host,         static_cast<int64_t>(storage),
-                  num_streamed, others == Place::kDisk ? num_streamed : 0,
+  // Parts that rest on the host are copied before they are gathered.
+  const int64_t moves = component.parts > 1 && others == Place::kHost ? 2 : 1;
+  choice.costs = {device,
+                  in_turn,
+                  host,
+                  static_cast<int64_t>(storage),
+                  moves * num_streamed,
+                  others == Place::kDisk ? num_streamed : 0,
                   once_time};
   return choice;
 }

@@ -630,5 +630,35 @@ TEST_CASE("Blocks that other ranks send take no host memory, and keep their part
   CHECK(step_of(run) == Approx(10.0));  // a pass begins with the block that the last one ended with
 }
 
+TEST_CASE("Of divided blocks a part is counted, and slots", "[planner]") {
+  PlannedComponent dit{.name = "dit"};
+  dit.storages = {{.blocks = std::vector<int64_t>(8, 100), .outside = 10}};
+  dit.parts = 4;
+  Strategy strategy{.needs_all_blocks = false};
+  strategy.forward["dit"] = strategy.backward["dit"] = std::vector<double>(8, 1.0);
+  PlannedRun run;
+  run.components = {dit};
+  run.prefetch = 1;
+  run.phases = {{.name = "train", .components = {"dit"}, .strategies = {strategy}}};
+  const auto plan_within = [&](int64_t device_bytes) {
+    return plan_memory(run, {.device_bytes = device_bytes, .host_bytes = 1000}, slow_profile());
+  };
+  const int64_t parts = 200, slots = 200, outside = 10, reserve = 7;
+
+  const auto roomy = plan_within(reserve + outside + slots + parts);
+  REQUIRE(roomy);
+  CHECK(roomy->component("dit").others == Place::kDevice);
+  CHECK(roomy->component("dit").resident == 0);
+  CHECK(roomy->component("dit").device_bytes == outside + slots + parts);
+  CHECK(roomy->component("dit").host_bytes == 0);
+
+  const auto tight = plan_within(reserve + outside + slots);
+  REQUIRE(tight);
+  CHECK(tight->component("dit").others == Place::kHost);
+  CHECK(tight->component("dit").device_bytes == outside + slots);
+  CHECK(tight->component("dit").host_bytes == parts);
+  CHECK_FALSE(plan_within(reserve + outside + slots - 1));
+}
+
 }  // namespace
 }  // namespace atelier::memory
