@@ -173,14 +173,14 @@ void StepMemory::report(const optim::Optimizer& optimizer) {
 Error StepMemory::does_not_fit(const Error& failure) const {
   std::vector<std::string> flags;
   if (config_.order.batch_size > 1)
-    flags.push_back("--batch_size 1 with more --gradient_accumulation_steps");
+    flags.emplace_back("--batch_size 1 with more --gradient_accumulation_steps");
   const auto for_weights = model::flags_for_weights(model_);
   const bool trains_whole = config_.lora.base_models.empty();  // that is not stored in 8 bits
   std::copy_if(
       for_weights.begin(), for_weights.end(), std::back_inserter(flags),
       [&](const std::string& flag) { return !trains_whole || !flag.starts_with("--storage "); });
-  if (!trained_.placement().is_on_host() && trains_whole) flags.push_back("--optimize_on_cpu");
-  flags.push_back("a smaller --max_pixels");
+  if (!trained_.placement().is_on_host() && trains_whole) flags.emplace_back("--optimize_on_cpu");
+  flags.emplace_back("a smaller --max_pixels");
   return {ErrorCode::kOutOfMemory, failure.message(), model::hint_of(flags)};
 }
 

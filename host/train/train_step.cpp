@@ -63,22 +63,16 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
     sums_->send_rest();
   }
   if (before_move) before_move();
+  if (data.is_trial) {
+    give_up();
+    return {};
+  }
   StepResult result = update(loss, step);
   result.epoch = data.plan.epoch;
   result.denoiser = denoiser;
   result.waited = waited();
   if (++num_made_ == kTimelineSteps && timeline_ != nullptr) timeline_->stop();
   return result;
-}
-
-void TrainStep::try_out(const StepData& data, int64_t step) {
-  for (int pass = 0; pass < 2; ++pass) {
-    for (size_t i = 0; i < data.batches.size(); ++i) {
-      const Tensor loss = forward(data, i, step);
-      trained_.placement().backward(loss, loss.detach(), /*move=*/std::nullopt);
-    }
-    give_up();
-  }
 }
 
 // The loss of one batch, as its part of the step's.

@@ -24,7 +24,7 @@ namespace atelier::train {
 struct StepData {
   data::StepBatches plan;
   std::vector<std::vector<PlacedSample>> batches;
-  bool is_trial = false;  // of whether it fits: nothing is learnt from it
+  bool is_trial = false;  // of whether it fits: everything is done but the move
 };
 
 // What a step gave. The tensors are scalars on the device, and may not be computed yet.
@@ -49,10 +49,6 @@ class TrainStep {
   // `before_move`: called before the optimizer works, where it is given. Of several processes each
   // has its batches of the step, or none; loss, norm and what is moved are those of the whole step.
   StepResult run(const StepData& data, int64_t step, const std::function<void()>& before_move = {});
-
-  // Makes the passes of a step without moving anything: once to measure what blocks keep for the
-  // backward pass, and once as is planned then. Exchanges nothing. After an exception: give_up().
-  void try_out(const StepData& data, int64_t step);
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
   // parameters: it cannot be made again then, and the state is that of no step. Waits for the other

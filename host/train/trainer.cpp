@@ -93,7 +93,8 @@ StepData Trainer::read_step(int64_t step) const {
 }
 
 StepData Trainer::read(data::StepBatches plan, int64_t step) const {
-  StepData data = {.plan = std::move(plan)};
+  StepData data;
+  data.plan = std::move(plan);
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {
@@ -110,17 +111,19 @@ StepData Trainer::read(data::StepBatches plan, int64_t step) const {
 
 // Of several processes: makes the passes of the largest batch that may come, so that it is known
 // before the first step whether it fits everywhere, and all keep as much as the one with the least
-// room. Where all batches have one size, the first step shows it.
+// room. They are made twice: what blocks keep for the backward pass is measured, and then planned.
+// Where all batches have one size, the first steps show it.
 void Trainer::try_largest() {
   if (parts_.group == nullptr || state_.counters().step >= total_steps_ ||
       std::ranges::count(tokens_, tokens_.front()) == std::ssize(tokens_))
     return;
   const data::MicroBatch batch =
       largest_batch(parts_.samples.shapes(), tokens_, config_.order.batch_size);
-  const data::StepBatches plan = {.batches = {batch}, .numbers = {0}, .samples = std::ssize(batch)};
+  const data::StepBatches plan = {
+      .batches = {batch}, .numbers = {0}, .samples = std::ssize(batch), .passes = 1};
   StepData data = read(plan, state_.counters().step);
   data.is_trial = true;
-  if (make_step(data)) memory_.agree(*parts_.group);
+  if (make_step(data) && make_step(data)) memory_.agree(*parts_.group);
 }
 
 // A step that failed is undone. Before anything moves, all processes have come through their parts
@@ -137,20 +140,12 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     std::optional<SequenceScope> shares_rows;
     if (parts_.sequence != nullptr) shares_rows.emplace(*parts_.sequence);
     agreement_.begin_step();
-    const int64_t step = state_.counters().step;
-    const auto come_together = [&] {
+    outcome.result = step_.run(data, state_.counters().step, [&] {
       if (parts_.blocks) parts_.blocks->compare();
       gathered = agreement_.gather({.seconds = own_seconds()});
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
-    };
-    if (data.is_trial) {
-      step_.try_out(data, step);
-      come_together();
-      outcome.result.emplace();
-    } else {
-      outcome.result = step_.run(data, step, come_together);
-    }
+    });
     agreement_.end_step();
     return outcome;
   } catch (...) {
