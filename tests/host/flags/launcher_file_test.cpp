@@ -264,7 +264,8 @@ TEST_CASE("Flags of accelerate launch say what its files say") {
                                         {"offload_optimizer_device", "cpu"},
                                         {"gradient_accumulation_steps", "4"},
                                         {"gradient_clipping", "0.5"}});
-  REQUIRE(zero.train == Flags{{"optimize_on_cpu", "true"},
+  REQUIRE(zero.train == Flags{{"zero_stage", "2"},
+                              {"optimize_on_cpu", "true"},
                               {"gradient_accumulation_steps", "4"},
                               {"max_grad_norm", "0.5"}});
   REQUIRE(read_words({{"cpu", ""}}).train == Flags{{"device", "cpu"}});
