@@ -100,7 +100,10 @@ class Planning {
 
   RankRow row_of(const RankMode& mode, const SizedRun& sized) const {
     RankRow row{.mode = mode, .flags = flags_of(mode)};
-    const std::optional<PlannedResult> planned = try_plan(sized, target_);
+    PlanTarget target = target_;
+    if (target.limits.host_bytes < INT64_MAX)  // of a machine, whose ranks share it
+      target.limits.host_bytes /= std::min(mode.ranks, links_.ranks_per_machine);
+    const std::optional<PlannedResult> planned = try_plan(sized, target);
     if (!planned) {
       const auto smallest = memory::smallest_plan(sized.run, INT64_MAX, target_.basis.profile);
       row.device_bytes = smallest ? limit_for(smallest->device_bytes) : 0;

@@ -12,9 +12,11 @@ HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole) {
   const auto part = [&](int from_stage, double bytes) {
     return mode.zero_stage >= from_stage ? bytes / static_cast<double>(mode.group) : bytes;
   };
-  const double moved = part(2, whole.gradients) + part(1, whole.states);
+  const double gradients = part(2, whole.gradients);
+  const double moved = gradients + part(1, whole.states);
   const double values = part(3, whole.values) + whole.beside;
-  return mode.on_host ? HeldBytes{values, moved} : HeldBytes{values + moved, 0.0};
+  if (mode.on_host) return {values, moved, gradients};
+  return {values + moved, 0.0, gradients};
 }
 
 double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered,
@@ -106,6 +108,42 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode, double atten
   exchanges *= strategy.repeats;
   sends = exchanges * kExchanged * bytes * (parts - 1) / parts;
   return exchanges * once;
+}
+
+RankMode summing_mode(const RankMode& mode, bool is_of_factors) {
+  if (!is_of_factors || mode.zero_stage < 3) return mode;
+  RankMode summing = mode;
+  summing.zero_stage = 0;
+  summing.group = mode.ranks;
+  return summing;
+}
+
+StepExchange share_step(const SharedStep& step,
+                        const std::vector<memory::PlannedComponent>& components,
+                        const RankMode& mode, const LinkProfile& links,
+                        memory::Strategy& strategy) {
+  StepExchange done;
+  if (mode.sequence > 1)
+    done.exposed_seconds = share_rows(strategy, mode, step.attention_bytes, links, done.sent_bytes);
+  const RankMode summing = summing_mode(mode, step.is_of_factors);
+  strategy.sending_repeats = summing.zero_stage >= 2 ? step.batches : 1.0;
+  double gathered = 0.0;
+  for (const memory::PlannedComponent& component : components) {
+    const memory::StoredComponent& stored = component.storages.front();
+    if (!stored.gathers.empty())
+      gathered += static_cast<double>(
+          std::accumulate(stored.blocks.begin(), stored.blocks.end(), int64_t{0}));
+    const auto gradients = step.gradients_of.find(component.name);
+    if (gradients != step.gradients_of.end() && strategy.backward.contains(component.name))
+      strategy.sends[component.name] = sending_seconds(stored, gradients->second, summing, links);
+  }
+  const double ending = ending_seconds(summing, step.whole, links);
+  strategy.seconds += ending;
+  done.exposed_seconds += ending;
+  done.sent_bytes += sent_bytes(summing, step.whole, gathered, step.batches);
+  if (step.is_of_factors && mode.zero_stage == 3)
+    done.sent_bytes += sent_bytes(mode, {}, gathered, step.batches);
+  return done;
 }
 
 }  // namespace atelier::plan

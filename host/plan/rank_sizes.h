@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct TrainedBytes {
 };
 struct HeldBytes {
   double device = 0, host = 0;
+  double gradients = 0;  // of these
 };
 // Of these, what one rank holds. Stage 1 shares states, 2 gradients too, 3 values too.
 HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
@@ -58,5 +60,28 @@ double ending_seconds(const RankMode& mode, const TrainedBytes& whole,
 // seconds of that in a step, in which nothing is computed; sets what a rank `sends`.
 double share_rows(memory::Strategy& strategy, const RankMode& mode, double attention_bytes,
                   const memory::LinkProfile& links, double& sends);
+
+// What a step on one rank trains, as several share it.
+struct SharedStep {
+  TrainedBytes whole = {};
+  std::map<std::string, double> gradients_of = {};  // bytes, by component
+  double attention_bytes = 0.0;                     // see share_rows()
+  double batches = 1.0;
+  bool is_of_factors = false;  // LoRA: whole on each rank, whatever is shared of the base
+};
+// What one rank sends in a step, and how long nothing is computed meanwhile, beside what the
+// planner's clock finds.
+struct StepExchange {
+  double sent_bytes = 0.0, exposed_seconds = 0.0;
+};
+// How what is trained is shared: factors are whole where stage 3 shares the base.
+RankMode summing_mode(const RankMode& mode, bool is_of_factors);
+
+// Lets a strategy of one rank do what several do. `components`: those of the run, after
+// shard_blocks().
+StepExchange share_step(const SharedStep& step,
+                        const std::vector<memory::PlannedComponent>& components,
+                        const RankMode& mode, const memory::LinkProfile& links,
+                        memory::Strategy& strategy);
 
 }  // namespace atelier::plan

@@ -72,13 +72,8 @@ struct SizedRun {
   // What a batch may grow by before that counts, by strategy; empty: nothing.
   std::vector<int64_t> slack_bytes;
   std::string main_phase;
-  bool on_host = false;  // as TrainingBasis has it
-  // Of a training on several ranks, by strategy: what one of them sends in a step, and how long
-  // nothing is computed meanwhile, beside what the planner's clock finds.
-  struct Exchange {
-    double sent_bytes = 0.0, exposed_seconds = 0.0;
-  };
-  std::vector<Exchange> exchanges;
+  bool on_host = false;                 // as TrainingBasis has it
+  std::vector<StepExchange> exchanges;  // of a training on several ranks, by strategy
 };
 
 // Throws what the model throws when it cannot run without values.

@@ -1,7 +1,6 @@
 // The phases of a training: encode what is cached, train, and make images on the way.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -11,14 +10,13 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/model/stages.h"
+#include "host/plan/activation_strategies.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/phases.h"
 #include "host/plan/run_sizes.h"
-#include "host/report/problems.h"
 #include "host/report/text.h"
 #include "host/train/config_checks.h"
 #include "host/train/objective.h"
-#include "memory/activation_plan.h"
 
 namespace atelier::plan {
 namespace {
@@ -77,7 +75,6 @@ class TrainingSizes {
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
     if (training_.config.stage == train::Stage::kDataProcess) return sized;
-    trained_ = shared(whole_);
     sized.run.phases.push_back(train_phase(sized, sized.on_host));
     if (training_.preview) sized.run.phases.push_back(preview_phase(sized.on_host));
     return sized;
@@ -90,7 +87,7 @@ class TrainingSizes {
     if (config().stage != train::Stage::kTrain) add_encoding();
     if (config().stage == train::Stage::kDataProcess) return;
     dry_.train(training_.selection, config().lora.rank);
-    whole_ = trained();
+    trained_ = trained();
     for (const model::RangedDenoiser& denoiser : denoisers_)
       of_denoisers_.push_back({measure(config().order.batch_size, denoiser),
                                measure(config().order.batch_size + 1, denoiser)});
@@ -261,28 +258,16 @@ class TrainingSizes {
     double moving = 0;  // most that one call of the optimizer makes for itself
     // Of weights, by component: their gradients in a step.
     std::map<std::string, double> gradients_of = {};
-    double beside = 0;  // gradients on their way to other ranks
   };
   bool is_of_factors() const { return training_.selection.weights.empty(); }
 
-  // What one rank has of it. Factors are never shared, and their gradients only summed.
-  Trained shared(Trained sum) const {
-    if (mode_.ranks == 1) return sum;
-    sum.beside = std::min(sum.gradients, kUnderWayBytes);
-    if (mode_.zero_stage == 0 || (is_of_factors() && mode_.zero_stage == 3)) return sum;
-    const auto parts = static_cast<double>(mode_.group);
-    sum.state /= parts;
-    sum.moving /= parts;
-    if (mode_.zero_stage >= 2) sum.gradients /= parts;
-    return sum;
+  // How one rank has its part of it. Factors are whole where the base is sharded.
+  RankMode holding_mode(bool on_host) const {
+    RankMode mode = summing_mode(mode_, is_of_factors());
+    mode.on_host = on_host;
+    return mode;
   }
 
-  // As formulas of ranks have it.
-  TrainedBytes trained_bytes() const {
-    return {.values = is_of_factors() ? whole_.factors : whole_.gradients,
-            .gradients = whole_.gradients,
-            .states = whole_.state};
-  }
   // Of a step's gradients, by component, those that are there at one time.
   double gradients_of_step(const std::map<std::string, double>& by_component) const {
     double all = 0, of_denoisers = 0, of_one = 0;
@@ -333,22 +318,27 @@ class TrainingSizes {
   // Gradients come while activations go, so only those of earlier passes of a step meet all of
   // these; then the optimizer works. Returns how many bytes less the activations take than that.
   int64_t add_trained(bool on_host, Strategy& strategy) const {
-    const Trained& sum = trained_;
-    if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * sum.numbers);
+    const RankMode mode = holding_mode(on_host);
+    const double beside = mode.ranks == 1 ? 0.0 : std::min(trained_.gradients, kUnderWayBytes);
+    const HeldBytes held =
+        held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state, beside});
+    if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * trained_.numbers);
     if (on_host) {
-      const double rest = sum.factors + sum.gradients + sum.state;
-      strategy.device_bytes += std::llround(sum.factors + sum.beside);
+      const double rest = trained_.factors + held.host;
+      strategy.device_bytes += std::llround(held.device);
       strategy.host_bytes += std::llround(rest);
       strategy.seconds += 2.0 * rest / kHostBytesPerSecond;
       return 0;
     }
     const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
     const double computing =
-        static_cast<double>(strategy.device_bytes) + (is_accumulated ? sum.gradients : 0.0);
-    const double resting = sum.factors + sum.state + sum.beside;
-    strategy.device_bytes = std::llround(resting + std::max(computing, sum.gradients + sum.moving));
-    strategy.seconds += 2.0 * (resting + sum.gradients) / basis_.profile.memory_bytes_per_second;
-    return std::llround(std::max(0.0, sum.gradients + sum.moving - computing));
+        static_cast<double>(strategy.device_bytes) + (is_accumulated ? held.gradients : 0.0);
+    const double moving =
+        mode.zero_stage == 0 ? trained_.moving : trained_.moving / static_cast<double>(mode.group);
+    const double resting = held.device - held.gradients, ending = held.gradients + moving;
+    strategy.device_bytes = std::llround(resting + std::max(computing, ending));
+    strategy.seconds += 2.0 * held.device / basis_.profile.memory_bytes_per_second;
+    return std::llround(std::max(0.0, ending - computing));
   }
 
   PlannedPhase train_phase(SizedRun& sized, bool on_host) {
@@ -373,7 +363,9 @@ class TrainingSizes {
       }
       Strategy strategy = mean_of(std::move(strategies));
       sized.more_bytes.push_back((larger_bytes - strategy.device_bytes) / mode_.sequence);
-      if (mode_.ranks > 1) sized.exchanges.push_back(exchange(sized.run, strategy));
+      if (mode_.ranks > 1)
+        sized.exchanges.push_back(
+            share_step(shared_step(), sized.run.components, mode_, *links_, strategy));
       sized.slack_bytes.push_back(add_trained(on_host, strategy));
       phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
@@ -383,42 +375,14 @@ class TrainingSizes {
     return phase;
   }
 
-  // Lets the strategy do what several ranks do in a step.
-  SizedRun::Exchange exchange(const memory::PlannedRun& run, Strategy& strategy) const {
-    SizedRun::Exchange done;
-    if (mode_.sequence > 1)
-      done.exposed_seconds =
-          share_rows(strategy, mode_, attention_bytes(), *links_, done.sent_bytes);
-    const auto batches = static_cast<double>(batches_of_rank(config(), mode_));
-    const bool sends_each = mode_.zero_stage >= 2 && !is_of_factors();
-    strategy.sending_repeats = sends_each ? batches : 1.0;
-    double gathered = 0.0;
-    for (const memory::PlannedComponent& component : run.components) {
-      const memory::StoredComponent& stored = component.storages.front();
-      if (!stored.gathers.empty())
-        gathered += static_cast<double>(
-            std::accumulate(stored.blocks.begin(), stored.blocks.end(), int64_t{0}));
-      const auto gradients = whole_.gradients_of.find(component.name);
-      if (gradients != whole_.gradients_of.end() && strategy.backward.contains(component.name))
-        strategy.sends[component.name] =
-            sending_seconds(stored, gradients->second, summing(), *links_);
-    }
-    const double ending = ending_seconds(summing(), trained_bytes(), *links_);
-    strategy.seconds += ending;
-    done.exposed_seconds += ending;
-    done.sent_bytes += plan::sent_bytes(summing(), trained_bytes(), gathered, batches);
-    if (is_of_factors() && mode_.zero_stage == 3)
-      done.sent_bytes += plan::sent_bytes(mode_, {}, gathered, batches);
-    return done;
-  }
-
-  // How gradients travel: those of factors are summed where the base is sharded.
-  RankMode summing() const {
-    RankMode mode = mode_;
-    if (!is_of_factors() || mode.zero_stage < 3) return mode;
-    mode.zero_stage = 0;
-    mode.group = mode.ranks;
-    return mode;
+  SharedStep shared_step() const {
+    return {.whole = {.values = is_of_factors() ? trained_.factors : trained_.gradients,
+                      .gradients = trained_.gradients,
+                      .states = trained_.state},
+            .gradients_of = trained_.gradients_of,
+            .attention_bytes = attention_bytes(),
+            .batches = static_cast<double>(batches_of_rank(config(), mode_)),
+            .is_of_factors = is_of_factors()};
   }
 
   // Of the output of attention in a block, on average.
@@ -432,10 +396,6 @@ class TrainingSizes {
       }
     }
     return blocks > 0 ? bytes / blocks : 0.0;
-  }
-
-  static bool is_part(const ActivationBudget& budget) {
-    return budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
   }
 
   Strategy strategy_of_budget(const DryModel::TrainingPass& pass,
@@ -521,22 +481,6 @@ class TrainingSizes {
                                  basis_.profile);
   }
 
-  // The first step of a budget keeps inputs of blocks alone, measures, and tries which outputs no
-  // gradient reads: gradients of a block are then there twice.
-  static int64_t measuring_bytes(const DryModel::TrainingPass& pass) {
-    int64_t working = 0;
-    for (const auto& run : pass.runs) working = std::max(working, run->working_bytes);
-    return plan_of(pass, {.kind = ActivationBudget::Kind::kFraction, .fraction = 0.0}).peak_bytes +
-           working / 2;
-  }
-
-  static memory::ActivationPlan plan_of(const DryModel::TrainingPass& pass,
-                                        const ActivationBudget& budget,
-                                        const memory::OffloadLimits& offload = {}) {
-    return memory::plan_activations(pass.runs, budget, /*available=*/0, /*first=*/0, /*spent=*/0,
-                                    offload);
-  }
-
   // What waits on the host for the backward pass: what a budget chooses, and without one what
   // blocks hand on.
   memory::OffloadLimits offload_limits() const {
@@ -545,19 +489,6 @@ class TrainingSizes {
             .bytes_per_second = basis_.profile.copy_bytes_per_second};
   }
   bool sends_inputs() const { return config().offloads_activations && !config().activation_budget; }
-
-  // They leave when two more blocks have run, and those of the last two never do.
-  static void send_inputs(const DryModel::TrainingPass& pass, Strategy& strategy) {
-    constexpr int64_t kThere = 3;
-    int64_t all = 0, largest = 0;
-    for (const auto& run : pass.runs) {
-      all += run->held_bytes;
-      largest = std::max(largest, run->held_bytes);
-    }
-    const int64_t sent = std::max<int64_t>(0, all - kThere * largest);
-    strategy.device_bytes -= sent;
-    strategy.host_bytes += sent;
-  }
 
   bool is_forced() const {
     return config().activation_budget.has_value() &&
@@ -577,27 +508,6 @@ class TrainingSizes {
     }
     budgets.push_back({.kind = Kind::kFraction, .fraction = 0.0});
     return budgets;
-  }
-
-  // A strategy with its name, and nothing else.
-  static Strategy named_strategy(const memory::ActivationPlan& plan,
-                                 const ActivationBudget& budget) {
-    using Kind = ActivationBudget::Kind;
-    Strategy strategy;
-    const bool is_whole = plan.num_recomputed == 0;
-    strategy.needs_all_blocks = is_whole;
-    const std::string peak = report::format_bytes(static_cast<uint64_t>(plan.peak_bytes));
-    if (is_whole) {
-      strategy.name = "keep all activations";
-      strategy.why = "nothing is computed again";
-    } else if (budget.kind == Kind::kFraction && budget.fraction == 0) {
-      strategy.name = "keep inputs of blocks";
-      strategy.why = "everything else is computed again";
-    } else {
-      strategy.name = "keep activations of " + peak;
-      strategy.why = std::to_string(plan.num_recomputed) + " blocks are computed again in part";
-    }
-    return strategy;
   }
 
   Strategy strategy_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
@@ -661,8 +571,8 @@ class TrainingSizes {
   std::vector<Passes> of_denoisers_;
   RankMode mode_;
   const memory::LinkProfile* links_ = nullptr;
-  Trained whole_, trained_;  // of all ranks and of one
-  Conditioning encoded_;     // what is made ahead, the target's latents left out
+  Trained trained_;       // as one rank alone has it
+  Conditioning encoded_;  // what is made ahead, the target's latents left out
 };
 
 }  // namespace

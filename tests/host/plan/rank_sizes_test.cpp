@@ -58,31 +58,43 @@ TEST_CASE("What ranks hold and send follows the stage", "[ranks]") {
         Approx(3 * n * batches * 2e9 + 2 * n * 2e9 / 8));
 }
 
-// --- published runs ---
-
 // A training step of `blocks` (bytes in bfloat16, the gradients in float32), of which each computes
 // for its part of `seconds`, a third of that forward.
-double step_seconds(const std::vector<int64_t>& blocks, double seconds, int64_t ranks) {
-  const LinkProfile links = infiniband();
-  const RankMode mode = mode_of(3, ranks);
+memory::PhaseChoice step_of(const std::vector<int64_t>& blocks, double seconds,
+                            const RankMode& mode, const LinkProfile& links) {
   double all = 0;
   for (const int64_t bytes : blocks) all += static_cast<double>(bytes);
   memory::PlannedRun run;
   run.components = {{.name = "model", .storages = {{.blocks = blocks}}}};
-  shard_blocks(run.components.front(), mode, links);
+  if (mode.zero_stage == 3) shard_blocks(run.components.front(), mode, links);
   memory::Strategy strategy;
   for (const int64_t bytes : blocks) {
     const double part = seconds * static_cast<double>(bytes) / all;
     strategy.forward["model"].push_back(part / 3);
     strategy.backward["model"].push_back(2 * part / 3);
   }
-  strategy.sending_repeats = 1;
-  strategy.sends["model"] =
-      sending_seconds(run.components.front().storages.front(), 2 * all, mode, links);
+  share_step({.gradients_of = {{"model", 2 * all}}}, run.components, mode, links, strategy);
   run.phases = {{.name = "train", .components = {"model"}, .strategies = {strategy}}};
   run.prefetch = 1;
-  return memory::plan_memory(run, {}, memory::known_profile("h200").value()).value().seconds;
+  return memory::plan_memory(run, {}, memory::known_profile("h200").value()).value().phases.front();
 }
+
+TEST_CASE("Exchanges of at most 0.8 of computing are hidden by nine tenths", "[ranks]") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const double part = GENERATE(0.2, 0.8);
+  const std::vector<int64_t> blocks(60, 700'000'000);
+  const LinkProfile links = infiniband();
+  const RankMode mode = mode_of(stage, 64);
+  const double once = memory::exchange_seconds(links, group_of(mode, links), 1.4e9);
+  const double gather = memory::exchange_seconds(links, group_of(mode, links), 0.7e9);
+  const double exchanged = 60 * (stage == 0 ? 2 * once : once + (stage == 3 ? 2 * gather : 0.0));
+  const memory::PhaseChoice step = step_of(blocks, exchanged / part, mode, links);
+  CHECK(step.waited_seconds > 0);  // for the last of it
+  CHECK(step.waited_seconds < 0.1 * exchanged);
+  CHECK(step.seconds == Approx(exchanged / part + step.waited_seconds));
+}
+
+// --- published runs ---
 
 // torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: Llama 3.1 8B with FSDP2 on H100s, 2
 // samples of 8192 tokens each; tokens a second of each GPU, on 8 and on 128 of them.
@@ -94,7 +106,9 @@ TEST_CASE("Sharded steps on many machines slow down as torchtitan's do", "[ranks
   blocks.push_back(2 * kWords * kWidth);
   const auto [on_8, on_128] = GENERATE(std::pair(5762.0, 5605.0), std::pair(6667.0, 6514.0));
   const double computing = 2 * 8192 / on_8;
-  const double ratio = step_seconds(blocks, computing, 8) / step_seconds(blocks, computing, 128);
+  const LinkProfile links = infiniband();
+  const double ratio = step_of(blocks, computing, mode_of(3, 8), links).seconds /
+                       step_of(blocks, computing, mode_of(3, 128), links).seconds;
   INFO(ratio << " planned, " << on_128 / on_8 << " published");
   CHECK(std::abs(ratio - on_128 / on_8) < 0.03);
 }

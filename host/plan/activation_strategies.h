@@ -1,0 +1,32 @@
+// What a training step keeps of its activations, as strategies of a plan.
+#pragma once
+
+#include <cstdint>
+
+#include "host/plan/dry_model.h"
+#include "memory/activation_budget.h"
+#include "memory/activation_plan.h"
+#include "memory/planner.h"
+
+namespace atelier::plan {
+
+// Whether it keeps a part.
+bool is_part(const memory::ActivationBudget& budget);
+
+memory::ActivationPlan plan_of(const DryModel::TrainingPass& pass,
+                               const memory::ActivationBudget& budget,
+                               const memory::OffloadLimits& offload = {});
+
+// The first step of a budget keeps inputs of blocks alone, measures, and tries which outputs no
+// gradient reads: gradients of a block are then there twice.
+int64_t measuring_bytes(const DryModel::TrainingPass& pass);
+
+// Lets what blocks hand on wait on the host: it leaves when two more blocks have run, and that of
+// the last two never does.
+void send_inputs(const DryModel::TrainingPass& pass, memory::Strategy& strategy);
+
+// A strategy with its name, and nothing else.
+memory::Strategy named_strategy(const memory::ActivationPlan& plan,
+                                const memory::ActivationBudget& budget);
+
+}  // namespace atelier::plan
