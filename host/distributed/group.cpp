@@ -46,6 +46,7 @@ struct Group::State {
 
   bool is_of_all() const { return name.empty(); }
   void note(const std::string& exchange) const {
+    if (!run->peers) return;
     const std::string what = is_of_all() ? exchange : name + ", " + exchange;
     run->peers->note(run->place.empty() ? what : run->place + ", " + what, name);
   }
@@ -64,7 +65,7 @@ namespace {
 
 // Calls `work`, and throws what fails in it as an Error that says who is lost.
 template <typename F>
-auto with_peers(Peers& peers, F&& work) {
+auto with_peers(Peers* peers, F&& work) {
   std::string reason;
   try {
     return work();
@@ -75,7 +76,8 @@ auto with_peers(Peers& peers, F&& work) {
   } catch (const std::exception& error) {
     reason = error.what();
   }
-  throw peers.lost(reason.substr(0, reason.find('\n')));  // a stack stands behind it
+  if (peers == nullptr) throw Error(ErrorCode::kInternal, reason);
+  throw peers->lost(reason.substr(0, reason.find('\n')));  // a stack stands behind it
 }
 
 c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store>& store,
@@ -98,7 +100,8 @@ std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& optio
   state->run->limit = options.exchange.count() > 0 ? options.exchange : options.meeting;
   state->members.resize(static_cast<size_t>(ranks.size));
   std::iota(state->members.begin(), state->members.end(), 0);
-  if (!ranks.is_alone()) state->run->peers = std::make_unique<Peers>(ranks, options.meeting);
+  if (!ranks.is_alone() && !options.transport)
+    state->run->peers = std::make_unique<Peers>(ranks, options.meeting);
   std::shared_ptr<Group> group(new Group(std::move(state)));
   group->open_gloo();
   return group;
@@ -162,8 +165,12 @@ bool Group::sends(at::Device device) const {
 void Group::open_gloo() {
   if (ranks().is_alone()) return;
   Run& run = *state_->run;
+  if (run.options.transport) {
+    state_->gloo = run.options.transport(rank(), size());
+    return;
+  }
   state_->note("meeting");
-  state_->gloo = with_peers(*run.peers, [&] {
+  state_->gloo = with_peers(run.peers.get(), [&] {
     return distributed::open_gloo(run.store("gloo " + state_->name), ranks(), run.limit);
   });
   run.backends.push_back(state_->gloo);
@@ -176,7 +183,7 @@ void Group::open_nccl() {
   using Open =
       void (*)(const c10::intrusive_ptr<c10d::Store>&, int, int, int, milliseconds, BackendPtr&);
   const auto open = reinterpret_cast<Open>(device::cuda_function("atelier_cuda_open_nccl"));
-  with_peers(*run.peers, [&] {
+  with_peers(run.peers.get(), [&] {
     open(run.store("nccl " + state_->name), rank(), size(), *run.options.gpu, run.limit,
          state_->nccl);
   });
@@ -188,8 +195,8 @@ template <typename F>
 Ticket Group::State::exchange(const char* what, const at::Tensor& sent, F&& begin) {
   note(std::string(what) + " of " + std::to_string(sent.numel()) + " " +
        at::toString(sent.scalar_type()));
-  const c10::intrusive_ptr<c10d::Work> work = with_peers(*run->peers, begin);
-  return Ticket([run = run, work] { with_peers(*run->peers, [&] { work->wait(); }); });
+  const c10::intrusive_ptr<c10d::Work> work = with_peers(run->peers.get(), begin);
+  return Ticket([run = run, work] { with_peers(run->peers.get(), [&] { work->wait(); }); });
 }
 
 Ticket Group::all_reduce(const at::Tensor& value) {
@@ -266,12 +273,13 @@ Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
 
 std::vector<std::string> Group::say(const std::string& text) {
   if (ranks().is_alone()) return {text};
+  if (!state_->run->peers) return std::vector<std::string>(static_cast<size_t>(size()), text);
   state_->note("agreement");
   return state_->run->peers->say(text);
 }
 
 void Group::compare() {
-  if (ranks().is_alone()) return;
+  if (ranks().is_alone() || !state_->run->peers) return;
   const auto [count, hash] = state_->run->peers->noted(state_->name);
   const at::Tensor mine = at::tensor({count, static_cast<int64_t>(hash)}, at::kLong);
   const at::Tensor all = at::empty({size(), 2}, at::kLong);
@@ -280,11 +288,11 @@ void Group::compare() {
 }
 
 void Group::give_up(std::string_view reason) {
-  if (!ranks().is_alone()) state_->run->peers->give_up(reason);
+  if (!ranks().is_alone() && state_->run->peers) state_->run->peers->give_up(reason);
 }
 
 void Group::part() {
-  if (!ranks().is_alone()) state_->run->peers->part();
+  if (!ranks().is_alone() && state_->run->peers) state_->run->peers->part();
 }
 
 int run_with_others(const Ranks& ranks, const GroupOptions& options,
