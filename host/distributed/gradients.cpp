@@ -108,7 +108,13 @@ void GradientSums::send(size_t index, Chosen&& is_chosen) {
   if (sending.places.empty()) return;
   settle(kUnderWay - 1);
   const at::NoGradGuard no_grad;
-  sending.values = at::zeros({bucket.count}, bucket.options);
+  int64_t filled = 0;
+  for (const FlatLayout::Place& place : sending.places) {
+    const Tensor& leaf = leaves_[place.tensor];
+    if (leaf.grad().defined()) filled += leaf.numel();
+  }
+  sending.values = filled == bucket.count ? at::empty({bucket.count}, bucket.options)
+                                          : at::zeros({bucket.count}, bucket.options);
   for (const auto& [place, begin] : sending.places) {
     Tensor& grad = Tensor(leaves_[place]).mutable_grad();
     if (!grad.defined()) continue;
@@ -125,13 +131,12 @@ void GradientSums::exchange(Sending& sending) {
   sending.sent = group_.all_reduce(sending.host);
 }
 
+// Gradients are parts of their bucket from then on.
 void GradientSums::take(Sending& sending) {
   if (!sending.values.is_same(sending.host)) sending.values.copy_(sending.host);
   for (const auto& [place, begin] : sending.places) {
     const Tensor& leaf = leaves_[place];
-    Tensor& grad = Tensor(leaf).mutable_grad();
-    if (!grad.defined()) grad = at::empty_like(leaf);
-    grad.copy_(sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes()));
+    Tensor(leaf).mutable_grad() = sending.values.narrow(0, begin, leaf.numel()).view(leaf.sizes());
   }
 }
 
