@@ -151,7 +151,7 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
       choice.copies[i] = std::max<int64_t>(1, time);
     }
     once_time += copy_time(once, copy_rate(others, profile));
-    if (others == Place::kHost && stored.gathers.empty()) host += resting;
+    if (others == Place::kHost) host += resting;
     if (others == Place::kDevice) device += resting;
     if (!stored.kept.empty()) device += stored.kept[i];
   }

@@ -22,8 +22,8 @@ struct StoredComponent {
   // Parts of these that are kept on the device while their block rests elsewhere, beside its slot.
   // Empty: none.
   std::vector<int64_t> kept = {};
-  // Seconds in which other ranks send what is not kept of each of these, where their blocks come
-  // from them and not from the host. Empty: they do not.
+  // Seconds in which the parts of each of these come from all ranks, where blocks are divided.
+  // Empty: as long as a copy takes.
   std::vector<double> gathers = {};
   int64_t outside = 0;  // of blocks: always on the device
 };

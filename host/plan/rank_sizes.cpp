@@ -47,15 +47,14 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
                   const LinkProfile& links) {
   for (memory::StoredComponent& stored : component.storages) {
     stored.kept.clear();
-    for (const int64_t bytes : stored.blocks) {
-      stored.kept.push_back((bytes + mode.group - 1) / mode.group);
+    for (const int64_t bytes : stored.blocks)
       stored.gathers.push_back(
           exchange_seconds(links, group_of(mode, links), static_cast<double>(bytes)));
-    }
   }
   component.may_stream = true;
-  component.resident = 0;
-  component.others = memory::Place::kHost;
+  component.parts = static_cast<int>(mode.group);
+  component.resident.reset();
+  component.others = memory::Place::kDevice;
 }
 
 std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,

@@ -618,9 +618,8 @@ TEST_CASE("Blocks that other ranks send take no host memory, and keep their part
   PlannedRun run = exchanging_run();
   PlannedComponent& component = run.components.front();
   component.may_stream = true;
-  component.resident = 0;
-  component.others = Place::kHost;
-  component.storages.front().kept = {10, 10};
+  component.parts = 4;
+  component.others = Place::kDevice;
   component.storages.front().gathers = {0.5, 0.5};
   const MemoryPlan plan = plan_memory(run, {}, slow_profile()).value();
   CHECK(plan.component("dit").device_bytes == 2 * 10 + 2 * 40);
