@@ -217,8 +217,21 @@ WeightPtr weight_for(const std::string& compute, const Tensor& value) {
                           /*is_w8a8=*/!compute.ends_with("stored"));
 }
 
+// `run` with kernels of our own, proven or not, or with what runs by default.
+Run with_kernels(bool is_fused, const Run& run) {
+  if (!is_fused) return run;
+  return [run](int set) {
+    ops::set_kernels(ops::Kernels::kFused);
+    run(set);
+    ops::set_kernels(ops::Kernels::kAuto);
+  };
+}
+
 void add_products(std::vector<Row>& rows, bool is_small) {
-  for (const std::string compute : {"bf16", "fp8", "int8", "fp8 stored"}) {
+  for (const std::string kind :
+       {"bf16", "fp8", "int8", "fp8 stored", "fp8, fused", "int8, fused", "fp8 stored, fused"}) {
+    const std::string compute = kind.substr(0, kind.find(','));
+    const bool is_fused = compute != kind;
     for (const Shape& s : shapes(is_small)) {
       const std::pair<const char*, std::array<int64_t, 2>> layers[] = {
           {"attention out", {s.heads * s.head_width, s.width}},
@@ -227,17 +240,17 @@ void add_products(std::vector<Row>& rows, bool is_small) {
       for (const auto& [layer, sizes] : layers) {
         const auto [in, out] = sizes;
         const double flops = 2.0 * static_cast<double>(s.rows() * in) * static_cast<double>(out);
-        rows.push_back({"product, " + s.name + ", " + layer + ", " + compute,
+        rows.push_back({"product, " + s.name + ", " + layer + ", " + kind,
                         2.0 * static_cast<double>(s.rows() * in + in * out), flops,
                         [=](const Bench& bench, int sets) {
                           std::vector<std::pair<Tensor, WeightPtr>> all;
                           for (int i = 0; i < sets; ++i)
                             all.emplace_back(bench.noise({s.rows(), in}),
                                              weight_for(compute, bench.matrix(out, in)));
-                          return [all](int set) {
+                          return with_kernels(is_fused, [all](int set) {
                             const auto& [x, weight] = all[static_cast<size_t>(set)];
                             ops::linear(x, weight);
-                          };
+                          });
                         }});
       }
     }
@@ -497,21 +510,26 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
 void add_image_norms(std::vector<Row>& rows, bool is_small) {
   const int64_t side = is_small ? 16 : 1024, channels = is_small ? 32 : 128;
   const double bytes = 4.0 * static_cast<double>(channels * side * side);
-  for (const bool is_group : {true, false})
-    rows.push_back({is_group ? "image, group_norm" : "image, channel_norm", bytes, 0,
-                    [=](const Bench& bench, int sets) {
-                      return with_sets(
-                          sets,
-                          [&] {
-                            return Tensors{bench.noise({1, channels, side, side})
-                                               .contiguous(at::MemoryFormat::ChannelsLast),
-                                           bench.noise({channels}), bench.noise({channels})};
-                          },
-                          [=](const Tensors& in) {
-                            is_group ? ops::group_norm(in[0], in[1], in[2], 32, 1e-6, true)
-                                     : ops::channel_norm(in[0], in[1], true);
-                          });
-                    }});
+  for (const auto& [is_group, is_fused] : {std::pair(true, false), std::pair(false, false),
+                                           std::pair(true, true), std::pair(false, true)})
+    rows.push_back(
+        {std::string(is_group ? "image, group_norm" : "image, channel_norm") +
+             (is_fused ? ", fused" : ""),
+         bytes, 0,
+         [is_group = is_group, is_fused = is_fused, side, channels](const Bench& bench, int sets) {
+           return with_kernels(
+               is_fused, with_sets(
+                             sets,
+                             [&] {
+                               return Tensors{bench.noise({1, channels, side, side})
+                                                  .contiguous(at::MemoryFormat::ChannelsLast),
+                                              bench.noise({channels}), bench.noise({channels})};
+                             },
+                             [=](const Tensors& in) {
+                               is_group ? ops::group_norm(in[0], in[1], in[2], 32, 1e-6, true)
+                                        : ops::channel_norm(in[0], in[1], true);
+                             }));
+         }});
 }
 
 // The most telling ones first.

@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/row_codes.h"
 
 namespace atelier::memory {
 
@@ -101,8 +102,7 @@ Quantized quantize(const at::Tensor& weight, QuantizedKind kind) {
 at::Tensor dequantize(const Quantized& quantized, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   if (!quantized.codes.device().is_cpu())
-    // Every code is a value of `dtype`; the product is float32 and is rounded when it is written.
-    return quantized.codes.to(dtype).mul_(quantized.scales.unsqueeze(1));
+    return ops::dequantize_rows({quantized.codes, quantized.scales}, dtype);
   at::Tensor out = at::empty(quantized.codes.sizes(), at::TensorOptions(dtype));
   if (dtype == at::kBFloat16) {
     look_up_rows<at::BFloat16>(quantized, out);

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "atelier/ops/linear.h"
+#include "atelier/ops/pointwise.h"
 
 #include "gpu/device.h"
 #include "host/device/cuda.h"
@@ -189,6 +190,30 @@ TEST_CASE("8-bit products equal their formula in float64", "[gpu][eight_bit]") {
         CHECK(test::error(grad_x.cpu(), want_grad) < 0.02);
         CHECK(at::equal(ops::linear(leaf.detach(), weight), y));
       }
+    }
+  }
+}
+
+TEST_CASE("Codes that norms and GELU make are those of their rows", "[gpu][eight_bit]") {
+  at::manual_seed(3);
+  const at::NoGradGuard no_grad;
+  const int64_t width = test::has_model_shapes() ? 3072 : 96;
+  const auto noise = [&](int64_t rows) {
+    return at::randn({rows, width}).to(test::device(), at::kBFloat16);
+  };
+  const Tensor x = noise(64), y = noise(64), a = noise(2), b = noise(2), c = noise(2);
+  const Segments rows({24, 40});
+  for (const QuantizedKind kind : kKinds) {
+    auto weight = std::make_shared<Weight>("weight", std::vector<int64_t>{48, width});
+    weight->state().set_store(std::make_shared<memory::QuantizedStore>(
+        memory::quantize(activations(48, width).to(test::device()), kind), at::kBFloat16,
+        /*is_w8a8=*/true));
+    // From the second time on, codes are made behind them.
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      for (const Tensor& made :
+           {ops::norm_modulate(x, a, b, rows),
+            ops::gate_residual_norm_modulate(x, y, c, a, b, rows).second, ops::gelu_tanh(x)})
+        CHECK(at::equal(ops::linear(made, weight), ops::linear(made.clone(), weight)));
     }
   }
 }

@@ -9,6 +9,9 @@
 #include <ATen/ATen.h>
 
 #include "atelier/host/out_of_memory.h"
+#include "atelier/host/row_codes.h"
+
+#include "ops/shared_codes.h"
 
 namespace atelier::ops {
 namespace {
@@ -25,7 +28,7 @@ double largest_code(at::ScalarType type) {
 }
 
 // values: float32 [n, k].
-RowCodes quantize_rows(const Tensor& values, at::ScalarType type) {
+RowCodes quantize_composed(const Tensor& values, at::ScalarType type) {
   const double limit = largest_code(type);
   // A row of zeros keeps a scale that can be divided by; NaN and infinity go on as NaN.
   const Tensor scales = values.abs().amax(1).div_(limit).clamp_min_(FLT_MIN);
@@ -74,8 +77,41 @@ Tensor multiply_codes(const Tensor& a, const Tensor& b) {
   return at::mm(a.to(at::kFloat), b.to(at::kFloat).t());
 }
 
-// a bᵀ of codes and scales, [n, m], in `dtype` or float32.
-Tensor multiply(const RowCodes& a, const RowCodes& b, at::ScalarType dtype) {
+// Codes of all rows in one pass, where a kernel of our own makes them; products of the same rows
+// share them. `folded`, [k], may be undefined.
+std::optional<RowCodes> quantize_at_once(const Tensor& rows, const Tensor& folded,
+                                         at::ScalarType type) {
+  const PointwiseKernels* kernels = kernels_in_use(rows);
+  if (kernels == nullptr || kernels->quantize_rows == nullptr || rows.stride(1) != 1 ||
+      rows.scalar_type() == at::kDouble ||
+      rows.size(1) * rows.element_size() > kernels->widest_codes_bytes)
+    return std::nullopt;
+  if (folded.defined()) return kernels->quantize_rows(rows, folded, type);
+  SharedCodes& shared = SharedCodes::of_thread();
+  if (const std::optional<RowCodes> codes = shared.find(rows, type)) return codes;
+  const RowCodes codes = kernels->quantize_rows(rows, {}, type);
+  if (rows.is_contiguous() && shared.wanted(rows, /*is_for_one=*/false))
+    shared.put(rows, codes, /*is_for_one=*/false);
+  return codes;
+}
+
+// Puts `sums`, int32 or float32 [n, m], times the scales of both factors into `out`, and adds a
+// bias.
+void scale(const Tensor& sums, const RowCodes& a, const RowCodes& b, const Tensor& bias,
+           Tensor& out) {
+  const PointwiseKernels* kernels = kernels_in_use(out);
+  if (kernels != nullptr && kernels->scale_sums != nullptr && sums.scalar_type() == at::kInt &&
+      out.scalar_type() != at::kDouble) {
+    kernels->scale_sums(sums, a.scales, b.scales, bias, out);
+    return;
+  }
+  out.copy_(sums.to(at::kFloat).mul_(a.scales.unsqueeze(1)).mul_(b.scales.unsqueeze(0)));
+  if (bias.defined()) out.add_(bias);
+}
+
+// Puts a bᵀ of codes and scales, [n, m], into `out`, and adds a bias, which may be undefined.
+void multiply(const RowCodes& a, const RowCodes& b, const Tensor& bias, Tensor out) {
+  const at::ScalarType dtype = out.scalar_type();
   const int64_t n = a.codes.size(0), k = a.codes.size(1), m = b.codes.size(0);
   const bool is_int8 = a.codes.scalar_type() == at::kChar;
   Tensor left = a.codes, right = b.codes;
@@ -86,39 +122,51 @@ Tensor multiply(const RowCodes& a, const RowCodes& b, at::ScalarType dtype) {
   if (!is_int8 && multiplies_e4m3(left.device(), dtype)) {
     const Tensor left_scales = at::constant_pad_nd(a.scales, {0, left.size(0) - n}, 1.0);
     const Tensor right_scales = at::constant_pad_nd(b.scales, {0, right.size(0) - m}, 1.0);
-    return at::_scaled_mm(left, right.t(), left_scales.unsqueeze(1), right_scales.unsqueeze(0), {},
-                          {}, dtype)
-        .narrow(0, 0, n)
-        .narrow(1, 0, m);
+    out.copy_(at::_scaled_mm(left, right.t(), left_scales.unsqueeze(1), right_scales.unsqueeze(0),
+                             {}, {}, dtype)
+                  .narrow(0, 0, n)
+                  .narrow(1, 0, m));
+    if (bias.defined()) out.add_(bias);
+    return;
   }
-  const Tensor sums =
-      is_int8 ? at::_int_mm(left, right.t()).to(at::kFloat) : multiply_codes(left, right);
-  return sums.narrow(0, 0, n)
-      .narrow(1, 0, m)
-      .mul_(a.scales.unsqueeze(1))
-      .mul_(b.scales.unsqueeze(0));
+  const Tensor sums = is_int8 ? at::_int_mm(left, right.t()) : multiply_codes(left, right);
+  scale(sums.narrow(0, 0, n).narrow(1, 0, m), a, b, bias, out);
 }
 
-// (rows * folded) rightᵀ; `folded`, [k], may be undefined.
-Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& right) {
+RowCodes part_of(const RowCodes& codes, int64_t begin, int64_t count) {
+  return {codes.codes.narrow(0, begin, count), codes.scales.narrow(0, begin, count)};
+}
+
+// (rows * folded) rightᵀ + bias; `folded`, [k], and `bias` may be undefined.
+Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& right,
+                     const Tensor& bias) {
   const int64_t n = rows.size(0), k = rows.size(1), m = right.codes.size(0);
-  if (n == 0 || k == 0 || m == 0) return at::zeros({n, m}, rows.options());
+  if (n == 0 || k == 0 || m == 0) {
+    Tensor none = at::zeros({n, m}, rows.options());
+    return bias.defined() ? none.add_(bias) : none;
+  }
+  const at::ScalarType type = right.codes.scalar_type();
+  const std::optional<RowCodes> codes = quantize_at_once(rows, folded, type);
   Tensor result = at::empty({n, m}, rows.options());
   const int64_t step = std::max<int64_t>(kLeastRows, kChunkElements / std::max(k, m));
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
+    const Tensor part = result.narrow(0, begin, count);
+    if (codes) {
+      multiply(part_of(*codes, begin, count), right, bias, part);
+      continue;
+    }
     Tensor values = rows.narrow(0, begin, count).to(at::kFloat);
     if (folded.defined()) values = values * folded;
-    const RowCodes left = quantize_rows(values, right.codes.scalar_type());
-    result.narrow(0, begin, count).copy_(multiply(left, right, rows.scalar_type()));
+    multiply(quantize_composed(values, type), right, bias, part);
   }
   return result;
 }
 
 }  // namespace
 
-Tensor eight_bit_product(const Tensor& rows, const RowCodes& weight) {
-  return multiply_rows(rows, {}, weight);
+Tensor eight_bit_product(const Tensor& rows, const RowCodes& weight, const Tensor& bias) {
+  return multiply_rows(rows, {}, weight, bias);
 }
 
 Tensor eight_bit_gradient(const Tensor& grad, const RowCodes& weight) {
@@ -126,7 +174,16 @@ Tensor eight_bit_gradient(const Tensor& grad, const RowCodes& weight) {
   if (turned.is_cuda()) turned = turned.contiguous();
   const RowCodes right = {turned.view(weight.codes.scalar_type()),
                           at::ones({turned.size(0)}, weight.scales.options())};
-  return multiply_rows(grad, weight.scales, right);
+  return multiply_rows(grad, weight.scales, right, {});
+}
+
+Tensor dequantize_rows(const RowCodes& codes, at::ScalarType dtype) {
+  const PointwiseKernels* kernels = kernels_in_use(codes.codes);
+  if (kernels != nullptr && kernels->draw_codes != nullptr && dtype != at::kDouble &&
+      codes.codes.is_contiguous() && codes.scales.is_contiguous())
+    return kernels->draw_codes(codes, dtype);
+  // Every code is a value of `dtype`; the product is float32 and is rounded when it is written.
+  return codes.codes.to(dtype).mul_(codes.scales.unsqueeze(1));
 }
 
 }  // namespace atelier::ops

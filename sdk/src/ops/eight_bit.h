@@ -7,10 +7,12 @@ namespace atelier::ops {
 
 // rows Wᵀ, where W is `weight`, [out, in], of int8 or e4m3. Each of `rows` [n, in] is quantised to
 // such codes by its own largest value; products of codes are summed exactly (int8) or in float32
-// (e4m3), scaled in float32, and rounded once to the rows' dtype. Not differentiable.
+// (e4m3), scaled in float32, and rounded once to the rows' dtype; `bias`, [out] of that dtype, may
+// be undefined and is added then. Not differentiable.
 //
 // Returns [n, out].
-at::Tensor eight_bit_product(const at::Tensor& rows, const RowCodes& weight);
+at::Tensor eight_bit_product(const at::Tensor& rows, const RowCodes& weight,
+                             const at::Tensor& bias);
 
 // grad W, what the gradient [n, out] of such a product is to `rows`. The scales of W's rows are
 // folded into `grad` before its rows are quantised.

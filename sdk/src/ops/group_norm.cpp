@@ -5,6 +5,7 @@
 #include "atelier/ops/pointwise.h"
 
 #include "ops/autograd_support.h"
+#include "ops/pointwise_kernels.h"
 
 namespace atelier::ops {
 namespace {
@@ -29,8 +30,25 @@ std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weig
                                eps);
 }
 
+// Whether the device's kernel, which takes images whose channels lie side by side, runs on `x`.
+bool is_fused(const Tensor& x) {
+  const PointwiseKernels* kernels = kernels_in_use(x);
+  return kernels != nullptr && kernels->group_norm != nullptr && x.numel() > 0 &&
+         x.scalar_type() != at::kDouble &&
+         x.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+}
+
 Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
                double eps, bool silu) {
+  if (is_fused(x)) {
+    const Tensor pixels = x.permute({0, 2, 3, 1});
+    const auto images = Segments::uniform(x.size(0), x.size(2) * x.size(3));
+    return kernels_in_use(x)
+        ->group_norm(pixels.view({-1, x.size(1)}), weight, bias, images, groups, eps, silu)
+        .view(pixels.sizes())
+        .permute({0, 3, 1, 2})
+        .tensor_data();
+  }
   Tensor y = std::get<0>(normalise(in_kernel_layout(x), weight, bias, groups, eps));
   if (silu) at::silu_(y);
   return y.contiguous(x.suggest_memory_format());

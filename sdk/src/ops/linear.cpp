@@ -97,12 +97,9 @@ void count_product(const Tensor& t, int64_t n, int passes = 1) {
 // x Wᵀ + bias, in 8 bits where the weight is to be multiplied so.
 Tensor base_product(const Layer& layer, const Tensor& rows) {
   const std::optional<RowCodes> codes = layer.weight->state().draw_codes();
-  if (!codes) {
-    const Tensor weight = layer.weight->draw();
-    return layer.bias ? at::addmm(layer.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
-  }
-  Tensor y = eight_bit_product(rows, *codes);
-  return layer.bias ? y.add_(layer.bias->draw()) : y;
+  if (codes) return eight_bit_product(rows, *codes, layer.bias ? layer.bias->draw() : Tensor());
+  const Tensor weight = layer.weight->draw();
+  return layer.bias ? at::addmm(layer.bias->draw(), rows, weight.t()) : at::mm(rows, weight.t());
 }
 
 // Adds what comes back through the weight to `sum`, which is made where it is not there yet.

@@ -10,6 +10,7 @@
 #include "ops/autograd_support.h"
 #include "ops/pointwise_composed.h"
 #include "ops/pointwise_kernels.h"
+#include "ops/shared_codes.h"
 
 namespace atelier::ops {
 namespace {
@@ -131,8 +132,8 @@ struct NormModulate : torch::autograd::Function<NormModulate> {
     ctx->saved_data["rows"] = rows.tensor();
     ctx->saved_data["eps"] = eps;
     ctx->set_materialize_grads(false);
-    return kernels_for(x).norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows,
-                                        eps);
+    return run_norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows, eps,
+                             kernels_for(x));
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list result(5);
@@ -176,9 +177,9 @@ struct GateResidualNormModulate : torch::autograd::Function<GateResidualNormModu
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& y,
                                const Tensor& gate, const Tensor& shift, const Tensor& scale,
                                const Segments& rows, double eps) {
-    auto result =
-        kernels_for(x).gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
-                                                   dense_rows(shift), dense_rows(scale), rows, eps);
+    auto result = run_gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
+                                                  dense_rows(shift), dense_rows(scale), rows, eps,
+                                                  kernels_for(x));
     // The sum is held by whatever adds to it next; x would be one more tensor.
     ctx->save_for_backward({result[0], gate.requires_grad() ? y : Tensor(), gate, scale});
     ctx->saved_data["rows"] = rows.tensor();
@@ -403,7 +404,7 @@ struct GeluTanh : torch::autograd::Function<GeluTanh> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {
     ctx->save_for_backward({x});
     ctx->set_materialize_grads(false);
-    return kernels_for(x).gelu_tanh(x.contiguous());
+    return run_gelu_tanh(x.contiguous(), kernels_for(x));
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return variable_list(1);
@@ -448,6 +449,13 @@ void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* k
   registered(device).proven = proven;
 }
 
+const PointwiseKernels* kernels_in_use(const Tensor& x) {
+  const Kernels choice = chosen_kernels;
+  if (choice == Kernels::kComposed || x.is_meta()) return nullptr;
+  const Registered& entry = registered(x.device().type());
+  return choice == Kernels::kFused ? entry.kernels : entry.proven;
+}
+
 Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
   check(is_packed(x, rows) && modulates(scale, x, rows) && is_alike(shift, scale), "norm_modulate",
@@ -455,8 +463,8 @@ Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
   if (!is_fused(x, &PointwiseKernels::norm_modulate, x.size(1)))
     return composed::norm_modulate(x, shift, scale, rows, eps);
   if (needs_graph({x, shift, scale})) return NormModulate::apply(x, shift, scale, rows, eps);
-  return kernels_for(x).norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows,
-                                      eps);
+  return run_norm_modulate(x.contiguous(), dense_rows(shift), dense_rows(scale), rows, eps,
+                           kernels_for(x));
 }
 
 Tensor gate_residual(const Tensor& x, const Tensor& y, const Tensor& gate, const Segments& rows) {
@@ -483,9 +491,9 @@ std::tuple<Tensor, Tensor> gate_residual_norm_modulate(const Tensor& x, const Te
     variable_list both = GateResidualNormModulate::apply(x, y, gate, shift, scale, rows, eps);
     return {both[0], both[1]};
   }
-  auto both =
-      kernels_for(x).gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
-                                                 dense_rows(shift), dense_rows(scale), rows, eps);
+  auto both = run_gate_residual_norm_modulate(x.contiguous(), y.contiguous(), dense_rows(gate),
+                                              dense_rows(shift), dense_rows(scale), rows, eps,
+                                              kernels_for(x));
   return {both[0], both[1]};
 }
 
@@ -591,7 +599,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 Tensor gelu_tanh(const Tensor& x) {
   if (!is_fused(x, &PointwiseKernels::gelu_tanh)) return composed::gelu_tanh(x);
   if (needs_graph({x})) return GeluTanh::apply(x);
-  return kernels_for(x).gelu_tanh(x.contiguous());
+  return run_gelu_tanh(x.contiguous(), kernels_for(x));
 }
 
 Tensor channel_norm(const Tensor& x, const Tensor& gamma, bool silu) {

@@ -3,9 +3,16 @@
 
 #include <array>
 
+#include "atelier/host/weight_state.h"
 #include "atelier/ops/pointwise.h"
 
 namespace atelier::ops {
+
+// What an operator gives, and the same as codes.
+struct CodedRows {
+  at::Tensor rows;
+  RowCodes codes;
+};
 
 // An operator that is null runs composed; those that its backward pass calls are set with it, here
 // and in the operators that it joins. Arguments have been checked. Tensors are contiguous, but of
@@ -100,6 +107,30 @@ struct PointwiseKernels {
   // What else runs composed: float64, and norms of rows with more bytes than this; 0: none.
   bool takes_float64;
   int64_t widest_row_bytes;
+
+  // Those below stand in for what runs without them and give the same bits, but for group_norm.
+  // rows: [N, C], the pixels of images of one size, without float64; weight and bias of any dtype.
+  Tensor (*group_norm)(const Tensor& rows, const Tensor& weight, const Tensor& bias,
+                       const Segments& images, int64_t groups, double eps, bool silu) = nullptr;
+
+  // Rows [N, D] of no more bytes than `widest_codes_bytes`, as codes of int8 or e4m3. `factor`,
+  // float32 [D], by which they are multiplied first, may be undefined.
+  RowCodes (*quantize_rows)(const Tensor& rows, const Tensor& factor,
+                            at::ScalarType type) = nullptr;
+  // What the operator of that name gives, and codes of it; of the gated one behind the sum.
+  CodedRows (*norm_modulate_codes)(const Tensor& x, const Tensor& shift, const Tensor& scale,
+                                   const Segments& rows, double eps, at::ScalarType type) = nullptr;
+  std::pair<Tensor, CodedRows> (*gate_residual_norm_modulate_codes)(
+      const Tensor& x, const Tensor& y, const Tensor& gate, const Tensor& shift,
+      const Tensor& scale, const Segments& rows, double eps, at::ScalarType type) = nullptr;
+  CodedRows (*gelu_tanh_codes)(const Tensor& x, at::ScalarType type) = nullptr;
+  // The values of codes [N, D], rounded once.
+  Tensor (*draw_codes)(const RowCodes& codes, at::ScalarType dtype) = nullptr;
+  // Puts int32 `sums` [N, D], times the scales of rows and columns, into `out`, dense rows; a bias
+  // [D] of its dtype, which may be undefined, is added to what was rounded.
+  void (*scale_sums)(const Tensor& sums, const Tensor& row_scales, const Tensor& column_scales,
+                     const Tensor& bias, Tensor& out) = nullptr;
+  int64_t widest_codes_bytes = 0;
 };
 
 // Those of the CPU are there from the start; a device library registers its own when it is loaded.
@@ -107,6 +138,9 @@ struct PointwiseKernels {
 // where the others are null. Both live as long as the process.
 ATELIER_API void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
                                             const PointwiseKernels* proven);
+
+// The kernels that may run on tensors like `x` as things stand; null: none.
+const PointwiseKernels* kernels_in_use(const at::Tensor& x);
 
 namespace cpu {
 extern const PointwiseKernels pointwise_kernels;

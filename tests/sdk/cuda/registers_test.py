@@ -13,7 +13,11 @@ LOGS = sorted((BUILD / "sdk/CMakeFiles/atelier_cuda_kernels.dir").rglob("*.ptxas
 PACKS_AND_ROWS = {"NormModulate": (3, 1), "RmsScale": (3, 1), "RmsGateResidualNormModulate": (3, 2),
                   "NormModulateBackward": (2, 2), "RmsScaleBackward": (2, 2), "RmsGateResidualNormModulateBackward": (2, 3),
                   "GateResidual": (2, 2), "GateResidualBackward": (2, 1), "NormRope": (2, 1), "NormRopeBackward": (2, 2),
-                  "Swiglu": (2, 2), "SwigluBackward": (2, 3), "GeluTanh": (2, 1), "GeluTanhBackward": (2, 2)}
+                  "Swiglu": (2, 2), "SwigluBackward": (2, 3), "GeluTanh": (2, 1), "GeluTanhBackward": (2, 2),
+                  "QuantizeRows": (4, 1), "GeluTanhCodes": (4, 1), "DrawCodes": (8, 0), "ScaleSums": (2, 0),
+                  "ChannelSums": (2, 1), "ScaleChannels": (2, 1)}
+# Bytes that are read for each value of what these write.
+BYTES_READ = {"DrawCodes": 1, "ScaleSums": 4}
 GATED = 1  # one row more where a gated residual is part of it
 # Lanes of a block: those of a row as wide as Qwen-Image's where they add it up, else those of row_plan.cpp.
 WIDTH, USUAL_LANES = 3072, 256
@@ -32,14 +36,16 @@ def kernels():
         if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
             entry = match
         elif match := re.search(r"Used (\d+) registers", line):
-            functor = re.search(r"INS1_\d+([A-Za-z]+?)INS1_\d+(Float32|BFloat16|Float16)(?:ELb(\d))?", entry[1])
-            name = functor[1] + (" gated" if functor[3] == "1" else "") if functor else entry[1]
+            functor = re.search(r"INS1_\d+([A-Za-z]+?)INS1_\d+(Float32|BFloat16|Float16)(?:ELb(\d)ELb(\d))?", entry[1])
+            name = entry[1]
+            if functor:
+                name = functor[1] + (" gated" if functor[3] == "1" else "") + (" codes" if functor[4] == "1" else "")
             found.append(Kernel(entry[2], name, functor[2] if functor else "", int(match[1])))
     return found
 
 
 def lanes_of_block(kernel, packs):
-    if "Rope" in kernel.name or not re.search("Norm|Rms", kernel.name):
+    if "Rope" in kernel.name or not re.search("Norm|Rms|Quantize|GeluTanhCodes", kernel.name):
         return USUAL_LANES
     bytes_of_row = WIDTH * (4 if kernel.element == "Float32" else 2)
     return -(-bytes_of_row // (16 * packs * 32)) * 32
@@ -77,10 +83,11 @@ class Registers(unittest.TestCase):
         print(f"{'kernel':<38} {'element':<9} lanes registers threads KB in flight")
         for kernel in sorted(kernel for kernel in named if kernel.architecture == HOPPER):
             packs, rows = PACKS_AND_ROWS[kernel.name.split()[0]]
-            rows += GATED if kernel.name.endswith("gated") else 0
+            rows += GATED if "gated" in kernel.name else 0
             lanes = lanes_of_block(kernel, packs)
             threads = resident_threads(kernel, lanes)
-            in_flight = threads * 16 * packs * rows
+            bytes_of_pack = BYTES_READ.get(kernel.name, 0) * (4 if kernel.element == "Float32" else 8) or 16 * rows
+            in_flight = threads * packs * bytes_of_pack
             print(f"{kernel.name:<38} {kernel.element:<9} {lanes:>5} {kernel.registers:>9} {threads:>7} "
                   f"{in_flight / 1024:>6.1f}")
             self.assertGreaterEqual(in_flight, LEAST_IN_FLIGHT, kernel)

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/cuda/code_functors.h"
+#include "ops/cuda/image_functors.h"
 #include "ops/cuda/plain_functors.h"
 #include "ops/cuda/rope_functors.h"
 #include "ops/cuda/row_device.h"
@@ -27,17 +29,18 @@ struct Player {
   std::vector<LaneState> lanes;
 
   // As add_up_row of row_kernel.cuh does.
+  template <bool kIsMaximum>
   void add_up(int k) {
     const int threads = grid.threads(), part = std::min(grid.lanes, kWarp);
     std::vector<float> sums, halved(threads);
     for (const LaneState& s : lanes) sums.push_back(s.sums[k]);
     for (int far = part / 2; far > 0; far /= 2) {
-      for (int t = 0; t < threads; ++t) halved[t] = sums[t] + sums[t ^ far];
+      for (int t = 0; t < threads; ++t) halved[t] = joined<kIsMaximum>(sums[t], sums[t ^ far]);
       sums = halved;
     }
     if (grid.lanes > kWarp) {
       float total = 0;
-      for (int w = 0; w < threads / kWarp; ++w) total += sums[w * kWarp];
+      for (int w = 0; w < threads / kWarp; ++w) total = joined<kIsMaximum>(total, sums[w * kWarp]);
       sums.assign(threads, total);
     }
     for (int t = 0; t < threads; ++t) lanes[t].sums[k] = sums[t];
@@ -49,7 +52,7 @@ struct Player {
       F::template phase<kPhase>(arguments, s.chunk.place, s.lane, s.column_sums, s.sums);
     }
     if constexpr (kPhase < F::kReductions) {
-      for (int k = 0; k < F::kSums; ++k) add_up(k);
+      for (int k = 0; k < F::kSums; ++k) add_up<kPhase == F::kMaximumBehind>(k);
       run_phases<kPhase + 1>();
     }
   }

@@ -9,12 +9,18 @@
 // `kColumnSums` sums over rows are left in `ColumnSums` where they are wanted.
 #pragma once
 
-#include "ops/cuda/row_grid.h"
+#include "ops/cuda/row_codes.h"
 #include "ops/cuda/row_math.h"
 
 namespace atelier::ops::cuda {
 
 inline constexpr int kMostSums = 2;  // between two phases
+
+// What lanes make of two of their values.
+template <bool kIsMaximum>
+ATELIER_LANE float joined(float a, float b) {
+  return kIsMaximum ? larger(a, b) : a + b;
+}
 
 // Where a functor adds up over rows, by lane.
 template <typename F>
@@ -42,6 +48,8 @@ template <typename T, int kOfLane>
 struct RowFunctor {
   static constexpr int kElements = kPackElements<T>;
   static constexpr int kLanePacks = kOfLane;
+  // The phase behind which the largest of `sums` is told instead of their sum.
+  static constexpr int kMaximumBehind = -1;
   // No more are left to each lane of kMostLanes.
   static constexpr int kMostRegisters = 128;
   using Row = T;
@@ -81,14 +89,15 @@ ATELIER_LANE void load_factor(const Input& weight, const Input& by_sample, bool 
 }
 
 // (x - mean) / deviation * factor + shift. With kGated, x is made first: x + by_sample * y, which
-// is written to `second`.
-template <typename T, bool kGated>
+// is written to `second`. With kCodes the result is also written as codes.
+template <typename T, bool kGated, bool kCodes>
 struct NormModulate : RowFunctor<T, 3> {
   using Base = RowFunctor<T, 3>;
   static constexpr int kPacks = Base::kLanePacks, kMostRegisters = 80;
-  static constexpr int kElements = Base::kElements, kReductions = 2, kSums = 1, kColumnSums = 0;
+  static constexpr int kElements = Base::kElements, kSums = 1, kColumnSums = 0;
+  static constexpr int kReductions = kCodes ? 3 : 2, kMaximumBehind = kCodes ? 2 : -1;
   struct Lane {
-    Pack x[kPacks];
+    Pack x[kPacks];  // with kCodes the result, in the end
     float mean;
   };
 
@@ -102,8 +111,10 @@ struct NormModulate : RowFunctor<T, 3> {
     }
     if constexpr (kPhase == 2) {
       const float inverse = 1.0f / sqrtf(sums[0] / float(place.width) + a.eps);
-      Base::for_packs([&](int p) { end(a, place, lane, p, inverse); });
+      sums[0] = 0;
+      Base::for_packs([&](int p) { end(a, place, lane, p, inverse, sums[0]); });
     }
+    if constexpr (kPhase == 3) write_codes(a, place, lane, scale_of(sums[0], a.is_int8));
   }
 
  private:
@@ -120,15 +131,31 @@ struct NormModulate : RowFunctor<T, 3> {
     return sum;
   }
 
-  static ATELIER_LANE void end(const RowArguments& a, const Place& place, const Lane& lane, int p,
-                               float inverse) {
+  static ATELIER_LANE void end(const RowArguments& a, const Place& place, Lane& lane, int p,
+                               float inverse, float& largest) {
     float v[kElements], factor[kElements], shift[kElements];
     widen<T>(lane.x[p], v);
     load_plus<T>(a.weight, a.one_plus, place, p, factor);
     load_sample<T>(a.shift, place, p, shift);
     ATELIER_UNROLL
     for (int i = 0; i < kElements; ++i) v[i] = (v[i] - lane.mean) * inverse * factor[i] + shift[i];
-    store_row<T>(a.out, place, p, narrow<T>(v));
+    const Pack result = narrow<T>(v);
+    store_row<T>(a.out, place, p, result);
+    if constexpr (kCodes) {
+      lane.x[p] = result;
+      widen<T>(result, v);
+      largest = largest_of<T>(v, largest, place.count<T>(p));
+    }
+  }
+
+  static ATELIER_LANE void write_codes(const RowArguments& a, const Place& place, const Lane& lane,
+                                       float scale) {
+    Base::for_packs([&](int p) {
+      float v[kElements];
+      widen<T>(lane.x[p], v);
+      store_codes<T>(a, place, p, v, scale);
+    });
+    store_scale(a, place, scale);
   }
 
   static ATELIER_LANE void begin(const RowArguments& a, const Place& place, Lane& lane,
@@ -157,9 +184,13 @@ struct NormModulate : RowFunctor<T, 3> {
 };
 
 template <typename T>
-using NormModulateAlone = NormModulate<T, false>;
+using NormModulateAlone = NormModulate<T, false, false>;
 template <typename T>
-using NormModulateGated = NormModulate<T, true>;
+using NormModulateGated = NormModulate<T, true, false>;
+template <typename T>
+using NormModulateCodes = NormModulate<T, false, true>;
+template <typename T>
+using NormModulateGatedCodes = NormModulate<T, true, true>;
 
 // The gradient of x, to which `added` is added. Column sums: of shift and of the factor.
 template <typename T>

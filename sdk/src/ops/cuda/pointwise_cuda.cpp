@@ -3,127 +3,14 @@
 
 #include <ATen/ATen.h>
 
-#include "atelier/host/upload.h"
-
-#include "ops/cuda/plain_functors.h"
-#include "ops/cuda/rope_functors.h"
-#include "ops/cuda/row_device.h"
+#include "ops/cuda/codes_cuda.h"
+#include "ops/cuda/row_call.h"
 #include "ops/cuda/row_plan.h"
 
 namespace atelier::ops::cuda {
 namespace {
 
 using at::Tensor;
-
-Element element_of(const Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 ? Element::kBFloat16
-         : x.scalar_type() == at::kHalf   ? Element::kFloat16
-                                          : Element::kFloat32;
-}
-
-constexpr int kLanePacks[] = {
-#define ATELIER_LANE_PACKS(name, functor) functor<Float32>::kLanePacks,
-    ATELIER_ROW_OPERATORS(ATELIER_LANE_PACKS)
-#undef ATELIER_LANE_PACKS
-};
-
-bool is_aligned(const void* data, int64_t stride, int64_t element_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * element_bytes % 16 == 0;
-}
-
-// Nothing for an undefined tensor.
-Input input_of(const Tensor& t, int64_t stride, bool is_wide = false) {
-  if (!t.defined()) return {};
-  const void* data = t.const_data_ptr();
-  return {data, stride, is_aligned(data, stride, t.element_size()), is_wide};
-}
-
-// Contiguous rows.
-Input rows_of(const Tensor& t) {
-  return t.defined() ? input_of(t, t.size(-1)) : Input();
-}
-
-// Rows of samples, or one for all; of the dtype of `x` or float32.
-Input columns_of(const Tensor& t, const Tensor& x) {
-  if (!t.defined()) return {};
-  return input_of(t, t.dim() == 1 ? 0 : t.stride(0), t.scalar_type() != x.scalar_type());
-}
-
-// What the kernels can read as such.
-Tensor readable(const Tensor& t, const Tensor& x) {
-  const bool is_known = t.scalar_type() == x.scalar_type() || t.scalar_type() == at::kFloat;
-  return is_known ? t : t.to(at::kFloat);
-}
-
-Output output_of(Tensor& t) {
-  void* data = t.mutable_data_ptr();
-  return {data, t.size(-1), is_aligned(data, t.size(-1), t.element_size())};
-}
-
-Tensor packed_like(const Tensor& t) {
-  return at::empty(t.sizes(), t.options());
-}
-
-Segments one_sample(int64_t rows) {
-  return Segments({rows});
-}
-
-int64_t row_count(const Tensor& t) {
-  return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1);
-}
-
-// One launch: the caller fills in the arguments.
-class RowCall {
- public:
-  // column_sums: how many the kernel leaves; 0 where they are not wanted.
-  RowCall(RowOperator name, const Tensor& like, const Segments& rows, int64_t width,
-          bool adds_up_rows, int64_t column_sums)
-      : name_(name), like_(like), rows_(rows), column_sums_(column_sums) {
-    const RowShape shape = {width, static_cast<int>(like.element_size()),
-                            kLanePacks[static_cast<int>(name)], adds_up_rows, column_sums > 0};
-    const RowPlan plan = plan_rows(shape, rows.tensor().const_data_ptr<int64_t>(), rows.count());
-    grid_ = plan.grid;
-    if (rows.count() <= kSamplesByValue) return;
-    std::vector<int64_t> chunks;
-    for (int64_t s = 0; s < rows.count(); ++s)
-      chunks.push_back(plan.first_chunks[s + 1] - plan.first_chunks[s]);
-    offsets_ = offsets_on(rows, like.device());
-    first_chunks_ = offsets_on(Segments(chunks), like.device());
-    grid_.samples.many_offsets = offsets_.const_data_ptr<int64_t>();
-    grid_.samples.many_first_chunks = first_chunks_.const_data_ptr<int64_t>();
-  }
-
-  RowArguments arguments = {};
-
-  // Returns the sums over the rows of each sample, float32 [S, column_sums, width]; undefined where
-  // they are not wanted.
-  Tensor run() {
-    const auto floats = like_.options().dtype(at::kFloat);
-    Tensor parts;
-    if (column_sums_ > 0) {
-      parts = at::empty({grid_.chunks * grid_.rows_at_once, column_sums_, grid_.width}, floats);
-      arguments.partial_sums = parts.mutable_data_ptr<float>();
-    }
-    if (grid_.blocks() > 0 && grid_.width > 0)
-      run_rows(name_, element_of(like_), grid_, arguments, like_.device());
-    if (column_sums_ == 0) return Tensor();
-    Tensor totals = at::empty({rows_.count(), column_sums_, grid_.width}, floats);
-    if (totals.numel() > 0) {
-      run_totals({parts.const_data_ptr<float>(), totals.mutable_data_ptr<float>(),
-                  column_sums_ * grid_.width, grid_.rows_at_once, grid_.samples},
-                 like_.device());
-    }
-    return totals;
-  }
-
- private:
-  RowOperator name_;
-  const Tensor& like_;
-  const Segments& rows_;
-  int64_t column_sums_;
-  RowGrid grid_;
-  Tensor offsets_, first_chunks_;
-};
 
 // Sum k, [S, width], in the dtype of what it is the gradient of; undefined unless `wanted`.
 Tensor gradient(const Tensor& totals, int64_t k, const Tensor& of, bool wanted) {
@@ -510,6 +397,40 @@ std::array<Tensor, 2> channel_norm_backward(const Tensor& grad, const Tensor& x,
   return {grad_x, factor.weight_gradient(sums, gamma_grad)};
 }
 
+// Sums over the pixels of each channel, around a pixel of it: what they make of a group's mean and
+// variance is added up in float64.
+Tensor group_norm(const Tensor& rows, const Tensor& weight, const Tensor& bias,
+                  const Segments& images, int64_t groups, double eps, bool silu) {
+  const int64_t count = images.count(), channels = rows.size(1), pixels = images.length(0);
+  const Tensor origin = rows.view({count, pixels, channels}).select(1, 0);
+  RowCall sums(RowOperator::channel_sums, rows, images, channels, false, 2);
+  sums.arguments.x = rows_of(rows);
+  sums.arguments.by_sample = columns_of(origin, rows);
+  const Tensor totals = sums.run().to(at::kDouble);
+
+  const auto n = static_cast<double>(pixels);
+  const auto grouped = [&](const Tensor& t) { return t.reshape({-1, groups, channels / groups}); };
+  const Tensor above = totals.select(1, 0) / n;
+  const Tensor squares = grouped(totals.select(1, 1) - above * totals.select(1, 0));
+  const Tensor means = grouped(above + origin), mean = means.mean(2, true);
+  const Tensor variance = (squares.sum(2, true) + n * (means - mean).square().sum(2, true)) /
+                          (n * static_cast<double>(channels / groups));
+  const Tensor factor = grouped(weight.to(at::kDouble)) * at::rsqrt(variance + eps);
+  const Tensor shift = grouped(bias.to(at::kDouble)) - mean * factor;
+  const auto columns = [&](const Tensor& t) { return t.view({count, channels}).to(at::kFloat); };
+  const Tensor factors = columns(factor), shifts = columns(shift);
+
+  Tensor out = packed_like(rows);
+  RowCall call(RowOperator::scale_channels, rows, images, channels, false, 0);
+  call.arguments.x = rows_of(rows);
+  call.arguments.weight = wide_columns(factors);
+  call.arguments.shift = wide_columns(shifts);
+  call.arguments.silu = silu;
+  call.arguments.out = output_of(out);
+  call.run();
+  return out;
+}
+
 }  // namespace
 
 const PointwiseKernels pointwise_kernels = {norm_modulate,
@@ -536,6 +457,14 @@ const PointwiseKernels pointwise_kernels = {norm_modulate,
                                             channel_norm,
                                             channel_norm_backward,
                                             /*takes_float64=*/false,
-                                            kWidestRowBytes};
+                                            kWidestRowBytes,
+                                            group_norm,
+                                            quantize_rows,
+                                            norm_modulate_codes,
+                                            gate_residual_norm_modulate_codes,
+                                            gelu_tanh_codes,
+                                            draw_codes,
+                                            scale_sums,
+                                            kWidestCodesBytes};
 
 }  // namespace atelier::ops::cuda

@@ -72,6 +72,11 @@ struct RowArguments {
   // By column, stride 0, or by sample.
   Input weight, by_sample, shift, next_weight, next_by_sample;
   Output out, second;
+  // Codes of 8 bits: int8, or e4m3. Scales are one a row.
+  Output codes;
+  float* new_scales;
+  const float* row_scales;
+  bool is_int8;
   // Sums over the rows of a chunk, [chunks * rows_at_once, sums, width]. Null: not wanted.
   float* partial_sums;
   float eps;

@@ -8,14 +8,16 @@
 
 namespace atelier::ops::cuda {
 
-// Adds `sums` up over the lanes of a row, the same order in every lane: by halves of a warp, then
-// warp by warp. Two halves of `shared` take turns, so that one barrier is enough.
-template <int kSums>
+// Adds `sums` up over the lanes of a row, or finds the largest, the same order in every lane: by
+// halves of a warp, then warp by warp. Two halves of `shared` take turns, so that one barrier is
+// enough.
+template <int kSums, bool kIsMaximum>
 __device__ __forceinline__ void add_up_row(int lanes, int turn, float (&sums)[kMostSums]) {
   __shared__ float shared[2][kMostSums][kMostLanes / kWarp];
   for (int far = (lanes < kWarp ? lanes : kWarp) / 2; far > 0; far /= 2) {
 #pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], far);
+    for (int k = 0; k < kSums; ++k)
+      sums[k] = joined<kIsMaximum>(sums[k], __shfl_xor_sync(0xffffffffu, sums[k], far));
   }
   if (lanes <= kWarp) return;
   const int warps = lanes / kWarp;
@@ -27,7 +29,7 @@ __device__ __forceinline__ void add_up_row(int lanes, int turn, float (&sums)[kM
 #pragma unroll
   for (int k = 0; k < kSums; ++k) {
     sums[k] = 0;
-    for (int w = 0; w < warps; ++w) sums[k] += shared[turn][k][w];
+    for (int w = 0; w < warps; ++w) sums[k] = joined<kIsMaximum>(sums[k], shared[turn][k][w]);
   }
 }
 
@@ -40,7 +42,7 @@ __device__ __forceinline__ void run_phases(const RowArguments& arguments, const 
   asm volatile("" : "+l"(place.column));
   F::template phase<kPhase>(arguments, place, lane, column_sums, sums);
   if constexpr (kPhase < F::kReductions) {
-    add_up_row<F::kSums>(grid.lanes, turn, sums);
+    add_up_row<F::kSums, kPhase == F::kMaximumBehind>(grid.lanes, turn, sums);
     turn ^= 1;
     run_phases<F, kPhase + 1>(arguments, grid, place, lane, column_sums, sums, turn);
   }

@@ -26,10 +26,24 @@
   X(gelu_tanh, GeluTanh)                          \
   X(gelu_tanh_backward, GeluTanhBackward)
 
+#define ATELIER_CODE_OPERATORS(X)                              \
+  X(quantize_rows, QuantizeRows)                               \
+  X(gelu_tanh_codes, GeluTanhCodes)                            \
+  X(norm_modulate_codes, NormModulateCodes)                    \
+  X(gate_residual_norm_modulate_codes, NormModulateGatedCodes) \
+  X(draw_codes, DrawCodes)                                     \
+  X(scale_sums, ScaleSums)
+
+#define ATELIER_IMAGE_OPERATORS(X) \
+  X(channel_sums, ChannelSums)     \
+  X(scale_channels, ScaleChannels)
+
 #define ATELIER_ROW_OPERATORS(X)     \
   ATELIER_NORM_OPERATORS(X)          \
   ATELIER_NORM_BACKWARD_OPERATORS(X) \
-  ATELIER_PLAIN_OPERATORS(X)
+  ATELIER_PLAIN_OPERATORS(X)         \
+  ATELIER_CODE_OPERATORS(X)          \
+  ATELIER_IMAGE_OPERATORS(X)
 
 namespace atelier::ops::cuda {
 

@@ -1,0 +1,12 @@
+// Rows as codes of 8 bits, and what products of codes give.
+#include "ops/cuda/code_functors.h"
+#include "ops/cuda/row_kernel.cuh"
+
+namespace cuda = atelier::ops::cuda;
+
+#define ATELIER_DEFINE(name, functor)                                                     \
+  extern "C" int atelier_cuda_##name(cuda::Element element, const cuda::RowGrid* grid,    \
+                                     const cuda::RowArguments* arguments, void* stream) { \
+    return cuda::launch<cuda::functor>(element, *grid, *arguments, stream);               \
+  }
+ATELIER_CODE_OPERATORS(ATELIER_DEFINE)

@@ -1,0 +1,71 @@
+// The group norm of images whose channels lie side by side: a row is a pixel, a sample an image.
+#pragma once
+
+#include "ops/cuda/norm_functors.h"
+
+namespace atelier::ops::cuda {
+
+// Writes no rows. Column sums: of what x is above `by_sample`, a value of the same channel, and of
+// the squares of that, so that a mean far from zero does not swallow the deviation.
+template <typename T>
+struct ChannelSums : RowFunctor<T, 2> {
+  using Base = RowFunctor<T, 2>;
+  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 2;
+  static constexpr int kMostRegisters = 64;
+  struct Lane {};
+
+  template <int kPhase, typename ColumnSums>
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&,
+                                 ColumnSums& column_sums, float (&)[kMostSums]) {
+    Pack packs[2];
+    Base::load(a.x, place, packs);
+    Base::for_packs([&](int p) {
+      float x[kElements], origin[kElements];
+      widen<T>(load_origin(a, place, p), origin);
+      widen<T>(packs[p], x);
+      ATELIER_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        const float above = place.is_active ? x[i] - origin[i] : 0.0f;
+        column_sums.at[0][p][i] += above;
+        column_sums.at[1][p][i] += above * above;
+      }
+    });
+  }
+
+ private:
+  static ATELIER_LANE Pack load_origin(const RowArguments& a, const Place& place, int p) {
+    const auto* origin = static_cast<const typename T::Bits*>(a.by_sample.data);
+    return load_pack<T>(origin + place.sample * a.by_sample.stride + place.column_of(p),
+                        place.count<T>(p), a.by_sample.is_aligned);
+  }
+};
+
+// x * weight + shift, both of a sample; silu may follow.
+template <typename T>
+struct ScaleChannels : RowFunctor<T, 2> {
+  using Base = RowFunctor<T, 2>;
+  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 0;
+  static constexpr int kMostRegisters = 64;
+  struct Lane {};
+
+  template <int kPhase, typename ColumnSums>
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&, ColumnSums&,
+                                 float (&)[kMostSums]) {
+    Pack packs[2];
+    Base::load(a.x, place, packs);
+    Base::for_packs([&](int p) {
+      float x[kElements], factor[kElements], shift[kElements];
+      load_sample<T>(a.weight, place, p, factor);
+      load_sample<T>(a.shift, place, p, shift);
+      widen<T>(packs[p], x);
+      ATELIER_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        x[i] = x[i] * factor[i] + shift[i];
+        if (a.silu) x[i] *= sigmoid(x[i]);
+      }
+      store_row<T>(a.out, place, p, narrow<T>(x));
+    });
+  }
+};
+
+}  // namespace atelier::ops::cuda

@@ -1,0 +1,116 @@
+// One value as a code of 8 bits, and a lane's codes of a pack of values.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "ops/cuda/row_grid.h"
+
+namespace atelier::ops::cuda {
+
+// The larger of two values; NaN where one of them is.
+ATELIER_LANE float larger(float a, float b) {
+  return a > b || a != a ? a : b;
+}
+
+// Of the first `count`, and of what was the largest before.
+template <typename T>
+ATELIER_LANE float largest_of(const float (&v)[kPackElements<T>], float largest, int count) {
+  ATELIER_UNROLL
+  for (int i = 0; i < kPackElements<T>; ++i)
+    largest = i < count ? larger(largest, fabsf(v[i])) : largest;
+  return largest;
+}
+
+// Of the largest value of a row; a row of zeros keeps a scale that can be divided by.
+ATELIER_LANE float scale_of(float largest, bool is_int8) {
+  const float scale = largest / (is_int8 ? 127.0f : 448.0f);
+  return scale < FLT_MIN ? FLT_MIN : scale;
+}
+
+// e4m3, rounded to the nearest, ties to even; v in [-448, 448] or NaN.
+ATELIER_LANE uint32_t e4m3_of(float v) {
+  const uint32_t sign = as_bits(v) >> 24 & 0x80u, magnitude = as_bits(v) & 0x7fffffffu;
+  if (v != v) return sign | 0x7fu;
+  if (magnitude < 121u << 23) {  // below 2^-6: the float adder rounds at multiples of 2^-9
+    return sign | (as_bits(as_float(magnitude) + 16384.0f) - as_bits(16384.0f));
+  }
+  const uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
+  return sign | (rounded - (120u << 23)) >> 20;
+}
+
+// Of int8 or e4m3.
+ATELIER_LANE uint32_t code_of(float v, float scale, bool is_int8) {
+  const float limit = is_int8 ? 127.0f : 448.0f;
+  float scaled = v / scale;
+  if (is_int8) scaled = rintf(scaled);
+  scaled = scaled > limit ? limit : scaled < -limit ? -limit : scaled;
+  if (!is_int8) return e4m3_of(scaled);
+  return scaled != scaled ? 0u : uint32_t(int32_t(scaled)) & 0xffu;
+}
+
+ATELIER_LANE float value_of(uint32_t code, bool is_int8) {
+  if (is_int8) return float(int32_t(code << 24) >> 24);
+  const uint32_t magnitude = code & 0x7fu;
+  const uint32_t bits =
+      magnitude == 0x7fu ? 0x7fc00000u : as_bits(as_float(magnitude << 20) * 0x1p120f);
+  return as_float(bits | (code & 0x80u) << 24);
+}
+
+// As many codes as a pack has elements.
+template <typename T>
+struct alignas(kPackElements<T>) Codes {
+  uint32_t words[kPackElements<T> / 4];
+};
+
+template <typename T>
+ATELIER_LANE void store_codes(const RowArguments& a, const Place& place, int pack,
+                              const float (&v)[kPackElements<T>], float scale) {
+  Codes<T> codes = {};
+  ATELIER_UNROLL
+  for (int i = 0; i < kPackElements<T>; ++i)
+    codes.words[i / 4] |= code_of(v[i], scale, a.is_int8) << (i % 4 * 8);
+  uint8_t* to =
+      static_cast<uint8_t*>(a.codes.data) + place.row * a.codes.stride + place.column_of(pack);
+  const int count = place.count<T>(pack);
+  if (count == kPackElements<T> && a.codes.is_aligned) {
+#if defined(__CUDA_ARCH__)
+    *reinterpret_cast<Codes<T>*>(to) = codes;
+#else
+    std::memcpy(to, &codes, sizeof codes);
+#endif
+    return;
+  }
+  ATELIER_UNROLL
+  for (int i = 0; i < kPackElements<T>; ++i) {
+    if (i < count) to[i] = uint8_t(codes.words[i / 4] >> (i % 4 * 8));
+  }
+}
+
+template <typename T>
+ATELIER_LANE Codes<T> load_codes(const Input& from, const Place& place, int pack) {
+  const uint8_t* codes =
+      static_cast<const uint8_t*>(from.data) + place.row * from.stride + place.column_of(pack);
+  const int count = place.count<T>(pack);
+  Codes<T> result = {};
+  if (count == kPackElements<T> && from.is_aligned) {
+#if defined(__CUDA_ARCH__)
+    result = *reinterpret_cast<const Codes<T>*>(codes);
+#else
+    std::memcpy(&result, codes, sizeof result);
+#endif
+    return result;
+  }
+  ATELIER_UNROLL
+  for (int i = 0; i < kPackElements<T>; ++i) {
+    if (i < count) result.words[i / 4] |= uint32_t(codes[i]) << (i % 4 * 8);
+  }
+  return result;
+}
+
+// By the first lane of the row.
+ATELIER_LANE void store_scale(const RowArguments& a, const Place& place, float scale) {
+  if (place.is_active && place.column == 0) a.new_scales[place.row] = scale;
+}
+
+}  // namespace atelier::ops::cuda

@@ -1,0 +1,239 @@
+// Codes of 8 bits by the kernels of GPUs, played on the CPU, beside LibTorch's operators: the same
+// bits. And the group norm of images.
+#include <cfloat>
+
+#include "atelier/host/row_codes.h"
+#include "atelier/ops/linear.h"
+
+#include "ops/cuda/codes_cuda.h"
+#include "ops/cuda/pointwise_cuda.h"
+#include "sdk/cuda/row_player.h"
+#include "support/tensors.h"
+
+namespace atelier::ops {
+namespace {
+
+using at::Tensor;
+using test::error;
+using test::same_bits;
+
+constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+constexpr at::ScalarType kCodes[] = {at::kFloat8_e4m3fn, at::kChar};
+
+RowCodes composed_codes(const Tensor& rows, const Tensor& factor, at::ScalarType type) {
+  const double limit = type == at::kChar ? 127.0 : 448.0;
+  const Tensor values = factor.defined() ? rows.to(at::kFloat) * factor : rows.to(at::kFloat);
+  const Tensor scales = values.abs().amax(1).div_(limit).clamp_min_(FLT_MIN);
+  Tensor codes = at::div(values, scales.unsqueeze(1));
+  if (type == at::kChar) codes.round_();
+  return {codes.clamp_(-limit, limit).to(type), scales};
+}
+
+void check_same(const RowCodes& given, const RowCodes& want) {
+  CHECK(same_bits({given.scales}, {want.scales}));
+  CHECK(at::equal(given.codes.view(at::kByte), want.codes.view(at::kByte)));
+}
+
+// At an address that is no multiple of 16 bytes, with rows further apart than they are wide.
+Tensor apart(const Tensor& t) {
+  Tensor room = at::empty({t.size(0), t.size(1) + 3}, t.options());
+  return room.narrow(1, 1, t.size(1)).copy_(t);
+}
+
+// Rows of different sizes, one of zeros and one that is tiny.
+Tensor rows_of(int64_t count, int64_t width) {
+  Tensor rows = at::randn({count, width}) * at::pow(10.0, at::linspace(-3, 3, count)).unsqueeze(1);
+  if (count > 2) {
+    rows[0].zero_();
+    rows[1].mul_(1e-37);
+  }
+  return rows;
+}
+
+// A weight that products read as codes.
+class CodeStore : public WeightStore {
+ public:
+  explicit CodeStore(RowCodes codes) : codes_(std::move(codes)) {}
+  Tensor draw() const override { return dequantize_rows(codes_, at::kBFloat16); }
+  std::optional<RowCodes> draw_codes() const override { return codes_; }
+
+ private:
+  RowCodes codes_;
+};
+
+WeightPtr coded_weight(int64_t out, int64_t in, at::ScalarType type) {
+  auto weight = std::make_shared<Weight>("weight", std::vector<int64_t>{out, in});
+  weight->state().set_store(
+      std::make_shared<CodeStore>(composed_codes(at::randn({out, in}), {}, type)));
+  return weight;
+}
+
+int64_t launches() {
+  return cuda::played().launches;
+}
+
+}  // namespace
+
+TEST_CASE("Played codes of rows are those of LibTorch's operators", "[ops][cuda]") {
+  at::manual_seed(1);
+  for (const int64_t width : {1, 7, 8, 31, 256, 1000, 4096}) {
+    const Tensor factor = at::randn({width});
+    for (const at::ScalarType dtype : kTypes) {
+      const Tensor rows = rows_of(5, width).to(dtype);
+      for (const at::ScalarType type : kCodes) {
+        INFO("width " << width << ", " << toString(dtype) << ", " << toString(type));
+        check_same(cuda::quantize_rows(rows, {}, type), composed_codes(rows, {}, type));
+        check_same(cuda::quantize_rows(apart(rows), {}, type), composed_codes(rows, {}, type));
+        check_same(cuda::quantize_rows(rows, factor, type), composed_codes(rows, factor, type));
+      }
+    }
+  }
+}
+
+TEST_CASE("Rows that are not finite have scales that are not", "[ops][cuda]") {
+  for (const at::ScalarType type : kCodes) {
+    Tensor rows = at::randn({4, 600});
+    rows[1][599] = NAN;
+    rows[2][0] = INFINITY;
+    const RowCodes codes = cuda::quantize_rows(rows, {}, type),
+                   want = composed_codes(rows, {}, type);
+    CHECK(at::equal(codes.scales.isfinite(), want.scales.isfinite()));
+    CHECK(codes.scales[1].isnan().item<bool>());
+    const Tensor values = dequantize_rows(codes, at::kFloat);
+    CHECK(values[2][0].isnan().item<bool>());
+    CHECK(values[0].isfinite().all().item<bool>());
+  }
+}
+
+TEST_CASE("Norms and GELU write codes of what they give", "[ops][cuda]") {
+  at::manual_seed(2);
+  const Segments rows({3, 0, 2});
+  for (const int64_t width : {24, 31, 520, 3072}) {
+    for (const at::ScalarType dtype : kTypes) {
+      const Tensor x = at::randn({5, width}).to(dtype), y = at::randn({5, width}).to(dtype),
+                   a = at::randn({3, width}).to(dtype), b = at::randn({3, width}).to(dtype),
+                   c = at::randn({3, width}).to(dtype);
+      const PointwiseKernels& kernels = cuda::pointwise_kernels;
+      for (const at::ScalarType type : kCodes) {
+        INFO("width " << width << ", " << toString(dtype) << ", " << toString(type));
+        const CodedRows normed = cuda::norm_modulate_codes(x, a, b, rows, 1e-6, type);
+        CHECK(same_bits({normed.rows}, {kernels.norm_modulate(x, a, b, rows, 1e-6)}));
+        check_same(normed.codes, composed_codes(normed.rows, {}, type));
+        const auto [sum, gated] =
+            cuda::gate_residual_norm_modulate_codes(x, y, c, a, b, rows, 1e-6, type);
+        const auto both = kernels.gate_residual_norm_modulate(x, y, c, a, b, rows, 1e-6);
+        CHECK(same_bits({sum, gated.rows}, {both[0], both[1]}));
+        check_same(gated.codes, composed_codes(gated.rows, {}, type));
+        const CodedRows gelu = cuda::gelu_tanh_codes(x, type);
+        CHECK(same_bits({gelu.rows}, {kernels.gelu_tanh(x)}));
+        check_same(gelu.codes, composed_codes(gelu.rows, {}, type));
+      }
+    }
+  }
+}
+
+TEST_CASE("Every code is drawn as its value, in one pass", "[ops][cuda]") {
+  at::manual_seed(3);
+  for (const at::ScalarType type : kCodes) {
+    for (const int64_t width : {256, 31, 5}) {
+      const Tensor bytes = at::arange(4 * width).remainder(256).to(at::kByte).view({4, width});
+      const RowCodes codes = {bytes.view(type), at::tensor({1.0f, 0.37f, 1e-3f, 5e4f})};
+      for (const at::ScalarType dtype : kTypes) {
+        const Tensor want = (codes.codes.to(at::kFloat) * codes.scales.unsqueeze(1)).to(dtype);
+        const Tensor given = cuda::draw_codes(codes, dtype);
+        CHECK(at::equal(given.isnan(), want.isnan()));
+        CHECK(at::equal(given.nan_to_num(0), want.nan_to_num(0)));
+      }
+    }
+  }
+}
+
+TEST_CASE("Sums of products are scaled in one pass", "[ops][cuda]") {
+  at::manual_seed(4);
+  for (const int64_t width : {1, 8, 30, 300, 2056}) {
+    const Tensor sums =
+        at::randint(-2000000, 2000000, {6, width + 5}, at::kInt).narrow(1, 0, width);
+    const Tensor row_scales = at::rand({6}), column_scales = at::rand({width});
+    for (const at::ScalarType dtype : kTypes) {
+      const Tensor bias = at::randn({width}).to(dtype);
+      Tensor want = sums.to(at::kFloat)
+                        .mul_(row_scales.unsqueeze(1))
+                        .mul_(column_scales.unsqueeze(0))
+                        .to(dtype);
+      Tensor given = at::empty({6, width}, dtype);
+      cuda::scale_sums(sums, row_scales, column_scales, {}, given);
+      CHECK(same_bits({given}, {want}));
+      cuda::scale_sums(sums, row_scales, column_scales, bias, given);
+      CHECK(same_bits({given}, {want.add_(bias)}));
+    }
+  }
+}
+
+TEST_CASE("Products in 8 bits are the same to the bit, and share codes", "[ops][cuda]") {
+  at::manual_seed(5);
+  const at::NoGradGuard no_grad;
+  const Segments rows({33});
+  // Widths that other tests do not have: what products asked for is known by them.
+  const Tensor x = at::randn({33, 88}).to(at::kBFloat16), a = at::randn({1, 88}).to(at::kBFloat16),
+               b = at::randn({1, 88}).to(at::kBFloat16);
+  auto bias = std::make_shared<Weight>("bias", std::vector<int64_t>{72});
+  bias->set(at::randn({72}).to(at::kBFloat16));
+  for (const at::ScalarType type : kCodes) {
+    const WeightPtr q = coded_weight(72, 88, type), k = coded_weight(32, 88, type),
+                    down = coded_weight(64, 72, type);
+    std::array<std::vector<Tensor>, 2> results;
+    for (const Kernels choice : {Kernels::kFused, Kernels::kComposed}) {
+      std::vector<Tensor>& result = results[choice == Kernels::kComposed];
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        set_kernels(Kernels::kFused);
+        const Tensor normed = norm_modulate(x, a, b, rows);
+        const Tensor hidden = gelu_tanh(at::ones({33, 72}, at::kBFloat16).cumsum(1) / 20);
+        set_kernels(choice);
+        const int64_t before = launches();
+        result = {linear(normed, q, bias), linear(normed, k, nullptr),
+                  linear(hidden, down, nullptr)};
+        // Each int8 product has one launch behind it. The norm and GELU made codes the second time.
+        const int64_t scaling = type == at::kChar ? 3 : 0, quantising = repeat == 0 ? 2 : 0;
+        CHECK(launches() - before == (choice == Kernels::kFused ? scaling + quantising : 0));
+      }
+    }
+    set_kernels(Kernels::kAuto);
+    CHECK(same_bits(results[0], results[1]));
+  }
+}
+
+TEST_CASE("Codes of rows that were overwritten are not used", "[ops][cuda]") {
+  at::manual_seed(6);
+  const at::NoGradGuard no_grad;
+  const WeightPtr weight = coded_weight(16, 40, at::kChar);
+  Tensor x = at::randn({40, 40});
+  linear(x, weight, nullptr);
+  x.mul_(3);
+  const Tensor given = linear(x, weight, nullptr);
+  set_kernels(Kernels::kComposed);
+  CHECK(same_bits({given}, {linear(x, weight, nullptr)}));
+  set_kernels(Kernels::kAuto);
+}
+
+TEST_CASE("The played group norm is near float64, wherever the mean lies", "[ops][cuda]") {
+  at::manual_seed(7);
+  for (const auto& [images, channels, height, width] :
+       {std::array<int64_t, 4>{1, 32, 9, 7}, {3, 12, 5, 5}, {2, 128, 33, 20}}) {
+    for (const double mean : {0.0, 300.0}) {
+      for (const bool silu : {false, true}) {
+        const Tensor exact = at::randn({images, channels, height, width}, at::kDouble) + mean,
+                     weight = at::randn({channels}), bias = at::randn({channels});
+        const Tensor x = exact.to(at::kFloat).contiguous(at::MemoryFormat::ChannelsLast);
+        const int64_t before = launches();
+        const Tensor given = group_norm(x, weight, bias, 4, 1e-6, silu);
+        CHECK(launches() == before + 2);
+        CHECK(given.is_contiguous(at::MemoryFormat::ChannelsLast));
+        const Tensor want = group_norm(x.to(at::kDouble).contiguous(), weight.to(at::kDouble),
+                                       bias.to(at::kDouble), 4, 1e-6, silu);
+        CHECK(error(given, want) < (mean == 0 ? 5e-6 : 2e-4));
+      }
+    }
+  }
+}
+
+}  // namespace atelier::ops
