@@ -221,6 +221,8 @@ int generate_with(Group& world, GenerationRequest request, const GenerateFlags& 
   distributed::Facts facts = facts_of_program();
   facts.emplace_back("the command line", arguments);
   facts.emplace_back("jobs", std::to_string(prepared->request().jobs.size()));
+  // Of which a plan may choose another one on each.
+  facts.emplace_back("--cfg_batch", prepared->session_options().batches_cfg ? "on" : "off");
   add_model(facts, prepared->model());
   world.set_place("comparing");
   distributed::require_same(world, facts);

@@ -14,11 +14,15 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/sequence_scope.h"
+#include "atelier/ops/attention.h"
+#include "atelier/shared_rows.h"
 
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/distributed/launch.h"
 #include "host/distributed/peers.h"
+#include "host/distributed/sequence.h"
 #include "host/report/error_line.h"
 
 using namespace atelier;
@@ -106,6 +110,24 @@ void check_smaller_groups(Group& group) {
   group.compare();
 }
 
+// Attention among rows of which each rank has a part.
+void check_sequence(Group& group) {
+  const int64_t P = group.size(), rows = 8 * P, heads = 2 * P, key_heads = P, width = 4;
+  at::manual_seed(1);
+  const at::Tensor q = at::randn({rows, heads, width}), k = at::randn({rows, key_heads, width}),
+                   v = at::randn({rows, key_heads, width});
+  const at::Tensor alone = ops::attention(q, k, v, Segments({rows}));
+  const auto sequence = distributed::make_sequence(group, group.size());
+  const SequenceScope scope(*sequence);
+  const SharedRows shared(Segments({rows}));
+  const int64_t before = group.bytes_sent();
+  const at::Tensor own =
+      ops::attention(shared.take(q), shared.take(k), shared.take(v), shared.rows());
+  const int64_t pass = (P - 1) * rows / P * 2 * (heads + key_heads) * width * 4 / P;
+  require(group.bytes_sent() - before == pass, "bytes of a pass of attention");
+  require(at::allclose(shared.gather(own), alone, 0, 1e-5), "attention of all rows");
+}
+
 // Says when it happens what the others are to end after.
 void tell_event() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -148,6 +170,7 @@ int work(Group& group, const std::string& what, int rank) {
   if (what == "exchange") {
     check_exchanges(group);
     if (group.size() >= 4) check_smaller_groups(group);
+    check_sequence(group);
   } else if (what == "late in a smaller group") {
     const auto half = group.among({{0, 1}, {2, 3}}, "halves");
     group.begin_step(5);

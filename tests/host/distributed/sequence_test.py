@@ -1,0 +1,148 @@
+"""Processes that have a part of the rows of each picture and batch: what they make and learn is what one process does.
+
+    sequence_test.py WAN_PLUGIN WRITE_MODEL
+"""
+import json
+import pathlib
+import tempfile
+import unittest
+
+import lumina2_models
+import numpy as np
+import program
+import wan_training_test as wan
+from PIL import Image
+from train_cli_test import losses, state_of, write_dataset
+
+
+def values(path):
+    return np.asarray(Image.open(path), dtype=np.int64)
+
+
+class SequenceTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory(prefix="atelier_sequence_")
+        cls.addClassCleanup(holder.cleanup)
+        cls.root = pathlib.Path(holder.name)
+        program.write_tiny_model(cls.root / "qwen")
+        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(cls.root / "wan")], code=0)
+        wan.write_tokenizer(cls.root / "wan/tokenizer")
+        for component, name in wan.FOLDERS.items():
+            (cls.root / "wan" / component).rename(cls.root / "wan" / name)
+        parts = (*wan.ENCODERS, *wan.FOLDERS.values())
+        cls.models = {
+            "qwen_image": dict(plugin="qwen_image", model_paths=json.dumps([str(cls.root / "qwen")])),
+            "lumina2": dict(plugin="lumina2", model_paths=json.dumps([str(lumina2_models.get().model)])),
+            "wan": dict(plugin=wan.PLUGIN, model_paths=json.dumps([str(cls.root / "wan" / part) for part in parts])),
+        }
+        write_dataset(cls.root / "data", count=7, sizes=((64, 64), (64, 32)))
+        (cls.root / "walk").mkdir()
+        for i in range(12):
+            wan.frame(i).save(cls.root / "walk" / f"{i}.png")
+        wan.frame(3).save(cls.root / "still.png")
+        (cls.root / "clips.csv").write_text("video,image,prompt\nwalk,,a walk\n,still.png,a stand\n")
+
+    @staticmethod
+    def launched(ranks, line):
+        return line if ranks == 1 else [line[0], "launch", "--nproc_per_node", str(ranks), "--", *line[1:]]
+
+    def make(self, ranks, family, code=0, **flags):
+        """The files of a picture or a clip, and what was said."""
+        size = dict(num_frames=9, height=32, width=48, output="frame_%02d.png") if family == "wan" else dict(
+            height=80, width=112, output="out.png")
+        defaults = dict(prompt="a red circle on a table", negative_prompt="grey", cfg_scale=4, num_inference_steps=3,
+                        seed=5, device="cpu", dtype="float32", threads=1)
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.root))
+        line = program.command("generate", **{**defaults, **size, **self.models[family], **flags})
+        said = program.run_line(self.launched(ranks, line), code=code, cwd=folder).stderr
+        return sorted(folder.glob("*.png")), said
+
+    def assert_alike(self, ours, theirs):
+        """Equal but for rounding: in float32, and then to whole numbers of 0 to 255."""
+        self.assertTrue(ours)
+        self.assertEqual([path.name for path in ours], [path.name for path in theirs])
+        for one, other in zip(ours, theirs):
+            difference = np.abs(values(one) - values(other))
+            self.assertLessEqual(difference.max(), 1)
+            self.assertLess(np.count_nonzero(difference), 1e-3 * difference.size)
+
+    def test_pictures_of_two_and_four_ranks_are_those_of_one(self):
+        for family, sizes in (("qwen_image", (2, 4)), ("lumina2", (2,)), ("wan", (2,))):
+            alone, _ = self.make(1, family)
+            for ranks in sizes:
+                with self.subTest(family=family, ranks=ranks):
+                    self.assert_alike(alone, self.make(ranks, family, sequence_parallel=ranks)[0])
+            self.assertFalse(np.array_equal(values(alone[0]), values(self.make(1, family, seed=6)[0][0])))
+
+    def test_samples_of_a_batch_are_shared_out_together(self):
+        flags = dict(num_images=3, batch_size=3)
+        self.assert_alike(self.make(1, "qwen_image", **flags)[0],
+                          self.make(2, "qwen_image", sequence_parallel=2, **flags)[0])
+
+    def test_halves_of_guidance_are_sequences(self):
+        self.assert_alike(self.make(1, "qwen_image")[0],
+                          self.make(4, "qwen_image", sequence_parallel=2, cfg_parallel=True)[0])
+
+    def test_ranks_that_do_not_divide_the_heads_are_refused(self):
+        _, said = self.make(3, "qwen_image", code=2, sequence_parallel=3)
+        self.assertIn("--sequence_parallel: 3 processes do not divide the 4 key heads of dit; use one of 1, 2, 4", said)
+        _, said = self.make(4, "lumina2", code=2, sequence_parallel=4)
+        self.assertIn("2 key heads of dit; use one of 1, 2", said)
+        _, said = self.make(2, "qwen_image", code=2, sequence_parallel=4)
+        self.assertIn("--sequence_parallel: 4 processes make a picture, and there are 2", said)
+
+    def train(self, ranks, family, name, code=0, **flags):
+        run = self.root / f"{name}_{family}_{ranks}"
+        data = dict(dataset_base_path=self.root / "data", dataset_metadata_path=self.root / "data/metadata.csv",
+                    max_pixels=64 * 64)
+        if family == "wan":
+            data = dict(dataset_base_path=self.root, dataset_metadata_path=self.root / "clips.csv", num_frames=5,
+                        height=16, width=32)
+        defaults = dict(device="cpu", dtype="float32", learning_rate=1e-3, adam_epsilon=1e-3, max_train_steps=10,
+                        save_steps=10, num_epochs=99, threads=1, global_batch_size=2, enable_csv_log=True,
+                        cache_path=self.root / f"cache_{family}", output_path=run)
+        line = program.command("train", **{**defaults, **data, **self.models[family], **flags})
+        self.said = program.run_line(self.launched(ranks, line), code=code).stderr
+        return run
+
+    def assert_learnt_alike(self, alone, run):
+        """Losses within 1e-6, trained values within 1e-6 of each tensor's largest."""
+        ours, theirs = state_of(alone, 10), state_of(run, 10)
+        trained = [name for name in ours if name[0] == "trained.safetensors"]
+        self.assertTrue(trained)
+        for name in trained:
+            one, other = (np.frombuffer(tensor[2], np.float32) for tensor in (ours[name], theirs[name]))
+            self.assertLessEqual(np.abs(one - other).max(), 1e-6 * (np.abs(one).max() or 1), name)
+        one, other = losses(alone), losses(run)
+        self.assertEqual(list(one), list(other))
+        for number, loss in one.items():
+            self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
+
+    def test_sequences_of_two_and_four_learn_what_one_process_does(self):
+        whole = dict(trainable_models="dit")
+        cases = [("qwen_image", "whole", whole, ((2, 2), (4, 4), (4, 2))),
+                 ("qwen_image", "lora", dict(lora_base_model="dit", lora_rank=4), ((2, 2),)),
+                 ("qwen_image", "again", dict(whole, use_gradient_checkpointing=True), ((2, 2),)),
+                 ("lumina2", "whole", whole, ((2, 2),)),
+                 ("wan", "whole", dict(trainable_models="dit,dit2"), ((2, 2),))]
+        for family, name, flags, layouts in cases:
+            alone = self.train(1, family, name, **flags)
+            for ranks, size in layouts:
+                with self.subTest(family=family, name=name, ranks=ranks, size=size):
+                    run = self.train(ranks, family, f"{name}_by_{size}", sequence_parallel=size, **flags)
+                    self.assert_learnt_alike(alone, run)
+
+    def test_what_cannot_be_trained_so_is_refused(self):
+        flags = dict(trainable_models="dit")
+        self.train(2, "qwen_image", "no", code=2, sequence_parallel=2, activation_memory_budget="auto", **flags)
+        self.assertIn("--activation_memory_budget: each process would choose for itself", self.said)
+        self.train(3, "qwen_image", "no", code=2, sequence_parallel=2, **flags)
+        self.assertIn("--sequence_parallel: 2 processes compute a batch, and there are 3", self.said)
+        self.train(3, "qwen_image", "no", code=2, sequence_parallel=3, **flags)
+        self.assertIn("3 processes do not divide the 4 key heads of dit", self.said)
+
+
+if __name__ == "__main__":
+    unittest.main()
