@@ -7,8 +7,8 @@
 
 #include "atelier/error.h"
 
-#include "host/distributed/slab_group.h"
 #include "host/distributed/sequence.h"
+#include "host/distributed/slab_group.h"
 #include "host/files/safetensors_writer.h"
 #include "host/model/memory_holders.h"
 #include "host/model/stages.h"

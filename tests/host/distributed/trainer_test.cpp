@@ -298,8 +298,8 @@ TEST_CASE("A checkpoint of which one rank cannot write its part is left out by a
   }
   ranks.group->part();
   if (!ranks.is_first()) return;
-  CHECK_THAT(ranks.said(), Catch::Contains("not saved: rank 1") &&
-                               Catch::Contains("No space left on device"));
+  CHECK_THAT(ranks.said(),
+             Catch::Contains("not saved: rank 1") && Catch::Contains("No space left on device"));
   CHECK(ranks.newest("run").step == 6);
   const fs::path checkpoints = fs::path(ranks.folder / "run") / "checkpoints";
   CHECK_FALSE(fs::exists(checkpoints / "step-00000002"));

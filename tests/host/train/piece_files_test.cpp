@@ -65,8 +65,7 @@ TEST_CASE("What some processes saved is read by any number", "[pieces]") {
     for (const int readers : {2, 3, 20}) {
       for (int index = 0; index < readers; ++index) {
         const Part part(index, readers);
-        CHECK(same(read_part(saved, "optimizer", part.state, part.pieces, part.owner),
-                         part.state));
+        CHECK(same(read_part(saved, "optimizer", part.state, part.pieces, part.owner), part.state));
       }
     }
   }
@@ -82,9 +81,9 @@ TEST_CASE("What is missing, unexpected or of another size is seen by who reads",
   CHECK_FALSE(read.contains("q"));
   CHECK(read.contains("p.step"));
   part.pieces["p.exp_avg"].whole_sizes = {3, 6};
-  CHECK(read_part(saved, "optimizer", part.state, part.pieces, part.owner)
-            .at("p.exp_avg")
-            .numel() == kNumbers);
+  CHECK(
+      read_part(saved, "optimizer", part.state, part.pieces, part.owner).at("p.exp_avg").numel() ==
+      kNumbers);
 }
 
 TEST_CASE("One of the processes that read finds a damaged file", "[pieces]") {
@@ -96,9 +95,9 @@ TEST_CASE("One of the processes that read finds a damaged file", "[pieces]") {
   test::write_bytes(path, bytes);
   const Part first(0, 2), second(1, 2);
   read_part(saved, "optimizer", first.state, first.pieces, first.owner);
-  test::expect_error(
-      ErrorCode::kDataLoss, {"optimizer-00004", "its contents are not those"},
-      [&] { read_part(saved, "optimizer", second.state, second.pieces, second.owner); });
+  test::expect_error(ErrorCode::kDataLoss, {"optimizer-00004", "its contents are not those"}, [&] {
+    read_part(saved, "optimizer", second.state, second.pieces, second.owner);
+  });
 }
 
 TEST_CASE("One copy of each piece is written, and what is empty is not", "[pieces]") {
