@@ -71,9 +71,8 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
                      " processes compute a batch, and there are " + std::to_string(group.size()),
                  "start a multiple of " + std::to_string(ranks_of_batch));
   train::share_batch(request.config, std::max(1, group.size() / ranks_of_batch), problems);
-  if (request.config.shards.stage == 3)
-    request.config.model.placement.denoiser_parts = group.size();
   train::check_shards(request.config, group.ranks(), problems);
+  request.config.model.placement.denoiser_parts = train::block_ranks(request.config, group.ranks());
   train::check_output_folder(request.config, problems);
   progress::Options shown = progress::stderr_options(request.config.log.quiet);
   if (!group.is_first()) shown.quiet = true;

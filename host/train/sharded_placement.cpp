@@ -248,18 +248,18 @@ void ShardedPlacement::adopt() {
 }  // namespace
 
 int shard_ranks(const Config& config, const distributed::Ranks& ranks) {
-  if (config.shards.stage == 0 || ranks.is_alone()) return 1;
-  return group_size(config.shards.group, ranks);
+  const bool is_shared = config.shards.stage == 1 || config.shards.stage == 2;
+  return is_shared && !ranks.is_alone() ? group_size(config.shards.group, ranks) : 1;
+}
+
+int block_ranks(const Config& config, const distributed::Ranks& ranks) {
+  const bool is_divided = config.shards.stage == 3 && !ranks.is_alone();
+  return is_divided ? std::max(1, group_size(config.shards.group, ranks)) : 1;
 }
 
 void check_shards(const Config& config, const distributed::Ranks& ranks,
                   report::Problems& problems) {
   const ShardSettings& shards = config.shards;
-  if (shards.stage == 3) {
-    problems.add("--zero_stage 3: weights are not shared out among processes", "use --zero_stage 2",
-                 ErrorCode::kUnsupported);
-    return;
-  }
   const int size = group_size(shards.group, ranks);
   const bool is_shared = shards.stage > 0 && !ranks.is_alone();
   if (size == 0 || (is_shared && ranks.size % size != 0))

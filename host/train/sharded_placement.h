@@ -12,6 +12,8 @@ namespace atelier::train {
 
 // How many ranks share one whole, as --zero_stage and --zero_group say; 1: nothing is shared out.
 int shard_ranks(const Config& config, const distributed::Ranks& ranks);
+// How many have the blocks of the denoisers among them (stage 3); 1: each has them whole.
+int block_ranks(const Config& config, const distributed::Ranks& ranks);
 
 // What cannot be shared out among these ranks becomes a problem.
 void check_shards(const Config& config, const distributed::Ranks& ranks,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <numeric>
 
 #include "atelier/error.h"
 
@@ -115,9 +114,11 @@ class TrainingRun {
 
   // Blocks are gathered by a group of their own, beside what else is exchanged.
   void meet_peers() {
-    std::vector<int> all(static_cast<size_t>(group_->size()));
-    std::iota(all.begin(), all.end(), 0);
-    blocks_ = group_->among({all}, "blocks");
+    const int parts = config_.model.placement.denoiser_parts;
+    std::vector<std::vector<int>> groups(static_cast<size_t>(group_->size() / parts));
+    for (int rank = 0; rank < group_->size(); ++rank)
+      groups[static_cast<size_t>(rank / parts)].push_back(rank);
+    blocks_ = group_->among(groups, "blocks");
     model_.meet(distributed::divide_slabs(blocks_));
   }
 

@@ -96,6 +96,11 @@ class DividedTest(unittest.TestCase):
                 divided = self.train(ranks, f"divided_{ranks}", **LORA)
                 self.assert_same(whole, divided, 10)
 
+    def test_two_groups_have_a_model_each(self):
+        whole = self.train(4, "whole", **{**LORA, "zero_stage": 0})
+        self.assert_same(whole, self.train(4, "in_pairs", zero_group=2, **LORA), 10)
+        self.assertIn(f"{BLOCKS} blocks are divided among 2 processes", self.said)
+
     def test_a_run_goes_on_with_another_number_of_ranks(self):
         whole = self.train(4, "whole", **LORA)
         for ranks, steps in ((4, 4), (1, 7), (2, 10)):
