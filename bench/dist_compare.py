@@ -21,14 +21,15 @@ import time
 import diffusers_compare as base
 import train_compare as training
 
-# Of a mode: the flags of `atelier train`, and the bytes that all ranks together send in a step, of
-# what is trained (t), what its values are (v) and what is frozen (f), in bytes, by W ranks.
+# Of a mode: what is trained with it, the flags of `atelier train`, and the bytes that all ranks
+# together send in a step: of what is trained (t), of its values (v) and of the frozen blocks (f),
+# by W ranks. With one place for blocks, the last one of each pass over them is still there.
 MODES = {
-    "ddp": ({"zero_stage": 0}, lambda W, t, v, f: 2 * (W - 1) * t),
-    "zero1": ({"zero_stage": 1}, lambda W, t, v, f: (W - 1) * (t + v)),
-    "zero2": ({"zero_stage": 2}, lambda W, t, v, f: (W - 1) * (t + v)),
-    "zero3": ({"zero_stage": 3}, lambda W, t, v, f: (W - 1) *
-              (t + 2 * v if f == 0 else 2 * t + 2 * f)),
+    "ddp": (("lora", "full"), {"zero_stage": 0}, lambda W, t, v, f, last: 2 * (W - 1) * t),
+    "zero1": (("full",), {"zero_stage": 1}, lambda W, t, v, f, last: (W - 1) * (t + v)),
+    "zero2": (("full",), {"zero_stage": 2}, lambda W, t, v, f, last: (W - 1) * (t + v)),
+    "zero3": (("lora",), {"zero_stage": 3, "prefetch": 0},
+              lambda W, t, v, f, last: (W - 1) * (2 * t + 2 * (f - last))),
 }
 # PyTorch's way to do the same.
 TORCH = {"ddp": "ddp", "zero3": "fsdp2"}
@@ -161,28 +162,28 @@ def is_there(mode):
     words = [base.PROGRAM, "train", "--help"]
     told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     line = next(line for line in told.splitlines() if line.strip().startswith("--zero_stage"))
-    return str(MODES[mode][0]["zero_stage"]) in line.split()[1].split("|")
+    return str(MODES[mode][1]["zero_stage"]) in line.split()[1].split("|")
 
 # --- rows ---
 
 
 def trained_bytes(family, folder, what):
-    """Of what is trained, of its values, and of what is frozen in blocks, in float32."""
+    """Of what is trained, of its values, of frozen blocks and of one of them, in float32."""
     transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
-    all_of_it = sum(p.numel() for p in transformer.parameters())
     if what == "full":
-        return 4 * all_of_it, 4 * all_of_it, 0
-    in_blocks = sum(p.numel() for p in transformer.transformer_blocks.parameters())
+        trained = 4 * sum(p.numel() for p in transformer.parameters())
+        return trained, trained, 0, 0
+    blocks = 4 * sum(p.numel() for p in transformer.transformer_blocks.parameters())
     from safetensors import safe_open
     with safe_open(folder / "start_own_names.safetensors", "pt") as file:
-        factors = sum(file.get_tensor(name).numel() for name in file.keys())
-    return 4 * factors, 4 * factors, 4 * in_blocks
+        factors = 4 * sum(file.get_tensor(name).numel() for name in file.keys())
+    return factors, factors, blocks, blocks // len(transformer.transformer_blocks)
 
 
 def compare(options, model_name, what, mode):
     family, steps = training.TRAINED[options.family], options.steps or training.STEPS[model_name]
     folder = training.prepare(options, family, model_name)
-    flags, formula = MODES[mode]
+    _, flags, formula = MODES[mode]
     row = {"model": model_name, "what": what, "mode": mode}
     row["table_bytes"] = formula(options.ranks, *trained_bytes(family, folder, what))
     _, of_one = a_step(options, folder, what, 1, {}, steps)
@@ -285,7 +286,7 @@ def main():
     rows = []
     for mode in options.mode or filter(is_there, MODES):
         for model_name in options.model or training.STEPS:
-            for what in options.what:
+            for what in filter(options.what.__contains__, MODES[mode][0]):
                 print(f"{model_name}, {what}, {mode}", file=sys.stderr)
                 rows.append(compare(options, model_name, what, mode))
                 if options.json:
