@@ -307,8 +307,6 @@ constexpr CompatFlag kFlags[] = {
     {"processor_path", kStudio, true, kIdle, "the numbers of processors are built in",
      "use tokenizer_path", "--tokenizer_path"},
     {"audio_processor_path", kStudio, true, kIdle, "no input is sound", "no input is sound", ""},
-    {"zero_cond_t", kStudio, false, kIdle, "models that need it say so, or --model_hints does",
-     "models that need it say so", ""},
     {"framewise_decoding", kStudio, false, kLost, "no family has models that are trained so",
      "models that need it are not there", ""},
     {"initialize_model_on_cpu", kStudio, false, kIdle,

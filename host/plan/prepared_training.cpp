@@ -381,6 +381,12 @@ class Preparation {
         base.width = size->width;
       }
     });
+    for (const InputSpec& input : family_.inputs()) {
+      const auto said = config_.dataset.texts_of_all.find(input.name);
+      if (input.kind == InputKind::kFlag && input.use == InputUse::kBoth &&
+          said != config_.dataset.texts_of_all.end())
+        base.family_inputs[said->first] = inputs::parse_value(input, said->second);
+    }
     const size_t before = problems_.size();
     problems_.collect([&] {
       if (run_.model) generate::fill_target(base, *run_.model);

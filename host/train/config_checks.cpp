@@ -248,6 +248,10 @@ std::vector<std::string> note_idle_flags(const Config& config, const flags::Pars
     if (!has_effect && flags.is_given(flag))
       notes.push_back(flags.place(flag) + " has no effect without " + without);
   };
+  if (config.dataset.dataset_base_path.empty()) {
+    for (const auto& [name, value] : config.dataset.texts_of_all)
+      notes.push_back(flags.place(name) + " does not change samples that a cache has");
+  }
   const TimestepSampling sampling = config.timesteps.sampling;
   idle(sampling == kLogitNormal, "logit_mean", "--timestep_sampling logit_normal");
   idle(sampling == kLogitNormal, "logit_std", "--timestep_sampling logit_normal");

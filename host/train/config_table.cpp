@@ -90,18 +90,20 @@ void add_distributed(Table& table, Config& c) {
           between(0, 86'400));
 }
 
-// Optional texts that the family is trained with: what rows have that give none.
-void add_texts(Table& table, data::DatasetOptions& d, const ModelFamily* family) {
+// Optional texts and switches that the family is trained with: what rows have that give none.
+void add_values(Table& table, data::DatasetOptions& d, const ModelFamily* family) {
   if (family == nullptr) return;
   for (const InputSpec& input : family->inputs()) {
-    if (input.use == InputUse::kGenerate || input.kind != InputKind::kText || input.required)
-      continue;
+    const bool is_switch = input.kind == InputKind::kFlag;
+    if (input.use == InputUse::kGenerate || input.required) continue;
+    if (input.kind != InputKind::kText && !is_switch) continue;
     const std::string name(input.name);
-    table.add(
-        {.name = name, .help = "of rows that have no such column: " + std::string(input.help)},
-        [&d, name](const ParsedFlags& flags) {
-          if (const auto text = flags.find_text(name)) d.texts_of_all.emplace(name, *text);
-        });
+    table.add({.name = name,
+               .kind = is_switch ? FlagKind::kFlag : FlagKind::kText,
+               .help = "of rows that have no such column: " + std::string(input.help)},
+              [&d, name](const ParsedFlags& flags) {
+                if (const auto text = flags.find_text(name)) d.texts_of_all.emplace(name, *text);
+              });
   }
 }
 
@@ -130,7 +132,7 @@ void add_dataset(Table& table, Config& c, const ModelFamily* family) {
               "full: every file is decoded beforehand")
       .text("cache_path", c.cache_path, "folder of encoded samples; OUTPUT_PATH/cache when empty",
             "FOLDER");
-  add_texts(table, d, family);
+  add_values(table, d, family);
 }
 
 void add_size(Table& table, data::DatasetOptions& d) {

@@ -198,7 +198,10 @@ Dit::Dit(const DitConfig& c)
       proj_out_(this, "proj_out", c.width, c.channels * kPatch * kPatch),
       levels_(time_channels, time_in_, time_out_, norm_out_) {
   for (int64_t i = 0; i < kMaxReferences; ++i) reference_names_.push_back(reference_name(i));
-  entries_ = {{.width = c.text_width}, {.name = kStretchedPlaces}};
+  entries_ = {{.width = c.text_width},
+              {.name = kStretchedPlaces},
+              {.name = kCleanPictures},
+              {.name = kNoisyPictures}};
   for (const std::string& name : reference_names_) entries_.push_back({.name = name});
   for (int64_t i = 0; i < c.layers; ++i) {
     blocks_.push_back(std::make_unique<DitBlock>(this, "transformer_blocks." + std::to_string(i), c,
@@ -300,6 +303,18 @@ struct References {
   std::vector<int64_t> lengths;
 };
 
+// The noise level of each sample's references: 0 where they are clean, and the image's where they
+// are not. None where all have the image's.
+std::optional<at::Tensor> levels_of_references(std::span<const atelier::Conditioning* const> cond,
+                                               bool are_clean, const at::Tensor& sigma_B) {
+  std::vector<float> kept;
+  for (const atelier::Conditioning* one : cond)
+    kept.push_back(one->contains(kNoisyPictures) || (!are_clean && !one->contains(kCleanPictures)));
+  if (std::ranges::count(kept, 1.0F) == std::ssize(kept)) return std::nullopt;
+  if (std::ranges::count(kept, 0.0F) == std::ssize(kept)) return at::zeros_like(sigma_B);
+  return sigma_B * at::tensor(kept).to(sigma_B.device());
+}
+
 References references_of(std::span<const atelier::Conditioning* const> cond,
                          const std::vector<int64_t>& texts, const at::TensorOptions& options) {
   References result;
@@ -333,9 +348,10 @@ at::Tensor Dit::denoise(const atelier::DenoiseInputs& in, atelier::BlockRunner& 
                                  [&] { return make_rope(H, W, references.samples, x.device()); });
   const auto level = levels_.step(in.sigma_B, dtype, in.level);
   std::optional<atelier::nn::NoiseLevels::Step> clean;
-  if (has_references && config_.clean_references)
-    clean = levels_.step(at::zeros_like(in.sigma_B), dtype,
-                         in.level ? std::optional(clean_level_) : std::nullopt);
+  const auto of_references = levels_of_references(in.cond, config_.clean_references, in.sigma_B);
+  if (has_references && of_references)
+    clean =
+        levels_.step(*of_references, dtype, in.level ? std::optional(clean_level_) : std::nullopt);
 
   at::Tensor rows = own_rows.take(to_rows(x));
   if (has_references) {

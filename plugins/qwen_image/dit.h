@@ -19,11 +19,13 @@ namespace qwen_image {
 class DitBlock;
 
 // Entries of a conditioning: the latents of the references, [C, 1, H, W] of any size, from number 0
-// on, and whether references take their places from the image's, as if they were stretched to its
-// size.
+// on; whether references take their places from the image's, as if they were stretched to its
+// size; and whether they are modulated as clean ones or at the image's level, where it is not as
+// DitConfig says.
 inline constexpr int64_t kMaxReferences = 10;
 std::string reference_name(int64_t number);
-inline constexpr const char* kStretchedPlaces = "stretched_places";
+inline constexpr const char *kStretchedPlaces = "stretched_places",
+                            *kCleanPictures = "clean_pictures", *kNoisyPictures = "noisy_pictures";
 
 // Rows of one sample beside those of the image.
 struct SampleRows {

@@ -145,7 +145,6 @@ constexpr InputSpec kInputs[] = {
      .fit = atelier::InputFit::kAsIs},
     {.name = "edit_image_auto_resize",
      .kind = InputKind::kFlag,
-     .use = InputUse::kGenerate,
      .variants = kEditVariants,
      .help = "off: pictures keep their size, and are not brought to 1024 x 1024 pixels"},
     {.name = "edit_rope_interpolation",
@@ -153,6 +152,11 @@ constexpr InputSpec kInputs[] = {
      .use = InputUse::kGenerate,
      .variants = kEditVariants,
      .help = "places in the pictures are those of the image, for LoRAs that enlarge"},
+    {.name = "zero_cond_t",
+     .kind = InputKind::kFlag,
+     .variants = kEditVariants,
+     .help = "pictures are clean at every noise level; false: as noisy as the image; else as the "
+             "model says"},
     {.name = "input_image",
      .kind = InputKind::kImage,
      .use = InputUse::kGenerate,
@@ -163,7 +167,7 @@ constexpr InputSpec kInputs[] = {
 constexpr std::string_view kTextComponents[] = {"tokenizer", "text_encoder", "vision_tower"};
 constexpr std::string_view kTextInputs[] = {"prompt", "edit_image", "edit_image_auto_resize"};
 constexpr std::string_view kReferencesInputs[] = {"edit_image", "edit_image_auto_resize",
-                                                  "edit_rope_interpolation"};
+                                                  "edit_rope_interpolation", "zero_cond_t"};
 constexpr std::string_view kLatentsComponents[] = {"vae"};
 constexpr std::string_view kLatentsInputs[] = {"image"};
 
@@ -182,13 +186,21 @@ constexpr SigmaShift kDynamicShift = {.kind = SigmaShift::Kind::kByTokens,
                                       .base_tokens = 256,
                                       .max_tokens = 8192};
 
+constexpr ScheduleDefaults published(std::string_view variants, int steps, std::string_view help) {
+  return {.name = "default",
+          .variants = variants,
+          .num_inference_steps = steps,
+          .cfg_scale = 4.0,
+          .shift = kDynamicShift,
+          .terminal_sigma = 0.02,
+          .help = help};
+}
+
 constexpr ScheduleDefaults kSchedules[] = {
-    {.name = "default",
-     .num_inference_steps = 50,
-     .cfg_scale = 4.0,
-     .shift = kDynamicShift,
-     .terminal_sigma = 0.02,
-     .help = "Qwen-Image and Qwen-Image-2512"},
+    published("qwen-image", 50, "Qwen-Image"),
+    published("qwen-image-edit-25*", 40, "Qwen-Image-Edit-2509 and -2511"),
+    published("firered-*", 40, "FireRed-Image-Edit"),
+    published("*", 50, "Qwen-Image-2512 and Qwen-Image-Edit"),
     {.name = "lightning",
      .num_inference_steps = 4,
      .cfg_scale = 1.0,

@@ -118,23 +118,37 @@ atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
   const int64_t skip = prompts().skip();
   // The template's end goes first.
   cut_to_limit(ids, text_length(in));
-  const at::Tensor hidden =
-      pictures.empty()
-          ? encode_ids("text_encoder", ids, runner)
-          : read_with_pictures(std::move(ids), patches_of(pictures, rules_of(in.values)), runner);
+  at::Tensor hidden;
+  if (pictures.empty()) {
+    hidden = encode_ids("text_encoder", ids, runner);
+  } else {
+    const Patches patches = patches_of(pictures, rules_of(in.values));
+    const at::Tensor rows = see(patches, in.is_negative, runner);
+    hidden = read_with_pictures(std::move(ids), patches.grids, rows, runner);
+  }
   return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, hidden.size(0) - skip).clone()}};
 }
 
-at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids, const Patches& patches,
-                                         atelier::BlockRunner& runner) {
-  const at::Tensor rows =
+at::Tensor QwenImage::see(const Patches& patches, bool is_negative, atelier::BlockRunner& runner) {
+  if (is_negative && seen_ && seen_->patches.grids == patches.grids &&
+      at::equal(seen_->patches.values, patches.values))
+    return seen_->rows;
+  seen_.reset();
+  at::Tensor rows =
       loaded<VisionTower>(kVisionTower).forward(patches.values, patches.grids, runner);
+  if (!at::GradMode::is_enabled() && !patches.values.is_meta()) seen_ = {patches, rows};
+  return rows;
+}
+
+at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
+                                         const std::vector<PatchGrid>& grids,
+                                         const at::Tensor& rows, atelier::BlockRunner& runner) {
   std::vector<int64_t> counts;
-  for (const PatchGrid& grid : patches.grids) counts.push_back(grid.tokens());
+  for (const PatchGrid& grid : grids) counts.push_back(grid.tokens());
   const std::vector<int64_t> starts =
       spread_pictures(ids, *tokenizer().id("<|image_pad|>"), counts);
   return loaded<TextEncoder>("text_encoder")
-      .forward(at::tensor(ids, at::kLong), picture_rows(starts, patches.grids), rows, runner);
+      .forward(at::tensor(ids, at::kLong), picture_rows(starts, grids), rows, runner);
 }
 
 atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& in,
@@ -147,6 +161,8 @@ atelier::Conditioning QwenImage::encode_references(const atelier::EncodeInputs& 
   }
   if (is_set(in.values, "edit_rope_interpolation", false))
     cond.emplace(kStretchedPlaces, at::ones({1}, at::kFloat));
+  if (const bool* is_clean = atelier::find_input<bool>(in.values, "zero_cond_t"))
+    cond.emplace(*is_clean ? kCleanPictures : kNoisyPictures, at::ones({1}, at::kFloat));
   return cond;
 }
 
@@ -157,9 +173,10 @@ atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) cons
 
 void QwenImage::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                                atelier::BlockRunner& runner) {
+  seen_.reset();
   auto& dit = loaded<Dit>(denoiser);
   std::vector<float> levels(sigmas.begin(), sigmas.end());
-  if (dit.has_clean_references()) levels.push_back(0.0f);
+  if (edits(variant_) || dit.has_clean_references()) levels.push_back(0.0f);
   ComponentModel::prepare_levels(denoiser, levels, runner);
   dit.set_clean_level(std::ssize(sigmas));
 }

@@ -25,13 +25,14 @@ class QwenImage final : public atelier::ComponentModel {
                               const atelier::MediaTarget& asked) const override;
 
   // Stage text gives "prompt_embeds": [L, text_width], in compute dtype. Stage references gives
-  // what reference_name() says, [C, 1, H, W] of each picture, and where it is asked for
-  // kStretchedPlaces.
+  // what reference_name() says, [C, 1, H, W] of each picture, and what is asked for of
+  // kStretchedPlaces, kCleanPictures and kNoisyPictures.
   atelier::Conditioning encode(const atelier::EncodeInputs& in,
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
 
-  // Beside the given levels, that of clean references is prepared where there are some.
+  // Beside the given levels, that of clean references is prepared where pictures are edited. What
+  // was seen for a prompt is forgotten.
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                       atelier::BlockRunner& runner) override;
 
@@ -52,13 +53,21 @@ class QwenImage final : public atelier::ComponentModel {
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_references(const atelier::EncodeInputs& in,
                                           atelier::BlockRunner& runner);
-  at::Tensor read_with_pictures(std::vector<int64_t> ids, const Patches& patches,
-                                atelier::BlockRunner& runner);
+  // The vision tower's rows. What it saw for a prompt is taken for the negative one.
+  at::Tensor see(const Patches& patches, bool is_negative, atelier::BlockRunner& runner);
+  at::Tensor read_with_pictures(std::vector<int64_t> ids, const std::vector<PatchGrid>& grids,
+                                const at::Tensor& rows, atelier::BlockRunner& runner);
   PictureRules rules_of(const atelier::Inputs& inputs) const;
   std::vector<at::Tensor> pictures_of(const atelier::Inputs& inputs) const;
 
   std::string variant_;  // of the denoiser, there or not; empty: nothing tells it
   std::optional<PromptTemplate> prompts_;
+  struct Seen {
+    Patches patches;
+    at::Tensor rows;
+  };
+  // Until denoising begins: later the tower may have other weights.
+  std::optional<Seen> seen_;
 };
 
 }  // namespace qwen_image

@@ -48,6 +48,7 @@ struct PatchGrid {
   int64_t token_rows() const { return rows / 2; }
   int64_t token_columns() const { return columns / 2; }
   int64_t tokens() const { return token_rows() * token_columns(); }
+  bool operator==(const PatchGrid&) const = default;
 };
 
 // Pictures as the vision tower reads them: [N, 3 * 2 * 14 * 14] float32, the four patches of a

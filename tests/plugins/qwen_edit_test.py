@@ -101,6 +101,23 @@ class EditGeneration(Edit):
         np.testing.assert_array_equal(clear, white)
         self.assertFalse(np.array_equal(still, white))
 
+    def test_pictures_are_clean_where_it_is_said(self):
+        def made(model, *said):
+            self.generate("a.png", model=model, more=("--height", 32, "--width", 48, "--edit_image_auto_resize", "false", *said))
+            return np.asarray(Image.open(self.folder / "out.png"))
+
+        noisy, clean = made("Qwen-Image-Edit-2509"), made("Qwen-Image-Edit-2511")
+        self.assertFalse(np.array_equal(noisy, clean))
+        np.testing.assert_array_equal(clean, made("Qwen-Image-Edit-2509", "--zero_cond_t"))
+        np.testing.assert_array_equal(noisy, made("Qwen-Image-Edit-2511", "--zero_cond_t", "false"))
+
+    def test_a_model_without_pictures_has_no_clean_ones(self):
+        said = self.generate(model="Qwen-Image", code=2, more=("--zero_cond_t",))
+        self.assertIn('the variant "qwen-image" does not take it', said)
+        for command in ("generate", "train"):
+            said = self.run_program(command, "--plugin", "lumina2", "--zero_cond_t", code=2).stderr
+            self.assertIn("--zero_cond_t is not known", said)
+
     def test_a_file_without_the_vision_tower_is_refused(self):
         blind = self.folder / "blind/Qwen-Image-Edit"
         shutil.copytree(self.folder / "tiny", blind)
@@ -181,6 +198,18 @@ class EditTraining(Edit):
         pictures = 11 * 16  # tokens of a picture of 64 x 48 that is shown at 448 x 308
         self.assertTrue(all(pictures < length < pictures + 40 for length in lengths[:2]), lengths)
         self.assertTrue(all(2 * pictures < length < 2 * pictures + 60 for length in lengths[2:]), lengths)
+
+    def test_pictures_are_clean_where_it_is_said(self):
+        def trained(output, model, *said):
+            self.run_program("train", *self.flags(output, model=model), *self.LORA, *said)
+            return tensors(self.folder / output / "step-2.safetensors")
+
+        noisy, clean = trained("noisy", "Qwen-Image-Edit-2509"), trained("clean", "Qwen-Image-Edit-2511")
+        self.assertNotEqual(noisy, clean)
+        self.assertEqual(clean, trained("made_clean", "Qwen-Image-Edit-2509", "--zero_cond_t"))
+        self.assertEqual(noisy, trained("made_noisy", "Qwen-Image-Edit-2511", "--zero_cond_t", "false"))
+        self.run_program("plan", "train", *self.flags("planned", model="Qwen-Image-Edit-2509"), *self.LORA, "--zero_cond_t",
+                         "--vram", "4000GiB", "--host_memory", "4000GiB", "--device_profile", "h200")
 
     def test_encoders_alone_fill_the_cache_that_is_trained_from(self):
         self.run_program("train", *self.flags("straight"), *self.LORA)

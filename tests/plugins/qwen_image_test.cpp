@@ -135,7 +135,7 @@ double relative_error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // A byte-level tokenizer without merges: one token a byte, and the template's marks.
-std::string write_tokenizer(const std::string& name, bool marks = true) {
+std::string write_tokenizer(const std::string& name, bool marks = true, bool pictures = false) {
   nlohmann::json vocabulary;
   int next = 0;
   for (int byte = 0; byte < 256; ++byte) {
@@ -149,8 +149,9 @@ std::string write_tokenizer(const std::string& name, bool marks = true) {
   }
   nlohmann::json added = nlohmann::json::array();
   int id = 256;
-  for (const char* content : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
-    if (!marks && id > 256) break;
+  for (const char* content : {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>",
+                              "<|image_pad|>", "<|vision_end|>"}) {
+    if ((!marks && id > 256) || (!pictures && id > 258)) break;
     added.push_back({{"id", id++},
                      {"content", content},
                      {"special", true},
@@ -497,6 +498,13 @@ TEST_CASE("The schedules give the published noise levels", "[schedule]") {
   CHECK(sigmas("lightning", 8, 1024)[7] == near(0.3f));
   CHECK(family().schedules()[0].cfg_scale == 4.0);
   CHECK(family().schedules()[0].num_inference_steps == 50);
+  const auto steps = [](const char* variant) {
+    return generate::find_schedule(family().schedules(), {}, variant).num_inference_steps;
+  };
+  for (const char* variant : {"qwen-image", "qwen-image-2512", "qwen-image-edit"})
+    CHECK(steps(variant) == 50);
+  for (const char* variant : {"qwen-image-edit-2509", "qwen-image-edit-2511", "firered-image-edit"})
+    CHECK(steps(variant) == 40);
 }
 
 TEST_CASE("A batch of prompts of different lengths equals its samples", "[dit]") {
@@ -548,7 +556,10 @@ TEST_CASE("A batch of other numbers and sizes of references equals its samples",
     const c10::NoGradGuard no_grad;
     DirectRunner runner;
     const at::Tensor x = at::randn({3, 16, 1, 6, 8}), sigma = at::rand({3});
-    const std::vector<Conditioning> cond = with_references(part);
+    std::vector<Conditioning> cond = with_references(part);
+    // One sample's references are not as the model says.
+    const char* said = clean ? "noisy_pictures" : "clean_pictures";
+    cond[1].emplace(said, at::ones({1}));
     std::vector<const Conditioning*> pointers;
     for (const Conditioning& c : cond) pointers.push_back(&c);
     const at::Tensor together = model->denoise({x, sigma, pointers}, runner);
@@ -568,6 +579,10 @@ TEST_CASE("A batch of other numbers and sizes of references equals its samples",
     turned = cond[2];
     turned.emplace("stretched_places", at::ones({1}));
     CHECK(relative_error(model->denoise({x, sigma, other}, runner)[2], together[2]) > 1e-4);
+    Conditioning unsaid = cond[1];
+    unsaid.erase(said);
+    const Conditioning* as_model[] = {pointers[0], &unsaid, pointers[2]};
+    CHECK(relative_error(model->denoise({x, sigma, as_model}, runner)[1], together[1]) > 1e-4);
   }
 }
 
@@ -968,4 +983,54 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   });
   std::filesystem::remove_all(folder);
   std::filesystem::remove_all(bare);
+}
+
+TEST_CASE("The vision tower sees pictures once for a prompt and its negative", "[text][edit]") {
+  const std::string folder = write_tokenizer("seen", /*marks=*/true, /*pictures=*/true);
+  std::vector<Detection> parts = {{.component = "vision_tower",
+                                   .spelling = "disk",
+                                   .config = {{"layers", int64_t{2}},
+                                              {"width", int64_t{32}},
+                                              {"heads", int64_t{2}},
+                                              {"mlp_width", int64_t{64}},
+                                              {"out_width", int64_t{48}},
+                                              {"window", int64_t{112}},
+                                              {"sees_all", Reals{0, 1}}}}};
+  for (Detection part : family().tiny_parts()) {
+    part.variant = "qwen-image-edit-2509";
+    if (part.component != "vae") parts.push_back(std::move(part));
+  }
+  at::manual_seed(7);
+  const auto model = family().make_model(parts, {.files = {{"tokenizer", folder}}});
+  for (const Detection& part : parts) fill(model->component(part.component));
+  const c10::NoGradGuard no_grad;
+  struct Counting final : BlockRunner {
+    Tensors run(Block& block, const Tensors& inputs) override {
+      ++blocks;
+      return direct.run(block, inputs);
+    }
+    DirectRunner direct;
+    int blocks = 0;
+  } runner;
+  const at::Tensor picture = at::rand({3, 32, 48}) * 2 - 1;
+  const auto encode = [&](bool is_negative, const at::Tensor& shown, int blocks) {
+    EncodeInputs in = test::prompt_inputs(is_negative ? "bad" : "good");
+    in.values.insert_or_assign("edit_image", std::vector<at::Tensor>{shown});
+    in.is_negative = is_negative;
+    runner.blocks = 0;
+    at::Tensor embeds = model->encode(in, runner).at("prompt_embeds");
+    CHECK(runner.blocks == blocks);
+    return embeds;
+  };
+  const auto denoise = [&] { model->prepare_levels("dit", std::vector<float>{1.0F}, runner); };
+  const at::Tensor alone = encode(true, picture, 4);
+  denoise();
+  encode(false, picture, 4);
+  CHECK(at::equal(encode(true, picture.clone(), 2), alone));
+  CHECK_FALSE(at::equal(encode(true, picture.flip({2}), 4), alone));
+  encode(false, picture, 4);
+  encode(false, picture, 4);
+  denoise();
+  CHECK(at::equal(encode(true, picture, 4), alone));
+  std::filesystem::remove_all(folder);
 }
