@@ -150,6 +150,7 @@ std::shared_ptr<TransferDevice> BlockStream::use_transfer() {
 
 std::shared_ptr<void> BlockStream::keep(Slot& slot, bool runs) {
   ++slot.holds;
+  slot.is_claimed = true;
   slot.last_held = ++holds_;
   return {&slot, [stream = shared_from_this(), runs](Slot* held) { stream->release(*held, runs); }};
 }
@@ -310,13 +311,14 @@ bool BlockStream::is_awaited() {
 
 void BlockStream::load(Slot& slot, int64_t block) {
   const Source& source = sources_[block];
-  if (peers_) transfer_->wait(slot.arrived);  // that nobody asked for: gathers have no order
+  if (peers_ && !slot.is_claimed) transfer_->wait(slot.arrived);  // gathers have no order
   if (!slot.memory.defined()) {
     take_memory(slot);
     slot.free_after = transfer_->computed();
   }
   slot.block = block;
   slot.is_queued = false;
+  slot.is_claimed = false;
   slot.arrived = {};
   slot.failure = nullptr;
   ++slot.load;

@@ -92,10 +92,11 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   struct Slot {
     at::Tensor memory;  // undefined: it is away
     int64_t bytes = 0;
-    int64_t owner = -1;      // the block that stays here; -1: others pass
-    int64_t block = -1;      // -1: none
-    int64_t load = 0;        // grows with each block that is to come here
-    bool is_queued = false;  // the copy, that is; `arrived` tells when it is done
+    int64_t owner = -1;       // the block that stays here; -1: others pass
+    int64_t block = -1;       // -1: none
+    int64_t load = 0;         // grows with each block that is to come here
+    bool is_queued = false;   // the copy, that is; `arrived` tells when it is done
+    bool is_claimed = false;  // somebody has waited for that, or does
     Ticket arrived;
     Ticket free_after;           // what was computed with the block before
     std::exception_ptr failure;  // why it does not come
