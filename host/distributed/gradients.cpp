@@ -91,8 +91,6 @@ void GradientSums::end_pass() {
 }
 
 void GradientSums::arrive(size_t place) {
-  // What is only tried out holds no more than a step does.
-  if (!is_open_ && sends_.each_pass) Tensor(leaves_[place]).mutable_grad() = Tensor();
   if (!is_sending_ || expected_[place] == 0) return;
   if (std::exchange(has_come_[place], 1) != 0)
     throw Error(ErrorCode::kInternal, "a leaf gets two gradients in one backward pass");
