@@ -222,7 +222,7 @@ class DistributedTrainTest(Runs):
         self.train(2, max_train_steps=1, save_steps=1, find_unused_parameters=True, **LORA)
         self.assertEqual(self.said.count("--find_unused_parameters has no effect"), 1, self.said)
 
-    def run_ranks(self, script):
+    def run_ranks(self, script, cache_path):
         """Two ranks that a script starts, "$@" being what one of them runs: the exit code and words of each."""
         path = self.dir / "start.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -230,7 +230,7 @@ class DistributedTrainTest(Runs):
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
-        words = self.line(1, cache_path="encoded", **LORA)
+        words = self.line(1, cache_path=cache_path, **LORA)
         processes = [subprocess.Popen([path, *words], stderr=subprocess.PIPE, text=True, cwd=self.dir,
                                       env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
                                            "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
@@ -239,17 +239,19 @@ class DistributedTrainTest(Runs):
         return [(process.returncode, text) for process, text in zip(processes, said)]
 
     def test_different_runs_are_refused_before_weights_are_read(self):
-        ranks = self.run_ranks('[ "$RANK" = 1 ] && set -- "$@" --seed 43; exec "$@"')
+        ranks = self.run_ranks('[ "$RANK" = 1 ] && set -- "$@" --seed 43; exec "$@"', cache_path="encoded")
         for rank, (code, said) in enumerate(ranks):  # rank 0 says it
             self.assertEqual(code, 2, said)
             self.assertEqual("--seed: 42, and 43 of rank 1" in said, rank == 0, said)
         self.assertFalse((self.dir / "run/config.toml").exists())
 
     def test_a_cache_that_each_process_has_to_itself_is_refused(self):
-        ranks = self.run_ranks('mkdir of_$RANK && cd of_$RANK && exec "$@"')
-        for rank, (code, said) in enumerate(ranks):
-            self.assertEqual(code, 3, said)
-            self.assertEqual("does not see in" in said and "give all ranks one --cache_path" in said, rank == 0, said)
+        # Of another name, and of one name that means another folder to each of them.
+        for cache_path, code, told in (("encoded", 2, "--cache_path: "), ("/proc/self/cwd/encoded", 3, "does not see in ")):
+            ranks = self.run_ranks('mkdir -p of_$RANK && cd of_$RANK && exec "$@"', cache_path)
+            for rank, (ended, said) in enumerate(ranks):
+                self.assertEqual(ended, code, said)
+                self.assertEqual(told in said, rank == 0, said)
         self.assertFalse((self.dir / "run/config.toml").exists())
 
 
