@@ -8,7 +8,7 @@ import unittest
 import program
 import wan_training_test as wan
 from train_cli_test import losses, state_of, tensors
-from train_test import FULL, LORA, Runs
+from train_test import FULL, LORA, Runs, floats
 
 SIMULATED = dict(device="simulated", optimize_on_cpu=True)
 
@@ -34,6 +34,25 @@ class ZeroTest(Runs):
     def line(self, ranks, name="run", **flags):
         flags.setdefault("cache_path", self.root / flags.get("dtype", "float32"))
         return super().line(ranks, name, **flags)
+
+    def assert_close(self, a, b, step=10):
+        """What is trained and what is saved of it, within 1e-6 of each tensor's largest, and the losses."""
+
+        def weights(run):
+            files = [run / f"checkpoints/step-{step:08d}/trained.safetensors",
+                     *sorted(run.glob(f"step-{step}*.safetensors"))]
+            return {(path.name, name): value for path in files for name, value in tensors(path).items()}
+
+        ours, theirs = weights(a), weights(b)
+        self.assertEqual(set(ours), set(theirs))
+        for name in ours:
+            one, other = floats(ours[name]), floats(theirs[name])
+            scale = max(map(abs, one)) or 1.0
+            self.assertLessEqual(max(abs(x - y) for x, y in zip(one, other)), 1e-6 * scale, name)
+        one, other = losses(a), losses(b)
+        self.assertEqual(list(one), list(other))
+        for number, loss in one.items():
+            self.assertLessEqual(abs(other[number] - loss), 1e-6 * loss, number)
 
     def assert_same_weights(self, a, b):
         files = [{path.name: tensors(path) for path in run.glob("*.safetensors")} for run in (a, b)]
@@ -83,7 +102,7 @@ class ZeroTest(Runs):
         self.train(2, "cut", max_train_steps=6, save_steps=6, **flags)
         cut = self.train(2, "cut", global_batch_size=None, max_train_steps=10, resume="latest", **flags)
         self.assertEqual(state_of(whole, 10), state_of(cut, 10))
-        self.assert_same_weights(whole, cut)
+        self.assertTrue(tensors(whole / "step-10.safetensors") == tensors(cut / "step-10.safetensors"))
         self.assertEqual(losses(whole), losses(cut))
 
     def test_a_run_goes_on_with_other_ranks_and_stages(self):
