@@ -495,7 +495,9 @@ TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
       for (size_t i = 0; i < wholes[g].parameters.size(); ++i) {
         const at::Tensor expected = wholes[g].parameters[i].leaf,
                          got = shared[g].parameters[i].leaf;
-        CHECK(is_exact ? at::equal(expected, got) : at::allclose(expected, got, 1e-2, 1e-6));
+        const bool is_same =
+            is_exact ? at::equal(expected, got) : at::allclose(expected, got, 1e-2, 1e-6);
+        CHECK(is_same);
       }
     }
     // Each value of the state is there once, in pieces.
