@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes model/, hatched/ and edit/ anew, from nothing but seeds.
+# Makes model/, hatched/, edit/ and recolor.safetensors anew, from nothing but seeds.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -7,7 +7,7 @@ usage() {
   cat <<'TEXT_END'
 usage: make.sh FOLDER
 
-  FOLDER  where everything goes: FOLDER/model, FOLDER/hatched, FOLDER/edit, and what they are made from
+  FOLDER  where everything goes: FOLDER/model, FOLDER/hatched, FOLDER/edit, FOLDER/recolor, and what they are made from
 
 PYTHON (default: python3) needs numpy, Pillow, torch, diffusers and safetensors; ATELIER is the program
 (default: build/release/bin/atelier). It can be interrupted and run again: what is done is not done twice.
@@ -58,3 +58,8 @@ once near_run train near near_run --learning_rate 1.2e-3 --lr_warmup_steps 100 -
 once refine "$python" "$here/train_vae.py" "$folder/vae" --refine --steps 1000 --seed 8
 once model "$python" "$here/make_model.py" "$folder/model" --vae "$folder/vae" \
   --denoiser "$folder/near_run/step-5000.safetensors" --seed 11
+once pairs "$python" "$here/pictures.py" "$folder/pairs" --count 4000 --seed 21 --edit
+once pairs2 "$python" "$here/pictures.py" "$folder/pairs2" --count 4000 --seed 22 --edit
+once pairs3 "$python" "$here/pictures.py" "$folder/pairs3" --count 6000 --seed 23 --edit
+once recolor "$python" "$here/recolor.py" train "$folder" "$folder/recolor" \
+  --program "$atelier" --model "$folder/model"

@@ -63,15 +63,15 @@ def curve(losses):
 def sheet(pictures, captions):
     """Pictures with their captions below them, COLUMNS in a row."""
     from PIL import Image, ImageDraw
-    side = pictures[0].width
+    width, height = pictures[0].size
     rows = math.ceil(len(pictures) / COLUMNS)
-    result = Image.new("RGB", (COLUMNS * (side + 8), rows * (side + CAPTION + 8)), "white")
+    result = Image.new("RGB", (COLUMNS * (width + 8), rows * (height + CAPTION + 8)), "white")
     pen = ImageDraw.Draw(result)
     for number, (picture, caption) in enumerate(zip(pictures, captions)):
-        left = (number % COLUMNS) * (side + 8) + 4
-        top = (number // COLUMNS) * (side + CAPTION + 8) + 4
+        left = (number % COLUMNS) * (width + 8) + 4
+        top = (number // COLUMNS) * (height + CAPTION + 8) + 4
         result.paste(picture, (left, top))
-        pen.multiline_text((left, top + side + 2), "\n".join(textwrap.wrap(caption, 22)),
+        pen.multiline_text((left, top + height + 2), "\n".join(textwrap.wrap(caption, 22)),
                            fill="black", spacing=1)
     return result
 
