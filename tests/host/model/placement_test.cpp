@@ -65,8 +65,8 @@ TEST_CASE("Denoisers are divided where they rest", "[placement]") {
   REQUIRE(problems.empty());
   REQUIRE(plans.size() == 2);
   const memory::ResidencyPlan &one = plans.at("dit"), &other = plans.at("dit2");
-  CHECK(one.blocks == Places(4, Place::kHost));
-  CHECK(other.blocks == Places(3, Place::kDevice));
+  CHECK((one.blocks == Places(4, Place::kHost)));
+  CHECK((other.blocks == Places(3, Place::kDevice)));
   for (const auto* plan : {&one, &other}) {
     CHECK(plan->parts == 4);
     CHECK(plan->prefetch == 1);
