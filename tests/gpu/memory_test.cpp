@@ -210,9 +210,8 @@ TEST_CASE("Codes that norms and GELU make are those of their rows", "[gpu][eight
         /*is_w8a8=*/true));
     // From the second time on, codes are made behind them.
     for (int repeat = 0; repeat < 3; ++repeat) {
-      for (const Tensor& made :
-           {ops::norm_modulate(x, a, b, rows),
-            ops::gate_residual_norm_modulate(x, y, c, a, b, rows).second, ops::gelu_tanh(x)})
+      const Tensor gated = std::get<1>(ops::gate_residual_norm_modulate(x, y, c, a, b, rows));
+      for (const Tensor& made : {ops::norm_modulate(x, a, b, rows), gated, ops::gelu_tanh(x)})
         CHECK(at::equal(ops::linear(made, weight), ops::linear(made.clone(), weight)));
     }
   }
