@@ -14,7 +14,7 @@ import numpy as np
 import program
 import published_sizes
 from PIL import Image
-from wan_scripts_test import published_shapes
+from wan_scripts_test import of_one_process, published_shapes
 
 CONFIG = "examples/qwen_image/model_training/full/accelerate_config_zero2offload.yaml"
 TARGETS = ("to_q,to_k,to_v,add_q_proj,add_k_proj,add_v_proj,to_out.0,to_add_out,img_mlp.net.2,img_mod.1,txt_mlp.net.2,"
@@ -95,6 +95,7 @@ class Scripts(unittest.TestCase):
         """Pastes a line, and plans what comes back."""
         answer = self.run_program(*line).stdout
         words = shlex.split(answer.replace("\\\n", " "))
+        words = of_one_process(words)
         self.assertEqual(["atelier", "train", "--plugin", "qwen_image"], words[:4])
         json_path = self.root / "plan.json"
         said = self.run_program("plan", *words[1:], "--vram", "4000GiB", "--host_memory", "4000GiB", "--device_profile",

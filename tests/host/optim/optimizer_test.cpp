@@ -501,9 +501,10 @@ TEST_CASE("Pieces of tensors move as the tensors do", "[optim]") {
       }
     }
     // Each value of the state is there once, in pieces.
+    const Pieces cuts = two[1]->pieces();
     for (const auto& [name, value] : one->state()) {
-      const auto cut = two[1]->pieces().find(name);
-      if (cut == two[1]->pieces().end()) continue;
+      const auto cut = cuts.find(name);
+      if (cut == cuts.end()) continue;
       const at::Tensor joined = at::cat({two[0]->state().at(name), two[1]->state().at(name)});
       CHECK(cut->second.begin == two[0]->state().at(name).numel());
       CHECK(joined.numel() == value.numel());

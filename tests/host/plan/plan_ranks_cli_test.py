@@ -65,7 +65,7 @@ class RanksPlanTest(plan_cli_test.PlanTest):
             self.assertLess(halved["device_bytes"], plain["device_bytes"])
             if ranks <= 16:  # of more, sums of small gradients take longer than half of computing
                 self.assertLess(halved["seconds"], 0.6 * plain["seconds"])
-        self.assertLess(plans[8]["rows"][""]["samples_per_second"] * 60, plans[512]["rows"][""]["samples_per_second"])
+        self.assertLess(plans[8]["rows"][""]["samples_per_second"] * 50, plans[512]["rows"][""]["samples_per_second"])
         self.assertIn("8 ranks: no flag (DDP): the fastest of what fits", table)
 
     def test_a_slow_network_is_waited_for(self):
