@@ -101,7 +101,7 @@ std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& optio
   state->members.resize(static_cast<size_t>(ranks.size));
   std::iota(state->members.begin(), state->members.end(), 0);
   if (!ranks.is_alone() && !options.transport)
-    state->run->peers = std::make_unique<Peers>(ranks, options.meeting);
+    state->run->peers = std::make_unique<Peers>(ranks, options.meeting, options.exchange);
   std::shared_ptr<Group> group(new Group(std::move(state)));
   group->open_gloo();
   return group;

@@ -30,12 +30,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-constexpr milliseconds kLook(200);               // between two looks at the store
-constexpr milliseconds kRollCall(1500);          // that ranks have to answer
-constexpr milliseconds kVerdict(3000);           // until a failure is explained
-constexpr milliseconds kEnd(1500);               // that the main thread has to end the process
-constexpr int kLooksOfSign = 5;                  // between two signs of life
-constexpr int kMissedSigns = 20;                 // after which a rank is lost
+constexpr milliseconds kLook(200);       // between two looks at the store
+constexpr milliseconds kRollCall(1500);  // that ranks have to answer
+constexpr milliseconds kVerdict(3000);   // until a failure is explained
+constexpr milliseconds kEnd(1500);       // that the main thread has to end the process
+constexpr int kLooksOfSign = 5;          // between two signs of life
+constexpr int kMissedSigns = 20;         // after which a rank is lost, at most
+constexpr int kLeastMissedSigns = 4;
 constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int still holds
 
 constexpr const char* kTrouble = "trouble";  // who noticed first
@@ -160,7 +161,7 @@ struct Peers::Shared {
   std::unique_ptr<WatchedProcess> next_process;
   // Of the thread: how often it has looked, and what the next rank has shown.
   int64_t looks = 0, shown = 0;
-  int missed = 0;
+  int missed = 0, most_missed = kMissedSigns;
   std::atomic<int> silence = 0;          // how often guard() has looked since the thread did
   std::atomic<bool> is_parting = false;  // ranks end, one earlier than the other
 
@@ -284,7 +285,7 @@ void Peers::Shared::guard() {
     return !changed.wait_for(lock, time, [&] { return stops; });
   };
   while (waits(kLooksOfSign * kLook)) {
-    if (++silence < kMissedSigns) continue;
+    if (++silence < most_missed) continue;
     if (!verdict) verdict = of_lost_store();
     changed.notify_all();
     if (!waits(kEnd)) return;
@@ -332,7 +333,7 @@ void Peers::Shared::show_life() {
   const int64_t now = watched->add(key_of("signs", next), 0);
   missed = now == shown ? missed + 1 : 0;
   shown = now;
-  if (missed == kMissedSigns) judge("no sign of life for " + std::to_string(kMissedSigns) + " s");
+  if (missed == most_missed) judge("no sign of life for " + std::to_string(most_missed) + " s");
 }
 
 void Peers::Shared::judge(const std::string& reason) {
@@ -398,8 +399,12 @@ void Peers::Shared::end_process() {
 
 std::weak_ptr<Peers::Shared> Peers::current;
 
-Peers::Peers(const Ranks& ranks, milliseconds limit) : shared_(std::make_shared<Shared>()) {
+Peers::Peers(const Ranks& ranks, milliseconds limit, milliseconds exchange)
+    : shared_(std::make_shared<Shared>()) {
   shared_->ranks = ranks;
+  if (exchange.count() > 0)
+    shared_->most_missed = std::clamp(static_cast<int>(exchange / std::chrono::seconds(1)) + 1,
+                                      kLeastMissedSigns, kMissedSigns);
   shared_->store = open_store(ranks, limit);
   shared_->meet(limit);
   shared_->watched = shared_->store->clone();

@@ -30,8 +30,9 @@ namespace atelier::distributed {
 class Peers {
  public:
   // Waits until all ranks are there. Throws Error{kPeerLost} that names those that did not come
-  // within `limit`, and Error{kEnvironment} when the port is taken.
-  Peers(const Ranks& ranks, std::chrono::milliseconds limit);
+  // within `limit`, and Error{kEnvironment} when the port is taken. A rank that shows nothing for
+  // as long as an `exchange` may take, and for 20 s at most, is lost; 0: for 20 s.
+  Peers(const Ranks& ranks, std::chrono::milliseconds limit, std::chrono::milliseconds exchange);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
