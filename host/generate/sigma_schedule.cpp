@@ -147,7 +147,7 @@ const ScheduleDefaults& find_schedule(std::span<const ScheduleDefaults> schedule
   for (const ScheduleDefaults& schedule : schedules) {
     if (!is_for(schedule, variant)) continue;
     if (name.empty() || schedule.name == name) return schedule;
-    known.emplace_back(schedule.name);
+    if (std::ranges::find(known, schedule.name) == known.end()) known.emplace_back(schedule.name);
   }
   if (known.empty()) {
     throw Error(ErrorCode::kInternal,
