@@ -123,21 +123,11 @@ atelier::Conditioning QwenImage::encode_text(const atelier::EncodeInputs& in,
     hidden = encode_ids("text_encoder", ids, runner);
   } else {
     const Patches patches = patches_of(pictures, rules_of(in.values));
-    const at::Tensor rows = see(patches, in.is_negative, runner);
+    const at::Tensor rows =
+        loaded<VisionTower>(kVisionTower).forward(patches.values, patches.grids, runner);
     hidden = read_with_pictures(std::move(ids), patches.grids, rows, runner);
   }
   return {{atelier::kPromptEmbeds, hidden.narrow(0, skip, hidden.size(0) - skip).clone()}};
-}
-
-at::Tensor QwenImage::see(const Patches& patches, bool is_negative, atelier::BlockRunner& runner) {
-  if (is_negative && seen_ && seen_->patches.grids == patches.grids &&
-      at::equal(seen_->patches.values, patches.values))
-    return seen_->rows;
-  seen_.reset();
-  at::Tensor rows =
-      loaded<VisionTower>(kVisionTower).forward(patches.values, patches.grids, runner);
-  if (!at::GradMode::is_enabled() && !patches.values.is_meta()) seen_ = {patches, rows};
-  return rows;
 }
 
 at::Tensor QwenImage::read_with_pictures(std::vector<int64_t> ids,
@@ -173,7 +163,6 @@ atelier::TextLength QwenImage::text_length(const atelier::EncodeInputs& in) cons
 
 void QwenImage::prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                                atelier::BlockRunner& runner) {
-  seen_.reset();
   auto& dit = loaded<Dit>(denoiser);
   std::vector<float> levels(sigmas.begin(), sigmas.end());
   if (edits(variant_) || dit.has_clean_references()) levels.push_back(0.0f);

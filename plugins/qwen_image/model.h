@@ -31,8 +31,7 @@ class QwenImage final : public atelier::ComponentModel {
                                atelier::BlockRunner& runner) override;
   atelier::TextLength text_length(const atelier::EncodeInputs& in) const override;
 
-  // Beside the given levels, that of clean references is prepared where pictures are edited. What
-  // was seen for a prompt is forgotten.
+  // Beside the given levels, that of clean references is prepared where pictures are edited.
   void prepare_levels(std::string_view denoiser, std::span<const float> sigmas,
                       atelier::BlockRunner& runner) override;
 
@@ -53,8 +52,6 @@ class QwenImage final : public atelier::ComponentModel {
   atelier::Conditioning encode_text(const atelier::EncodeInputs& in, atelier::BlockRunner& runner);
   atelier::Conditioning encode_references(const atelier::EncodeInputs& in,
                                           atelier::BlockRunner& runner);
-  // The vision tower's rows. What it saw for a prompt is taken for the negative one.
-  at::Tensor see(const Patches& patches, bool is_negative, atelier::BlockRunner& runner);
   at::Tensor read_with_pictures(std::vector<int64_t> ids, const std::vector<PatchGrid>& grids,
                                 const at::Tensor& rows, atelier::BlockRunner& runner);
   PictureRules rules_of(const atelier::Inputs& inputs) const;
@@ -62,12 +59,6 @@ class QwenImage final : public atelier::ComponentModel {
 
   std::string variant_;  // of the denoiser, there or not; empty: nothing tells it
   std::optional<PromptTemplate> prompts_;
-  struct Seen {
-    Patches patches;
-    at::Tensor rows;
-  };
-  // Until denoising begins: later the tower may have other weights.
-  std::optional<Seen> seen_;
 };
 
 }  // namespace qwen_image

@@ -135,7 +135,7 @@ double relative_error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // A byte-level tokenizer without merges: one token a byte, and the template's marks.
-std::string write_tokenizer(const std::string& name, bool marks = true, bool pictures = false) {
+std::string write_tokenizer(const std::string& name, bool marks = true) {
   nlohmann::json vocabulary;
   int next = 0;
   for (int byte = 0; byte < 256; ++byte) {
@@ -149,9 +149,8 @@ std::string write_tokenizer(const std::string& name, bool marks = true, bool pic
   }
   nlohmann::json added = nlohmann::json::array();
   int id = 256;
-  for (const char* content : {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>",
-                              "<|image_pad|>", "<|vision_end|>"}) {
-    if ((!marks && id > 256) || (!pictures && id > 258)) break;
+  for (const char* content : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
+    if (!marks && id > 256) break;
     added.push_back({{"id", id++},
                      {"content", content},
                      {"special", true},
@@ -983,54 +982,4 @@ TEST_CASE("The prompt is encoded in its template, whose beginning is dropped", "
   });
   std::filesystem::remove_all(folder);
   std::filesystem::remove_all(bare);
-}
-
-TEST_CASE("The vision tower sees pictures once for a prompt and its negative", "[text][edit]") {
-  const std::string folder = write_tokenizer("seen", /*marks=*/true, /*pictures=*/true);
-  std::vector<Detection> parts = {{.component = "vision_tower",
-                                   .spelling = "disk",
-                                   .config = {{"layers", int64_t{2}},
-                                              {"width", int64_t{32}},
-                                              {"heads", int64_t{2}},
-                                              {"mlp_width", int64_t{64}},
-                                              {"out_width", int64_t{48}},
-                                              {"window", int64_t{112}},
-                                              {"sees_all", Reals{0, 1}}}}};
-  for (Detection part : family().tiny_parts()) {
-    part.variant = "qwen-image-edit-2509";
-    if (part.component != "vae") parts.push_back(std::move(part));
-  }
-  at::manual_seed(7);
-  const auto model = family().make_model(parts, {.files = {{"tokenizer", folder}}});
-  for (const Detection& part : parts) fill(model->component(part.component));
-  const c10::NoGradGuard no_grad;
-  struct Counting final : BlockRunner {
-    Tensors run(Block& block, const Tensors& inputs) override {
-      ++blocks;
-      return direct.run(block, inputs);
-    }
-    DirectRunner direct;
-    int blocks = 0;
-  } runner;
-  const at::Tensor picture = at::rand({3, 32, 48}) * 2 - 1;
-  const auto encode = [&](bool is_negative, const at::Tensor& shown, int blocks) {
-    EncodeInputs in = test::prompt_inputs(is_negative ? "bad" : "good");
-    in.values.insert_or_assign("edit_image", std::vector<at::Tensor>{shown});
-    in.is_negative = is_negative;
-    runner.blocks = 0;
-    at::Tensor embeds = model->encode(in, runner).at("prompt_embeds");
-    CHECK(runner.blocks == blocks);
-    return embeds;
-  };
-  const auto denoise = [&] { model->prepare_levels("dit", std::vector<float>{1.0F}, runner); };
-  const at::Tensor alone = encode(true, picture, 4);
-  denoise();
-  encode(false, picture, 4);
-  CHECK(at::equal(encode(true, picture.clone(), 2), alone));
-  CHECK_FALSE(at::equal(encode(true, picture.flip({2}), 4), alone));
-  encode(false, picture, 4);
-  encode(false, picture, 4);
-  denoise();
-  CHECK(at::equal(encode(true, picture, 4), alone));
-  std::filesystem::remove_all(folder);
 }
