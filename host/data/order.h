@@ -25,8 +25,7 @@ struct StepBatches {
   int64_t passes = 0;             // batches of the process that has most
   int64_t epoch = 0;              // from 0
   bool is_last_of_epoch = false;
-  size_t spares =
-      0;  // the last batches, which are another process's and count nothing: see share()
+  size_t spares = 0;  // how many of the last batches are another process's and count nothing
 };
 
 // What process `rank` of `size` computes of a step. `costs`: of each item. Batches are dealt, the

@@ -11,7 +11,7 @@
 
 namespace atelier::distributed {
 
-// An exchange between `ranks` ranks, as memory::exchange_seconds() tells its time.
+// One kind of exchange, as memory::exchange_seconds() tells its time.
 struct MeasuredExchange {
   std::string name;              // "all-reduce"
   std::string among;             // "ranks of a machine", "all ranks"
