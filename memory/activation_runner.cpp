@@ -27,9 +27,10 @@ bool is_measured(const BlockCosts& costs) {
 
 ActivationRunner::ActivationRunner(BlockRunner& inner, const ActivationBudget& budget,
                                    at::Device device, OnPlan on_plan,
-                                   std::shared_ptr<Offloader> offloader)
+                                   std::shared_ptr<Offloader> offloader,
+                                   std::function<void(const Block&)> on_gradients)
     : inner_(inner),
-      recompute_(inner, {}, {.offloader = offloader}),
+      recompute_(inner, {}, {.offloader = offloader, .on_gradients = std::move(on_gradients)}),
       budget_(budget),
       device_(device),
       on_plan_(std::move(on_plan)),

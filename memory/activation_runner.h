@@ -25,8 +25,10 @@ class ActivationRunner final : public BlockRunner {
   using OnPlan = std::function<void(const ActivationPlan& plan)>;
 
   // `device` is where the blocks run. `offloader`: takes what plans offload; null: nothing is.
+  // `on_gradients`: see RecomputeOptions.
   ActivationRunner(BlockRunner& inner, const ActivationBudget& budget, at::Device device,
-                   OnPlan on_plan = {}, std::shared_ptr<Offloader> offloader = nullptr);
+                   OnPlan on_plan = {}, std::shared_ptr<Offloader> offloader = nullptr,
+                   std::function<void(const Block&)> on_gradients = {});
 
   // Begins a forward pass: the runs from now on belong to one backward pass.
   void begin_pass();

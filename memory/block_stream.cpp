@@ -168,7 +168,7 @@ void BlockStream::release(Slot& slot, bool has_run) {
   }
 }
 
-std::shared_ptr<void> BlockStream::hold(int64_t block) {
+std::shared_ptr<void> BlockStream::hold(int64_t block, bool runs) {
   std::shared_ptr<void> held;  // let go without the lock
   std::shared_ptr<TransferDevice> transfer;
   Ticket arrived;
@@ -179,8 +179,8 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     Slot* slot = slot_of(block);
     const bool is_first = slot == nullptr || slot->holds == 0;
-    if (is_first) order_.add(block);
-    running_ = block;
+    if (is_first && runs) order_.add(block);
+    if (runs) running_ = block;
     if (slot == nullptr) {
       slot = slot_for(block, upcoming(), /*any=*/true);
       if (slot == nullptr)
@@ -191,8 +191,8 @@ std::shared_ptr<void> BlockStream::hold(int64_t block) {
       ++stats_.late;
       load(*slot, block);
     }
-    held = keep(*slot, /*runs=*/true);
-    if (is_first) load_ahead();
+    held = keep(*slot, runs);
+    if (is_first && runs) load_ahead();
     wait_until_queued(lock, *slot);
     arrived = slot->arrived;
   }
@@ -241,10 +241,14 @@ at::Tensor BlockStream::fetch(const at::Tensor& value) {
 void BlockStream::forget(int64_t block) {
   const std::lock_guard lock(mutex_);
   Slot* const slot = slot_of(block);
-  if (slot == nullptr) return;
-  if (slot->holds > 0)
+  if (slot != nullptr && slot->holds > 0)
     throw Error(ErrorCode::kInternal,
                 "block '" + sources_[block].name + "' is changed while it is held");
+  if (peers_ && transfer_ != nullptr) {  // it rests on the device, where it is computed
+    const Ticket computed = transfer_->computed();
+    for (Slot& other : slots_) other.free_after = computed;
+  }
+  if (slot == nullptr) return;
   slot->block = -1;
   ++slot->load;
 }

@@ -75,14 +75,16 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   // Of all slots, and of those that are there.
   std::pair<int64_t, int64_t> slot_bytes() const;
 
-  // The block is on the device until the result is let go, for what this thread computes. Throws
+  // The block is on the device until the result is let go, for what this thread computes. One that
+  // does not run, and is only drawn from, says nothing of what comes next. Throws
   // Error{kOutOfMemory} when all slots are held.
-  std::shared_ptr<void> hold(int64_t block);
+  std::shared_ptr<void> hold(int64_t block, bool runs = true);
   // The block's slab if it is on the device, or on its way there.
   Lease lease(int64_t block);
   // Returns a copy of `value` on the device, which the stream does not keep.
   at::Tensor fetch(const at::Tensor& value);
-  // Forgets the copy of a block that is not held.
+  // Forgets the copy of a block that is not held: it comes as it rests when what this thread has
+  // queued for computing is done.
   void forget(int64_t block);
 
   at::Device device() const { return device_; }

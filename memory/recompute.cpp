@@ -204,6 +204,9 @@ struct RecomputeNode final : Node {
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
+  // Gradients of weights that have a sink go there.
+  torch::autograd::variable_list run_again(torch::autograd::variable_list grads,
+                                           const std::vector<WeightPtr>& sinking);
 
   // Gives what the plan offloads to the batch, and inputs where they are to leave.
   void load(const Tensors& ran_on);
@@ -327,10 +330,17 @@ torch::autograd::variable_list RecomputeNode::apply(torch::autograd::variable_li
   if (released) {
     fail(block, "the backward pass ran twice", "keep the graph in the first one");
   }
+  const std::vector<WeightPtr> sinking = sinking_weights(block);
+  torch::autograd::variable_list result = run_again(std::move(grads), sinking);
+  if (!sinking.empty() && shared->options.on_gradients) shared->options.on_gradients(block);
+  return result;
+}
 
+torch::autograd::variable_list RecomputeNode::run_again(torch::autograd::variable_list grads,
+                                                        const std::vector<WeightPtr>& sinking) {
   // The weights stay for the replay and for the gradient pass.
   const std::shared_ptr<void> weights = shared->inner.hold(block);
-  const LentLeaves lent(sinking_weights(block));
+  const LentLeaves lent(sinking);
 
   Tensors replay_inputs = unload();
   Wanted wanted = wants(replay_inputs);

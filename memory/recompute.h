@@ -40,6 +40,9 @@ struct RecomputeOptions {
   std::shared_ptr<Offloader> offloader;
   // Sends there too what one block gave to the next, when two more blocks have run.
   bool offloads_inputs = false;
+  // Called in a backward pass, on its thread, when weights of the block that have a sink have given
+  // the gradients that they get for one run of it. Empty: nobody asks.
+  std::function<void(const Block& block)> on_gradients = {};
 };
 
 struct RecomputeShared;  // what the nodes of one runner have in common

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/util/strides.h>
 
 #include "atelier/error.h"
 #include "atelier/host/file_pages.h"
@@ -37,9 +38,12 @@ Parts parts_in(const at::Tensor& slab, const Pieces& pieces, const std::shared_p
   return parts;
 }
 
-Pieces add_to(SlabLayout& layout, const Parts& parts) {
+Pieces add_to(SlabLayout& layout, const Parts& parts, bool is_divided = false) {
   Pieces pieces;
-  for (const at::Tensor& part : parts) pieces.push_back(layout.add(part));
+  for (const at::Tensor& part : parts) {
+    const bool is_in_blocks = is_divided && part.numel() >= kLeastInBlocks;
+    pieces.push_back(layout.add(part, is_in_blocks ? kPartBytes : kSlabAlignment));
+  }
   return pieces;
 }
 
@@ -52,10 +56,24 @@ Parts copied_into(const at::Tensor& slab, const Pieces& pieces, const Parts& par
   return parts_in(slab, pieces, nullptr);
 }
 
-// So many bytes of a slab each of `count` processes keeps: equal parts, whose bytes are aligned.
+// So many bytes of a slab each of `count` processes keeps: equal parts.
 int64_t part_bytes(int64_t slab_bytes, int64_t count) {
-  constexpr int64_t kAlignment = 256;
-  return ((slab_bytes + count - 1) / count + kAlignment - 1) / kAlignment * kAlignment;
+  return ((slab_bytes + count - 1) / count + kPartBytes - 1) / kPartBytes * kPartBytes;
+}
+
+// A plain weight of a divided block.
+struct Divided {
+  SlabPiece piece;
+  at::Tensor part;  // of the slab: this process's
+  bool is_on_host = false;
+};
+
+// In which bytes of the part number `part` the weight lies: from there, and how many.
+std::pair<int64_t, int64_t> bytes_in(const Divided& weight, int64_t part) {
+  const int64_t bytes = weight.part.numel();
+  const int64_t from = std::max(weight.piece.offset, part * bytes);
+  const int64_t to = std::min(weight.piece.offset + weight.piece.bytes, (part + 1) * bytes);
+  return {from - part * bytes, std::max<int64_t>(0, to - from)};
 }
 
 // Draws from the slab of its block while that is on the device, else from a copy made for it. Of a
@@ -99,7 +117,7 @@ class StreamedStore final : public WeightStore {
   std::shared_ptr<const WeightStore> on_device() const {
     std::optional<Parts> parts = lease();
     if (!parts && is_divided()) {
-      const std::shared_ptr<void> held = stream_->hold(block_);
+      const std::shared_ptr<void> held = stream_->hold(block_, /*runs=*/false);
       parts = parts_in(stream_->lease(block_).slab, pieces_, held);
     } else if (!parts) {
       parts.emplace();
@@ -217,12 +235,14 @@ struct Residency::Impl {
   BlockStream::Source send_away(Streamed streamed, TransferDevice& transfer);
   void send_away(Demanded demanded, TransferDevice& transfer);
   at::Tensor host_memory(TransferDevice& transfer, int64_t bytes);
+  const Divided& divided_weight(const Weight& weight) const;
 
   std::vector<Streamed> streamed;  // until they are sent away
   std::vector<Demanded> demanded;
   std::vector<const Weight*> residents;             // that stay, whether they are there by now
   std::map<const Block*, int64_t> numbers;          // in running order, of those that come and go
   std::map<const Weight*, at::Tensor> host_values;  // of plain weights in slabs
+  std::map<const Weight*, Divided> divided;         // plain ones
   std::shared_ptr<BlockStream> stream;              // null: all of them stay
   std::shared_ptr<Turns> turns;                     // null: it is there all the time
   std::shared_ptr<SlabPeers> peers;                 // null: blocks are whole
@@ -272,7 +292,7 @@ void Residency::Impl::sort(Block& block, Place place, bool stays,
       residents.push_back(&weight);
     } else {
       Found found = find(block, path, weight);
-      Pieces pieces = add_to(comes.layout, found.parts);
+      Pieces pieces = add_to(comes.layout, found.parts, /*is_divided=*/peers != nullptr);
       comes.weights.emplace_back(std::move(found), std::move(pieces));
     }
   });
@@ -299,6 +319,10 @@ void Residency::Impl::keep_part(Streamed& whole, TransferDevice& transfer) {
     const at::Tensor on_device = transfer.device_memory(bytes);
     transfer.wait(transfer.copy_in(whole.part, on_device, transfer.computed()));
     whole.part = on_device;
+  }
+  for (const auto& [found, pieces] : whole.weights) {
+    if (found.store->is_resident())
+      divided[found.weight] = {pieces.front(), whole.part, whole.place != Place::kDevice};
   }
   (whole.place == Place::kDevice ? stats.device_bytes : stats.host_bytes) += bytes;
 }
@@ -384,6 +408,35 @@ at::Tensor Residency::host_value(const Weight& weight) const {
                 "weight '" + weight.name() + "' has no plain values in the host's memory",
                 "keep its block there, in --dtype");
   return found->second;
+}
+
+const Divided& Residency::Impl::divided_weight(const Weight& weight) const {
+  const auto found = divided.find(&weight);
+  if (found == divided.end() ||
+      !at::IntArrayRef(found->second.piece.strides)
+           .equals(c10::contiguous_strides(at::IntArrayRef(found->second.piece.sizes))))
+    throw Error(ErrorCode::kInvalidArgument,
+                "weight '" + weight.name() + "' has no plain values that are divided");
+  return found->second;
+}
+
+Residency::Extent Residency::extent(const Weight& weight, int64_t part) const {
+  const Divided& divided = impl_->divided_weight(weight);
+  const auto [at, bytes] = bytes_in(divided, part);
+  if (bytes == 0) return {};
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(divided.piece.dtype));
+  return {.begin = (part * divided.part.numel() + at - divided.piece.offset) / itemsize,
+          .count = bytes / itemsize};
+}
+
+at::Tensor Residency::own_numbers(const Weight& weight) const {
+  const Divided& divided = impl_->divided_weight(weight);
+  const auto [at, bytes] = bytes_in(divided, impl_->peers->rank());
+  return divided.part.narrow(0, bytes == 0 ? 0 : at, bytes).view(divided.piece.dtype);
+}
+
+bool Residency::keeps_on_host(const Weight& weight) const {
+  return impl_->divided_weight(weight).is_on_host;
 }
 
 void Residency::refresh(const Block& block) {

@@ -99,6 +99,18 @@ class Residency {
   // than there are slots.
   std::shared_ptr<void> hold(const Block& block);
 
+  // Of a plain, contiguous weight of a divided block, what lies in one process's part: numbers that
+  // follow each other, counted flat. There may be none.
+  struct Extent {
+    int64_t begin = 0, count = 0;
+  };
+  Extent extent(const Weight& weight, int64_t part) const;
+  // Those of this process, where they rest, for whoever trains them: [count]. What is written into
+  // it by what this thread has queued for computing is drawn after the next refresh() of its block,
+  // to which all processes come.
+  at::Tensor own_numbers(const Weight& weight) const;
+  bool keeps_on_host(const Weight& weight) const;  // them
+
   // The host's value of a plain weight of a block that is not on the device, for whoever trains it
   // there. What is written into it is drawn after the next refresh() of its block.
   at::Tensor host_value(const Weight& weight) const;

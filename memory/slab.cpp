@@ -11,12 +11,6 @@
 
 namespace atelier::memory {
 
-namespace {
-
-constexpr int64_t kAlignment = 256;
-
-}  // namespace
-
 at::Tensor SlabPiece::in(const at::Tensor& slab, std::shared_ptr<void> held) const {
   const c10::InferenceMode normal(false);
   auto* const data = static_cast<uint8_t*>(slab.data_ptr()) + offset;
@@ -51,9 +45,9 @@ void SlabPiece::fill_part(const at::Tensor& part, int64_t part_begin,
               static_cast<size_t>(end - begin));
 }
 
-SlabPiece SlabLayout::add(const at::Tensor& value) {
+SlabPiece SlabLayout::add(const at::Tensor& value, int64_t alignment) {
   SlabPiece piece;
-  piece.offset = (bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+  piece.offset = (bytes_ + alignment - 1) / alignment * alignment;
   piece.bytes = static_cast<int64_t>(value.nbytes());
   piece.sizes = value.sizes().vec();
   if (value.is_non_overlapping_and_dense()) {

@@ -9,6 +9,8 @@
 
 namespace atelier::memory {
 
+inline constexpr int64_t kSlabAlignment = 256;  // bytes
+
 // Where a tensor lies in a slab.
 struct SlabPiece {
   int64_t offset = 0, bytes = 0;
@@ -27,8 +29,9 @@ struct SlabPiece {
 
 class SlabLayout {
  public:
-  // Reserves space for `value`, aligned to 256 bytes. Strides are kept where it has no gaps.
-  SlabPiece add(const at::Tensor& value);
+  // Reserves space for `value`, aligned to `alignment` bytes. Strides are kept where it has no
+  // gaps.
+  SlabPiece add(const at::Tensor& value, int64_t alignment = kSlabAlignment);
 
   int64_t bytes() const { return bytes_; }
 

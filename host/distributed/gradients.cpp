@@ -1,7 +1,6 @@
 #include "host/distributed/gradients.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -12,7 +11,6 @@
 #include "atelier/error.h"
 
 #include "memory/clock.h"
-#include "memory/transfer_device.h"
 
 namespace atelier::distributed {
 
@@ -229,17 +227,8 @@ void ShardedGradients::exchange(Sending& sending) {
 }
 
 void ShardedGradients::take(Sending& sending) {
-  std::optional<memory::HostScope> host;
-  if (on_host_) host.emplace();
-  Tensor& sum = parts_[sending.bucket];
-  const at::Device device =
-      on_host_ ? at::Device(at::kCPU) : layout_.buckets()[sending.bucket].options.device();
-  if (sum.defined()) {
-    sum.add_(sending.part.to(device));
-  } else {
-    sum = sending.part.to(device, sending.part.scalar_type(), /*non_blocking=*/false,
-                          /*copy=*/true);
-  }
+  const at::Device device = layout_.buckets()[sending.bucket].options.device();
+  add_to_sum(parts_[sending.bucket], sending.part, device, on_host_);
 }
 
 void ShardedGradients::complete() {

@@ -1,8 +1,12 @@
 #include "host/distributed/shards.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/ATen.h>
+
+#include "memory/slab_peers.h"
+#include "memory/transfer_device.h"
 
 namespace atelier::distributed {
 
@@ -73,6 +77,17 @@ void ShardGroups::add_up(Group& world, at::Tensor& value) const {
   if (replicas && !replicas->is_first()) value.zero_();
   exchange_through_host(world, value,
                         [&](const at::Tensor& sent) { world.all_reduce(sent).wait(); });
+}
+
+void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool on_host) {
+  std::optional<memory::HostScope> host;
+  if (on_host) host.emplace();
+  const at::Device place = on_host ? at::Device(at::kCPU) : device;
+  if (sum.defined()) {
+    sum.add_(part.to(place));
+  } else {
+    sum = part.to(place, part.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
 }
 
 }  // namespace atelier::distributed

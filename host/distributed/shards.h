@@ -73,6 +73,10 @@ struct ShardGroups {
   void add_up(Group& world, at::Tensor& value) const;
 };
 
+// Adds `part`, which came from other ranks, to a sum of such on `device`, or `on_host`. An
+// undefined sum becomes the first.
+void add_to_sum(at::Tensor& sum, const at::Tensor& part, at::Device device, bool on_host);
+
 // Calls `exchange` with the value, or with its copy in host memory where the group cannot send it
 // from where it lies; and copies that back.
 template <typename F>

@@ -307,6 +307,7 @@ BlockRunner& LoadedModel::runner() {
 
 void LoadedModel::keep_on_device(const std::set<const Weight*>& weights) {
   for (auto& [name, plan] : plans_) {
+    if (plan.parts > 1) continue;
     const std::vector<Block*> blocks = model_->blocks(name);
     for (size_t i = 0; i < blocks.size(); ++i) {
       const std::set<const Weight*> own = weights_of(*blocks[i]);

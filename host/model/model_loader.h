@@ -110,7 +110,7 @@ class LoadedModel {
 
   // Runs the blocks of every component, wherever their weights are. It lives as long as the model.
   BlockRunner& runner();
-  // Blocks with one of these stay on the device. No component is loaded.
+  // Blocks with one of these stay on the device, unless they are divided. No component is loaded.
   void keep_on_device(const std::set<const Weight*>& weights);
   // Puts storages and placement of `request` in the place of those that the model was opened with.
   // No component is loaded. Throws as open() does for what is wrong with them.

@@ -95,6 +95,10 @@ class TrainingSizes {
 
   void limit_trained(memory::PlannedComponent& component) const {
     component.storages.resize(1);  // what is trained does not rest in 8 bits
+    if (component.parts > 1) {     // which are moved where they rest
+      if (!component.others) component.others = memory::Place::kDevice;
+      return;
+    }
     // Several ranks keep their weights on the device where they keep them whole.
     component.may_stream &= (mode_.on_host && mode_.ranks == 1) || is_sent_away(component.name);
     component.others = memory::Place::kHost;  // files are not changed

@@ -99,9 +99,6 @@ class Checks {
   // Of divided blocks all processes run the same ones in the same order.
   void check_division() {
     if (config_.shards.stage < 3) return;
-    if (!config_.trainable_models.empty())
-      add("zero_stage", "weights that are trained themselves are not divided, a LoRA's base is",
-          "use --zero_stage 2 with --trainable_models", ErrorCode::kUnsupported);
     if (config_.task == Task::kDirectDistill)
       add("zero_stage", "rows of --task direct_distill have their own numbers of steps",
           "use --zero_stage 0 with it", ErrorCode::kUnsupported);

@@ -9,6 +9,7 @@
 #include "atelier/host/weight_state.h"
 
 #include "host/report/problems.h"
+#include "host/train/divided_placement.h"
 #include "host/train/sharded_placement.h"
 
 namespace atelier::train {
@@ -196,9 +197,11 @@ std::unique_ptr<ParameterPlacement> place_parameters(LoadedModel& model, const S
                                                      distributed::Group* group) {
   const bool is_wanted =
       config.offload.optimizer && (!model.device().is_cpu() || model.is_simulated());
-  const bool rests_on_host = std::any_of(
-      selection.weights.begin(), selection.weights.end(),
-      [&](const Selection::TrainedWeight& trained) { return model.is_streamed(*trained.weight); });
+  const bool rests_on_host =
+      std::any_of(selection.weights.begin(), selection.weights.end(),
+                  [&](const Selection::TrainedWeight& trained) {
+                    return model.is_streamed(*trained.weight) && !is_divided(model, trained);
+                  });
   const bool is_shared = group != nullptr && shard_ranks(config, group->ranks()) > 1;
   std::unique_ptr<ParameterPlacement> whole;
   // Of what is shared out, wholes stay on the device where they fit, and pieces go to the host.
@@ -208,8 +211,13 @@ std::unique_ptr<ParameterPlacement> place_parameters(LoadedModel& model, const S
     whole = std::make_unique<HostPlacement>(model, config.offload.least_bytes);
   }
   if (!is_shared) return whole;
+  const bool keeps_on_host =
+      std::ranges::any_of(selection.weights, [&](const Selection::TrainedWeight& trained) {
+        return is_divided(model, trained) &&
+               model.residency(trained.component)->keeps_on_host(*trained.weight);
+      });
   return share_parameters(std::move(whole), model, selection, config, *group,
-                          /*on_host=*/is_wanted && !rests_on_host);
+                          /*on_host=*/(is_wanted || keeps_on_host) && !rests_on_host);
 }
 
 }  // namespace atelier::train

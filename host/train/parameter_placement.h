@@ -51,11 +51,20 @@ class ParameterPlacement {
   virtual std::unique_ptr<distributed::GradientSums> sum_gradients(distributed::Group& group,
                                                                    std::vector<at::Tensor> leaves);
   virtual void take_gradients() {}
+  // Seconds that it waited for other processes beside that, so far.
+  virtual double waited() const { return 0.0; }
+  // Whether this process has all of what add() returned. Where it has not, what stands there for a
+  // part of it has shape and dtype alone, on the meta device, and the pieces of share_out() are all
+  // that there is.
+  virtual bool has_wholes() const { return true; }
 
   // A step runs its blocks with this.
   virtual BlockRunner& runner(BlockRunner& inner) { return inner; }
   // Before each forward pass.
   virtual void begin_pass() {}
+  // In a backward pass: weights of the block that have a sink have got their gradients for one run
+  // of it. See memory::RecomputeOptions.
+  virtual void end_block(const Block& /*block*/) {}
   // The backward pass of `loss`; gradients have arrived when it returns. `total`: the loss of the
   // step so far. `move`: parameters may be moved while the pass goes on, as their gradients arrive.
   virtual void backward(const at::Tensor& loss, const at::Tensor& total,
@@ -71,7 +80,7 @@ class ParameterPlacement {
   // The model computes with the values that the optimizer moves from now on. Where they are shared
   // out, all processes come here.
   virtual void publish() {}
-  // Somebody else has written what add() was given: the optimizer goes on from there.
+  // Somebody else has written what add() returned, whole: the optimizer goes on from there.
   virtual void adopt() { publish(); }
 };
 

@@ -133,6 +133,21 @@ bool has_part(const run::SavedState& saved_state, const std::string& name) {
   return !files_of(saved_state, name).empty();
 }
 
+std::map<std::string, SavedValue> values_of_part(const run::SavedState& saved_state,
+                                                 const std::string& name) {
+  std::map<std::string, SavedValue> values;
+  for (const std::string& file : files_of(saved_state, name)) {
+    const std::string path = saved_state.path_of(file, /*check=*/false);
+    const auto opened = files::Checkpoint::open(path, {path});
+    for (const auto& [key, meta] : opened.index().tensors()) {
+      SavedValue& value = values[parse_key(key).first];
+      value.numel += c10::multiply_integers(meta.shape);
+      value.dtype = meta.dtype;
+    }
+  }
+  return values;
+}
+
 NamedTensors read_part(const run::SavedState& saved_state, const std::string& name,
                        const NamedTensors& like, const optim::Pieces& pieces,
                        const PieceOwner& owner) {

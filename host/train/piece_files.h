@@ -2,6 +2,7 @@
 // processes reads what it needs of them.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "atelier/conditioning.h"
@@ -26,6 +27,14 @@ void add_part(run::SavedStateFiles& files, const std::string& name, const NamedT
               const optim::Pieces& pieces, const PieceOwner& owner);
 
 bool has_part(const run::SavedState& saved_state, const std::string& name);
+
+// What the part holds, by the names of its values, whoever wrote it: reads headers alone.
+struct SavedValue {
+  int64_t numel = 0;  // of the whole
+  at::ScalarType dtype = at::kFloat;
+};
+std::map<std::string, SavedValue> values_of_part(const run::SavedState& saved_state,
+                                                 const std::string& name);
 
 // Reads the part `name`, whoever wrote it: values by name, those of `like` cut as `pieces` says,
 // others as they are; what is not there is missing. Of what does not lie in files of its own, a

@@ -32,28 +32,28 @@ bool began_here(const Config& config) {
   return fs::is_regular_file(path, failure) && files::read_text_file(path) == config.effective_toml;
 }
 
-using Shapes = std::map<std::string, std::vector<int64_t>>;
+using Counts = std::map<std::string, int64_t>;
 
-// The names and shapes of the tensors that this run trains.
-Shapes trained_shapes(const Selection& selection, const Config& config) {
-  Shapes shapes;
+// The tensors that this run trains, and of how many numbers they are.
+Counts trained_counts(const Selection& selection, const Config& config) {
+  Counts counts;
   for (const auto& trained : selection.weights)
-    shapes[trained.component + "." + trained.path] = trained.weight->sizes().vec();
+    counts[trained.component + "." + trained.path] = trained.weight->numel();
   for (const auto& layer : selection.layers) {
     const std::string name = layer.component + "." + layer.path;
-    shapes[name + ".lora_A"] = {config.lora.rank, layer.linear->in_features()};
-    shapes[name + ".lora_B"] = {layer.linear->out_features(), config.lora.rank};
+    counts[name + ".lora_A"] = config.lora.rank * layer.linear->in_features();
+    counts[name + ".lora_B"] = layer.linear->out_features() * config.lora.rank;
   }
-  return shapes;
+  return counts;
 }
 
 // The name of a tensor that only one of them has, or has otherwise; empty: they are the same.
-std::string first_difference(const Shapes& ours, const Shapes& theirs) {
-  for (const auto& [name, shape] : ours) {
+std::string first_difference(const Counts& ours, const Counts& theirs) {
+  for (const auto& [name, count] : ours) {
     const auto found = theirs.find(name);
-    if (found == theirs.end() || found->second != shape) return name;
+    if (found == theirs.end() || found->second != count) return name;
   }
-  for (const auto& [name, shape] : theirs)
+  for (const auto& [name, count] : theirs)
     if (!ours.contains(name)) return name;
   return {};
 }
@@ -125,19 +125,17 @@ class ResumeChecks {
   }
 
   void check_trained() {
-    const std::string file = run::path_in(saved_state_.folder, "trained.safetensors");
-    const files::Checkpoint saved = files::Checkpoint::open(file, {file});
-    Shapes theirs;
+    Counts theirs;
     std::set<at::ScalarType> ours;  // dtypes in which weights are trained now
     for (const auto& trained : selection_.weights)
       ours.insert(trained.weight->drawn_dtype(model_.dtype(trained.component)));
     bool has_dtype = false;
-    for (const auto& [name, meta] : saved.index().tensors()) {
-      theirs[name] = meta.shape;
-      has_dtype |= ours.contains(meta.dtype);
+    for (const auto& [name, saved] : values_of_part(saved_state_, "trained")) {
+      theirs[name] = saved.numel;
+      has_dtype |= ours.contains(saved.dtype);
     }
     if (!selection_.weights.empty() && !has_dtype && refuse_if_changed("dtype")) return;
-    const std::string name = first_difference(trained_shapes(selection_, config_), theirs);
+    const std::string name = first_difference(trained_counts(selection_, config_), theirs);
     if (name.empty()) return;
     bool is_told = false;
     for (const char* flag :

@@ -67,8 +67,8 @@ RunState::RunState(const RunParts& parts, Selection selection)
 
 void RunState::resume(const run::SavedState& saved_state) {
   distributed::do_together(sharing(), [&] {
-    trained_.load(saved_state.load("trained.safetensors"));
     const PieceOwner owner = trained_.placement().owner();
+    trained_.load(read_part(saved_state, "trained", trained_.values(), trained_.pieces(), owner));
     optimizer_->load_state(
         read_part(saved_state, "optimizer", optimizer_->state(), optimizer_->pieces(), owner));
     if (ema_) ema_->load_state(read_part(saved_state, "ema", ema_->state(), ema_->pieces(), owner));
@@ -146,9 +146,10 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
   });
   distributed::do_together(sharing(), [&] {
     with_average([&] {
-      if (!folder) return;
-      const std::string stem = (fs::path(folder->path()) / name).string();
-      for (const std::string& file : trained_.save(stem, counters_.step, counters_.epoch))
+      if (!folder && !trained_.save_together()) return;
+      const std::string stem = (fs::path(parts_.config.output.output_path) / name).string();
+      for (const std::string& file :
+           trained_.save(stem, counters_.step, counters_.epoch, /*writes=*/folder != nullptr))
         parts_.progress.note(file);
     });
     return "";
@@ -161,11 +162,13 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
 // What this process has of the state.
 run::SavedStateFiles RunState::files_to_save() const {
   run::SavedStateFiles files;
-  if (parts_.folder) {
-    files.tensors["trained.safetensors"] = trained_.values();
-    files.texts["config.toml"] = parts_.config.effective_toml;
-  }
   const PieceOwner owner = trained_.placement().owner();
+  if (parts_.folder) files.texts["config.toml"] = parts_.config.effective_toml;
+  if (!trained_.placement().has_wholes()) {
+    add_part(files, "trained", trained_.values(), trained_.pieces(), owner);
+  } else if (parts_.folder) {
+    files.tensors["trained.safetensors"] = trained_.values();
+  }
   add_part(files, "optimizer", optimizer_->state(), optimizer_->pieces(), owner);
   if (ema_) add_part(files, "ema", ema_->state(), ema_->pieces(), owner);
   return files;

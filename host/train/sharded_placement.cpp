@@ -15,6 +15,7 @@
 #include "host/distributed/shards.h"
 #include "host/optim/blockwise.h"
 #include "host/train/config_checks.h"
+#include "host/train/divided_placement.h"
 
 namespace atelier::train {
 
@@ -43,12 +44,13 @@ int group_size(const std::string& group, const distributed::Ranks& ranks) {
 class ShardedPlacement final : public ParameterPlacement {
  public:
   ShardedPlacement(std::unique_ptr<ParameterPlacement> whole, const Config& config, Group& world,
+                   distributed::ShardGroups groups,
                    std::unique_ptr<memory::TransferDevice> own_transfer,
                    memory::TransferDevice* transfer, std::set<std::string> denoisers)
       : whole_(std::move(whole)),
         stage_(config.shards.stage),
         world_(world),
-        groups_(distributed::ShardGroups::make(world, shard_ranks(config, world.ranks()))),
+        groups_(std::move(groups)),
         own_transfer_(std::move(own_transfer)),
         transfer_(transfer),
         denoisers_(std::move(denoisers)) {}
@@ -248,7 +250,9 @@ void ShardedPlacement::adopt() {
 }  // namespace
 
 int shard_ranks(const Config& config, const distributed::Ranks& ranks) {
-  const bool is_shared = config.shards.stage == 1 || config.shards.stage == 2;
+  const int stage = config.shards.stage;
+  const bool is_shared =
+      stage == 1 || stage == 2 || (stage == 3 && !config.trainable_models.empty());
   return is_shared && !ranks.is_alone() ? group_size(config.shards.group, ranks) : 1;
 }
 
@@ -285,8 +289,14 @@ std::unique_ptr<ParameterPlacement> share_parameters(std::unique_ptr<ParameterPl
   std::unique_ptr<memory::TransferDevice> own;
   if (on_host && model.transfer() == nullptr) own = memory::make_transfer_device(model.device());
   memory::TransferDevice* const transfer = own ? own.get() : model.transfer();
-  return std::make_unique<ShardedPlacement>(std::move(whole), config, group, std::move(own),
-                                            on_host ? transfer : nullptr, std::move(denoisers));
+  const auto groups = distributed::ShardGroups::make(group, shard_ranks(config, group.ranks()));
+  auto shared =
+      std::make_unique<ShardedPlacement>(std::move(whole), config, group, groups, std::move(own),
+                                         on_host ? transfer : nullptr, std::move(denoisers));
+  const bool divides = std::ranges::any_of(
+      selection.weights, [&](const auto& trained) { return is_divided(model, trained); });
+  if (!divides) return shared;
+  return divide_parameters(std::move(shared), model, group, groups);
 }
 
 }  // namespace atelier::train

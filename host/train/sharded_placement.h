@@ -1,5 +1,5 @@
 // Trained tensors that the processes of a run share out: the optimizer of each moves pieces of them
-// (stages 1 and 2 of ZeRO).
+// (ZeRO).
 #pragma once
 
 #include <memory>
@@ -10,7 +10,8 @@
 
 namespace atelier::train {
 
-// How many ranks share one whole, as --zero_stage and --zero_group say; 1: nothing is shared out.
+// How many ranks share one whole of what is trained, as --zero_stage and --zero_group say; 1:
+// nothing of it is shared out.
 int shard_ranks(const Config& config, const distributed::Ranks& ranks);
 // How many have the blocks of the denoisers among them (stage 3); 1: each has them whole.
 int block_ranks(const Config& config, const distributed::Ranks& ranks);
@@ -20,7 +21,8 @@ void check_shards(const Config& config, const distributed::Ranks& ranks,
                   report::Problems& problems);
 
 // Tensors are where `whole` places them, on every rank; pieces are parts of these tensors, or, with
-// `on_host`, copies in host memory. All ranks of `group` call this.
+// `on_host`, copies in host memory. Weights of divided blocks are divided with them. All ranks of
+// `group` call this.
 std::unique_ptr<ParameterPlacement> share_parameters(std::unique_ptr<ParameterPlacement> whole,
                                                      model::LoadedModel& model,
                                                      const Selection& selection,

@@ -74,13 +74,15 @@ BlockRunner& StepMemory::keeping_runner(BlockRunner& inner) {
   const bool streams = std::any_of(run.begin(), run.end(), [&](const std::string& name) {
     return model_.is_streamed(component_of(name));
   });
+  const auto on_gradients = [this](const Block& block) { trained_.placement().end_block(block); };
   if (!config_.activation_budget && (config_.use_gradient_checkpointing || streams))
     return recompute_.emplace(inner, memory::RecomputeRunner::Planner(),
                               memory::RecomputeOptions{.offloader = offloader_,
-                                                       .offloads_inputs = offloader_ != nullptr});
+                                                       .offloads_inputs = offloader_ != nullptr,
+                                                       .on_gradients = on_gradients});
   return activations_.emplace(
       inner, config_.activation_budget.value_or(memory::ActivationBudget()), model_.device(),
-      [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader_);
+      [this](const memory::ActivationPlan& plan) { tell(plan); }, offloader_, on_gradients);
 }
 
 // Null where activations stay.

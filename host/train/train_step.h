@@ -56,7 +56,7 @@ class TrainStep {
   bool give_up();
 
   // Seconds that it waited for gradients of other processes, so far.
-  double waited() const { return sums_ ? sums_->waited() : 0.0; }
+  double waited() const { return sums_ ? sums_->waited() + trained_.placement().waited() : 0.0; }
 
  private:
   at::Tensor forward(const StepData& data, size_t batch, int64_t step);

@@ -171,11 +171,20 @@ void TrainedTensors::clear_gradients() {
 
 NamedTensors TrainedTensors::values() const {
   NamedTensors values;
-  for (const optim::Group& group : groups_) {
+  for (const optim::Group& group : kept()) {
     for (const optim::Parameter& parameter : group.parameters)
       values.emplace(parameter.name, parameter.leaf.detach());
   }
   return values;
+}
+
+optim::Pieces TrainedTensors::pieces() const {
+  optim::Pieces pieces;
+  for (const optim::Group& group : kept()) {
+    for (const optim::Parameter& parameter : group.parameters)
+      if (parameter.piece) pieces.emplace(parameter.name, *parameter.piece);
+  }
+  return pieces;
 }
 
 void TrainedTensors::load(const NamedTensors& values) {
@@ -198,7 +207,11 @@ void TrainedTensors::load(const NamedTensors& values) {
   }
   problems.throw_if_any();
   for (const auto& [name, tensor] : own) at::Tensor(tensor).copy_(values.find(name)->second);
-  placement_->adopt();
+  if (placement_->has_wholes()) {
+    placement_->adopt();
+  } else {
+    placement_->publish();
+  }
 }
 
 std::vector<WeightFile> weight_files(const Selection& selection, const std::string& stem) {
@@ -221,18 +234,24 @@ std::vector<WeightFile> weight_files(const Selection& selection, const std::stri
   return files;
 }
 
-std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step,
-                                              int64_t epoch) const {
+std::vector<std::string> TrainedTensors::save(const std::string& stem, int64_t step, int64_t epoch,
+                                              bool writes) const {
   std::vector<std::string> paths;
   for (const WeightFile& file : weight_files(selection_, stem)) {
-    if (file.is_lora) {
+    if (!file.is_lora) {
+      save_whole(file, step, writes);
+    } else if (writes) {
       save_lora(file, step, epoch);
-    } else {
-      save_whole(file, step);
     }
-    paths.push_back(file.path);
+    if (writes) paths.push_back(file.path);
   }
   return paths;
+}
+
+bool TrainedTensors::save_together() const {
+  return std::ranges::any_of(selection_.weights, [&](const auto& trained) {
+    return model_.is_divided(trained.component);
+  });
 }
 
 uint64_t TrainedTensors::saved_bytes() const {
@@ -287,7 +306,8 @@ void TrainedTensors::save_lora(const WeightFile& file, int64_t step, int64_t epo
                    description);
 }
 
-void TrainedTensors::save_whole(const WeightFile& file, int64_t step) const {
+void TrainedTensors::save_whole(const WeightFile& file, int64_t step, bool writes) const {
+  if (!writes && !model_.is_divided(file.component)) return;
   const LoadedPart& part = *model_.find_part(file.component);
   const WeightMap rules = model_.family().weight_map(part.detection);
   std::map<std::string, std::string> metadata = {
@@ -295,8 +315,9 @@ void TrainedTensors::save_whole(const WeightFile& file, int64_t step) const {
   if (model::has_twin(model_.family(), file.component))
     metadata[formats::kLoraComponentKey] = file.component;
   weights::save_component(model_.model().component(file.component), rules, part.detection.prefix,
-                          file.path, metadata, &part.checkpoint,
-                          weights::dtype_or_auto(config_.output.save_dtype));
+                          writes ? file.path : std::string(), metadata, &part.checkpoint,
+                          weights::dtype_or_auto(config_.output.save_dtype),
+                          /*comes_from_all=*/model_.is_divided(file.component));
 }
 
 }  // namespace atelier::train

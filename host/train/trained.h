@@ -48,7 +48,7 @@ class TrainedTensors {
   TrainedTensors& operator=(const TrainedTensors&) = delete;
 
   const Selection& selection() const { return selection_; }
-  // All that is trained, whole.
+  // All that is trained, whole: see ParameterPlacement::has_wholes().
   const std::vector<optim::Group>& groups() const { return groups_; }
   // What the optimizer of this process moves: the same, or pieces of it. It lives where placement()
   // says; after it was written, the model computes with it from placement().publish() on.
@@ -61,14 +61,20 @@ class TrainedTensors {
   void set_training(bool is_training);
   void clear_gradients();
 
-  // By parameter name, sharing storage; load() checks all names and shapes first and throws
-  // Error{kInvalidArgument}.
+  // What this process has of what is trained: all of it, or the pieces of it that it moves where
+  // no process has more. By parameter name, sharing storage; load() checks all names and shapes
+  // first and throws Error{kInvalidArgument}.
   NamedTensors values() const;
+  optim::Pieces pieces() const;  // of those values that are pieces: of what
   void load(const NamedTensors& values);
 
   // Writes weight_files(). A component is written so that it can take the place of the checkpoint
-  // that it came from: see weights::write_component(). Returns the files.
-  std::vector<std::string> save(const std::string& stem, int64_t step, int64_t epoch) const;
+  // that it came from: see weights::write_component(). Returns what was written. Where all
+  // processes save_together(), they come here, and one of them `writes`: weights come to it one by
+  // one.
+  std::vector<std::string> save(const std::string& stem, int64_t step, int64_t epoch,
+                                bool writes = true) const;
+  bool save_together() const;
   // About what these files take on the disk, and not less.
   uint64_t saved_bytes() const;
 
@@ -81,7 +87,10 @@ class TrainedTensors {
   void load_lora_checkpoint();
   std::vector<lora::LayerWeights> lora_layers(const std::string& component) const;
   void save_lora(const WeightFile& file, int64_t step, int64_t epoch) const;
-  void save_whole(const WeightFile& file, int64_t step) const;
+  void save_whole(const WeightFile& file, int64_t step, bool writes) const;
+  const std::vector<optim::Group>& kept() const {
+    return placement_->has_wholes() ? groups_ : moved_;
+  }
   double lora_scale() const;
 
   model::LoadedModel& model_;

@@ -73,7 +73,8 @@ void write_component(const std::string& path, const files::Checkpoint& source,
 
 void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
                     const std::string& path, const std::map<std::string, std::string>& metadata,
-                    const files::Checkpoint* source, std::optional<at::ScalarType> dtype) {
+                    const files::Checkpoint* source, std::optional<at::ScalarType> dtype,
+                    bool comes_from_all) {
   const std::vector<PublishedTensor> tensors =
       published_tensors(module, rules, prefix, source != nullptr ? &source->index() : nullptr);
   std::vector<formats::TensorEntry> entries;
@@ -85,14 +86,27 @@ void save_component(nn::Module& module, const WeightMap& rules, const std::strin
     entries.push_back({tensor.name, files::file_dtype(dtype_of(tensor)), tensor.shape, 0, 0});
     by_name.emplace(tensor.name, &tensor);
   }
+  std::vector<formats::TensorEntry> order;
+  if (comes_from_all) order = formats::serialize_safetensors_header(entries, {}).tensors;
+  size_t drawn = 0;
   const auto value = [&](const std::string& name) {
     const PublishedTensor& tensor = *by_name.at(name);
+    ++drawn;
     return tensor.value().to(dtype_of(tensor));
   };
-  if (source != nullptr) {
-    write_component(path, *source, std::move(entries), metadata, value);
-  } else {
-    files::write_safetensors(path, std::move(entries), metadata, value);
+  const auto draw_rest = [&] {
+    while (drawn < order.size()) (void)by_name.at(order[drawn++].name)->value();
+  };
+  if (path.empty()) return draw_rest();
+  try {
+    if (source != nullptr) {
+      write_component(path, *source, std::move(entries), metadata, value);
+    } else {
+      files::write_safetensors(path, std::move(entries), metadata, value);
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kEnvironment) draw_rest();
+    throw;
   }
 }
 

@@ -30,10 +30,13 @@ void write_component(const std::string& path, const files::Checkpoint& source,
 
 // Writes the weights of a component in their published spelling, floating ones in `dtype` where it
 // is given. `source` is the checkpoint that it was loaded from; null: there is none, and the file
-// holds the weights and `metadata` alone. Throws as published_tensors and write_component.
+// holds the weights and `metadata` alone. `comes_from_all`: weights that are drawn come from
+// several processes, which all call this; `path` is empty on those that do not write, and where
+// writing fails, the rest is drawn before that is thrown. Throws as published_tensors and
+// write_component.
 void save_component(nn::Module& module, const WeightMap& rules, const std::string& prefix,
                     const std::string& path, const std::map<std::string, std::string>& metadata,
                     const files::Checkpoint* source = nullptr,
-                    std::optional<at::ScalarType> dtype = {});
+                    std::optional<at::ScalarType> dtype = {}, bool comes_from_all = false);
 
 }  // namespace atelier::weights

@@ -1,6 +1,8 @@
 #include "memory/recompute.h"
 
+#include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "memory/toy_net.h"
 
@@ -125,6 +127,26 @@ TEST_CASE("Gradients of weights that are trained elsewhere go to their sinks, to
     away.visit_weights(
         [](const std::string&, Weight& weight) { CHECK_FALSE(weight.state().leaf().defined()); });
   }
+}
+
+TEST_CASE("Who asks is told when the gradients of a block with sinks have been given",
+          "[recompute]") {
+  Net net(Train::kAll, 0, 2, /*leased=*/true);
+  net.visit_weights([](const std::string&, Weight& weight) {
+    weight.state().set_sink(std::make_shared<test::SummingSink>());
+  });
+  const auto num_given = [&] { return std::ranges::count_if(net.sunk(), &Tensor::defined); };
+  std::vector<std::pair<const Block*, int64_t>> told;  // and how many gradients were there
+  RecomputeRunner runner(direct, {}, {.on_gradients = [&](const Block& block) {
+                           told.emplace_back(&block, num_given());
+                         }});
+  for (Tensor& input : net.inputs) input = input.detach();
+  const Tensor y = net.forward(runner);
+  CHECK(told.empty());
+  torch::autograd::backward({(y * net.target).sum()}, {});
+  const auto all = std::ssize(net.sunk());
+  CHECK(told == std::vector<std::pair<const Block*, int64_t>>{{net.blocks[1].get(), all / 2},
+                                                              {net.blocks[0].get(), all}});
 }
 
 TEST_CASE("Sinks are enough to train, and sum over runs and passes", "[recompute]") {

@@ -207,6 +207,65 @@ TEST_CASE("A weight that is drawn while its block is away comes from all", "[sla
   });
 }
 
+TEST_CASE("What a process writes into its part is drawn by all after a refresh", "[slab_peers]") {
+  constexpr int kBlocks = 4, kSteps = 3;
+  const auto size = GENERATE(2, 3);
+  const Options options = {.place = GENERATE(Place::kHost, Place::kDevice)};
+  Board board(size);
+  const auto all = run_all(board, kBlocks, options, [&](Process& process) {
+    int wrong = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      wrong += process.net.wrong(*process.runner, there_and_back(kBlocks));
+      for (size_t i = 0; i < kBlocks; ++i) {
+        process.residency->own_numbers(process.net.weight(i)).neg_();
+        process.residency->refresh(*process.net.blocks[i]);
+        process.net.products[i].neg_();
+      }
+    }
+    return wrong + process.net.wrong(*process.runner, there_and_back(kBlocks));
+  });
+  for (const auto& process : all) {
+    const Weight& weight = process->net.weight(0);
+    int64_t next = 0;
+    for (int64_t part = 0; part < size; ++part) {
+      const auto [begin, count] = process->residency->extent(weight, part);
+      if (count == 0) continue;
+      CHECK(begin == next);
+      CHECK(begin % 256 == 0);
+      next += count;
+      if (part == process->peers->rank())
+        CHECK(process->residency->own_numbers(weight).numel() == count);
+    }
+    CHECK(next == weight.numel());
+    CHECK(process->residency->keeps_on_host(weight) == (options.place == Place::kHost));
+  }
+}
+
+TEST_CASE("Weights in 8 bits have no numbers that are trained", "[slab_peers]") {
+  Board board(2);
+  run_all(board, 2, {.stored = QuantizedKind::kFp8}, [](Process& process) {
+    try {
+      (void)process.residency->own_numbers(process.net.weight(0));
+      return 1;
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kInvalidArgument ? 0 : 1;
+    }
+  });
+}
+
+TEST_CASE("What is drawn alone does not bring other blocks", "[slab_peers]") {
+  constexpr int kBlocks = 6;
+  Board board(2);
+  const auto all = run_all(board, kBlocks, {.prefetch = 2}, [](Process& process) {
+    int wrong = process.net.wrong(*process.runner, there_and_back(kBlocks));
+    for (size_t i = 0; i < kBlocks; ++i) process.residency->refresh(*process.net.blocks[i]);
+    const int64_t before = process.peers->gathers;
+    for (const size_t i : {0, 3, 1, 5, 2, 4}) (void)process.net.weight(i).draw();
+    wrong += process.peers->gathers != before + kBlocks;
+    return wrong;
+  });
+}
+
 // Whole slabs are known here: this process is the first of two, and the other one is never late.
 class KnownPeers final : public SlabPeers {
  public:

@@ -13,11 +13,13 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/block.h"
 #include "atelier/error.h"
 #include "atelier/host/sequence_scope.h"
 #include "atelier/ops/attention.h"
 #include "atelier/shared_rows.h"
 
+#include "host/distributed/block_gradients.h"
 #include "host/distributed/group.h"
 #include "host/distributed/handshake.h"
 #include "host/distributed/launch.h"
@@ -110,6 +112,42 @@ void check_smaller_groups(Group& group) {
   group.compare();
 }
 
+struct EmptyBlock final : Block {
+  EmptyBlock() : Block(nullptr, "block") {}
+  std::string_view kind() const override { return "empty"; }
+  Tensors forward(const Tensors& in) override { return in; }
+};
+
+// Pairs that each have a block among them, whose second tensor gets gradients on the last rank
+// alone, and the third one nowhere.
+void check_block_gradients(Group& group) {
+  const distributed::ShardGroups groups = distributed::ShardGroups::make(group, 2);
+  distributed::BlockGradients gradients(group, groups, /*on_host=*/false);
+  const EmptyBlock block;
+  const auto add = [&](at::ScalarType dtype) {
+    return gradients.add(block, {{.begin = 0, .count = 6}, {.begin = 6, .count = 4}}, dtype);
+  };
+  const size_t first = add(at::kFloat), second = add(at::kFloat), third = add(at::kBFloat16);
+  const at::Tensor numbers = at::arange(10, at::kFloat).view({2, 5});
+  for (int step = 0; step < 2; ++step) {
+    for (int run = 0; run < 2; ++run) {
+      gradients.take(first, numbers * (group.rank() + 1));
+      if (group.rank() == group.size() - 1) gradients.take(second, at::ones({2, 5}));
+      gradients.send(block);
+    }
+    gradients.finish();
+    const bool is_first = groups.shards->rank() == 0;
+    const auto own = [&](const at::Tensor& whole) {
+      return is_first ? whole.view(-1).narrow(0, 0, 6) : whole.view(-1).narrow(0, 6, 4);
+    };
+    const int ranks_sum = group.size() * (group.size() + 1) / 2;
+    require(at::equal(gradients.piece(first), own(numbers * 2 * ranks_sum)), "sums of a block");
+    require(at::equal(gradients.piece(second), own(at::full({2, 5}, 2.0))), "of one rank");
+    require(!gradients.piece(third).defined(), "of no rank");
+    gradients.clear();
+  }
+}
+
 // Attention among rows of which each rank has a part.
 void check_sequence(Group& group) {
   const int64_t P = group.size(), rows = 8 * P, heads = 2 * P, key_heads = P, width = 4;
@@ -170,6 +208,7 @@ int work(Group& group, const std::string& what, int rank) {
   if (what == "exchange") {
     check_exchanges(group);
     if (group.size() >= 4) check_smaller_groups(group);
+    check_block_gradients(group);
     check_sequence(group);
   } else if (what == "late in a smaller group") {
     const auto half = group.among({{0, 1}, {2, 3}}, "halves");

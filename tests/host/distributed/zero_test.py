@@ -29,7 +29,23 @@ ROUNDED = {
 }
 
 
-class ZeroTest(Runs):
+def trained_of(run, step):
+    """What a checkpoint has of what is trained, name -> (dtype, bytes), whoever wrote it."""
+    pieces = {}
+    for path in (run / f"checkpoints/step-{step:08d}").glob("trained*.safetensors"):
+        for key, (dtype, _, data) in tensors(path).items():
+            name, _, begin = key.partition("@")
+            pieces.setdefault(name, []).append((int(begin or 0), dtype, data))
+    return {name: (parts[0][1], b"".join(data for _, _, data in sorted(parts))) for name, parts in pieces.items()}
+
+
+def sent(run):
+    """Bytes that each rank has sent in a step."""
+    rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
+    return [1e9 * float(value) for _, key, value in rows if key == "perf/sent_gb_per_step"][-1]
+
+
+class SharingRuns(Runs):
 
     def line(self, ranks, name="run", **flags):
         flags.setdefault("cache_path", self.root / flags.get("dtype", "float32"))
@@ -39,14 +55,14 @@ class ZeroTest(Runs):
         """What is trained and what is saved of it, within 1e-6 of each tensor's largest, and the losses."""
 
         def weights(run):
-            files = [run / f"checkpoints/step-{step:08d}/trained.safetensors",
-                     *sorted(run.glob(f"step-{step}*.safetensors"))]
-            return {(path.name, name): value for path in files for name, value in tensors(path).items()}
+            saved = {(path.name, name): (dtype, data) for path in sorted(run.glob(f"step-{step}*.safetensors"))
+                     for name, (dtype, _, data) in tensors(path).items()}
+            return saved | trained_of(run, step)
 
         ours, theirs = weights(a), weights(b)
         self.assertEqual(set(ours), set(theirs))
         for name in ours:
-            one, other = floats(ours[name]), floats(theirs[name])
+            one, other = (floats((dtype, None, data)) for dtype, data in (ours[name], theirs[name]))
             scale = max(map(abs, one)) or 1.0
             self.assertLessEqual(max(abs(x - y) for x, y in zip(one, other)), 1e-6 * scale, name)
         one, other = losses(a), losses(b)
@@ -58,6 +74,9 @@ class ZeroTest(Runs):
         files = [{path.name: tensors(path) for path in run.glob("*.safetensors")} for run in (a, b)]
         self.assertTrue(files[0])
         self.assertTrue(files[0] == files[1])
+
+
+class ZeroTest(SharingRuns):
 
     def test_both_stages_learn_what_one_process_does(self):
         alone = self.train(1, "alone", **FULL)
@@ -84,10 +103,6 @@ class ZeroTest(Runs):
                 self.assert_same_weights(alone, self.train(2, name, **flags))
 
     def test_bytes_sent_are_those_of_the_table(self):
-        def sent(run):
-            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
-            return [1e9 * float(value) for _, key, value in rows if key == "perf/sent_gb_per_step"][-1]
-
         flags = dict(FULL, global_batch_size=8, caption_dropout_rate=0)  # two batches of each of four ranks
         for stage, group, expected in ((1, "all", 2 * 0.75), (2, "all", 3 * 0.75), (2, "2", 3 * 0.5 + 0.5)):
             with self.subTest(stage=stage, group=group):

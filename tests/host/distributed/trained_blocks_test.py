@@ -1,0 +1,197 @@
+"""Blocks that are trained divided among ranks (--zero_stage 3): what one process learns, and what is held and sent.
+
+    trained_blocks_test.py WAN_PLUGIN WRITE_MODEL
+"""
+import json
+import re
+import tempfile
+import pathlib
+import unittest
+
+import program
+import wan_training_test as wan
+from train_cli_test import losses, state_of, tensors, write_dataset
+from train_test import FULL
+from zero_test import SharingRuns, sent, trained_of
+
+BLOCKS = 6
+DIVIDED = dict(FULL, zero_stage=3)
+ON_HOST = dict(device="simulated", cpu_offload=True)
+OPTIMIZED_ON_HOST = dict(device="simulated", optimize_on_cpu=True)
+
+# Name: flags of what learns as one process does, but for the order of sums.
+KINDS = {
+    "clipped": dict(DIVIDED, max_grad_norm=0.01, batch_size=2, global_batch_size=8),
+    "prodigy": dict(DIVIDED, optimizer_type="Prodigy", learning_rate=1, adam_epsilon=1e-8),
+    "one slot": dict(DIVIDED, prefetch=0),
+    "kept in part": dict(DIVIDED, activation_memory_budget=0.5),
+    "parts on the host": dict(DIVIDED, ema_decay=0.9, **ON_HOST),
+    "optimized on the host": dict(DIVIDED, ema_decay=0.9, **OPTIMIZED_ON_HOST),
+    "both on the host": dict(DIVIDED, optimize_on_cpu=True, **ON_HOST),
+    "some layers": dict(DIVIDED, trainable_models="dit.transformer_blocks.1,dit.transformer_blocks.3.attn.to_q,dit.proj_out"),
+}
+# What is rounded coarsely, where the order of sums is the same: two ranks of one batch each.
+ROUNDED = {
+    "8bit": dict(DIVIDED, optimizer_type="AdamW8bit"),
+    "rounded at random": dict(DIVIDED, dtype="bfloat16", master_weights="stochastic"),
+    "masters": dict(DIVIDED, dtype="bfloat16", ema_decay=0.9),
+    "masters on the host": dict(DIVIDED, dtype="bfloat16", **OPTIMIZED_ON_HOST),
+}
+
+
+def numbers(run, step, is_wanted=lambda name: True):
+    """Of float32 values that are trained."""
+    return sum(len(data) // 4 for name, (_, data) in trained_of(run, step).items() if is_wanted(name))
+
+
+def in_blocks(name):
+    return ".transformer_blocks." in name
+
+
+class TrainedBlocksTest(SharingRuns):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.holder = tempfile.TemporaryDirectory(prefix="atelier_blocks_")
+        root = cls.root = pathlib.Path(cls.holder.name)
+        cls.model, cls.data = root / "model", root / "data"
+        program.write_tiny_model(cls.model, denoiser_blocks=BLOCKS)
+        write_dataset(cls.data, count=7, sizes=((64, 64), (64, 32)))  # in each last step some ranks have nothing to do
+
+    def alone(self, name="alone", **flags):
+        return self.train(1, name, **{**flags, "zero_stage": 0})
+
+    def test_ranks_learn_what_one_process_does(self):
+        alone = self.alone(**DIVIDED)
+        for ranks, group in ((2, "all"), (4, "all"), (4, "2")):
+            with self.subTest(ranks=ranks, group=group):
+                run = self.train(ranks, f"{ranks}_{group}", zero_group=group, **DIVIDED)
+                self.assert_close(alone, run)
+                count = 2 if group == "2" else ranks
+                self.assertIn(f"{BLOCKS} blocks that are trained, their gradients and optimizer state are divided among {count} "
+                              "processes", self.said)
+                shards = [f"{name}-{i + 1:05d}-of-{count:05d}.safetensors" for name in ("optimizer", "trained")
+                          for i in range(count)]
+                self.assertEqual(sorted(path.name for path in (run / "checkpoints/step-00000010").glob("*.safetensors")), shards)
+
+    def test_whatever_is_trained_and_wherever_it_lives(self):
+        for name, flags in KINDS.items():
+            with self.subTest(name):
+                alone = self.alone(f"{name} alone", **flags)
+                self.assert_close(alone, self.train(2, name, **flags))
+
+    def test_what_is_rounded_coarsely_is_rounded_as_that_of_one_process(self):
+        for name, flags in ROUNDED.items():
+            with self.subTest(name):
+                flags = dict(flags, global_batch_size=2, max_grad_norm=0)
+                alone = self.alone(f"{name} alone", **flags)
+                both = self.train(2, name, **flags)
+                self.assert_same_weights(alone, both)
+                self.assertEqual(trained_of(alone, 10), trained_of(both, 10))
+
+    def test_a_rank_holds_its_part_of_values_and_state(self):
+        units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+        for ranks in (2, 4):
+            run = self.train(ranks, f"held_{ranks}", prefetch=1, device="simulated", **DIVIDED)
+            told = re.search(rf"dit: {BLOCKS} blocks are divided among {ranks} processes, of which the device of this "
+                             r"one held ([\d.]+) (\w+); the host held 0 bytes", self.said)
+            self.assertTrue(told, self.said)
+            inside, every = 4 * numbers(run, 10, in_blocks), 4 * numbers(run, 10)
+            held = float(told[1]) * units[told[2]]
+            self.assertAlmostEqual(held / (inside / ranks + 2 * inside / BLOCKS), 1, delta=0.03)  # two slots
+            for name, size in (("trained", every), ("optimizer", 2 * every)):  # two moments
+                for path in (run / "checkpoints/step-00000010").glob(f"{name}*"):
+                    written = sum(len(data) for _, _, data in tensors(path).values())
+                    self.assertAlmostEqual(written / (size / ranks), 1, delta=0.03, msg=path.name)
+
+    def test_bytes_sent_are_those_of_the_table(self):
+        for ranks, group, batches in ((2, "all", 1), (2, "all", 3), (4, "all", 1), (4, "2", 2)):
+            with self.subTest(ranks=ranks, group=group, batches=batches):
+                run = self.train(ranks, f"sent_{ranks}_{group}_{batches}", global_batch_size=ranks * batches, prefetch=0,
+                                 zero_group=group, dataset_repeat=ranks * batches, **DIVIDED)  # all steps are whole
+                inside, outside = 4 * numbers(run, 10, in_blocks), 4 * numbers(run, 10, lambda name: not in_blocks(name))
+                count = 2 if group == "2" else ranks
+                # One slot: the last block of each forward pass is there for the backward pass, whose last one is there for the
+                # next batch of the step.
+                gathers = batches * (2 * BLOCKS - 1) - (batches - 1)
+                expected = (count - 1) / count * ((gathers / BLOCKS + batches) * inside + (batches + 1) * outside)
+                if group == "2":
+                    expected += (inside + outside) / count  # to the rank of the other group that has the same part
+                self.assertAlmostEqual(sent(run) / expected, 1, delta=0.03)
+
+    def test_a_run_goes_on_with_the_same_ranks_to_the_bit(self):
+        flags = dict(DIVIDED, ema_decay=0.9)
+        whole = self.train(2, "whole", **flags)
+        self.train(2, "cut", max_train_steps=6, save_steps=6, **flags)
+        cut = self.train(2, "cut", global_batch_size=None, max_train_steps=10, resume="latest", **flags)
+        self.assertEqual(state_of(whole, 10), state_of(cut, 10))
+        self.assertTrue(tensors(whole / "step-10.safetensors") == tensors(cut / "step-10.safetensors"))
+        self.assertEqual(losses(whole), losses(cut))
+
+    def test_a_run_goes_on_with_other_ranks_and_stages(self):
+        flags = dict(DIVIDED, ema_decay=0.9)
+        whole = self.train(4, "whole", **flags)
+        self.train(4, "changing", max_train_steps=2, save_steps=2, **flags)
+        for ranks, steps, stage in ((2, 4, 2), (2, 6, 3), (1, 8, 0), (4, 10, 3)):
+            run = self.train(ranks, "changing", max_train_steps=steps, save_steps=steps, resume="latest",
+                             **{**flags, "global_batch_size": None, "zero_stage": stage})
+        self.assert_close(whole, run)
+
+    def test_weights_that_cannot_be_written_hold_up_nobody(self):
+        flags = dict(DIVIDED, max_train_steps=4, save_steps=2)
+        whole = self.train(4, "whole", **flags)
+        # A quarter of two moments fits, the weights do not.
+        limit = (whole / "step-2.safetensors").stat().st_size * 3 // 4 // 512
+        line = ["sh", "-c", f"ulimit -f {limit}; trap '' XFSZ; exec \"$@\"", "sh", *self.line(4, "limited", **flags)]
+        said = program.run_line(line, code=3).stderr
+        self.assertIn("not saved: rank 0", said)
+        self.assertRegex(said, "error: .*File too large")
+        self.assertEqual(state_of(whole, 4), state_of(self.dir / "limited", 4))
+        self.assertEqual(list((self.dir / "limited").glob("step-*")), [])
+
+    def test_validation_and_sample_images_are_those_of_one(self):
+        (self.dir / "prompts.txt").write_text("a red image --w 64 --h 64 --s 2 --d 3\n")
+        flags = dict(DIVIDED, validation_dataset_base_path=self.data, max_train_steps=2, save_steps=2, validation_steps=1,
+                     validation_dataset_metadata_path=self.data / "metadata.csv", sample_prompts=self.dir / "prompts.txt",
+                     sample_every_n_steps=1, sample_at_first=True, global_batch_size=2, max_grad_norm=0, ema_decay=0.5)
+        seen = []
+        for run in (self.alone(**flags), self.train(2, **flags)):
+            rows = [line.split(",") for line in (run / "loss.csv").read_text().splitlines()[1:]]
+            seen.append(([float(value) for _, key, value in rows if key.startswith("validation/")],
+                         {path.name: path.read_bytes() for path in (run / "samples").iterdir()}))
+        (one, images), (other, both) = seen
+        self.assertEqual(len(images), 3)
+        self.assertEqual(images, both)
+        self.assertTrue(one)
+        self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, other, strict=True)))
+
+    def test_both_experts_of_wan(self):
+        model = self.dir / "wan"
+        program.run_line([wan.WRITE_MODEL, wan.PLUGIN, str(model)], code=0)
+        wan.write_tokenizer(model / "tokenizer")
+        for component, name in wan.FOLDERS.items():
+            (model / component).rename(model / name)
+        wan.frame(3).save(self.dir / "still.png")
+        (self.dir / "stills.csv").write_text("image,prompt\nstill.png,a stand\nstill.png,a walk\n")
+        flags = dict(plugin=wan.PLUGIN, dataset_base_path=self.dir, dataset_metadata_path=self.dir / "stills.csv",
+                     num_frames=1, height=16, width=32, max_pixels=None, ema_decay=0.9, cache_path=self.dir / "stills",
+                     model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]),
+                     zero_stage=3, max_train_steps=6, save_steps=6)
+        for name, more in (("both", dict(trainable_models="dit,dit2")), ("one", dict(trainable_models="dit")),
+                           ("on the host", dict(trainable_models="dit,dit2", **ON_HOST))):
+            with self.subTest(name):
+                alone = self.alone(f"{name} alone", **flags, **more)
+                self.assert_close(alone, self.train(2, name, **flags, **more), step=6)
+
+    def test_what_cannot_be_divided_is_refused(self):
+        for flags, words in ((dict(optimizer_type="Adafactor"), "needs whole matrices"),
+                             (dict(task="direct_distill"), "their own numbers of steps"),
+                             (dict(offload="dit=disk"), "use dit=host")):
+            with self.subTest(**flags):
+                self.train(2, "refused", expect=2, **{**DIVIDED, **flags})
+                self.assertIn(words, self.said)
+                self.assertEqual(self.said.count("error: "), 1, self.said)
+
+
+if __name__ == "__main__":
+    unittest.main()
