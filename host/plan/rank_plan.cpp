@@ -86,27 +86,22 @@ class Planning {
   }
 
  private:
-  // Of the ways that there are.
   static RankRow least_of(const RanksPlan& plan) {
-    return std::ranges::min(plan.rows, {}, [](const RankRow& row) {
-      return std::pair(row.is_refused, row.device_bytes);
-    });
+    return std::ranges::min(plan.rows, {}, &RankRow::device_bytes);
   }
 
   void add_rows(RanksPlan& plan, const std::vector<RankMode>& modes) const {
     const std::vector<SizedRun> runs = size_training(model_, basis_, target_.basis, links_, modes);
     for (size_t i = 0; i < modes.size(); ++i) {
       const RankRow row = plan.rows.emplace_back(row_of(modes[i], runs[i]));
-      if (row.fits && !row.is_refused &&
-          (!plan.best ||
-           row.samples_per_second > (1 + kWorthIt) * plan.rows[*plan.best].samples_per_second))
+      if (row.fits && (!plan.best || row.samples_per_second >
+                                         (1 + kWorthIt) * plan.rows[*plan.best].samples_per_second))
         plan.best = plan.rows.size() - 1;
     }
   }
 
   RankRow row_of(const RankMode& mode, const SizedRun& sized) const {
     RankRow row{.mode = mode, .flags = flags_of(mode)};
-    row.is_refused = mode.zero_stage == 3 && !asked_.selection.weights.empty();
     PlanTarget target = target_;
     if (target.limits.host_bytes < INT64_MAX)  // of a machine, whose ranks share it
       target.limits.host_bytes /= std::min(mode.ranks, links_.ranks_per_machine);
@@ -219,7 +214,7 @@ std::string rank_table(const PlannedRanks& planned) {
       cells.back()[7] = time_text(row.exposed_seconds);
       cells.back()[8] = time_text(row.seconds);
       cells.back()[9] = print("%.3g", row.samples_per_second);
-      cells.back()[10] = row.is_refused ? "not in this version" : plan.best == i ? "choose" : "";
+      cells.back()[10] = plan.best == i ? "choose" : "";
     }
   }
   text += columns(std::move(cells)) + "\n";
@@ -235,7 +230,6 @@ nlohmann::json rank_json(const PlannedRanks& planned) {
     for (const RankRow& row : plan.rows)
       rows.push_back({{"flags", row.flags},
                       {"fits", row.fits},
-                      {"refused", row.is_refused},
                       {"device_bytes", row.device_bytes},
                       {"weight_bytes", row.weight_bytes},
                       {"host_bytes", row.host_bytes},

@@ -21,7 +21,6 @@ struct RankRow {
   RankMode mode;
   std::string flags;  // of `atelier train`; empty: none
   bool fits = false;
-  bool is_refused = false;   // by `atelier train` as it is
   int64_t device_bytes = 0;  // at most; where it does not fit, what it needs at least
   int64_t host_bytes = 0;
   int64_t weight_bytes = 0;  // of these on the device, of what is trained or runs in a step
