@@ -22,17 +22,20 @@ import diffusers_compare as base
 import train_compare as training
 
 # Of a mode: what is trained with it, the flags of `atelier train`, and the bytes that all ranks
-# together send in a step: of what is trained (t), of its values (v) and of the frozen blocks (f),
-# by W ranks. With one place for blocks, the last one of each pass over them is still there.
+# together send in a step: of what is trained (t), of its values (v) and of the blocks (f), by W
+# ranks. With one place for blocks, the last one of each pass over them is still there, unless it
+# was moved in between.
 MODES = {
     "ddp": (("lora", "full"), {"zero_stage": 0}, lambda W, t, v, f, last: 2 * (W - 1) * t),
     "zero1": (("full",), {"zero_stage": 1}, lambda W, t, v, f, last: (W - 1) * (t + v)),
     "zero2": (("full",), {"zero_stage": 2}, lambda W, t, v, f, last: (W - 1) * (t + v)),
     "zero3": (("lora",), {"zero_stage": 3, "prefetch": 0},
               lambda W, t, v, f, last: (W - 1) * (2 * t + 2 * (f - last))),
+    "zero3_full": (("full",), {"zero_stage": 3, "prefetch": 0},
+                   lambda W, t, v, f, last: (W - 1) * (t + v + f - last)),
 }
 # PyTorch's way to do the same.
-TORCH = {"ddp": "ddp", "zero3": "fsdp2"}
+TORCH = {"ddp": "ddp", "zero3": "fsdp2", "zero3_full": "fsdp2"}
 FEW = 2  # steps of the run whose bytes are taken off: what starting and ending sends
 BYTES_BOUND, RANKS_BOUND, TORCH_BOUND = 0.03, 1.10, 1.05
 
@@ -168,12 +171,12 @@ def is_there(mode):
 
 
 def trained_bytes(family, folder, what):
-    """Of what is trained, of its values, of frozen blocks and of one of them, in float32."""
+    """Of what is trained, of its values, of blocks and of one of them, in float32."""
     transformer = family.denoiser_class().from_pretrained(folder / "model/transformer")
+    blocks = 4 * sum(p.numel() for p in transformer.transformer_blocks.parameters())
     if what == "full":
         trained = 4 * sum(p.numel() for p in transformer.parameters())
-        return trained, trained, 0, 0
-    blocks = 4 * sum(p.numel() for p in transformer.transformer_blocks.parameters())
+        return trained, trained, blocks, blocks // len(transformer.transformer_blocks)
     from safetensors import safe_open
     with safe_open(folder / "start_own_names.safetensors", "pt") as file:
         factors = 4 * sum(file.get_tensor(name).numel() for name in file.keys())
