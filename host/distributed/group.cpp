@@ -249,6 +249,21 @@ Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
   });
 }
 
+Ticket Group::pass_on(const at::Tensor& out, const at::Tensor& in) {
+  if (ranks().is_alone()) {
+    out.view(-1).copy_(in.view(-1));
+    return {};
+  }
+  state_->count(static_cast<int64_t>(in.nbytes()));
+  at::Tensor to = out.view(-1), from = in.view(-1);
+  std::vector<int64_t> sent(static_cast<size_t>(size())), received = sent;
+  sent[static_cast<size_t>((rank() + 1) % size())] = from.numel();
+  received[static_cast<size_t>((rank() + size() - 1) % size())] = to.numel();
+  return state_->exchange("pass to the next rank", from, [&] {
+    return state_->backend_of(from).alltoall_base(to, from, received, sent);
+  });
+}
+
 Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
   if (ranks().is_alone()) {
     part.view(-1).copy_(whole.view(-1));

@@ -97,6 +97,9 @@ class Group {
   Ticket reduce_scatter(const at::Tensor& part, const at::Tensor& whole);
   // Part r of `in` goes to rank r, whose part comes to the place of its rank in `out`.
   Ticket all_to_all(const at::Tensor& out, const at::Tensor& in);
+  // `in` goes to the next rank, that of the last one to the first; that of the rank before comes to
+  // `out`.
+  Ticket pass_on(const at::Tensor& out, const at::Tensor& in);
 
   // What every rank says, by rank: small texts. Waits as long as the others live.
   std::vector<std::string> say(const std::string& text);

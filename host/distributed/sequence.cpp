@@ -12,6 +12,10 @@ at::Tensor Sequence::gather(const at::Tensor& part) {
   return gathered(*group_, part);
 }
 
+std::function<at::Tensor()> Sequence::pass_on(const at::Tensor& part) {
+  return passed_on(*group_, part);
+}
+
 std::shared_ptr<SequenceGroup> make_sequence(Group& world, int size) {
   if (size == 1) return nullptr;
   std::vector<std::vector<int>> sequences;

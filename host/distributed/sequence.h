@@ -1,6 +1,7 @@
 // Ranks that compute the rows of a denoiser together.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -17,6 +18,7 @@ class Sequence final : public SequenceGroup {
   int64_t size() const override { return group_->size(); }
   at::Tensor exchange(const at::Tensor& parts) override;
   at::Tensor gather(const at::Tensor& part) override;
+  std::function<at::Tensor()> pass_on(const at::Tensor& part) override;
 
  private:
   std::shared_ptr<Group> group_;

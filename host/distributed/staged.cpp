@@ -32,4 +32,13 @@ at::Tensor exchanged(Group& group, const at::Tensor& parts) {
   return received.to(parts.device());
 }
 
+std::function<at::Tensor()> passed_on(Group& group, const at::Tensor& part) {
+  const at::Tensor sent = staged(group, part), received = at::empty_like(sent);
+  const auto arrived = std::make_shared<Ticket>(group.pass_on(bytes_of(received), bytes_of(sent)));
+  return [arrived, received, sent, device = part.device()] {
+    arrived->wait();
+    return received.to(device);
+  };
+}
+
 }  // namespace atelier::distributed

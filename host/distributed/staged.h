@@ -1,5 +1,7 @@
-// Exchanges of tensors wherever they lie, which wait for their result.
+// Exchanges of tensors wherever they lie.
 #pragma once
+
+#include <functional>
 
 #include "host/distributed/group.h"
 
@@ -13,5 +15,9 @@ at::Tensor gathered(Group& group, const at::Tensor& part);
 
 // parts: [size(), ...], part r for rank r. Returns [size(), ...]: what every rank has for this one.
 at::Tensor exchanged(Group& group, const at::Tensor& parts);
+
+// Begins to send `part` to the next rank. What is returned waits for that of the rank before, and
+// gives it; `part` may not be written before.
+std::function<at::Tensor()> passed_on(Group& group, const at::Tensor& part);
 
 }  // namespace atelier::distributed

@@ -34,6 +34,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
     return {{.width = config_.text_width}};
   }
   atelier::nn::NoiseLevels* levels() override { return &levels_; }
+  int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.kv_heads; }
 
  private:

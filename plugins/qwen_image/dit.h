@@ -50,6 +50,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   at::ScalarType dtype() const override { return img_in_.weight->draw().scalar_type(); }
   std::vector<atelier::ConditioningEntry> entries() const override { return entries_; }
   atelier::nn::NoiseLevels* levels() override { return &levels_; }
+  int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
   bool has_clean_references() const { return config_.clean_references; }

@@ -44,6 +44,7 @@ class Dit final : public atelier::Denoiser, public atelier::SharesRows {
   int64_t patch() const override { return config_.patch; }
   at::ScalarType dtype() const override { return patch_embedding_.weight->draw().scalar_type(); }
   std::vector<atelier::ConditioningEntry> entries() const override;
+  int64_t heads() const override { return config_.heads; }
   int64_t key_heads() const override { return config_.heads; }
 
  private:

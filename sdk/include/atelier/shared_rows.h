@@ -15,8 +15,10 @@ namespace atelier {
 class ATELIER_API SharesRows {
  public:
   virtual ~SharesRows();
-  // The least number of key heads of an attention among shared rows. In attention every rank has
-  // all rows of some heads, so the number of ranks divides it.
+  // Heads of queries and of keys in attention among shared rows. Where the number of ranks divides
+  // those of keys, every rank computes some heads for all rows; otherwise all heads for its own
+  // rows, and keys go around the ranks. attention() sees to it; these are for plans.
+  virtual int64_t heads() const = 0;
   virtual int64_t key_heads() const = 0;
 };
 

@@ -8,12 +8,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "atelier/error.h"
-#include "atelier/host/sequence_scope.h"
 
 #include "ops/autograd_support.h"
+#include "ops/ring_attention.h"
 
 namespace atelier::ops {
-namespace {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -31,6 +30,8 @@ int64_t most_rows(const Segments& rows) {
   for (int64_t r = 0; r < rows.ranks(); ++r) most = std::max(most, rows.offset_of(r, rows.count()));
   return most;
 }
+
+namespace {
 
 // Calls `visit` with rank, first row there and number of rows: the order of all rows is that of
 // samples, and of a sample that of the ranks.
@@ -150,6 +151,7 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_
            const Segments& k_rows, const AttentionOptions& options) {
   const bool fits = q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() &&
                     q.size(0) == q_rows.total() && k.size(0) == q.size(0) &&
+                    q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0 &&
                     at::equal(q_rows.tensor(), k_rows.tensor());
   if (!fits)
     throw Error(ErrorCode::kInvalidArgument,
@@ -160,10 +162,6 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_
       options.query_sees.defined())
     throw Error(ErrorCode::kUnsupported,
                 "attention: causal, window, bias and groups are not for rows that are shared out");
-  if (k.size(1) % k_rows.ranks() != 0 || q.size(1) % k.size(1) != 0)
-    throw Error(ErrorCode::kUnsupported,
-                c10::str("attention: ", q_rows.ranks(), " ranks do not divide ", q.size(1),
-                         " heads with ", k.size(1), " key heads"));
 }
 
 }  // namespace
@@ -171,6 +169,7 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_
 Tensor shared_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& q_rows,
                         const Segments& k_rows, const AttentionOptions& options) {
   check(q, k, v, q_rows, k_rows, options);
+  if (k.size(1) % q_rows.ranks() != 0) return ring_attention(q, k, v, q_rows, options);
   const bool has_graph = needs_graph({q, k, v});
   const variable_list all =
       has_graph ? ToHeads::apply(q, k, v, q_rows.tensor()) : rows_to_heads({q, k, v}, q_rows);

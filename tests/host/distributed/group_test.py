@@ -117,6 +117,15 @@ class GroupTest(unittest.TestCase):
         self.assertIn(f"step 5, halves of ranks 0 1, all-reduce of 8 Float: rank 1 ({HOST}) does not come to it", said)
         self.assertNotIn(f"rank 0 ({HOST}) does not", said)
 
+    def test_a_rank_that_is_lost_where_rows_go_around_is_named(self):
+        where = f"step 5, rows of a sequence of ranks 0 1 2, pass to the next rank of 32 Byte: rank 1 ({HOST})"
+        said = self.run_tool(3, "ring, kill", 1, expect=6, promise=5).stderr
+        self.assertIn(f"{where} is lost", said)
+        said = self.run_tool(3, "ring, sleep", 1, expect=6, promise=LIMIT + 5, ATELIER_TEST_LIMIT=str(LIMIT)).stderr
+        self.assertIn(f"{where} does not come to it", said)
+        said = self.run_tool(3, "ring, other pass", 1, expect=70, promise=LIMIT + 5, ATELIER_TEST_LIMIT=str(LIMIT)).stderr
+        self.assertIn("pass to the next rank of 36 Byte", said)
+
     def test_the_error_of_one_rank_leads(self):
         for rank in (0, 1):
             with self.subTest(rank=rank):

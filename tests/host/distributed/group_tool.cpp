@@ -29,6 +29,7 @@
 
 using namespace atelier;
 using distributed::Group;
+using distributed::Ticket;
 
 namespace {
 
@@ -66,6 +67,17 @@ void check_exchanges(Group& group) {
   const at::Tensor out = at::empty({size});
   group.all_to_all(out, counted(group, size)).wait();
   require(at::equal(out, at::arange(size, at::kFloat) * 100 + rank), "all_to_all");
+
+  const at::Tensor arrived = at::empty({5}), further = at::empty({2});
+  const int64_t before = group.bytes_sent();
+  Ticket first = group.pass_on(arrived, counted(group, 5));
+  Ticket second = group.pass_on(further, counted(group, 2));
+  second.wait();
+  first.wait();
+  const double of_previous = 100.0 * ((rank + size - 1) % size);
+  require(at::equal(arrived, at::arange(5, at::kFloat) + of_previous), "pass_on");
+  require(at::equal(further, at::arange(2, at::kFloat) + of_previous), "another pass_on");
+  require(group.bytes_sent() - before == 7 * 4, "bytes that are passed on");
 
   const std::vector<std::string> said = group.say("I am " + std::to_string(rank));
   for (int r = 0; r < size; ++r)
@@ -148,20 +160,20 @@ void check_block_gradients(Group& group) {
   }
 }
 
-// Attention among rows of which each rank has a part.
-void check_sequence(Group& group) {
-  const int64_t P = group.size(), rows = 8 * P, heads = 2 * P, key_heads = P, width = 4;
+// Attention among rows of which each rank has a part; the ranks divide the key heads, or not.
+void check_sequence(SequenceGroup& sequence, Group& group, int64_t key_heads) {
+  const int64_t P = group.size(), rows = 8 * P, heads = 2 * key_heads, width = 4;
   at::manual_seed(1);
   const at::Tensor q = at::randn({rows, heads, width}), k = at::randn({rows, key_heads, width}),
                    v = at::randn({rows, key_heads, width});
   const at::Tensor alone = ops::attention(q, k, v, Segments({rows}));
-  const auto sequence = distributed::make_sequence(group, group.size());
-  const SequenceScope scope(*sequence);
+  const SequenceScope scope(sequence);
   const SharedRows shared(Segments({rows}));
   const int64_t before = group.bytes_sent();
   const at::Tensor own =
       ops::attention(shared.take(q), shared.take(k), shared.take(v), shared.rows());
-  const int64_t pass = (P - 1) * rows / P * 2 * (heads + key_heads) * width * 4 / P;
+  const int64_t columns = key_heads % P == 0 ? 2 * (heads + key_heads) / P : 2 * key_heads;
+  const int64_t pass = (P - 1) * rows / P * columns * width * 4;
   require(group.bytes_sent() - before == pass, "bytes of a pass of attention");
   require(at::allclose(shared.gather(own), alone, 0, 1e-5), "attention of all rows");
 }
@@ -209,13 +221,22 @@ int work(Group& group, const std::string& what, int rank) {
     check_exchanges(group);
     if (group.size() >= 4) check_smaller_groups(group);
     check_block_gradients(group);
-    check_sequence(group);
+    const auto sequence = distributed::make_sequence(group, group.size());
+    check_sequence(*sequence, group, group.size());
+    check_sequence(*sequence, group, 1);
   } else if (what == "late in a smaller group") {
     const auto half = group.among({{0, 1}, {2, 3}}, "halves");
     group.begin_step(5);
     if (is_the_one) happen(group, "sleep");
     half->all_reduce(at::ones({8})).wait();
     group.all_reduce(at::ones({1000})).wait();
+  } else if (what.starts_with("ring, ")) {
+    const auto sequence = distributed::make_sequence(group, group.size());
+    group.begin_step(5);
+    if (is_the_one) happen(group, what.substr(std::string("ring, ").size()));
+    const bool is_other = is_the_one && what == "ring, other pass";
+    sequence->pass_on(at::ones({is_other ? 9 : 8}))();
+    group.compare();
   } else if (what == "compare") {
     require_same(group, {{"version", "1"},
                          {"--seed", is_the_one ? "43" : "42"},

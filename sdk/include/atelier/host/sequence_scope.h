@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <ATen/core/Tensor.h>
 
@@ -11,7 +12,7 @@ namespace atelier {
 
 // What they exchange. All ranks make the same calls in the same order, with tensors of one shape
 // and dtype. Calls come from the thread that runs the model and, in the backward pass, from
-// autograd's device thread; they return when the result is there.
+// autograd's device thread; but for pass_on() they return when the result is there.
 class ATELIER_API SequenceGroup {
  public:
   virtual ~SequenceGroup();
@@ -23,6 +24,10 @@ class ATELIER_API SequenceGroup {
   virtual at::Tensor exchange(const at::Tensor& parts) = 0;
   // `part` of every rank: [size(), ...].
   virtual at::Tensor gather(const at::Tensor& part) = 0;
+  // Begins to send `part` to the next rank, the last one to the first. Returns what waits for the
+  // part of the rank before, and gives it. Nothing may write to `part` until then; several may be
+  // under way.
+  virtual std::function<at::Tensor()> pass_on(const at::Tensor& part) = 0;
 };
 
 // While one lives, denoisers of this process share out their rows among `group`, in forward and
