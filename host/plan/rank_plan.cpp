@@ -5,6 +5,7 @@
 
 #include "atelier/error.h"
 
+#include "host/model/sequence_check.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"
 #include "memory/planner.h"
@@ -80,7 +81,7 @@ class Planning {
     add_rows(plan, plain_modes(ranks, trains_weights, links_));
     // Rows are shared on top of the best of these, or of what takes least.
     const RankRow base = plan.best ? plan.rows[*plan.best] : least_of(plan);
-    add_rows(plan, sequence_modes(base.mode, links_));
+    if (model::shared_rows_of(model_) != nullptr) add_rows(plan, sequence_modes(base.mode, links_));
     plan.why = why(plan);
     return plan;
   }

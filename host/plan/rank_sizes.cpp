@@ -82,13 +82,18 @@ double ending_seconds(const RankMode& mode, const TrainedBytes& whole, const Lin
   return seconds;
 }
 
-double share_rows(memory::Strategy& strategy, const RankMode& mode, double attention_bytes,
-                  const LinkProfile& links, double& sends) {
-  constexpr int kExchanged = 4;  // queries, keys, values and what attention makes of them
+double share_rows(memory::Strategy& strategy, const RankMode& mode,
+                  const SharedAttention& attention, const LinkProfile& links, double& sends) {
   const auto parts = static_cast<double>(mode.sequence);
-  const double bytes = attention_bytes / parts;
-  const double once =
-      kExchanged * exchange_seconds(links, memory::nearest_ranks(links, mode.sequence), bytes);
+  const memory::RankGroup group = memory::nearest_ranks(links, mode.sequence);
+  const double keys = attention.bytes * static_cast<double>(attention.key_heads) /
+                      static_cast<double>(attention.heads);
+  const bool goes_around = attention.key_heads % mode.sequence != 0;
+  // For a pass forward; what goes around costs what an all-gather of it would.
+  const double bytes = goes_around ? 2 * keys : 2 * (attention.bytes + keys) / parts;
+  const double once = goes_around ? exchange_seconds(links, group, 2 * keys)
+                                  : 2 * exchange_seconds(links, group, attention.bytes / parts) +
+                                        2 * exchange_seconds(links, group, keys / parts);
   strategy.device_bytes = std::llround(static_cast<double>(strategy.device_bytes) / parts);
   strategy.host_bytes = std::llround(static_cast<double>(strategy.host_bytes) / parts);
   strategy.seconds /= parts;
@@ -103,9 +108,9 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode, double atten
   };
   share(strategy.forward, 1);
   // The backward pass exchanges gradients, and where it computes again, what it did before.
-  share(strategy.backward, strategy.needs_all_blocks ? 1 : 2);
+  share(strategy.backward, (goes_around ? 2 : 1) + (strategy.needs_all_blocks ? 0 : 1));
   exchanges *= strategy.repeats;
-  sends = exchanges * kExchanged * bytes * (parts - 1) / parts;
+  sends = exchanges * bytes * (parts - 1) / parts;
   return exchanges * once;
 }
 
@@ -123,7 +128,7 @@ StepExchange share_step(const SharedStep& step,
                         memory::Strategy& strategy) {
   StepExchange done;
   if (mode.sequence > 1)
-    done.exposed_seconds = share_rows(strategy, mode, step.attention_bytes, links, done.sent_bytes);
+    done.exposed_seconds = share_rows(strategy, mode, step.attention, links, done.sent_bytes);
   const RankMode summing = summing_mode(mode, step.is_of_factors);
   strategy.sending_repeats = summing.zero_stage >= 2 ? step.batches : 1.0;
   double gathered = 0.0;

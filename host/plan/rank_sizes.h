@@ -55,17 +55,24 @@ std::vector<double> sending_seconds(const memory::StoredComponent& component, do
 double ending_seconds(const RankMode& mode, const TrainedBytes& whole,
                       const memory::LinkProfile& links);
 
-// Divides the rows of samples over `mode.sequence` ranks, which exchange them around attention:
-// queries, keys and values of `attention_bytes` outputs of each block, and these. Returns the
-// seconds of that in a step, in which nothing is computed; sets what a rank `sends`.
-double share_rows(memory::Strategy& strategy, const RankMode& mode, double attention_bytes,
-                  const memory::LinkProfile& links, double& sends);
+// Attention among rows that can be shared out.
+struct SharedAttention {
+  double bytes = 0.0;  // of the outputs of a block, which queries have, too
+  int64_t heads = 1, key_heads = 1;
+};
+// Divides the rows of samples over `mode.sequence` ranks. Where these divide the key heads, they
+// exchange queries, keys, values and outputs around attention; otherwise keys and values go around
+// all ranks, and in the backward pass these and their gradients. Returns the seconds of that in a
+// step, as if nothing were computed meanwhile; sets what a rank `sends`.
+double share_rows(memory::Strategy& strategy, const RankMode& mode,
+                  const SharedAttention& attention, const memory::LinkProfile& links,
+                  double& sends);
 
 // What a step on one rank trains, as several share it.
 struct SharedStep {
   TrainedBytes whole = {};
   std::map<std::string, double> gradients_of = {};  // bytes, by component
-  double attention_bytes = 0.0;                     // see share_rows()
+  SharedAttention attention = {};
   double batches = 1.0;
   bool is_of_factors = false;  // LoRA: whole on each rank, whatever is shared of the base
 };

@@ -9,6 +9,7 @@
 
 #include "atelier/host/weight_state.h"
 
+#include "host/model/sequence_check.h"
 #include "host/model/stages.h"
 #include "host/plan/activation_strategies.h"
 #include "host/plan/dry_generation.h"
@@ -384,13 +385,13 @@ class TrainingSizes {
                       .gradients = trained_.gradients,
                       .states = trained_.state},
             .gradients_of = trained_.gradients_of,
-            .attention_bytes = attention_bytes(),
+            .attention = attention(),
             .batches = static_cast<double>(batches_of_rank(config(), mode_)),
             .is_of_factors = is_of_factors()};
   }
 
-  // Of the output of attention in a block, on average.
-  double attention_bytes() const {
+  // In a block, on average.
+  SharedAttention attention() const {
     double bytes = 0.0, blocks = 0.0;
     for (const Passes& passes : of_denoisers_) {
       for (const auto& run : passes.pass.runs) {
@@ -399,7 +400,9 @@ class TrainingSizes {
           bytes += op.name.starts_with("attention") ? static_cast<double>(op.bytes) : 0.0;
       }
     }
-    return blocks > 0 ? bytes / blocks : 0.0;
+    const SharesRows* const rows = model::shared_rows_of(model_);
+    if (rows == nullptr || blocks == 0) return {};
+    return {bytes / blocks, rows->heads(), rows->key_heads()};
   }
 
   Strategy strategy_of_budget(const DryModel::TrainingPass& pass,

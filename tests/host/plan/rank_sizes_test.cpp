@@ -97,6 +97,37 @@ TEST_CASE("Exchanges of 0.8 of the computing beside them are hidden by nine tent
   CHECK(step.seconds == Approx(computing + step.waited_seconds + ending));
 }
 
+// N rows, H heads and G key heads of width d, s bytes a number, in 5 blocks of 3 samples.
+TEST_CASE("Ranks that share rows send what attention exchanges of them", "[ranks]") {
+  constexpr double kRows = 4096, kWidth = 128, kBytes = 2;
+  constexpr int64_t kHeads = 24, kKeyHeads = 8;
+  const auto ranks = GENERATE(int64_t{2}, int64_t{4}, int64_t{3}, int64_t{16});
+  const auto needs_all_blocks = GENERATE(true, false);
+  memory::Strategy strategy;
+  strategy.repeats = 3;
+  strategy.needs_all_blocks = needs_all_blocks;
+  strategy.forward["dit"].assign(5, 1.0);
+  strategy.backward["dit"].assign(5, 2.0);
+  RankMode mode = mode_of(0, ranks);
+  mode.sequence = ranks;
+  double sends = 0;
+  const SharedAttention attention = {kRows * kHeads * kWidth * kBytes, kHeads, kKeyHeads};
+  const double waits = share_rows(strategy, mode, attention, infiniband(), sends);
+  const double parts = static_cast<double>(ranks), again = needs_all_blocks ? 0 : 1;
+  const double exchanged =
+      (parts - 1) / parts * kRows / parts * 2 * (kHeads + kKeyHeads) * kWidth * kBytes;
+  const double around = 2 * (parts - 1) * kRows / parts * kKeyHeads * kWidth * kBytes;
+  const bool divides = kKeyHeads % ranks == 0;
+  const double forward = divides ? exchanged : around, passes = 1 + (divides ? 1 : 2) + again;
+  CHECK(sends == Approx(3 * 5 * passes * forward));
+  CHECK(waits > 3 * 5 * passes * forward / infiniband().local_bytes_per_second * 0.99);
+  const double computed = (1.0 + 2.0) / parts * 3 * 5;
+  double seconds = 0;
+  for (const auto* blocks : {&strategy.forward, &strategy.backward})
+    for (const double of_block : blocks->at("dit")) seconds += 3 * of_block;
+  CHECK(seconds == Approx(computed + waits));
+}
+
 // --- published runs ---
 
 // torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: Llama 3.1 8B with FSDP2 on H100s, 2
@@ -133,7 +164,7 @@ TEST_CASE("Rows are shared out as fast as HunyuanVideo's", "[ranks][anchor]") {
     RankMode mode = mode_of(0, ranks);
     mode.sequence = ranks;
     double sends = 0;
-    share_rows(denoising, mode, 2.0 * kRows * kWidth, infiniband(), sends);
+    share_rows(denoising, mode, {2.0 * kRows * kWidth, 24, 24}, infiniband(), sends);
     const double parts = ranks;
     CHECK(sends == Approx(kSteps * kBlocks * 4 * (parts - 1) / parts * 2 * kRows * kWidth / parts));
   }
