@@ -501,6 +501,12 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
     return ops::norm_rope(in[0].unflatten(1, {wide.heads, wide.head_width}), w[5], w[6], w[6],
                           ops::RopeLayout::kInterleaved);
   });
+  add(wide, "joined_norm_rope", 4, 6, 2, [wide, many](const Tensors& in, const Tensors& w) {
+    const auto stream = [&](const Tensor& x) {
+      return ops::RopeStream{x.unflatten(1, {wide.heads, wide.head_width}), w[5], w[6], w[6], many};
+    };
+    return ops::joined_norm_rope(stream(in[0]), stream(in[1]), ops::RopeLayout::kInterleaved);
+  });
   add(
       wide, "gelu_tanh", 2, 3, 1,
       [](const Tensors& in, const Tensors&) { return ops::gelu_tanh(in[0]); }, true);

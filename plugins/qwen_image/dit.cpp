@@ -125,19 +125,19 @@ class DitBlock final : public atelier::Block {
           ops::norm_modulate(in[kText], text.shift1, text.scale1, text_rows, kNormEps);
       const Tensors of_x = atelier::nn::forward_all({&to_q_, &to_k_, &to_v_}, x);
       const Tensors of_y = atelier::nn::forward_all({&add_q_, &add_k_, &add_v_}, y);
-      const auto turn = [&](const at::Tensor& t, const RMSNorm& norm, Input cos) {
-        return ops::norm_rope(heads(t, head_dim_), norm.weight->draw(), in[cos], in[cos + 1],
-                              ops::RopeLayout::kInterleaved, kNormEps);
-      };
       // Each sample's rows are its text, then its image.
-      const auto join = [&](const at::Tensor& t, const at::Tensor& i) {
-        return atelier::join_rows(t, text_rows, i, image_rows);
+      const auto turn = [&](const at::Tensor& t, const RMSNorm& of_text, const at::Tensor& i,
+                            const RMSNorm& of_image) {
+        return ops::joined_norm_rope(
+            {heads(t, head_dim_), of_text.weight->draw(), in[kTextCos], in[kTextSin], text_rows},
+            {heads(i, head_dim_), of_image.weight->draw(), in[kImageCos], in[kImageSin],
+             image_rows},
+            ops::RopeLayout::kInterleaved, kNormEps);
       };
-      const at::Tensor q =
-          join(turn(of_y[0], norm_added_q_, kTextCos), turn(of_x[0], norm_q_, kImageCos));
-      const at::Tensor k =
-          join(turn(of_y[1], norm_added_k_, kTextCos), turn(of_x[1], norm_k_, kImageCos));
-      const at::Tensor v = join(heads(of_y[2], head_dim_), heads(of_x[2], head_dim_));
+      const at::Tensor q = turn(of_y[0], norm_added_q_, of_x[0], norm_q_);
+      const at::Tensor k = turn(of_y[1], norm_added_k_, of_x[1], norm_k_);
+      const at::Tensor v = atelier::join_rows(heads(of_y[2], head_dim_), text_rows,
+                                              heads(of_x[2], head_dim_), image_rows);
       return ops::attention(q, k, v, atelier::join(text_rows, image_rows));
     }();
     auto [text_out, image_out] = atelier::split_rows(attended, text_rows, image_rows);

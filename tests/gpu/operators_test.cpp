@@ -89,6 +89,21 @@ std::vector<Operator> rotations() {
                         [rope](const Tensors& in) { return rope(in[0], in[1]); }));
     all.push_back(plain("rope of a slice", {noise({n, 3, 3, width})},
                         [rope](const Tensors& in) { return rope(in[0].select(1, 1), Tensor()); }));
+    const Segments rows = some_rows(), others = Segments({5, 3, 0, 9});
+    const Tensor other_angle = noise({others.total(), width / 2});
+    all.push_back(plain(
+        "joined_norm_rope",
+        {noise({n, 3, width}), noise({width}), noise({others.total(), 3, width}), noise({width})},
+        [=](const Tensors& in) {
+          const auto stream = [](const Tensor& x, const Tensor& weight, const Tensor& turned,
+                                 const Segments& of) {
+            const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+            const Tensor there = turned.to(x.device());
+            return RopeStream{x, weight, there.cos().to(type), there.sin().to(type), of};
+          };
+          return Tensors{joined_norm_rope(stream(in[0], in[1], angle, rows),
+                                          stream(in[2], in[3], other_angle, others), layout)};
+        }));
   }
   return all;
 }

@@ -42,6 +42,19 @@ Tensor noise(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble);
 }
 
+// As many samples of other lengths, every third one empty.
+Segments beside(const Segments& rows) {
+  std::vector<int64_t> lengths;
+  for (int64_t s = 0; s < rows.count(); ++s) lengths.push_back(s % 3 == 2 ? 0 : 3 + s);
+  return Segments(lengths);
+}
+
+RopeStream stream(const Tensor& x, const Tensor& weight, const Tensor& angle,
+                  const Segments& rows) {
+  const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return {x, weight, angle.cos().to(type), angle.sin().to(type), rows};
+}
+
 std::vector<Case> cases_of(const Segments& rows, int64_t width) {
   const int64_t n = rows.total(), s = rows.count();
   std::vector<Case> cases;
@@ -158,6 +171,23 @@ std::vector<Case> cases_of(const Segments& rows, int64_t width) {
     cases.push_back({"norm_rope of a slice",
                      {noise({n, 3, 3, 2 * width}), noise({2 * width})},
                      [rope](const Tensors& in) { return rope(in[0].select(1, 2), in[1]); }});
+    const Segments others = beside(rows);
+    const int64_t m = others.total();
+    const Tensor other_angle = noise({m, width});
+    const auto joined = [=](const Tensor& a, const Tensor& a_weight, const Tensor& b,
+                            const Tensor& b_weight) {
+      return Tensors{joined_norm_rope(stream(a, a_weight, angle, rows),
+                                      stream(b, b_weight, other_angle, others), layout)};
+    };
+    cases.push_back({"joined_norm_rope",
+                     {noise({n, 3, 2 * width}), noise({2 * width}), noise({m, 3, 2 * width}),
+                      noise({2 * width})},
+                     [joined](const Tensors& in) { return joined(in[0], in[1], in[2], in[3]); }});
+    cases.push_back({"joined_norm_rope of slices, one without a norm",
+                     {noise({n, 3, 3, 2 * width}), noise({m, 3, 3, 2 * width}), noise({2 * width})},
+                     [joined](const Tensors& in) {
+                       return joined(in[0].select(1, 1), Tensor(), in[1].select(1, 2), in[2]);
+                     }});
   }
   for (bool silu : {false, true}) {
     cases.push_back(
@@ -215,6 +245,65 @@ TEST_CASE("Fused kernels are at least as exact as the composed form in 16 bits",
             std::max(2 * floor, 1.05 * error(composed.gradients, want.gradients)));
     }
   }
+}
+
+TEST_CASE("Two streams that are rotated into their join have the bits of each joined behind it",
+          "[ops][pointwise]") {
+  at::manual_seed(5);
+  for (const auto& a_rows : {Segments({70}), Segments({9, 9}), Segments({3, 0, 70, 1})}) {
+    const Segments b_rows = beside(a_rows);
+    const Tensor a_angle = noise({a_rows.total(), 8}), b_angle = noise({b_rows.total(), 8});
+    for (const Kernels choice : {Kernels::kFused, Kernels::kComposed}) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+        set_kernels(choice);
+        const Tensors in = {test::trained(noise({a_rows.total(), 2, 16}).to(dtype)),
+                            test::trained(noise({b_rows.total(), 2, 16}).to(dtype)),
+                            test::trained(noise({16}).to(dtype)),
+                            test::trained(noise({16}).to(dtype))};
+        const RopeStream a = stream(in[0], in[2], a_angle, a_rows),
+                         b = stream(in[1], in[3], b_angle, b_rows);
+        const auto layout = RopeLayout::kInterleaved;
+        const Tensor joined = joined_norm_rope(a, b, layout),
+                     apart = join_rows(norm_rope(a.x, a.weight, a.cos, a.sin, layout), a_rows,
+                                       norm_rope(b.x, b.weight, b.cos, b.sin, layout), b_rows);
+        CHECK(at::equal(joined, apart));
+        const Tensors given = test::gradients({joined}, in), want = test::gradients({apart}, in);
+        CHECK(test::same_bits({given[0], given[1]}, {want[0], want[1]}));
+        // Kernels of a GPU add up the rows of each sample first.
+        CHECK(error(given, want) < (dtype == at::kFloat ? 1e-6 : 8e-3));
+        const at::NoGradGuard no_grad;
+        CHECK(at::equal(joined_norm_rope(a, b, layout), apart));
+        set_kernels(Kernels::kAuto);
+      }
+    }
+  }
+}
+
+TEST_CASE("A frozen stream beside a trained one gets no gradient", "[ops][pointwise]") {
+  at::manual_seed(6);
+  const Segments rows({4, 2}), others({1, 3});
+  const Tensor angle = noise({6, 4}), other_angle = noise({4, 4});
+  const Tensor frozen = at::randn({6, 2, 8}), weight = at::randn({8});
+  const Tensors in = {test::trained(at::randn({4, 2, 8})), test::trained(weight)};
+  for (const Kernels choice : {Kernels::kFused, Kernels::kComposed}) {
+    set_kernels(choice);
+    const Tensor joined =
+        joined_norm_rope(stream(frozen, weight, angle, rows),
+                         stream(in[0], in[1], other_angle, others), RopeLayout::kHalves);
+    const Tensors given = test::gradients({joined}, in);
+    const Tensor apart = join_rows(norm_rope(frozen, weight, angle.cos().to(at::kFloat),
+                                             angle.sin().to(at::kFloat), RopeLayout::kHalves),
+                                   rows,
+                                   norm_rope(in[0], in[1], other_angle.cos().to(at::kFloat),
+                                             other_angle.sin().to(at::kFloat), RopeLayout::kHalves),
+                                   others);
+    CHECK(error(given, test::gradients({apart}, in)) < 1e-6);
+    set_kernels(Kernels::kAuto);
+  }
+  CHECK(test::error_of([&] {
+          joined_norm_rope(stream(frozen, weight, angle, rows),
+                           stream(in[0], in[1], other_angle, Segments({4})), RopeLayout::kHalves);
+        }).code() == ErrorCode::kInvalidArgument);
 }
 
 TEST_CASE("Modulations and affine weights of float32 beside 16 bits are not rounded",
@@ -305,8 +394,9 @@ TEST_CASE("Fused operators keep nothing but their inputs and outputs", "[ops][po
     // This one has saved its sum.
     if (c.name == "gate_residual_norm_modulate, only the second used")
       expected += inputs[0].nbytes();
-    // The angles that norm_rope got are made inside the expression.
+    // The angles that norm_rope got are made inside the expression, and those of a second stream.
     if (c.name.find("rope") != std::string::npos) expected += 2 * 64 * 32 * 4;
+    if (c.name.find("joined") == 0) expected += 2 * beside(Segments({40, 24})).total() * 32 * 4;
     CHECK(bytes.now() == expected);
     outputs.clear();
     CHECK(bytes.now() == 0);

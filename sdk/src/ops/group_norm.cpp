@@ -31,7 +31,7 @@ std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weig
 }
 
 // Whether the device's kernel, which takes images whose channels lie side by side, runs on `x`.
-bool is_fused(const Tensor& x) {
+bool takes_pixels(const Tensor& x) {
   const PointwiseKernels* kernels = kernels_in_use(x);
   return kernels != nullptr && kernels->group_norm != nullptr && x.numel() > 0 &&
          x.scalar_type() != at::kDouble &&
@@ -40,7 +40,7 @@ bool is_fused(const Tensor& x) {
 
 Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
                double eps, bool silu) {
-  if (is_fused(x)) {
+  if (takes_pixels(x)) {
     const Tensor pixels = x.permute({0, 2, 3, 1});
     const auto images = Segments::uniform(x.size(0), x.size(2) * x.size(3));
     return kernels_in_use(x)

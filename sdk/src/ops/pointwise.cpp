@@ -1,13 +1,9 @@
 #include "atelier/ops/pointwise.h"
 
-#include <atomic>
-
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "atelier/error.h"
-#include "atelier/host/dry_run.h"
-
 #include "ops/autograd_support.h"
+#include "ops/pointwise_checks.h"
 #include "ops/pointwise_composed.h"
 #include "ops/pointwise_kernels.h"
 #include "ops/shared_codes.h"
@@ -18,70 +14,6 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-std::atomic<Kernels> chosen_kernels{Kernels::kAuto};
-
-struct Registered {
-  std::atomic<const PointwiseKernels*> kernels{nullptr}, proven{nullptr};
-};
-
-struct KernelTable {
-  std::array<Registered, at::COMPILE_TIME_MAX_DEVICE_TYPES> devices;
-  KernelTable() {
-    Registered& cpu = devices[static_cast<size_t>(at::kCPU)];
-    cpu.kernels = cpu.proven = &cpu::pointwise_kernels;
-  }
-};
-
-Registered& registered(at::DeviceType device) {
-  static KernelTable table;
-  return table.devices[static_cast<size_t>(device)];
-}
-
-// Where `x` is, or would be if this were no dry run.
-at::DeviceType kind_of_device(const Tensor& x) {
-  const DryRun* dry = DryRun::of(x);
-  return dry != nullptr ? dry->like() : x.device().type();
-}
-
-// Whether the fused kernel of an operator takes `x`; otherwise the composed form runs. Operators
-// with a norm say how wide it is.
-template <typename Kernel>
-bool is_fused(const Tensor& x, Kernel PointwiseKernels::*kernel, int64_t norm_width = 0) {
-  const Kernels choice = chosen_kernels;
-  if (choice == Kernels::kComposed) return false;
-  const auto type = x.scalar_type();
-  const bool known =
-      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
-  const Registered& entry = registered(kind_of_device(x));
-  const bool is_forced = choice == Kernels::kFused;
-  const PointwiseKernels* kernels = is_forced ? entry.kernels : entry.proven;
-  if (!known || kernels == nullptr) {
-    if (!is_forced) return false;
-    throw Error(ErrorCode::kUnsupported,
-                c10::str("kernels: no fused ones for ", toString(type), " on ", x.device().str()),
-                "pass --kernels auto or --kernels composed");
-  }
-  const bool is_narrow =
-      kernels->widest_row_bytes == 0 || norm_width * x.element_size() <= kernels->widest_row_bytes;
-  return kernels->*kernel != nullptr && is_narrow &&
-         (type != at::kDouble || kernels->takes_float64);
-}
-
-const PointwiseKernels& kernels_for(const Tensor& x) {
-  if (x.is_meta()) return meta::pointwise_kernels;
-  return *registered(x.device().type()).kernels.load();
-}
-
-void check(bool fits, const char* op, at::ArrayRef<Tensor> tensors) {
-  if (fits) return;
-  std::string shapes;
-  for (const Tensor& t : tensors) {
-    if (!shapes.empty()) shapes += ", ";
-    shapes += c10::str(toString(t.scalar_type()), t.sizes());
-  }
-  throw Error(ErrorCode::kInvalidArgument, c10::str(op, ": do not fit together: ", shapes));
-}
 
 bool is_packed(const Tensor& x, const Segments& rows) {
   return x.dim() == 2 && x.size(0) == rows.total();
@@ -95,15 +27,6 @@ bool modulates(const Tensor& t, const Tensor& x, const Segments& rows) {
 
 bool is_width_of(const Tensor& t, const Tensor& x) {
   return t.dim() == 1 && t.size(0) == x.size(-1);
-}
-
-bool is_alike(const Tensor& a, const Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
-}
-
-// With the last axis dense; other strides are as they are.
-Tensor dense_rows(const Tensor& t) {
-  return t.stride(-1) == 1 ? t : t.contiguous();
 }
 
 // The same as [N, D].
@@ -256,10 +179,6 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 };
 
 // A tensor for autograd, which knows no undefined ones.
-std::optional<Tensor> as_optional(const Tensor& t) {
-  return t.defined() ? std::optional<Tensor>(t) : std::nullopt;
-}
-
 Tensor dense_or_undefined(const Tensor& t) {
   return t.defined() ? dense_rows(t) : t;
 }
@@ -358,33 +277,6 @@ struct RmsGateResidualNormModulate : torch::autograd::Function<RmsGateResidualNo
   }
 };
 
-struct NormRope : torch::autograd::Function<NormRope> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
-                        const Tensor& cos, const Tensor& sin, RopeLayout layout, double eps) {
-    const Tensor scale = weight.value_or(Tensor());
-    // Without a norm the gradient does not depend on x.
-    ctx->save_for_backward({weight ? x : Tensor(), scale, cos, sin});
-    ctx->saved_data["layout"] = static_cast<int64_t>(layout);
-    ctx->saved_data["eps"] = eps;
-    ctx->set_materialize_grads(false);
-    return kernels_for(x).norm_rope(dense_rows(x), scale, cos, sin, layout, eps);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    variable_list result(6);
-    if (!grads[0].defined()) return result;
-    const variable_list saved = ctx->get_saved_variables();
-    const Tensor x = saved[0].defined() ? dense_rows(saved[0]) : Tensor();
-    const bool weight_grad = saved[1].defined() && ctx->needs_input_grad(1);
-    auto given = kernels_for(grads[0]).norm_rope_backward(
-        grads[0].contiguous(), x, saved[1], saved[2], saved[3],
-        static_cast<RopeLayout>(ctx->saved_data["layout"].toInt()),
-        ctx->saved_data["eps"].toDouble(), weight_grad);
-    result[0] = given[0];
-    result[1] = given[1];
-    return result;
-  }
-};
-
 struct Swiglu : torch::autograd::Function<Swiglu> {
   static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up) {
     ctx->save_for_backward({gate, up});
@@ -435,26 +327,6 @@ struct ChannelNorm : torch::autograd::Function<ChannelNorm> {
 };
 
 }  // namespace
-
-void set_kernels(Kernels kernels) {
-  chosen_kernels = kernels;
-}
-Kernels kernels() {
-  return chosen_kernels;
-}
-
-void register_pointwise_kernels(at::DeviceType device, const PointwiseKernels* kernels,
-                                const PointwiseKernels* proven) {
-  registered(device).kernels = kernels;
-  registered(device).proven = proven;
-}
-
-const PointwiseKernels* kernels_in_use(const Tensor& x) {
-  const Kernels choice = chosen_kernels;
-  if (choice == Kernels::kComposed || x.is_meta()) return nullptr;
-  const Registered& entry = registered(x.device().type());
-  return choice == Kernels::kFused ? entry.kernels : entry.proven;
-}
 
 Tensor norm_modulate(const Tensor& x, const Tensor& shift, const Tensor& scale,
                      const Segments& rows, double eps) {
@@ -569,24 +441,6 @@ std::tuple<Tensor, Tensor> rms_gate_residual_norm_modulate(const Tensor& x, cons
       x.contiguous(), y.contiguous(), first.contiguous(), dense_or_undefined(gate),
       next.contiguous(), dense_or_undefined(scale), rows, eps);
   return {both[0], both[1]};
-}
-
-Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
-                 RopeLayout layout, double eps) {
-  const bool weight_fits =
-      !weight.defined() || (x.dim() == 3 && weight.dim() == 1 && weight.size(0) == x.size(2));
-  check(x.dim() == 3 && x.size(2) % 2 == 0 && is_alike(cos, sin) &&
-            cos.sizes() == at::IntArrayRef{x.size(0), x.size(2) / 2} && weight_fits,
-        "norm_rope", {x, cos, sin});
-  if (!is_fused(x, &PointwiseKernels::norm_rope, x.size(2)))
-    return composed::norm_rope(x, weight, cos, sin, layout, eps);
-  const Tensor scale = weight.defined() ? weight.to(x.scalar_type()).contiguous() : Tensor();
-  const Tensor wide_cos = cos.to(wide(x)).contiguous(), wide_sin = sin.to(wide(x)).contiguous();
-  if (needs_graph({x, scale})) {
-    return NormRope::apply(x, scale.defined() ? std::optional<Tensor>(scale) : std::nullopt,
-                           wide_cos, wide_sin, layout, eps);
-  }
-  return kernels_for(x).norm_rope(dense_rows(x), scale, wide_cos, wide_sin, layout, eps);
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {

@@ -7,6 +7,7 @@
 #include "atelier/host/upload.h"
 
 #include "ops/autograd_support.h"
+#include "ops/pointwise_kernels.h"
 
 namespace atelier::ops::composed {
 namespace {
@@ -76,8 +77,11 @@ Tensor rms_gate_residual(const Tensor& x, const Tensor& y, const Tensor& weight,
   return gate.defined() ? gate_residual(x, normal, at::tanh(gate), rows) : x + normal;
 }
 
-Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
-                 RopeLayout layout, double eps) {
+namespace {
+
+// Before it is rounded to the dtype of x.
+Tensor wide_norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                      RopeLayout layout, double eps) {
   Tensor v = x.to(wide(x));
   if (weight.defined()) {
     v = v * at::rsqrt(v.square().mean(-1, true) + eps) * weight.to(v.scalar_type());
@@ -88,7 +92,37 @@ Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const
   const Tensor pairs = v.unflatten(2, halves ? at::IntArrayRef{2, half} : at::IntArrayRef{half, 2});
   const int64_t axis = halves ? 2 : 3;
   const Tensor a = pairs.select(axis, 0), b = pairs.select(axis, 1);
-  return at::stack({a * c - b * s, a * s + b * c}, axis).flatten(2).to(x.scalar_type());
+  return at::stack({a * c - b * s, a * s + b * c}, axis).flatten(2);
+}
+
+// Puts the rows of a stream to their places in `joined`, rounded to its dtype.
+void put_rows(const Tensor& rows, const StreamRows& stream, Tensor& joined) {
+  for (int64_t s = 0; s < stream.rows.count(); ++s) {
+    const int64_t first = stream.rows.offset(s), count = stream.rows.length(s);
+    joined.narrow(0, first + stream.before(s), count).copy_(rows.narrow(0, first, count));
+  }
+}
+
+}  // namespace
+
+Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                 RopeLayout layout, double eps) {
+  return wide_norm_rope(x, weight, cos, sin, layout, eps).to(x.scalar_type());
+}
+
+Tensor joined_norm_rope(const RopeStream& a, const RopeStream& b, RopeLayout layout, double eps) {
+  if (needs_graph({a.x, a.weight, b.x, b.weight})) {
+    return join_rows(composed::norm_rope(a.x, a.weight, a.cos, a.sin, layout, eps), a.rows,
+                     composed::norm_rope(b.x, b.weight, b.cos, b.sin, layout, eps), b.rows);
+  }
+  auto sizes = a.x.sizes().vec();
+  sizes[0] += b.x.size(0);
+  Tensor joined = at::empty(sizes, a.x.options());
+  put_rows(wide_norm_rope(a.x, a.weight, a.cos, a.sin, layout, eps), {a.rows, b.rows, true},
+           joined);
+  put_rows(wide_norm_rope(b.x, b.weight, b.cos, b.sin, layout, eps), {b.rows, a.rows, false},
+           joined);
+  return joined;
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {

@@ -21,6 +21,8 @@ at::Tensor rms_gate_residual(const at::Tensor& x, const at::Tensor& y, const at:
                              const at::Tensor& gate, const Segments& rows, double eps);
 at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& cos,
                      const at::Tensor& sin, RopeLayout layout, double eps);
+at::Tensor joined_norm_rope(const RopeStream& a, const RopeStream& b, RopeLayout layout,
+                            double eps);
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 at::Tensor gelu_tanh(const at::Tensor& x);
 at::Tensor channel_norm(const at::Tensor& x, const at::Tensor& gamma, bool silu);

@@ -14,6 +14,17 @@ struct CodedRows {
   RowCodes codes;
 };
 
+// Where the rows of a stream stand among those of two that are joined sample by sample: row r of
+// sample s is row r + before(s) of both.
+struct StreamRows {
+  Segments rows, others;
+  bool is_first;
+
+  // Of one stream, which is not joined.
+  static StreamRows alone(int64_t rows) { return {Segments({rows}), Segments({0}), true}; }
+  int64_t before(int64_t sample) const { return others.offset(is_first ? sample : sample + 1); }
+};
+
 // An operator that is null runs composed; those that its backward pass calls are set with it, here
 // and in the operators that it joins. Arguments have been checked. Tensors are contiguous, but of
 // modulations, of norm_rope's x and of swiglu's inputs only the last axis need be dense.
@@ -83,13 +94,14 @@ struct PointwiseKernels {
       const Tensor& weight, const Tensor& gate, const Tensor& next_weight, const Tensor& scale,
       const Segments& rows, double eps, std::array<bool, 4> wanted);
 
-  Tensor (*norm_rope)(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
-                      RopeLayout layout, double eps);
-  // {x, weight}
+  // Into the stream's rows of `out`, [M, H, d].
+  void (*norm_rope)(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+                    RopeLayout layout, double eps, const StreamRows& stream, Tensor& out);
+  // {x, weight}; `grad` is that of `out`. x may be undefined without a weight.
   std::array<Tensor, 2> (*norm_rope_backward)(const Tensor& grad, const Tensor& x,
                                               const Tensor& weight, const Tensor& cos,
                                               const Tensor& sin, RopeLayout layout, double eps,
-                                              bool weight_grad);
+                                              const StreamRows& stream, bool weight_grad);
 
   // [N, D]
   Tensor (*swiglu)(const Tensor& gate, const Tensor& up);
@@ -141,6 +153,22 @@ ATELIER_API void register_pointwise_kernels(at::DeviceType device, const Pointwi
 
 // The kernels that may run on tensors like `x` as things stand; null: none.
 const PointwiseKernels* kernels_in_use(const at::Tensor& x);
+
+// The same for the pointwise operators, whose kernels a dry run has, too: null also where they do
+// not take the dtype of `x`, or a norm of rows of this width. Throws Error{kUnsupported} where
+// kernels are forced that the device has not.
+const PointwiseKernels* kernels_taking(const at::Tensor& x, int64_t norm_width);
+
+// Whether the fused kernel of an operator takes `x`; otherwise the composed form runs. Operators
+// with a norm say how wide it is.
+template <typename Kernel>
+bool is_fused(const at::Tensor& x, Kernel PointwiseKernels::*kernel, int64_t norm_width = 0) {
+  const PointwiseKernels* kernels = kernels_taking(x, norm_width);
+  return kernels != nullptr && kernels->*kernel != nullptr;
+}
+
+// Those that run on `x` where is_fused().
+const PointwiseKernels& kernels_for(const at::Tensor& x);
 
 namespace cpu {
 extern const PointwiseKernels pointwise_kernels;

@@ -108,14 +108,14 @@ std::array<Tensor, 6> rms_gate_residual_norm_modulate_backward(const Tensor&, co
           like(wanted[3], scale)};
 }
 
-Tensor norm_rope(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, RopeLayout, double) {
-  return packed(x);
-}
+void norm_rope(const Tensor&, const Tensor&, const Tensor&, const Tensor&, RopeLayout, double,
+               const StreamRows&, Tensor&) {}
 
 std::array<Tensor, 2> norm_rope_backward(const Tensor& grad, const Tensor&, const Tensor&,
                                          const Tensor&, const Tensor&, RopeLayout, double,
-                                         bool weight_grad) {
-  return {packed(grad), sums(weight_grad, {grad.size(2)}, grad)};
+                                         const StreamRows& stream, bool weight_grad) {
+  return {at::empty({stream.rows.total(), grad.size(1), grad.size(2)}, grad.options()),
+          sums(weight_grad, {grad.size(2)}, grad)};
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor&) {

@@ -74,6 +74,18 @@ ATELIER_API at::Tensor norm_rope(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& cos, const at::Tensor& sin, RopeLayout layout,
                                  double eps = 1e-6);
 
+// What norm_rope() takes of one of two streams that attend together, and the samples of its rows.
+struct RopeStream {
+  at::Tensor x, weight, cos, sin;
+  Segments rows;
+};
+
+// norm_rope() of two streams of one dtype, H and d, each written where join_rows() would put it:
+// without a tensor for either and a copy of both. Their gradients read that of the result in place.
+// Returns [Na + Nb, H, d].
+ATELIER_API at::Tensor joined_norm_rope(const RopeStream& a, const RopeStream& b, RopeLayout layout,
+                                        double eps = 1e-6);
+
 // silu(gate) * up, same shapes. Returns that shape.
 ATELIER_API at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
@@ -82,8 +94,8 @@ ATELIER_API at::Tensor gelu_tanh(const at::Tensor& x);
 
 // GroupNorm, then SiLU when `silu`: each sample's channels in `groups` equal groups, each group
 // with mean 0 and variance 1, then times weight plus bias by channel. x: [B, C, H, W]; weight,
-// bias: [C]. Composed of LibTorch's operators on every device. Returns the shape and memory format
-// of x.
+// bias: [C]. A GPU may have kernels for images whose channels lie side by side; all else is
+// LibTorch's. Returns the shape and memory format of x.
 ATELIER_API at::Tensor group_norm(const at::Tensor& x, const at::Tensor& weight,
                                   const at::Tensor& bias, int64_t groups, double eps, bool silu);
 

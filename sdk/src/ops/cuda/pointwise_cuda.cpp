@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include "atelier/host/upload.h"
+
 #include "ops/cuda/codes_cuda.h"
 #include "ops/cuda/row_call.h"
 #include "ops/cuda/row_plan.h"
@@ -306,34 +308,48 @@ void align_halves(RowArguments& arguments, int64_t half_bytes, const Tensor& cos
                                  is_aligned(sin.const_data_ptr(), half, sizeof(float));
 }
 
-Tensor norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
-                 RopeLayout layout, double eps) {
-  Tensor out = packed_like(x);
-  const Segments rows = one_sample(x.size(0) * x.size(1));
-  RowCall call(RowOperator::norm_rope, x, rows, x.size(2) / 2, weight.defined(), 0);
+// Its samples in heads, and where their rows stand among those of both streams, on the device.
+struct StreamHeads {
+  Segments heads;
+  Tensor offsets;  // keeps rows_before alive; undefined where one sample needs none
+  const int64_t* rows_before = nullptr;
+
+  StreamHeads(const StreamRows& stream, int64_t count, at::Device device)
+      : heads(Segments::from_tensor(stream.rows.own_offsets() * count)) {
+    if (stream.others.total() == 0) return;
+    offsets = offsets_on(stream.others, device);
+    rows_before = offsets.const_data_ptr<int64_t>() + (stream.is_first ? 0 : 1);
+  }
+};
+
+void norm_rope(const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin,
+               RopeLayout layout, double eps, const StreamRows& stream, Tensor& out) {
+  const StreamHeads place(stream, x.size(1), x.device());
+  RowCall call(RowOperator::norm_rope, x, place.heads, x.size(2) / 2, weight.defined(), 0);
   put_heads(call.arguments, x, weight, cos, sin, x.size(1), layout, eps);
+  call.arguments.rows_before = place.rows_before;
   call.arguments.out = output_of(out);
   align_halves(call.arguments, x.size(2) / 2 * x.element_size(), cos, sin);
   call.run();
-  return out;
 }
 
 std::array<Tensor, 2> norm_rope_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
                                          const Tensor& cos, const Tensor& sin, RopeLayout layout,
-                                         double eps, bool weight_grad) {
-  Tensor grad_x = packed_like(grad);
-  const Segments rows = one_sample(grad.size(0) * grad.size(1));
-  RowCall call(RowOperator::norm_rope_backward, grad, rows, grad.size(2) / 2, weight.defined(),
+                                         double eps, const StreamRows& stream, bool weight_grad) {
+  const int64_t heads = grad.size(1), width = grad.size(2);
+  Tensor grad_x = at::empty({stream.rows.total(), heads, width}, grad.options());
+  const StreamHeads place(stream, heads, grad.device());
+  RowCall call(RowOperator::norm_rope_backward, grad, place.heads, width / 2, weight.defined(),
                weight_grad ? 2 : 0);
-  put_heads(call.arguments, weight.defined() ? x : Tensor(), weight, cos, sin, grad.size(1), layout,
-            eps);
+  put_heads(call.arguments, weight.defined() ? x : Tensor(), weight, cos, sin, heads, layout, eps);
+  call.arguments.rows_before = place.rows_before;
   call.arguments.grad = input_of(grad, grad.stride(0));
   call.arguments.out = output_of(grad_x);
-  align_halves(call.arguments, grad.size(2) / 2 * grad.element_size(), cos, sin);
-  const Tensor sums = call.run();
+  align_halves(call.arguments, width / 2 * grad.element_size(), cos, sin);
+  const Tensor totals = call.run();
   if (!weight_grad) return {grad_x, Tensor()};
-  const bool halves = layout == RopeLayout::kHalves;
-  const Tensor channels = halves ? sums[0] : sums[0].transpose(0, 1);
+  const Tensor sums = totals.size(0) == 1 ? totals[0] : totals.sum(0);
+  const Tensor channels = layout == RopeLayout::kHalves ? sums : sums.transpose(0, 1);
   return {grad_x, channels.reshape({grad.size(2)}).to(weight.scalar_type())};
 }
 

@@ -102,18 +102,32 @@ struct RopeFunctor : RowFunctor<T, 1> {
     return factors;
   }
 
-  static ATELIER_LANE Pairs<T> load(const RowArguments& arguments, const Input& from,
-                                    int64_t head_stride, const Place& place) {
+  static ATELIER_LANE Pairs<T> load_x(const RowArguments& arguments, const Place& place) {
     const int64_t row = quotient(place.row, arguments.heads);
     const int64_t head = place.row - row * arguments.heads;
-    const Bits* data = static_cast<const Bits*>(from.data);
-    return load_pairs<T>(data + row * from.stride + head * head_stride, from.is_aligned,
-                         arguments.halves, place);
+    const Bits* data = static_cast<const Bits*>(arguments.x.data);
+    return load_pairs<T>(data + row * arguments.x.stride + head * arguments.head_stride,
+                         arguments.x.is_aligned, arguments.halves, place);
   }
 
-  static ATELIER_LANE void store(const RowArguments& arguments, const Place& place,
+  static ATELIER_LANE Pairs<T> load_joined(const RowArguments& arguments, const Input& from,
+                                           const Place& place) {
+    return load_pairs<T>(static_cast<const Bits*>(from.data) + joined(arguments, place),
+                         from.is_aligned, arguments.halves, place);
+  }
+
+  // Where the head stands among those of both streams, in elements.
+  static ATELIER_LANE int64_t joined(const RowArguments& arguments, const Place& place) {
+    const int64_t before =
+        arguments.rows_before != nullptr ? arguments.rows_before[place.sample] : 0;
+    return (place.row + before * arguments.heads) * 2 * place.width;
+  }
+
+  // `is_joined`: among the heads of both streams.
+  static ATELIER_LANE void store(const RowArguments& arguments, const Place& place, bool is_joined,
                                  const float (&a)[kElements], const float (&b)[kElements]) {
-    Bits* head = static_cast<Bits*>(arguments.out.data) + place.row * 2 * place.width;
+    Bits* head = static_cast<Bits*>(arguments.out.data) +
+                 (is_joined ? joined(arguments, place) : place.row * 2 * place.width);
     store_pairs<T>(head, arguments.out.is_aligned, arguments.halves, place,
                    join<T>(a, b, arguments.halves));
   }
@@ -153,7 +167,7 @@ struct NormRope : RopeFunctor<T> {
   static ATELIER_LANE void phase(const RowArguments& arguments, const Place& place, Lane& lane,
                                  ColumnSums&, float (&sums)[kMostSums]) {
     if constexpr (kPhase == 0) {
-      lane.x = Base::load(arguments, arguments.x, arguments.head_stride, place);
+      lane.x = Base::load_x(arguments, place);
       sums[0] = squares_of<T>(lane.x.packs);
     } else {
       float a[kElements], b[kElements];
@@ -175,7 +189,7 @@ struct NormRope : RopeFunctor<T> {
         a[i] = u * angles.cos[i] - v * angles.sin[i];
         b[i] = u * angles.sin[i] + v * angles.cos[i];
       }
-      Base::store(arguments, place, a, b);
+      Base::store(arguments, place, /*is_joined=*/true, a, b);
     }
   }
 };
@@ -206,7 +220,7 @@ struct NormRopeBackward : RopeFunctor<T> {
       sums[0] = 0;
     }
     if (!has_norm) {
-      if constexpr (kPhase == 2) Base::store(arguments, place, lane.a, lane.b);
+      if constexpr (kPhase == 2) Base::store(arguments, place, /*is_joined=*/false, lane.a, lane.b);
       return;
     }
     float a[kElements], b[kElements];
@@ -224,16 +238,14 @@ struct NormRopeBackward : RopeFunctor<T> {
         column_sums.at[1][0][i] += lane.b[i] * v;
       }
     }
-    if constexpr (kPhase == 2) Base::store(arguments, place, a, b);
+    if constexpr (kPhase == 2) Base::store(arguments, place, /*is_joined=*/false, a, b);
   }
 
  private:
   static ATELIER_LANE void begin(const RowArguments& arguments, const Place& place, Lane& lane) {
-    const Pairs<T> grad =
-        Base::load(arguments, arguments.grad, /*head_stride=*/2 * place.width, place);
+    const Pairs<T> grad = Base::load_joined(arguments, arguments.grad, place);
     lane.x = {};
-    if (arguments.weight.data != nullptr)
-      lane.x = Base::load(arguments, arguments.x, arguments.head_stride, place);
+    if (arguments.weight.data != nullptr) lane.x = Base::load_x(arguments, place);
     const typename Base::Angles angles = Base::angles(arguments, place);
     float a[kElements], b[kElements];
     part<T>(grad, arguments.halves, a, b);

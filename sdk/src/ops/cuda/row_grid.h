@@ -89,6 +89,8 @@ struct RowArguments {
   int64_t heads, head_stride;
   const float *cos, *sin;
   bool halves, are_angles_aligned;
+  // By sample: how many rows later than in x they are in `out`, or in `grad`. Null: none.
+  const int64_t* rows_before;
 };
 
 // Where a lane is.
