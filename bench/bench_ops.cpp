@@ -28,45 +28,19 @@
 #include "atelier/ops/linears.h"
 #include "atelier/ops/pointwise.h"
 
+#include "bench/bench_rows.h"
 #include "host/device/cuda.h"
 #include "host/flags/flags.h"
 #include "memory/quantized_store.h"
 #include "memory/transfer_device.h"
 
+namespace atelier::bench {
 namespace {
 
-using namespace atelier;
 using at::Tensor;
-using Tensors = std::vector<Tensor>;
 
 constexpr int kWarmUps = 2, kMostSets = 6;
 constexpr double kSetBytes = 256e6;  // of all sets together, several times a device's cache
-
-// Where and how large.
-struct Bench {
-  at::Device device = at::kCPU;
-  bool is_small = true;
-
-  Tensor noise(at::IntArrayRef sizes, at::ScalarType dtype = at::kBFloat16) const {
-    return at::randn(sizes, at::TensorOptions(device).dtype(dtype));
-  }
-  // A matrix whose products are as large as what they multiply.
-  Tensor matrix(int64_t rows, int64_t columns) const {
-    return noise({rows, columns}) / std::sqrt(static_cast<double>(columns));
-  }
-};
-
-// One run, with the set of tensors of that number.
-using Run = std::function<void(int set)>;
-
-struct Row {
-  std::string name;
-  double bytes = 0, flops = 0;  // of a run; with neither only its time is told
-  std::function<Run(const Bench&, int sets)> make;
-  // Waits itself for what it does: timed by the clock, one run at a time.
-  bool waits = false;
-  bool only_first = false;  // every run is the first one of its kind
-};
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -145,13 +119,6 @@ std::vector<Shape> shapes(bool is_small) {
           {"width 3072", 3072, 24, 24, 128, 12288, 2, 4160}};
 }
 
-Run with_sets(int sets, const std::function<Tensors()>& make,
-              const std::function<void(const Tensors&)>& run) {
-  std::vector<Tensors> all;
-  for (int i = 0; i < sets; ++i) all.push_back(make());
-  return [all, run](int set) { run(all[static_cast<size_t>(set)]); };
-}
-
 void add_device_copy(std::vector<Row>& rows, bool is_small) {
   const int64_t count = is_small ? 1 << 20 : 1 << 29;
   rows.push_back({"copy on the device", 4.0 * static_cast<double>(count), 0,
@@ -215,16 +182,6 @@ WeightPtr weight_for(const std::string& compute, const Tensor& value) {
   return eight_bit_weight(value,
                           compute.starts_with("int8") ? QuantizedKind::kInt8 : QuantizedKind::kFp8,
                           /*is_w8a8=*/!compute.ends_with("stored"));
-}
-
-// `run` with kernels of our own, proven or not, or with what runs by default.
-Run with_kernels(bool is_fused, const Run& run) {
-  if (!is_fused) return run;
-  return [run](int set) {
-    ops::set_kernels(ops::Kernels::kFused);
-    run(set);
-    ops::set_kernels(ops::Kernels::kAuto);
-  };
 }
 
 void add_products(std::vector<Row>& rows, bool is_small) {
@@ -512,32 +469,6 @@ void add_all_pointwise(std::vector<Row>& rows, bool is_small) {
       [](const Tensors& in, const Tensors&) { return ops::gelu_tanh(in[0]); }, true);
 }
 
-// Norms of images as decoders have them, with SiLU.
-void add_image_norms(std::vector<Row>& rows, bool is_small) {
-  const int64_t side = is_small ? 16 : 1024, channels = is_small ? 32 : 128;
-  const double bytes = 4.0 * static_cast<double>(channels * side * side);
-  for (const auto& [is_group, is_fused] : {std::pair(true, false), std::pair(false, false),
-                                           std::pair(true, true), std::pair(false, true)})
-    rows.push_back(
-        {std::string(is_group ? "image, group_norm" : "image, channel_norm") +
-             (is_fused ? ", fused" : ""),
-         bytes, 0,
-         [is_group = is_group, is_fused = is_fused, side, channels](const Bench& bench, int sets) {
-           return with_kernels(
-               is_fused, with_sets(
-                             sets,
-                             [&] {
-                               return Tensors{bench.noise({1, channels, side, side})
-                                                  .contiguous(at::MemoryFormat::ChannelsLast),
-                                              bench.noise({channels}), bench.noise({channels})};
-                             },
-                             [=](const Tensors& in) {
-                               is_group ? ops::group_norm(in[0], in[1], in[2], 32, 1e-6, true)
-                                        : ops::channel_norm(in[0], in[1], true);
-                             }));
-         }});
-}
-
 // The most telling ones first.
 std::vector<Row> all_rows(bool is_small) {
   std::vector<Row> rows;
@@ -548,6 +479,7 @@ std::vector<Row> all_rows(bool is_small) {
   add_adapters(rows, is_small);
   add_host_copies(rows, is_small);
   add_image_norms(rows, is_small);
+  add_optimizer_steps(rows, is_small);
   return rows;
 }
 
@@ -593,14 +525,15 @@ int run(std::span<const std::string> arguments) {
 }
 
 }  // namespace
+}  // namespace atelier::bench
 
 int main(int argc, char** argv) {
   try {
-    device::open_cuda();
-    return run(std::vector<std::string>(argv + 1, argv + argc));
-  } catch (const Error& error) {
+    atelier::device::open_cuda();
+    return atelier::bench::run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const atelier::Error& error) {
     std::cerr << "error: " << error.what() << "\n";
-    return exit_code(error.code());
+    return atelier::exit_code(error.code());
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << "\n";
     return 70;

@@ -36,6 +36,10 @@ class AdamW : public OptimizerBase {
   bool fits_batch(const std::vector<size_t>& batch, size_t i) const;
   void add_to_batches(size_t i, Batches& batches) const;
   void move(const std::vector<size_t>& batch, double lr, const StepScalars::OnDevice& scalars);
+  void move_composed(const std::vector<size_t>& moved, double lr,
+                     const StepScalars::OnDevice& scalars);
+  void move_fused(const std::vector<size_t>& moved, double lr,
+                  const StepScalars::OnDevice& scalars);
 
   std::vector<Moments> moments_;  // by slot
   // Slots that one call moves: of one device, learning rate and weight decay.
@@ -114,27 +118,73 @@ void AdamW::step_part(std::span<const size_t> places, double lr, const at::Tenso
 
 void AdamW::move(const std::vector<size_t>& batch, double lr,
                  const StepScalars::OnDevice& scalars) {
-  std::vector<size_t> moved;
-  std::vector<at::Tensor> values, gradients, exp_avgs, exp_avg_sqs, steps;
+  std::vector<size_t> composed, fused;
+  std::vector<at::Tensor> steps;
   for (const size_t i : batch) {
     const Slot& slot = slots_[i];
     if (!slot.leaf.grad().defined()) continue;
-    if (slot.leaf.numel() == 0) {  // the others move their pieces
-      slot.step.add_(scalars.count);
-      continue;
+    steps.push_back(slot.step);
+    if (slot.leaf.numel() == 0) continue;  // the others move their pieces
+    const bool is_fused = moments_[i].is_quantized() && ops::has_adamw_8bit(slot.leaf);
+    (is_fused ? fused : composed).push_back(i);
+  }
+  if (!steps.empty()) at::_foreach_add_(steps, scalars.count);
+  if (!composed.empty()) move_composed(composed, lr, scalars);
+  if (!fused.empty()) move_fused(fused, lr, scalars);
+}
+
+// One kernel for each parameter. All are of one device, learning rate and weight decay.
+void AdamW::move_fused(const std::vector<size_t>& moved, double lr,
+                       const StepScalars::OnDevice& scalars) {
+  const double rate = lr * slots_[moved.front()].lr_scale;
+  std::vector<at::Tensor> counts;
+  for (const size_t i : moved) counts.push_back(slots_[i].step);
+  const at::Tensor count = at::stack(counts).to(at::kDouble);
+  const auto correction = [&](double beta) { return at::pow(beta, count).neg_().add_(1.0); };
+  const at::Tensor corrections = at::stack({correction(options_.beta1).reciprocal_().mul_(rate),
+                                            correction(options_.beta2).sqrt_()},
+                                           1)
+                                     .to(at::kFloat);
+  for (size_t k = 0; k < moved.size(); ++k) {
+    const Slot& slot = slots_[moved[k]];
+    const Moments& moments = moments_[moved[k]];
+    ops::AdamW8BitStep step{.leaf = slot.leaf.detach(),
+                            .gradient = slot.leaf.grad().detach().contiguous(),
+                            .master = slot.master,
+                            .exp_avg = moment_codes(moments.exp_avg_8bit),
+                            .exp_avg_sq = moment_codes(moments.exp_avg_sq_8bit),
+                            .grad_scale = scalars.grad_scale,
+                            .is_skipped = scalars.is_skipped,
+                            .corrections = corrections[static_cast<int64_t>(k)],
+                            .beta1 = options_.beta1,
+                            .beta2 = options_.beta2,
+                            .eps = options_.eps,
+                            .decay = 1 - rate * slot.weight_decay};
+    if (slot.leaf.scalar_type() != at::kFloat && !slot.master.defined()) {
+      const RoundingKey key = rounding_key(slot);
+      step.key = philox_key(key);
+      step.parameter = key.parameter;
+      step.step = key.step;
+      step.first = key.first;
     }
+    ops::adamw_8bit(step);
+  }
+}
+
+void AdamW::move_composed(const std::vector<size_t>& moved, double lr,
+                          const StepScalars::OnDevice& scalars) {
+  std::vector<at::Tensor> values, gradients, exp_avgs, exp_avg_sqs, steps;
+  for (const size_t i : moved) {
+    const Slot& slot = slots_[i];
     const Moments& moments = moments_[i];
     const bool is_quantized = moments.is_quantized();
-    moved.push_back(i);
     values.push_back(moved_value(slot));
     gradients.push_back(gradient(slot));
     exp_avgs.push_back(is_quantized ? dequantize(moments.exp_avg_8bit) : moments.exp_avg);
     exp_avg_sqs.push_back(is_quantized ? dequantize(moments.exp_avg_sq_8bit) : moments.exp_avg_sq);
     steps.push_back(slot.step);
   }
-  if (moved.empty()) return;
   const Slot& first = slots_[moved.front()];
-  at::_foreach_add_(steps, scalars.count);
   at::_fused_adamw_(values, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
                     lr * first.lr_scale, options_.beta1, options_.beta2, first.weight_decay,
                     options_.eps, /*amsgrad=*/false, /*maximize=*/false, scalars.grad_scale,

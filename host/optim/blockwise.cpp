@@ -67,10 +67,10 @@ const Codebook& codebook(bool is_signed) {
   return is_signed ? with_sign : without;
 }
 
-// A codebook as LibTorch's operators use it.
+// A codebook in memory of a device.
 struct DeviceCodebook {
-  at::Tensor map;      // float32 [256]
-  at::Tensor borders;  // float32 [255]
+  at::Tensor map, borders;  // float32 [256]; the last border is infinite
+  at::Tensor first_code;    // uint8 [65536]
 };
 
 // Copied to a device once: copying waits for it.
@@ -83,8 +83,8 @@ const DeviceCodebook& device_codebook(bool is_signed, at::Device device) {
   if (is_new) {
     const Codebook& host = codebook(is_signed);
     book->second.map = at::tensor(at::ArrayRef<float>(host.map)).to(device);
-    book->second.borders =
-        at::tensor(at::ArrayRef<float>(host.borders.data(), kCodes - 1)).to(device);
+    book->second.borders = at::tensor(at::ArrayRef<float>(host.borders)).to(device);
+    book->second.first_code = at::tensor(at::ArrayRef<uint8_t>(host.first_code)).to(device);
   }
   return book->second;
 }
@@ -133,6 +133,11 @@ void quantize(const at::Tensor& value, const at::Tensor& keeps, Blockwise& targe
   });
 }
 
+ops::MomentCodes moment_codes(const Blockwise& quantized) {
+  const DeviceCodebook& book = device_codebook(quantized.is_signed, quantized.codes.device());
+  return {quantized.codes, quantized.absmax, book.map, book.borders, book.first_code};
+}
+
 at::Tensor dequantize_composed(const Blockwise& quantized) {
   const at::Tensor& map = device_codebook(quantized.is_signed, quantized.codes.device()).map;
   const int64_t size = quantized.codes.numel();
@@ -152,7 +157,8 @@ void quantize_composed(const at::Tensor& value, const at::Tensor& keeps, Blockwi
   padded = padded.view({blocks, kQuantizedBlock});
   const at::Tensor absmax = padded.abs().amax(1);
   const at::Tensor divisor = absmax.masked_fill(absmax == 0, 1.0).unsqueeze(1);
-  const at::Tensor& borders = device_codebook(target.is_signed, value.device()).borders;
+  const at::Tensor borders =
+      device_codebook(target.is_signed, value.device()).borders.narrow(0, 0, kCodes - 1);
   const at::Tensor codes = at::bucketize(padded.div(divisor), borders, /*out_int32=*/true)
                                .to(at::kByte)
                                .flatten()

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "atelier/host/adamw_8bit.h"
+
 namespace atelier::optim {
 
 constexpr int64_t kQuantizedBlock = 256;
@@ -26,6 +28,9 @@ at::Tensor dequantize(const Blockwise& quantized);
 // Puts `value`, contiguous float32 of as many elements, into `target`, rounded to the nearest
 // codes; where the bool scalar `keeps` is true, `target` stays as it is.
 void quantize(const at::Tensor& value, const at::Tensor& keeps, Blockwise& target);
+
+// As the kernels of devices take it; shares storage.
+ops::MomentCodes moment_codes(const Blockwise& quantized);
 
 // The same with operators of LibTorch, which is what other devices than the CPU do.
 at::Tensor dequantize_composed(const Blockwise& quantized);

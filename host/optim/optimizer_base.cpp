@@ -8,7 +8,6 @@
 
 #include "atelier/error.h"
 
-#include "host/optim/rounding.h"
 #include "host/random/counter.h"
 #include "host/report/problems.h"
 
@@ -126,16 +125,20 @@ at::Tensor OptimizerBase::moved_value(const Slot& slot) const {
   return slot.master.defined() ? slot.master : slot.leaf.detach().to(at::kFloat);
 }
 
+RoundingKey OptimizerBase::rounding_key(const Slot& slot) const {
+  return {.seed = random::stream_seed(options_.seed, random::Stream::kRounding),
+          .parameter = slot.index,
+          .step = static_cast<uint32_t>(*rounding_step_.const_data_ptr<int64_t>()),
+          .first = static_cast<uint64_t>(slot.piece ? slot.piece->begin : 0)};
+}
+
 void OptimizerBase::store(const Slot& slot, const at::Tensor& value) {
   if (slot.leaf.scalar_type() == at::kFloat) return;
   if (slot.master.defined()) {
     slot.leaf.detach().copy_(value);
     return;
   }
-  const RoundingKey key{.seed = random::stream_seed(options_.seed, random::Stream::kRounding),
-                        .parameter = slot.index,
-                        .step = static_cast<uint32_t>(*rounding_step_.const_data_ptr<int64_t>()),
-                        .first = static_cast<uint64_t>(slot.piece ? slot.piece->begin : 0)};
+  const RoundingKey key = rounding_key(slot);
   const at::Device device = slot.leaf.device();
   if (device.is_cpu()) {
     round_stochastically(value, key, slot.leaf.detach());

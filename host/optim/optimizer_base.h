@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "host/optim/optimizer.h"
+#include "host/optim/rounding.h"
 
 namespace atelier::optim {
 
@@ -66,6 +67,8 @@ class OptimizerBase : public Optimizer {
 
   // The float32 tensor that a step moves in place: the leaf, its master, or a copy.
   at::Tensor moved_value(const Slot& slot) const;
+  // Of what is rounded at random in this step. There is such a leaf.
+  RoundingKey rounding_key(const Slot& slot) const;
   // Writes the moved value back to the leaf.
   void store(const Slot& slot, const at::Tensor& value);
   // The gradient in float32, contiguous; shares storage where it can.

@@ -14,10 +14,6 @@
 namespace atelier::optim {
 namespace {
 
-std::array<uint32_t, 2> philox_key(const RoundingKey& key) {
-  return {static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)};
-}
-
 // bfloat16 is the upper half of a float: random lower bits carry into it as often as they should.
 c10::BFloat16 round(float value, uint16_t random, c10::BFloat16 /*type*/) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -69,6 +65,10 @@ at::Tensor half_places(const at::Tensor& value, const at::Generator& generator) 
 }
 
 }  // namespace
+
+std::array<uint32_t, 2> philox_key(const RoundingKey& key) {
+  return {static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)};
+}
 
 void round_stochastically(const at::Tensor& value, const RoundingKey& key, at::Tensor leaf) {
   if (leaf.scalar_type() == at::kBFloat16) {

@@ -1,6 +1,7 @@
 // Stochastic rounding: up or down at random, so that the mean is the value.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include <ATen/core/Generator.h>
@@ -15,6 +16,9 @@ struct RoundingKey {
   uint32_t step = 0;
   uint64_t first = 0;  // the place of the first value in its parameter: a multiple of 8
 };
+
+// The seed as Philox takes it.
+std::array<uint32_t, 2> philox_key(const RoundingKey& key);
 
 // Writes `value`, contiguous float32 on the CPU, rounded to `leaf`, contiguous bfloat16 or float16.
 // Bits are Philox's, so they depend on the key and the place alone. What `leaf` can represent stays

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "atelier/host/adamw_8bit.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/ops/pointwise.h"
 
@@ -143,6 +144,9 @@ struct PointwiseKernels {
   void (*scale_sums)(const Tensor& sums, const Tensor& row_scales, const Tensor& column_scales,
                      const Tensor& bias, Tensor& out) = nullptr;
   int64_t widest_codes_bytes = 0;
+
+  // See atelier/host/adamw_8bit.h.
+  void (*adamw_8bit)(const AdamW8BitStep& step) = nullptr;
 };
 
 // Those of the CPU are there from the start; a device library registers its own when it is loaded.

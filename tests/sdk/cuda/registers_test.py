@@ -15,9 +15,11 @@ PACKS_AND_ROWS = {"NormModulate": (3, 1), "RmsScale": (3, 1), "RmsGateResidualNo
                   "GateResidual": (2, 2), "GateResidualBackward": (2, 1), "NormRope": (2, 1), "NormRopeBackward": (2, 2),
                   "Swiglu": (2, 2), "SwigluBackward": (2, 3), "GeluTanh": (2, 1), "GeluTanhBackward": (2, 2),
                   "QuantizeRows": (4, 1), "GeluTanhCodes": (4, 1), "DrawCodes": (8, 0), "ScaleSums": (2, 0),
-                  "ChannelSums": (2, 1), "ScaleChannels": (2, 1)}
+                  "ChannelSums": (2, 1), "ScaleChannels": (2, 1), "AdamWCodes": (1, 0)}
 # Bytes that are read for each value of what these write.
 BYTES_READ = {"DrawCodes": 1, "ScaleSums": 4}
+# Bytes that a lane reads, where it has eight values of any type: a gradient, a weight and two codes of each.
+BYTES_OF_LANE = {"AdamWCodes": {"Float32": 8 * (4 + 4 + 2), "BFloat16": 8 * (2 + 2 + 2), "Float16": 8 * (2 + 2 + 2)}}
 GATED = 1  # one row more where a gated residual is part of it
 # Lanes of a block: those of a row as wide as Qwen-Image's where they add it up, else those of row_plan.cpp.
 WIDTH, USUAL_LANES = 3072, 256
@@ -87,7 +89,8 @@ class Registers(unittest.TestCase):
             lanes = lanes_of_block(kernel, packs)
             threads = resident_threads(kernel, lanes)
             bytes_of_pack = BYTES_READ.get(kernel.name, 0) * (4 if kernel.element == "Float32" else 8) or 16 * rows
-            in_flight = threads * packs * bytes_of_pack
+            of_lane = BYTES_OF_LANE.get(kernel.name, {}).get(kernel.element, packs * bytes_of_pack)
+            in_flight = threads * of_lane
             print(f"{kernel.name:<38} {kernel.element:<9} {lanes:>5} {kernel.registers:>9} {threads:>7} "
                   f"{in_flight / 1024:>6.1f}")
             self.assertGreaterEqual(in_flight, LEAST_IN_FLIGHT, kernel)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/cuda/adamw_functors.h"
 #include "ops/cuda/code_functors.h"
 #include "ops/cuda/image_functors.h"
 #include "ops/cuda/plain_functors.h"

@@ -5,6 +5,7 @@
 
 #include "atelier/host/upload.h"
 
+#include "ops/cuda/adamw_cuda.h"
 #include "ops/cuda/codes_cuda.h"
 #include "ops/cuda/row_call.h"
 #include "ops/cuda/row_plan.h"
@@ -481,6 +482,7 @@ const PointwiseKernels pointwise_kernels = {norm_modulate,
                                             gelu_tanh_codes,
                                             draw_codes,
                                             scale_sums,
-                                            kWidestCodesBytes};
+                                            kWidestCodesBytes,
+                                            adamw_8bit};
 
 }  // namespace atelier::ops::cuda

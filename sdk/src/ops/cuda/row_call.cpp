@@ -2,6 +2,7 @@
 
 #include "atelier/host/upload.h"
 
+#include "ops/cuda/adamw_functors.h"
 #include "ops/cuda/code_functors.h"
 #include "ops/cuda/image_functors.h"
 #include "ops/cuda/plain_functors.h"
@@ -14,8 +15,10 @@ namespace {
 
 using at::Tensor;
 
-constexpr int kLanePacks[] = {
-#define ATELIER_LANE_PACKS(name, functor) functor<Float32>::kLanePacks,
+// By Element.
+constexpr int kLanePacks[][3] = {
+#define ATELIER_LANE_PACKS(name, functor) \
+  {functor<Float32>::kLanePacks, functor<BFloat16>::kLanePacks, functor<Float16>::kLanePacks},
     ATELIER_ROW_OPERATORS(ATELIER_LANE_PACKS)
 #undef ATELIER_LANE_PACKS
 };
@@ -77,7 +80,8 @@ RowCall::RowCall(RowOperator name, const Tensor& like, const Segments& rows, int
                  bool adds_up_rows, int64_t column_sums)
     : name_(name), like_(like), rows_(rows), column_sums_(column_sums) {
   const RowShape shape = {width, static_cast<int>(like.element_size()),
-                          kLanePacks[static_cast<int>(name)], adds_up_rows, column_sums > 0};
+                          kLanePacks[static_cast<int>(name)][static_cast<int>(element_of(like))],
+                          adds_up_rows, column_sums > 0};
   const RowPlan plan = plan_rows(shape, rows.tensor().const_data_ptr<int64_t>(), rows.count());
   grid_ = plan.grid;
   if (rows.count() <= kSamplesByValue) return;

@@ -64,16 +64,11 @@ struct alignas(kPackElements<T>) Codes {
 };
 
 template <typename T>
-ATELIER_LANE void store_codes(const RowArguments& a, const Place& place, int pack,
-                              const float (&v)[kPackElements<T>], float scale) {
-  Codes<T> codes = {};
-  ATELIER_UNROLL
-  for (int i = 0; i < kPackElements<T>; ++i)
-    codes.words[i / 4] |= code_of(v[i], scale, a.is_int8) << (i % 4 * 8);
-  uint8_t* to =
-      static_cast<uint8_t*>(a.codes.data) + place.row * a.codes.stride + place.column_of(pack);
+ATELIER_LANE void put_codes(const Output& out, const Place& place, int pack,
+                            const Codes<T>& codes) {
+  uint8_t* to = static_cast<uint8_t*>(out.data) + place.row * out.stride + place.column_of(pack);
   const int count = place.count<T>(pack);
-  if (count == kPackElements<T> && a.codes.is_aligned) {
+  if (count == kPackElements<T> && out.is_aligned) {
 #if defined(__CUDA_ARCH__)
     *reinterpret_cast<Codes<T>*>(to) = codes;
 #else
@@ -85,6 +80,16 @@ ATELIER_LANE void store_codes(const RowArguments& a, const Place& place, int pac
   for (int i = 0; i < kPackElements<T>; ++i) {
     if (i < count) to[i] = uint8_t(codes.words[i / 4] >> (i % 4 * 8));
   }
+}
+
+template <typename T>
+ATELIER_LANE void store_codes(const RowArguments& a, const Place& place, int pack,
+                              const float (&v)[kPackElements<T>], float scale) {
+  Codes<T> codes = {};
+  ATELIER_UNROLL
+  for (int i = 0; i < kPackElements<T>; ++i)
+    codes.words[i / 4] |= code_of(v[i], scale, a.is_int8) << (i % 4 * 8);
+  put_codes<T>(a.codes, place, pack, codes);
 }
 
 template <typename T>

@@ -66,6 +66,34 @@ struct Output {
   bool is_aligned;
 };
 
+// A moment of AdamW in 8 bits; see atelier/host/adamw_8bit.h.
+struct MomentArguments {
+  uint8_t* codes;
+  float* absmax;
+  const float *values, *borders;
+  const uint8_t* first_codes;
+  int64_t stride;  // of a block
+  bool is_aligned;
+
+  ATELIER_LANE Input codes_in() const { return {codes, stride, is_aligned, false}; }
+  ATELIER_LANE Output codes_out() const { return {codes, stride, is_aligned}; }
+};
+
+// A step of AdamW, beside the gradient, `x`, and the parameter, `y` and `out`.
+struct AdamWArguments {
+  int64_t numel;
+  float* master;  // null: the parameter itself is moved
+  MomentArguments moments[2];
+  const float *grad_scale, *is_skipped, *corrections;
+  // The first moment becomes itself, or with `lerps_back` the gradient, plus lerp times what the
+  // gradient is above it.
+  float lerp;
+  bool lerps_back;
+  float beta2, rest2, eps, decay;
+  uint32_t key[2], parameter, step;
+  uint64_t first;
+};
+
 // The tensors of every kernel on rows; each functor says which it reads and writes.
 struct RowArguments {
   Input x, y, grad, added;
@@ -91,6 +119,7 @@ struct RowArguments {
   bool halves, are_angles_aligned;
   // By sample: how many rows later than in x they are in `out`, or in `grad`. Null: none.
   const int64_t* rows_before;
+  AdamWArguments adamw;
 };
 
 // Where a lane is.
@@ -150,6 +179,24 @@ ATELIER_LANE void store_row(const Output& to, const Place& place, int pack, cons
   using Bits = typename T::Bits;
   Bits* row = static_cast<Bits*>(to.data) + place.row * to.stride;
   store_pack<T>(row + place.column_of(pack), values, place.count<T>(pack), to.is_aligned);
+}
+
+// As many float32 as a pack has elements, in rows `stride` apart.
+template <typename T>
+ATELIER_LANE void store_wide(float* to, int64_t stride, bool is_aligned, const Place& place,
+                             int pack, const float (&v)[kPackElements<T>]) {
+  const int count = place.count<T>(pack);
+  float* elements = to + place.row * stride + place.column_of(pack);
+  ATELIER_UNROLL
+  for (int part = 0; part < kPackElements<T> / 4; ++part) {
+    const int left = count - 4 * part;
+    const float four[4] = {v[4 * part], v[4 * part + 1], v[4 * part + 2], v[4 * part + 3]};
+    store_pack<Float32>(elements + 4 * part, narrow<Float32>(four),
+                        left < 0   ? 0
+                        : left < 4 ? left
+                                   : 4,
+                        is_aligned);
+  }
 }
 
 // Of the place's sample, in float32, whichever type it has.

@@ -38,12 +38,15 @@
   X(channel_sums, ChannelSums)     \
   X(scale_channels, ScaleChannels)
 
+#define ATELIER_OPTIMIZER_OPERATORS(X) X(adamw_8bit, AdamWCodes)
+
 #define ATELIER_ROW_OPERATORS(X)     \
   ATELIER_NORM_OPERATORS(X)          \
   ATELIER_NORM_BACKWARD_OPERATORS(X) \
   ATELIER_PLAIN_OPERATORS(X)         \
   ATELIER_CODE_OPERATORS(X)          \
-  ATELIER_IMAGE_OPERATORS(X)
+  ATELIER_IMAGE_OPERATORS(X)         \
+  ATELIER_OPTIMIZER_OPERATORS(X)
 
 namespace atelier::ops::cuda {
 
