@@ -31,23 +31,34 @@ std::tuple<Tensor, Tensor, Tensor> normalise(const Tensor& x, const Tensor& weig
 }
 
 // Whether the device's kernel, which takes images whose channels lie side by side, runs on `x`.
-bool takes_pixels(const Tensor& x) {
+template <typename Kernel>
+bool takes_pixels(const Tensor& x, Kernel PointwiseKernels::*kernel) {
   const PointwiseKernels* kernels = kernels_in_use(x);
-  return kernels != nullptr && kernels->group_norm != nullptr && x.numel() > 0 &&
+  return kernels != nullptr && kernels->*kernel != nullptr && x.numel() > 0 &&
          x.scalar_type() != at::kDouble &&
          x.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
 
+// Images whose channels lie side by side as those kernels take them: the pixels of one below
+// another's.
+Tensor pixels_of(const Tensor& x) {
+  return x.permute({0, 2, 3, 1}).view({-1, x.size(1)});
+}
+Segments images_in(const Tensor& x) {
+  return Segments::uniform(x.size(0), x.size(2) * x.size(3));
+}
+Tensor images_of(const Tensor& pixels, const Tensor& like) {
+  return pixels.view({like.size(0), like.size(2), like.size(3), like.size(1)})
+      .permute({0, 3, 1, 2})
+      .tensor_data();
+}
+
 Tensor compute(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups,
                double eps, bool silu) {
-  if (takes_pixels(x)) {
-    const Tensor pixels = x.permute({0, 2, 3, 1});
-    const auto images = Segments::uniform(x.size(0), x.size(2) * x.size(3));
-    return kernels_in_use(x)
-        ->group_norm(pixels.view({-1, x.size(1)}), weight, bias, images, groups, eps, silu)
-        .view(pixels.sizes())
-        .permute({0, 3, 1, 2})
-        .tensor_data();
+  if (takes_pixels(x, &PointwiseKernels::group_norm)) {
+    return images_of(
+        kernels_in_use(x)->group_norm(pixels_of(x), weight, bias, images_in(x), groups, eps, silu),
+        x);
   }
   Tensor y = std::get<0>(normalise(in_kernel_layout(x), weight, bias, groups, eps));
   if (silu) at::silu_(y);
@@ -69,6 +80,11 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
     variable_list result(6);
     if (!grads[0].defined()) return result;
     const variable_list saved = ctx->get_saved_variables();
+    if (takes_pixels(saved[0], &PointwiseKernels::group_norm_backward)) {
+      auto given = fused_backward(ctx, saved, grads[0]);
+      std::move(given.begin(), given.end(), result.begin());
+      return result;
+    }
     const Tensor x = in_kernel_layout(saved[0]), &weight = saved[1], &bias = saved[2];
     const int64_t groups = ctx->saved_data["groups"].toInt();
     const auto [y, mean, rstd] =
@@ -84,6 +100,19 @@ struct GroupNorm : torch::autograd::Function<GroupNorm> {
     result[1] = grad_weight;
     result[2] = grad_bias;
     return result;
+  }
+
+ private:
+  static std::array<Tensor, 3> fused_backward(AutogradContext* ctx, const variable_list& saved,
+                                              const Tensor& grad) {
+    const Tensor& x = saved[0];
+    auto given = kernels_in_use(x)->group_norm_backward(
+        pixels_of(grad.contiguous(at::MemoryFormat::ChannelsLast)), pixels_of(x), saved[1],
+        saved[2], images_in(x), ctx->saved_data["groups"].toInt(),
+        ctx->saved_data["eps"].toDouble(), ctx->saved_data["silu"].toBool(),
+        {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
+    if (given[0].defined()) given[0] = images_of(given[0], x);
+    return given;
   }
 };
 

@@ -125,6 +125,11 @@ struct PointwiseKernels {
   // rows: [N, C], the pixels of images of one size, without float64; weight and bias of any dtype.
   Tensor (*group_norm)(const Tensor& rows, const Tensor& weight, const Tensor& bias,
                        const Segments& images, int64_t groups, double eps, bool silu) = nullptr;
+  // {rows, weight, bias}, those that are `wanted`.
+  std::array<Tensor, 3> (*group_norm_backward)(const Tensor& grad, const Tensor& rows,
+                                               const Tensor& weight, const Tensor& bias,
+                                               const Segments& images, int64_t groups, double eps,
+                                               bool silu, std::array<bool, 3> wanted) = nullptr;
 
   // Rows [N, D] of no more bytes than `widest_codes_bytes`, as codes of int8 or e4m3. `factor`,
   // float32 [D], by which they are multiplied first, may be undefined.

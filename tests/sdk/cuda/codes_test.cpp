@@ -236,4 +236,41 @@ TEST_CASE("The played group norm is near float64, wherever the mean lies", "[ops
   }
 }
 
+TEST_CASE("The played group norm's gradients are near float64, wherever the mean lies",
+          "[ops][cuda]") {
+  at::manual_seed(8);
+  for (const auto& [images, channels, height, width] :
+       {std::array<int64_t, 4>{1, 32, 9, 7}, {3, 12, 5, 5}, {2, 128, 33, 20}, {70, 8, 3, 1}}) {
+    for (const double mean : {0.0, 300.0}) {
+      for (const bool silu : {false, true}) {
+        test::Tensors in, exact;
+        for (const Tensor& t : {at::randn({images, channels, height, width}) + mean,
+                                at::randn({channels}), at::randn({channels})}) {
+          const bool is_image = t.dim() == 4;
+          in.push_back(test::trained(is_image ? t.contiguous(at::MemoryFormat::ChannelsLast) : t));
+          exact.push_back(test::trained(t.to(at::kDouble)));
+        }
+        const auto normed = [silu = silu](const test::Tensors& of) {
+          return group_norm(of[0], of[1], of[2], 4, 1e-6, silu);
+        };
+        const Tensor out = normed(in);
+        const int64_t before = launches();
+        const test::Tensors given = test::gradients({out}, in);
+        CHECK(launches() == before + 3);
+        CHECK(given[0].is_contiguous(at::MemoryFormat::ChannelsLast));
+        const test::Tensors want = test::gradients({normed(exact)}, exact);
+        for (size_t i = 0; i < in.size(); ++i)
+          CHECK(error(given[i], want[i]) < (mean == 0 ? 1e-5 : 2e-4));
+        CHECK(same_bits(test::gradients({normed(in)}, in), given));
+        // Of the weight and the bias alone.
+        const int64_t between = launches();
+        const test::Tensors affine =
+            test::gradients({normed({in[0].detach(), in[1], in[2]})}, {in[1], in[2]});
+        CHECK(launches() == between + 4);
+        CHECK(same_bits(affine, {given[1], given[2]}));
+      }
+    }
+  }
+}
+
 }  // namespace atelier::ops

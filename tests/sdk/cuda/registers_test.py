@@ -15,7 +15,8 @@ PACKS_AND_ROWS = {"NormModulate": (3, 1), "RmsScale": (3, 1), "RmsGateResidualNo
                   "GateResidual": (2, 2), "GateResidualBackward": (2, 1), "NormRope": (2, 1), "NormRopeBackward": (2, 2),
                   "Swiglu": (2, 2), "SwigluBackward": (2, 3), "GeluTanh": (2, 1), "GeluTanhBackward": (2, 2),
                   "QuantizeRows": (4, 1), "GeluTanhCodes": (4, 1), "DrawCodes": (8, 0), "ScaleSums": (2, 0),
-                  "ChannelSums": (2, 1), "ScaleChannels": (2, 1), "AdamWCodes": (1, 0)}
+                  "ChannelSums": (2, 1), "ScaleChannels": (2, 1), "ChannelGradientSums": (2, 2), "ChannelGradients": (2, 2),
+                  "AdamWCodes": (1, 0)}
 # Bytes that are read for each value of what these write.
 BYTES_READ = {"DrawCodes": 1, "ScaleSums": 4}
 # Bytes that a lane reads, where it has eight values of any type: a gradient, a weight and two codes of each.

@@ -68,4 +68,85 @@ struct ScaleChannels : RowFunctor<T, 2> {
   }
 };
 
+// What both halves of the backward pass make of a pack: x above the mean of its group, `by_sample`,
+// and the gradient of x * weight + shift.
+template <typename T>
+ATELIER_LANE void load_gradient(const RowArguments& a, const Place& place, int p,
+                                const float (&factor)[kPackElements<T>], const Pack& of_x,
+                                const Pack& of_result, float (&above)[kPackElements<T>],
+                                float (&grad)[kPackElements<T>]) {
+  constexpr int kElements = kPackElements<T>;
+  float x[kElements], shift[kElements], mean[kElements];
+  load_sample<T>(a.shift, place, p, shift);
+  load_sample<T>(a.by_sample, place, p, mean);
+  widen<T>(of_x, x);
+  widen<T>(of_result, grad);
+  ATELIER_UNROLL
+  for (int i = 0; i < kElements; ++i) {
+    if (a.silu) {
+      const float v = x[i] * factor[i] + shift[i];
+      grad[i] *= silu_slope(v, sigmoid(v));
+    }
+    above[i] = x[i] - mean[i];
+  }
+}
+
+// Writes no rows. Column sums: of the gradient, and of it times x above the mean.
+template <typename T>
+struct ChannelGradientSums : RowFunctor<T, 2> {
+  using Base = RowFunctor<T, 2>;
+  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 2;
+  static constexpr int kMostRegisters = 112;
+  struct Lane {};
+
+  template <int kPhase, typename ColumnSums>
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&,
+                                 ColumnSums& column_sums, float (&)[kMostSums]) {
+    Pack x[2], grads[2];
+    Base::load(a.x, place, x);
+    Base::load(a.grad, place, grads);
+    Base::for_packs([&](int p) {
+      float factor[kElements], above[kElements], grad[kElements];
+      load_sample<T>(a.weight, place, p, factor);
+      load_gradient<T>(a, place, p, factor, x[p], grads[p], above, grad);
+      ATELIER_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        const float counted = place.is_active ? grad[i] : 0.0f;
+        column_sums.at[0][p][i] += counted;
+        column_sums.at[1][p][i] += counted * above[i];
+      }
+    });
+  }
+};
+
+// The gradient of x: that of x * weight + shift times weight, less `next_by_sample`, and less
+// `next_weight` times x above the mean.
+template <typename T>
+struct ChannelGradients : RowFunctor<T, 2> {
+  using Base = RowFunctor<T, 2>;
+  static constexpr int kElements = Base::kElements, kReductions = 0, kSums = 0, kColumnSums = 0;
+  static constexpr int kMostRegisters = 80;
+  struct Lane {};
+
+  template <int kPhase, typename ColumnSums>
+  static ATELIER_LANE void phase(const RowArguments& a, const Place& place, Lane&, ColumnSums&,
+                                 float (&)[kMostSums]) {
+    Pack x[2], grads[2];
+    Base::load(a.x, place, x);
+    Base::load(a.grad, place, grads);
+    Base::for_packs([&](int p) {
+      float factor[kElements], above[kElements], grad[kElements], slope[kElements],
+          offset[kElements];
+      load_sample<T>(a.weight, place, p, factor);
+      load_gradient<T>(a, place, p, factor, x[p], grads[p], above, grad);
+      load_sample<T>(a.next_weight, place, p, slope);
+      load_sample<T>(a.next_by_sample, place, p, offset);
+      ATELIER_UNROLL
+      for (int i = 0; i < kElements; ++i)
+        grad[i] = grad[i] * factor[i] - offset[i] - above[i] * slope[i];
+      store_row<T>(a.out, place, p, narrow<T>(grad));
+    });
+  }
+};
+
 }  // namespace atelier::ops::cuda

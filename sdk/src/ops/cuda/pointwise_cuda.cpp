@@ -7,6 +7,7 @@
 
 #include "ops/cuda/adamw_cuda.h"
 #include "ops/cuda/codes_cuda.h"
+#include "ops/cuda/group_norm_cuda.h"
 #include "ops/cuda/row_call.h"
 #include "ops/cuda/row_plan.h"
 
@@ -414,40 +415,6 @@ std::array<Tensor, 2> channel_norm_backward(const Tensor& grad, const Tensor& x,
   return {grad_x, factor.weight_gradient(sums, gamma_grad)};
 }
 
-// Sums over the pixels of each channel, around a pixel of it: what they make of a group's mean and
-// variance is added up in float64.
-Tensor group_norm(const Tensor& rows, const Tensor& weight, const Tensor& bias,
-                  const Segments& images, int64_t groups, double eps, bool silu) {
-  const int64_t count = images.count(), channels = rows.size(1), pixels = images.length(0);
-  const Tensor origin = rows.view({count, pixels, channels}).select(1, 0);
-  RowCall sums(RowOperator::channel_sums, rows, images, channels, false, 2);
-  sums.arguments.x = rows_of(rows);
-  sums.arguments.by_sample = columns_of(origin, rows);
-  const Tensor totals = sums.run().to(at::kDouble);
-
-  const auto n = static_cast<double>(pixels);
-  const auto grouped = [&](const Tensor& t) { return t.reshape({-1, groups, channels / groups}); };
-  const Tensor above = totals.select(1, 0) / n;
-  const Tensor squares = grouped(totals.select(1, 1) - above * totals.select(1, 0));
-  const Tensor means = grouped(above + origin), mean = means.mean(2, true);
-  const Tensor variance = (squares.sum(2, true) + n * (means - mean).square().sum(2, true)) /
-                          (n * static_cast<double>(channels / groups));
-  const Tensor factor = grouped(weight.to(at::kDouble)) * at::rsqrt(variance + eps);
-  const Tensor shift = grouped(bias.to(at::kDouble)) - mean * factor;
-  const auto columns = [&](const Tensor& t) { return t.view({count, channels}).to(at::kFloat); };
-  const Tensor factors = columns(factor), shifts = columns(shift);
-
-  Tensor out = packed_like(rows);
-  RowCall call(RowOperator::scale_channels, rows, images, channels, false, 0);
-  call.arguments.x = rows_of(rows);
-  call.arguments.weight = wide_columns(factors);
-  call.arguments.shift = wide_columns(shifts);
-  call.arguments.silu = silu;
-  call.arguments.out = output_of(out);
-  call.run();
-  return out;
-}
-
 }  // namespace
 
 const PointwiseKernels pointwise_kernels = {norm_modulate,
@@ -476,6 +443,7 @@ const PointwiseKernels pointwise_kernels = {norm_modulate,
                                             /*takes_float64=*/false,
                                             kWidestRowBytes,
                                             group_norm,
+                                            group_norm_backward,
                                             quantize_rows,
                                             norm_modulate_codes,
                                             gate_residual_norm_modulate_codes,

@@ -34,9 +34,11 @@
   X(draw_codes, DrawCodes)                                     \
   X(scale_sums, ScaleSums)
 
-#define ATELIER_IMAGE_OPERATORS(X) \
-  X(channel_sums, ChannelSums)     \
-  X(scale_channels, ScaleChannels)
+#define ATELIER_IMAGE_OPERATORS(X)              \
+  X(channel_sums, ChannelSums)                  \
+  X(scale_channels, ScaleChannels)              \
+  X(channel_gradient_sums, ChannelGradientSums) \
+  X(channel_gradients, ChannelGradients)
 
 #define ATELIER_OPTIMIZER_OPERATORS(X) X(adamw_8bit, AdamWCodes)
 
