@@ -96,6 +96,24 @@ void GradientSums::arrive(size_t place) {
   while (next_ < awaited_.size() && awaited_[next_] == 0) send_next();
 }
 
+// What the tensors of a bucket are one after the other, those that are undefined as zeros.
+Tensor GradientSums::pack(const FlatLayout::Bucket& bucket, const std::vector<Tensor>& gradients) {
+  Tensor values = at::empty({bucket.count}, bucket.options);
+  std::vector<Tensor> parts;
+  const auto add_zeros = [&](int64_t count) {
+    if (count > 0) parts.push_back(at::zeros({count}, bucket.options));
+  };
+  int64_t end = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    add_zeros(bucket.places[i].begin - end);
+    parts.push_back(gradients[i].reshape(-1));
+    end = bucket.places[i].begin + gradients[i].numel();
+  }
+  add_zeros(bucket.count - end);
+  return at::cat_out(values, parts);
+}
+
 // Sends what the chosen leaves of the bucket have, and zeros where the others are.
 template <typename Chosen>
 void GradientSums::send(size_t index, Chosen&& is_chosen) {
@@ -106,20 +124,17 @@ void GradientSums::send(size_t index, Chosen&& is_chosen) {
   if (sending.places.empty()) return;
   settle(kUnderWay - 1);
   const at::NoGradGuard no_grad;
-  int64_t filled = 0;
-  for (const FlatLayout::Place& place : sending.places) {
-    const Tensor& leaf = leaves_[place.tensor];
-    if (leaf.grad().defined()) filled += leaf.numel();
-  }
-  sending.values = filled == bucket.count ? at::empty({bucket.count}, bucket.options)
-                                          : at::zeros({bucket.count}, bucket.options);
-  for (const auto& [place, begin] : sending.places) {
+  std::vector<Tensor> gradients;
+  for (const auto& [place, begin] : bucket.places) {
+    Tensor& gradient = gradients.emplace_back();
+    if (!is_chosen(place)) continue;
     Tensor& grad = Tensor(leaves_[place]).mutable_grad();
-    if (!grad.defined()) continue;
-    has_[place] = 1;
-    sending.values.narrow(0, begin, grad.numel()).view(grad.sizes()).copy_(grad);
+    gradient = grad;
+    if (grad.defined()) has_[place] = 1;
     if (sends_.takes_all) grad.reset();
   }
+  sending.values = pack(bucket, gradients);
+  gradients.clear();
   sending.host = group_.sends(sending.values.device()) ? sending.values : sending.values.cpu();
   exchange(sending);
   under_way_.push_back(std::move(sending));
@@ -170,24 +185,25 @@ void GradientSums::send_rest() {
   while (passes_left_ > 0) send_pass();
 }
 
-// Of the ranks that have each gradient, how many; behind them the sum of the losses.
-Tensor GradientSums::count(const Tensor& loss) {
-  const Tensor counts = at::empty({std::ssize(leaves_) + 1}, at::kDouble);
-  auto* const values = counts.mutable_data_ptr<double>();
+// One exchange for all of it: of what each rank tells alone, the others have zeros to add.
+Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) {
+  const int64_t sums = std::ssize(leaves_) + 1;
+  counts_ = at::zeros({sums + group_.size() * std::ssize(words)}, at::kDouble);
+  auto* const values = counts_.mutable_data_ptr<double>();
   for (size_t place = 0; place < leaves_.size(); ++place) {
     const bool has = expected_[place] != 0 ? has_[place] != 0 : leaves_[place].grad().defined();
     values[place] = has ? 1 : 0;
   }
-  values[leaves_.size()] = loss.item<double>();
-  Ticket sent = group_.all_reduce(counts);
+  values[leaves_.size()] = loss.defined() ? loss.item<double>() : 0.0;
+  std::ranges::copy(words, values + sums + group_.rank() * std::ssize(words));
+  Ticket sent = group_.all_reduce(counts_);
   wait(sent);
-  return counts;
+  return counts_.narrow(0, sums, counts_.numel() - sums).view({group_.size(), std::ssize(words)});
 }
 
-Tensor GradientSums::finish(const Tensor& loss) {
+Tensor GradientSums::finish() {
   is_open_ = false;
-  const Tensor counts = count(loss);
-  const auto* const values = counts.const_data_ptr<double>();
+  const auto* const values = counts_.const_data_ptr<double>();
   for (size_t bucket = 0; bucket < awaited_.size(); ++bucket)
     send(bucket, [&](size_t place) { return expected_[place] == 0 && values[place] > 0; });
   settle(0);
@@ -198,7 +214,7 @@ Tensor GradientSums::finish(const Tensor& loss) {
   expected_by_[kind_] = expected_;
   complete();
   group_.compare();
-  return at::full_like(loss, values[leaves_.size()]);
+  return at::full({}, values[leaves_.size()], at::kFloat);
 }
 
 void GradientSums::give_up() {

@@ -26,10 +26,10 @@ namespace atelier::distributed {
 // sent at the end. Which bucket a gradient lies in does not change, so its bits do not depend on
 // when it is sent.
 //
-// All ranks call open(), send_rest() and finish(), or give_up(), once in each attempt at a step, in
-// this order and with nothing else of the group between the first two. A failed rank sends what it
-// has: the others wait for it. Not thread-safe, but that hooks may call from autograd's threads
-// while the caller waits for the backward pass.
+// All ranks call open(), send_rest(), tell() and finish(), or give_up() and tell(), once in each
+// attempt at a step, in this order and with nothing else of the group between the first three. A
+// failed rank sends what it has: the others wait for it. Not thread-safe, but that hooks may call
+// from autograd's threads while the caller waits for the backward pass.
 class GradientSums {
  public:
   GradientSums(Group& group, std::vector<at::Tensor> leaves);
@@ -45,8 +45,11 @@ class GradientSums {
   void end_pass();
   // No more gradients come: begins to send what is expected and has not been sent.
   void send_rest();
-  // Returns the sum of `loss`, a float32 scalar, when the leaves have theirs.
-  at::Tensor finish(const at::Tensor& loss);
+  // Tells the others which gradients this rank has, `loss`, which is one number or undefined, and
+  // `words`, as many on every rank. Returns the words of all, [ranks, words].
+  at::Tensor tell(const at::Tensor& loss, const std::vector<double>& words);
+  // Returns the sum of the losses, a float32 scalar, when the leaves have their sums.
+  at::Tensor finish();
   // The step does not come to its end. Does nothing where none is open.
   void give_up();
 
@@ -92,10 +95,11 @@ class GradientSums {
   void arrive(size_t place);
   template <typename Chosen>
   void send(size_t bucket, Chosen&& is_chosen);
+  static at::Tensor pack(const FlatLayout::Bucket& bucket,
+                         const std::vector<at::Tensor>& gradients);
   void send_next();
   void send_pass();
   void settle(size_t left);
-  at::Tensor count(const at::Tensor& loss);
 
   const Sends sends_;
   std::map<std::string, std::vector<char>> expected_by_;  // kind of step
@@ -111,6 +115,7 @@ class GradientSums {
   std::vector<size_t> awaited_;  // expected gradients of each bucket that have not come
   size_t next_ = 0;              // bucket to be sent
   std::deque<Sending> under_way_;
+  at::Tensor counts_;  // of the ranks that have each gradient; behind them the sum of the losses
 };
 
 // Of each sum this rank keeps its part alone: see FlatLayout. The leaves have no gradients

@@ -36,28 +36,23 @@ bool Agreement::should_save() {
 }
 
 // A stop of one process ends the attempt of all; then what one cannot hold decides.
-Attempt Agreement::gather(const Attempt& mine) {
+Attempt Agreement::gather(const Attempt& mine, const Tell& tell) {
   if (group_ == nullptr) return mine;
-  const at::Tensor part = at::tensor(
-      {static_cast<int64_t>(mine.end), int64_t{mine.has_moved}, int64_t{mine.can_keep_less},
-       int64_t{run::StopSignals::requested().value_or(0)},
-       int64_t{run::StopSignals::take_save_request()}, static_cast<int64_t>(mine.seconds * 1e6)},
-      at::kLong);
-  const at::Tensor parts = at::empty({group_->size(), part.numel()}, at::kLong);
-  const double begin = memory::seconds_now();
-  group_->all_gather(parts, part).wait();
-  waited_ += memory::seconds_now() - begin;
-  const auto told = parts.accessor<int64_t, 2>();
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  const at::Tensor all = tell({number(mine.end), number(mine.has_moved), number(mine.can_keep_less),
+                               number(run::StopSignals::requested().value_or(0)),
+                               number(run::StopSignals::take_save_request()), mine.seconds});
+  const auto told = all.accessor<double, 2>();
   Attempt attempt = {.can_keep_less = true};
   for (int rank = 0; rank < group_->size(); ++rank) {
-    const auto end = static_cast<Attempt::End>(told[rank][0]);
+    const auto end = static_cast<Attempt::End>(static_cast<int>(told[rank][0]));
     if (end == Attempt::End::kStopped || attempt.end == Attempt::End::kWhole) attempt.end = end;
     attempt.has_moved |= told[rank][1] != 0;
     if (end == Attempt::End::kOutOfMemory) attempt.can_keep_less &= told[rank][2] != 0;
     if (gathered_signal_ == 0) gathered_signal_ = static_cast<int>(told[rank][3]);
     gathered_save_ |= told[rank][4] != 0;
     double& seconds = seconds_by_rank_[static_cast<size_t>(rank)];
-    seconds = kMemory * seconds + static_cast<double>(told[rank][5]) / 1e6;
+    seconds = kMemory * seconds + told[rank][5];
   }
   return attempt;
 }

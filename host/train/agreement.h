@@ -57,13 +57,13 @@ class Agreement {
   // Whether this process was asked to leave: in work that changes nothing and may end anywhere.
   bool is_asked_to_leave() const { return run::StopSignals::is_requested(); }
 
+  // What every process tells the others, by rank: [processes, words].
+  using Tell = std::function<at::Tensor(const std::vector<double>& words)>;
   // How all processes came out of their parts of an attempt, of which this one tells its own. All
-  // come here once in each attempt.
-  Attempt gather(const Attempt& mine);
+  // come here once in each attempt. Of one process `tell` is not called.
+  Attempt gather(const Attempt& mine, const Tell& tell);
   // Which process had the most work in the last ten steps or so.
   int slowest_rank() const;
-  // Seconds that this process waited for what others told, so far.
-  double waited() const { return waited_; }
   // Whether it is so for all processes, which come here together.
   bool all(bool mine) const;
 
@@ -89,8 +89,7 @@ class Agreement {
   int gathered_signal_ = 0;
   bool gathered_save_ = false;
   std::vector<double> seconds_by_rank_;  // older steps count less
-  double waited_ = 0.0;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;             // of what follows
   // Seconds: when the step began, how long the one before took (0: there is none), and when a
   // signal was seen in a step (0: there was none).
   double step_begin_ = 0.0, step_seconds_ = 0.0, signal_seen_ = 0.0;

@@ -101,7 +101,7 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
   if (const distributed::Group* group = parts_.group) {
     values["perf/sent_gb_per_step"] =
         static_cast<double>(group->bytes_sent() - first_sent_) / steps / 1e9;
-    values["perf/peers_wait_share"] = (result.waited + agreement_.waited()) / elapsed;
+    values["perf/peers_wait_share"] = result.waited / elapsed;
     values["perf/slowest_rank"] = agreement_.slowest_rank();
   }
   if (device.reserved > 0)

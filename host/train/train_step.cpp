@@ -55,8 +55,9 @@ double TrainStep::learning_rate(int64_t step) const {
 StepResult TrainStep::run(const StepData& data, int64_t step,
                           const std::function<void()>& before_move) {
   const std::string denoiser = objective_.denoiser_of(step);
+  loss_.reset();
   if (sums_) sums_->open(denoiser, data.plan.passes);
-  const Tensor loss = accumulate(data, step);
+  loss_ = accumulate(data, step) / config_.sequence_parallel;  // which so many ranks have
   begin_phase("optimizer", step);
   if (sums_) {
     const auto beside = trained_.placement().allocate_beside();
@@ -67,7 +68,7 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
     give_up();
     return {};
   }
-  StepResult result = update(loss, step);
+  StepResult result = update(step);
   result.epoch = data.plan.epoch;
   result.denoiser = denoiser;
   result.waited = waited();
@@ -114,12 +115,13 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
   return total.defined() ? total : at::zeros({});
 }
 
-StepResult TrainStep::update(Tensor loss, int64_t step) {
+StepResult TrainStep::update(int64_t step) {
   const at::NoGradGuard no_grad;
   ParameterPlacement& placement = trained_.placement();
   const auto beside = placement.allocate_beside();
+  Tensor loss = loss_;
   if (sums_) {
-    loss = sums_->finish(loss / config_.sequence_parallel);  // which so many ranks have
+    loss = sums_->finish().to(loss.device());
     placement.take_gradients();
   }
   const optim::GradientNorm measured = optim::measure_gradients(

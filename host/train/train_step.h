@@ -46,9 +46,14 @@ class TrainStep {
 
   // Makes step `step`, from 0. The loss is the mean over all samples of the step; when it or a
   // gradient is not finite, the optimizer moves nothing. After an exception: give_up().
-  // `before_move`: called before the optimizer works, where it is given. Of several processes each
-  // has its batches of the step, or none; loss, norm and what is moved are those of the whole step.
+  // `before_move`: called before the optimizer works, where it is given; of several processes it
+  // calls tell(). Each has its batches of the step, or none; loss, norm and what is moved are those
+  // of the whole step.
   StepResult run(const StepData& data, int64_t step, const std::function<void()>& before_move = {});
+
+  // Between the passes of a step and its move, where there are several processes, and behind
+  // give_up() where it did not come so far: see GradientSums::tell().
+  at::Tensor tell(const std::vector<double>& words) { return sums_->tell(loss_, words); }
 
   // Drops what is left of a step that did not come to its end. Returns whether it had begun to move
   // parameters: it cannot be made again then, and the state is that of no step. Waits for the other
@@ -61,7 +66,7 @@ class TrainStep {
  private:
   at::Tensor forward(const StepData& data, size_t batch, int64_t step);
   at::Tensor accumulate(const StepData& data, int64_t step);
-  StepResult update(at::Tensor loss, int64_t step);
+  StepResult update(int64_t step);
   double learning_rate(int64_t step) const;
   void begin_phase(const char* name, int64_t step);
 
@@ -74,6 +79,7 @@ class TrainStep {
   std::unique_ptr<distributed::GradientSums> sums_;  // null: this process is alone
   optim::LrSchedule lr_schedule_;
   uint64_t layers_seed_;
+  at::Tensor loss_;         // of the step, of this process; undefined where it did not come so far
   int64_t num_made_ = 0;    // steps
   bool is_moving_ = false;  // the optimizer is at work
   bool is_spoilt_ = false;  // a step that was given up had moved parameters

@@ -133,6 +133,7 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   std::optional<Attempt> gathered;
   const double begin = memory::seconds_now() - step_.waited();
   const auto own_seconds = [&] { return memory::seconds_now() - step_.waited() - begin; };
+  const auto tell = [this](const std::vector<double>& words) { return step_.tell(words); };
   try {
     const ops::StopScope stops([this] {
       if (!parts_.computes_with_others() && agreement_.should_give_up_step()) throw_stopped();
@@ -142,7 +143,7 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     agreement_.begin_step();
     outcome.result = step_.run(data, state_.counters().step, [&] {
       if (parts_.blocks) parts_.blocks->compare();
-      gathered = agreement_.gather({.seconds = own_seconds()});
+      gathered = agreement_.gather({.seconds = own_seconds()}, tell);
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
     });
@@ -164,7 +165,7 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
                         .can_keep_less = memory_.can_keep_less(),
                         .seconds = own_seconds()};
   if (!gathered) {
-    outcome.attempt = agreement_.gather(mine);
+    outcome.attempt = agreement_.gather(mine, tell);
   } else if (gathered->end != Attempt::End::kWhole) {
     outcome.attempt = *gathered;
   } else {  // the others go on with this step, which cannot be repeated then
