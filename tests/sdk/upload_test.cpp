@@ -47,6 +47,23 @@ TEST_CASE("On the host offsets are those of the rows, and nothing is copied", "[
   CHECK(calls.copies() == 0);
 }
 
+TEST_CASE("What is recorded keeps the offsets that it reads, and copies nothing from the host",
+          "[upload][graphs]") {
+  const Segments known({5, 9}), unknown({5, 10});
+  const at::Tensor there = offsets_on(known, at::kMeta);
+  {
+    const RecordedUploads recorded;
+    CHECK(offsets_on(known, at::kMeta).is_same(there));
+    CHECK(recorded.kept().size() == 1);
+    CHECK(recorded.kept()[0].is_same(there));
+    CHECK(upload(there, at::kMeta).is_same(there));
+    for (const auto& copies : {std::function<void()>([&] { offsets_on(unknown, at::kMeta); }),
+                               {[] { upload(at::ones({2}), at::kMeta); }}})
+      CHECK(test::error_of(copies).code() == ErrorCode::kUnsupported);
+  }
+  CHECK(offsets_on(unknown, at::kMeta).is_meta());
+}
+
 TEST_CASE("A small tensor reaches a device without waiting", "[upload]") {
   const test::DeviceCalls calls;
   CHECK(upload(at::ones({2, 3}), at::kMeta).is_meta());

@@ -13,6 +13,7 @@
 #include "atelier/export.h"
 #include "atelier/host/device_traits.h"
 
+#include "cuda/graph_recorder.h"
 #ifdef ATELIER_HAS_CUDA_KERNELS
 #include "ops/cuda/pointwise_cuda.h"
 #endif
@@ -56,6 +57,7 @@ extern "C" ATELIER_API const char* atelier_cuda_open() noexcept {
   return problem_of([] {
     at::globalContext().lazyInitDevice(at::kCUDA);
     register_kernels();
+    atelier::ops::register_graph_recorder(at::kCUDA, &atelier::ops::cuda::make_cuda_graph_recorder);
     for (int device = 0;
          device < at::globalContext().getAcceleratorHooksInterface(at::kCUDA).deviceCount();
          ++device) {

@@ -8,6 +8,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include "atelier/error.h"
+
 namespace atelier::ops {
 namespace {
 
@@ -24,6 +26,8 @@ struct Offsets {
            at::equal(on_host, wanted);
   }
 };
+
+thread_local RecordedUploads* recorded = nullptr;
 
 struct RecentOffsets {
   std::mutex mutex;
@@ -43,6 +47,8 @@ Tensor pinned_for(const Tensor& t, at::Device device) {
 
 Tensor upload(const Tensor& t, at::Device device) {
   if (!t.is_cpu() || device.is_cpu()) return t.to(device);
+  if (recorded != nullptr)
+    throw Error(ErrorCode::kUnsupported, "work that copies from the host cannot be recorded");
   return pinned_for(t, device).to(device, /*non_blocking=*/true);
 }
 
@@ -56,6 +62,7 @@ Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype)
                    [&](const Offsets& entry) { return entry.are(wanted, device, dtype); });
   if (found != kept.offsets.end()) {
     std::rotate(found, found + 1, kept.offsets.end());
+    if (recorded != nullptr) recorded->kept_.push_back(kept.offsets.back().on_device);
     return kept.offsets.back().on_device;
   }
   // Made where autograd may save them, whatever mode the caller is in.
@@ -63,6 +70,14 @@ Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype)
   const at::NoGradGuard no_grad;
   if (kept.offsets.size() == kKept) kept.offsets.erase(kept.offsets.begin());
   return kept.offsets.emplace_back(wanted, upload(wanted.to(dtype), device)).on_device;
+}
+
+RecordedUploads::RecordedUploads() {
+  recorded = this;
+}
+
+RecordedUploads::~RecordedUploads() {
+  recorded = nullptr;
 }
 
 }  // namespace atelier::ops

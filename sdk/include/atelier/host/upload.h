@@ -1,6 +1,8 @@
 // Small things that the host gives to a device while it computes.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 #include "atelier/export.h"
@@ -22,5 +24,22 @@ ATELIER_API at::Tensor upload(const at::Tensor& t, at::Device device);
 // one copy. Not to be written into. From any thread.
 ATELIER_API at::Tensor offsets_on(const Segments& rows, at::Device device,
                                   at::ScalarType dtype = at::kLong);
+
+// While one lives, what this thread queues is recorded (see device_graph.h): it is queued again
+// when what it was copied from is long gone. Offsets that are on the device are kept here, for as
+// long as the graph; a copy from the host throws Error{kUnsupported}. One at a time.
+class ATELIER_API RecordedUploads {
+ public:
+  RecordedUploads();
+  ~RecordedUploads();
+  RecordedUploads(const RecordedUploads&) = delete;
+  RecordedUploads& operator=(const RecordedUploads&) = delete;
+
+  const std::vector<at::Tensor>& kept() const { return kept_; }
+
+ private:
+  friend at::Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype);
+  std::vector<at::Tensor> kept_;
+};
 
 }  // namespace atelier::ops
