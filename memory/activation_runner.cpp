@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "memory/live_bytes.h"
+#include "memory/rank_agreement.h"
 
 namespace atelier::memory {
 namespace {
@@ -21,6 +22,17 @@ bool any_requires_grad(const Tensors& tensors) {
 
 bool is_measured(const BlockCosts& costs) {
   return costs.runs > 0 && costs.working_bytes > 0;
+}
+
+using AllCosts = std::vector<std::shared_ptr<BlockCosts>>;
+
+// Each of them once, in the order of their first runs.
+AllCosts distinct(const AllCosts& runs) {
+  AllCosts result;
+  for (const auto& costs : runs) {
+    if (std::find(result.begin(), result.end(), costs) == result.end()) result.push_back(costs);
+  }
+  return result;
 }
 
 }  // namespace
@@ -41,6 +53,7 @@ ActivationRunner::ActivationRunner(BlockRunner& inner, const ActivationBudget& b
 void ActivationRunner::begin_pass() {
   const bool is_new = std::none_of(passes_.begin(), passes_.end(),
                                    [&](const Pass& pass) { return pass.runs == runs_; });
+  if (is_new && !runs_.empty()) agree_on(distinct(runs_));
   const bool is_known = std::all_of(runs_.begin(), runs_.end(),
                                     [](const Costs& costs) { return is_measured(*costs); });
   if (!runs_.empty() && is_new && is_known) {
@@ -94,7 +107,7 @@ ActivationRunner::Costs ActivationRunner::costs_of(const Block& block, const Ten
   }
   int64_t count = 0;
   for (const at::Tensor& t : trained) count += t.numel();
-  key += c10::str(" ", trained.size(), " ", count);
+  key += c10::str(" ", trained.size(), " ", count) + rows_of_ranks(inputs);
   Costs& costs = costs_[key];
   if (!costs) costs = std::make_shared<BlockCosts>();
   costs->always_recomputed = always_recomputed;
@@ -135,13 +148,13 @@ ActivationPlan ActivationRunner::plan_from(size_t place) const {
   const std::vector<std::shared_ptr<const BlockCosts>> runs(guide_->runs.begin(),
                                                             guide_->runs.end());
   const bool is_auto = budget_.kind == ActivationBudget::Kind::kAuto;
-  OffloadLimits limits;
-  if (offloader_) {
-    limits = {.host_bytes = offloader_->host_bytes() - offloaded_,
-              .bytes_per_second = offloader_->bytes_per_second()};
-  }
-  return plan_activations(runs, budget_, is_auto ? available_bytes(device_) : 0, place, spent_,
-                          limits);
+  const std::vector<double> least =
+      least_of_ranks({is_auto ? static_cast<double>(available_bytes(device_)) : 0.0,
+                      offloader_ ? static_cast<double>(offloader_->host_bytes() - offloaded_) : 0.0,
+                      offloader_ ? offloader_->bytes_per_second() : 0.0});
+  const OffloadLimits limits = {.host_bytes = static_cast<int64_t>(least[1]),
+                                .bytes_per_second = least[2]};
+  return plan_activations(runs, budget_, static_cast<int64_t>(least[0]), place, spent_, limits);
 }
 
 std::shared_ptr<void> ActivationRunner::hold(Block& block) {

@@ -16,7 +16,9 @@
 namespace atelier::memory {
 
 // The first forward pass of each sequence of blocks and shapes recomputes everything and measures;
-// later ones follow a plan made of that. Gradients are the same to the bit whatever the plan.
+// later ones follow a plan made of that. Gradients are the same to the bit whatever the plan. Ranks
+// that share out rows (SequenceScope) have one plan, of the highest costs and the least memory
+// among them.
 //
 // Not thread-safe. Blocks and the inner runner outlive the graphs made here.
 class ActivationRunner final : public BlockRunner {

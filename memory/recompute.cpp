@@ -23,6 +23,7 @@
 #include "memory/generators.h"
 #include "memory/gradient_probe.h"
 #include "memory/live_bytes.h"
+#include "memory/rank_agreement.h"
 
 namespace atelier::memory {
 
@@ -167,6 +168,11 @@ class LentLeaves {
  private:
   std::vector<WeightPtr> weights_;
 };
+
+// Whether it is so for any of the ranks that share out the rows of the block.
+bool on_any_rank(bool mine) {
+  return most_of_ranks({mine ? 1.0 : 0.0})[0] != 0;
+}
 
 // The outputs of a block that ran again, and the gradients that came to them.
 struct Replay {
@@ -403,8 +409,13 @@ void RecomputeNode::find_unread(const std::vector<size_t>& calls, const Tensors&
                                 const Tensors& grads, const Tensors& wanted,
                                 const Tensors& gradients) {
   costs->knows_unread = true;
-  for (size_t call : calls)
-    costs->operators[call].is_unread = !reads(call, replay_inputs, grads, wanted, gradients);
+  std::vector<double> is_tried(kept.size());
+  for (size_t call : calls) is_tried[call] = 1;
+  is_tried = least_of_ranks(is_tried);
+  for (size_t call = 0; call < is_tried.size(); ++call) {
+    if (is_tried[call] == 1)
+      costs->operators[call].is_unread = !reads(call, replay_inputs, grads, wanted, gradients);
+  }
 }
 
 bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tensors& grads,
@@ -412,8 +423,8 @@ bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tenso
   ops::ActionPlan trial(kept.size(), ops::Action::kRecompute);
   trial[call] = ops::Action::kSkip;
   ValueWatch watch(call);
-  if (are_touched(replay(replay_inputs, grads, trial, &watch).gradients(wanted), gradients,
-                  Probe::kNaN))
+  if (on_any_rank(are_touched(replay(replay_inputs, grads, trial, &watch).gradients(wanted),
+                              gradients, Probe::kNaN)))
     return true;
 
   // A formula that compares may take NaN for any other value: large ones of both signs differ too.
@@ -432,7 +443,7 @@ bool RecomputeNode::reads(size_t call, const Tensors& replay_inputs, const Tenso
                            gradients, Probe::kLarge);
     kept[call] = nothing;
   }
-  return differs;
+  return on_any_rank(differs);
 }
 
 void RecomputeNode::check_leaves(const Tensors& outputs, const Tensors& replay_inputs,

@@ -31,7 +31,6 @@ class Checks {
     check_schedule();
     check_watching();
     check_division();
-    check_sequence();
   }
 
  private:
@@ -191,16 +190,6 @@ class Checks {
     if (config_.optimizer.kind == optim::Kind::kAdafactor ||
         config_.optimizer.kind == optim::Kind::kProdigy)
       problems_.collect([&] { optim::check_options(config_.optimizer); });
-  }
-
-  void check_sequence() {
-    const auto& budget = config_.activation_budget;
-    if (config_.sequence_parallel == 1 || !budget ||
-        budget->kind == memory::ActivationBudget::Kind::kNone)
-      return;
-    add("activation_memory_budget",
-        "each process would choose for itself, and with --sequence_parallel all compute the same",
-        "use none, or --use_gradient_checkpointing");
   }
 
   void check_watching() {
