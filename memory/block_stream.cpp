@@ -152,7 +152,9 @@ std::shared_ptr<void> BlockStream::keep(Slot& slot, bool runs) {
   ++slot.holds;
   slot.is_claimed = true;
   slot.last_held = ++holds_;
-  return {&slot, [stream = shared_from_this(), runs](Slot* held) { stream->release(*held, runs); }};
+  const std::shared_ptr<Slot> held(
+      &slot, [stream = shared_from_this(), runs](Slot* kept) { stream->release(*kept, runs); });
+  return {held, slot.memory.mutable_data_ptr()};
 }
 
 void BlockStream::release(Slot& slot, bool has_run) {

@@ -75,9 +75,9 @@ class BlockStream : public std::enable_shared_from_this<BlockStream> {
   // Of all slots, and of those that are there.
   std::pair<int64_t, int64_t> slot_bytes() const;
 
-  // The block is on the device until the result is let go, for what this thread computes. One that
-  // does not run, and is only drawn from, says nothing of what comes next. Throws
-  // Error{kOutOfMemory} when all slots are held.
+  // The block is on the device until the result is let go, for what this thread computes. The
+  // result points to its slab. One that does not run, and is only drawn from, says nothing of what
+  // comes next. Throws Error{kOutOfMemory} when all slots are held.
   std::shared_ptr<void> hold(int64_t block, bool runs = true);
   // The block's slab if it is on the device, or on its way there.
   Lease lease(int64_t block);

@@ -1,16 +1,14 @@
 // Gradients of a family's denoiser under plans of what is kept; built for each family.
 #include <cmath>
-#include <dlfcn.h>
 #include <map>
 #include <random>
 
-#include "atelier/model_family.h"
 #include "atelier/nn/layers.h"
-#include "atelier/plugin.h"
 
 #include "memory/activation_runner.h"
 #include "memory/live_bytes.h"
 #include "support/models.h"
+#include "support/opened_family.h"
 #include "support/tensors.h"
 
 namespace atelier::memory {
@@ -19,21 +17,9 @@ namespace {
 using at::Tensor;
 using ops::Action;
 using ops::ActionPlan;
+using test::opened_family;
 
 DirectRunner direct;
-
-const ModelFamily& family() {
-  static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error(dlerror());
-    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    char message[256] = "no entry";
-    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
-    if (!result) throw std::runtime_error(message);
-    return static_cast<ModelFamily*>(result);
-  }();
-  return *opened;
-}
 
 // kFew: adapters of the blocks' layers but those that modulate. The others are of the whole
 // denoiser: all blocks read what the layers before them make of the noise level.
@@ -50,13 +36,13 @@ struct Denoiser {
 
   explicit Denoiser(Train train) {
     at::manual_seed(3);
-    for (const ComponentSpec& spec : family().components()) {
+    for (const ComponentSpec& spec : opened_family().components()) {
       if (spec.role == Role::kDenoiser) name = spec.name;
     }
-    std::vector<Detection> parts = family().tiny_parts();
+    std::vector<Detection> parts = opened_family().tiny_parts();
     std::erase_if(parts, [&](const Detection& part) { return part.component != name; });
     REQUIRE(parts.size() == 1);
-    model = family().make_model(parts, {});
+    model = opened_family().make_model(parts, {});
     blocks = model->blocks(name);
     model->component(name).visit_weights([](const std::string& path, Weight& weight) {
       const bool is_norm = weight.sizes().size() == 1 && path.ends_with("weight");
@@ -75,7 +61,7 @@ struct Denoiser {
     sigma = at::tensor({0.3, 0.8}, at::kFloat);
     target = at::randn(x.sizes());
     for (int64_t tokens : {5, 3})
-      prompts.push_back(family().example_conditioning(parts[0], tokens, at::kFloat));
+      prompts.push_back(opened_family().example_conditioning(parts[0], tokens, at::kFloat));
   }
 
   void train_parts(nn::Module& part, Train train) {

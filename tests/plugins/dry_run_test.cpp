@@ -3,41 +3,26 @@
 #include "atelier/host/dry_run.h"
 
 #include <catch2/catch.hpp>
-#include <dlfcn.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-
-#include "atelier/model_family.h"
-#include "atelier/plugin.h"
 
 #include "memory/live_bytes.h"
 #include "memory/meta_bytes.h"
 #include "support/device_calls.h"
 #include "support/models.h"
+#include "support/opened_family.h"
 
 namespace atelier::memory {
 namespace {
 
 using at::Tensor;
-
-const ModelFamily& family() {
-  static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error(dlerror());
-    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    char message[256] = "no entry";
-    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
-    if (!result) throw std::runtime_error(message);
-    return static_cast<ModelFamily*>(result);
-  }();
-  return *opened;
-}
+using test::opened_family;
 
 // The tiny model with weights on `device`: zeros, or nothing.
 struct TinyModel {
-  std::vector<Detection> parts = family().tiny_parts();
-  std::unique_ptr<Model> model = family().make_model(parts, {});
+  std::vector<Detection> parts = opened_family().tiny_parts();
+  std::unique_ptr<Model> model = opened_family().make_model(parts, {});
   at::TensorOptions options;
   Tensor x, sigma, pixels;
   std::vector<Conditioning> prompts;
@@ -57,14 +42,14 @@ struct TinyModel {
         *std::find_if(parts.begin(), parts.end(),
                       [](const Detection& part) { return role_of(part) == Role::kDenoiser; });
     for (int64_t tokens : {9, 6}) {
-      Conditioning prompt = family().example_conditioning(denoiser, tokens, at::kFloat);
+      Conditioning prompt = opened_family().example_conditioning(denoiser, tokens, at::kFloat);
       for (auto& [name, t] : prompt) t = t.to(device);
       prompts.push_back(std::move(prompt));
     }
   }
 
   static std::optional<Role> role_of(const Detection& part) {
-    for (const ComponentSpec& spec : family().components()) {
+    for (const ComponentSpec& spec : opened_family().components()) {
       if (spec.name == part.component) return spec.role;
     }
     return std::nullopt;
@@ -77,7 +62,7 @@ struct TinyModel {
   }
   Tensor encode() {
     DirectRunner runner;
-    const auto inputs = family().inputs();
+    const auto inputs = opened_family().inputs();
     const auto target = std::find_if(inputs.begin(), inputs.end(), [](const InputSpec& input) {
       return input.role == InputRole::kTarget;
     });
