@@ -1,12 +1,20 @@
 // What one rank of many asks its transport for in real steps, beside what is planned. The other
 // ranks do not exist: LibTorch's FakeProcessGroup stands for them.
+#include <cmath>
 #include <filesystem>
 
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 
+#include "atelier/ops/attention.h"
+#include "atelier/shared_rows.h"
+
 #include "host/distributed/group.h"
+#include "host/distributed/sequence.h"
+#include "host/distributed/shards.h"
+#include "host/distributed/slab_group.h"
 #include "host/plan/rank_sizes.h"
 #include "host/train/trainer.h"
+#include "memory/slab.h"
 #include "tests/host/train/run_toy.h"
 
 namespace atelier::plan {
@@ -18,88 +26,224 @@ using c10d::AllToAllOptions;
 using distributed::Group;
 using Pending = c10::intrusive_ptr<c10d::Work>;
 
-// Counts bytes of training: what ranks agree on is counted in whole numbers and in doubles.
-struct Counted {
-  double reduced = 0, gathered = 0, exchanged = 0;  // whole tensors
+// Bytes that this rank sends. What ranks agree on is in whole numbers and in doubles, and is not
+// counted; blocks and rows are sent as bytes.
+struct Sent {
+  double trained = 0;     // gradients and moved values
+  double blocks = 0;      // and rows that are gathered
+  double rows = 0;        // around attention
+  int64_t exchanges = 0;  // of any kind
 };
 
 class CountingTransport final : public c10d::FakeProcessGroup {
  public:
-  CountingTransport(int rank, int size, Counted& counted)
-      : FakeProcessGroup(rank, size, c10::make_intrusive<Options>()), counted_(counted) {}
+  CountingTransport(int rank, int size, Sent& sent)
+      : FakeProcessGroup(rank, size, c10::make_intrusive<Options>()),
+        others_(static_cast<double>(size - 1) / size),
+        sent_(sent) {}
 
   Pending allreduce(std::vector<at::Tensor>& tensors, const AllreduceOptions& options) override {
-    for (const at::Tensor& tensor : tensors) counted_.reduced += bytes_of(tensor);
+    for (const at::Tensor& tensor : tensors) count(tensor, 2, sent_.trained);
     return FakeProcessGroup::allreduce(tensors, options);
   }
   Pending _allgather_base(at::Tensor& whole, at::Tensor& part,
                           const AllgatherOptions& options) override {
-    counted_.gathered += bytes_of(whole);
+    count(whole, 1, sent_.blocks);
     return FakeProcessGroup::_allgather_base(whole, part, options);
   }
   Pending alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_parts,
                         std::vector<int64_t>& in_parts, const AllToAllOptions& options) override {
-    counted_.exchanged += bytes_of(in);
+    count(in, 1, sent_.rows);
     out.copy_(in);
     return FakeProcessGroup::alltoall_base(out, in, out_parts, in_parts, options);
   }
 
  private:
-  static double bytes_of(const at::Tensor& tensor) {
-    const bool is_trained =
-        tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
-    return is_trained ? static_cast<double>(tensor.nbytes()) : 0.0;
+  void count(const at::Tensor& whole, int times, double& as_bytes) {
+    ++sent_.exchanges;
+    const double bytes = times * others_ * static_cast<double>(whole.nbytes());
+    if (whole.scalar_type() == at::kByte)
+      as_bytes += bytes;
+    else if (whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kBFloat16)
+      sent_.trained += bytes;
   }
 
-  Counted& counted_;
+  const double others_;  // of all ranks
+  Sent& sent_;
 };
 
-struct OneOfMany : test::RunToy {
-  Counted counted;
+double sum_bytes(const std::vector<at::Tensor>& tensors) {
+  double bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += static_cast<double>(tensor.nbytes());
+  return bytes;
+}
 
-  // Trains as rank 0 of `size`, and returns the steps that were made.
-  int64_t train(int size) {
-    open();
-    config.order.gradient_accumulation_steps = size;  // a batch for each
+// Rank 0 of many.
+struct OneOfMany : test::RunToy {
+  Sent sent;
+  int64_t steps = 0;
+
+  OneOfMany() {
+    config.dataset_num_workers = 1;
+    config.output.save_state = false;
+    config.output.save_steps = 100;
     config.output.output_path = folder / "run";
-    const distributed::Ranks ranks = {.rank = 0, .size = size};
+  }
+
+  // Trains with `mode` and `batches` of each rank in a step.
+  void train(const RankMode& mode, int batches = 1) {
+    config.shards = {.stage = mode.zero_stage, .group = std::to_string(mode.group)};
+    config.sequence_parallel = static_cast<int>(mode.sequence);
+    config.order.gradient_accumulation_steps = batches * mode.batches();
+    config.order.dataset_repeat = batches * mode.batches();  // of three images: all steps are whole
+    const distributed::Ranks ranks = {.rank = 0, .size = static_cast<int>(mode.ranks)};
     const std::shared_ptr<Group> group = Group::meet(
         ranks, {.transport = [this](int rank, int of) -> c10::intrusive_ptr<c10d::Backend> {
-          return c10::make_intrusive<CountingTransport>(rank, of, counted);
+          return c10::make_intrusive<CountingTransport>(rank, of, sent);
         }});
+    const std::shared_ptr<Group> blocks =
+        mode.zero_stage == 3 ? open_divided(*group, mode) : nullptr;
+    if (!blocks) open();
+    const auto sequence = distributed::make_sequence(*group, config.sequence_parallel);
     run::RunFolder run_folder(config.output.output_path);
-    train::Trainer trainer(
-        {*model, config, *samples, nullptr, nullptr, &run_folder, progress, nullptr, group.get()},
-        selection());
+    train::Trainer trainer({*model, config, *samples, nullptr, nullptr, &run_folder, progress,
+                            nullptr, group.get(), blocks.get(), sequence.get()},
+                           selection());
+    steps = trainer.total_steps();
+    REQUIRE(steps == 3);
+    sent = {};
     REQUIRE(trainer.run() == 0);
-    return saved().step;
   }
 
-  run::SavedState saved() const {
-    return run::find_state(folder / "run", [](const std::string&) {});
+  // Of what is trained: in buckets whose parts are whole KiB, as many as `parts`.
+  double trained_bytes(int64_t parts) {
+    open();
+    std::vector<at::Tensor> leaves;
+    const train::TrainedTensors trained(*model, selection(), config);
+    for (const optim::Group& group : trained.groups()) {
+      for (const optim::Parameter& parameter : group.parameters) leaves.push_back(parameter.leaf);
+    }
+    double bytes = 0;
+    const distributed::FlatLayout layout(leaves, static_cast<int>(parts));
+    for (const auto& bucket : layout.buckets())
+      bytes += static_cast<double>(bucket.count) * bucket.options.dtype().itemsize();
+    // There is no more than what alignment adds.
+    const double most = distributed::kBlockNumbers * 4 * static_cast<double>(leaves.size()) +
+                        static_cast<double>(distributed::kPartBytes * parts);
+    CHECK(bytes >= sum_bytes(leaves));
+    CHECK(bytes <= sum_bytes(leaves) + (parts == 1 ? 0 : most));
+    return bytes;
   }
-  // Of what is trained.
-  double bytes() const {
-    double sum = 0;
-    for (const auto& [name, tensor] : saved().load("trained.safetensors"))
-      sum += static_cast<double>(tensor.nbytes());
-    return sum;
+
+  // Of a block of the denoiser, in so many parts, each of a multiple of 256 bytes.
+  double block_bytes(int64_t parts) {
+    open();
+    memory::SlabLayout layout;
+    model->model().blocks("dit").front()->visit([&](nn::Module& module) {
+      for (const WeightPtr& weight : module.weights()) layout.add(weight->draw());
+    });
+    return static_cast<double>(parts) * 256 *
+           std::ceil(static_cast<double>(layout.bytes()) / static_cast<double>(256 * parts));
+  }
+
+ private:
+  std::shared_ptr<Group> open_divided(Group& world, const RankMode& mode) {
+    std::vector<std::vector<int>> groups(static_cast<size_t>(mode.replicas()));
+    for (int rank = 0; rank < world.size(); ++rank)
+      groups[static_cast<size_t>(rank / mode.group)].push_back(rank);
+    std::shared_ptr<Group> blocks = world.among(groups, "blocks");
+    model = model::LoadedModel::open(
+        test::hooked_toy(),
+        {.model_paths = folder / "model",
+         .dtype = "float32",
+         .device = "cpu",
+         .placement = {.prefetch = 0, .denoiser_parts = static_cast<int>(mode.group)}});
+    model->meet(distributed::divide_slabs(blocks));
+    model->load_component("dit");
+    return blocks;
   }
 };
 
 TEST_CASE("A step asks for the bytes that are planned, on 8, 64 and 512 ranks", "[ranks]") {
   const int size = GENERATE(8, 64, 512);
   OneOfMany one;
-  one.config.num_epochs = 3;
-  one.config.dataset_num_workers = 1;
-  one.config.output.save_steps = 1;
-  const auto steps = static_cast<double>(one.train(size));
-  REQUIRE(steps >= 3);
-  const double others = static_cast<double>(size - 1) / size;
-  const double sent =
-      others * (2 * one.counted.reduced + one.counted.gathered + one.counted.exchanged);
+  const double bytes = one.trained_bytes(1);
   const RankMode mode = {.ranks = size, .group = size};
-  CHECK(sent == steps * sent_bytes(mode, {.gradients = one.bytes()}, 0, 1));
+  one.train(mode);
+  CHECK(one.sent.trained ==
+        static_cast<double>(one.steps) * sent_bytes(mode, {.gradients = bytes}, 0, 1));
+  // A bucket, and what ranks tell each other; before the first step they agree on what to write.
+  CHECK(one.sent.exchanges == 2 * one.steps + 1);
+}
+
+TEST_CASE("So does one of stages 1 and 2, in one group and in several", "[ranks]") {
+  const int size = GENERATE(8, 64, 512);
+  const int stage = GENERATE(1, 2);
+  const int batches = GENERATE(1, 3);
+  const bool is_of_eight = GENERATE(false, true);
+  OneOfMany one;
+  const RankMode mode = {.ranks = size, .zero_stage = stage, .group = is_of_eight ? 8 : size};
+  const double bytes = one.trained_bytes(mode.group);
+  one.train(mode, batches);
+  CHECK(one.sent.trained ==
+        static_cast<double>(one.steps) *
+            sent_bytes(mode, {.values = bytes, .gradients = bytes}, 0, batches));
+}
+
+TEST_CASE("So does one of a LoRA whose base is divided", "[ranks]") {
+  const int size = GENERATE(8, 64, 512);
+  const bool is_of_eight = GENERATE(false, true);
+  OneOfMany one;
+  one.train_lora();
+  const RankMode mode = {.ranks = size, .zero_stage = 3, .group = is_of_eight ? 8 : size};
+  const double factors = one.trained_bytes(1), block = one.block_bytes(mode.group);
+  one.train(mode);
+  const auto steps = static_cast<double>(one.steps);
+  CHECK(one.sent.trained == steps * sent_bytes(summing_mode(mode, /*is_of_factors=*/true),
+                                               {.gradients = factors}, 0, 1));
+  // The last of two blocks is still in the one place when the backward pass begins with it, and
+  // the first one when the next forward pass does.
+  const double gathered = block + block / (2 * steps);
+  CHECK(one.sent.blocks == Approx(steps * sent_bytes(mode, {}, gathered, 1)).epsilon(1e-12));
+}
+
+// The toy's velocities go through an attention among the rows of all ranks of a sequence.
+test::VelocityHook attend_to_all(int64_t heads) {
+  return [heads](const at::Tensor& velocity) {
+    const auto sizes = velocity.sizes();
+    const int64_t width = velocity.size(1), cells = velocity[0].numel() / width;
+    const SharedRows shared(Segments::uniform(velocity.size(0), cells));
+    const at::Tensor rows = shared.take(velocity.flatten(2).transpose(1, 2).reshape({-1, width}))
+                                .unflatten(1, {heads, width / heads});
+    const at::Tensor attended = ops::attention(rows, rows, rows, shared.rows());
+    return shared.gather(attended)
+        .view({velocity.size(0), cells, width})
+        .transpose(1, 2)
+        .reshape(sizes);
+  };
+}
+
+TEST_CASE("So does one whose rows are shared out for attention", "[ranks]") {
+  const int size = GENERATE(8, 64, 512);
+  const int parts = GENERATE(2, 8);
+  const int batches = GENERATE(1, 2);
+  OneOfMany one;
+  const RankMode mode = {.ranks = size, .group = size, .sequence = parts};
+  const double trained = one.trained_bytes(1);
+  {
+    const test::HookScope attends(attend_to_all(/*heads=*/8));
+    one.train(mode, batches);
+  }
+  const auto steps = static_cast<double>(one.steps);
+  CHECK(one.sent.trained == steps * sent_bytes(mode, {.gradients = trained}, 0, batches));
+  memory::Strategy strategy = {.repeats = static_cast<double>(batches),
+                               .needs_all_blocks = true,
+                               .forward = {{"dit", {0.0}}},
+                               .backward = {{"dit", {0.0}}}};
+  double sends = 0;
+  const double attended = 16 * test::kToyChannels * sizeof(float);  // of a sample's cells
+  share_rows(strategy, mode, attended, *memory::known_links("infiniband"), sends);
+  CHECK(one.sent.rows == steps * sends);
 }
 
 }  // namespace
