@@ -2,6 +2,7 @@
 
     sequence_test.py WAN_PLUGIN WRITE_MODEL
 """
+import functools
 import json
 import pathlib
 import tempfile
@@ -13,6 +14,8 @@ import program
 import wan_training_test as wan
 from PIL import Image
 from train_cli_test import losses, state_of, write_dataset
+
+LORA = dict(lora_base_model="dit", lora_rank=4)
 
 
 def values(path):
@@ -93,6 +96,18 @@ class SequenceTest(unittest.TestCase):
         self.assert_alike(self.make(1, "qwen_image")[0],
                           self.make(4, "qwen_image", sequence_parallel=2, cfg_parallel=True)[0])
 
+    def test_pictures_that_are_given_are_shared_out_too(self):
+        for variant, names in (("one", ("0",)), ("several", ("3", "7"))):
+            given = [word for name in names for word in ("--edit_image", self.root / f"walk/{name}.png")]
+            flags = dict(words=given, edit_image_auto_resize="false", num_inference_steps=2)
+            alone, _ = self.make(1, variant, **flags)
+            for ranks in (2, 3):
+                with self.subTest(variant=variant, ranks=ranks):
+                    self.assert_alike(alone, self.make(ranks, variant, sequence_parallel=ranks, **flags)[0])
+            others = [word for word in given[:-1]] + [self.root / "walk/11.png"]
+            other, _ = self.make(1, variant, **{**flags, "words": others})
+            self.assertFalse(np.array_equal(values(alone[0]), values(other[0])))
+
     def test_fewer_ranks_than_make_a_picture_are_refused(self):
         _, said = self.make(2, "qwen_image", code=2, sequence_parallel=4)
         self.assertIn("--sequence_parallel: 4 processes make a picture, and there are 2", said)
@@ -149,22 +164,52 @@ class SequenceTest(unittest.TestCase):
                     run = self.train(ranks, family, f"{name}_by_{size}", sequence_parallel=size, **flags)
                     self.assert_learnt_alike(alone, run)
 
+    @classmethod
+    @functools.cache
+    def factors(cls, family):
+        """A LoRA by one process, and how far from it the same process comes with other kernels of attention.
+
+        B begins as zeros, so all of it is sums of gradients, which other kernels make with other last digits.
+        """
+        alone = cls().train(1, family, "lora", **LORA)
+        rounded = cls().train(1, family, "lora_rounded", attention="math", **LORA)
+        return alone, max(cls().distances(alone, rounded, 10).values())
+
     def test_factors_are_as_far_from_one_process_as_its_own_rounding(self):
-        """B begins as zeros: all of it is sums of gradients, which other kernels make with other last digits."""
-        lora = dict(lora_base_model="dit", lora_rank=4)
         for family, ranks in (("qwen_image", 2), ("lumina2", 4)):
-            alone = self.train(1, family, "lora", **lora)
-            rounded = self.train(1, family, "lora_rounded", attention="math", **lora)
-            own = max(self.distances(alone, rounded, 10).values())
+            alone, own = self.factors(family)
             self.assertLess(own, 4e-6)
-            run = self.train(ranks, family, "lora_shared", sequence_parallel=ranks, **lora)
+            run = self.train(ranks, family, "lora_shared", sequence_parallel=ranks, **LORA)
             self.assert_learnt_alike(alone, run, part=max(1e-6, 1.5 * own))
+
+    def test_pictures_that_are_given_are_learnt_from_as_by_one_process(self):
+        flags = dict(trainable_models="dit", edit_image_auto_resize="false", max_train_steps=4, save_steps=4)
+        for variant in ("one", "several"):
+            alone = self.train(1, variant, "given", **flags)
+            for ranks in (2, 3):
+                with self.subTest(variant=variant, ranks=ranks):
+                    run = self.train(ranks, variant, "given_shared", sequence_parallel=ranks, **flags)
+                    self.assert_learnt_alike(alone, run, step=4)
+
+    def test_sequences_share_out_what_is_trained_and_what_is_frozen(self):
+        """With a stage of ZeRO as without: two sequences of two, keys exchanged (qwen_image) or sent around (lumina2)."""
+        whole = dict(trainable_models="dit")
+        for family, ranks, size, kind, flags, stages in (("qwen_image", 4, 2, "whole", whole, (1, 2)),
+                                                         ("qwen_image", 4, 2, "lora", LORA, (3,)),
+                                                         ("lumina2", 3, 3, "whole", whole, (2,)),
+                                                         ("lumina2", 3, 3, "lora", LORA, (1, 3))):
+            part = 1e-6 if kind == "whole" else max(1e-6, 1.5 * self.factors(family)[1])
+            plain = self.train(ranks, family, f"{kind}_stage_0", sequence_parallel=size, **flags)
+            for stage in stages:
+                with self.subTest(family=family, kind=kind, stage=stage):
+                    run = self.train(ranks, family, f"{kind}_stage_{stage}", sequence_parallel=size, zero_stage=stage, **flags)
+                    self.assert_learnt_alike(plain, run, part)
 
     def test_all_ranks_keep_the_same_for_the_backward_pass(self):
         flags = dict(trainable_models="dit")
-        for family, ranks in (("qwen_image", 2), ("lumina2", 4)):
+        for family, ranks, budgets in (("qwen_image", 2, ("0.4",)), ("lumina2", 4, ("auto", "full", "1MB"))):
             alone = self.train(1, family, "kept", **flags)
-            for budget in ("auto", "full", "0.4", "1MB"):
+            for budget in budgets:
                 with self.subTest(family=family, budget=budget):
                     run = self.train(ranks, family, f"kept_{budget}", sequence_parallel=ranks,
                                      activation_memory_budget=budget, **flags)
