@@ -14,7 +14,6 @@ using at::Tensor;
 
 namespace {
 
-constexpr size_t kUnderWay = 2;        // buckets
 constexpr int64_t kPieceNumbers = 32;  // pieces of a part begin at multiples
 
 }  // namespace
@@ -66,8 +65,8 @@ void BlockGradients::send(const Block& block) {
   const at::NoGradGuard no_grad;
   const auto found = buckets_of_.find(&block);
   if (found == buckets_of_.end()) return;
+  settle();
   for (const size_t index : found->second) {
-    settle(kUnderWay - 1);
     Bucket& bucket = buckets_[index];
     Sending sending = {.bucket = index, .values = std::exchange(bucket.values, {})};
     if (!sending.values.defined())
@@ -80,18 +79,11 @@ void BlockGradients::send(const Block& block) {
 }
 
 void BlockGradients::settle() {
-  settle(0);
-}
-
-// Until no more than `left` buckets are under way.
-void BlockGradients::settle(size_t left) {
   const at::NoGradGuard no_grad;
-  while (under_way_.size() > left) {
-    Sending& sending = under_way_.front();
+  for (Sending& sending : std::exchange(under_way_, {})) {
     wait(std::move(sending.sent));
     Bucket& bucket = buckets_[sending.bucket];
     add_to_sum(bucket.sum, sending.part, bucket.options.device(), on_host_);
-    under_way_.pop_front();
   }
 }
 
@@ -103,7 +95,7 @@ void BlockGradients::wait(Ticket ticket) {
 
 void BlockGradients::finish() {
   const at::NoGradGuard no_grad;
-  settle(0);
+  settle();
   count();
   if (groups_.replicas) add_groups();
   groups_.shards->compare();

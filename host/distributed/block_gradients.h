@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <vector>
 
@@ -70,7 +69,6 @@ class BlockGradients {
     Ticket sent = {};
   };
 
-  void settle(size_t left);
   void wait(Ticket ticket);
   void count();
   void add_groups();
@@ -80,8 +78,8 @@ class BlockGradients {
   const bool on_host_;
   std::vector<Bucket> buckets_;
   std::map<const Block*, std::vector<size_t>> buckets_of_;
-  std::vector<Shared> shared_;  // by place
-  std::deque<Sending> under_way_;
+  std::vector<Shared> shared_;      // by place
+  std::vector<Sending> under_way_;  // of the block that was sent last
   double waited_ = 0.0;
 };
 
