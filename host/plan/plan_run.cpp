@@ -326,6 +326,7 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
+  basis.shard_ranks = asked.shard_ranks;
   if (!asked.prompts.empty()) {
     const Settings& largest = std::ranges::max(
         asked.prompts, {}, [&](const Settings& prompt) { return pixels_of(prompt, model); });
@@ -349,7 +350,8 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
           .steps = basis.steps,
           .distillation_steps = basis.distillation_steps,
           .preview = basis.preview,
-          .on_host = basis.on_host};
+          .on_host = basis.on_host,
+          .shard_ranks = basis.shard_ranks};
 }
 
 std::vector<Alternative> training_alternatives(LoadedModel& model, const TrainingBasis& basis,

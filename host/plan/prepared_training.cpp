@@ -90,6 +90,7 @@ class Preparation {
         progress_(progress),
         problems_(problems),
         ranks_(std::move(request.ranks)),
+        shard_ranks_(request.shard_ranks),
         run_{.config = std::move(request.config)} {
     limits_ = config_.memory.limits;
     config_.model.components = needed_components(family_, config_);
@@ -445,6 +446,7 @@ class Preparation {
   void make_plan(PreparedTraining& prepared) const {
     const PreparedRun& run = prepared.run;
     TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
+    asked.shard_ranks = shard_ranks_;
     if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
     if (!ranks_.counts.empty()) {
       prepared.ranks = plan_ranks(*run.model, limits_, asked, ranks_);
@@ -473,6 +475,7 @@ class Preparation {
   progress::Progress& progress_;
   Problems& problems_;
   const RanksAsked ranks_;
+  const int shard_ranks_;
   MemoryLimits limits_;
   PreparedRun run_;
   Config& config_ = run_.config;

@@ -20,6 +20,7 @@ struct TrainingRequest {
   bool is_planned_only = false;
   std::string device_profile = {};  // see MemoryLimits
   RanksAsked ranks = {};            // plans for these in place of one process
+  int shard_ranks = 1;              // of which this process is one, see train::shard_ranks()
 };
 
 struct PreparedTraining {

@@ -1,5 +1,6 @@
 #include "host/plan/rank_sizes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -7,6 +8,14 @@ namespace atelier::plan {
 
 using memory::exchange_seconds;
 using memory::LinkProfile;
+
+namespace {
+
+// Buckets of gradients that are under way, and of divided blocks: what one gets, what is laid out
+// of that, and what the one before sends.
+constexpr double kBuckets = 4, kBucketBytes = 25 * 1024.0 * 1024.0, kBlocksUnderWay = 3;
+
+}  // namespace
 
 HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole) {
   const auto part = [&](int from_stage, double bytes) {
@@ -37,6 +46,19 @@ double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gather
     default:
       return n * batches * (whole.gradients + 2 * gathered) + between;
   }
+}
+
+double under_way_bytes(const RankMode& mode,
+                       const std::vector<memory::PlannedComponent>& components,
+                       const std::map<std::string, double>& gradients_of, double gradients) {
+  if (mode.group == 1 && mode.ranks == 1) return 0.0;
+  double bytes = kBuckets * kBucketBytes;
+  for (const memory::PlannedComponent& component : components) {
+    if (mode.zero_stage < 3 || !gradients_of.contains(component.name)) continue;
+    for (const int64_t block : component.storages.front().blocks)
+      bytes = std::max(bytes, kBlocksUnderWay * static_cast<double>(block));
+  }
+  return std::min(gradients, bytes);
 }
 
 memory::RankGroup group_of(const RankMode& mode, const LinkProfile& links) {

@@ -38,6 +38,12 @@ HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole);
 // stage 3 brings for each pass over them, trained and frozen.
 double sent_bytes(const RankMode& mode, const TrainedBytes& whole, double gathered, double batches);
 
+// Of `gradients` bytes, those that are on their way to other ranks at one time; of divided
+// components those of a few blocks. `gradients_of`: what is trained of each.
+double under_way_bytes(const RankMode& mode,
+                       const std::vector<memory::PlannedComponent>& components,
+                       const std::map<std::string, double>& gradients_of, double gradients);
+
 // The ranks that `mode` shares over.
 memory::RankGroup group_of(const RankMode& mode, const memory::LinkProfile& links);
 

@@ -94,6 +94,11 @@ void take_requests(PlannedComponent& component, const PlanBasis& basis, bool is_
 
 }  // namespace
 
+int64_t batches_of_rank(const train::Config& config, const RankMode& mode) {
+  const int64_t batches = config.order.gradient_accumulation_steps;
+  return config.global_batch_size == 0 ? batches : (batches + mode.batches() - 1) / mode.batches();
+}
+
 std::vector<PlannedComponent> size_components(LoadedModel& model, const PlanBasis& basis,
                                               bool prepares_levels) {
   std::set<const Weight*> level_weights;

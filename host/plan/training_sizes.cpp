@@ -34,8 +34,6 @@ constexpr int kBudgets = 20;             // parts of the activations that are tr
 constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
 constexpr double kHostBytesPerSecond = 20e9;
-// Of gradients in buckets, which are on their way to other ranks: four of 25 MiB.
-constexpr double kUnderWayBytes = 4 * 25 * 1024.0 * 1024.0;
 
 // That AdamW makes of each number while it moves it: float32 copies of a 16-bit gradient, of a
 // value without a master, and of 8-bit moments.
@@ -72,6 +70,8 @@ class TrainingSizes {
       if (trains_weights_of(component.name)) limit_trained(component);
       if (is_sharded(component)) shard_blocks(component, mode_, *links_);
     }
+    under_way_ =
+        under_way_bytes(mode_, sized.run.components, trained_.gradients_of, trained_.gradients);
     sized.run.phases = encoding_;
     for (PlannedPhase& phase : sized.run.phases)
       phase.passes = std::ceil(phase.passes / static_cast<double>(mode_.ranks));
@@ -96,18 +96,17 @@ class TrainingSizes {
 
   void limit_trained(memory::PlannedComponent& component) const {
     component.storages.resize(1);  // what is trained does not rest in 8 bits
-    if (component.parts > 1) {     // which are moved where they rest
-      if (!component.others) component.others = memory::Place::kDevice;
-      return;
-    }
+    if (component.parts > 1 && !mode_.on_host && !component.others)
+      component.others = memory::Place::kDevice;
+    if (component.parts > 1) return;  // they are moved where they rest
     // Several ranks keep their weights on the device where they keep them whole.
-    component.may_stream &= (mode_.on_host && mode_.ranks == 1) || is_sent_away(component.name);
+    component.may_stream &= (mode_.on_host && mode_.group == 1) || is_sent_away(component.name);
     component.others = memory::Place::kHost;  // files are not changed
     count_kept(component);
   }
 
   bool is_sharded(const memory::PlannedComponent& component) const {
-    return mode_.zero_stage == 3 && !component.storages.front().blocks.empty() &&
+    return mode_.ranks > 1 && mode_.zero_stage == 3 && !component.storages.front().blocks.empty() &&
            train::running_components(model_, training_.selection).contains(component.name);
   }
 
@@ -324,9 +323,8 @@ class TrainingSizes {
   // these; then the optimizer works. Returns how many bytes less the activations take than that.
   int64_t add_trained(bool on_host, Strategy& strategy) const {
     const RankMode mode = holding_mode(on_host);
-    const double beside = mode.ranks == 1 ? 0.0 : std::min(trained_.gradients, kUnderWayBytes);
     const HeldBytes held =
-        held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state, beside});
+        held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state, under_way_});
     if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * trained_.numbers);
     if (on_host) {
       const double rest = trained_.factors + held.host;
@@ -577,6 +575,7 @@ class TrainingSizes {
   std::vector<PlannedPhase> encoding_;
   std::vector<Passes> of_denoisers_;
   RankMode mode_;
+  double under_way_ = 0;  // bytes of gradients
   const memory::LinkProfile* links_ = nullptr;
   Trained trained_;       // as one rank alone has it
   Conditioning encoded_;  // what is made ahead, the target's latents left out
@@ -584,13 +583,11 @@ class TrainingSizes {
 
 }  // namespace
 
-int64_t batches_of_rank(const train::Config& config, const RankMode& mode) {
-  const int64_t batches = config.order.gradient_accumulation_steps;
-  return config.global_batch_size == 0 ? batches : (batches + mode.batches() - 1) / mode.batches();
-}
-
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
-  return TrainingSizes(model, training, basis).sized({.on_host = training.on_host}, {});
+  const RankMode mode = {.zero_stage = training.config.shards.stage,
+                         .on_host = training.on_host,
+                         .group = training.shard_ranks};
+  return TrainingSizes(model, training, basis).sized(mode, {});
 }
 
 std::vector<SizedRun> size_training(LoadedModel& model, const TrainingBasis& training,

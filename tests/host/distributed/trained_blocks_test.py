@@ -3,9 +3,13 @@
     trained_blocks_test.py WAN_PLUGIN WRITE_MODEL
 """
 import json
-import re
-import tempfile
+import os
 import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import time
 import unittest
 
 import program
@@ -28,6 +32,7 @@ KINDS = {
     "parts on the host": dict(DIVIDED, ema_decay=0.9, **ON_HOST),
     "optimized on the host": dict(DIVIDED, ema_decay=0.9, **OPTIMIZED_ON_HOST),
     "both on the host": dict(DIVIDED, optimize_on_cpu=True, **ON_HOST),
+    "one number": dict(DIVIDED, device="simulated:128MiB", vram="100MB"),
     "some layers": dict(DIVIDED, trainable_models="dit.transformer_blocks.1,dit.transformer_blocks.3.attn.to_q,dit.proj_out"),
 }
 # What is rounded coarsely, where the order of sums is the same: two ranks of one batch each.
@@ -104,6 +109,17 @@ class TrainedBlocksTest(SharingRuns):
                     written = sum(len(data) for _, _, data in tensors(path).values())
                     self.assertAlmostEqual(written / (size / ranks), 1, delta=0.03, msg=path.name)
 
+    def test_a_plan_counts_what_one_of_the_processes_holds(self):
+        # 16 bytes of 3.67 million numbers do not fit, a quarter of them does.
+        flags = dict(DIVIDED, device="simulated:128MiB", vram="50MB", max_train_steps=2)
+        self.alone(**flags)
+        self.assertNotIn(" 0 bytes of the host", self.said)
+        self.train(4, **flags)
+        self.assertIn(" 0 bytes of the host", self.said)
+        self.assertIn("dit: 1/4 of each block on the device", self.said)
+        predicted, measured = map(float, re.search(r"predicted ([\d.]+) MiB, measured ([\d.]+) MiB", self.said).groups())
+        self.assertLess(measured, predicted)
+
     def test_bytes_sent_are_those_of_the_table(self):
         for ranks, group, batches in ((2, "all", 1), (2, "all", 3), (4, "all", 1), (4, "2", 2)):
             with self.subTest(ranks=ranks, group=group, batches=batches):
@@ -136,6 +152,28 @@ class TrainedBlocksTest(SharingRuns):
             run = self.train(ranks, "changing", max_train_steps=steps, save_steps=steps, resume="latest",
                              **{**flags, "global_batch_size": None, "zero_stage": stage})
         self.assert_close(whole, run)
+
+    def test_processes_that_share_rows_divide_blocks_as_well(self):
+        alone = self.alone(**DIVIDED)
+        for ranks in (2, 4):
+            with self.subTest(ranks=ranks):
+                self.assert_close(alone, self.train(ranks, f"rows_{ranks}", sequence_parallel=2, **DIVIDED))
+
+    def test_a_signal_to_any_rank_saves_the_same_step(self):
+        line = self.line(2, max_train_steps=100000, save_steps=100000, **DIVIDED)
+        process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        csv = self.dir / "run/loss.csv"
+        while not csv.exists() or "train/loss" not in csv.read_text():
+            self.assertIsNone(process.poll())
+            time.sleep(0.1)
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 75, said)
+        step = max(losses(self.dir / "run"))
+        self.assertTrue(trained_of(self.dir / "run", step), said)
+        self.assertTrue((self.dir / f"run/step-{step}.safetensors").exists())
 
     def test_weights_that_cannot_be_written_hold_up_nobody(self):
         flags = dict(DIVIDED, max_train_steps=4, save_steps=2)
@@ -178,7 +216,9 @@ class TrainedBlocksTest(SharingRuns):
                      model_paths=json.dumps([str(model / part) for part in (*wan.ENCODERS, *wan.FOLDERS.values())]),
                      zero_stage=3, max_train_steps=6, save_steps=6)
         for name, more in (("both", dict(trainable_models="dit,dit2")), ("one", dict(trainable_models="dit")),
-                           ("on the host", dict(trainable_models="dit,dit2", **ON_HOST))):
+                           ("on the host", dict(trainable_models="dit,dit2", **ON_HOST)),
+                           ("beside a LoRA", dict(trainable_models="dit", lora_base_model="dit2", lora_rank=2,
+                                                  storage="dit2=fp8"))):
             with self.subTest(name):
                 alone = self.alone(f"{name} alone", **flags, **more)
                 self.assert_close(alone, self.train(2, name, **flags, **more), step=6)
