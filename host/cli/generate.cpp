@@ -119,6 +119,7 @@ GenerationRequest read_request(const Given& given, const plugins::Plugin* plugin
   request.shares = own.shares;
   if (own.tiled) request.tiling = own.tiling;
   if (parsed.is_given("cfg_batch")) request.cfg_batch = own.cfg_batch;
+  request.cuda_graphs = own.cuda_graphs;
   if (parsed.is_given("prefetch")) request.prefetch = parsed.integer("prefetch");
   return request;
 }

@@ -56,6 +56,12 @@ flags::Table generate_table(GenerateFlags& f, const ModelFamily* family) {
               "added to the weights in float32, and steps cost what they cost without it")
       .choice("cfg_batch", f.cfg_batch, {{"on", true}, {"off", false}},
               "both halves of guidance in one call of the denoiser; off needs less memory")
+      .choice("cuda_graphs", f.cuda_graphs,
+              {{"auto", memory::GraphChoice::kAuto},
+               {"on", memory::GraphChoice::kOn},
+               {"off", memory::GraphChoice::kOff}},
+              "on: a GPU gets each block of the denoiser with one launch, for more memory, which "
+              "pays for small images; auto: where that is proven")
       .flag("tiled", f.tiled, "the VAE works in overlapping tiles, with less memory")
       .number("tile_size", f.tiling.size, "pixels")
       .number("tile_stride", f.tiling.stride, "pixels from one tile to the next");

@@ -11,6 +11,7 @@
 #include "host/generate/picture_ranks.h"
 #include "host/generate/tiling.h"
 #include "host/lora/registry.h"
+#include "memory/graph_runner.h"
 
 namespace atelier::cli {
 
@@ -20,6 +21,7 @@ struct GenerateFlags {
   bool truncate_captions = false, tiled = false, no_metadata = false, quiet = false;
   lora::Mode lora_mode = lora::Mode::kHot;
   bool cfg_batch = true;
+  memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
   generate::PictureShares shares;
   std::string dist_backend = "auto";
   int dist_timeout = 0;  // seconds that one exchange between processes may take; 0: half an hour

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_graph.h"
 #include "atelier/plugin.h"
 
 #include "host/files/outputs.h"
@@ -16,6 +17,7 @@
 #include "host/generate/request.h"
 #include "host/media/pixels.h"
 #include "host/media/png.h"
+#include "host/model/graphs.h"
 #include "host/model/stages.h"
 #include "host/plugins/guard.h"
 #include "host/report/sizes.h"
@@ -169,6 +171,7 @@ Engine Session::make_engine() {
 
 void Session::begin_phase(std::string_view phase, int64_t number) {
   phase_ = phase;
+  if (options_.graph_rows > 0) make_graphs(phase == "denoise");
   if (options_.timeline != nullptr) options_.timeline->begin(phase, number);
 }
 
@@ -179,6 +182,21 @@ void Session::load(std::string_view component) {
   if (model_.transfer() == nullptr) return;
   const std::string problem = pinning_.news(model_.transfer()->stats());
   if (!problem.empty()) progress_.warn(problem);
+}
+
+// Blocks of a denoiser become graphs. What comes behind its steps may need their memory.
+void Session::make_graphs(bool wanted) {
+  if (std::exchange(has_graphs_, wanted) == wanted) return;
+  memory::GraphRunner& graphs = model::graphs_of(model_);
+  if (!wanted) {
+    if (const auto [recorded, replayed] = graphs.stats(); recorded > 0)
+      progress_.note(
+          c10::str("CUDA graphs: ", recorded, " recorded, replayed ", replayed, " times"));
+    return graphs.end();
+  }
+  graphs.begin({.recorder = ops::make_graph_recorder(model_.device()),
+                .most_rows = options_.graph_rows,
+                .warn = [this](const std::string& what) { progress_.warn(what); }});
 }
 
 // Says who holds what. Nothing of what failed is held any more.
@@ -192,6 +210,7 @@ Error Session::does_not_fit(const Error& failure, const Request& request) {
   for (const std::string& line : model::holder_lines(holders, device)) progress_.warn(line);
   if (phase_ == "load") return failure;
   std::vector<std::string> flags;
+  if (phase_ == "denoise" && options_.graph_rows > 0) flags.emplace_back("--cuda_graphs off");
   if (phase_ == "denoise" && request.batch_size > 1) flags.emplace_back("--batch_size 1");
   if (phase_ == "decode" || (phase_ == "encode" && request.input_pixels.defined()))
     flags.emplace_back(request.tiling ? "a smaller --tile_size" : "--tiled");

@@ -25,6 +25,7 @@ struct SessionOptions {
   bool keeps_all = false;                   // components stay beside each other; see Engine
   bool writes_metadata = true;              // images say how they were made
   std::optional<Tiling> tiling = {};        // of the VAE
+  int64_t graph_rows = 0;                   // see memory::graph_rows()
   std::function<bool()> is_cancelled = {};  // see Generator
   run::MemoryTimeline* timeline = nullptr;  // null: none is made
   PictureRanks ranks = {};                  // all of them run the same requests
@@ -56,6 +57,7 @@ class Session {
   void make_images(const Request& request, const Generator::OnFrames& on_frames);
   void begin_phase(std::string_view phase, int64_t number = 0);
   void load(std::string_view component);
+  void make_graphs(bool wanted);
   Request request_of(const Settings& settings, uint64_t seed);
   media::Text text_of(const Settings& settings, const Request& request, size_t index) const;
   Error does_not_fit(const Error& failure, const Request& request);
@@ -66,6 +68,7 @@ class Session {
   progress::Progress& progress_;
   std::optional<run::SamplingRunner> sampling_;
   std::string phase_ = "load";  // what the generator does
+  bool has_graphs_ = false;
   model::PinningProblem pinning_;
   const ModelRecord record_;
   Generator generator_;

@@ -12,6 +12,7 @@
 #include "formats/escape.h"
 #include "host/device/cpu_memory.h"
 #include "host/model/components.h"
+#include "host/model/graphs.h"
 #include "host/model/handover.h"
 #include "host/model/random_weights.h"
 #include "host/model/request_checks.h"
@@ -106,10 +107,11 @@ void fill_weights(LoadedModel& model, std::string_view name, const weights::Weig
                          .transfer = transfer});
 }
 
-// A runner of LoadedModel, as hand_over() knows it.
+// A runner of LoadedModel, as hand_over() and graphs_of() know it.
 class HandoverRunner : public BlockRunner {
  public:
   virtual void hand_over(std::string_view from, std::string_view to) = 0;
+  virtual memory::GraphRunner& graphs() = 0;
 };
 
 }  // namespace
@@ -121,7 +123,7 @@ class LoadedModel::Runner final : public HandoverRunner {
 
   Tensors run(Block& block, const Tensors& inputs) override {
     ops::check_stop();
-    Tensors outputs = now().run(block, inputs);
+    Tensors outputs = graphs_.run(block, inputs);
     if (leaving_.contains(&block)) retire(block);
     return outputs;
   }
@@ -131,6 +133,8 @@ class LoadedModel::Runner final : public HandoverRunner {
     streaming_.reset();
     if (!components.empty()) streaming_.emplace(direct_, std::move(components));
   }
+
+  memory::GraphRunner& graphs() override { return graphs_; }
 
   void hand_over(std::string_view from, std::string_view to) override {
     if (model_.is_loaded(to) || !model_.is_loaded(from) || !model_.is_streamed(to)) return;
@@ -167,6 +171,19 @@ class LoadedModel::Runner final : public HandoverRunner {
     if (streaming_) return *streaming_;
     return direct_;
   }
+
+  // Whatever streams at the moment, as one that stays.
+  class Placed final : public BlockRunner {
+   public:
+    explicit Placed(Runner& runner) : runner_(runner) {}
+    Tensors run(Block& block, const Tensors& inputs) override {
+      return runner_.now().run(block, inputs);
+    }
+    std::shared_ptr<void> hold(Block& block) override { return runner_.now().hold(block); }
+
+   private:
+    Runner& runner_;
+  };
 
   // Weights that do not come with their block.
   std::set<const Weight*> on_demand(std::string_view name) const {
@@ -213,6 +230,8 @@ class LoadedModel::Runner final : public HandoverRunner {
   LoadedModel& model_;
   DirectRunner direct_;
   std::optional<memory::StreamingRunner> streaming_;
+  Placed placed_{*this};
+  memory::GraphRunner graphs_{placed_};
 
   std::set<const Block*> leaving_;  // of the denoiser that runs for the last time
   std::string coming_;              // the one that comes in its place; empty: none
@@ -221,6 +240,10 @@ class LoadedModel::Runner final : public HandoverRunner {
 
 void hand_over(LoadedModel& model, std::string_view from, std::string_view to) {
   dynamic_cast<HandoverRunner&>(model.runner()).hand_over(from, to);
+}
+
+memory::GraphRunner& graphs_of(LoadedModel& model) {
+  return dynamic_cast<HandoverRunner&>(model.runner()).graphs();
 }
 
 LoadedModel::LoadedModel(const ModelFamily& family)

@@ -25,8 +25,10 @@ struct DryPhase {
 // one, and of tiles and images that are alike it decodes one. Not thread-safe.
 class DryGeneration {
  public:
-  // Components of `stays` are there from the start and do not leave. Everything outlives this.
-  DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays = {});
+  // Components of `stays` are there from the start and do not leave. Blocks of at most `graph_rows`
+  // rows are graphs. Everything outlives this.
+  DryGeneration(DryModel& dry, model::LoadedModel& model, std::set<std::string> stays = {},
+                int64_t graph_rows = 0);
   DryGeneration(const DryGeneration&) = delete;  // its engine points into it
   DryGeneration& operator=(const DryGeneration&) = delete;
 
@@ -47,6 +49,7 @@ class DryGeneration {
   DryModel& dry_;
   model::LoadedModel& model_;
   const std::set<std::string> stays_;
+  const int64_t graph_rows_;
   progress::Progress progress_;
   const generate::Engine engine_;
   generate::Generator generator_;

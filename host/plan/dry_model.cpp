@@ -7,11 +7,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_graph.h"
 #include "atelier/host/recompute_scope.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
 
 #include "host/plugins/guard.h"
+#include "memory/graph_runner.h"
 
 namespace atelier::plan {
 namespace {
@@ -97,16 +99,70 @@ class DryModel::CountingRunner final : public BlockRunner {
 
   Tensors run(Block& block, const Tensors& inputs) override {
     const Work before = model_.work();
-    Tensors outputs = block.forward(inputs);
+    Tensors outputs = graphs_.run(block, inputs);
     DryPass::OfBlock& sum = model_.lap_.blocks[&block];
     sum.work += model_.work() - before;
     ++sum.runs;
     return outputs;
   }
 
+  memory::GraphRunner& graphs() { return graphs_; }
+
  private:
   DryModel& model_;
+  DirectRunner direct_;
+  memory::GraphRunner graphs_{direct_};
 };
+
+// Computes what a graph would, each time that it is replayed, beside the memory of all graphs: what
+// the allocator took for the runs before they were recorded stays with it.
+class DryModel::Recorder final : public ops::GraphRecorder {
+ public:
+  explicit Recorder(DryModel& model) : model_(model) {}
+  at::Device device() const override { return at::kMeta; }
+  std::unique_ptr<ops::DeviceGraph> record(const std::function<Tensors()>& work) override {
+    return std::make_unique<Graph>(*this, work);
+  }
+
+ private:
+  class Graph final : public ops::DeviceGraph {
+   public:
+    Graph(Recorder& recorder, std::function<Tensors()> work)
+        : recorder_(recorder), work_(std::move(work)) {}
+    const Tensors& replay() override {
+      recorder_.outputs_.clear();
+      recorder_.hold(recorder_.model_.peak_of([&] { recorder_.outputs_ = work_(); }));
+      return recorder_.outputs_;
+    }
+
+   private:
+    Recorder& recorder_;
+    std::function<Tensors()> work_;
+  };
+
+  void hold(int64_t bytes) {
+    if (bytes > held_.numel()) held_ = model_.tensor({bytes}, at::kByte);
+  }
+
+  DryModel& model_;
+  Tensor held_ = model_.tensor({0}, at::kByte);  // what graphs compute with
+  Tensors outputs_;                              // of the one that was replayed last
+};
+
+void DryModel::make_graphs(int64_t most_rows) {
+  memory::GraphRunner& graphs = runner_->graphs();
+  if (most_rows == 0) return graphs.end();
+  graphs.begin(
+      {.recorder = std::make_unique<Recorder>(*this), .most_rows = most_rows, .runs_first = false});
+}
+
+int64_t DryModel::peak_of(const std::function<void()>& call) {
+  lap_.peak_bytes = std::max(lap_.peak_bytes, bytes_.peak() - weight_bytes_);
+  bytes_.forget_peak();
+  const int64_t before = bytes_.now();
+  call();
+  return bytes_.peak() - before;
+}
 
 DryModel::DryModel(model::LoadedModel& model, at::DeviceType like)
     : model_(model), like_(like), run_(like), runner_(std::make_unique<CountingRunner>(*this)) {
@@ -192,7 +248,7 @@ BlockRunner& DryModel::runner() {
 
 DryPass DryModel::lap() {
   DryPass pass = std::exchange(lap_, {});
-  pass.peak_bytes = bytes_.peak() - weight_bytes_;
+  pass.peak_bytes = std::max(pass.peak_bytes, bytes_.peak() - weight_bytes_);
   pass.work += work() - lap_begin_;
   bytes_.forget_peak();
   lap_begin_ = work();

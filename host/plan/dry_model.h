@@ -70,6 +70,9 @@ class DryModel {
 
   // Runs blocks in place, and counts them.
   BlockRunner& runner();
+  // From now on it does so as memory::GraphRunner does, with the memory that this takes, for blocks
+  // of so many rows; 0: no longer.
+  void make_graphs(int64_t most_rows);
   // What was done since the last lap. Memory that it left behind counts in those that follow as
   // long as it is held.
   DryPass lap();
@@ -96,6 +99,7 @@ class DryModel {
 
  private:
   class CountingRunner;
+  class Recorder;
   struct Known {
     std::vector<int64_t> sizes;
     at::ScalarType dtype = at::kFloat;
@@ -103,6 +107,8 @@ class DryModel {
   };
   // Calls the plugin.
   void guarded(const Call& call, BlockRunner& runner) const;
+  // What `call` holds at once. The peak of the lap counts it, too.
+  int64_t peak_of(const std::function<void()>& call);
   void place_weights();
   void take_back();
 

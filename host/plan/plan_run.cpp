@@ -7,6 +7,7 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_traits.h"
 
 #include "host/generate/request.h"
 #include "host/inputs/parse.h"
@@ -184,7 +185,11 @@ std::optional<Planned> plan_generation(LoadedModel& model, const LoadRequest& re
   if (!target.has_limit) return std::nullopt;
   return plan_unless_impossible(limits, reason, [&] {
     const Job& largest = largest_job(model, asked);
-    const GenerationBasis basis = basis_of(model, asked, largest);
+    GenerationBasis basis = basis_of(model, asked, largest);
+    // Nothing is proven for a device that is elsewhere.
+    if (target.basis.like == at::kCUDA)
+      basis.graph_rows =
+          memory::graph_rows(asked.cuda_graphs, ops::compute_capability(model.device()));
     std::vector<Alternative> alternatives = storage_alternatives(
         model, request, untrained(model, {}),
         [&](LoadedModel& changed) { return size_generation(changed, basis, target.basis); });

@@ -14,6 +14,7 @@
 #include "host/progress/progress.h"
 #include "host/train/config.h"
 #include "host/train/selection.h"
+#include "memory/graph_runner.h"
 
 namespace atelier::plan {
 
@@ -29,6 +30,7 @@ struct GenerationAsked {
   std::optional<bool> cfg_batch;    // nullopt: not said
   std::optional<generate::Tiling> tiling;
   std::optional<int64_t> prefetch = std::nullopt;  // as cfg_batch
+  memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
 };
 
 struct TrainingAsked {

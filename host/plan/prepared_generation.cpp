@@ -2,6 +2,10 @@
 
 #include <ATen/DeviceAccelerator.h>
 
+#include "atelier/error.h"
+#include "atelier/host/device_graph.h"
+#include "atelier/host/device_traits.h"
+
 #include "host/generate/output_paths.h"
 #include "host/generate/request.h"
 #include "host/generate/settings_checks.h"
@@ -47,11 +51,22 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
   if (has_limits) sizes_.emplace(*model_, *request_.load, request_.limits);
   lengths_.emplace(model_->model(), request_.load->cuts_texts);
   loras_.emplace(*model_, request_.lora_mode, progress_);
+  problems.collect([&] { check_graphs(); });
   model::check_sequence(*model_, request_.shares.sequence, problems);
   if (request_.tiling)
     problems.collect([&] {
       generate::check_tiling(*request_.tiling, model_->model().latent_spec().spatial_stride);
     });
+}
+
+void PreparedGeneration::check_graphs() const {
+  const bool is_elsewhere = !request_.limits.device_profile.empty();
+  if (request_.cuda_graphs != memory::GraphChoice::kOn || is_elsewhere ||
+      ops::make_graph_recorder(model_->device()) != nullptr)
+    return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "--cuda_graphs on: device " + model_->device().str() + " has no CUDA graphs",
+              "leave it out");
 }
 
 generate::Settings PreparedGeneration::filled_base() const {
@@ -87,8 +102,8 @@ void PreparedGeneration::check(generate::Job& job, report::Problems& problems) {
 
 void PreparedGeneration::make_plan() {
   if (const std::string note = lengths_->note(); !note.empty()) progress_.note("note: " + note);
-  GenerationAsked asked = {request_.jobs, request_.expects_jobs, request_.cfg_batch,
-                           request_.tiling, request_.prefetch};
+  GenerationAsked asked = {request_.jobs,   request_.expects_jobs, request_.cfg_batch,
+                           request_.tiling, request_.prefetch,     request_.cuda_graphs};
   if (asked.jobs.empty()) asked.jobs.emplace_back().settings = filled_base();
   planned_ = plan_generation(*model_, *request_.load, request_.limits, asked, unplanned_);
 }
@@ -111,6 +126,8 @@ void PreparedGeneration::follow_plan() {
 generate::SessionOptions PreparedGeneration::session_options() const {
   generate::SessionOptions options;
   options.tiling = request_.tiling;
+  options.graph_rows =
+      memory::graph_rows(request_.cuda_graphs, ops::compute_capability(model_->device()));
   if (planned_) options.batches_cfg = cfg_batch_of(*planned_);
   if (request_.cfg_batch) options.batches_cfg = *request_.cfg_batch;
   if (request_.keeps_components)

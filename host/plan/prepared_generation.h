@@ -32,6 +32,7 @@ struct GenerationRequest {
   // nullopt: the user did not say, and a plan may choose.
   std::optional<bool> cfg_batch = {};
   std::optional<int64_t> prefetch = {};
+  memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
   generate::PictureShares shares = {};
 };
 
@@ -69,6 +70,7 @@ class PreparedGeneration {
   void open_model(bool has_limits, report::Problems& problems);
   // What jobs that come later leave out, with what that leaves to the model.
   generate::Settings filled_base() const;
+  void check_graphs() const;
 
   GenerationRequest request_;
   progress::Progress& progress_;

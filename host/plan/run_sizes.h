@@ -39,6 +39,7 @@ struct GenerationBasis {
   generate::Request request;  // the largest one, and the one that stands for all
   int64_t images = 1;         // of the run
   int64_t lora_bytes = 0;
+  int64_t graph_rows = 0;       // see memory::graph_rows()
   bool picks_cfg_batch = true;  // the user left it open
   // Everything that was loaded may still be there when a prompt is encoded or an image denoised.
   bool comes_back = false;

@@ -50,6 +50,7 @@ class Mistakes(unittest.TestCase):
         for flag, value, meant in (("--dtype", "bf16", "bfloat16"), ("--dtype", "fp16", "float16"),
                                    ("--dtype", "vae=bf16", "bfloat16"), ("--dtype", "bfloat16,vea=float32", "vae"),
                                    ("--lora_mode", "hto", "hot"), ("--cfg_batch", "onn", "on"),
+                                   ("--cuda_graphs", "offf", "off"),
                                    ("--schedule", "lightnin", "lightning"), ("--attention", "flsh", "flash"),
                                    ("--storage", "dit=fp88", "fp8"), ("--storage", "dti=fp8", "dit"),
                                    ("--cfg_renorm", "clmap", "clamp")):

@@ -3,6 +3,7 @@
 #include "host/files/safetensors_writer.h"
 #include "host/media/png.h"
 #include "tests/host/train/image_toy.h"
+#include "tests/support/traced_graphs.h"
 
 using namespace atelier;
 using namespace atelier::generate;
@@ -19,14 +20,18 @@ struct Studio {
   progress::Progress progress{progress::Options{.quiet = true}};
   std::optional<LoraSet> loras;
 
-  Studio() {
+  explicit Studio(const model::PlaceByComponent& offload = {}) {
     plugin.file.family = "toy";
     plugin.file.version = "1.2";
     plugin.family = &test::image_toy();
     test::write_toy_model(folder / "model");
     // Random weights of the denoiser would make numbers that are not finite.
     test::write_toy_component(folder / "model/transformer/model.safetensors", "dit", 1, 0.01f);
-    model = test::open_toy_model(folder / "model", {}, "float32");
+    model = model::LoadedModel::open(test::image_toy(),
+                                     {.model_paths = folder / "model",
+                                      .dtype = "float32",
+                                      .device = offload.empty() ? "cpu" : "simulated:1GiB",
+                                      .placement = {.offload = offload}});
     loras.emplace(*model, lora::Mode::kHot, progress);
   }
 
@@ -53,11 +58,18 @@ struct Studio {
   }
 };
 
-// A LoRA of the denoiser's first layer.
-void write_lora(const std::string& path) {
+test::TracedRecorder::Counts graphs_made;
+
+// Of all graphs of the CPU, which a session makes where it may.
+std::unique_ptr<ops::GraphRecorder> make_traced_recorder(at::Device) {
+  return std::make_unique<test::TracedRecorder>(graphs_made);
+}
+
+// A LoRA of a layer of the denoiser.
+void write_lora(const std::string& path, const std::string& layer = "embed", int64_t width = 48) {
   const auto factor = [](at::IntArrayRef shape) { return at::full(shape, 0.25); };
-  files::write_safetensors(path, {{"transformer.embed.lora_A.weight", factor({2, 48})},
-                                  {"transformer.embed.lora_B.weight", factor({32, 2})}});
+  files::write_safetensors(path, {{"transformer." + layer + ".lora_A.weight", factor({2, width})},
+                                  {"transformer." + layer + ".lora_B.weight", factor({32, 2})}});
 }
 
 }  // namespace
@@ -175,4 +187,35 @@ TEST_CASE("A job that fails is told, and the next one runs", "[session]") {
   // After this one the next would fare no better.
   test::expect_error(ErrorCode::kCancelled, {"stopped"}, [&] { runner.run(job(5, "stop")); });
   CHECK(results.size() == 5);
+}
+
+TEST_CASE(
+    "Images have the same bytes when blocks are graphs, which go with the denoiser's last step",
+    "[session][graphs]") {
+  ops::register_graph_recorder(at::kCPU, &make_traced_recorder);
+  const bool is_away = GENERATE(false, true);
+  Studio studio(is_away ? model::PlaceByComponent{{"dit", memory::Place::kHost}}
+                        : model::PlaceByComponent());
+  const std::string file = studio.folder / "style.safetensors";
+  write_lora(file, "blocks.1.down", 32);
+  Settings settings = studio.settings("a.png");
+  Settings styled = settings;
+  styled.loras = {{"style", file, 1.0}};
+  Settings stronger = settings;
+  stronger.loras = {{"style", file, 3.0}};
+  const SessionOptions plain = {.writes_metadata = false},
+                       graphs = {.writes_metadata = false, .graph_rows = INT64_MAX};
+  Session session(*studio.model, *studio.loras, studio.plugin, graphs, studio.progress);
+  std::set<std::string> seen;
+  for (const Settings& each : {settings, styled, stronger, settings}) {
+    const std::string expected = studio.bytes(each, plain);
+    const int before = graphs_made.recorded;
+    JobResult result;
+    session.run(each, result);
+    CHECK(read_bytes(each.output) == expected);
+    CHECK(graphs_made.recorded == before + 2);
+    CHECK(graphs_made.live == 0);
+    seen.insert(expected);
+  }
+  CHECK(seen.size() == 3);
 }

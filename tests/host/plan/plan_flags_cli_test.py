@@ -179,6 +179,17 @@ class FlagsTest(unittest.TestCase):
                 self.run_program("plan", "generate", *self.words("generate", {**flags, **place}), "--json", str(path))
                 self.assertEqual(json.loads(path.read_text())["limit_bytes"], limit)
 
+    def test_graphs_take_memory_beside_what_a_step_takes(self):
+        place = {"device_profile": "elsewhere.json"}
+        plain, auto, graphs = (self.plan("generate", {**flags, **place})[0]
+                               for flags in ({}, {"cuda_graphs": "auto"}, {"cuda_graphs": "on"}))
+        self.assertEqual(plain, auto)
+        self.assertGreater(graphs["denoise.working_bytes"], plain["denoise.working_bytes"])
+        self.assertEqual(graphs["decode.working_bytes"], plain["decode.working_bytes"])
+        result = program.run("plan", "generate", *self.words("generate", {"cuda_graphs": "on", "device": SIMULATED}),
+                             code=2, cwd=self.root)
+        self.assertIn("--cuda_graphs on: device cpu has no CUDA graphs; leave it out", result.stderr)
+
     def test_a_threshold_that_keeps_too_much_is_refused_by_the_plan(self):
         flags = {**ON_HOST, "param_size_threshold": 64}
         words = self.words("train", flags) + ["--output_path", str(self.root / "refused"), "--device",
