@@ -81,9 +81,9 @@ class Places(unittest.TestCase):
     def image(self, **flags):
         """A hash of the pixels, and what was said."""
         file = self.root / "image.png"
-        flags = {"seed": 3, "vram": "off", **flags}
-        said = self.run_program("generate", prompt="a cat", height=SIDE, width=SIDE, num_inference_steps=3, cfg_scale=3,
-                                no_metadata=True, output=file, **flags)
+        flags = {"seed": 3, "vram": "off", "num_inference_steps": 3, **flags}
+        said = self.run_program("generate", prompt="a cat", height=SIDE, width=SIDE, cfg_scale=3, no_metadata=True,
+                                output=file, **flags)
         return hashlib.sha256(file.read_bytes()).hexdigest(), said
 
     def trained(self, **flags):
@@ -108,6 +108,22 @@ class Places(unittest.TestCase):
                 self.assertEqual(resident, picture)
                 self.assertRegex(said, r"dit: \d+ of 4 blocks stayed on the device")
         self.assertNotEqual(resident, self.image(seed=4)[0])  # the comparison sees a difference
+
+    def test_an_image_has_the_same_bits_with_graphs(self):
+        if DEVICE == "cpu":
+            self.skipTest("the CPU has no CUDA graphs")
+        lora = self.root / "lora.safetensors"
+        self.trained(activation_memory_budget="none")
+        shutil.copy(self.root / "out/step-3.safetensors", lora)
+        for flags in ({}, {"cfg_batch": "off"}, {"lora": f"{lora}:2"}, {"offload": "dit=host"},
+                      {"offload": "dit=host", "resident_blocks": BLOCKS // 2, "prefetch": 1, "lora": lora},
+                      {"storage": "dit=fp8"}, {"storage": "dit=fp8", "compute": "dit=w8a8"}, {"kernels": "fused"}):
+            with self.subTest(**flags):
+                flags = {"num_inference_steps": 8, **flags}
+                plain, _ = self.image(cuda_graphs="off", **flags)
+                picture, said = self.image(cuda_graphs="on", **flags)
+                self.assertEqual(plain, picture)
+                self.assertRegex(said, r"CUDA graphs: \d+ recorded, replayed \d\d+ times")
 
     def test_a_lora_has_the_same_bits_however_activations_are_kept(self):
         kept = self.trained(activation_memory_budget="none")
