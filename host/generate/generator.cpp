@@ -10,6 +10,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "atelier/error.h"
+#include "atelier/host/scaled_products.h"
 #include "atelier/host/stop.h"
 
 #include "host/distributed/staged.h"
@@ -170,6 +171,7 @@ Generator::Conditionings Generator::encode_conditions(const Request& request) {
 
 void Generator::encode_ahead(std::span<const Request> requests) {
   const at::NoGradGuard no_grad;
+  const ops::FastSums fast;
   const ops::StopScope stops([this] { check_cancelled(); });
   for (const Request& request : requests) {
     if (cache_bytes_ > kCacheBytes / 2) return;
@@ -531,6 +533,7 @@ TileRanks Generator::tile_ranks() const {
 
 void Generator::run(const Request& request, const OnFrames& on_frames) {
   const at::NoGradGuard no_grad;
+  const ops::FastSums fast;
   const ops::StopScope stops([this] { check_cancelled(); });
   const size_t num_images = request.seeds.size();
   const std::vector<int64_t> shape = engine_.model.latent_shape(request.target);

@@ -5,6 +5,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "atelier/host/scaled_products.h"
 #include "atelier/ops/linear.h"
 #include "atelier/ops/pointwise.h"
 
@@ -189,6 +190,10 @@ TEST_CASE("8-bit products equal their formula in float64", "[gpu][eight_bit]") {
         CHECK(test::error(y.cpu(), want) < 0.02);
         CHECK(test::error(grad_x.cpu(), want_grad) < 0.02);
         CHECK(at::equal(ops::linear(leaf.detach(), weight), y));
+        const ops::FastSums images;
+        const Tensor fast = ops::linear(leaf.detach(), weight);
+        CHECK(test::error(fast.cpu(), want) < 0.02);
+        CHECK(at::equal(ops::linear(leaf.detach(), weight), fast));
       }
     }
   }

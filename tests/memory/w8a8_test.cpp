@@ -1,11 +1,14 @@
 // Products of 8-bit codes: ops::linear on weights that rest in 8 bits and are multiplied so.
 #include <cfloat>
+#include <thread>
 
+#include "atelier/host/scaled_products.h"
 #include "atelier/ops/linear.h"
 
 #include "memory/quantized_store.h"
 #include "memory/recompute.h"
 #include "memory/toy_net.h"
+#include "support/device_calls.h"
 #include "support/tensors.h"
 
 using namespace atelier;
@@ -249,4 +252,30 @@ TEST_CASE("A LoRA learns over 8-bit products", "[w8a8]") {
     CHECK(plain < 0.05 * before);
     CHECK(eight < 0.05 * before);
   }
+}
+
+TEST_CASE("A device may add up in fewer bits where it is allowed to, and nowhere else", "[w8a8]") {
+  const Quantized codes = memory::quantize(noise({32, 32}), QuantizedKind::kFp8);
+  // Calls of the device's product, and those that ask for it. What comes of them here is no matter.
+  const auto asked = [&] {
+    const test::DeviceCalls calls;
+    try {
+      ops::scaled_product({codes.codes, codes.scales}, {codes.codes, codes.scales}, at::kBFloat16);
+    } catch (const c10::Error&) {
+      // Not every CPU has it.
+    }
+    return std::pair(calls.scaled_products(), calls.fast_products());
+  };
+  CHECK(asked() == std::pair(1, 0));
+  {
+    const ops::FastSums images;
+    CHECK(asked() == std::pair(1, 1));
+    {
+      const ops::FastSums more;
+      CHECK(asked() == std::pair(1, 1));
+    }
+    CHECK(asked() == std::pair(1, 1));
+    std::thread([&] { CHECK(asked() == std::pair(1, 0)); }).join();
+  }
+  CHECK(asked() == std::pair(1, 0));
 }

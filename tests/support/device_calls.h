@@ -23,10 +23,13 @@ class DeviceCalls {
   // Of those, and of calls that ask for values, what the host waits for.
   int waits() const { return counts().waits; }
   int casts() const { return counts().casts; }  // to another dtype
+  // Of e4m3 codes, and of those the ones whose sums need not be float32.
+  int scaled_products() const { return counts().scaled_products; }
+  int fast_products() const { return counts().fast_products; }
 
  private:
   struct Counts {
-    int copies = 0, waits = 0, casts = 0;
+    int copies = 0, waits = 0, casts = 0, scaled_products = 0, fast_products = 0;
   };
   static Counts& counts() {
     static thread_local Counts counts;
@@ -46,6 +49,11 @@ class DeviceCalls {
       if (!inputs[2].toBool()) ++counts().waits;
     }
     if (name == "aten::copy_" && first.scalar_type() != second.scalar_type()) ++counts().casts;
+    if (name == "aten::_scaled_mm") {
+      constexpr size_t kUseFastAccum = 7;
+      ++counts().scaled_products;
+      counts().fast_products += inputs[kUseFastAccum].toBool();
+    }
     const bool asks = name == "aten::_local_scalar_dense" || name == "aten::nonzero" ||
                       name == "aten::equal" || name == "aten::is_nonzero";
     if (asks && first.defined() && !first.is_cpu()) ++counts().waits;

@@ -10,6 +10,7 @@
 
 #include "atelier/host/out_of_memory.h"
 #include "atelier/host/row_codes.h"
+#include "atelier/host/scaled_products.h"
 
 #include "ops/shared_codes.h"
 
@@ -17,6 +18,8 @@ namespace atelier::ops {
 namespace {
 
 using at::Tensor;
+
+thread_local bool fast_sums = false;
 
 // That are float32 or int32 at once.
 constexpr int64_t kChunkElements = int64_t{1} << 24;
@@ -60,10 +63,10 @@ bool multiplies_e4m3(at::Device device, at::ScalarType dtype) {
   const auto options = at::TensorOptions(device);
   const Tensor codes =
       at::zeros({kLeastRows, kLeastRows}, options.dtype(at::kByte)).view(at::kFloat8_e4m3fn);
-  const Tensor scales = at::ones({kLeastRows, 1}, options.dtype(at::kFloat));
+  const RowCodes some = {codes, at::ones({kLeastRows}, options.dtype(at::kFloat))};
   bool can = true;
   try {
-    at::_scaled_mm(codes, codes.t(), scales, scales.t(), {}, {}, dtype);
+    scaled_product(some, some, dtype);
   } catch (const c10::Error& error) {
     if (says_out_of_memory(error.what_without_backtrace())) throw;
     can = false;
@@ -122,8 +125,7 @@ void multiply(const RowCodes& a, const RowCodes& b, const Tensor& bias, Tensor o
   if (!is_int8 && multiplies_e4m3(left.device(), dtype)) {
     const Tensor left_scales = at::constant_pad_nd(a.scales, {0, left.size(0) - n}, 1.0);
     const Tensor right_scales = at::constant_pad_nd(b.scales, {0, right.size(0) - m}, 1.0);
-    out.copy_(at::_scaled_mm(left, right.t(), left_scales.unsqueeze(1), right_scales.unsqueeze(0),
-                             {}, {}, dtype)
+    out.copy_(scaled_product({left, left_scales}, {right, right_scales}, dtype)
                   .narrow(0, 0, n)
                   .narrow(1, 0, m));
     if (bias.defined()) out.add_(bias);
@@ -164,6 +166,22 @@ Tensor multiply_rows(const Tensor& rows, const Tensor& folded, const RowCodes& r
 }
 
 }  // namespace
+
+FastSums::FastSums() : before_(std::exchange(fast_sums, true)) {}
+
+FastSums::~FastSums() {
+  fast_sums = before_;
+}
+
+bool FastSums::are_allowed() {
+  return fast_sums;
+}
+
+Tensor scaled_product(const RowCodes& a, const RowCodes& b, at::ScalarType dtype) {
+  return at::_scaled_mm(a.codes, b.codes.t(), a.scales.unsqueeze(1), b.scales.unsqueeze(0),
+                        /*bias=*/{}, /*scale_result=*/{}, dtype,
+                        /*use_fast_accum=*/FastSums::are_allowed());
+}
 
 Tensor eight_bit_product(const Tensor& rows, const RowCodes& weight, const Tensor& bias) {
   return multiply_rows(rows, {}, weight, bias);

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "atelier/error.h"
+#include "atelier/host/scaled_products.h"
 #include "atelier/model.h"
 #include "atelier/named_inputs.h"
 
@@ -38,6 +39,7 @@ class FakeModel final : public Model {
   int64_t frames_more = 0;                  // than there should be, or less
   std::vector<at::Tensor> latents_seen;     // of each denoise call
   std::vector<at::ScalarType> dtypes_seen;  // of these
+  int64_t calls_with_fast_sums = 0;         // that encode or denoise
 
   nn::Module& component(std::string_view) override { throw Error(ErrorCode::kNotFound, "none"); }
   std::vector<Block*> blocks(std::string_view) override { return {}; }
@@ -53,6 +55,7 @@ class FakeModel final : public Model {
   void forget_levels() override { levels.clear(); }
   Conditioning encode(const EncodeInputs& in, BlockRunner&) override {
     if (in.stage == "latents") return {{"latents", encode_clip(clip_input(in.values, "image"))}};
+    calls_with_fast_sums += ops::FastSums::are_allowed();
     prompts_encoded.push_back(text_input(in.values, "prompt"));
     return {{"letters", at::full({1}, static_cast<double>(prompts_encoded.back().size()))}};
   }
@@ -66,6 +69,7 @@ class FakeModel final : public Model {
   at::Tensor denoise(const DenoiseInputs& in, BlockRunner& runner) override {
     runners.push_back(&runner);
     TORCH_CHECK(levels.at(static_cast<size_t>(in.level.value())) == in.sigma_B[0].item<float>());
+    calls_with_fast_sums += ops::FastSums::are_allowed();
     denoisers_seen.emplace_back(in.denoiser);
     latents_seen.push_back(in.x_BCTHW.clone());
     dtypes_seen.push_back(in.x_BCTHW.scalar_type());

@@ -92,6 +92,19 @@ TEST_CASE("Euler follows its closed form", "[generate]") {
   REQUIRE(bench.model.sigmas_seen == levels);
 }
 
+TEST_CASE("Images are made with the quick sums of 8-bit products, and nothing behind them is",
+          "[generate]") {
+  Bench bench;
+  bench.run(request_of("four", 10, {7}));
+  CHECK(bench.model.calls_with_fast_sums == 1 + 10);  // of the encoder, and of the denoiser
+  CHECK_FALSE(ops::FastSums::are_allowed());
+  Bench ahead;
+  const Request request = request_of("four", 10, {7});
+  Generator(fake_engine(ahead.model, ahead.log), ahead.progress).encode_ahead({&request, 1});
+  CHECK(ahead.model.calls_with_fast_sums == 1);
+  CHECK_FALSE(ops::FastSums::are_allowed());
+}
+
 TEST_CASE("Guidance moves away from the negative prompt", "[generate]") {
   for (const bool batches_cfg : {true, false}) {
     Bench bench;
