@@ -6,6 +6,7 @@
 #include <random>
 
 #include "atelier/error.h"
+#include "atelier/host/attention_rules.h"
 
 namespace atelier::memory {
 namespace {
@@ -532,6 +533,11 @@ TEST_CASE("A plan of sixty blocks and twenty budgets is found at once", "[planne
 
 TEST_CASE("Profiles are known by name or read", "[planner]") {
   CHECK(known_profile("h200")->memory_bytes > int64_t{130} << 30);
+  // Its attention is that of the kernel which runs there by default.
+  const bool has_cudnn =
+      ops::attention_kernel({.capability = 90, .dtype = at::kBFloat16, .head_dim = 128}) ==
+      ops::AttentionKernel::kCudnn;
+  CHECK((known_profile("h200")->attention_flops > 400e12) == has_cudnn);
   CHECK(known_profile("4090")->copy_bytes_per_second <
         known_profile("h200")->copy_bytes_per_second);
   CHECK(!known_profile("h201"));
