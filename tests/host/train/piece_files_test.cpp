@@ -60,6 +60,11 @@ TEST_CASE("What some processes saved is read by any number", "[pieces]") {
     CHECK(saved.files.size() == static_cast<size_t>(writers));
     CHECK(has_part(saved, "optimizer"));
     CHECK_FALSE(has_part(saved, "ema"));
+    const auto values = values_of_part(saved, "optimizer");
+    CHECK(values.size() == 2);
+    CHECK(values.at("p.exp_avg").numel == kNumbers);
+    CHECK(values.at("p.step").numel == 1);
+    CHECK(values.at("p.step").dtype == at::kFloat);
     const NamedTensors whole = read_part(saved, "optimizer", wholes(), {}, {});
     CHECK(same(whole, wholes()));
     for (const int readers : {2, 3, 20}) {
