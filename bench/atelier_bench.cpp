@@ -3,7 +3,7 @@
 //
 //   atelier-bench dit|vae|load|COMPONENT --plugin NAME --model_paths … [--inputs F] [--runs 5]
 //   [--warmup 1]
-//   [--dtype float32] [--lora_mode hot] [--prepare_levels]
+//   [--dtype float32] [--lora_mode hot] [--prepare_levels] [--cuda_graphs]
 //
 // dit: one denoising step with guidance, both halves in one batch. Tensors of --inputs: latents [1,
 // C, T, H, W],
@@ -29,12 +29,14 @@
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
+#include "atelier/host/device_graph.h"
 
 #include "host/device/cpu_memory.h"
 #include "host/device/cuda.h"
 #include "host/files/safetensors_writer.h"
 #include "host/flags/flags.h"
 #include "host/lora/registry.h"
+#include "host/model/graphs.h"
 #include "host/model/model_flags.h"
 #include "host/model/model_loader.h"
 #include "host/model/stages.h"
@@ -74,6 +76,9 @@ flags::CommandSpec command() {
       {.name = "prepare_levels",
        .kind = flags::FlagKind::kFlag,
        .help = "what depends only on the noise level is computed before the runs"});
+  spec.flags.push_back({.name = "cuda_graphs",
+                        .kind = flags::FlagKind::kFlag,
+                        .help = "blocks are CUDA graphs from the third run of a size on"});
   spec.flags.push_back({.name = "lora_mode",
                         .help = "of the LoRAs that lines on stdin name",
                         .preset = "hot",
@@ -222,6 +227,16 @@ void run_pipe(Workload& workload, model::LoadedModel& loaded, const flags::Parse
   }
 }
 
+void make_graphs(model::LoadedModel& model) {
+  auto recorder = ops::make_graph_recorder(model.device());
+  if (recorder == nullptr)
+    throw Error(ErrorCode::kUnsupported, "--cuda_graphs: this device has none");
+  model::graphs_of(model).begin(
+      {.recorder = std::move(recorder), .warn = [](const std::string& what) {
+         throw Error(ErrorCode::kUnsupported, what);  // times would be those without
+       }});
+}
+
 int run(std::span<const std::string> arguments) {
   const auto flags = flags::parse_flags(command(), arguments);
   const std::string what = flags.positional()[0];
@@ -249,6 +264,7 @@ int run(std::span<const std::string> arguments) {
   }
 
   const auto loaded = model::LoadedModel::open(*plugin.family, request);
+  if (flags.flag("cuda_graphs")) make_graphs(*loaded);
   Workload workload(what, *loaded, flags.flag("prepare_levels"));
   workload.read(flags.text("inputs"));
   for (int64_t i = 0; i < flags.integer("warmup"); ++i) workload.run();
