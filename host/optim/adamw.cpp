@@ -80,7 +80,7 @@ Blockwise AdamW::add_quantized(const Slot& slot, const std::string& what, bool i
 }
 
 bool AdamW::needs_copies(size_t i) const {
-  return slots_[i].leaf.scalar_type() != at::kFloat || moments_[i].is_quantized();
+  return slots_[i].dtype != at::kFloat || moments_[i].is_quantized();
 }
 
 bool AdamW::fits_batch(const std::vector<size_t>& batch, size_t i) const {

@@ -38,6 +38,7 @@ Ema::Ema(const std::vector<Group>& groups, double decay, memory::TransferDevice*
                            .leaf = leaf,
                            .value = leaf.to(at::kCPU, at::kFloat, /*non_blocking=*/false,
                                             /*copy=*/true),
+                           .dtype = parameter.dtype(),
                            .piece = parameter.piece,
                            .on_host = memory_for(leaf, transfer),
                            .put_aside = {}});
@@ -65,7 +66,8 @@ void Ema::update(std::string_view moved) {
     const auto n = static_cast<double>((*updates.mutable_data_ptr<int64_t>())++);
     const double decay = std::min(decay_, (1.0 + n) / (10.0 + n));
     for (Average& average : averages_) {
-      if (average.turn == turn) average.value.lerp_(average.on_host.to(at::kFloat), 1.0 - decay);
+      if (average.turn == turn)
+        average.value.lerp_(average.on_host.to(average.dtype).to(at::kFloat), 1.0 - decay);
     }
   }
 }

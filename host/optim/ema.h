@@ -47,6 +47,7 @@ class Ema {
     std::string name;
     std::string turn;  // empty: every step moves it
     at::Tensor leaf, value;
+    at::ScalarType dtype;  // of the leaf, or of what it is the master of
     std::optional<Piece> piece;
     at::Tensor on_host;    // what read() fills: the leaf itself where it is there
     at::Tensor put_aside;  // the leaf's own values while it has the average

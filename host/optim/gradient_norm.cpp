@@ -37,10 +37,11 @@ at::Tensor total_norm(const std::vector<Group>& groups, const NamedTensors& meas
       const at::Tensor& grad = parameter.leaf.grad();
       const auto known = measured.find(parameter.name);
       if (!grad.defined() && known == measured.end()) continue;
-      const at::Device device = grad.defined() ? grad.device() : parameter.leaf.device();
+      const at::Tensor& like = grad.defined() ? grad : parameter.leaf;
+      const at::Device device = like.device();
       if (!first) first = device;
       if (grad.defined() && grad.numel() == 0) continue;  // a piece, of which others have all
-      Alike& alike = kinds[{device.type(), device.index(), parameter.leaf.scalar_type()}];
+      Alike& alike = kinds[{device.type(), device.index(), like.scalar_type()}];
       alike.norms.push_back(grad.defined() ? at::Tensor() : known->second);
       if (grad.defined()) alike.gradients.push_back(grad);
     }

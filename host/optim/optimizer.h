@@ -32,7 +32,11 @@ struct Parameter {
   // one of kQuantizedBlock where the whole has kLeastQuantized numbers. All processes have
   // all parameters in the same order, with a gradient or without one; a piece may be empty.
   std::optional<Piece> piece = {};
+  // Where `leaf` is the float32 master of values that rest elsewhere: their dtype, which gradients
+  // have, too. The optimizer keeps no other master then; who uses the values rounds them.
+  std::optional<at::ScalarType> master_of = {};
 
+  at::ScalarType dtype() const { return master_of.value_or(leaf.scalar_type()); }
   int64_t whole_numel() const;
 };
 

@@ -66,6 +66,7 @@ void OptimizerBase::add_slot(const Parameter& parameter, const Group& group) {
   check_leaf(parameter);
   Slot slot{.name = parameter.name,
             .leaf = parameter.leaf,
+            .dtype = parameter.dtype(),
             .master = {},
             .step = {},
             .lr_scale = group.lr_scale,
@@ -74,7 +75,7 @@ void OptimizerBase::add_slot(const Parameter& parameter, const Group& group) {
             .whole_numel = parameter.whole_numel(),
             .piece = parameter.piece};
   slot.step = add_zeros(slot, "step", {});
-  if (slot.leaf.scalar_type() != at::kFloat) {
+  if (slot.dtype != at::kFloat) {
     if (options_.master_weights == MasterWeights::kFp32) {
       slot.master = add_part(slot, "master", slot.leaf.detach().to(at::kFloat));
     } else if (!rounding_step_.defined()) {

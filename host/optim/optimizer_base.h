@@ -20,7 +20,8 @@ namespace atelier::optim {
 struct Slot {
   std::string name;
   at::Tensor leaf;
-  at::Tensor master;  // float32; undefined where the leaf itself is moved
+  at::ScalarType dtype = at::kFloat;  // of the values
+  at::Tensor master;  // float32; undefined where the leaf itself is moved, or a copy
   at::Tensor step;    // float32 scalar on the leaf's device: how often it was moved
   double lr_scale = 1.0, weight_decay = 0.0;
   uint32_t index = 0;  // among all parameters

@@ -13,7 +13,7 @@ namespace {
 
 struct Estimates {
   at::Tensor exp_avg, exp_avg_sq, s;  // float32
-  at::Tensor start;                   // the first values, in the leaf's dtype
+  at::Tensor start;                   // the first values, in their dtype
 };
 
 // Float64 scalars on the device of the first parameter.
@@ -22,6 +22,10 @@ struct StepSize {
   at::Tensor numerator;  // of the estimate
   at::Tensor count;      // of steps made
 };
+
+at::Tensor first_value(const Slot& slot) {
+  return slot.leaf.detach().to(slot.dtype, /*non_blocking=*/false, /*copy=*/true);
+}
 
 class Prodigy : public OptimizerBase {
  public:
@@ -53,7 +57,7 @@ Prodigy::Prodigy(const std::vector<Group>& groups, const Options& options, Sum s
     estimates_.push_back({.exp_avg = add_zeros_like(slot, "exp_avg"),
                           .exp_avg_sq = add_zeros_like(slot, "exp_avg_sq"),
                           .s = add_zeros_like(slot, "s"),
-                          .start = add_part(slot, "start", slot.leaf.detach().clone())});
+                          .start = add_part(slot, "start", first_value(slot))});
   }
   const auto scalars =
       at::TensorOptions(slots_.empty() ? at::kCPU : slots_[0].leaf.device()).dtype(at::kDouble);

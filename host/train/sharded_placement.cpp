@@ -49,6 +49,8 @@ class ShardedPlacement final : public ParameterPlacement {
                    memory::TransferDevice* transfer, std::set<std::string> denoisers)
       : whole_(std::move(whole)),
         stage_(config.shards.stage),
+        has_masters_(transfer != nullptr &&
+                     config.optimizer.master_weights == optim::MasterWeights::kFp32),
         world_(world),
         groups_(std::move(groups)),
         own_transfer_(std::move(own_transfer)),
@@ -111,11 +113,13 @@ class ShardedPlacement final : public ParameterPlacement {
     distributed::Ticket sent;
   };
   Tensor make_piece(const Tensor& own_part) const;
+  Tensor staging(const Tensor& part);
   Gathering gather(const FlatLayout::Bucket& bucket);
   void spread(Gathering gathering);
 
   std::unique_ptr<ParameterPlacement> whole_;
   int stage_;
+  bool has_masters_;  // pieces in host memory are in float32, and rounded when they are sent
   Group& world_;
   distributed::ShardGroups groups_;
   std::unique_ptr<memory::TransferDevice> own_transfer_;
@@ -123,6 +127,7 @@ class ShardedPlacement final : public ParameterPlacement {
   std::set<std::string> denoisers_;
   std::optional<FlatLayout> layout_;
   std::vector<Shared> shared_;  // in the optimizer's order
+  Tensor staging_;              // on the host, of pieces of a bucket on their way to the device
   const distributed::ShardedGradients* gradients_ = nullptr;
   // By bucket, whether the step has a gradient for it; nullopt: no step is under way.
   std::optional<std::vector<char>> is_moved_;
@@ -141,6 +146,7 @@ std::string ShardedPlacement::note() const {
 Tensor ShardedPlacement::make_piece(const Tensor& own_part) const {
   if (transfer_ == nullptr) return own_part;
   const memory::HostScope host;
+  if (has_masters_) return own_part.to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   if (own_part.numel() == 0) return at::empty({0}, own_part.options().device(at::kCPU));
   Tensor piece =
       transfer_->host_memory(static_cast<int64_t>(own_part.nbytes())).view(own_part.scalar_type());
@@ -161,6 +167,7 @@ std::vector<optim::Group> ShardedPlacement::share_out(const std::vector<optim::G
       shared.whole = parameter;
       shared.extent = layout_->extent(shared_.size() - 1, groups_.shards->rank());
       shared.piece = make_piece(shared.own_part());
+      if (has_masters_) parameter.master_of = parameter.dtype();
       parameter.leaf = shared.piece;
       parameter.piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
     }
@@ -200,6 +207,14 @@ void ShardedPlacement::clear_gradients() {
   for (Shared& shared : shared_) shared.piece.mutable_grad() = Tensor();
 }
 
+// Memory in which the values of `part` come together where pieces are: the part itself, or pinned.
+Tensor ShardedPlacement::staging(const Tensor& part) {
+  if (transfer_ == nullptr || part.is_cpu()) return part;
+  const auto bytes = static_cast<int64_t>(part.nbytes());
+  if (!staging_.defined() || staging_.numel() < bytes) staging_ = transfer_->host_memory(bytes);
+  return staging_.narrow(0, 0, bytes).view(part.scalar_type()).zero_();
+}
+
 ShardedPlacement::Gathering ShardedPlacement::gather(const FlatLayout::Bucket& bucket) {
   const Group& shards = *groups_.shards;
   const at::Device device = bucket.options.device();
@@ -208,10 +223,12 @@ ShardedPlacement::Gathering ShardedPlacement::gather(const FlatLayout::Bucket& b
                          .whole = at::empty({bucket.count}, options),
                          .part = at::zeros({bucket.count / shards.size()}, options),
                          .sent = {}};
+  const Tensor filled = staging(gathering.part);
   for (const FlatLayout::Place& place : bucket.places) {
     const Shared& shared = shared_[place.tensor];
-    gathering.part.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.piece);
+    filled.narrow(0, shared.extent.at, shared.extent.count).copy_(shared.piece);
   }
+  if (!filled.is_same(gathering.part)) gathering.part.copy_(filled);
   gathering.sent = groups_.shards->all_gather(gathering.whole, gathering.part);
   return gathering;
 }

@@ -26,6 +26,8 @@ ROUNDED = {
     "8bit": dict(FULL, zero_stage=2, optimizer_type="AdamW8bit"),
     "rounded at random": dict(FULL, zero_stage=1, dtype="bfloat16", master_weights="stochastic"),
     "masters": dict(FULL, zero_stage=2, dtype="bfloat16", ema_decay=0.9),
+    "masters on the host": dict(FULL, zero_stage=2, dtype="bfloat16", ema_decay=0.9, **SIMULATED),
+    "8bit on the host": dict(FULL, zero_stage=1, dtype="bfloat16", optimizer_type="AdamW8bit", **SIMULATED),
 }
 
 

@@ -90,17 +90,20 @@ struct OneOfMany : test::RunToy {
     config.output.output_path = folder / "run";
   }
 
+  std::shared_ptr<Group> meet(int64_t size) {
+    return Group::meet({.rank = 0, .size = static_cast<int>(size)},
+                       {.transport = [this](int rank, int of) -> c10::intrusive_ptr<c10d::Backend> {
+                         return c10::make_intrusive<CountingTransport>(rank, of, sent);
+                       }});
+  }
+
   // Trains with `mode` and `batches` of each rank in a step.
   void train(const RankMode& mode, int batches = 1) {
     config.shards = {.stage = mode.zero_stage, .group = std::to_string(mode.group)};
     config.sequence_parallel = static_cast<int>(mode.sequence);
     config.order.gradient_accumulation_steps = batches * mode.batches();
     config.order.dataset_repeat = batches * mode.batches();  // of three images: all steps are whole
-    const distributed::Ranks ranks = {.rank = 0, .size = static_cast<int>(mode.ranks)};
-    const std::shared_ptr<Group> group = Group::meet(
-        ranks, {.transport = [this](int rank, int of) -> c10::intrusive_ptr<c10d::Backend> {
-          return c10::make_intrusive<CountingTransport>(rank, of, sent);
-        }});
+    const std::shared_ptr<Group> group = meet(mode.ranks);
     const std::shared_ptr<Group> blocks =
         mode.zero_stage == 3 ? open_divided(*group, mode) : nullptr;
     if (!blocks) open();
@@ -205,6 +208,41 @@ TEST_CASE("So does one of a LoRA whose base is divided", "[ranks]") {
   // the first one when the next forward pass does.
   const double gathered = block + block / (2 * steps);
   CHECK(one.sent.blocks == Approx(steps * sent_bytes(mode, {}, gathered, 1)).epsilon(1e-12));
+}
+
+TEST_CASE("On the host a rank holds twelve bytes of each bfloat16 number that it moves",
+          "[ranks]") {
+  const auto kind = GENERATE(optim::Kind::kAdamW, optim::Kind::kProdigy);
+  OneOfMany one;
+  one.open("simulated", "bfloat16");
+  one.config.shards = {.stage = 2, .group = "8"};
+  one.config.offload.optimizer = true;
+  one.config.optimizer.kind = kind;
+  const std::shared_ptr<Group> group = one.meet(8);
+  const train::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  REQUIRE(trained.placement().is_on_host());
+  const auto optimizer =
+      optim::make_optimizer(trained.moved(), one.config.optimizer, trained.placement().sum());
+  int64_t numbers = 0;
+  std::map<const void*, int64_t> held;  // by memory
+  const auto add = [&](const at::Tensor& value) {
+    if (value.dim() == 1) held[value.const_data_ptr()] = static_cast<int64_t>(value.nbytes());
+  };
+  for (const optim::Group& moved : trained.moved()) {
+    for (const optim::Parameter& parameter : moved.parameters) {
+      if (parameter.leaf.numel() == 0) continue;
+      CHECK(parameter.dtype() == at::kBFloat16);
+      numbers += parameter.leaf.numel();
+      add(parameter.leaf);
+    }
+  }
+  for (const auto& [name, value] : optimizer->state()) {
+    if (value.numel() > 0) add(value);
+  }
+  int64_t bytes = 0;
+  for (const auto& [memory, of_it] : held) bytes += of_it;
+  // Prodigy also keeps what a number was at first, in two bytes, and one more of four.
+  CHECK(bytes == (kind == optim::Kind::kAdamW ? 12 : 18) * numbers);
 }
 
 // The toy's velocities go through an attention among the rows of all ranks of a sequence.
