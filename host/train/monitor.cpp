@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
 #include <ATen/ATen.h>
@@ -167,25 +168,58 @@ void Monitor::validate() {
   parts_.progress.note(state_.step_name() + ": validation loss " + print("%.5f", mean));
 }
 
+void Monitor::show(const Preview::Shown& shown) {
+  const run::EncodedImage image = {"samples/" + std::to_string(shown.number), shown.prompt,
+                                   shown.png, shown.height, shown.width};
+  for (const auto& writer : writers_) writer->write_image(state_.counters().step, image);
+  parts_.progress.note(shown.path);
+}
+
+// Shows what the others have drawn. All processes come here, some of them minutes before others.
+void Monitor::show_of_others(const std::vector<Preview::Shown>& drawn) {
+  nlohmann::json mine = nlohmann::json::array();
+  for (const Preview::Shown& one : drawn)
+    mine.push_back({one.prompt, one.path, one.number, one.height, one.width, one.png.size()});
+  const std::vector<std::string> told =
+      parts_.group->say(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  for (int rank = 1; rank < parts_.group->size(); ++rank) {
+    size_t next = 0;
+    for (const auto& one : nlohmann::json::parse(told[static_cast<size_t>(rank)])) {
+      const at::Tensor bytes = at::empty({one.at(5).get<int64_t>()}, at::kByte);
+      auto* const begin = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
+      if (rank == parts_.group->rank()) std::ranges::copy(drawn[next++].png, begin);
+      parts_.group->broadcast(bytes, rank).wait();
+      if (parts_.group->is_first())
+        show({.png = std::string(begin, static_cast<size_t>(bytes.numel())),
+              .prompt = one.at(0),
+              .path = one.at(1),
+              .number = one.at(2),
+              .height = one.at(3),
+              .width = one.at(4)});
+    }
+  }
+}
+
 void Monitor::preview() {
-  if (parts_.preview == nullptr && !state_.shows_together()) return;
+  if (parts_.preview == nullptr) return;
   if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
-  const int64_t step = state_.counters().step;
-  const auto show = [&](const Preview::Shown& shown) {
-    const run::EncodedImage image = {"samples/" + std::to_string(shown.number), shown.prompt,
-                                     shown.png, shown.height, shown.width};
-    for (const auto& writer : writers_) writer->write_image(step, image);
-  };
+  std::vector<Preview::Shown> drawn;  // for another process, which shows it
   try {
     run_unless_stopped([&] {
       state_.with_average([&] {
-        if (parts_.preview) parts_.preview->run(step, show);
+        parts_.preview->run(state_.counters().step, [&](const Preview::Shown& shown) {
+          if (parts_.group == nullptr || parts_.group->is_first())
+            show(shown);
+          else
+            drawn.push_back(shown);
+        });
       });
     });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kEnvironment) throw;
     parts_.progress.warn("no sample images: " + std::string(error.what()));
   }
+  if (parts_.group != nullptr) show_of_others(drawn);
 }
 
 }  // namespace atelier::train

@@ -48,6 +48,8 @@ class Monitor {
   void check_validation() const;
   void write(const std::map<std::string, double>& values, int64_t step);
   at::Tensor validation_losses(const std::vector<Timestep>& grid);
+  void show(const Preview::Shown& shown);
+  void show_of_others(const std::vector<Preview::Shown>& drawn);
 
   const RunParts parts_;
   const Config& config_;

@@ -38,8 +38,7 @@ struct Preview::State {
   std::vector<Settings> prompts;
   std::string folder;
   std::set<std::string> stays;
-  progress::Progress& progress;
-  bool in_lockstep;
+  PreviewShare share;
   std::unique_ptr<Generator> generator;
 
   generate::Engine engine() {
@@ -62,20 +61,21 @@ struct Preview::State {
 };
 
 Preview::Preview(model::LoadedModel& model, std::vector<Settings> prompts, std::string folder,
-                 std::set<std::string> stays, progress::Progress& progress, bool in_lockstep)
-    : state_(new State{model, std::move(prompts), std::move(folder), std::move(stays), progress,
-                       in_lockstep, nullptr}) {
-  state_->generator = std::make_unique<Generator>(state_->engine(), progress, [in_lockstep] {
-    return !in_lockstep && run::StopSignals::is_requested();
-  });
+                 std::set<std::string> stays, progress::Progress& progress, PreviewShare share)
+    : state_(new State{model, std::move(prompts), std::move(folder), std::move(stays), share,
+                       nullptr}) {
+  state_->generator = std::make_unique<Generator>(
+      state_->engine(), progress,
+      [lockstep = share.in_lockstep] { return !lockstep && run::StopSignals::is_requested(); });
 }
 
 Preview::~Preview() = default;
 
 void Preview::encode_ahead() {
   std::vector<Request> requests;
-  for (const Settings& settings : state_->prompts)
-    requests.push_back(state_->request_of(settings, 0));
+  const auto [first, stride, in_lockstep] = state_->share;
+  for (size_t number = first; number < state_->prompts.size(); number += stride)
+    requests.push_back(state_->request_of(state_->prompts[number], 0));
   state_->generator->encode_ahead(requests);
   state_->generator->unload();
 }
@@ -87,15 +87,16 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
     try {
       work();
     } catch (const Error& error) {
-      if (!state_->in_lockstep) throw;
+      if (!state_->share.in_lockstep) throw;
       failure = error;
     }
   };
   write([&] { make_folder(state_->folder); });
   char name[40];
   std::snprintf(name, sizeof name, "step-%08lld_", static_cast<long long>(step));
-  size_t number = 0;
-  for (const Settings& settings : state_->prompts) {
+  const auto [begin, stride, in_lockstep] = state_->share;
+  for (size_t number = begin; number < state_->prompts.size(); number += stride) {
+    const Settings& settings = state_->prompts[number];
     const Request request = state_->request_of(settings, step);
     const MediaTarget& target = request.target;
     const bool is_clip = target.frames > 1;
@@ -120,10 +121,8 @@ void Preview::run(int64_t step, const std::function<void(const Shown&)>& shown) 
       } else {
         files::write_file(path, png);
       }
-      state_->progress.note(path);
-      shown({png, settings.prompt, number, target.height, target.width});
+      shown({png, settings.prompt, path, number, target.height, target.width});
     });
-    ++number;
   }
   state_->generator->unload();
   if (failure) throw Error(*failure);

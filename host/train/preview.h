@@ -13,17 +13,23 @@
 
 namespace atelier::train {
 
+// What this process draws where there are several.
+struct PreviewShare {
+  size_t first = 0, stride = 1;  // of the prompts
+  // The others draw the same at the same time, so that nothing ends it early. Where the folder is
+  // empty, another one writes.
+  bool in_lockstep = false;
+};
+
 // Generates the prompts of --sample_prompts. Components that training does not run are loaded for
 // it and leave again; noise is keyed by the prompts' seeds, so that nothing of the run changes.
 class Preview {
  public:
   // Images go to FOLDER/step-00000100_0.png, clips to step-00000100_0.mp4, or .webp where MP4
   // cannot be written; their settings have a frame rate. Components of `stays` are loaded by
-  // training and do not leave. `model` outlives the preview. `in_lockstep`: other processes draw
-  // the same at the same time, so that nothing ends it early; where `folder` is empty, another one
-  // writes.
+  // training and do not leave. `model` outlives the preview.
   Preview(model::LoadedModel& model, std::vector<generate::Settings> prompts, std::string folder,
-          std::set<std::string> stays, progress::Progress& progress, bool in_lockstep = false);
+          std::set<std::string> stays, progress::Progress& progress, PreviewShare share = {});
   ~Preview();
 
   // Encodes the prompts before training, while text encoders are not in the way of the denoiser.
@@ -32,6 +38,7 @@ class Preview {
   // which prompt it is of, counted from 0, and its size in pixels.
   struct Shown {
     std::string png, prompt;  // the bytes of the image's file
+    std::string path;         // of the file
     size_t number = 0;
     int64_t height = 0, width = 0;
   };

@@ -223,11 +223,6 @@ void Trainer::save(const std::string& name, bool is_last) {
   wait_for_first();
 }
 
-void Trainer::preview() {
-  monitor_.preview();
-  wait_for_first();
-}
-
 // What rank 0 does alone may take longer than an exchange.
 void Trainer::wait_for_first() {
   if (parts_.group) parts_.group->say("");
@@ -242,7 +237,7 @@ void Trainer::after_step(const data::StepBatches& plan) {
   if (is_due(previews.every_n_steps, step) ||
       (plan.is_last_of_epoch && is_due(previews.every_n_epochs, plan.epoch + 1))) {
     settle();
-    preview();
+    monitor_.preview();
   }
   if (step % config_.validation.steps == 0 || step == total_steps_) {
     settle();
@@ -262,7 +257,7 @@ int Trainer::run() {
   const int64_t first = state_.counters().step;
   if (first == 0) {
     monitor_.validate();
-    if (config_.previews.at_first) preview();
+    if (config_.previews.at_first) monitor_.preview();
   }
   if (const std::string& name = state_.weights_to_write(); !agreement_.all(name.empty()))
     save(name, /*is_last=*/first >= total_steps_);

@@ -62,7 +62,6 @@ class Trainer {
   void settle();
   void after_step(const data::StepBatches& plan);
   void save(const std::string& name, bool is_last = false);
-  void preview();
   void wait_for_first();
   void loop(progress::Step& bar);
   int leave() const;

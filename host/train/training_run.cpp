@@ -100,10 +100,16 @@ class TrainingRun {
   }
 
   void make_preview() {
-    if (run_.prompts.empty() || !(writes() || in_lockstep())) return;
+    if (run_.prompts.empty()) return;
+    PreviewShare share = {.in_lockstep = in_lockstep()};
+    if (group_ != nullptr && !share.in_lockstep) {
+      share.first = static_cast<size_t>(group_->rank());
+      share.stride = static_cast<size_t>(group_->size());
+    }
+    const bool draws_for_others = share.in_lockstep && !writes();
     preview_.emplace(model_, run_.prompts,
-                     writes() ? file_in_folder(run::kPreviewsName) : std::string(),
-                     running_components(model_, run_.selection), progress_, in_lockstep());
+                     draws_for_others ? std::string() : file_in_folder(run::kPreviewsName),
+                     running_components(model_, run_.selection), progress_, share);
     preview_->encode_ahead();
   }
 

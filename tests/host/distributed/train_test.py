@@ -149,6 +149,23 @@ class DistributedTrainTest(Runs):
         self.assertEqual(len(one), len(two))
         self.assertTrue(all(abs(a - b) <= 1e-6 * abs(a) for a, b in zip(one, two)))
 
+    def test_sample_images_are_shared_out(self):
+        prompts = self.dir / "prompts.txt"
+        prompts.write_text("".join(f"number {i} --w 64 --h 64 --s 2 --d {i}\n" for i in range(3)))
+        flags = dict(LORA, max_train_steps=2, save_steps=2, global_batch_size=2, max_grad_norm=0, sample_prompts=prompts,
+                     sample_every_n_steps=2, sample_at_first=True)
+        drawn = []
+        for ranks in (1, 2):
+            run = self.train(ranks, **flags)
+            drawn.append({path.name: path.read_bytes() for path in (run / "samples").iterdir()})
+            self.assertEqual(sorted(drawn[-1]), [f"step-{step:08d}_{i}.png" for step in (0, 2) for i in range(3)])
+            events, = (run / "tensorboard_log").glob("events.out.tfevents.*")
+            shown = events.read_bytes()  # by rank 0, whoever has drawn them
+            for name, picture in drawn[-1].items():
+                self.assertIn(picture, shown)
+                self.assertEqual(self.said.count(name), 1, self.said)
+        self.assertEqual(*drawn)
+
     def test_jobs_of_a_prompts_file_are_shared_out(self):
         jobs = [{"prompt": f"number {i}", "seed": i} for i in range(3)]
         images = []

@@ -33,8 +33,9 @@ struct Bench : test::TrainToy {
     s.cfg_scale = 1.0;
     return s;
   }
-  Preview preview(std::vector<generate::Settings> prompts, std::set<std::string> stays = {"dit"}) {
-    return {*model, std::move(prompts), folder / "samples", std::move(stays), progress};
+  Preview preview(std::vector<generate::Settings> prompts, std::set<std::string> stays = {"dit"},
+                  PreviewShare share = {}) {
+    return {*model, std::move(prompts), folder / "samples", std::move(stays), progress, share};
   }
   // The bytes of the images of one step.
   std::vector<std::string> run(Preview& preview, int64_t step) {
@@ -65,6 +66,29 @@ TEST_CASE("Every prompt is drawn to a file of its step and shown", "[preview]") 
     CHECK(image.height == 16);
   }
   CHECK(bench.shown[0].png != bench.shown[1].png);
+}
+
+TEST_CASE("Of several processes each draws its prompts, to the files of one", "[preview]") {
+  Bench bench;
+  std::vector<generate::Settings> prompts;
+  for (uint64_t seed = 0; seed < 5; ++seed)
+    prompts.push_back(Bench::settings("number " + std::to_string(seed), seed));
+  Preview all = bench.preview(prompts);
+  const auto expected = bench.run(all, 7);
+  for (size_t rank = 0; rank < 6; ++rank) {
+    Preview one = bench.preview(prompts, {"dit"}, {.first = rank, .stride = 3});
+    bench.loaded.clear();
+    one.encode_ahead();
+    CHECK(bench.loaded.empty() == (rank >= prompts.size()));
+    bench.run(one, 7);
+    REQUIRE(bench.shown.size() == (rank >= 5 ? 0 : rank >= 2 ? 1 : 2));
+    for (const Preview::Shown& shown : bench.shown) {
+      CHECK(shown.number % 3 == rank % 3);
+      CHECK(shown.png == expected[shown.number]);
+      CHECK(shown.path ==
+            bench.folder / ("samples/step-00000007_" + std::to_string(shown.number) + ".png"));
+    }
+  }
 }
 
 TEST_CASE("What training does not run comes for the images and leaves again", "[preview]") {
