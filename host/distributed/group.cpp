@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
+#include <torch/csrc/distributed/c10d/debug.h>
 
 #include "atelier/error.h"
 
@@ -170,10 +172,17 @@ void Group::open_gloo() {
     return;
   }
   state_->note("meeting");
-  state_->gloo = with_peers(run.peers.get(), [&] {
-    return distributed::open_gloo(run.store("gloo " + state_->name), ranks(), run.limit);
-  });
-  run.backends.push_back(state_->gloo);
+  const auto open = [&](const std::string& name) {
+    BackendPtr backend = with_peers(run.peers.get(), [&] {
+      return distributed::open_gloo(run.store(name + " " + state_->name), ranks(), run.limit);
+    });
+    run.backends.push_back(backend);
+    return backend;
+  };
+  state_->gloo = open("gloo");
+  // TORCH_DISTRIBUTED_DEBUG=DETAIL, as in PyTorch: each exchange is compared before it is made.
+  if (c10d::debug_level() == c10d::DebugLevel::Detail)
+    state_->gloo = c10::make_intrusive<c10d::ProcessGroupWrapper>(state_->gloo, open("comparing"));
 }
 
 void Group::open_nccl() {
