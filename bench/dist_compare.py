@@ -2,7 +2,7 @@
 """Counts what ranks send each other, and times their steps beside one rank and beside torchrun.
 
     .deps/venv/bin/python bench/dist_compare.py [tiny] [middle] [--what lora full] [--ranks 2]
-        [--mode ddp zero1 ...] [--no_torch]
+        [--mode ddp zero1 ...] [--side 512] [--no_torch]
 
 README.md, beside this file, says what each row is and how it is measured.
 """
@@ -42,7 +42,7 @@ BYTES_BOUND, RANKS_BOUND, TORCH_BOUND = 0.03, 1.10, 1.05
 # --- torchrun ---
 
 
-def torch_rank(plugin, folder, what, kind, steps):
+def torch_rank(plugin, folder, what, kind, steps, side):
     """One rank of PyTorch's side: each step is a sample of each rank, as Atelier deals them out."""
     import torch
     import torch.distributed as dist
@@ -55,7 +55,8 @@ def torch_rank(plugin, folder, what, kind, steps):
     if what == "lora":
         training.add_adapters(transformer, family, training.RANK, folder / "start.safetensors")
     shared = share(transformer, kind)
-    reference = training.Reference(family, transformer, folder / "cache", batch_size=size)
+    reference = training.Reference(family, transformer, folder / training.of_side("cache", side),
+                                   batch_size=size)
     reference.draw_ahead(steps)
     times, losses = [], []
     for step in range(steps):
@@ -74,6 +75,7 @@ def torch_rank(plugin, folder, what, kind, steps):
         losses.append(mean.item())
     if rank == 0:
         print(json.dumps({"times": times, "losses": losses}), flush=True)
+    dist.barrier()  # none goes while another one still waits for it
     dist.destroy_process_group()
 
 
@@ -98,7 +100,7 @@ def cpu_seconds():
 def run_torch(options, folder, what, kind, steps):
     words = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
-        options.ranks, __file__, "--rank", options.family, folder, what, kind, steps
+        options.ranks, __file__, "--rank", options.family, folder, what, kind, steps, options.side
     ]
     (answer,) = base.call(words, 1)
     return answer
@@ -111,7 +113,7 @@ def run_atelier(options, folder, what, ranks, steps, flags):
     output = folder / "run"
     shutil.rmtree(output, ignore_errors=True)
     flags = {
-        **training.train_flags(training.TRAINED[options.family], folder, what),
+        **training.train_flags(training.TRAINED[options.family], folder, what, options.side),
         **flags, "output_path": output,
         "max_train_steps": steps,
         "task": "sft:train",
@@ -185,9 +187,9 @@ def trained_bytes(family, folder, what):
 
 def compare(options, model_name, what, mode):
     family, steps = training.TRAINED[options.family], options.steps or training.STEPS[model_name]
-    folder = training.prepare(options, family, model_name)
+    folder = training.prepare(options, family, model_name, options.side)
     _, flags, formula = MODES[mode]
-    row = {"model": model_name, "what": what, "mode": mode}
+    row = {"model": model_name, "what": what, "mode": mode, "side": options.side}
     row["table_bytes"] = formula(options.ranks, *trained_bytes(family, folder, what))
     _, of_one = a_step(options, folder, what, 1, {}, steps)
     row["lo_bytes"], of_ranks = a_step(options, folder, what, options.ranks, flags, steps)
@@ -216,12 +218,13 @@ def agree(theirs, ours, title):
 
 def table(rows):
     lines = [
-        "| model | trained | mode | MB on lo a step | over the table | one rank, quickest | CPU | "
+        "| model | side | trained | mode | MB on lo a step | over the table | one rank, quickest | CPU | "
         "ranks, quickest | CPU | of one rank | CPU | torchrun, quickest | CPU | of torchrun | CPU |",
-        "| --- | --- | --- |" + " ---: |" * 12
+        "| --- | ---: | --- | --- |" + " ---: |" * 12
     ]
     for row in rows:
-        cells = [row["model"], row["what"], row["mode"], f"{row['lo_bytes'] / 1e6:.3f}"]
+        cells = [row["model"], str(row["side"]), row["what"], row["mode"]]
+        cells.append(f"{row['lo_bytes'] / 1e6:.3f}")
         cells.append(f"{row['lo_bytes'] / row['table_bytes'] - 1:+.1%}")
         cells += times(row, "one") + times(row, "ranks") + ratios(row, "one")
         cells += times(row, "torchrun") + ratios(row, "torchrun") if "torchrun" in row else [""] * 4
@@ -268,6 +271,10 @@ def main():
     parser.add_argument("--what", nargs="+", choices=["lora", "full"], default=["lora", "full"])
     parser.add_argument("--mode", nargs="+", choices=list(MODES), help="all that there are without")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--side",
+                        type=int,
+                        default=training.SIDE,
+                        help=f"pixels of an image's edge (default {training.SIDE})")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
     parser.add_argument("--steps", type=int, help="of a turn, beside one that does not count")
     parser.add_argument("--no_torch", action="store_true", help="without torchrun")
@@ -276,11 +283,11 @@ def main():
                         default=base.REPOSITORY / "build/bench_models",
                         help="where models and data are made and kept, about 2 GB")
     parser.add_argument("--json", type=pathlib.Path, help="also write every row to this file")
-    parser.add_argument("--rank", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        plugin, folder, what, kind, steps = options.rank
-        torch_rank(plugin, pathlib.Path(folder), what, kind, int(steps))
+        plugin, folder, what, kind, steps, side = options.rank
+        torch_rank(plugin, pathlib.Path(folder), what, kind, int(steps), int(side))
         return 0
     in_own_network()
     options.threads = 1

@@ -87,9 +87,14 @@ def lora_flags(family, rank):
     return flags
 
 
-def train_flags(family, folder, what):
+def of_side(name, side):
+    return name if side == SIDE else f"{name}_{side}"
+
+
+def train_flags(family, folder, what, side=SIDE):
     flags = {
-        **run_flags(family, folder / "model", folder.parent / "train_data", folder / "cache"),
+        **run_flags(family, folder / "model", folder.parent / of_side("train_data", side),
+                    folder / of_side("cache", side)),
         "device": "cpu",
         "dtype": "float32"
     }
@@ -249,9 +254,9 @@ def run_program(family, folder, what, steps, threads):
 # --- rows ---
 
 
-def prepare(options, family, model_name):
-    """The model and the encoded dataset, made once."""
-    base.prepare(options.work, "train_data", make_dataset)
+def prepare(options, family, model_name, side=SIDE):
+    """The model and the encoded dataset of images of that side, made once."""
+    base.prepare(options.work, of_side("train_data", side), lambda path: make_dataset(path, side))
     folder = base.prepare(options.work, f"train_{family.plugin}_{model_name}",
                           lambda path: family.make_model(path, model_name))
     write_lora(folder / "start.safetensors", family,
@@ -263,7 +268,7 @@ def prepare(options, family, model_name):
         family.plugin, "--model_paths",
         json.dumps([str(folder / "model/transformer")])
     ], options.threads)
-    flags = train_flags(family, folder, "full")
+    flags = train_flags(family, folder, "full", side)
     base.call(
         train_command({**flags, "task": "sft:data_process", "output_path": folder / "run"},
                       "--quiet", "--threads", options.threads), options.threads)
