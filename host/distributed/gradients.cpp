@@ -114,14 +114,15 @@ Tensor GradientSums::pack(const FlatLayout::Bucket& bucket, const std::vector<Te
   return at::cat_out(values, parts);
 }
 
-// Sends what the chosen leaves of the bucket have, and zeros where the others are.
+// Sends what the chosen leaves of the bucket have, and zeros where the others are. Returns whether
+// there are any.
 template <typename Chosen>
-void GradientSums::send(size_t index, Chosen&& is_chosen) {
+bool GradientSums::send(size_t index, Chosen&& is_chosen) {
   const FlatLayout::Bucket& bucket = layout_.buckets()[index];
   Sending sending = {.bucket = index};
   for (const FlatLayout::Place& place : bucket.places)
     if (is_chosen(place.tensor)) sending.places.push_back(place);
-  if (sending.places.empty()) return;
+  if (sending.places.empty()) return false;
   settle(kUnderWay - 1);
   const at::NoGradGuard no_grad;
   std::vector<Tensor> gradients;
@@ -138,6 +139,7 @@ void GradientSums::send(size_t index, Chosen&& is_chosen) {
   sending.host = group_.sends(sending.values.device()) ? sending.values : sending.values.cpu();
   exchange(sending);
   under_way_.push_back(std::move(sending));
+  return true;
 }
 
 void GradientSums::exchange(Sending& sending) {
@@ -187,34 +189,48 @@ void GradientSums::send_rest() {
 
 // One exchange for all of it: of what each rank tells alone, the others have zeros to add.
 Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) {
-  const int64_t sums = std::ssize(leaves_) + 1;
-  counts_ = at::zeros({sums + group_.size() * std::ssize(words)}, at::kDouble);
+  std::vector<double> mine = words;
+  const std::vector<Group*> groups = compared();
+  for (const Group* group : groups) {
+    const auto made = group->made();
+    mine.insert(mine.end(), made.begin(), made.end());
+  }
+  const int64_t sums = std::ssize(leaves_) + 1, count = std::ssize(mine);
+  counts_ = at::zeros({sums + group_.size() * count}, at::kDouble);
   auto* const values = counts_.mutable_data_ptr<double>();
   for (size_t place = 0; place < leaves_.size(); ++place) {
     const bool has = expected_[place] != 0 ? has_[place] != 0 : leaves_[place].grad().defined();
     values[place] = has ? 1 : 0;
   }
   values[leaves_.size()] = loss.defined() ? loss.item<double>() : 0.0;
-  std::ranges::copy(words, values + sums + group_.rank() * std::ssize(words));
+  std::ranges::copy(mine, values + sums + group_.rank() * count);
   Ticket sent = group_.all_reduce(counts_);
   wait(sent);
-  return counts_.narrow(0, sums, counts_.numel() - sums).view({group_.size(), std::ssize(words)});
+  const Tensor told = counts_.narrow(0, sums, group_.size() * count).view({group_.size(), count});
+  int64_t first = std::ssize(words);
+  for (Group* group : groups) group->compare(told.narrow(1, std::exchange(first, first + 3), 3));
+  return told.narrow(1, 0, std::ssize(words));
 }
 
 Tensor GradientSums::finish() {
   is_open_ = false;
   const auto* const values = counts_.const_data_ptr<double>();
+  bool has_late = false;
   for (size_t bucket = 0; bucket < awaited_.size(); ++bucket)
-    send(bucket, [&](size_t place) { return expected_[place] == 0 && values[place] > 0; });
+    has_late |=
+        send(bucket, [&](size_t place) { return expected_[place] == 0 && values[place] > 0; });
   settle(0);
   for (size_t place = 0; place < leaves_.size(); ++place) {
     if (values[place] == 0) Tensor(leaves_[place]).mutable_grad() = Tensor();
     expected_[place] = values[place] > 0 ? 1 : 0;
   }
   expected_by_[kind_] = expected_;
-  complete();
-  group_.compare();
+  complete(has_late);
   return at::full({}, values[leaves_.size()], at::kFloat);
+}
+
+void GradientSums::complete(bool has_late) {
+  if (has_late) group_.compare();
 }
 
 void GradientSums::give_up() {
@@ -247,7 +263,7 @@ void ShardedGradients::take(Sending& sending) {
   add_to_sum(parts_[sending.bucket], sending.part, device, on_host_);
 }
 
-void ShardedGradients::complete() {
+void ShardedGradients::complete(bool has_late) {
   if (groups_.replicas) {
     for (const Tensor& part : parts_) {
       if (!part.defined()) continue;
@@ -258,7 +274,7 @@ void ShardedGradients::complete() {
     }
     groups_.replicas->compare();
   }
-  groups_.shards->compare();
+  if (has_late) groups_.shards->compare();
 }
 
 Tensor ShardedGradients::piece(size_t place) const {

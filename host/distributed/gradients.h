@@ -46,7 +46,8 @@ class GradientSums {
   // No more gradients come: begins to send what is expected and has not been sent.
   void send_rest();
   // Tells the others which gradients this rank has, `loss`, which is one number or undefined, and
-  // `words`, as many on every rank. Returns the words of all, [ranks, words].
+  // `words`, as many on every rank. Returns the words of all, [ranks, words], when it is known that
+  // all have made the same exchanges so far: see Group::compare().
   at::Tensor tell(const at::Tensor& loss, const std::vector<double>& words);
   // Returns the sum of the losses, a float32 scalar, when the leaves have their sums.
   at::Tensor finish();
@@ -76,9 +77,11 @@ class GradientSums {
   // Begins to send a bucket, and takes what came.
   virtual void exchange(Sending& sending);
   virtual void take(Sending& sending);
-  // A step begins; all that was sent in it has come.
+  // A step begins; all that was sent in it has come, some of it behind tell() (`has_late`).
   virtual void clear() {}
-  virtual void complete() {}
+  virtual void complete(bool has_late);
+  // The groups among which a step exchanges something.
+  virtual std::vector<Group*> compared() const { return {&group_}; }
 
   void wait(Ticket& ticket);
   // After finish(): whether any rank has a gradient of the leaf.
@@ -94,7 +97,7 @@ class GradientSums {
   void begin_sending();
   void arrive(size_t place);
   template <typename Chosen>
-  void send(size_t bucket, Chosen&& is_chosen);
+  bool send(size_t bucket, Chosen&& is_chosen);
   static at::Tensor pack(const FlatLayout::Bucket& bucket,
                          const std::vector<at::Tensor>& gradients);
   void send_next();
@@ -142,7 +145,8 @@ class ShardedGradients final : public GradientSums {
   void exchange(Sending& sending) override;
   void take(Sending& sending) override;
   void clear() override;
-  void complete() override;
+  void complete(bool has_late) override;
+  std::vector<Group*> compared() const override { return {&group_, groups_.shards.get()}; }
 
   const ShardGroups groups_;
   const bool on_host_;

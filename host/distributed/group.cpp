@@ -311,6 +311,21 @@ void Group::compare() {
   if (!at::equal(all, mine.expand({size(), 2}))) throw state_->run->peers->lost("exchanges differ");
 }
 
+std::array<double, 3> Group::made() const {
+  if (ranks().is_alone() || !state_->run->peers) return {};
+  const auto [count, hash] = state_->run->peers->noted(state_->name);
+  constexpr int kHalf = 32;  // of the bits, which a double holds
+  return {static_cast<double>(count), static_cast<double>(hash >> kHalf),
+          static_cast<double>(hash & UINT32_MAX)};
+}
+
+void Group::compare(const at::Tensor& made_by_rank) {
+  if (ranks().is_alone() || !state_->run->peers) return;
+  const at::Tensor of_group = made_by_rank.index_select(0, at::tensor(state_->members));
+  if (!at::equal(of_group, of_group[rank()].expand_as(of_group)))
+    throw state_->run->peers->lost("exchanges differ");
+}
+
 void Group::give_up(std::string_view reason) {
   if (!ranks().is_alone() && state_->run->peers) state_->run->peers->give_up(reason);
 }

@@ -1,6 +1,7 @@
 // The ranks of a run, and the tensors that they exchange.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -107,6 +108,11 @@ class Group {
   // Returns when all ranks have made the same exchanges so far, and throws on all where they have
   // not: before anything is done with what came.
   void compare();
+  // The same of what ranks have told each other otherwise: made() of every rank of the run, in
+  // rows.
+  void compare(const at::Tensor& made_by_rank);
+  // How many exchanges this rank has made so far, and a hash of them in two halves.
+  std::array<double, 3> made() const;
 
   // How this process leaves the others: because of an error of its own, which they then name, or
   // all together at the end of the run.

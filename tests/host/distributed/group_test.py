@@ -142,6 +142,11 @@ class GroupTest(unittest.TestCase):
                 self.assertIn(f"rank 0 ({HOST}) is at step 5, all-reduce of 1000 Float, and rank 1 ({HOST}) at "
                               f"step 5, {told}", said)
 
+    def test_what_ranks_tell_of_their_exchanges_is_compared(self):
+        said = self.run_tool(2, "other block", 1, expect=70).stderr
+        self.assertIn(f"rank 0 ({HOST}) is at step 5, all-gather of block 1, of 8 Float, and rank 1 ({HOST}) at step 5, "
+                      "all-gather of block 2, of 8 Float", said)
+
     def test_a_rank_that_does_not_come_is_named(self):
         begin = time.monotonic()
         process = self.start(0, 3, port=free_port(), ATELIER_TEST_MEETING="4")

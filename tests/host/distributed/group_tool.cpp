@@ -237,6 +237,15 @@ int work(Group& group, const std::string& what, int rank) {
     const bool is_other = is_the_one && what == "ring, other pass";
     sequence->pass_on(at::ones({is_other ? 9 : 8}))();
     group.compare();
+  } else if (what == "other block") {
+    group.begin_step(5);
+    const at::Tensor all = at::empty({group.size(), 8});
+    group.all_gather(all, at::ones({8}), is_the_one ? "block 2" : "block 1").wait();
+    const auto made = group.made();  // which ranks may tell each other in any way
+    const at::Tensor told = at::zeros({group.size(), 3}, at::kDouble);
+    for (int64_t i = 0; i < 3; ++i) told[group.rank()][i] = made.at(static_cast<size_t>(i));
+    group.all_reduce(told).wait();
+    group.compare(told);
   } else if (what == "compare") {
     require_same(group, {{"version", "1"},
                          {"--seed", is_the_one ? "43" : "42"},
