@@ -62,12 +62,14 @@ TEST_CASE("Where it is proven, and nowhere else, cuDNN attends by itself", "[att
   CHECK((chosen(120, 96, false) == kVarlenFlash));
 
   const AttentionCase hopper = {.capability = 90, .dtype = at::kBFloat16, .head_dim = 128};
-  AttentionCase repeated = hopper, masked = hopper, wide = hopper;
+  AttentionCase repeated = hopper, merged = hopper, masked = hopper, wide = hopper;
   repeated.must_be_the_same = true;
+  merged.is_merged = true;
   masked.is_masked = true;
   wide.dtype = at::kFloat;
   CHECK((attention_kernel(hopper, proven) == kCudnn));
   CHECK((attention_kernel(repeated, proven) == kVarlenFlash));
+  CHECK((attention_kernel(merged, proven) == kVarlenFlash));
   CHECK((attention_kernel(masked, proven) == kTiled));
   CHECK((attention_kernel(wide, proven) == kEfficient));
 }

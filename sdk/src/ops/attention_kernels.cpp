@@ -38,7 +38,8 @@ AttentionCase case_of(const Tensor& q, const AttentionCall& call) {
           .head_dim = q.size(2),
           .is_masked = needs_tiles(call.options),
           .is_uniform = is_uniform,
-          .must_be_the_same = at::globalContext().deterministicAlgorithms()};
+          .must_be_the_same = at::globalContext().deterministicAlgorithms(),
+          .is_merged = call.is_merged};
 }
 
 // The kernel that --attention asks for. Throws where it cannot run.

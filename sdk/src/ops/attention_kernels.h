@@ -18,6 +18,7 @@ struct AttentionCall : torch::CustomClassHolder {
   AttentionKernel kernel = AttentionKernel::kMath;
   AttentionOptions options;
   Segments q_rows, k_rows;
+  bool is_merged = false;  // log_sum_exp_of() is asked for
   AttentionCall(Segments queries, Segments keys, AttentionOptions options)
       : options(std::move(options)), q_rows(std::move(queries)), k_rows(std::move(keys)) {}
   std::optional<double> scale() const {

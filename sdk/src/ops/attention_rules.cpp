@@ -78,6 +78,7 @@ AttentionKernel attention_kernel(const AttentionCase& wanted,
   const auto fits = [&](const Rule& rule) {
     return runs(rule, wanted) && wanted.capability <= rule.last_capability &&
            (!wanted.must_be_the_same || rule.can_be_the_same) &&
+           (!wanted.is_merged || rule.kernel != kCudnn) &&
            (!rule.needs_proof || is_proven(rule.kernel));
   };
   return std::find_if(kRules.begin(), kRules.end(), fits)->kernel;  // the last one always fits

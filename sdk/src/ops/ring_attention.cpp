@@ -197,6 +197,7 @@ Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, const S
                       const AttentionOptions& options) {
   auto ring = c10::make_intrusive<AttentionCall>(rows, rows, options);
   const Tensor dense_q = q.stride(2) == 1 ? q : q.contiguous();
+  ring->is_merged = true;
   ring->kernel = kernel_for(dense_q, *ring);
   if (!needs_graph({q, k, v})) return go_around(*ring, dense_q, k, v)[0];
   return RingFunction::apply(dense_q, k, v, ring);

@@ -31,6 +31,7 @@ struct AttentionCase {
   bool is_masked = false;         // soft cap, window, bias or groups
   bool is_uniform = true;         // all samples have the same lengths
   bool must_be_the_same = false;  // gradients to the bit, each time
+  bool is_merged = false;         // with what other keys give, by log-sum-exps
 };
 
 // A recorded run on GPUs of such capabilities in which a kernel passed `tools/gpu check` and,
