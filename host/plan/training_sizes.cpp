@@ -325,7 +325,9 @@ class TrainingSizes {
     const RankMode mode = holding_mode(on_host);
     const HeldBytes held =
         held_bytes(mode, {trained_.factors, trained_.gradients, trained_.state, under_way_});
-    if (config().ema_decay > 0) strategy.host_bytes += std::llround(4.0 * trained_.numbers);
+    const double sharing = mode.zero_stage == 0 ? 1.0 : static_cast<double>(mode.group);
+    if (config().ema_decay > 0)
+      strategy.host_bytes += std::llround(4.0 * trained_.numbers / sharing);
     if (on_host) {
       const double rest = trained_.factors + held.host;
       strategy.device_bytes += std::llround(held.device);
@@ -336,10 +338,9 @@ class TrainingSizes {
     const bool is_accumulated = batches_of_rank(config(), mode_) > 1;
     const double computing =
         static_cast<double>(strategy.device_bytes) + (is_accumulated ? held.gradients : 0.0);
-    const double moving =
-        mode.zero_stage == 0 ? trained_.moving : trained_.moving / static_cast<double>(mode.group);
-    const double resting = held.device - held.gradients, ending = held.gradients + moving;
-    strategy.device_bytes = std::llround(resting + std::max(computing, ending));
+    const double ending = held.gradients + trained_.moving / sharing;
+    strategy.device_bytes =
+        std::llround(held.device - held.gradients + std::max(computing, ending));
     strategy.seconds += 2.0 * held.device / basis_.profile.memory_bytes_per_second;
     return std::llround(std::max(0.0, ending - computing));
   }

@@ -51,6 +51,13 @@ class RanksPlanTest(plan_cli_test.PlanTest):
         self.assertIn("266", table)
         self.assertRegex(plans[8]["why"], "^--zero_stage 3.*the fastest of what fits; without it a rank needs .* of 139")
 
+    def test_averages_are_shared_out_with_what_moves(self):
+        plain = self.ranks(trainable_models="dit", ranks=8)[0][8]["rows"]
+        averaged = self.ranks(trainable_models="dit", ranks=8, ema_decay=0.999)[0][8]["rows"]
+        for flags, ranks in (("", 1), ("--zero_stage 1", 8), ("--zero_stage 2", 8), ("--zero_stage 3", 8)):
+            more = averaged[flags]["host_bytes"] - plain[flags]["host_bytes"]
+            self.assertAlmostEqual(more / (4 * NUMBERS / ranks), 1, delta=1e-3, msg=flags)
+
     def test_a_lora_is_shared_in_fewer_ways(self):
         plans, table = self.ranks(lora_base_model="dit", lora_rank=16, ranks="8,16,512")
         self.assertEqual(list(plans), [8, 16, 512])
