@@ -10,6 +10,9 @@
 #include "host/device/cuda.h"
 #include "host/distributed/handshake.h"
 #include "host/model/fingerprint.h"
+#include "host/plan/prepared_training.h"
+#include "host/train/agreed_plan.h"
+#include "memory/activation_budget.h"
 
 namespace atelier::cli {
 
@@ -84,13 +87,16 @@ void require_same_run(distributed::Group& group, const train::PreparedRun& run) 
   group.set_place("");
 }
 
-void agree_on_prefetch(distributed::Group& group, train::PreparedRun& run) {
-  model::Placement& placement = run.config.model.placement;
-  if (placement.denoiser_parts == 1) return;
-  const std::string prefetch = group.say(std::to_string(placement.prefetch)).front();
-  if (placement.prefetch == std::stoll(prefetch)) return;
-  placement.prefetch = std::stoll(prefetch);
+bool agree_on_placement(distributed::Group& group, train::PreparedRun& run) {
+  if (group.size() == 1) return false;
+  const int64_t room = memory::available_bytes(run.model->device());
+  const std::vector<std::string> texts = group.say(train::placement_text(run.config, room));
+  if (!train::take_placement(train::tightest_placement(texts), run.config)) return false;
   run.model->rearrange(run.config.model);
+  report::Problems problems;
+  plan::place_trained(run, problems);
+  problems.throw_if_any();
+  return true;
 }
 
 }  // namespace atelier::cli

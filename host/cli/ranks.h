@@ -45,7 +45,9 @@ void add_model(distributed::Facts& facts, const model::LoadedModel& model);
 // Throws, on all ranks, unless they are about to do the same in the same folders.
 void require_same_run(distributed::Group& group, const train::PreparedRun& run);
 
-// Blocks that are divided among the ranks come to all of them in one order: that of rank 0's plan.
-void agree_on_prefetch(distributed::Group& group, train::PreparedRun& run);
+// Each rank has planned for itself: all take the placement of the one with the least room, since
+// what they exchange depends on it. Returns whether that is another one than this rank's. All come
+// here.
+bool agree_on_placement(distributed::Group& group, train::PreparedRun& run);
 
 }  // namespace atelier::cli

@@ -81,7 +81,8 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   plan::PreparedTraining prepared = prepare_together(
       group, [&] { return prepare_training(std::move(request), progress, problems); });
   require_same_run(group, prepared.run);
-  agree_on_prefetch(group, prepared.run);
+  if (agree_on_placement(group, prepared.run))
+    progress.note("another process has less room: all place weights and activations as it plans");
   return train(prepared, progress, group);
 }
 

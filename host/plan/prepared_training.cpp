@@ -64,23 +64,6 @@ std::vector<std::string> needed_components(const ModelFamily& family, const Conf
   return names;
 }
 
-// Decides where trained weights rest. Reads no values.
-void place_trained(PreparedRun& run, Problems& problems) {
-  const auto& places = run.config.model.placement.offload;
-  std::set<const Weight*> stay;
-  std::set<std::string> on_disk;
-  for (const auto& trained : run.selection.weights) {
-    const auto place = places.find(trained.component);
-    if (place == places.end() && !run.config.offload.optimizer) stay.insert(trained.weight);
-    if (place != places.end() && place->second == memory::Place::kDisk)
-      on_disk.insert(trained.component);
-  }
-  for (const std::string& component : on_disk)
-    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
-                 "use " + component + "=host");
-  run.model->keep_on_device(stay);
-}
-
 // Fills a PreparedRun step by step. What is wrong becomes problems, and the rest is checked all the
 // same.
 class Preparation {
@@ -485,6 +468,22 @@ class Preparation {
 };
 
 }  // namespace
+
+void place_trained(PreparedRun& run, Problems& problems) {
+  const auto& places = run.config.model.placement.offload;
+  std::set<const Weight*> stay;
+  std::set<std::string> on_disk;
+  for (const auto& trained : run.selection.weights) {
+    const auto place = places.find(trained.component);
+    if (place == places.end() && !run.config.offload.optimizer) stay.insert(trained.weight);
+    if (place != places.end() && place->second == memory::Place::kDisk)
+      on_disk.insert(trained.component);
+  }
+  for (const std::string& component : on_disk)
+    problems.add("--offload " + component + "=disk: its weights are trained, files are not changed",
+                 "use " + component + "=host");
+  run.model->keep_on_device(stay);
+}
 
 PreparedTraining prepare_training(TrainingRequest request, progress::Progress& progress,
                                   Problems& problems) {

@@ -40,4 +40,7 @@ PreparedTraining prepare_training(TrainingRequest request, progress::Progress& p
 train::PreparedRun prepare_encoding(TrainingRequest request, progress::Progress& progress,
                                     report::Problems& problems);
 
+// Decides where trained weights rest, with the model placed as `run` says. Reads no values.
+void place_trained(train::PreparedRun& run, report::Problems& problems);
+
 }  // namespace atelier::plan
