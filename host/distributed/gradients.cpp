@@ -98,6 +98,8 @@ void GradientSums::arrive(size_t place) {
 
 // What the tensors of a bucket are one after the other, those that are undefined as zeros.
 Tensor GradientSums::pack(const FlatLayout::Bucket& bucket, const std::vector<Tensor>& gradients) {
+  if (std::ranges::none_of(gradients, &Tensor::defined))
+    return at::zeros({bucket.count}, bucket.options);
   Tensor values = at::empty({bucket.count}, bucket.options);
   std::vector<Tensor> parts;
   const auto add_zeros = [&](int64_t count) {

@@ -15,6 +15,7 @@
 #include "host/plan/rank_sizes.h"
 #include "host/train/trainer.h"
 #include "memory/slab.h"
+#include "memory/slab_peers.h"
 #include "tests/host/train/run_toy.h"
 
 namespace atelier::plan {
@@ -43,25 +44,26 @@ class CountingTransport final : public c10d::FakeProcessGroup {
         sent_(sent) {}
 
   Pending allreduce(std::vector<at::Tensor>& tensors, const AllreduceOptions& options) override {
-    for (const at::Tensor& tensor : tensors) count(tensor, 2, sent_.trained);
+    for (const at::Tensor& tensor : tensors) count(tensor, 2 * others_, sent_.trained);
     return FakeProcessGroup::allreduce(tensors, options);
   }
   Pending _allgather_base(at::Tensor& whole, at::Tensor& part,
                           const AllgatherOptions& options) override {
-    count(whole, 1, sent_.blocks);
+    count(whole, others_, sent_.blocks);
     return FakeProcessGroup::_allgather_base(whole, part, options);
   }
   Pending alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_parts,
                         std::vector<int64_t>& in_parts, const AllToAllOptions& options) override {
-    count(in, 1, sent_.rows);
+    // Parts of some size go to one rank, which is another one.
+    count(in, in_parts.empty() ? others_ : 1.0, sent_.rows);
     out.copy_(in);
     return FakeProcessGroup::alltoall_base(out, in, out_parts, in_parts, options);
   }
 
  private:
-  void count(const at::Tensor& whole, int times, double& as_bytes) {
+  void count(const at::Tensor& whole, double times, double& as_bytes) {
     ++sent_.exchanges;
-    const double bytes = times * others_ * static_cast<double>(whole.nbytes());
+    const double bytes = times * static_cast<double>(whole.nbytes());
     if (whole.scalar_type() == at::kByte)
       as_bytes += bytes;
     else if (whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kBFloat16)
@@ -138,15 +140,15 @@ struct OneOfMany : test::RunToy {
     return bytes;
   }
 
-  // Of a block of the denoiser, in so many parts, each of a multiple of 256 bytes.
+  // Of a block of the denoiser, in so many parts, each of whole KiB.
   double block_bytes(int64_t parts) {
     open();
     memory::SlabLayout layout;
     model->model().blocks("dit").front()->visit([&](nn::Module& module) {
       for (const WeightPtr& weight : module.weights()) layout.add(weight->draw());
     });
-    return static_cast<double>(parts) * 256 *
-           std::ceil(static_cast<double>(layout.bytes()) / static_cast<double>(256 * parts));
+    const auto part = static_cast<double>(memory::kPartBytes * parts);
+    return part * std::ceil(static_cast<double>(layout.bytes()) / part);
   }
 
  private:
@@ -264,12 +266,13 @@ test::VelocityHook attend_to_all(int64_t heads) {
 TEST_CASE("So does one whose rows are shared out for attention", "[ranks]") {
   const int size = GENERATE(8, 64, 512);
   const int parts = GENERATE(2, 8);
+  const int heads = GENERATE(8, 2);  // keys go around where the parts do not divide them
   const int batches = GENERATE(1, 2);
   OneOfMany one;
   const RankMode mode = {.ranks = size, .group = size, .sequence = parts};
   const double trained = one.trained_bytes(1);
   {
-    const test::HookScope attends(attend_to_all(/*heads=*/8));
+    const test::HookScope attends(attend_to_all(heads));
     one.train(mode, batches);
   }
   const auto steps = static_cast<double>(one.steps);
@@ -280,7 +283,8 @@ TEST_CASE("So does one whose rows are shared out for attention", "[ranks]") {
                                .backward = {{"dit", {0.0}}}};
   double sends = 0;
   const double attended = 16 * test::kToyChannels * sizeof(float);  // of a sample's cells
-  share_rows(strategy, mode, attended, *memory::known_links("infiniband"), sends);
+  share_rows(strategy, mode, {.bytes = attended, .heads = heads, .key_heads = heads},
+             *memory::known_links("infiniband"), sends);
   CHECK(one.sent.rows == steps * sends);
 }
 
