@@ -128,6 +128,13 @@ std::shared_ptr<Group> Group::among(const std::vector<std::vector<int>>& groups,
   return group;
 }
 
+std::shared_ptr<Group> Group::neighbours(int size, const std::string& name) {
+  std::vector<std::vector<int>> groups(static_cast<size_t>(this->size() / size));
+  for (int rank = 0; rank < this->size(); ++rank)
+    groups[static_cast<size_t>(rank / size)].push_back(rank);
+  return among(groups, name);
+}
+
 Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Group::~Group() = default;
 

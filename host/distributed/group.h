@@ -77,6 +77,8 @@ class Group {
   // say(), set_place(), begin_step(), give_up() and part(), which hold for the smaller ones, too.
   std::shared_ptr<Group> among(const std::vector<std::vector<int>>& groups,
                                const std::string& name);
+  // The same of groups of `size` ranks that follow each other; size() is a multiple.
+  std::shared_ptr<Group> neighbours(int size, const std::string& name);
 
   // Whether tensors of this device are sent from where they lie: of host memory they always are.
   bool sends(at::Device device) const;

@@ -18,12 +18,7 @@ std::function<at::Tensor()> Sequence::pass_on(const at::Tensor& part) {
 
 std::shared_ptr<SequenceGroup> make_sequence(Group& world, int size) {
   if (size == 1) return nullptr;
-  std::vector<std::vector<int>> sequences;
-  for (int r = 0; r < world.size(); ++r) {
-    if (r % size == 0) sequences.emplace_back();
-    sequences.back().push_back(r);
-  }
-  return std::make_shared<Sequence>(world.among(sequences, "rows of a sequence"));
+  return std::make_shared<Sequence>(world.neighbours(size, "rows of a sequence"));
 }
 
 }  // namespace atelier::distributed

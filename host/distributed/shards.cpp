@@ -61,15 +61,11 @@ at::Tensor FlatLayout::part_of(const at::Tensor& bucket, int part) const {
 }
 
 ShardGroups ShardGroups::make(Group& world, int size) {
-  const int count = world.size() / size;
-  std::vector<std::vector<int>> shards(static_cast<size_t>(count)),
-      replicas(static_cast<size_t>(size));
-  for (int rank = 0; rank < world.size(); ++rank) {
-    shards[static_cast<size_t>(rank / size)].push_back(rank);
+  std::vector<std::vector<int>> replicas(static_cast<size_t>(size));
+  for (int rank = 0; rank < world.size(); ++rank)
     replicas[static_cast<size_t>(rank % size)].push_back(rank);
-  }
-  return {.shards = world.among(shards, "shards"),
-          .replicas = count > 1 ? world.among(replicas, "replicas") : nullptr};
+  return {.shards = world.neighbours(size, "shards"),
+          .replicas = world.size() > size ? world.among(replicas, "replicas") : nullptr};
 }
 
 // Of the parts that are there several times, those of the first group are added.

@@ -228,13 +228,11 @@ bool is_divided(const LoadedModel& model, const Selection::TrainedWeight& traine
 std::unique_ptr<ParameterPlacement> divide_parameters(std::unique_ptr<ParameterPlacement> rest,
                                                       LoadedModel& model, Group& group,
                                                       const distributed::ShardGroups& groups) {
-  std::vector<std::vector<int>> ranks(static_cast<size_t>(group.size() / groups.shards->size()));
-  for (int rank = 0; rank < group.size(); ++rank)
-    ranks[static_cast<size_t>(rank / groups.shards->size())].push_back(rank);
   return std::make_unique<DividedPlacement>(
       std::move(rest), model, group,
-      distributed::ShardGroups{.shards = group.among(ranks, "gradients of blocks"),
-                               .replicas = groups.replicas});
+      distributed::ShardGroups{
+          .shards = group.neighbours(groups.shards->size(), "gradients of blocks"),
+          .replicas = groups.replicas});
 }
 
 }  // namespace atelier::train

@@ -120,11 +120,7 @@ class TrainingRun {
 
   // Blocks are gathered by a group of their own, beside what else is exchanged.
   void meet_peers() {
-    const int parts = config_.model.placement.denoiser_parts;
-    std::vector<std::vector<int>> groups(static_cast<size_t>(group_->size() / parts));
-    for (int rank = 0; rank < group_->size(); ++rank)
-      groups[static_cast<size_t>(rank / parts)].push_back(rank);
-    blocks_ = group_->among(groups, "blocks");
+    blocks_ = group_->neighbours(config_.model.placement.denoiser_parts, "blocks");
     model_.meet(distributed::divide_slabs(blocks_));
   }
 

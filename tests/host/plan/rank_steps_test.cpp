@@ -153,10 +153,7 @@ struct OneOfMany : test::RunToy {
 
  private:
   std::shared_ptr<Group> open_divided(Group& world, const RankMode& mode) {
-    std::vector<std::vector<int>> groups(static_cast<size_t>(mode.replicas()));
-    for (int rank = 0; rank < world.size(); ++rank)
-      groups[static_cast<size_t>(rank / mode.group)].push_back(rank);
-    std::shared_ptr<Group> blocks = world.among(groups, "blocks");
+    std::shared_ptr<Group> blocks = world.neighbours(static_cast<int>(mode.group), "blocks");
     model = model::LoadedModel::open(
         test::hooked_toy(),
         {.model_paths = folder / "model",
