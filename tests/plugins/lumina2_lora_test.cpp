@@ -1,8 +1,5 @@
 // LoRA layers of a fused product under the names and cuts of every spelling.
-#include <dlfcn.h>
 #include <map>
-
-#include "atelier/plugin.h"
 
 #include "host/files/safetensors_writer.h"
 #include "host/lora/respell.h"
@@ -10,6 +7,7 @@
 #include "host/weights/component_writer.h"
 #include "host/weights/published_tensors.h"
 #include "support/files.h"
+#include "support/opened_family.h"
 
 using namespace atelier;
 using lora::Format;
@@ -19,16 +17,7 @@ using model::LoadedModel;
 namespace {
 
 const ModelFamily& family() {
-  static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error(dlerror());
-    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    char message[256] = "no entry";
-    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
-    if (!result) throw std::runtime_error(message);
-    return static_cast<ModelFamily*>(result);
-  }();
-  return *opened;
+  return test::opened_family();
 }
 
 // Largest difference over the largest value of `want`.

@@ -1,11 +1,9 @@
-#include <dlfcn.h>
 #include <fstream>
 #include <set>
 #include <sstream>
 
 #include "atelier/model_family.h"
 #include "atelier/nn/layers.h"
-#include "atelier/plugin.h"
 #include "atelier/segments.h"
 
 #include "host/model/config_check.h"
@@ -13,6 +11,7 @@
 #include "host/weights/weight_binding.h"
 #include "memory/recompute.h"
 #include "support/models.h"
+#include "support/opened_family.h"
 #include "support/published_keys.h"
 #include "support/tensors.h"
 
@@ -21,16 +20,7 @@ using namespace atelier;
 namespace {
 
 const ModelFamily& family() {
-  static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error(dlerror());
-    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    char message[256] = "no entry";
-    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
-    if (!result) throw std::runtime_error(message);
-    return static_cast<ModelFamily*>(result);
-  }();
-  return *opened;
+  return test::opened_family();
 }
 
 using test::index_of, test::Keys, test::read_keys;

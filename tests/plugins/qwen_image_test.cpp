@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <dlfcn.h>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,7 +14,6 @@
 #include "atelier/error.h"
 #include "atelier/host/weight_state.h"
 #include "atelier/nn/layers.h"
-#include "atelier/plugin.h"
 
 #include "host/conformance/config_probe.h"
 #include "host/generate/sigma_schedule.h"
@@ -24,6 +22,7 @@
 #include "host/weights/storage.h"
 #include "host/weights/weight_binding.h"
 #include "support/models.h"
+#include "support/opened_family.h"
 #include "support/published_keys.h"
 
 using namespace atelier;
@@ -31,16 +30,7 @@ using namespace atelier;
 namespace {
 
 const ModelFamily& family() {
-  static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error(dlerror());
-    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    char message[256] = "no entry";
-    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
-    if (!result) throw std::runtime_error(message);
-    return static_cast<ModelFamily*>(result);
-  }();
-  return *opened;
+  return test::opened_family();
 }
 
 // Runs `action`, which throws an Error of `code` with `part` in it.

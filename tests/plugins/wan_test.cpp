@@ -1,17 +1,16 @@
 #include <algorithm>
-#include <dlfcn.h>
 #include <sstream>
 
 #include <ATen/ATen.h>
 
 #include "atelier/model_family.h"
-#include "atelier/plugin.h"
 
 #include "host/model/config_check.h"
 #include "host/train/timesteps.h"
 #include "host/weights/published_tensors.h"
 #include "host/weights/weight_binding.h"
 #include "support/models.h"
+#include "support/opened_family.h"
 #include "support/published_keys.h"
 #include "support/tensors.h"
 
@@ -21,16 +20,7 @@ using test::index_of, test::Keys, test::read_keys;
 namespace {
 
 const ModelFamily& family() {
-  static const ModelFamily* const opened = [] {
-    void* library = dlopen(PLUGIN_PATH, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error(dlerror());
-    const auto entry = reinterpret_cast<AtelierPluginEntry>(dlsym(library, "atelier_plugin"));
-    char message[256] = "no entry";
-    void* result = entry ? entry()->open(message, sizeof(message)) : nullptr;
-    if (!result) throw std::runtime_error(message);
-    return static_cast<ModelFamily*>(result);
-  }();
-  return *opened;
+  return test::opened_family();
 }
 
 Detection detected(const TensorIndex& index, const DetectHint& hint = {}) {
