@@ -173,7 +173,7 @@ NamedTensors TrainedTensors::values() const {
   NamedTensors values;
   for (const optim::Group& group : kept()) {
     for (const optim::Parameter& parameter : group.parameters)
-      values.emplace(parameter.name, parameter.leaf.detach());
+      values.emplace(parameter.name, parameter.leaf.detach().to(parameter.dtype()));
   }
   return values;
 }
@@ -206,7 +206,10 @@ void TrainedTensors::load(const NamedTensors& values) {
       problems.add("tensor " + formats::quote_and_escape(name) + " is not trained in this run");
   }
   problems.throw_if_any();
-  for (const auto& [name, tensor] : own) at::Tensor(tensor).copy_(values.find(name)->second);
+  for (const optim::Group& group : kept()) {
+    for (const optim::Parameter& parameter : group.parameters)
+      at::Tensor(parameter.leaf).detach().copy_(values.find(parameter.name)->second);
+  }
   if (placement_->has_wholes()) {
     placement_->adopt();
   } else {

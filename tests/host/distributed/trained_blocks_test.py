@@ -153,6 +153,17 @@ class TrainedBlocksTest(SharingRuns):
                              **{**flags, "global_batch_size": None, "zero_stage": stage})
         self.assert_close(whole, run)
 
+    def test_a_run_with_masters_on_the_host_goes_on_elsewhere_and_back(self):
+        flags = dict(DIVIDED, dtype="bfloat16", max_grad_norm=0, ema_decay=0.9)  # two ranks of one batch each
+        alone = self.alone(max_train_steps=6, save_steps=6, global_batch_size=2, **flags)
+        kinds = {"host": OPTIMIZED_ON_HOST, "device": {}, "stage 2": dict(zero_stage=2), "stage 0": dict(zero_stage=0)}
+        for step, kind in enumerate(("host", "device", "host", "stage 2", "host", "stage 0"), start=1):
+            going_on = dict(global_batch_size=2) if step == 1 else dict(resume="latest")
+            run = self.train(2, "changing", **{**flags, "global_batch_size": None, "max_train_steps": step,
+                                               "save_steps": step, **kinds[kind], **going_on})
+        self.assertEqual(trained_of(alone, 6), trained_of(run, 6))
+        self.assertTrue(tensors(alone / "step-6.safetensors") == tensors(run / "step-6.safetensors"))
+
     def test_processes_that_share_rows_divide_blocks_as_well(self):
         alone = self.alone(**DIVIDED)
         for ranks in (2, 4):
