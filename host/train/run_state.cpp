@@ -74,6 +74,7 @@ void RunState::resume(const run::SavedState& saved_state) {
     if (ema_) ema_->load_state(read_part(saved_state, "ema", ema_->state(), ema_->pieces(), owner));
     return "";
   });
+  if (!trained_.placement().has_wholes()) trained_.placement().publish();  // when all have read
   const nlohmann::json& facts = saved_state.facts;
   counters_ = {.step = saved_state.step,
                .epoch = facts.value("epoch", int64_t{0}),

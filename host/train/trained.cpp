@@ -210,11 +210,7 @@ void TrainedTensors::load(const NamedTensors& values) {
     for (const optim::Parameter& parameter : group.parameters)
       at::Tensor(parameter.leaf).detach().copy_(values.find(parameter.name)->second);
   }
-  if (placement_->has_wholes()) {
-    placement_->adopt();
-  } else {
-    placement_->publish();
-  }
+  if (placement_->has_wholes()) placement_->adopt();
 }
 
 std::vector<WeightFile> weight_files(const Selection& selection, const std::string& stem) {

@@ -64,7 +64,7 @@ class TrainedTensors {
   // What this process has of what is trained: all of it, or the pieces of it that it moves where
   // no process has more. By parameter name, in the dtype that the model computes with: of masters
   // copies, else sharing storage. load() checks all names, shapes and dtypes first and throws
-  // Error{kInvalidArgument}.
+  // Error{kInvalidArgument}; after that of pieces, placement().publish() is still to come.
   NamedTensors values() const;
   optim::Pieces pieces() const;  // of those values that are pieces: of what
   void load(const NamedTensors& values);

@@ -164,6 +164,19 @@ class TrainedBlocksTest(SharingRuns):
         self.assertEqual(trained_of(alone, 6), trained_of(run, 6))
         self.assertTrue(tensors(alone / "step-6.safetensors") == tensors(run / "step-6.safetensors"))
 
+    def test_a_damaged_checkpoint_is_passed_over_by_all(self):
+        whole = self.train(2, "whole", max_train_steps=8, save_steps=2, **DIVIDED)
+        cut = self.train(2, "cut", max_train_steps=4, save_steps=2, **DIVIDED)
+        for step, part in ((4, "trained-00002"), (6, "optimizer-00001")):
+            path = cut / f"checkpoints/step-{step:08d}/{part}-of-00002.safetensors"
+            damaged = bytearray(path.read_bytes())
+            damaged[-1] ^= 1
+            path.write_bytes(damaged)
+            self.train(2, "cut", global_batch_size=None, max_train_steps=step + 2, save_steps=2, resume="latest", **DIVIDED)
+            self.assertRegex(self.said, rf"checkpoint passed over: rank \d.*{part}")
+        self.assertEqual(state_of(whole, 8), state_of(cut, 8))
+        self.assertTrue(tensors(whole / "step-8.safetensors") == tensors(cut / "step-8.safetensors"))
+
     def test_processes_that_share_rows_divide_blocks_as_well(self):
         alone = self.alone(**DIVIDED)
         for ranks in (2, 4):
