@@ -4,6 +4,7 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "atelier/error.h"
 
@@ -91,11 +92,16 @@ void save_component(nn::Module& module, const WeightMap& rules, const std::strin
   size_t drawn = 0;
   const auto value = [&](const std::string& name) {
     const PublishedTensor& tensor = *by_name.at(name);
+    const at::Tensor value = tensor.value();
     ++drawn;
-    return tensor.value().to(dtype_of(tensor));
+    return value.to(dtype_of(tensor));
   };
+  // Begins with a tensor that could not be drawn: others may wait for it.
   const auto draw_rest = [&] {
-    while (drawn < order.size()) (void)by_name.at(order[drawn++].name)->value();
+    const at::NoGradGuard no_grad;
+    for (; drawn < order.size(); ++drawn) {
+      for (const auto& source : by_name.at(order[drawn].name)->sources) (void)source.weight->draw();
+    }
   };
   if (path.empty()) return draw_rest();
   try {
@@ -105,7 +111,10 @@ void save_component(nn::Module& module, const WeightMap& rules, const std::strin
       files::write_safetensors(path, std::move(entries), metadata, value);
     }
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kEnvironment) draw_rest();
+    if (error.code() != ErrorCode::kPeerLost) draw_rest();
+    throw;
+  } catch (...) {
+    draw_rest();
     throw;
   }
 }

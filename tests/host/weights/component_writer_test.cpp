@@ -1,5 +1,10 @@
 #include "host/weights/component_writer.h"
 
+#include <memory>
+#include <new>
+
+#include "atelier/host/weight_state.h"
+
 #include "host/files/safetensors_writer.h"
 #include "support/files.h"
 
@@ -63,6 +68,45 @@ TEST_CASE("A saved component holds the other tensors of its source, unchanged", 
   expect_error(ErrorCode::kEnvironment, {"source.safetensors"},
                [&] { saving.save(folder / "out.safetensors"); });
   CHECK(test::fs::exists(folder / "out.safetensors"));  // the one of before
+}
+
+TEST_CASE("What fails on the process that writes keeps the others from nothing", "[writer]") {
+  struct Three : nn::Module {
+    Three() : Module(nullptr, "") {
+      for (const char* name : {"a", "b", "c"}) declare(name, {2, 2});
+    }
+  };
+  // Comes from several processes where it is drawn, and does not fit once.
+  struct Store final : WeightStore {
+    at::Tensor draw() const override {
+      if (++draws == failing) throw std::bad_alloc();
+      ++drawn;
+      return value;
+    }
+    at::Tensor value = at::zeros({2, 2});
+    mutable int draws = 0, drawn = 0;
+    int failing = 0;
+  };
+  Folder folder;
+  const WeightMap rules = {{"a", "a"}, {"b", "b"}, {"c", "c"}};
+  Three three;
+  std::map<std::string, std::shared_ptr<Store>> stores;
+  for (const char* name : {"a", "b", "c"})
+    three.find_weight(name)->state().set_store(stores[name] = std::make_shared<Store>());
+  const auto save = [&] {
+    save_component(three, rules, "", folder / "out.safetensors", {}, nullptr, {},
+                   /*comes_from_all=*/true);
+  };
+  SECTION("a weight that is drawn again") {
+    stores["b"]->failing = 2;  // after the look at its dtype
+    CHECK_THROWS_AS(save(), std::bad_alloc);
+  }
+  SECTION("a weight that is not what the header says") {
+    stores["b"]->value = at::zeros({3});
+    expect_error(ErrorCode::kInternal, {"'b' is not what"}, save);
+  }
+  for (const auto& [name, store] : stores) CHECK(store->drawn == 2);
+  CHECK(!test::fs::exists(folder / "out.safetensors"));
 }
 
 TEST_CASE("Copies of 8-bit tensors have their scales applied", "[writer]") {
