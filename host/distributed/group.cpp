@@ -36,6 +36,9 @@ struct Group::Run {
   c10::intrusive_ptr<c10d::Store> store(const std::string& name) const {
     return c10::make_intrusive<c10d::PrefixStore>(name, peers->store());
   }
+  void set_timeout(milliseconds timeout) const {
+    for (const BackendPtr& backend : backends) backend->setTimeout(timeout);
+  }
 };
 
 struct Group::State {
@@ -64,6 +67,8 @@ struct Group::State {
 };
 
 namespace {
+
+constexpr milliseconds kForEver = std::chrono::years(1);  // as far as a run goes
 
 // Calls `work`, and throws what fails in it as an Error that says who is lost.
 template <typename F>
@@ -164,7 +169,15 @@ void Group::begin_step(int64_t step) {
   const auto limit = run.pace.limit();
   if (!limit) return;
   run.limit = *limit;
-  for (const BackendPtr& backend : run.backends) backend->setTimeout(*limit);
+  run.set_timeout(*limit);
+}
+
+Patience::Patience(Group* group) : group_(group) {
+  if (group_) group_->state_->run->set_timeout(kForEver);
+}
+
+Patience::~Patience() {
+  if (group_) group_->state_->run->set_timeout(group_->state_->run->limit);
 }
 
 bool Group::sends(at::Device device) const {

@@ -51,6 +51,20 @@ struct GroupOptions {
 };
 
 class Peers;
+class Group;
+
+// While it lives, an exchange that is begun may take as long as the others live. `group`: of all
+// ranks, which do the same; null: this rank is alone.
+class Patience {
+ public:
+  explicit Patience(Group* group);
+  ~Patience();
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+
+ private:
+  Group* group_;
+};
 
 // All ranks of a group make the same calls in the same order. Tensors are contiguous, on a device
 // that sends(), and of the same shape and dtype on all ranks. What fails is Error{kPeerLost}, which
@@ -129,6 +143,7 @@ class Group {
   struct Run;
   struct State;
   explicit Group(std::unique_ptr<State> state);
+  friend class Patience;
   friend int run_with_others(const Ranks&, const GroupOptions&, const std::function<int(Group&)>&);
   void open_gloo();
   void open_nccl();

@@ -145,6 +145,8 @@ void RunState::save_weights(const std::string& name, uint64_t reserve) {
                             trained_.saved_bytes() + reserve);
     return "";
   });
+  // Weights come to the one that writes them as fast as its disk takes them.
+  const distributed::Patience patience(sharing());
   distributed::do_together(sharing(), [&] {
     with_average([&] {
       if (!folder && !trained_.save_together()) return;

@@ -111,6 +111,11 @@ class GroupTest(unittest.TestCase):
         said = self.run_tool(2, "sleep", 1, expect=6, promise=LIMIT + 5, ATELIER_TEST_LIMIT=str(LIMIT)).stderr
         self.assertIn(f"step 5, all-reduce of 1000 Float: rank 1 ({HOST}) does not come to it", said)
 
+    def test_a_rank_that_is_late_is_waited_for_with_patience(self):
+        said = self.run_tool(2, "late while others have patience", 1, expect=6, promise=LIMIT + 5,
+                             ATELIER_TEST_LIMIT=str(LIMIT)).stderr
+        self.assertIn(f"step 5, all-reduce of 1000 Float: rank 1 ({HOST}) does not come to it", said)  # behind the patience
+
     def test_a_rank_that_is_late_in_a_smaller_group_is_named_alone(self):
         said = self.run_tool(4, "late in a smaller group", 1, expect=6, promise=LIMIT + 5,
                              ATELIER_TEST_LIMIT=str(LIMIT)).stderr

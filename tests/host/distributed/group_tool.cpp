@@ -230,6 +230,16 @@ int work(Group& group, const std::string& what, int rank) {
     if (is_the_one) happen(group, "sleep");
     half->all_reduce(at::ones({8})).wait();
     group.all_reduce(at::ones({1000})).wait();
+  } else if (what == "late while others have patience") {
+    const auto half = group.among({{0, 1}}, "halves");
+    group.begin_step(5);
+    {
+      const distributed::Patience patience(&group);
+      if (is_the_one) std::this_thread::sleep_for(std::chrono::seconds(6));
+      half->all_reduce(at::ones({8})).wait();
+    }
+    if (is_the_one) happen(group, "sleep");
+    group.all_reduce(at::ones({1000})).wait();
   } else if (what.starts_with("ring, ")) {
     const auto sequence = distributed::make_sequence(group, group.size());
     group.begin_step(5);
