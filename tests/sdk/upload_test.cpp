@@ -23,9 +23,9 @@ TEST_CASE("Offsets that are alike are copied to a device once", "[upload]") {
 TEST_CASE("Offsets that were not used for long are let go", "[upload]") {
   const Segments old({1, 2, 3});
   const at::Tensor first = offsets_on(old, at::kMeta);
-  for (int64_t i = 0; i < 31; ++i) offsets_on(Segments({10 + i}), at::kMeta);
+  for (int64_t i = 0; i < 127; ++i) offsets_on(Segments({10 + i}), at::kMeta);
   CHECK(offsets_on(old, at::kMeta).is_same(first));
-  for (int64_t i = 0; i < 32; ++i) offsets_on(Segments({50 + i}), at::kMeta);
+  for (int64_t i = 0; i < 128; ++i) offsets_on(Segments({150 + i}), at::kMeta);
   CHECK_FALSE(offsets_on(old, at::kMeta).is_same(first));
 }
 

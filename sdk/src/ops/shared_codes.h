@@ -26,6 +26,9 @@ class SharedCodes {
   // For a product of `rows`, [N, D].
   std::optional<RowCodes> find(const at::Tensor& rows, at::ScalarType type);
 
+  // No codes are held any more: those of work that was recorded lie in the memory of its graph.
+  void forget() { entries_.clear(); }
+
  private:
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;

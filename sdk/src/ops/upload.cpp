@@ -10,13 +10,16 @@
 
 #include "atelier/error.h"
 
+#include "ops/shared_codes.h"
+
 namespace atelier::ops {
 namespace {
 
 using at::Tensor;
 
-// The rows of texts, of images and of both, for a few sizes.
-constexpr size_t kKept = 32;
+// The rows of texts, of images and of both, for a few sizes. What a block used when it ran first is
+// still here when it is recorded.
+constexpr size_t kKept = 128;
 
 struct Offsets {
   Tensor on_host, on_device;
@@ -58,10 +61,10 @@ Tensor offsets_on(const Segments& rows, at::Device device, at::ScalarType dtype)
   RecentOffsets& kept = recent();
   const std::lock_guard lock(kept.mutex);
   const auto found =
-      std::find_if(kept.offsets.begin(), kept.offsets.end(),
+      std::find_if(kept.offsets.rbegin(), kept.offsets.rend(),
                    [&](const Offsets& entry) { return entry.are(wanted, device, dtype); });
-  if (found != kept.offsets.end()) {
-    std::rotate(found, found + 1, kept.offsets.end());
+  if (found != kept.offsets.rend()) {
+    std::rotate(kept.offsets.rbegin(), found, found + 1);
     if (recorded != nullptr) recorded->kept_.push_back(kept.offsets.back().on_device);
     return kept.offsets.back().on_device;
   }
@@ -78,6 +81,7 @@ RecordedUploads::RecordedUploads() {
 
 RecordedUploads::~RecordedUploads() {
   recorded = nullptr;
+  SharedCodes::of_thread().forget();
 }
 
 }  // namespace atelier::ops
