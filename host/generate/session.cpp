@@ -70,6 +70,10 @@ Session::Session(LoadedModel& model, LoraSet& loras, const plugins::Plugin& plug
       record_(record_of(model, plugin)),
       generator_(make_engine(), progress, options.is_cancelled) {}
 
+Session::~Session() {
+  end_graphs();
+}
+
 // One that is drawn is that of the first rank.
 uint64_t Session::seed_of(const Settings& settings) const {
   if (settings.seed) return *settings.seed;
@@ -120,6 +124,7 @@ void Session::make_images(const Request& request, const Generator::OnFrames& on_
     generator_.run(request, on_frames);
   } catch (...) {
     const std::optional<Error> failure = plugins::out_of_memory();
+    end_graphs();  // no other phase comes
     if (!failure) throw;
     throw does_not_fit(*failure, request);
   }
@@ -186,17 +191,22 @@ void Session::load(std::string_view component) {
 
 // Blocks of a denoiser become graphs. What comes behind its steps may need their memory.
 void Session::make_graphs(bool wanted) {
-  if (std::exchange(has_graphs_, wanted) == wanted) return;
+  if (has_graphs_ == wanted) return;
   memory::GraphRunner& graphs = model::graphs_of(model_);
   if (!wanted) {
     if (const auto [recorded, replayed] = graphs.stats(); recorded > 0)
       progress_.note(
           c10::str("CUDA graphs: ", recorded, " recorded, replayed ", replayed, " times"));
-    return graphs.end();
+    return end_graphs();
   }
+  has_graphs_ = true;
   graphs.begin({.recorder = ops::make_graph_recorder(model_.device()),
                 .most_rows = options_.graph_rows,
                 .warn = [this](const std::string& what) { progress_.warn(what); }});
+}
+
+void Session::end_graphs() {
+  if (std::exchange(has_graphs_, false)) model::graphs_of(model_).end();
 }
 
 // Says who holds what. Nothing of what failed is held any more.

@@ -37,6 +37,7 @@ class Session {
   // Everything that is given outlives the session.
   Session(model::LoadedModel& model, LoraSet& loras, const plugins::Plugin& plugin,
           const SessionOptions& options, progress::Progress& progress);
+  ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -58,6 +59,7 @@ class Session {
   void begin_phase(std::string_view phase, int64_t number = 0);
   void load(std::string_view component);
   void make_graphs(bool wanted);
+  void end_graphs();
   Request request_of(const Settings& settings, uint64_t seed);
   media::Text text_of(const Settings& settings, const Request& request, size_t index) const;
   Error does_not_fit(const Error& failure, const Request& request);

@@ -219,3 +219,27 @@ TEST_CASE(
   }
   CHECK(seen.size() == 3);
 }
+
+TEST_CASE("A job that is stopped leaves no graphs, and the next one makes its own",
+          "[session][graphs]") {
+  ops::register_graph_recorder(at::kCPU, &make_traced_recorder);
+  Studio studio;
+  const Settings settings = studio.settings("a.png");
+  const std::string expected = studio.bytes(settings);
+  bool stops = true;
+  int seen = 0;
+  const auto is_cancelled = [&] {
+    seen = std::max(seen, graphs_made.live);
+    return stops && graphs_made.live > 0;
+  };
+  Session session(*studio.model, *studio.loras, studio.plugin,
+                  {.graph_rows = INT64_MAX, .is_cancelled = is_cancelled}, studio.progress);
+  JobResult result;
+  test::expect_error(ErrorCode::kCancelled, {"stopped"}, [&] { session.run(settings, result); });
+  CHECK(seen > 0);
+  CHECK(graphs_made.live == 0);
+  stops = false;
+  session.run(settings, result);
+  CHECK(read_bytes(settings.output) == expected);
+  CHECK(graphs_made.live == 0);
+}
