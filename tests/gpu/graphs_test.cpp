@@ -2,6 +2,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 
+#include "atelier/host/upload.h"
 #include "atelier/nn/layers.h"
 #include "atelier/ops/attention.h"
 #include "atelier/ops/pointwise.h"
@@ -60,7 +61,7 @@ struct Blocks {
   int64_t width = test::has_model_shapes() ? 1024 : 64;
   DirectRunner direct;
 
-  explicit Blocks(at::Device where, bool is_stored = false) {
+  explicit Blocks(at::Device where, bool is_stored = false, bool is_w8a8 = false) {
     at::manual_seed(5);
     for (int i = 0; i < kBlocks; ++i) {
       blocks.push_back(std::make_unique<SmallBlock>(&root, "blocks." + std::to_string(i), width));
@@ -69,7 +70,7 @@ struct Blocks {
         const Tensor value = (test::noise(weight.sizes()) / 30).to(at::kBFloat16).to(where);
         if (is_stored && value.dim() == 2) {
           weight.state().set_store(std::make_shared<memory::QuantizedStore>(
-              memory::quantize(value, memory::QuantizedKind::kFp8), at::kBFloat16));
+              memory::quantize(value, memory::QuantizedKind::kFp8), at::kBFloat16, is_w8a8));
         } else {
           weight.set(value);
         }
@@ -176,12 +177,55 @@ TEST_CASE("A block that waits for the device is not recorded, and the device goe
     CHECK(at::equal(graphs.run(waiting, in)[0], blocks.direct.run(waiting, in)[0]));
   }
   CHECK(told.size() == 1);
+  // Neither the generator nor memory of the host is recorded any more.
+  at::manual_seed(7);
+  const auto on_device = at::TensorOptions().device(test::device());
+  const Tensor drawn = at::randn({64}, on_device);
+  at::manual_seed(7);
+  CHECK(at::equal(at::randn({64}, on_device), drawn));
+  CHECK_FALSE(at::equal(at::randn({64}, on_device), drawn));
+  const Tensor pinned = at::arange(1000).pin_memory();
+  CHECK(at::equal(pinned.to(test::device()).cpu(), at::arange(1000)));
   graphs.begin(options());
   for (int step = 0; step < 4; ++step) {
     const Tensors in = blocks.inputs(step);
     CHECK(at::equal(blocks.run(graphs, in), blocks.run(blocks.direct, in)));
   }
   CHECK(graphs.stats().recorded == kBlocks);
+}
+
+TEST_CASE("A recorder whose graphs are all gone records again", "[gpu][graphs]") {
+  const at::NoGradGuard no_grad;
+  Blocks blocks(test::device());
+  const auto recorder = make_recorder();
+  for (int round = 0; round < 3; ++round) {
+    const Tensors in = blocks.inputs(round);
+    const Tensor expected = blocks.run(blocks.direct, in);
+    const ops::RecordedUploads uploads;
+    const auto graph = recorder->record([&] { return Tensors{blocks.run(blocks.direct, in)}; });
+    CHECK(at::equal(graph->replay()[0], expected));
+  }
+}
+
+TEST_CASE("The memory of graphs goes back with them", "[gpu][graphs]") {
+  if (test::device().is_cpu()) return;  // nobody reserves there
+  const at::NoGradGuard no_grad;
+  const bool is_w8a8 = GENERATE(false, true);  // products share codes of rows
+  Blocks blocks(test::device(), is_w8a8, is_w8a8);
+  GraphRunner graphs(blocks.direct);
+  const auto reserved = [] {
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return at::accelerator::getDeviceStats(test::device().index()).reserved_bytes[all].current;
+  };
+  int64_t before = 0;
+  for (int round = 0; round < 4; ++round) {
+    graphs.begin(options());
+    for (int step = 0; step < 3; ++step) blocks.run(graphs, blocks.inputs(step));
+    CHECK(graphs.stats().recorded == kBlocks);
+    graphs.end();
+    if (round > 1) CHECK(reserved() == before);
+    before = reserved();
+  }
 }
 
 }  // namespace atelier

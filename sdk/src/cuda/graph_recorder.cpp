@@ -1,12 +1,17 @@
 #include "cuda/graph_recorder.h"
 
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -23,11 +28,39 @@ Tensor borrowed(const Tensor& t) {
       t.data_ptr(), t.sizes(), t.strides(), [](void*) {}, t.options());
 }
 
+// The memory that graphs share, by the name that LibTorch's allocators know it by. They take a name
+// no more once its last graph went, and keep its memory from all others: then it goes back.
+class Pool {
+ public:
+  explicit Pool(at::Device device) : device_(device), id_(at::cuda::graph_pool_handle()) {}
+  ~Pool() {
+    try {
+      const c10::cuda::CUDAGuard guard(device_);
+      c10::cuda::device_synchronize();  // a graph may still run
+      allocator::emptyCache(id_);
+      at::getHostAllocator(at::kCUDA)->empty_cache();  // which forgets no pool otherwise
+    } catch (const c10::Error& error) {
+      TORCH_WARN("memory of CUDA graphs stays reserved: ", error.what_without_backtrace());
+    }
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  at::cuda::MempoolId_t id() const { return id_; }
+
+ private:
+  at::Device device_;
+  at::cuda::MempoolId_t id_;
+};
+
 class CudaGraph final : public DeviceGraph {
  public:
-  CudaGraph(std::unique_ptr<at::cuda::CUDAGraph> graph, std::vector<Tensor> outputs,
-            at::Device device)
-      : graph_(std::move(graph)), outputs_(std::move(outputs)), device_(device) {}
+  CudaGraph(std::shared_ptr<const Pool> pool, std::unique_ptr<at::cuda::CUDAGraph> graph,
+            std::vector<Tensor> outputs, at::Device device)
+      : pool_(std::move(pool)),
+        graph_(std::move(graph)),
+        outputs_(std::move(outputs)),
+        device_(device) {}
 
   const std::vector<Tensor>& replay() override {
     const c10::cuda::CUDAGuard guard(device_);
@@ -36,6 +69,7 @@ class CudaGraph final : public DeviceGraph {
   }
 
  private:
+  std::shared_ptr<const Pool> pool_;  // goes behind the graph
   std::unique_ptr<at::cuda::CUDAGraph> graph_;
   std::vector<Tensor> outputs_;  // borrowed
   at::Device device_;
@@ -45,20 +79,20 @@ class CudaGraphRecorder final : public GraphRecorder {
  public:
   explicit CudaGraphRecorder(at::Device device)
       : device_(at::kCUDA, device.has_index() ? device.index() : c10::DeviceIndex{0}),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index())),
-        pool_(at::cuda::graph_pool_handle()) {}
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index())) {}
 
   at::Device device() const override { return device_; }
 
   std::unique_ptr<DeviceGraph> record(const std::function<std::vector<Tensor>()>& work) override {
+    if (pool_.use_count() < 2) pool_ = std::make_shared<const Pool>(device_);  // no graph lives
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
     std::vector<Tensor> outputs;
     {
       // Nothing of the default stream can be recorded. Other threads go on copying and allocating.
       const c10::cuda::CUDAStreamGuard on(stream_);
-      graph->capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
       std::exception_ptr failure;
       try {
+        graph->capture_begin(pool_->id(), cudaStreamCaptureModeThreadLocal);
         for (const Tensor& output : work()) outputs.push_back(output);
       } catch (...) {
         failure = std::current_exception();
@@ -69,31 +103,43 @@ class CudaGraphRecorder final : public GraphRecorder {
     for (const Tensor& output : outputs) places.push_back(borrowed(output));
     outputs.clear();
     forget_workspaces();
-    return std::make_unique<CudaGraph>(std::move(graph), std::move(places), device_);
+    return std::make_unique<CudaGraph>(pool_, std::move(graph), std::move(places), device_);
   }
 
  private:
-  // Throws what went wrong, with the allocator as it was.
+  // Throws what went wrong, with LibTorch as it was.
   void end(at::cuda::CUDAGraph& graph, std::exception_ptr failure) const {
     try {
       graph.capture_end();
     } catch (...) {
       if (!failure) failure = std::current_exception();
-      take_back_pool();
+      take_back();
     }
     if (!failure) return;
     forget_workspaces();
     std::rethrow_exception(failure);
   }
 
-  // LibTorch's capture_end() leaves the allocator recording where CUDA gives no graph.
-  void take_back_pool() const {
-    try {
-      allocator::endAllocateToPool(device_.index(), pool_);
-    } catch (const c10::Error&) {
-      return;  // it had come that far
-    }
-    allocator::releasePool(device_.index(), pool_);
+  // LibTorch's capture_end() leaves both allocators and the generator recording where CUDA gives no
+  // graph. Where a capture could not begin or came to its end, some of them do not record.
+  void take_back() const {
+    const auto take_back_pool = [](const auto& end_allocate, const auto& release) {
+      try {
+        end_allocate();
+      } catch (const c10::Error&) {
+        return;  // it does not record
+      }
+      release();
+    };
+    const at::cuda::MempoolId_t id = pool_->id();
+    take_back_pool([&] { allocator::endAllocateToPool(device_.index(), id); },
+                   [&] { allocator::releasePool(device_.index(), id); });
+    at::HostAllocator& host = *at::getHostAllocator(at::kCUDA);
+    take_back_pool([&] { host.end_allocate_to_pool(id); }, [&] { host.release_pool(id); });
+    // A copy of its state is of the same numbers, and records nothing.
+    at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device_.index());
+    const std::lock_guard lock(generator.mutex());
+    generator.graphsafe_set_state(generator.clone());
   }
 
   // Those of products, which LibTorch would keep for `stream_` in the memory of the graphs: there
@@ -102,7 +148,7 @@ class CudaGraphRecorder final : public GraphRecorder {
 
   at::Device device_;
   c10::cuda::CUDAStream stream_;
-  at::cuda::MempoolId_t pool_;
+  std::shared_ptr<const Pool> pool_;
 };
 
 }  // namespace
