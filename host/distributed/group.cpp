@@ -68,7 +68,7 @@ struct Group::State {
 
 namespace {
 
-constexpr milliseconds kForEver = std::chrono::years(1);  // as far as a run goes
+constexpr milliseconds kPatience = std::chrono::hours(1);
 
 // Calls `work`, and throws what fails in it as an Error that says who is lost.
 template <typename F>
@@ -173,7 +173,7 @@ void Group::begin_step(int64_t step) {
 }
 
 Patience::Patience(Group* group) : group_(group) {
-  if (group_) group_->state_->run->set_timeout(kForEver);
+  if (group_) group_->state_->run->set_timeout(kPatience);
 }
 
 Patience::~Patience() {

@@ -53,8 +53,8 @@ struct GroupOptions {
 class Peers;
 class Group;
 
-// While it lives, an exchange that is begun may take as long as the others live. `group`: of all
-// ranks, which do the same; null: this rank is alone.
+// While it lives, an exchange that is begun may take an hour, as long as the others live. `group`:
+// of all ranks, which do the same; null: this rank is alone.
 class Patience {
  public:
   explicit Patience(Group* group);
