@@ -19,6 +19,7 @@ using at::Tensor;
 namespace {
 
 constexpr size_t kUnderWay = 4;  // buckets
+constexpr size_t kMarks = 32;    // leaves that one number tells of; a double holds it
 
 }  // namespace
 
@@ -189,7 +190,7 @@ void GradientSums::send_rest() {
   while (passes_left_ > 0) send_pass();
 }
 
-// One exchange for all of it: of what each rank tells alone, the others have zeros to add.
+// One exchange for all of it.
 Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) {
   std::vector<double> mine = words;
   const std::vector<Group*> groups = compared();
@@ -197,38 +198,57 @@ Tensor GradientSums::tell(const Tensor& loss, const std::vector<double>& words) 
     const auto made = group->made();
     mine.insert(mine.end(), made.begin(), made.end());
   }
-  const int64_t sums = std::ssize(leaves_) + 1, count = std::ssize(mine);
-  counts_ = at::zeros({sums + group_.size() * count}, at::kDouble);
-  auto* const values = counts_.mutable_data_ptr<double>();
-  for (size_t place = 0; place < leaves_.size(); ++place) {
-    const bool has = expected_[place] != 0 ? has_[place] != 0 : leaves_[place].grad().defined();
-    values[place] = has ? 1 : 0;
-  }
-  values[leaves_.size()] = loss.defined() ? loss.item<double>() : 0.0;
-  std::ranges::copy(mine, values + sums + group_.rank() * count);
-  Ticket sent = group_.all_reduce(counts_);
+  mine.push_back(loss.defined() ? loss.item<double>() : 0.0);
+  const int64_t marks = std::ssize(mine);
+  append_marks(mine);
+  const Tensor all = at::empty({group_.size(), std::ssize(mine)}, at::kDouble);
+  Ticket sent = group_.all_gather(all, at::tensor(mine, at::kDouble));
   wait(sent);
-  const Tensor told = counts_.narrow(0, sums, group_.size() * count).view({group_.size(), count});
   int64_t first = std::ssize(words);
-  for (Group* group : groups) group->compare(told.narrow(1, std::exchange(first, first + 3), 3));
-  return told.narrow(1, 0, std::ssize(words));
+  for (Group* group : groups) group->compare(all.narrow(1, std::exchange(first, first + 3), 3));
+  loss_ = 0;
+  has_anywhere_.assign(leaves_.size(), 0);
+  for (const Tensor& told : all.unbind()) {
+    const auto* const values = told.const_data_ptr<double>();
+    loss_ += values[first];
+    read_marks(values + marks);
+  }
+  return all.narrow(1, 0, std::ssize(words));
+}
+
+// One bit for each leaf that this rank has a gradient of.
+void GradientSums::append_marks(std::vector<double>& values) const {
+  for (size_t begin = 0; begin < leaves_.size(); begin += kMarks) {
+    uint32_t marks = 0;
+    for (size_t place = begin; place < std::min(begin + kMarks, leaves_.size()); ++place) {
+      const bool has = expected_[place] != 0 ? has_[place] != 0 : leaves_[place].grad().defined();
+      marks |= uint32_t{has} << (place - begin);
+    }
+    values.push_back(marks);
+  }
+}
+
+void GradientSums::read_marks(const double* values) {
+  for (size_t place = 0; place < leaves_.size(); ++place) {
+    const auto marks = static_cast<uint32_t>(values[place / kMarks]);
+    has_anywhere_[place] |= static_cast<char>(marks >> (place % kMarks) & 1);
+  }
 }
 
 Tensor GradientSums::finish() {
   is_open_ = false;
-  const auto* const values = counts_.const_data_ptr<double>();
   bool has_late = false;
   for (size_t bucket = 0; bucket < awaited_.size(); ++bucket)
-    has_late |=
-        send(bucket, [&](size_t place) { return expected_[place] == 0 && values[place] > 0; });
+    has_late |= send(
+        bucket, [&](size_t place) { return expected_[place] == 0 && has_anywhere_[place] != 0; });
   settle(0);
   for (size_t place = 0; place < leaves_.size(); ++place) {
-    if (values[place] == 0) Tensor(leaves_[place]).mutable_grad() = Tensor();
-    expected_[place] = values[place] > 0 ? 1 : 0;
+    if (has_anywhere_[place] == 0) Tensor(leaves_[place]).mutable_grad() = Tensor();
   }
+  expected_ = has_anywhere_;
   expected_by_[kind_] = expected_;
   complete(has_late);
-  return at::full({}, values[leaves_.size()], at::kFloat);
+  return at::full({}, loss_, at::kFloat);
 }
 
 void GradientSums::complete(bool has_late) {

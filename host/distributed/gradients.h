@@ -103,6 +103,8 @@ class GradientSums {
   void send_next();
   void send_pass();
   void settle(size_t left);
+  void append_marks(std::vector<double>& values) const;
+  void read_marks(const double* values);
 
   const Sends sends_;
   std::map<std::string, std::vector<char>> expected_by_;  // kind of step
@@ -118,7 +120,8 @@ class GradientSums {
   std::vector<size_t> awaited_;  // expected gradients of each bucket that have not come
   size_t next_ = 0;              // bucket to be sent
   std::deque<Sending> under_way_;
-  at::Tensor counts_;  // of the ranks that have each gradient; behind them the sum of the losses
+  std::vector<char> has_anywhere_;  // a gradient, on any rank
+  double loss_ = 0.0;               // the sum
 };
 
 // Of each sum this rank keeps its part alone: see FlatLayout. The leaves have no gradients
