@@ -27,9 +27,9 @@ struct ChartBand {
 
 struct Chart {
   std::string title;
-  ChartAxis x, y;
-  std::vector<ChartBand> bands;
-  std::vector<ChartLine> lines;
+  ChartAxis x = {}, y = {};
+  std::vector<ChartBand> bands = {};
+  std::vector<ChartLine> lines = {};
   double width = 640, height = 400;  // pixels
 };
 
