@@ -222,4 +222,6 @@ void Monitor::preview() {
   if (parts_.group != nullptr) show_of_others(drawn);
 }
 
+  // Those that draw together wait for the disk of the one that writes.
+  const distributed::Patience patience(parts_.in_lockstep() ? parts_.group : nullptr);
 }  // namespace atelier::train

@@ -120,6 +120,7 @@ class TrainingRun {
 
   // Blocks are gathered by a group of their own, beside what else is exchanged.
   void meet_peers() {
+    group_->say("encoded");
     blocks_ = group_->neighbours(config_.model.placement.denoiser_parts, "blocks");
     model_.meet(distributed::divide_slabs(blocks_));
   }
@@ -140,7 +141,7 @@ class TrainingRun {
       run_.preset->load({.name = "preset",
                          .path = config_.lora.preset_path,
                          .component = config_.lora.preset_model});
-    if (in_lockstep()) group_->say("loaded");  // nobody waits for a part that is being read
+    if (group_) group_->say("loaded");  // exchanges have a time-out, and files of one may be slow
   }
 
   RunEnd train(const Samples& samples, const Samples* validation) {
