@@ -9,14 +9,15 @@
 namespace {
 
 // Peers find out who is lost and end the process; NCCL's watchdog is to end what waits on the GPU,
-// and not the process.
+// and not the process. torchrun has said something else already.
 void leave_failures_to_peers() {
   const auto set = [](const char* name, const char* value) {
-    setenv(name, value, /*overwrite=*/0);
+    setenv(name, value, /*overwrite=*/1);
   };
   set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");  // aborts communicators, no more
   set("TORCH_NCCL_ENABLE_MONITORING", "0");     // its heartbeat would abort the process
   set("TORCH_NCCL_DUMP_ON_TIMEOUT", "0");
+  set("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0");  // this rank finds them where it computes
 }
 
 }  // namespace
