@@ -61,6 +61,7 @@ int doctor_comm(bool as_json) {
   distributed::GroupOptions options;
   if (device.is_cuda()) options.gpu = device.index();
   return distributed::run_with_others(ranks, options, [&](Group& group) {
+    compare_ranks(group, facts_of_program());
     const MeasuredLinks found = distributed::measure_links(group, device);
     group.part();
     if (!group.is_first()) return 0;

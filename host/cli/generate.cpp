@@ -225,9 +225,7 @@ int generate_with(Group& world, GenerationRequest request, const GenerateFlags& 
   // Of which a plan may choose another one on each.
   facts.emplace_back("--cfg_batch", prepared->session_options().batches_cfg ? "on" : "off");
   add_model(facts, prepared->model());
-  world.set_place("comparing");
-  distributed::require_same(world, facts);
-  world.set_place("");
+  compare_ranks(world, facts);
   const PictureRanks ranks = form_teams(world, prepared->request().shares);
   const int code = make_images(*prepared, prepared->request(), own, ranks, progress);
   world.part();

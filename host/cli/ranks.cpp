@@ -11,6 +11,7 @@
 #include "host/distributed/handshake.h"
 #include "host/model/fingerprint.h"
 #include "host/plan/prepared_training.h"
+#include "host/report/problems.h"
 #include "host/train/agreed_plan.h"
 #include "memory/activation_budget.h"
 
@@ -32,6 +33,15 @@ void add_model(distributed::Facts& facts, const model::LoadedModel& model) {
 
 namespace {
 
+// Of what is encoded already; what is wrong with it where it cannot be read.
+std::string fingerprint_of_cache(const train::PreparedRun& run) {
+  try {
+    return train::open_samples(run, run.dataset, run.config.cache_path).fingerprint();
+  } catch (const Error& error) {
+    return error.message();
+  }
+}
+
 // What a run consists of.
 distributed::Facts facts_of(const train::PreparedRun& run) {
   distributed::Facts facts = facts_of_program();
@@ -44,6 +54,8 @@ distributed::Facts facts_of(const train::PreparedRun& run) {
   if (run.dataset) facts.emplace_back("dataset", run.dataset->fingerprint());
   if (run.validation) facts.emplace_back("validation dataset", run.validation->fingerprint());
   facts.emplace_back("resumed step", run.resumed ? std::to_string(run.resumed->step) : "");
+  if (run.config.stage == train::Stage::kTrain)
+    facts.emplace_back("cache", fingerprint_of_cache(run));
   return facts;
 }
 
@@ -75,16 +87,38 @@ void throw_mistakes(distributed::Group& group, const std::optional<Error>& mista
   throw Error(mistakes->code(), mistakes->message(), "", std::string(distributed::kSaidByFirst));
 }
 
+void compare_ranks(distributed::Group& group, const distributed::Facts& facts,
+                   const std::vector<SharedFolder>& folders) {
+  if (group.size() > 1) {
+    report::Problems differences;
+    const auto compare = [&](const auto& require) {
+      try {
+        require();
+      } catch (const Error& error) {
+        if (error.tag() != distributed::kSaidByFirst) throw;
+        differences.add(error);
+      }
+    };
+    group.set_place("comparing");
+    compare([&] { distributed::require_same(group, facts); });
+    for (const auto& [flag, path, is_read_only] : folders)
+      compare([&] { distributed::require_shared_folder(group, flag, path, is_read_only); });
+    if (group.gpu())
+      compare([&] { distributed::require_own_gpus(group, device::gpu_identity(*group.gpu())); });
+    differences.throw_if_any();
+    group.set_place("");
+  }
+  group.meet_gpus();
+}
+
 void require_same_run(distributed::Group& group, const train::PreparedRun& run) {
-  if (group.size() == 1) return;
-  group.set_place("comparing");
-  distributed::require_same(group, facts_of(run));
   const train::Config& config = run.config;
+  std::vector<SharedFolder> folders;
   if (config.stage != train::Stage::kDataProcess)
-    distributed::require_shared_folder(group, "output_path", config.output.output_path);
-  if (config.stage != train::Stage::kTrain && !config.dry_run)
-    distributed::require_shared_folder(group, "cache_path", config.cache_path);
-  group.set_place("");
+    folders.push_back({"output_path", config.output.output_path});
+  if (!config.dry_run)
+    folders.push_back({"cache_path", config.cache_path, config.stage == train::Stage::kTrain});
+  compare_ranks(group, group.size() > 1 ? facts_of(run) : distributed::Facts(), folders);
 }
 
 bool agree_on_placement(distributed::Group& group, train::PreparedRun& run) {

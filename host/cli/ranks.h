@@ -42,6 +42,17 @@ distributed::Facts facts_of_program();
 // Adds what the weights of a model are.
 void add_model(distributed::Facts& facts, const model::LoadedModel& model);
 
+// A folder that all ranks have to see, and its flag.
+struct SharedFolder {
+  std::string flag, path;
+  bool is_read_only = false;
+};
+
+// Throws one error, on all ranks, that names all that differs: facts, folders that are not shared,
+// and a GPU that several have where NCCL is to send. Then GPUs can exchange, too.
+void compare_ranks(distributed::Group& group, const distributed::Facts& facts,
+                   const std::vector<SharedFolder>& folders = {});
+
 // Throws, on all ranks, unless they are about to do the same in the same folders.
 void require_same_run(distributed::Group& group, const train::PreparedRun& run);
 

@@ -13,7 +13,6 @@
 #include "atelier/error.h"
 
 #include "host/device/cuda.h"
-#include "host/distributed/handshake.h"
 #include "host/distributed/pace.h"
 #include "host/distributed/peers.h"
 
@@ -294,6 +293,14 @@ Ticket Group::pass_on(const at::Tensor& out, const at::Tensor& in) {
 }
 
 Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
+std::optional<int> Group::gpu() const {
+  return state_->run->options.gpu;
+}
+
+void Group::meet_gpus() {
+  if (gpu()) open_nccl();
+}
+
   if (ranks().is_alone()) {
     part.view(-1).copy_(whole.view(-1));
     return {};
@@ -358,10 +365,6 @@ int run_with_others(const Ranks& ranks, const GroupOptions& options,
                     const std::function<int(Group&)>& work) {
   const std::shared_ptr<Group> group = Group::meet(ranks, options);
   try {
-    if (options.gpu && !ranks.is_alone()) {
-      require_own_gpus(*group, device::gpu_identity(*options.gpu));
-      group->open_nccl();
-    }
     return work(*group);
   } catch (const Error& error) {
     const bool is_shared = error.tag() == kSaidByFirst;

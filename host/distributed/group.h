@@ -98,6 +98,11 @@ class Group {
   bool sends(at::Device device) const;
 
   // Where the run is, for errors: "comparing", "step 5". Steps are also how time is measured.
+  // Opens what sends tensors of this rank's GPU, where the options name one; they have to be
+  // different ones: see require_own_gpus(). All ranks come here, before among().
+  void meet_gpus();
+  std::optional<int> gpu() const;
+
   void set_place(std::string place);
   void begin_step(int64_t step);
 
@@ -144,7 +149,6 @@ class Group {
   struct State;
   explicit Group(std::unique_ptr<State> state);
   friend class Patience;
-  friend int run_with_others(const Ranks&, const GroupOptions&, const std::function<int(Group&)>&);
   void open_gloo();
   void open_nccl();
   std::unique_ptr<State> state_;

@@ -75,13 +75,15 @@ void require_same(Group& group, const Facts& facts) {
               "start all ranks with the same program, flags and files", std::string(kSaidByFirst));
 }
 
-void require_shared_folder(Group& group, const std::string& flag, const std::string& folder) {
-  const std::string name = ".ranks-" + std::to_string(getpid());
+void require_shared_folder(Group& group, const std::string& flag, const std::string& folder,
+                           bool is_read_only) {
+  std::string name = ".ranks-" + std::to_string(getpid());
   std::error_code failure;
   const fs::path token = fs::path(folder) / name;
   if (group.is_first()) {
-    fs::create_directories(folder, failure);
+    if (!is_read_only) fs::create_directories(folder, failure);
     std::ofstream(token) << "met";
+    if (is_read_only && !fs::exists(token, failure)) name = ".";  // which all of them have
   }
   const fs::path path = fs::path(folder) / group.say(name).front();
   const std::vector<std::string> seen = group.say(fs::exists(path, failure) ? "" : folder);

@@ -193,6 +193,10 @@ class GroupTest(unittest.TestCase):
         self.event_of(launcher)
         launcher.send_signal(signal.SIGTERM)
         _, said = launcher.communicate(timeout=60)
+    def test_a_folder_that_nobody_can_write(self):
+        self.run_tool(2, "folder that is read")
+        self.assertIn(f"rank 1 ({HOST}) does not see", self.run_tool(2, "folder that is read", 1, expect=3).stderr)
+
         self.assertEqual(launcher.returncode, 128 + signal.SIGTERM, said)
         self.assertNotIn("PEER_LOST", said)
 

@@ -301,6 +301,8 @@ int run_rank(const std::string& what, int rank) {
       std::fputs(report::error_line(*error).c_str(), stderr);
       std::_Exit(exit_code(error->code()));
     }
+  } else if (what == "folder that is read") {
+    require_shared_folder(group, "cache_path", is_the_one ? "/nowhere" : "/proc", true);
   }
   std::abort();
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import struct
@@ -239,7 +240,7 @@ class DistributedTrainTest(Runs):
         self.train(2, max_train_steps=1, save_steps=1, find_unused_parameters=True, **LORA)
         self.assertEqual(self.said.count("--find_unused_parameters has no effect"), 1, self.said)
 
-    def run_ranks(self, script, cache_path):
+    def run_ranks(self, script, **flags):
         """Two ranks that a script starts, "$@" being what one of them runs: the exit code and words of each."""
         path = self.dir / "start.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -247,7 +248,7 @@ class DistributedTrainTest(Runs):
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
-        words = self.line(1, cache_path=cache_path, **LORA)
+        words = self.line(1, **{**LORA, **flags})
         processes = [subprocess.Popen([path, *words], stderr=subprocess.PIPE, text=True, cwd=self.dir,
                                       env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
                                            "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
@@ -265,11 +266,32 @@ class DistributedTrainTest(Runs):
     def test_a_cache_that_each_process_has_to_itself_is_refused(self):
         # Of another name, and of one name that means another folder to each of them.
         for cache_path, code, told in (("encoded", 2, "--cache_path: "), ("/proc/self/cwd/encoded", 3, "does not see in ")):
-            ranks = self.run_ranks('mkdir -p of_$RANK && cd of_$RANK && exec "$@"', cache_path)
+            ranks = self.run_ranks('mkdir -p of_$RANK && cd of_$RANK && exec "$@"', cache_path=cache_path)
             for rank, (ended, said) in enumerate(ranks):
                 self.assertEqual(ended, code, said)
                 self.assertEqual(told in said, rank == 0, said)
         self.assertFalse((self.dir / "run/config.toml").exists())
+
+    def test_everything_that_differs_is_in_one_error(self):
+        # Each rank has a cache of its own, of other images, and nothing but that.
+        flags = dict(task="sft:data_process", max_train_steps=None, save_steps=None, enable_csv_log=None, output_path=None)
+        for rank, words in enumerate(("number", "another")):
+            data = self.dir / f"data_{rank}"
+            shutil.copytree(self.data, data)
+            table = data / "metadata.csv"
+            table.write_text(table.read_text().replace("number", words))
+            self.train(1, dataset_base_path=data, dataset_metadata_path=data / "metadata.csv", global_batch_size=None,
+                       cache_path=self.dir / f"of_{rank}/encoded", **{**LORA, **flags})
+        ranks = self.run_ranks('[ "$RANK" = 1 ] && set -- "$@" --seed 43; cd of_$RANK && exec "$@"', task="sft:train",
+                               cache_path="/proc/self/cwd/encoded", output_path="/proc/self/cwd/run",
+                               dataset_base_path=None, dataset_metadata_path=None)
+        for rank, (code, said) in enumerate(ranks):
+            self.assertEqual(code, 2, said)
+            self.assertEqual(said.count("error: "), 1 - rank, said)
+        said = ranks[0][1]
+        self.assertIn("--seed: 42, and 43 of rank 1", said)
+        self.assertRegex(said, r"\n *cache: [0-9a-f]+, and [0-9a-f]+ of rank 1")
+        self.assertEqual(said.count("does not see in "), 2, said)
 
 
 if __name__ == "__main__":
