@@ -48,7 +48,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
       !file.empty() && group.is_first())
     timeline.emplace(file, model.device(), model.transfer());
   const train::RunEnd end = train::run_training(prepared.run, timeline ? &*timeline : nullptr,
-                                                progress, group.size() > 1 ? &group : nullptr);
+                                                progress, group.exchanges() ? &group : nullptr);
   if (!end.has_trained && end.exit_code != 0) {
     group.give_up("stopped by a signal");  // which the others may not have had
     return end.exit_code;
@@ -90,10 +90,11 @@ int train_with_others(plan::TrainingRequest request, report::Problems& problems)
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
   const train::Config& config = request.config;
   choose_gpu(request.config.model.device, ranks);
-  const distributed::GroupOptions options = {
-      .exchange = std::chrono::seconds(config.dist_timeout),
-      .gpu =
-          ranks.is_alone() ? std::nullopt : gpu_of_nccl(config.model.device, config.dist_backend)};
+  distributed::GroupOptions options = {.exchange = std::chrono::seconds(config.dist_timeout)};
+  // Who asks for a backend can try it with one process.
+  options.even_alone = !ranks.launcher.empty() && config.dist_backend != "auto";
+  if (!ranks.is_alone() || options.even_alone)
+    options.gpu = gpu_of_nccl(config.model.device, config.dist_backend);
   return distributed::run_with_others(ranks, options, [&](Group& group) {
     return train_with(group, std::move(request), problems);
   });

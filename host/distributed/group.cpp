@@ -1,10 +1,14 @@
 #include "host/distributed/group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
@@ -15,12 +19,60 @@
 #include "host/device/cuda.h"
 #include "host/distributed/pace.h"
 #include "host/distributed/peers.h"
+#include "memory/clock.h"
 
 namespace atelier::distributed {
 
 using std::chrono::milliseconds;
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+namespace {
+
+constexpr milliseconds kPatience = std::chrono::hours(1);
+constexpr milliseconds kLook(50);  // between two looks whether work is called off
+
+// Gloo, of which exchanges that are under way can be ended.
+class GlooTransport final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  // Nothing comes any more, and memory that was given is not written.
+  void abort() override {
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+};
+
+// Whether an exchange in host memory has come to its end.
+class Arrival {
+ public:
+  explicit Arrival(c10d::Work& work) {
+    work.getFuture()->addCallback([state = state_](c10::ivalue::Future&) {
+      const std::lock_guard lock(state->mutex);
+      state->is_there = true;
+      state->changed.notify_all();
+    });
+  }
+  // Whether it is there within `time`.
+  bool wait(milliseconds time) const {
+    std::unique_lock lock(state_->mutex);
+    return state_->changed.wait_for(lock, time, [&] { return state_->is_there; });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_there = false;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+Error called_off() {
+  return {ErrorCode::kCancelled, "another rank cannot go on with this"};
+}
+
+}  // namespace
 
 // What the group of all ranks has in common with the smaller ones.
 struct Group::Run {
@@ -31,6 +83,9 @@ struct Group::Run {
   std::string place;
   milliseconds limit{0};  // of an exchange, at the moment
   int64_t bytes_sent = 0;
+  std::atomic<double> seconds_waited = 0.0;
+  int64_t work = 0;  // whose begin_work() came last
+  std::atomic<bool> is_leaving = false, has_left = false;
 
   c10::intrusive_ptr<c10d::Store> store(const std::string& name) const {
     return c10::make_intrusive<c10d::PrefixStore>(name, peers->store());
@@ -38,6 +93,11 @@ struct Group::Run {
   void set_timeout(milliseconds timeout) const {
     for (const BackendPtr& backend : backends) backend->setTimeout(timeout);
   }
+  bool is_called_off() const { return peers && peers->is_called_off(work); }
+  template <typename F>
+  auto with_peers(F&& exchange);
+  bool can_exchange();
+  void wait(c10d::Work& work, const Arrival* arrival);
 };
 
 struct Group::State {
@@ -65,16 +125,12 @@ struct Group::State {
   Ticket exchange(const char* what, const at::Tensor& sent, F&& begin);
 };
 
-namespace {
-
-constexpr milliseconds kPatience = std::chrono::hours(1);
-
-// Calls `work`, and throws what fails in it as an Error that says who is lost.
+// Calls `exchange`, and throws what fails in it as an Error that says who is lost.
 template <typename F>
-auto with_peers(Peers* peers, F&& work) {
+auto Group::Run::with_peers(F&& exchange) {
   std::string reason;
   try {
-    return work();
+    return exchange();
   } catch (const Error&) {
     throw;
   } catch (const c10::OutOfMemoryError&) {
@@ -82,9 +138,33 @@ auto with_peers(Peers* peers, F&& work) {
   } catch (const std::exception& error) {
     reason = error.what();
   }
+  if (is_called_off()) {
+    is_leaving = true;
+    throw called_off();
+  }
   if (peers == nullptr) throw Error(ErrorCode::kInternal, reason);
   throw peers->lost(reason.substr(0, reason.find('\n')));  // a stack stands behind it
 }
+
+// Whether exchanges are made; false while this rank is leaving.
+bool Group::Run::can_exchange() {
+  if (has_left) throw Error(ErrorCode::kInternal, "an exchange behind the end of all of them");
+  if (is_leaving) return false;
+  if (!is_called_off()) return true;
+  is_leaving = true;
+  throw called_off();
+}
+
+// Waits for an exchange. `arrival`: null where the GPU waits.
+void Group::Run::wait(c10d::Work& work, const Arrival* arrival) {
+  if (is_leaving) return;
+  const double begin = memory::seconds_now();
+  while (arrival != nullptr && !arrival->wait(kLook)) can_exchange();
+  with_peers([&] { work.wait(); });
+  seconds_waited += memory::seconds_now() - begin;
+}
+
+namespace {
 
 c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store>& store,
                                             const Ranks& ranks, milliseconds limit) {
@@ -93,7 +173,7 @@ c10::intrusive_ptr<c10d::Backend> open_gloo(const c10::intrusive_ptr<c10d::Store
   options->devices.push_back(
       interface ? c10d::ProcessGroupGloo::createDeviceForInterface(*interface)
                 : c10d::ProcessGroupGloo::createDefaultDevice());
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, ranks.rank, ranks.size, options);
+  return c10::make_intrusive<GlooTransport>(store, ranks.rank, ranks.size, options);
 }
 
 }  // namespace
@@ -106,7 +186,7 @@ std::shared_ptr<Group> Group::meet(const Ranks& ranks, const GroupOptions& optio
   state->run->limit = options.exchange.count() > 0 ? options.exchange : options.meeting;
   state->members.resize(static_cast<size_t>(ranks.size));
   std::iota(state->members.begin(), state->members.end(), 0);
-  if (!ranks.is_alone() && !options.transport)
+  if ((!ranks.is_alone() || options.even_alone) && !options.transport)
     state->run->peers = std::make_unique<Peers>(ranks, options.meeting, options.exchange);
   std::shared_ptr<Group> group(new Group(std::move(state)));
   group->open_gloo();
@@ -150,6 +230,10 @@ int64_t Group::bytes_sent() const {
   return state_->is_of_all() ? state_->run->bytes_sent : state_->bytes_sent;
 }
 
+double Group::seconds_waited() const {
+  return state_->run->seconds_waited;
+}
+
 std::string Group::name_of(int rank) const {
   const int member = state_->members.at(static_cast<size_t>(rank));
   const auto& peers = state_->run->peers;
@@ -183,8 +267,13 @@ bool Group::sends(at::Device device) const {
   return device.is_cpu() || (device.is_cuda() && state_->nccl != nullptr);
 }
 
+// Of one rank, what is exchanged is there.
+bool Group::exchanges() const {
+  return !ranks().is_alone() || state_->run->options.even_alone;
+}
+
 void Group::open_gloo() {
-  if (ranks().is_alone()) return;
+  if (!exchanges()) return;
   Run& run = *state_->run;
   if (run.options.transport) {
     state_->gloo = run.options.transport(rank(), size());
@@ -192,7 +281,7 @@ void Group::open_gloo() {
   }
   state_->note("meeting");
   const auto open = [&](const std::string& name) {
-    BackendPtr backend = with_peers(run.peers.get(), [&] {
+    BackendPtr backend = run.with_peers([&] {
       return distributed::open_gloo(run.store(name + " " + state_->name), ranks(), run.limit);
     });
     run.backends.push_back(backend);
@@ -204,14 +293,22 @@ void Group::open_gloo() {
     state_->gloo = c10::make_intrusive<c10d::ProcessGroupWrapper>(state_->gloo, open("comparing"));
 }
 
+std::optional<int> Group::gpu() const {
+  return state_->run->options.gpu;
+}
+
+void Group::meet_gpus() {
+  if (gpu()) open_nccl();
+}
+
 void Group::open_nccl() {
-  if (ranks().is_alone()) return;
+  if (!exchanges()) return;
   Run& run = *state_->run;
   state_->note("meeting of GPUs");
   using Open =
       void (*)(const c10::intrusive_ptr<c10d::Store>&, int, int, int, milliseconds, BackendPtr&);
   const auto open = reinterpret_cast<Open>(device::cuda_function("atelier_cuda_open_nccl"));
-  with_peers(run.peers.get(), [&] {
+  run.with_peers([&] {
     open(run.store("nccl " + state_->name), rank(), size(), *run.options.gpu, run.limit,
          state_->nccl);
   });
@@ -221,14 +318,17 @@ void Group::open_nccl() {
 // Begins an exchange, and waits for it in the ticket.
 template <typename F>
 Ticket Group::State::exchange(const char* what, const at::Tensor& sent, F&& begin) {
+  if (!run->can_exchange()) return {};
   note(std::string(what) + " of " + std::to_string(sent.numel()) + " " +
        at::toString(sent.scalar_type()));
-  const c10::intrusive_ptr<c10d::Work> work = with_peers(run->peers.get(), begin);
-  return Ticket([run = run, work] { with_peers(run->peers.get(), [&] { work->wait(); }); });
+  const WorkPtr work = run->with_peers(begin);
+  std::shared_ptr<const Arrival> arrival;
+  if (run->peers && sent.is_cpu()) arrival = std::make_shared<const Arrival>(*work);
+  return Ticket([run = run, work, arrival] { run->wait(*work, arrival.get()); });
 }
 
 Ticket Group::all_reduce(const at::Tensor& value) {
-  if (ranks().is_alone()) return {};
+  if (!exchanges()) return {};
   state_->count(2 * static_cast<int64_t>(value.nbytes()) * (size() - 1) / size());
   return state_->exchange("all-reduce", value, [&] {
     std::vector<at::Tensor> values = {value};
@@ -237,7 +337,7 @@ Ticket Group::all_reduce(const at::Tensor& value) {
 }
 
 Ticket Group::broadcast(const at::Tensor& value, int root) {
-  if (ranks().is_alone()) return {};
+  if (!exchanges()) return {};
   if (rank() == root) state_->count(static_cast<int64_t>(value.nbytes()));
   const std::string what = "broadcast by rank " + std::to_string(root);
   return state_->exchange(what.c_str(), value, [&] {
@@ -253,7 +353,7 @@ Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part) {
 }
 
 Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part, const std::string& what) {
-  if (ranks().is_alone()) {
+  if (!exchanges()) {
     whole.view(-1).copy_(part.view(-1));
     return {};
   }
@@ -265,7 +365,7 @@ Ticket Group::all_gather(const at::Tensor& whole, const at::Tensor& part, const 
 }
 
 Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
-  if (ranks().is_alone()) {
+  if (!exchanges()) {
     out.view(-1).copy_(in.view(-1));
     return {};
   }
@@ -278,7 +378,7 @@ Ticket Group::all_to_all(const at::Tensor& out, const at::Tensor& in) {
 }
 
 Ticket Group::pass_on(const at::Tensor& out, const at::Tensor& in) {
-  if (ranks().is_alone()) {
+  if (!exchanges()) {
     out.view(-1).copy_(in.view(-1));
     return {};
   }
@@ -293,15 +393,7 @@ Ticket Group::pass_on(const at::Tensor& out, const at::Tensor& in) {
 }
 
 Ticket Group::reduce_scatter(const at::Tensor& part, const at::Tensor& whole) {
-std::optional<int> Group::gpu() const {
-  return state_->run->options.gpu;
-}
-
-void Group::meet_gpus() {
-  if (gpu()) open_nccl();
-}
-
-  if (ranks().is_alone()) {
+  if (!exchanges()) {
     part.view(-1).copy_(whole.view(-1));
     return {};
   }
@@ -323,14 +415,14 @@ void Group::meet_gpus() {
 }
 
 std::vector<std::string> Group::say(const std::string& text) {
-  if (ranks().is_alone()) return {text};
+  if (!exchanges()) return {text};
   if (!state_->run->peers) return std::vector<std::string>(static_cast<size_t>(size()), text);
   state_->note("agreement");
   return state_->run->peers->say(text);
 }
 
 void Group::compare() {
-  if (ranks().is_alone() || !state_->run->peers) return;
+  if (!state_->run->peers || state_->run->is_leaving) return;
   const auto [count, hash] = state_->run->peers->noted(state_->name);
   const at::Tensor mine = at::tensor({count, static_cast<int64_t>(hash)}, at::kLong);
   const at::Tensor all = at::empty({size(), 2}, at::kLong);
@@ -339,7 +431,7 @@ void Group::compare() {
 }
 
 std::array<double, 3> Group::made() const {
-  if (ranks().is_alone() || !state_->run->peers) return {};
+  if (!state_->run->peers) return {};
   const auto [count, hash] = state_->run->peers->noted(state_->name);
   constexpr int kHalf = 32;  // of the bits, which a double holds
   return {static_cast<double>(count), static_cast<double>(hash >> kHalf),
@@ -347,18 +439,43 @@ std::array<double, 3> Group::made() const {
 }
 
 void Group::compare(const at::Tensor& made_by_rank) {
-  if (ranks().is_alone() || !state_->run->peers) return;
+  if (!state_->run->peers) return;
   const at::Tensor of_group = made_by_rank.index_select(0, at::tensor(state_->members));
   if (!at::equal(of_group, of_group[rank()].expand_as(of_group)))
     throw state_->run->peers->lost("exchanges differ");
 }
 
+void Group::begin_work() {
+  ++state_->run->work;
+}
+
+void Group::call_off() {
+  Run& run = *state_->run;
+  if (run.peers) run.peers->call_off(run.work);
+  run.is_leaving = true;
+}
+
+bool Group::is_called_off() const {
+  return state_->run->is_called_off();
+}
+
+// Exchanges that are under way end when they are given up by all. Their threads wait on for what
+// does not come, so they are kept to the end of the process.
+void Group::leave() {
+  say("");
+  Run& run = *state_->run;
+  run.has_left = true;
+  for (const BackendPtr& backend : run.backends) backend->abort();
+  static auto& kept = *new std::vector<BackendPtr>;
+  kept = run.backends;
+}
+
 void Group::give_up(std::string_view reason) {
-  if (!ranks().is_alone() && state_->run->peers) state_->run->peers->give_up(reason);
+  if (state_->run->peers) state_->run->peers->give_up(reason);
 }
 
 void Group::part() {
-  if (!ranks().is_alone() && state_->run->peers) state_->run->peers->part();
+  if (state_->run->peers) state_->run->peers->part();
 }
 
 int run_with_others(const Ranks& ranks, const GroupOptions& options,

@@ -45,6 +45,8 @@ struct GroupOptions {
   std::chrono::milliseconds exchange{0};
   // This rank's GPU, whose tensors NCCL sends; nullopt: Gloo alone sends.
   std::optional<int> gpu = std::nullopt;
+  // One rank alone makes its exchanges with itself, too; else it makes none.
+  bool even_alone = false;
   // Makes what sends for the rank of a group of that size, in place of Gloo. The other ranks do not
   // exist then, and nobody is met: so tests count what one of many would send. Empty: Gloo.
   std::function<c10::intrusive_ptr<c10d::Backend>(int rank, int size)> transport = {};
@@ -82,6 +84,8 @@ class Group {
   int rank() const { return ranks().rank; }
   int size() const { return ranks().size; }
   bool is_first() const { return ranks().is_first(); }
+  // Whether anything is sent; of one rank alone, only where the options say so.
+  bool exchanges() const;
   std::string name_of(int rank) const;  // "rank 2 (node7)"
 
   // The group of `groups` that this rank is in; each lists ranks of this group in the order that
@@ -94,15 +98,15 @@ class Group {
   // The same of groups of `size` ranks that follow each other; size() is a multiple.
   std::shared_ptr<Group> neighbours(int size, const std::string& name);
 
-  // Whether tensors of this device are sent from where they lie: of host memory they always are.
-  bool sends(at::Device device) const;
-
-  // Where the run is, for errors: "comparing", "step 5". Steps are also how time is measured.
   // Opens what sends tensors of this rank's GPU, where the options name one; they have to be
   // different ones: see require_own_gpus(). All ranks come here, before among().
   void meet_gpus();
   std::optional<int> gpu() const;
 
+  // Whether tensors of this device are sent from where they lie: of host memory they always are.
+  bool sends(at::Device device) const;
+
+  // Where the run is, for errors: "comparing", "step 5". Steps are also how time is measured.
   void set_place(std::string place);
   void begin_step(int64_t step);
 
@@ -135,6 +139,16 @@ class Group {
   // How many exchanges this rank has made so far, and a hash of them in two halves.
   std::array<double, 3> made() const;
 
+  // How ranks leave work in the middle of which they exchange, when one of them cannot go on with
+  // it. All call begin_work() where it begins. The one that cannot calls call_off(): exchanges of
+  // the others throw Error{kCancelled} then, one that is waited for within a second, but over NCCL
+  // after its time-out. From there on exchanges do nothing, until all ranks have come to leave():
+  // behind it they throw Error{kInternal}, and say() is what ranks have left.
+  void begin_work();
+  void call_off();
+  bool is_called_off() const;
+  void leave();
+
   // How this process leaves the others: because of an error of its own, which they then name, or
   // all together at the end of the run.
   void give_up(std::string_view reason);
@@ -143,6 +157,9 @@ class Group {
   // Bytes that this rank has sent to others so far, without what transports add. Of the group of
   // all ranks: with what it sent in smaller ones.
   int64_t bytes_sent() const;
+  // Seconds that this rank has waited in exchanges of the run so far, of whatever group. What NCCL
+  // sends, the GPU waits for, and not the rank.
+  double seconds_waited() const;
 
  private:
   struct Run;

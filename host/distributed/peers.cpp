@@ -41,6 +41,7 @@ constexpr std::chrono::hours kForever(24 * 20);  // milliseconds that an int sti
 
 constexpr const char* kTrouble = "trouble";  // who noticed first
 constexpr const char* kVerdictKey = "verdict";
+constexpr const char* kCalledOff = "called off";  // number of the work
 
 std::string host_name() {
   std::array<char, 256> name = {};
@@ -164,6 +165,7 @@ struct Peers::Shared {
   int missed = 0, most_missed = kMissedSigns;
   std::atomic<int> silence = 0;          // how often guard() has looked since the thread did
   std::atomic<bool> is_parting = false;  // ranks end, one earlier than the other
+  std::atomic<int64_t> called_off = -1;  // number of the work; -1: none
 
   // This process is the one in trouble, and ends when it has cleaned up.
   std::atomic<bool> is_ours = false;
@@ -309,6 +311,8 @@ Verdict Peers::Shared::of_lost_store() const {
 // Whether a rank is in trouble; this one then answers the roll call, and learns what is known.
 bool Peers::Shared::look() {
   try {
+    if (called_off < 0 && watched->check({kCalledOff}))
+      called_off = std::stoll(text_of(watched->get(kCalledOff)));
     if (!watched->check({kTrouble})) {
       show_life();
       return false;
@@ -479,6 +483,19 @@ std::optional<Error> Peers::error_of_transport(const std::type_info& type,
   const std::shared_ptr<Shared> shared = current.lock();
   if (!is_of_transport || !shared) return std::nullopt;
   return shared->ask(reason.substr(0, reason.find('\n')));
+}
+
+void Peers::call_off(int64_t work) {
+  try {
+    shared_->store->set(kCalledOff, bytes_of(std::to_string(work)));
+  } catch (const std::exception& error) {
+    throw lost(first_line(error));
+  }
+  shared_->called_off = work;
+}
+
+bool Peers::is_called_off(int64_t work) const {
+  return shared_->called_off == work;
 }
 
 void Peers::give_up(std::string_view reason) {

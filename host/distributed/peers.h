@@ -61,6 +61,11 @@ class Peers {
   static std::optional<Error> error_of_transport(const std::type_info& type,
                                                  std::string_view reason);
 
+  // This rank cannot go on with the work of this number, which all ranks count alike: the others
+  // learn within a quarter of a second that it is called off. Once in a run.
+  void call_off(int64_t work);
+  bool is_called_off(int64_t work) const;
+
   // This process ends for `reason`, and the others are to say so.
   void give_up(std::string_view reason);
 

@@ -132,6 +132,11 @@ class GroupTest(unittest.TestCase):
         self.assertIn("pass to the next rank of 36 Byte", said)
 
     def test_the_error_of_one_rank_leads(self):
+    def test_work_that_one_rank_cannot_go_on_with_is_left_by_all(self):
+        for rank in range(4):
+            with self.subTest(rank=rank):
+                self.assertEqual(self.run_tool(4, "call off", rank).stdout.count("whole"), 4)
+
         for rank in (0, 1):
             with self.subTest(rank=rank):
                 said = self.run_tool(2, "throw", rank, expect=5, promise=5).stderr

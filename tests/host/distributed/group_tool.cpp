@@ -213,6 +213,43 @@ void run_steps(Group& group, const std::string& what, int rank) {
   }
 }
 
+// One rank cannot go on while the others exchange: all leave, in whatever exchange they are, and
+// tell each other that they have.
+void call_off(Group& group, bool is_the_one) {
+  const auto half = group.neighbours(2, "halves");
+  for (int work = 1; work < 5; ++work) {
+    group.begin_work();
+    group.all_reduce(at::ones({1000})).wait();
+  }
+  group.begin_work();
+  const at::Tensor whole = at::empty({2, 1 << 20}), all = at::ones({1 << 20});
+  const at::Tensor part = at::ones({1 << 20});
+  bool is_thrown = false;
+  try {
+    if (is_the_one) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      group.call_off();
+    }
+    Ticket ahead = half->all_gather(whole, part);
+    for (int i = 0; i < 3; ++i) group.all_reduce(all).wait();
+    ahead.wait();
+  } catch (const Error& error) {
+    is_thrown = error.code() == ErrorCode::kCancelled;
+  }
+  require(is_thrown != is_the_one, "the others leave, and the one exchanges nothing");
+  require(group.is_called_off(), "all know it");
+  half->all_reduce(all).wait();  // nothing happens
+  group.leave();
+  is_thrown = false;
+  try {
+    group.all_reduce(all).wait();
+  } catch (const Error& error) {
+    is_thrown = error.code() == ErrorCode::kInternal;
+  }
+  require(is_thrown, "no exchange behind the end");
+  require(group.say("saved").size() == static_cast<size_t>(group.size()), "say");
+}
+
 int work(Group& group, const std::string& what, int rank) {
   std::printf("process %d\n", getpid());
   std::fflush(stdout);
@@ -256,12 +293,16 @@ int work(Group& group, const std::string& what, int rank) {
     for (int64_t i = 0; i < 3; ++i) told[group.rank()][i] = made.at(static_cast<size_t>(i));
     group.all_reduce(told).wait();
     group.compare(told);
+  } else if (what == "call off") {
+    call_off(group, is_the_one);
   } else if (what == "compare") {
     require_same(group, {{"version", "1"},
                          {"--seed", is_the_one ? "43" : "42"},
                          {"dataset", is_the_one ? "b" : "a"}});
   } else if (what == "gpus") {
     require_own_gpus(group, "GPU-" + std::to_string(is_the_one ? 0 : group.rank()));
+  } else if (what == "folder that is read") {
+    require_shared_folder(group, "cache_path", is_the_one ? "/nowhere" : "/proc", true);
   } else if (what == "folder") {
     require_shared_folder(group, "output_path",
                           is_the_one ? "/tmp" : std::getenv("ATELIER_TEST_FOLDER"));
@@ -301,8 +342,6 @@ int run_rank(const std::string& what, int rank) {
       std::fputs(report::error_line(*error).c_str(), stderr);
       std::_Exit(exit_code(error->code()));
     }
-  } else if (what == "folder that is read") {
-    require_shared_folder(group, "cache_path", is_the_one ? "/nowhere" : "/proc", true);
   }
   std::abort();
 }

@@ -16,6 +16,7 @@ class UnboundBuffer;
 class Context {
  public:
   void setTimeout(std::chrono::milliseconds timeout);
+  void closeConnections();
 };
 
 }  // namespace gloo
