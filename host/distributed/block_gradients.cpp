@@ -6,8 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "memory/clock.h"
-
 namespace atelier::distributed {
 
 using at::Tensor;
@@ -81,16 +79,10 @@ void BlockGradients::send(const Block& block) {
 void BlockGradients::settle() {
   const at::NoGradGuard no_grad;
   for (Sending& sending : std::exchange(under_way_, {})) {
-    wait(std::move(sending.sent));
+    sending.sent.wait();
     Bucket& bucket = buckets_[sending.bucket];
     add_to_sum(bucket.sum, sending.part, bucket.options.device(), on_host_);
   }
-}
-
-void BlockGradients::wait(Ticket ticket) {
-  const double begin = memory::seconds_now();
-  ticket.wait();
-  waited_ += memory::seconds_now() - begin;
 }
 
 void BlockGradients::finish() {
@@ -107,7 +99,7 @@ void BlockGradients::count() {
   auto* const values = counts.mutable_data_ptr<double>();
   for (size_t place = 0; place < shared_.size(); ++place)
     values[place] = shared_[place].has ? 1 : 0;
-  wait(world_.all_reduce(counts));
+  world_.all_reduce(counts).wait();
   for (size_t place = 0; place < shared_.size(); ++place) shared_[place].has = values[place] > 0;
 }
 
@@ -121,7 +113,7 @@ void BlockGradients::add_groups() {
       add_to_sum(bucket.sum, at::zeros({bucket.length()}, bucket.options), bucket.options.device(),
                  on_host_);
     exchange_through_host(*groups_.replicas, bucket.sum,
-                          [&](const Tensor& sent) { wait(groups_.replicas->all_reduce(sent)); });
+                          [&](const Tensor& sent) { groups_.replicas->all_reduce(sent).wait(); });
   }
   groups_.replicas->compare();
 }

@@ -46,9 +46,6 @@ class BlockGradients {
   // Drops all sums. Nothing is under way.
   void clear();
 
-  // Seconds that the caller waited for the others, so far.
-  double waited() const { return waited_; }
-
  private:
   // Gradients of one block and dtype.
   struct Bucket {
@@ -69,7 +66,6 @@ class BlockGradients {
     Ticket sent = {};
   };
 
-  void wait(Ticket ticket);
   void count();
   void add_groups();
 
@@ -80,7 +76,6 @@ class BlockGradients {
   std::map<const Block*, std::vector<size_t>> buckets_of_;
   std::vector<Shared> shared_;      // by place
   std::vector<Sending> under_way_;  // of the block that was sent last
-  double waited_ = 0.0;
 };
 
 }  // namespace atelier::distributed

@@ -1,6 +1,7 @@
 #include "host/train/agreement.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,11 @@ namespace {
 
 constexpr double kPatienceSeconds = 10;  // for the rest of a step when a signal came
 constexpr double kMemory = 0.9;          // of seconds, from step to step
+
+// What is told of it.
+constexpr std::array kUsage = {&Usage::waited_for_samples, &Usage::waited_for_others,
+                               &Usage::sent_bytes, &Usage::peak_host_bytes,
+                               &Usage::peak_device_bytes};
 
 }  // namespace
 
@@ -39,9 +45,16 @@ bool Agreement::should_save() {
 Attempt Agreement::gather(const Attempt& mine, const Tell& tell) {
   if (group_ == nullptr) return mine;
   const auto number = [](auto value) { return static_cast<double>(value); };
-  const at::Tensor all = tell({number(mine.end), number(mine.has_moved), number(mine.can_keep_less),
+  std::vector<double> words = {number(mine.end),
+                               number(mine.has_moved),
+                               number(mine.can_keep_less),
                                number(run::StopSignals::requested().value_or(0)),
-                               number(run::StopSignals::take_save_request()), mine.seconds});
+                               number(run::StopSignals::take_save_request()),
+                               mine.seconds};
+  const auto first_usage = std::ssize(words);
+  for (const auto value : kUsage) words.push_back(mine.usage.*value);
+  const at::Tensor all = tell(words);
+  usage_by_rank_.resize(static_cast<size_t>(group_->size()));
   const auto told = all.accessor<double, 2>();
   Attempt attempt = {.can_keep_less = true};
   for (int rank = 0; rank < group_->size(); ++rank) {
@@ -53,8 +66,26 @@ Attempt Agreement::gather(const Attempt& mine, const Tell& tell) {
     gathered_save_ |= told[rank][4] != 0;
     double& seconds = seconds_by_rank_[static_cast<size_t>(rank)];
     seconds = kMemory * seconds + told[rank][5];
+    for (int64_t i = 0; i < std::ssize(kUsage); ++i)
+      usage_by_rank_[static_cast<size_t>(rank)].*kUsage.at(static_cast<size_t>(i)) =
+          told[rank][first_usage + i];
   }
   return attempt;
+}
+
+Usage Agreement::usage_of_all(const Usage& mine) const {
+  Usage all = mine;
+  if (usage_by_rank_.empty()) return all;
+  const Usage& told = usage_by_rank_.at(static_cast<size_t>(group_->rank()));
+  const auto processes = static_cast<double>(usage_by_rank_.size());
+  for (const Usage& other : usage_by_rank_) {
+    for (const auto sum :
+         {&Usage::waited_for_samples, &Usage::waited_for_others, &Usage::sent_bytes})
+      all.*sum += (other.*sum - told.*sum) / processes;
+    for (const auto peak : {&Usage::peak_host_bytes, &Usage::peak_device_bytes})
+      all.*peak = std::max(all.*peak, other.*peak);
+  }
+  return all;
 }
 
 int Agreement::slowest_rank() const {

@@ -19,6 +19,13 @@ struct RunCounters {
   int64_t skipped = 0, skipped_in_row = 0;  // steps that were not finite
 };
 
+// What a process has used since the first step began; peaks since it was started.
+struct Usage {
+  double waited_for_samples = 0.0, waited_for_others = 0.0;  // seconds
+  double sent_bytes = 0.0;                                   // to others
+  double peak_host_bytes = 0.0, peak_device_bytes = 0.0;
+};
+
 // How a process came out of a step.
 struct Attempt {
   enum class End { kWhole, kStopped, kOutOfMemory };
@@ -26,6 +33,7 @@ struct Attempt {
   bool has_moved = false;      // parameters, before it failed
   bool can_keep_less = false;  // for the backward pass
   double seconds = 0.0;        // of its own work
+  Usage usage = {};
 };
 
 enum class Decision {
@@ -64,7 +72,10 @@ class Agreement {
   Attempt gather(const Attempt& mine, const Tell& tell);
   // Which process had the most work in the last ten steps or so.
   int slowest_rank() const;
-  // Whether it is so for all processes, which come here together.
+  // Of all processes, by what they told when they gathered last, and `mine` since: the mean of what
+  // they waited and sent, and the largest peaks.
+  Usage usage_of_all(const Usage& mine) const;
+  // Whether it is so for all processes, which all come here, some of them minutes before others.
   bool all(bool mine) const;
 
   // Around each attempt at a step; end_step() when it came to its end.
@@ -89,6 +100,7 @@ class Agreement {
   int gathered_signal_ = 0;
   bool gathered_save_ = false;
   std::vector<double> seconds_by_rank_;  // older steps count less
+  std::vector<Usage> usage_by_rank_;     // empty: they have not gathered yet
   mutable std::mutex mutex_;             // of what follows
   // Seconds: when the step began, how long the one before took (0: there is none), and when a
   // signal was seen in a step (0: there was none).

@@ -63,7 +63,6 @@ class DividedPlacement final : public ParameterPlacement {
   std::unique_ptr<distributed::GradientSums> sum_gradients(Group& group,
                                                            std::vector<Tensor> leaves) override;
   void take_gradients() override;
-  double waited() const override { return gradients_.waited(); }
 
   BlockRunner& runner(BlockRunner& inner) override { return rest_->runner(inner); }
   void begin_pass() override { rest_->begin_pass(); }

@@ -71,23 +71,42 @@ bool Monitor::run_unless_stopped(F&& work) const {
 void Monitor::begin() {
   begin_ = seconds_now();
   first_step_ = state_.counters().step;
-  if (parts_.group) first_sent_ = parts_.group->bytes_sent();
+  if (parts_.group == nullptr) return;
+  first_sent_ = parts_.group->bytes_sent();
+  waited_before_ = parts_.group->seconds_waited();
+}
+
+void Monitor::leave_out(double seconds, double waited) {
+  left_out_ += seconds;
+  waited_before_ += waited;
+}
+
+Usage Monitor::usage() const {
+  const memory::DeviceBytes device = meter_ ? meter_->bytes() : memory::DeviceBytes();
+  Usage usage = {.waited_for_samples = waited_for_samples_,
+                 .peak_host_bytes = peak_host_bytes(),
+                 .peak_device_bytes = static_cast<double>(std::max(device.peak, device.reserved))};
+  if (const distributed::Group* group = parts_.group) {
+    usage.waited_for_others = group->seconds_waited() - waited_before_;
+    usage.sent_bytes = static_cast<double>(group->bytes_sent() - first_sent_);
+  }
+  return usage;
 }
 
 void Monitor::write(const std::map<std::string, double>& values, int64_t step) {
   for (const auto& writer : writers_) writer->write(step, values);
 }
 
-void Monitor::log(const StepResult& result, double waited, bool is_last) {
+void Monitor::log(const StepResult& result, bool is_last) {
   const auto loss = result.loss.item<double>(), norm = result.norm.item<double>();
   loss_sum_ += loss;
   ++loss_count_;
-  const double elapsed = seconds_now() - begin_ - left_out_, host_bytes = peak_host_bytes();
-  const memory::DeviceBytes device = meter_ ? meter_->bytes() : memory::DeviceBytes();
-  const double shown_bytes =
-      meter_ ? static_cast<double>(std::max(device.peak, device.reserved)) : host_bytes;
+  const double elapsed = seconds_now() - begin_ - left_out_;
+  const Usage usage = agreement_.usage_of_all(this->usage());
+  const double waited = usage.waited_for_samples;
   note_ = print("loss %.4f lr %.2e norm %.3g mem %.1f GB wait %.0f%%", loss, result.lr, norm,
-                shown_bytes / 1e9, elapsed > 0 ? 100.0 * waited / elapsed : 0.0);
+                (meter_ ? usage.peak_device_bytes : usage.peak_host_bytes) / 1e9,
+                elapsed > 0 ? 100.0 * waited / elapsed : 0.0);
   if (result.step % config_.log.logging_steps != 0 && !is_last) return;
   const auto steps = static_cast<double>(result.step - first_step_);
   std::map<std::string, double> values = {
@@ -98,15 +117,14 @@ void Monitor::log(const StepResult& result, double waited, bool is_last) {
       {"train/skipped_steps", static_cast<double>(state_.counters().skipped)},
       {"perf/seconds_per_step", elapsed / steps},
       {"perf/data_wait_share", waited / elapsed},
-      {"perf/peak_host_gb", host_bytes / 1e9}};
-  if (const distributed::Group* group = parts_.group) {
-    values["perf/sent_gb_per_step"] =
-        static_cast<double>(group->bytes_sent() - first_sent_) / steps / 1e9;
-    values["perf/peers_wait_share"] = result.waited / elapsed;
+      {"perf/peak_host_gb", usage.peak_host_bytes / 1e9}};
+  if (parts_.group) {
+    values["perf/sent_gb_per_step"] = usage.sent_bytes / steps / 1e9;
+    values["perf/peers_wait_share"] = usage.waited_for_others / elapsed;
     values["perf/slowest_rank"] = agreement_.slowest_rank();
   }
-  if (device.reserved > 0)
-    values["perf/peak_device_gb"] = static_cast<double>(device.reserved) / 1e9;
+  if (meter_ && meter_->bytes().reserved > 0)
+    values["perf/peak_device_gb"] = usage.peak_device_bytes / 1e9;
   for (const auto& [name, value] : state_.optimizer().metrics()) values["train/" + name] = value;
   write(values, result.step);
   loss_sum_ = 0;
@@ -204,6 +222,8 @@ void Monitor::preview() {
   if (parts_.preview == nullptr) return;
   if (parts_.timeline != nullptr) parts_.timeline->begin("sample");
   std::vector<Preview::Shown> drawn;  // for another process, which shows it
+  // Those that draw together wait for the disk of the one that writes.
+  const distributed::Patience patience(parts_.in_lockstep() ? parts_.group : nullptr);
   try {
     run_unless_stopped([&] {
       state_.with_average([&] {
@@ -222,6 +242,4 @@ void Monitor::preview() {
   if (parts_.group != nullptr) show_of_others(drawn);
 }
 
-  // Those that draw together wait for the disk of the one that writes.
-  const distributed::Patience patience(parts_.in_lockstep() ? parts_.group : nullptr);
 }  // namespace atelier::train

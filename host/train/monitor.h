@@ -27,11 +27,16 @@ class Monitor {
   void open();
   // The first step begins: rates count from here.
   void begin();
-  // Leaves `seconds` that went to something else than steps out of the rates.
-  void leave_out(double seconds) { left_out_ += seconds; }
+  // Leaves `seconds` that went to something else than steps out of the rates, of which this process
+  // `waited` for others.
+  void leave_out(double seconds, double waited = 0.0);
+  // Seconds that samples were waited for, since begin().
+  void wait_for_samples(double seconds) { waited_for_samples_ = seconds; }
+  // What this process has used, since begin().
+  Usage usage() const;
 
-  // A step that was not skipped. `waited`: seconds for samples, since begin().
-  void log(const StepResult& result, double waited, bool is_last);
+  // A step that was not skipped.
+  void log(const StepResult& result, bool is_last);
   // "loss 0.1234 lr 1.0e-04 …", of the last step that was logged.
   const std::string& note() const { return note_; }
 
@@ -61,8 +66,9 @@ class Monitor {
   std::vector<std::unique_ptr<run::MetricsWriter>> writers_;
   double loss_sum_ = 0.0;  // since the last line of metrics
   int64_t loss_count_ = 0;
-  double begin_ = 0.0, left_out_ = 0.0;      // seconds
-  int64_t first_step_ = 0, first_sent_ = 0;  // bytes
+  double begin_ = 0.0, left_out_ = 0.0;                    // seconds
+  double waited_for_samples_ = 0.0, waited_before_ = 0.0;  // seconds, the latter for others
+  int64_t first_step_ = 0, first_sent_ = 0;                // bytes
   std::string note_;
 };
 

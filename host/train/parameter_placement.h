@@ -51,8 +51,6 @@ class ParameterPlacement {
   virtual std::unique_ptr<distributed::GradientSums> sum_gradients(distributed::Group& group,
                                                                    std::vector<at::Tensor> leaves);
   virtual void take_gradients() {}
-  // Seconds that it waited for other processes beside that, so far.
-  virtual double waited() const { return 0.0; }
   // Whether this process has all of what add() returned. Where it has not, what stands there for a
   // part of it has shape and dtype alone, on the meta device, and the pieces of share_out() are all
   // that there is.

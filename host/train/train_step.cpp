@@ -71,7 +71,6 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
   StepResult result = update(step);
   result.epoch = data.plan.epoch;
   result.denoiser = denoiser;
-  result.waited = waited();
   if (++num_made_ == kTimelineSteps && timeline_ != nullptr) timeline_->stop();
   return result;
 }

@@ -34,7 +34,6 @@ struct StepResult {
   at::Tensor loss, norm, is_skipped;
   std::string denoiser = {};  // that was drawn for it
   bool has_moved = false;     // on the way: of a skipped step not everything was left as it was
-  double waited = 0.0;        // seconds, for other processes' gradients, so far
 };
 
 // Not thread-safe; everything that it is given outlives it.
@@ -59,9 +58,6 @@ class TrainStep {
   // parameters: it cannot be made again then, and the state is that of no step. Waits for the other
   // processes where they count on gradients of this one.
   bool give_up();
-
-  // Seconds that it waited for gradients of other processes, so far.
-  double waited() const { return sums_ ? sums_->waited() + trained_.placement().waited() : 0.0; }
 
  private:
   at::Tensor forward(const StepData& data, size_t batch, int64_t step);

@@ -81,6 +81,10 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
       caption_seed_(random::stream_seed(config_.seed, random::Stream::kCaptionDropout)),
       frames_seed_(random::stream_seed(config_.seed, random::Stream::kFrames)) {}
 
+double Trainer::waited_for_others() const {
+  return parts_.group ? parts_.group->seconds_waited() : 0.0;
+}
+
 // Called by the threads that read ahead.
 StepData Trainer::read_step(int64_t step) const {
   data::StepBatches plan = order_.step(step);
@@ -131,8 +135,9 @@ void Trainer::try_largest() {
 Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   Outcome outcome;
   std::optional<Attempt> gathered;
-  const double begin = memory::seconds_now() - step_.waited();
-  const auto own_seconds = [&] { return memory::seconds_now() - step_.waited() - begin; };
+  bool leaves = false;
+  const double begin = memory::seconds_now() - waited_for_others();
+  const auto own_seconds = [&] { return memory::seconds_now() - waited_for_others() - begin; };
   const auto tell = [this](const std::vector<double>& words) { return step_.tell(words); };
   try {
     const ops::StopScope stops([this] {
@@ -143,7 +148,7 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     agreement_.begin_step();
     outcome.result = step_.run(data, state_.counters().step, [&] {
       if (parts_.blocks) parts_.blocks->compare();
-      gathered = agreement_.gather({.seconds = own_seconds()}, tell);
+      gathered = agreement_.gather({.seconds = own_seconds(), .usage = monitor_.usage()}, tell);
       if (gathered->end != Attempt::End::kWhole) throw_stopped();
       state_.leave_to_optimizer();
     });
@@ -163,7 +168,8 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
   const Attempt mine = {.end = is_stopped ? Attempt::End::kStopped : Attempt::End::kOutOfMemory,
                         .has_moved = step_.give_up(),
                         .can_keep_less = memory_.can_keep_less(),
-                        .seconds = own_seconds()};
+                        .seconds = own_seconds(),
+                        .usage = monitor_.usage()};
   if (!gathered) {
     outcome.attempt = agreement_.gather(mine, tell);
   } else if (gathered->end != Attempt::End::kWhole) {
@@ -214,7 +220,7 @@ void Trainer::settle() {
   agreement_.count(is_skipped, result.step, state_.counters());
   if (is_skipped) return;
   state_.update_average(result.denoiser);
-  monitor_.log(result, waited_, /*is_last=*/result.step == total_steps_);
+  monitor_.log(result, /*is_last=*/result.step == total_steps_);
 }
 
 void Trainer::save(const std::string& name, bool is_last) {
@@ -293,7 +299,7 @@ void Trainer::loop(progress::Step& bar) {
   while (counters.step < total_steps_ && !agreement_.should_leave()) {
     if (parts_.group) parts_.group->begin_step(counters.step + 1);
     const StepData data = steps.next();
-    waited_ = steps.waited();
+    monitor_.wait_for_samples(steps.waited());
     std::optional<StepResult> result = make_step(data);
     if (!result) return;
     settle();
@@ -304,10 +310,10 @@ void Trainer::loop(progress::Step& bar) {
     if (settles_at_once_ || state_.reads_average_at_once()) settle();
     bar.set_note(monitor_.note());
     bar.advance();
-    const double begin = memory::seconds_now();
+    const double begin = memory::seconds_now(), waited = waited_for_others();
     after_step(data.plan);
     const double left_out = memory::seconds_now() - begin;
-    monitor_.leave_out(left_out);
+    monitor_.leave_out(left_out, waited_for_others() - waited);
     bar.leave_out(left_out);
   }
 }

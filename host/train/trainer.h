@@ -54,6 +54,7 @@ class Trainer {
     std::optional<Error> failure;      // of the others
   };
   StepData read_step(int64_t step) const;
+  double waited_for_others() const;  // seconds
   StepData read(data::StepBatches plan, int64_t step) const;
   void try_largest();
   std::optional<StepResult> make_step(const StepData& data);
@@ -81,7 +82,6 @@ class Trainer {
   Monitor monitor_;
   uint64_t caption_seed_, frames_seed_;
   std::optional<StepResult> pending_;  // of the last step, not read back yet
-  double waited_ = 0.0;                // seconds, for samples
   bool has_reported_ = false;          // who holds the memory
   bool fails_together_ = false;        // all processes have agreed on it
 };

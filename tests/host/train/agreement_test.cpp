@@ -5,7 +5,12 @@
 #include <future>
 #include <vector>
 
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
 #include "atelier/error.h"
+
+#include "host/distributed/group.h"
 
 namespace atelier::train {
 namespace {
@@ -106,6 +111,38 @@ TEST_CASE("A request to save is answered once", "[agreement]") {
   CHECK(agreement.should_save());
   CHECK_FALSE(agreement.should_save());
   CHECK_FALSE(agreement.should_leave());
+}
+
+TEST_CASE("What processes use is the mean of what they waited and sent, and the largest peak",
+          "[agreement]") {
+  using distributed::Group;
+  const auto nothing = [](int /*rank*/, int /*size*/) {
+    return c10::intrusive_ptr<c10d::Backend>();
+  };
+  const auto group = Group::meet({.rank = 1, .size = 3}, {.transport = nothing});
+  Agreement agreement(10, memory::seconds_now, group.get());
+  const Usage mine = {.waited_for_samples = 3,
+                      .waited_for_others = 6,
+                      .sent_bytes = 90,
+                      .peak_host_bytes = 10,
+                      .peak_device_bytes = 20};
+  CHECK(agreement.usage_of_all(mine).sent_bytes == 90);  // as long as nobody has told anything
+  agreement.gather({.seconds = 2, .usage = mine}, [](const std::vector<double>& words) {
+    at::Tensor all = at::tensor(words, at::kDouble).expand({3, -1}).contiguous();
+    all[0].slice(0, 5) = at::tensor({5.0, 0.0, 0.0, 60.0, 30.0, 5.0}, at::kDouble);
+    all[2].slice(0, 5) = at::tensor({1.0, 0.0, 9.0, 90.0, 5.0, 40.0}, at::kDouble);
+    return all;
+  });
+  CHECK(agreement.slowest_rank() == 0);
+  Usage later = mine;
+  later.sent_bytes += 10;  // since it was told
+  later.peak_host_bytes = 35;
+  const Usage all = agreement.usage_of_all(later);
+  CHECK(all.waited_for_samples == 1);
+  CHECK(all.waited_for_others == 5);
+  CHECK(all.sent_bytes == 90);
+  CHECK(all.peak_host_bytes == 35);
+  CHECK(all.peak_device_bytes == 40);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ TEST_CASE("Metrics are written at the steps that were asked for, and at the last
   bench.monitor->begin();
   bench.state->counters().skipped = 3;
   for (int step = 1; step <= 5; ++step)
-    bench.monitor->log(Bench::step(step, step, /*norm=*/10.0 * step), 0.0, /*is_last=*/step == 5);
+    bench.monitor->log(Bench::step(step, step, /*norm=*/10.0 * step), /*is_last=*/step == 5);
   CHECK(bench.rows("train/loss") == Rows{"2,1.5", "4,3.5", "5,5"});  // the mean since the last
   CHECK(bench.rows("train/grad_norm") == Rows{"2,20", "4,40", "5,50"});
   CHECK(bench.rows("train/lr") == Rows{"2,0.01", "4,0.01", "5,0.01"});
@@ -79,9 +79,9 @@ TEST_CASE("The line of progress has every step", "[monitor]") {
   bench.begin();
   bench.monitor->open();
   bench.monitor->begin();
-  bench.monitor->log(Bench::step(1, 0.25), 0.0, false);
+  bench.monitor->log(Bench::step(1, 0.25), false);
   CHECK_THAT(bench.monitor->note(), Catch::StartsWith("loss 0.2500 lr 1.00e-02 norm 0.5 mem "));
-  bench.monitor->log(Bench::step(2, 0.125), 0.0, false);
+  bench.monitor->log(Bench::step(2, 0.125), false);
   CHECK_THAT(bench.monitor->note(), Catch::StartsWith("loss 0.1250 "));
   CHECK(bench.rows("train/loss").empty());
 }
@@ -92,9 +92,11 @@ TEST_CASE("Time that went to something else is in no rate", "[monitor]") {
   bench.monitor->open();
   bench.monitor->begin();
   bench.monitor->leave_out(-1000);  // as if the step had taken so long
-  bench.monitor->log(Bench::step(1, 1.0), /*waited=*/250, false);
+  bench.monitor->wait_for_samples(250);
+  bench.monitor->log(Bench::step(1, 1.0), false);
   bench.monitor->leave_out(1000);
-  bench.monitor->log(Bench::step(2, 1.0), /*waited=*/0, false);
+  bench.monitor->wait_for_samples(0);
+  bench.monitor->log(Bench::step(2, 1.0), false);
   const Rows rates = bench.rows("perf/seconds_per_step"),
              waits = bench.rows("perf/data_wait_share");
   REQUIRE(rates.size() == 2);
@@ -109,13 +111,13 @@ TEST_CASE("A run that is resumed cuts off the metrics of steps behind its own", 
   bench.begin();
   bench.monitor->open();
   bench.monitor->begin();
-  for (int step = 1; step <= 4; ++step) bench.monitor->log(Bench::step(step, step), 0.0, false);
+  for (int step = 1; step <= 4; ++step) bench.monitor->log(Bench::step(step, step), false);
   bench.begin();
   bench.state->counters().step = 2;
   bench.monitor->open();
   CHECK(bench.rows("train/loss") == Rows{"1,1", "2,2"});
   bench.monitor->begin();
-  bench.monitor->log(Bench::step(3, 7), 0.0, false);
+  bench.monitor->log(Bench::step(3, 7), false);
   CHECK(bench.rows("train/loss") == Rows{"1,1", "2,2", "3,7"});
 }
 
