@@ -6,6 +6,7 @@
 #include "atelier/error.h"
 #include "atelier/plugin.h"
 
+#include "formats/escape.h"
 #include "host/distributed/handshake.h"
 #include "host/train/piece_files.h"
 #include "host/train/run_checks.h"
@@ -65,8 +66,26 @@ RunState::RunState(const RunParts& parts, Selection selection)
   ema_.emplace(trained_.moved(), parts.config.ema_decay, ema_device_, turns);
 }
 
+// A checkpoint that one process passes over is passed over by all: whoever is at an older one waits
+// until the others are.
+void RunState::agree_on(const run::SavedState& saved_state) const {
+  while (parts_.group) {
+    int64_t least = saved_state.step, most = saved_state.step;
+    for (const std::string& said : parts_.group->say(std::to_string(saved_state.step))) {
+      least = std::min<int64_t>(least, std::stoll(said));
+      most = std::max<int64_t>(most, std::stoll(said));
+    }
+    if (least == most) return;
+    if (saved_state.step > least)
+      throw Error(ErrorCode::kEnvironment,
+                  formats::quote_and_escape(saved_state.folder) + ": another rank cannot read it",
+                  "see what that rank says");
+  }
+}
+
 void RunState::resume(const run::SavedState& saved_state) {
-  distributed::do_together(sharing(), [&] {
+  agree_on(saved_state);
+  distributed::do_together(parts_.group, [&] {
     const PieceOwner owner = trained_.placement().owner();
     trained_.load(read_part(saved_state, "trained", trained_.values(), trained_.pieces(), owner));
     optimizer_->load_state(

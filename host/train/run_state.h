@@ -62,7 +62,9 @@ class RunState {
   const RunCounters& counters() const { return counters_; }
   std::string step_name() const { return "step-" + std::to_string(counters_.step); }
 
-  // Takes everything from `saved_state`, and warns of what has changed since.
+  // Takes everything from `saved_state`, and warns of what has changed since. All processes come
+  // here; where one fails, or comes with an older state, the others throw Error{kEnvironment}, or
+  // what it throws.
   void resume(const run::SavedState& saved_state);
   // The weights that the saved state says were to be written; empty: they are there.
   const std::string& weights_to_write() const { return weights_to_write_; }
@@ -99,6 +101,7 @@ class RunState {
   void save(const std::string& name, bool is_last = false);
 
  private:
+  void agree_on(const run::SavedState& saved_state) const;
   void swap_average();
   void show_average();
   void hide_average();
