@@ -236,7 +236,7 @@ void RunState::save_state(const std::string& name) {
 }
 
 // The state comes first, and weights leave room for the next one: from a state, weights can be
-// written again.
+// written again. Where processes have left all exchanges, those that come from several are.
 void RunState::save(const std::string& name, bool is_last) {
   if (counters_.step == 0 || (parts_.folder == nullptr && sharing() == nullptr)) return;
   std::optional<Error> failed;
@@ -249,10 +249,16 @@ void RunState::save(const std::string& name, bool is_last) {
       if (!failed) failed = error;
     }
   };
-  if (parts_.config.output.save_state && saved_state_step_ != counters_.step)
+  const bool leaves_weights = parts_.group && parts_.group->is_called_off() &&
+                              (trained_.save_together() || shows_together());
+  if ((parts_.config.output.save_state || leaves_weights) && saved_state_step_ != counters_.step)
     attempt([&] { save_state(name); });
-  if (saved_weights_step_ != counters_.step)
+  if (saved_weights_step_ != counters_.step && leaves_weights) {
+    parts_.progress.warn("the weights of " + name +
+                         " are not written: --resume writes them from the checkpoint");
+  } else if (saved_weights_step_ != counters_.step) {
     attempt([&] { save_weights(name, is_last ? 0 : state_bytes_); });
+  }
   if (failed && is_last) throw Error(*failed);
 }
 

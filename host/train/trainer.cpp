@@ -146,6 +146,7 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     std::optional<SequenceScope> shares_rows;
     if (parts_.sequence != nullptr) shares_rows.emplace(*parts_.sequence);
     agreement_.begin_step();
+    if (parts_.group) parts_.group->begin_work();
     outcome.result = step_.run(data, state_.counters().step, [&] {
       if (parts_.blocks) parts_.blocks->compare();
       gathered = agreement_.gather({.seconds = own_seconds(), .usage = monitor_.usage()}, tell);
@@ -156,13 +157,14 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     return outcome;
   } catch (...) {
     outcome.failure = plugins::out_of_memory();
-    if (outcome.failure && parts_.computes_with_others() && !gathered)
-      throw memory_.does_not_fit(*outcome.failure).at(place_of(data));
-    const bool is_given_up =
-        agreement_.has_given_up_step() || (gathered && gathered->end != Attempt::End::kWhole);
+    const bool is_called_off = parts_.group && parts_.group->is_called_off();
+    leaves = parts_.computes_with_others() && !gathered && (outcome.failure || is_called_off);
+    const bool is_given_up = leaves || agreement_.has_given_up_step() ||
+                             (gathered && gathered->end != Attempt::End::kWhole);
     if (!outcome.failure && !(is_given_up && is_stop())) throw;
   }
   // From here on nothing of the step is held any more.
+  if (leaves) return leave_step(std::move(outcome));
   const bool is_stopped = agreement_.has_given_up_step();
   if (outcome.failure && !is_stopped && !has_reported_) memory_.report(state_.optimizer());
   const Attempt mine = {.end = is_stopped ? Attempt::End::kStopped : Attempt::End::kOutOfMemory,
@@ -178,6 +180,16 @@ Trainer::Outcome Trainer::attempt_step(const StepData& data) {
     outcome.attempt = mine;
     outcome.attempt.has_moved |= parts_.group != nullptr;
   }
+  return outcome;
+}
+
+// Processes that compute a step together cannot come to its end without each other: where one has
+// failed, all leave it.
+Trainer::Outcome Trainer::leave_step(Outcome outcome) {
+  if (outcome.failure) parts_.group->call_off();
+  if (outcome.failure && !has_reported_) memory_.report(state_.optimizer());
+  outcome.attempt = {.end = Attempt::End::kOutOfMemory, .has_moved = step_.give_up()};
+  parts_.group->leave();
   return outcome;
 }
 

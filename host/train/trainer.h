@@ -43,8 +43,9 @@ class Trainer {
   // the exit code. Throws Error{kNumerics} when too many steps in a row were not finite.
   //
   // A step that does not fit into the device's memory is made again from its start with less kept
-  // for the backward pass, to the same bits. When nothing is left to drop: state and weights of the
-  // last finished step are saved, and Error{kOutOfMemory} is thrown.
+  // for the backward pass, to the same bits. When nothing is left to drop, or processes compute the
+  // step together: state and weights of the last finished step are saved, and Error{kOutOfMemory}
+  // is thrown by all processes.
   int run();
 
  private:
@@ -53,12 +54,13 @@ class Trainer {
     std::optional<StepResult> result;  // of one that is whole
     std::optional<Error> failure;      // of the others
   };
-  StepData read_step(int64_t step) const;
   double waited_for_others() const;  // seconds
+  StepData read_step(int64_t step) const;
   StepData read(data::StepBatches plan, int64_t step) const;
   void try_largest();
   std::optional<StepResult> make_step(const StepData& data);
   Outcome attempt_step(const StepData& data);
+  Outcome leave_step(Outcome outcome);
   std::string place_of(const StepData& data) const;  // "step 5"
   void settle();
   void after_step(const data::StepBatches& plan);

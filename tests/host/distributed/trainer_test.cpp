@@ -6,12 +6,17 @@
 #include <csignal>
 #include <filesystem>
 #include <iterator>
+#include <map>
+#include <sstream>
+#include <thread>
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "atelier/host/stop.h"
 
 #include "host/distributed/group.h"
+#include "host/distributed/sequence.h"
 #include "host/files/file_operations.h"
 #include "run_toy.h"
 
@@ -24,12 +29,15 @@ using test::HookScope;
 
 // A run of two steps an epoch: one of a batch for each rank, and one in which rank 1 has none.
 struct Ranks : test::RunToy {
-  std::shared_ptr<Group> group =
-      Group::meet(distributed::find_ranks(distributed::process_environment()),
-                  {.exchange = std::chrono::seconds(30)});
+  std::shared_ptr<Group> group;
+  std::shared_ptr<SequenceGroup> sequence;  // null: ranks have batches of their own
+  std::optional<run::SavedState> resumed;
   double seconds = 100;  // of the clock that the run believes
 
-  Ranks() {
+  // `exchange`: how long one may take.
+  explicit Ranks(std::chrono::seconds exchange = std::chrono::seconds(30))
+      : group(Group::meet(distributed::find_ranks(distributed::process_environment()),
+                          {.exchange = exchange})) {
     REQUIRE(group->size() == 2);
     config.order.gradient_accumulation_steps = 2;
     config.num_epochs = 3;
@@ -47,12 +55,19 @@ struct Ranks : test::RunToy {
     config.output.output_path = folder / name;
     std::optional<run::RunFolder> run_folder;
     if (with == nullptr || is_first()) run_folder.emplace(config.output.output_path);
-    Trainer trainer({*model, config, *samples, samples.get(), nullptr,
-                     run_folder ? &*run_folder : nullptr, progress, nullptr, with},
-                    selection(), [this] { return seconds; });
+    Trainer trainer(
+        {*model, config, *samples, samples.get(), nullptr, run_folder ? &*run_folder : nullptr,
+         progress, nullptr, with, nullptr, with ? sequence.get() : nullptr},
+        selection(), [this] { return seconds; });
+    if (resumed) trainer.resume(*resumed);
     return trainer.run();
   }
   int train_together(const std::string& name) { return train(name, group.get()); }
+  // Both ranks compute each batch; in the middle of it they exchange, as blocks do.
+  void compute_together() {
+    sequence = distributed::make_sequence(*group, 2);
+    config.sequence_parallel = 2;
+  }
 
   run::SavedState newest(const std::string& name) const {
     return run::find_state(folder / name, [](const std::string&) {});
@@ -86,6 +101,17 @@ test::VelocityHook at_forward(int number, std::function<void()> action) {
 // The same on rank 1, and nothing on rank 0.
 test::VelocityHook on_rank_1(const Ranks& ranks, int number, std::function<void()> action) {
   return ranks.is_first() ? test::VelocityHook() : at_forward(number, std::move(action));
+}
+
+// Calls `action` in forward pass number `number` of a training step, and before the ranks exchange.
+test::VelocityHook at_shared_forward(const Ranks& ranks, int number, std::function<void()> action) {
+  return
+      [&ranks, hook = at_forward(number, std::move(action))](const at::Tensor& velocity) mutable {
+        if (!at::GradMode::is_enabled()) return velocity;
+        at::Tensor same = hook(velocity);
+        ranks.sequence->gather(at::ones({4}));
+        return same;
+      };
 }
 
 [[noreturn]] void run_out_of_memory() {
@@ -163,6 +189,53 @@ TEST_CASE("Where one rank can keep nothing less, the last step is saved", "[no_m
   if (!ranks.is_first()) return;
   CHECK(ranks.newest("run").step == 2);
   CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
+}
+
+// Rank 1 has no room in the third step, while rank 0 waits for what it has of a batch.
+void fail_together(Ranks& ranks) {
+  ranks.config.output.save_steps = 100;
+  ranks.compute_together();
+  const HookScope fails(at_shared_forward(ranks, 4, [&] {
+    if (!ranks.is_first()) run_out_of_memory();
+  }));
+  test::expect_error(ErrorCode::kOutOfMemory,
+                     {ranks.is_first() ? "step 3: another rank has too little memory"
+                                       : "step 3: toy.denoise: no room"},
+                     [&] { ranks.train_together("run"); });
+  ranks.group->part();
+}
+
+TEST_CASE("Where a step that ranks compute together does not fit on one, the last one is saved",
+          "[together]") {
+  Ranks ranks;
+  fail_together(ranks);
+  if (!ranks.is_first()) return;
+  CHECK(ranks.newest("run").step == 2);
+  CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
+  ranks.config.num_epochs = 1;
+  ranks.config.sequence_parallel = 1;
+  CHECK(ranks.train("alone", nullptr) == 0);
+  CHECK(ranks.newest("alone").step == 2);
+  CHECK(test::same(ranks.state_of("alone"), ranks.state_of("run")));
+}
+
+TEST_CASE("Weights that several ranks have parts of are written when the run goes on",
+          "[together_shared]") {
+  Ranks ranks;
+  ranks.config.shards.stage = 2;
+  ranks.config.output.save_state = false;  // but then nothing would be left
+  fail_together(ranks);
+  CHECK_THAT(ranks.said(), Catch::Contains("the weights of step-2 are not written"));
+  if (!ranks.is_first()) return;
+  CHECK(ranks.newest("run").step == 2);
+  CHECK_FALSE(fs::exists(ranks.folder / "run/step-2.safetensors"));
+  ranks.config.shards.stage = 0;
+  ranks.config.sequence_parallel = 1;
+  ranks.config.resume = ranks.folder / "run";
+  ranks.resumed = ranks.newest("run");
+  CHECK(ranks.train("run", nullptr) == 0);
+  CHECK(fs::exists(ranks.folder / "run/step-2.safetensors"));
+  CHECK(fs::exists(ranks.folder / "run/step-6.safetensors"));
 }
 
 // Beside the others, one image that is twice as large.
@@ -305,6 +378,63 @@ TEST_CASE("A checkpoint of which one rank cannot write its part is left out by a
   CHECK_FALSE(fs::exists(checkpoints / "step-00000002"));
   CHECK(fs::exists(checkpoints / "step-00000004/optimizer-00002-of-00002.safetensors"));
   CHECK(std::distance(fs::directory_iterator(checkpoints), fs::directory_iterator()) == 2);
+}
+
+TEST_CASE("A rank that validates longer than an exchange may take is waited for", "[late]") {
+  Ranks ranks(std::chrono::seconds(3));
+  const HookScope slow([&, is_late = !ranks.is_first()](const at::Tensor& velocity) mutable {
+    if (!at::GradMode::is_enabled() && std::exchange(is_late, false))
+      std::this_thread::sleep_for(std::chrono::seconds(5));
+    return velocity;
+  });
+  CHECK(ranks.train_together("run") == 0);
+  ranks.group->part();
+}
+
+TEST_CASE("A checkpoint that one rank passes over is passed over by both", "[passed_over]") {
+  Ranks ranks;
+  ranks.config.num_epochs = 2;
+  CHECK(ranks.train_together("run") == 0);
+  const std::string run_folder = ranks.group->say(ranks.folder / "run").front();
+  ranks.open();
+  ranks.config.output.output_path = ranks.folder / "again";
+  Trainer trainer({*ranks.model, ranks.config, *ranks.samples, nullptr, nullptr, nullptr,
+                   ranks.progress, nullptr, ranks.group.get()},
+                  ranks.selection());
+  const run::SavedState resumed = run::find_state(
+      run_folder, [](const std::string&) {},
+      [&](const run::SavedState& state) {
+        if (state.step == 4 && !ranks.is_first())
+          throw Error(ErrorCode::kEnvironment, "it cannot be read here now");
+        trainer.resume(state);
+      });
+  CHECK(resumed.step == 2);
+  ranks.group->part();
+}
+
+TEST_CASE("Metrics are those of both ranks, wherever one waits for the other", "[metrics]") {
+  Ranks ranks;
+  ranks.config.log.csv = true;
+  ranks.compute_together();
+  constexpr double kLate = 0.2;  // seconds, in each of the nine forward passes
+  const HookScope slow([&](const at::Tensor& velocity) {
+    if (!at::GradMode::is_enabled()) return velocity;
+    if (!ranks.is_first()) std::this_thread::sleep_for(std::chrono::duration<double>(kLate));
+    ranks.sequence->gather(at::ones({4}));
+    return velocity;
+  });
+  CHECK(ranks.train_together("run") == 0);
+  ranks.group->part();
+  if (!ranks.is_first()) return;
+  std::map<std::string, double> last;
+  std::istringstream lines(test::read_bytes(ranks.folder / "run/loss.csv"));
+  for (std::string step, name, value; std::getline(lines, step, ',') &&
+                                      std::getline(lines, name, ',') && std::getline(lines, value);)
+    if (step == "6") last[name] = std::stod(value);
+  CHECK(last.at("perf/slowest_rank") == 1);
+  const double elapsed = last.at("perf/seconds_per_step") * 6;
+  CHECK(last.at("perf/peers_wait_share") * elapsed >
+        9 * kLate / 2 / 2);  // half of what rank 0 waits
 }
 
 }  // namespace
