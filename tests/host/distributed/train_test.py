@@ -274,7 +274,7 @@ class DistributedTrainTest(Runs):
 
     def test_everything_that_differs_is_in_one_error(self):
         # Each rank has a cache of its own, of other images, and nothing but that.
-        flags = dict(task="sft:data_process", max_train_steps=None, save_steps=None, enable_csv_log=None, output_path=None)
+        flags = dict(task="sft:data_process", max_train_steps=None, save_steps=None, enable_csv_log=None)
         for rank, words in enumerate(("number", "another")):
             data = self.dir / f"data_{rank}"
             shutil.copytree(self.data, data)
