@@ -317,17 +317,18 @@ TEST_CASE("A checkpoint that one rank is asked for is saved", "[asked]") {
 TEST_CASE("The error of one rank ends the other one, which names it", "[error]") {
   Ranks ranks;
   if (!ranks.is_first()) {
-    fs::remove_all(ranks.folder / "cache");
+    const HookScope fails(at_forward(
+        1, [] { throw Error(ErrorCode::kDataLoss, "a sample of its own is damaged"); }));
     try {
       ranks.train_together("run");
-      FAIL("what it reads is gone");
+      FAIL("its sample is damaged");
     } catch (const Error& error) {
-      CHECK(error.code() != ErrorCode::kPeerLost);
+      CHECK(error.code() == ErrorCode::kDataLoss);
       ranks.group->give_up(error.message());
     }
     return;
   }
-  test::expect_error(ErrorCode::kPeerLost, {"rank 1", "failed", "cache"},
+  test::expect_error(ErrorCode::kPeerLost, {"rank 1", "failed", "a sample of its own is damaged"},
                      [&] { ranks.train_together("run"); });
 }
 
