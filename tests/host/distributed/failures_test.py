@@ -1,5 +1,5 @@
-"""Ranks that are killed, stopped, given damaged data or a full disk at any moment of a run: how soon the others end, and
-what is left.
+"""Ranks that are killed, stopped, given damaged data or a full disk at any moment of a run, in whatever way they train
+together: how soon the others end, and what is left.
 
     failures_test.py [KILLED STOPPED THROWN FULL]
 
@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,19 @@ from train_cli_test import TARGETS, losses, state_of, write_dataset
 
 ROUNDS = dict(zip(("killed", "stopped", "thrown", "full"), [int(word) for word in sys.argv[1:5]] or [3] * 4))
 sys.argv[1:5] = []
-RANKS = 2
+LORA = dict(lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4, lora_dropout=0.1)
+FULL = dict(trainable_models="dit", ema_decay=0.9)
+# Ways to train together: ranks and flags. Each round has one.
+WAYS = {
+    "whole": (2, LORA),
+    "stage 1": (2, dict(FULL, zero_stage=1)),
+    "stage 2 in pairs": (4, dict(LORA, zero_stage=2, zero_group=2)),
+    "divided": (2, dict(LORA, zero_stage=3)),
+    "divided and trained in pairs": (4, dict(FULL, zero_stage=3, zero_group=2)),
+    "sequence": (2, dict(LORA, sequence_parallel=2)),
+    "pairs of sequences": (4, dict(LORA, sequence_parallel=2, zero_stage=1)),
+}
+SMALL = ("whole", "stage 2 in pairs", "divided", "pairs of sequences")  # files that a small disk holds
 TIME_OUT = 5  # seconds that an exchange may take
 PROMISE = 5  # seconds in which the others end, behind the event or the time-out
 
@@ -49,11 +62,17 @@ def wait_until(holds, what, seconds=120):
         time.sleep(0.01)
 
 
-class Launched:
-    """A launch, and what it says."""
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
-    def __init__(self, line):
-        self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+
+class Launched:
+    """A program, such as a launch, and what it says."""
+
+    def __init__(self, line, **environment):
+        self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
         self.lines = []
         self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
         self.reader.start()
@@ -61,6 +80,12 @@ class Launched:
     def ranks(self):
         listed = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(child) for child in listed.split()]
+
+    def has_ended(self):
+        return self.process.poll() is not None
+
+    def kill(self):
+        self.process.kill()
 
     def said(self):
         return "".join(self.lines)
@@ -71,6 +96,34 @@ class Launched:
         self.reader.join()
         self.process.stderr.close()
         return self.process.returncode
+
+
+class Started:
+    """The ranks of a run, each by itself."""
+
+    def __init__(self, line, count):
+        place = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+        self.programs = []
+        for rank in range(count):
+            own = dict(place, RANK=rank, LOCAL_RANK=rank)
+            self.programs.append(Launched(line, **{name: str(value) for name, value in own.items()}))
+
+    def ranks(self):
+        return [program.process.pid for program in self.programs]
+
+    def has_ended(self):
+        return any(program.has_ended() for program in self.programs)
+
+    def kill(self):
+        for program in self.programs:
+            program.kill()
+
+    def said(self):
+        return "".join(program.said() for program in self.programs)
+
+    def finish(self):
+        """The exit codes, by rank."""
+        return [program.finish() for program in self.programs]
 
 
 class FailuresTest(unittest.TestCase):
@@ -91,90 +144,123 @@ class FailuresTest(unittest.TestCase):
         self.longest = 0.0
         self.addCleanup(lambda: print(f"{self.id().rsplit('.', 1)[1]}: longest {self.longest:.2f} s", flush=True))
 
-    def line(self, run, **flags):
+    def rounds(self, kind):
+        """The way of each round. All come up before one comes again."""
+        ways = []
+        while len(ways) < ROUNDS[kind]:
+            ways += self.random.sample(sorted(WAYS), len(WAYS))
+        return ways[:ROUNDS[kind]]
+
+    def line(self, way, run, **flags):
+        """Of one rank."""
         defaults = dict(plugin="qwen_image", model_paths=json.dumps([str(self.root / "model")]), device="cpu",
                         dtype="float32", dataset_base_path=self.root / "data",
                         dataset_metadata_path=self.root / "data/metadata.csv", max_pixels=64 * 64, learning_rate=1e-3,
-                        lora_base_model="dit", lora_target_modules=TARGETS, lora_rank=4, lora_dropout=0.1,
                         num_epochs=99999, max_train_steps=99999, save_steps=3, checkpoints_total_limit=3,
                         weights_total_limit=1, threads=1, global_batch_size=4, enable_csv_log=True,
                         resume="latest", dist_timeout=TIME_OUT, cache_path=self.root / "cache", output_path=run)
-        train = program.command("train", **{**defaults, **flags})
-        return [train[0], "launch", "--nproc_per_node", str(RANKS), "--", *train[1:]]
+        return program.command("train", **{**defaults, **WAYS[way][1], **flags})
+
+    def launch_line(self, way, run, **flags):
+        line = self.line(way, run, **flags)
+        return [line[0], "launch", "--nproc_per_node", str(WAYS[way][0]), "--", *line[1:]]
 
     @staticmethod
     def last_step(run):
         path = run / "loss.csv"
         return max(losses(run), default=0) if path.exists() else 0
 
-    def start(self, run, **flags):
-        """A launch that goes on from the last checkpoint, and has made steps of its own."""
+    def start(self, way, run, by_itself=False):
+        """A launch, or ranks each by itself, that go on from the last checkpoint and have made steps of their own."""
         before = self.last_step(run)
-        launched = Launched(self.line(run, **flags))
-        self.addCleanup(launched.finish)
-        self.addCleanup(launched.process.kill)
+        if by_itself:
+            started = Started(self.line(way, run), WAYS[way][0])
+        else:
+            started = Launched(self.launch_line(way, run))
+        self.addCleanup(started.finish)
+        self.addCleanup(started.kill)
 
         def has_begun():
-            self.assertIsNone(launched.process.poll(), launched.said())
+            self.assertFalse(started.has_ended(), started.said())
             return self.last_step(run) > before
 
         wait_until(has_begun, "a step")
         time.sleep(self.random.uniform(0, 0.5))
-        return launched
+        return started
 
-    def assert_ends(self, launched, ranks, since, promise, launch=1):
-        """Every one of `ranks` in `promise` seconds, and the launch soon behind."""
+    def assert_end(self, started, ranks, since, promise):
+        """Every one of `ranks` ends in `promise` seconds."""
         wait_until(lambda: not any(map(is_alive, ranks)), "the others end")
         seconds = time.monotonic() - since
         self.longest = max(self.longest, seconds)
-        self.assertLess(seconds, promise + allowance(), launched.said())
+        self.assertLess(seconds, promise + allowance(), started.said())
+
+    def assert_launch_ends(self, launched, ranks, since, promise):
+        """Every rank ends in `promise` seconds, and the launch soon behind. Returns its exit code."""
+        self.assert_end(launched, ranks, since, promise)
         code = launched.finish()
-        self.assertLess(time.monotonic() - since, promise + launch + allowance(), launched.said())
+        self.assertLess(time.monotonic() - since, promise + 1 + allowance(), launched.said())
         return code
 
-    def assert_whole(self, run):
+    def assert_whole(self, way, run):
         """What is left goes on, to the bits of a run that nothing happened to."""
         steps = max((int(folder.name[5:]) for folder in (run / "checkpoints").glob("step-*")), default=0) + 5
-        for folder in (run, self.dir / "untouched"):
-            program.run_line(self.line(folder, max_train_steps=steps), code=0)
-        ours, theirs = state_of(run, steps), state_of(self.dir / "untouched", steps)
+        untouched = self.dir / f"untouched {way}"
+        for folder in (run, untouched):
+            program.run_line(self.launch_line(way, folder, max_train_steps=steps), code=0)
+        ours, theirs = state_of(run, steps), state_of(untouched, steps)
         self.assertTrue(ours)
         self.assertEqual(set(ours), set(theirs))
         self.assertEqual([name for name, value in ours.items() if theirs[name] != value], [])
-        ours, theirs = losses(run), losses(self.dir / "untouched")
+        ours, theirs = losses(run), losses(untouched)
         self.assertEqual({step: theirs[step] for step in ours}, ours)  # a full disk takes no metrics
 
+    def assert_all_whole(self, ways):
+        for way in sorted(set(ways)):
+            with self.subTest(way):
+                self.assert_whole(way, self.dir / way)
+
     def test_ranks_that_are_killed(self):
-        run = self.dir / "run"
-        for _ in range(ROUNDS["killed"]):
-            launched = self.start(run)
-            ranks, rank = launched.ranks(), self.random.randrange(RANKS)
+        ways = self.rounds("killed")
+        for way in ways:
+            launched = self.start(way, self.dir / way)
+            ranks, rank = launched.ranks(), self.random.randrange(WAYS[way][0])
             begin = time.monotonic()
             os.kill(ranks[rank], signal.SIGKILL)
-            self.assertEqual(self.assert_ends(launched, ranks, begin, PROMISE), 6, launched.said())
+            self.assertEqual(self.assert_launch_ends(launched, ranks, begin, PROMISE), 6, launched.said())
             self.assertIn(f"rank {rank} was ended by signal 9", launched.said())
             self.assertRegex(launched.said(), rf"rank {rank} \(.*\) is lost")
-        self.assert_whole(run)
+        self.assert_all_whole(ways)
 
     def test_ranks_that_are_stopped(self):
-        run = self.dir / "run"
-        for _ in range(ROUNDS["stopped"]):
-            launched = self.start(run)
-            ranks, rank = launched.ranks(), self.random.randrange(RANKS)
+        ways = self.rounds("stopped")
+        for way in ways:
+            started = self.start(way, self.dir / way, by_itself=True)
+            ranks, rank = started.ranks(), self.random.randrange(WAYS[way][0])
             begin = time.monotonic()
             os.kill(ranks[rank], signal.SIGSTOP)
             others = ranks[:rank] + ranks[rank + 1:]
-            # The launch gives the one that is stopped as long to end by itself.
-            self.assert_ends(launched, others, begin, TIME_OUT + PROMISE, launch=PROMISE)
-            self.assertFalse(is_alive(ranks[rank]))
-            self.assertRegex(launched.said(), rf"rank {rank} \(.*\) (is lost|does not come to it)")
-        self.assert_whole(run)
+            self.assert_end(started, others, begin, TIME_OUT + PROMISE)
+            os.kill(ranks[rank], signal.SIGKILL)
+            codes = started.finish()
+            self.assertEqual(codes.pop(rank), -signal.SIGKILL)
+            self.assertEqual(codes, [6] * len(others), started.said())
+            self.assertRegex(started.said(), rf"rank {rank} \(.*\) (is lost|does not come to it)")
+        self.assert_all_whole(ways)
+
+    def test_a_launch_ends_a_rank_that_is_stopped(self):
+        launched = self.start("whole", self.dir / "run")
+        ranks = launched.ranks()
+        begin = time.monotonic()
+        os.kill(ranks[1], signal.SIGSTOP)
+        # It gives the one that is stopped as long to end by itself.
+        self.assertEqual(self.assert_launch_ends(launched, ranks, begin, TIME_OUT + 2 * PROMISE), 6, launched.said())
 
     def test_data_that_cannot_be_read_any_more(self):
-        run = self.dir / "run"
+        ways = self.rounds("thrown")
         entries = None
-        for _ in range(ROUNDS["thrown"]):
-            launched = self.start(run)
+        for way in ways:
+            launched = self.start(way, self.dir / way)
             entries = entries or sorted((self.root / "cache/latents").glob("*.safetensors"))
             entry, kept = self.random.choice(entries), self.dir / "kept"
             ranks = launched.ranks()
@@ -183,13 +269,13 @@ class FailuresTest(unittest.TestCase):
             damaged.write_bytes(b"no tensors")
             begin = time.monotonic()
             os.replace(damaged, entry)
-            code = self.assert_ends(launched, ranks, begin, PROMISE)
+            code = self.assert_launch_ends(launched, ranks, begin, PROMISE)
             os.replace(kept, entry)
             self.assertNotIn(code, (0, 6, 70), launched.said())  # its own, which leads
             self.assertIn(entry.name, launched.said())
             self.assertTrue(re.search(r"rank \d \(.*\) failed: ", launched.said()) or
                             launched.said().count("error: ") == 1, launched.said())
-        self.assert_whole(run)
+        self.assert_all_whole(ways)
 
     def test_a_disk_that_is_full_while_checkpoints_are_written(self):
         disk = self.dir / "disk"
@@ -197,8 +283,8 @@ class FailuresTest(unittest.TestCase):
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], capture_output=True).returncode:
             self.skipTest("no small file system can be mounted here")
         self.addCleanup(subprocess.run, ["umount", "-l", disk])
-        run, rest = disk / "run", disk / "rest"
-        launched = self.start(run)
+        way, run, rest = self.random.choice(SMALL), disk / "run", disk / "rest"
+        launched = self.start(way, run)
         for _ in range(ROUNDS["full"]):
             said = launched.said().count("not saved")
             begin = time.monotonic()
@@ -208,17 +294,17 @@ class FailuresTest(unittest.TestCase):
                         file.write(b"\0" * 4096)
                 except OSError:
                     pass
-            wait_until(lambda: launched.said().count("not saved") > said or launched.process.poll() is not None,
+            wait_until(lambda: launched.said().count("not saved") > said or launched.has_ended(),
                        "a checkpoint that is not saved")
             rest.unlink()
-            self.assertIsNone(launched.process.poll(), launched.said())
+            self.assertFalse(launched.has_ended(), launched.said())
             self.longest = max(self.longest, time.monotonic() - begin)
             newest = max((run / "checkpoints").glob("step-*"), default=None)
             wait_until(lambda: max((run / "checkpoints").glob("step-*"), default=None) != newest,
                        "a checkpoint that is saved again")
         launched.process.send_signal(signal.SIGTERM)
         self.assertEqual(launched.finish(), 75, launched.said())
-        self.assert_whole(run)
+        self.assert_whole(way, run)
 
 
 if __name__ == "__main__":
