@@ -34,6 +34,7 @@ WAYS = {
     "stage 1": (2, dict(FULL, zero_stage=1)),
     "stage 2 in pairs": (4, dict(LORA, zero_stage=2, zero_group=2)),
     "divided": (2, dict(LORA, zero_stage=3)),
+    "divided and trained": (2, dict(FULL, zero_stage=3)),
     "divided and trained in pairs": (4, dict(FULL, zero_stage=3, zero_group=2)),
     "sequence": (2, dict(LORA, sequence_parallel=2)),
     "pairs of sequences": (4, dict(LORA, sequence_parallel=2, zero_stage=1)),
@@ -276,6 +277,43 @@ class FailuresTest(unittest.TestCase):
             self.assertTrue(re.search(r"rank \d \(.*\) failed: ", launched.said()) or
                             launched.said().count("error: ") == 1, launched.said())
         self.assert_all_whole(ways)
+
+    def test_a_step_that_does_not_fit_into_memory(self):
+        # The largest image is tried before the first step; what takes more in the third one is a caption.
+        blocks, data = self.dir / "blocks", self.dir / "captions"
+        program.write_tiny_model(blocks, denoiser_blocks=4)
+        write_dataset(data, count=6)
+        table = data / "metadata.csv"
+        lines = table.read_text().splitlines()
+        (data / "short.csv").write_text("\n".join(lines[:6]) + "\n")
+        table.write_text("\n".join(lines).replace("number 5", "number 5" + " of many words that are told" * 60) + "\n")
+
+        def train(way, name, table, capacity, code=0, **flags):
+            """What was said, and the most bytes that the device of the first rank had to give, in MiB."""
+            line = self.launch_line(
+                way, self.dir / name, model_paths=json.dumps([str(blocks)]), device=f"simulated:{capacity}", vram="off",
+                dataset_base_path=data, dataset_metadata_path=data / table, global_batch_size=2, seed=4, max_train_steps=9,
+                save_steps=9, weights_total_limit=None, ema_decay=None, dist_timeout=None, use_gradient_checkpointing=True,
+                cache_path=self.dir / f"cache of {table}", **flags)
+            said = program.run_line(line, code=code).stderr
+            peak = re.search(r"simulated device: at most ([\d.]+) MiB", said)
+            return said, peak and float(peak[1])
+
+        for way in ("divided", "divided and trained", "sequence"):
+            with self.subTest(way):
+                run, whole = self.dir / way, self.dir / f"whole {way}"
+                _, least = train(way, f"short {way}", "short.csv", "1GiB")
+                _, most = train(way, f"whole {way}", "metadata.csv", "1GiB")
+                said, _ = train(way, way, "metadata.csv", f"{least + 0.8 * (most - least):.2f}MiB", code=4)
+                self.assertIn("error: step 3: ", said)
+                self.assertNotIn("PEER_LOST", said)
+                self.assertEqual([folder.name for folder in (run / "checkpoints").iterdir()], ["step-00000002"])
+                is_left = way == "divided and trained"  # weights of which each rank has a part
+                self.assertEqual((run / "step-2.safetensors").exists(), not is_left)
+                self.assertEqual("the weights of step-2 are not written" in said, is_left)
+                train(way, way, "metadata.csv", "1GiB")
+                self.assertEqual(state_of(run, 9), state_of(whole, 9))
+                self.assertTrue((run / "step-2.safetensors").exists())
 
     def test_a_disk_that_is_full_while_checkpoints_are_written(self):
         disk = self.dir / "disk"
