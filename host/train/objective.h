@@ -20,9 +20,6 @@
 
 namespace atelier::train {
 
-// Columns of a row that are no images, as TrainSample has them.
-using RowValues = std::map<std::string, nlohmann::json, std::less<>>;
-
 // A sample of a step, and the number of its place there: it keys the sample's random numbers.
 struct PlacedSample {
   TrainSample sample;

@@ -68,6 +68,24 @@ std::string make_key(const std::string& family, const EncoderRecords* encoders,
   return hash.add(content).hex();
 }
 
+// Tokens of a frame, of so many cells or pixels, where a token has `stride` of them on a side.
+int64_t tokens_of(int64_t frames, int64_t height, int64_t width, int64_t stride) {
+  return frames * (height / stride) * (width / stride);
+}
+
+// The tokens of the denoiser that a stage other than the target's gives it: texts are [L, D], and
+// pictures [C, T, H, W]. Those that are brought to the size of what is made lie on its tokens.
+int64_t tokens_of(const EncodeStage& stage, const EntryShapes& shapes, const LatentSpec& spec) {
+  const int64_t patch = std::max<int64_t>(spec.token_stride / spec.spatial_stride, 1);
+  int64_t tokens = 0;
+  for (const auto& [name, shape] : shapes) {
+    if (shape.size() == 2 && model::is_prompted(stage)) tokens += shape[0];
+    if (shape.size() == 4 && !stage.sees_target)
+      tokens += tokens_of(shape[1], shape[2], shape[3], patch);
+  }
+  return tokens;
+}
+
 // Whether there is no sample without it.
 bool is_required(const LoadedModel& model, const EncodeStage& stage) {
   return std::ranges::any_of(model.family().inputs(), [&](const InputSpec& input) {
@@ -197,10 +215,19 @@ void Samples::State::find_entries() {
       const bool is_whole = found[i] && (!stages.is_target(stage) || found[i]->contains(kLatents));
       if (!is_whole) {
         wanted.missing.insert(keys[i]);
-      } else if (stages.is_target(stage)) {
-        latents_shapes[keys[i]] = (*found[i])[kLatents];
+      } else {
+        note_found(stage, keys[i], *found[i]);
       }
     }
+  }
+}
+
+void Samples::State::note_found(const EncodeStage& stage, const std::string& key,
+                                const EntryShapes& shapes) {
+  if (stages.is_target(stage)) {
+    latents_shapes[key] = shapes.find(kLatents)->second;
+  } else if (const int64_t tokens = tokens_of(stage, shapes, spec); tokens > 0) {
+    entries.find(stage.name)->second.tokens[key] = tokens;
   }
 }
 
@@ -341,12 +368,22 @@ std::vector<int64_t> Samples::tokens() const {
   const LatentSpec& spec = state_->spec;
   std::vector<int64_t> tokens;
   for (size_t i = 0; i < size(); ++i) {
-    const MediaTarget& target = state_->manifest.items[state_->first_items[i]].target;
-    const int64_t frames = (target.frames - 1) / spec.temporal_stride + 1;
-    tokens.push_back(frames * (target.height / spec.token_stride) *
-                     (target.width / spec.token_stride));
+    const CacheItem& item = state_->manifest.items[state_->first_items[i]];
+    const MediaTarget& target = item.target;
+    int64_t& count = tokens.emplace_back(tokens_of((target.frames - 1) / spec.temporal_stride + 1,
+                                                   target.height, target.width, spec.token_stride));
+    for (const EncodeStage& stage : state_->stages.encoding) {
+      const auto found = state_->entries.find(stage.name);
+      if (found == state_->entries.end()) continue;
+      const auto entry = found->second.tokens.find(std::string(key_of(item.keys, stage)));
+      if (entry != found->second.tokens.end()) count += entry->second;
+    }
   }
   return tokens;
+}
+
+const RowValues& Samples::values(size_t index) const {
+  return state_->manifest.items.at(state_->first_items.at(index)).values;
 }
 
 int64_t Samples::missing() const {

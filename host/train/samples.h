@@ -38,13 +38,16 @@ struct Share {
   int rank = 0, size = 1;
 };
 
+// Columns of a row that are no images: "num_inference_steps".
+using RowValues = std::map<std::string, nlohmann::json, std::less<>>;
+
 struct TrainSample {
   Conditioning cond;  // what is cached; of the target's stage, "latents"
   std::map<std::string, Inputs, std::less<>> inputs;  // of stages that are not cached, by name
   MediaTarget target;
   at::Tensor mask;  // float32 [1, 1, H', W'] at the latents' size, in [0, 1]; undefined: everywhere
-  std::map<std::string, nlohmann::json, std::less<>> values;  // of the row: "num_inference_steps"
-  std::string place;                                          // names the row in messages
+  RowValues values;
+  std::string place;  // names the row in messages
 };
 
 // The samples of a run, cached under a folder:
@@ -80,8 +83,11 @@ class Samples {
   // Height and width in latent cells, and text length, do not matter for batches beyond this: a
   // number that is equal for samples whose latents have one shape.
   std::vector<int64_t> shapes() const;
-  // Of each sample, how many tokens of the denoiser its latents are.
+  // Of each sample, how many tokens of the denoiser it is: its latents, and its text and the
+  // pictures that it is given, where they are encoded and in the folder.
   std::vector<int64_t> tokens() const;
+  // TrainSample::values of a sample.
+  const RowValues& values(size_t index) const;
 
   // Entries that are not in the folder yet.
   int64_t missing() const;

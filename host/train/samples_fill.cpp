@@ -103,12 +103,6 @@ std::vector<Samples::State::Job> Samples::State::missing_jobs(const EncodeStage&
   return jobs;
 }
 
-void Samples::State::note_written(const EncodeStage& stage, const std::string& key,
-                                  const EntryShapes& shapes) {
-  entries.find(stage.name)->second.missing.erase(key);
-  if (stages.is_target(stage)) latents_shapes[key] = shapes.find(kLatents)->second;
-}
-
 Samples::State::Row Samples::State::read(const EncodeStage& stage, const Job& job,
                                          std::optional<data::Sample>& decoded) const {
   Row row = {value_inputs(*dataset, job.item, stage, job.empty_caption), {}};
@@ -135,7 +129,8 @@ bool Samples::State::encode(const EncodeStage& stage, LoadedModel& model, int wo
                                return read(stage, jobs[static_cast<size_t>(position)], decoded);
                              });
   EntryWriter writer(store, stage.name, [&](const auto& key, const EntryShapes& shapes) {
-    note_written(stage, key, shapes);
+    entries.find(stage.name)->second.missing.erase(key);
+    note_found(stage, key, shapes);
   });
   progress::Step step(progress, "encode " + model::encoded_by(stage, family.inputs()),
                       std::ssize(jobs), progress::Unit::kSteps);

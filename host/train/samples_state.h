@@ -23,8 +23,9 @@ struct Samples::State {
     std::string key;
   };
   struct Entries {
-    std::set<std::string> keys;     // of all rows
-    std::set<std::string> missing;  // those that are not in the folder
+    std::set<std::string> keys;             // of all rows
+    std::set<std::string> missing;          // those that are not in the folder
+    std::map<std::string, int64_t> tokens;  // of others, where they are any: see note_found()
   };
 
   State(std::string folder, const model::LoadedModel& model);
@@ -48,8 +49,9 @@ struct Samples::State {
   // The part of fill() for one stage. Returns whether it was not stopped.
   bool encode(const EncodeStage& stage, model::LoadedModel& model, int workers,
               progress::Progress& progress, const std::function<bool()>& stop, const Share& share);
-  // An entry that is on the disk now.
-  void note_written(const EncodeStage& stage, const std::string& key, const EntryShapes& shapes);
+  // An entry that is on the disk: of the target's latents their shape, and of another one how many
+  // tokens of the denoiser it is.
+  void note_found(const EncodeStage& stage, const std::string& key, const EntryShapes& shapes);
 
   // The part of missing_bytes() for a stage that reads texts.
   std::optional<int64_t> missing_text_bytes(model::LoadedModel& model, const EncodeStage& stage);

@@ -1,7 +1,9 @@
 #include "host/train/trainer.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <span>
 
 #include "atelier/error.h"
@@ -29,19 +31,33 @@ int64_t count_steps(const data::Order& order, const Config& config) {
   return config.max_train_steps.value_or(all);
 }
 
+// What batches are dealt by: tokens that the denoiser computes.
+std::vector<int64_t> costs_of(const Samples& samples, const Config& config) {
+  std::vector<int64_t> costs = samples.tokens();
+  if (config.task != Task::kDirectDistill) return costs;
+  for (size_t i = 0; i < costs.size(); ++i) costs[i] *= distillation_steps(samples.values(i));
+  return costs;
+}
+
 // The samples of one shape that make the dearest batch, in the places of a step.
 data::MicroBatch largest_batch(std::span<const int64_t> shapes, std::span<const int64_t> costs,
                                int64_t batch_size) {
-  std::map<int64_t, data::MicroBatch> batches;  // by shape
-  for (size_t item = 0; item < shapes.size(); ++item) {
-    data::MicroBatch& batch = batches[shapes[item]];
-    if (std::ssize(batch) < batch_size)
-      batch.push_back({.item = item, .slot = static_cast<uint32_t>(batch.size())});
-  }
-  const auto cost_of = [&](const auto& batch) {
-    return costs[batch.second.front().item] * std::ssize(batch.second);
+  struct Batch {
+    int64_t cost = 0;
+    data::MicroBatch samples = {};
   };
-  return std::ranges::max_element(batches, {}, cost_of)->second;
+  std::vector<size_t> items(costs.size());
+  std::iota(items.begin(), items.end(), size_t{0});
+  std::ranges::stable_sort(items, std::greater(), [&](size_t item) { return costs[item]; });
+  std::map<int64_t, Batch> batches;  // by shape
+  for (const size_t item : items) {
+    Batch& batch = batches[shapes[item]];
+    if (std::ssize(batch.samples) == batch_size) continue;
+    batch.samples.push_back({.item = item, .slot = static_cast<uint32_t>(batch.samples.size())});
+    batch.cost += costs[item];
+  }
+  return std::ranges::max_element(batches, {}, [](const auto& batch) { return batch.second.cost; })
+      ->second.samples;
 }
 
 // Of the exception that is being handled: whether throw_stopped() threw it.
@@ -65,7 +81,7 @@ Trainer::Trainer(const RunParts& parts, Selection selection, std::function<doubl
     : parts_(parts),
       config_(parts.config),
       order_(make_order(parts.samples, parts.config)),
-      tokens_(parts.samples.tokens()),
+      costs_(costs_of(parts.samples, parts.config)),
       total_steps_(count_steps(order_, parts.config)),
       settles_at_once_(parts.model.device().is_cpu() && !parts.model.is_simulated()),
       state_(parts, std::move(selection)),
@@ -88,23 +104,24 @@ double Trainer::waited_for_others() const {
 // Called by the threads that read ahead.
 StepData Trainer::read_step(int64_t step) const {
   data::StepBatches plan = order_.step(step);
-  if (parts_.group) {
-    const int P = config_.sequence_parallel;  // ranks that have the same batches
-    plan = data::share(std::move(plan), tokens_, parts_.group->rank() / P, parts_.group->size() / P,
-                       parts_.in_lockstep());
-  }
+  if (parts_.group == nullptr) return read(std::move(plan), step);
+  const int P = config_.sequence_parallel;  // ranks that have the same batches
+  plan = data::share(std::move(plan), costs_, parts_.group->rank() / P, parts_.group->size() / P,
+                     parts_.in_lockstep());
   return read(std::move(plan), step);
 }
 
-StepData Trainer::read(data::StepBatches plan, int64_t step) const {
+// `is_trial`: nothing is dropped.
+StepData Trainer::read(data::StepBatches plan, int64_t step, bool is_trial) const {
   StepData data;
   data.plan = std::move(plan);
+  data.is_trial = is_trial;
   for (const data::MicroBatch& batch : data.plan.batches) {
     std::vector<PlacedSample>& samples = data.batches.emplace_back();
     for (const data::StepSample& place : batch) {
       const bool drops_caption =
-          random::uniform(caption_seed_, place.slot, static_cast<uint32_t>(step)) <
-          config_.caption_dropout_rate;
+          !is_trial && random::uniform(caption_seed_, place.slot, static_cast<uint32_t>(step)) <
+                           config_.caption_dropout_rate;
       const double drawn = random::uniform(frames_seed_, place.slot, static_cast<uint32_t>(step));
       samples.push_back({parts_.samples.load(place.item, drops_caption, drawn), place.slot});
       objective_.read_ahead(samples.back(), step, config_.task != Task::kDirectDistill);
@@ -119,14 +136,13 @@ StepData Trainer::read(data::StepBatches plan, int64_t step) const {
 // Where all batches have one size, the first steps show it.
 void Trainer::try_largest() {
   if (parts_.group == nullptr || state_.counters().step >= total_steps_ ||
-      std::ranges::count(tokens_, tokens_.front()) == std::ssize(tokens_))
+      std::ranges::count(costs_, costs_.front()) == std::ssize(costs_))
     return;
   const data::MicroBatch batch =
-      largest_batch(parts_.samples.shapes(), tokens_, config_.order.batch_size);
+      largest_batch(parts_.samples.shapes(), costs_, config_.order.batch_size);
   const data::StepBatches plan = {
       .batches = {batch}, .numbers = {0}, .samples = std::ssize(batch), .passes = 1};
-  StepData data = read(plan, state_.counters().step);
-  data.is_trial = true;
+  StepData data = read(plan, state_.counters().step, /*is_trial=*/true);
   if (make_step(data) && make_step(data)) memory_.agree(*parts_.group);
 }
 

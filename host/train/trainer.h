@@ -56,7 +56,7 @@ class Trainer {
   };
   double waited_for_others() const;  // seconds
   StepData read_step(int64_t step) const;
-  StepData read(data::StepBatches plan, int64_t step) const;
+  StepData read(data::StepBatches plan, int64_t step, bool is_trial = false) const;
   void try_largest();
   std::optional<StepResult> make_step(const StepData& data);
   Outcome attempt_step(const StepData& data);
@@ -72,7 +72,7 @@ class Trainer {
   const RunParts parts_;
   const Config& config_;
   data::Order order_;
-  const std::vector<int64_t> tokens_;  // of each sample
+  const std::vector<int64_t> costs_;  // of each sample
   int64_t total_steps_;
   bool settles_at_once_;  // there is no device that could go on meanwhile
   RunState state_;

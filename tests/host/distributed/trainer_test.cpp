@@ -240,10 +240,10 @@ TEST_CASE("Weights that several ranks have parts of are written when the run goe
 
 // Beside the others, one image that is twice as large.
 struct RanksWithSizes : Ranks {
-  RanksWithSizes() {
-    test::write_toy_image(folder / "data/3.png", 32, 16, 3);
+  explicit RanksWithSizes(int width = 32, const std::string& prompt = "number 3") {
+    test::write_toy_image(folder / "data/3.png", width, 16, 3);
     test::write_bytes(folder / "data/metadata.csv",
-                      test::read_bytes(folder / "data/metadata.csv") + "3.png,number 3\n");
+                      test::read_bytes(folder / "data/metadata.csv") + "3.png," + prompt + "\n");
     samples = std::make_unique<Samples>(Samples::of_dataset(
         test::open_toy_dataset(config.dataset), *model,
         cached_stages(test::image_toy().encode_stages(), {}), folder / "cache", false));
@@ -264,6 +264,18 @@ TEST_CASE("The largest batch is tried before the first step, and all keep as lit
                                  ? "another rank has less memory: only products and attention kept"
                                  : "the largest batch, before step 1: toy.denoise: no room; it is "
                                    "made again with only products and attention kept"));
+  ranks.check_alone_gives("run");
+}
+
+TEST_CASE("Of images of one size, the one with the longest text is tried", "[tried_text]") {
+  RanksWithSizes ranks(16, "the number that comes behind the second one");
+  {
+    const HookScope fails(on_rank_1(ranks, 1, run_out_of_memory));
+    CHECK(ranks.train_together("run") == 0);
+  }
+  ranks.group->part();
+  if (!ranks.is_first())
+    CHECK_THAT(ranks.said(), Catch::Contains("the largest batch, before step 1: toy.denoise"));
   ranks.check_alone_gives("run");
 }
 

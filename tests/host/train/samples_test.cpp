@@ -5,6 +5,7 @@
 
 #include "host/data/parallel.h"
 #include "host/model/fingerprint.h"
+#include "host/train/encoding_store.h"
 #include "host/train/source_files.h"
 #include "image_toy.h"
 #include "support/models.h"
@@ -206,6 +207,32 @@ TEST_CASE("Samples of one size have one shape number", "[samples]") {
   REQUIRE(shapes.size() == 3);
   CHECK(shapes[0] == shapes[2]);
   CHECK(shapes[0] != shapes[1]);
+}
+
+// The toy's tokens have 8 pixels on a side, and texts one for each letter.
+TEST_CASE("Tokens are those of latents, texts and pictures that are given", "[samples]") {
+  Workshop shop;
+  const std::vector<int64_t> latents = {4, 6, 4};
+  CHECK(shop.open().tokens() == latents);  // nothing is encoded yet
+  const Samples samples = shop.filled();
+  std::vector<int64_t> with_texts = latents;
+  for (size_t i = 0; i < latents.size(); ++i)
+    with_texts[i] += samples.load(i, false).cond.at("prompt_embeds").size(0);
+  CHECK(with_texts[0] != with_texts[2]);
+  CHECK(samples.tokens() == with_texts);
+  CHECK(shop.open().tokens() == with_texts);
+  CHECK(shop.from_cache().tokens() == with_texts);
+
+  // A picture of 24x16 pixels, as an encoder gives it.
+  const std::string path = shop.entries("text").front();
+  const EncodingStore store(shop.cache());
+  const std::string key = test::fs::path(path).stem();
+  NamedTensors entry = store.read("text", key);
+  entry["picture"] = at::zeros({test::kToyChannels, 1, 6, 4});
+  store.write("text", key, entry);
+  int64_t more = 0;
+  for (size_t i = 0; i < latents.size(); ++i) more += shop.open().tokens()[i] - with_texts[i];
+  CHECK(more == 6);
 }
 
 TEST_CASE("Processes that share a fill encode each entry once, to the same bytes", "[samples]") {
