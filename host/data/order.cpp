@@ -220,6 +220,19 @@ StepBatches share(StepBatches step, std::span<const int64_t> costs, int rank, in
   return step;
 }
 
+std::vector<std::vector<size_t>> rounds(const StepBatches& step, std::span<const int64_t> costs,
+                                        int size) {
+  const std::vector<int> ranks = deal(step.batches, costs, size);
+  std::vector<std::vector<size_t>> rounds(
+      static_cast<size_t>(divide_up(std::ssize(step.batches), size)));
+  std::vector<size_t> next(static_cast<size_t>(size));
+  for (size_t i = 0; i < step.batches.size(); ++i)
+    rounds[next[static_cast<size_t>(ranks[i])]++].push_back(i);
+  for (std::vector<size_t>& round : rounds)  // see share()
+    if (std::ssize(round) < size && round.front() != 0) round.insert(round.begin(), 0);
+  return rounds;
+}
+
 Order::Order(std::span<const int64_t> shapes, const OrderOptions& options)
     : state_(std::make_shared<State>()) {
   check(shapes.size(), options);

@@ -35,6 +35,11 @@ struct StepBatches {
 StepBatches share(StepBatches step, std::span<const int64_t> costs, int rank, int size,
                   bool in_lockstep = false);
 
+// Which batches of `step` are computed side by side where processes share it in lockstep: of each
+// round the places of the batches that they have as those of this number.
+std::vector<std::vector<size_t>> rounds(const StepBatches& step, std::span<const int64_t> costs,
+                                        int size);
+
 struct OrderOptions {
   int64_t batch_size = 1;
   int64_t gradient_accumulation_steps = 1;

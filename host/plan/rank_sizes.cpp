@@ -152,7 +152,9 @@ StepExchange share_step(const SharedStep& step,
   if (mode.sequence > 1)
     done.exposed_seconds = share_rows(strategy, mode, step.attention, links, done.sent_bytes);
   const RankMode summing = summing_mode(mode, step.is_of_factors);
-  strategy.sending_repeats = summing.zero_stage >= 2 ? step.batches : 1.0;
+  // Divided blocks come and send in each run, of which distillation makes several in a batch.
+  const double passes = summing.zero_stage == 3 ? strategy.repeats : step.batches;
+  strategy.sending_repeats = summing.zero_stage >= 2 ? passes : 1.0;
   double gathered = 0.0;
   for (const memory::PlannedComponent& component : components) {
     const memory::StoredComponent& stored = component.storages.front();
@@ -166,9 +168,9 @@ StepExchange share_step(const SharedStep& step,
   const double ending = ending_seconds(summing, step.whole, links);
   strategy.seconds += ending;
   done.exposed_seconds += ending;
-  done.sent_bytes += sent_bytes(summing, step.whole, gathered, step.batches);
+  done.sent_bytes += sent_bytes(summing, step.whole, gathered, passes);
   if (step.is_of_factors && mode.zero_stage == 3)
-    done.sent_bytes += sent_bytes(mode, {}, gathered, step.batches);
+    done.sent_bytes += sent_bytes(mode, {}, gathered, strategy.repeats);
   return done;
 }
 

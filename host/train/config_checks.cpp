@@ -30,7 +30,6 @@ class Checks {
     check_sizes();
     check_schedule();
     check_watching();
-    check_division();
   }
 
  private:
@@ -93,14 +92,6 @@ class Checks {
     }
     check_exists("lora_checkpoint", lora.checkpoint);
     check_exists("preset_lora_path", lora.preset_path);
-  }
-
-  // Of divided blocks all processes run the same ones in the same order.
-  void check_division() {
-    if (config_.shards.stage < 3) return;
-    if (config_.task == Task::kDirectDistill)
-      add("zero_stage", "rows of --task direct_distill have their own numbers of steps",
-          "use --zero_stage 0 with it", ErrorCode::kUnsupported);
   }
 
   void check_exists(std::string_view flag, const std::string& path) {

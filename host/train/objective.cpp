@@ -216,35 +216,91 @@ Tensor Objective::initial_noise(const TrainSample& sample, at::IntArrayRef shape
   return at::randn(shape, generator, at::TensorOptions(at::kFloat).device(where));
 }
 
-Tensor Objective::direct_distillation(std::span<const PlacedSample> batch) {
-  Tensor total;
+std::vector<float> Objective::distillation_sigmas(const RowValues& values) const {
+  generate::ScheduleRequest request;
+  request.num_steps = static_cast<int>(distillation_steps(values));
+  return generate::make_sigmas(schedule_, request);
+}
+
+std::vector<int64_t> Objective::distillation_calls(const RowValues& values) const {
+  std::vector<int64_t> calls(denoisers_.size());
+  const std::vector<float> sigmas = distillation_sigmas(values);
+  for (size_t i = 0; i + 1 < sigmas.size(); ++i)
+    ++calls[static_cast<size_t>(&model::denoiser_at(denoisers_, sigmas[i]) - denoisers_.data())];
+  return calls;
+}
+
+struct Objective::Distilled {
+  Prepared sample;
+  std::vector<float> sigmas;
+  generate::KnownLatents known;
+  Tensor x;       // [1, C, T, H, W] at sigmas[at]
+  size_t at = 0;  // steps that are made
+
+  bool is_done() const { return at + 1 == sigmas.size(); }
+};
+
+Objective::Distilled Objective::begin_distilled(const PlacedSample& placed) {
+  const RowValues& values = placed.sample.values;
+  if (const std::string problem = distillation_problem(values); !problem.empty())
+    throw Error(ErrorCode::kInvalidArgument, placed.sample.place + ": " + problem,
+                "direct_distill needs seed and num_inference_steps in each row");
+  Prepared sample = prepare(placed.sample);
+  std::vector<float> sigmas = distillation_sigmas(values);
+  const Tensor noise =
+      ops::upload(initial_noise(placed.sample, sample.clean.sizes()), device_).unsqueeze(0);
+  generate::KnownLatents known(sample.given, noise);
+  Tensor x = known.put_into(noise, sigmas.front());
+  return {std::move(sample), std::move(sigmas), std::move(known), std::move(x)};
+}
+
+Tensor Objective::velocity(const Conditioning& cond, const Tensor& x, float sigma,
+                           const model::RangedDenoiser& denoiser) {
+  const Conditioning* const one = &cond;
+  const DenoiseInputs inputs = {.x_BCTHW = x.to(denoiser.dtype),
+                                .sigma_B = ops::upload(at::tensor({sigma}), device_),
+                                .cond = std::span(&one, 1),
+                                .denoiser = denoiser.name()};
+  return model_.model().denoise(inputs, runner_).to(at::kFloat);
+}
+
+Tensor Objective::direct_distillation(std::span<const PlacedSample> batch,
+                                      std::span<const int64_t> calls) {
+  std::vector<Distilled> samples;
   for (const PlacedSample& placed : batch) {
-    const std::string problem = distillation_problem(placed.sample.values);
-    if (!problem.empty())
-      throw Error(ErrorCode::kInvalidArgument, placed.sample.place + ": " + problem,
-                  "direct_distill needs seed and num_inference_steps in each row");
-    const Prepared sample = prepare(placed.sample);
-    generate::ScheduleRequest request;
-    request.num_steps = static_cast<int>(distillation_steps(placed.sample.values));
-    const std::vector<float> sigmas = generate::make_sigmas(schedule_, request);
-    const Tensor noise =
-        ops::upload(initial_noise(placed.sample, sample.clean.sizes()), device_).unsqueeze(0);
-    const generate::KnownLatents known(sample.given, noise);
-    Tensor x = known.put_into(noise, sigmas.front());
-    const Conditioning* cond = &sample.cond;
-    for (size_t i = 0; i + 1 < sigmas.size(); ++i) {
-      const model::RangedDenoiser& denoiser = model::denoiser_at(denoisers_, sigmas[i]);
-      const DenoiseInputs inputs = {.x_BCTHW = x.to(denoiser.dtype),
-                                    .sigma_B = ops::upload(at::tensor({sigmas[i]}), device_),
-                                    .cond = std::span(&cond, 1),
-                                    .denoiser = denoiser.name()};
-      const Tensor velocity = model_.model().denoise(inputs, runner_);
-      x = known.put_into(x + velocity.to(at::kFloat) * (sigmas[i + 1] - sigmas[i]), sigmas[i + 1]);
+    Distilled& one = samples.emplace_back(begin_distilled(placed));
+    // Every run has its backward pass through all blocks then, the first one of a sample, too.
+    if (!calls.empty()) one.x = one.x.detach().requires_grad_();
+  }
+  Tensor idle;  // of runs that count nothing
+  for (size_t i = 0; i < denoisers_.size(); ++i) {
+    const model::RangedDenoiser& denoiser = denoisers_[i];
+    int64_t missing = calls.empty() ? 0 : calls[i];
+    for (Distilled& one : samples) {
+      for (; !one.is_done() && &model::denoiser_at(denoisers_, one.sigmas[one.at]) == &denoiser;
+           ++one.at, --missing) {
+        const float sigma = one.sigmas[one.at], next = one.sigmas[one.at + 1];
+        const Tensor v = velocity(one.sample.cond, one.x, sigma, denoiser);
+        one.x = one.known.put_into(one.x + v * (next - sigma), next);
+      }
     }
-    const Tensor loss = sample.loss(x[0] - sample.clean);
+    if (!calls.empty() && missing < 0)
+      throw Error(ErrorCode::kInternal,
+                  c10::str("a batch runs ", denoiser.name(), " ", -missing, " times too often"));
+    const Distilled& first = samples.front();
+    for (; missing > 0; --missing) {
+      const Tensor x = first.x.detach().requires_grad_();
+      const auto sigma = static_cast<float>(denoiser.range.high);
+      const Tensor sum = velocity(first.sample.cond, x, sigma, denoiser).sum();
+      idle = idle.defined() ? idle + sum : sum;
+    }
+  }
+  Tensor total;
+  for (const Distilled& one : samples) {
+    const Tensor loss = one.sample.loss(one.x[0] - one.sample.clean);
     total = total.defined() ? total + loss : loss;
   }
-  return total;
+  return idle.defined() ? total + idle * 0 : total;
 }
 
 int64_t distillation_steps(const RowValues& values) {

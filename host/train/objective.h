@@ -65,9 +65,18 @@ class Objective {
 
   // Direct distillation: from the row's noise ("seed", "rand_device") through "num_inference_steps"
   // steps of the family's training schedule, all with gradients, to latents that are compared with
-  // the sample's. Latents that are given are kept at each step and do not count. Returns the sum
-  // over the samples of mean((latents - clean)^2 * mask).
-  at::Tensor direct_distillation(std::span<const PlacedSample> batch);
+  // the sample's. Latents that are given are kept at each step and do not count. All samples go
+  // through the levels of one denoiser before those of the next. Returns the sum over the samples
+  // of mean((latents - clean)^2 * mask).
+  //
+  // `calls`: as of distillation_calls(), how often each denoiser runs, with gradients from the last
+  // block to the first; those runs that the batch does not need count nothing. Empty: as often as
+  // it needs. Throws Error{kInternal} where it needs more.
+  at::Tensor direct_distillation(std::span<const PlacedSample> batch,
+                                 std::span<const int64_t> calls = {});
+  // How often direct distillation runs each denoiser for a row that says enough. Safe to call from
+  // several threads.
+  std::vector<int64_t> distillation_calls(const RowValues& values) const;
 
   // mean((prediction - target)^2 * mask) of one sample at each level, [levels], float32, with noise
   // of `noise_seed`, `slot` and the level's number.
@@ -93,6 +102,12 @@ class Objective {
   at::Tensor noise(const random::NoiseKey& key, at::IntArrayRef shape) const;
   random::NoiseKey noise_key(const PlacedSample& placed, int64_t step) const;
   at::Tensor initial_noise(const TrainSample& sample, at::IntArrayRef shape) const;
+
+  struct Distilled;  // a sample on its way
+  std::vector<float> distillation_sigmas(const RowValues& values) const;
+  Distilled begin_distilled(const PlacedSample& placed);
+  at::Tensor velocity(const Conditioning& cond, const at::Tensor& x, float sigma,
+                      const model::RangedDenoiser& denoiser);
 
   model::LoadedModel& model_;
   const std::vector<model::RangedDenoiser> denoisers_;

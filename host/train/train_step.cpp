@@ -81,8 +81,10 @@ Tensor TrainStep::forward(const StepData& data, size_t batch, int64_t step) {
                                 static_cast<uint32_t>(step)));
   begin_phase("forward", step);
   memory_.begin_pass();
+  const std::vector<int64_t> calls =
+      data.calls.empty() ? std::vector<int64_t>() : data.calls[batch];
   const Tensor sum = config_.task == Task::kDirectDistill
-                         ? objective_.direct_distillation(data.batches[batch])
+                         ? objective_.direct_distillation(data.batches[batch], calls)
                          : objective_.flow_matching(data.batches[batch], step);
   const double counts = batch + data.plan.spares >= data.batches.size() ? 0 : 1;
   Tensor loss = sum / static_cast<double>(data.plan.samples) * counts;

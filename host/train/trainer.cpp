@@ -106,9 +106,34 @@ StepData Trainer::read_step(int64_t step) const {
   data::StepBatches plan = order_.step(step);
   if (parts_.group == nullptr) return read(std::move(plan), step);
   const int P = config_.sequence_parallel;  // ranks that have the same batches
+  std::vector<std::vector<int64_t>> calls = calls_of(plan);
   plan = data::share(std::move(plan), costs_, parts_.group->rank() / P, parts_.group->size() / P,
                      parts_.in_lockstep());
-  return read(std::move(plan), step);
+  StepData data = read(std::move(plan), step);
+  data.calls = std::move(calls);
+  return data;
+}
+
+// Where rows have their own numbers of steps, and all processes run the same blocks: of each batch
+// of a process, the most that any of them needs meanwhile. Empty elsewhere.
+std::vector<std::vector<int64_t>> Trainer::calls_of(const data::StepBatches& plan) const {
+  std::vector<std::vector<int64_t>> calls;
+  if (!parts_.in_lockstep() || config_.task != Task::kDirectDistill) return calls;
+  const int size = parts_.group->size() / config_.sequence_parallel;
+  for (const std::vector<size_t>& round : data::rounds(plan, costs_, size)) {
+    std::vector<int64_t>& most = calls.emplace_back();
+    for (const size_t batch : round) {
+      std::vector<int64_t> needed;
+      for (const data::StepSample& place : plan.batches[batch]) {
+        const auto more = objective_.distillation_calls(parts_.samples.values(place.item));
+        needed.resize(more.size());
+        std::ranges::transform(needed, more, needed.begin(), std::plus());
+      }
+      most.resize(needed.size());
+      std::ranges::transform(most, needed, most.begin(), std::ranges::max);
+    }
+  }
+  return calls;
 }
 
 // `is_trial`: nothing is dropped.
@@ -143,6 +168,7 @@ void Trainer::try_largest() {
   const data::StepBatches plan = {
       .batches = {batch}, .numbers = {0}, .samples = std::ssize(batch), .passes = 1};
   StepData data = read(plan, state_.counters().step, /*is_trial=*/true);
+  data.calls = calls_of(plan);
   if (make_step(data) && make_step(data)) memory_.agree(*parts_.group);
 }
 

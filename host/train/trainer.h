@@ -57,6 +57,7 @@ class Trainer {
   double waited_for_others() const;  // seconds
   StepData read_step(int64_t step) const;
   StepData read(data::StepBatches plan, int64_t step, bool is_trial = false) const;
+  std::vector<std::vector<int64_t>> calls_of(const data::StepBatches& plan) const;
   void try_largest();
   std::optional<StepResult> make_step(const StepData& data);
   Outcome attempt_step(const StepData& data);

@@ -451,6 +451,22 @@ std::vector<std::vector<uint32_t>> dealt(const std::vector<int64_t>& costs, int 
   return numbers;
 }
 
+TEST_CASE("Rounds are the batches that processes in lockstep compute side by side", "[order]") {
+  const std::vector<int64_t> costs = {1, 8, 1, 8, 3, 2, 2};
+  const StepBatches whole = step_of(costs);
+  for (const int size : {1, 2, 3, 5, 8}) {
+    const auto found = rounds(whole, costs, size);
+    std::vector<std::set<size_t>> expected(found.size());
+    for (int rank = 0; rank < size; ++rank) {
+      const StepBatches part = share(whole, costs, rank, size, /*in_lockstep=*/true);
+      REQUIRE(part.numbers.size() == expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) expected[i].insert(part.numbers[i]);
+    }
+    for (size_t i = 0; i < expected.size(); ++i)
+      REQUIRE(std::set<size_t>(found[i].begin(), found[i].end()) == expected[i]);
+  }
+}
+
 TEST_CASE("Batches of equal cost are dealt in turn", "[order]") {
   using Numbers = std::vector<std::vector<uint32_t>>;
   REQUIRE(dealt({5, 5, 5, 5, 5}, 2) == Numbers{{0, 2, 4}, {1, 3}});

@@ -25,6 +25,14 @@ def floats(tensor):
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
+def distilled(data):
+    """Flags of distillation in which the rows of write_dataset() have one to four steps."""
+    rows = (data / "metadata.csv").read_text().splitlines()
+    more = [f",{7 + i},cpu,{1 + 3 * i % 4}" for i in range(len(rows) - 1)]
+    (data / "distilled.csv").write_text("\n".join(map("".join, zip(rows, [",seed,rand_device,num_inference_steps", *more]))))
+    return dict(task="direct_distill", dataset_metadata_path=data / "distilled.csv")
+
+
 class Runs(unittest.TestCase):
     """Runs of some processes on one small dataset."""
 

@@ -15,11 +15,12 @@ import unittest
 import program
 import wan_training_test as wan
 from train_cli_test import losses, state_of, tensors, write_dataset
-from train_test import FULL
+from train_test import FULL, distilled
 from zero_test import SharingRuns, sent, trained_of
 
 BLOCKS = 6
 DIVIDED = dict(FULL, zero_stage=3)
+SOME_LAYERS = dict(trainable_models="dit.transformer_blocks.1,dit.transformer_blocks.3.attn.to_q,dit.proj_out")
 ON_HOST = dict(device="simulated", cpu_offload=True)
 OPTIMIZED_ON_HOST = dict(device="simulated", optimize_on_cpu=True)
 
@@ -33,7 +34,7 @@ KINDS = {
     "optimized on the host": dict(DIVIDED, ema_decay=0.9, **OPTIMIZED_ON_HOST),
     "both on the host": dict(DIVIDED, optimize_on_cpu=True, **ON_HOST),
     "one number": dict(DIVIDED, device="simulated:128MiB", vram="100MB"),
-    "some layers": dict(DIVIDED, trainable_models="dit.transformer_blocks.1,dit.transformer_blocks.3.attn.to_q,dit.proj_out"),
+    "some layers": dict(DIVIDED, **SOME_LAYERS),
 }
 # What is rounded coarsely, where the order of sums is the same: two ranks of one batch each.
 ROUNDED = {
@@ -247,9 +248,17 @@ class TrainedBlocksTest(SharingRuns):
                 alone = self.alone(f"{name} alone", **flags, **more)
                 self.assert_close(alone, self.train(2, name, **flags, **more), step=6)
 
+    def test_rows_of_other_numbers_of_steps_are_distilled_in_lockstep(self):
+        flags = dict(distilled(self.data), batch_size=2, **DIVIDED)
+        for name, trained, layouts in (("whole", dict(), ((2, 2), (4, 4), (4, 2))), ("some layers", SOME_LAYERS, ((2, 2),))):
+            flags = {**flags, **trained}
+            alone = self.alone(f"{name} alone", **flags)
+            for ranks, group in layouts:
+                with self.subTest(name, ranks=ranks, group=group):
+                    self.assert_close(alone, self.train(ranks, f"{name}_{ranks}_{group}", zero_group=group, **flags))
+
     def test_what_cannot_be_divided_is_refused(self):
         for flags, words in ((dict(optimizer_type="Adafactor"), "needs whole matrices"),
-                             (dict(task="direct_distill"), "their own numbers of steps"),
                              (dict(offload="dit=disk"), "use dit=host")):
             with self.subTest(**flags):
                 self.train(2, "refused", expect=2, **{**DIVIDED, **flags})

@@ -97,6 +97,30 @@ TEST_CASE("Exchanges of 0.8 of the computing beside them are hidden by nine tent
   CHECK(step.seconds == Approx(computing + step.waited_seconds + ending));
 }
 
+TEST_CASE("Divided blocks are sent in each run, of which distillation makes several in a batch",
+          "[ranks]") {
+  const RankMode mode = mode_of(3, 8);
+  const LinkProfile links = infiniband();
+  const double n = 7.0 / 8.0, blocks = 1e9, values = 1.1e9;
+  memory::PlannedComponent component = {.name = "dit",
+                                        .storages = {{.blocks = {500'000'000, 500'000'000}}}};
+  shard_blocks(component, mode, links);
+  const auto sent = [&](bool is_of_factors) {
+    memory::Strategy strategy;
+    strategy.repeats = 2 * 5;  // batches, and runs in each
+    strategy.backward["dit"].assign(2, 1.0);
+    const SharedStep step = {.whole = {.values = values, .gradients = values},
+                             .gradients_of = {{"dit", values}},
+                             .batches = 2,
+                             .is_of_factors = is_of_factors};
+    const StepExchange exchange = share_step(step, {component}, mode, links, strategy);
+    CHECK(strategy.sending_repeats == (is_of_factors ? 1 : 10));
+    return exchange.sent_bytes;
+  };
+  CHECK(sent(/*is_of_factors=*/false) == Approx(n * 10 * (values + 2 * blocks)));
+  CHECK(sent(/*is_of_factors=*/true) == Approx(n * (2 * values + 10 * 2 * blocks)));
+}
+
 // N rows, H heads and G key heads of width d, s bytes a number, in 5 blocks of 3 samples.
 TEST_CASE("Ranks that share rows send what attention exchanges of them", "[ranks]") {
   constexpr double kRows = 4096, kWidth = 128, kBytes = 2;

@@ -121,6 +121,55 @@ TEST_CASE("Distillation compares where the sampler's steps lead, with gradients"
   CHECK(bench.weight("embed.weight").state().leaf().grad().abs().max().item<float>() > 0);
 }
 
+// Beside a process whose rows have more steps.
+TEST_CASE("Runs of a denoiser that a batch does not need change nothing", "[objective]") {
+  Bench bench;
+  std::vector<PlacedSample> batch = {{toy_sample(4), 0}, {toy_sample(5), 1}};
+  batch[0].sample.values = {{"seed", 9}, {"num_inference_steps", "2"}};
+  batch[1].sample.values = {{"seed", 7}, {"num_inference_steps", 1}};
+  CHECK(bench.objective->distillation_calls(batch[0].sample.values) == std::vector<int64_t>{2});
+  bench.weight("embed.weight").state().set_trainable(true);
+  const at::Tensor leaf = bench.weight("embed.weight").state().leaf();
+  const auto learn = [&](std::vector<int64_t> calls, int expected) {
+    int runs = 0, backward_runs = 0;
+    const test::HookScope hook([&](const at::Tensor& velocity) {
+      ++runs;
+      velocity.register_hook([&](const at::Tensor&) { ++backward_runs; });
+      return velocity;
+    });
+    const at::Tensor loss = bench.objective->direct_distillation(batch, calls);
+    leaf.mutable_grad() = at::Tensor();
+    loss.backward();
+    CHECK(runs == expected);
+    CHECK(backward_runs == expected);
+    return std::pair(loss.detach(), leaf.grad().clone());
+  };
+  const auto [loss, gradient] = learn({}, 3);
+  for (const int64_t calls : {3, 5}) {
+    const auto [other_loss, other_gradient] = learn({calls}, static_cast<int>(calls));
+    CHECK(at::equal(other_loss, loss));
+    CHECK(at::equal(other_gradient, gradient));
+  }
+  test::expect_error(ErrorCode::kInternal, {"dit 1 times too often"},
+                     [&] { bench.objective->direct_distillation(batch, std::vector<int64_t>{2}); });
+}
+
+// All runs of processes in lockstep go back to the first block, as those behind the first do.
+TEST_CASE("In lockstep the first run of a sample has a backward pass as well", "[objective]") {
+  Bench bench;
+  std::vector<PlacedSample> batch = {{toy_sample(4), 0}};
+  batch[0].sample.values = {{"seed", 9}, {"num_inference_steps", 1}};
+  bool requires_grad = false;
+  const test::HookScope hook([&](const at::Tensor& velocity) {
+    requires_grad = velocity.requires_grad();
+    return velocity;
+  });
+  bench.objective->direct_distillation(batch);
+  CHECK_FALSE(requires_grad);
+  bench.objective->direct_distillation(batch, std::vector<int64_t>{1});
+  CHECK(requires_grad);
+}
+
 TEST_CASE("Latents that are given stay clean in a step, and do not count", "[objective]") {
   for (const bool is_noised : {false, true}) {
     Bench bench;
