@@ -75,9 +75,18 @@ class DividedPlacement final : public ParameterPlacement {
   bool has_moved() const override { return rest_->has_moved(); }
   void give_up() override;
   void clear_gradients() override;
-  void publish() override;
+  void publish() override {
+    rest_->publish();
+    refresh();
+  }
+  void publish_ahead() override {
+    rest_->publish_ahead();
+    refresh();
+  }
+  void complete() override { rest_->complete(); }
 
  private:
+  void refresh();
   struct Divided {
     Weight* weight;
     Tensor resting;  // this process's numbers, flat
@@ -204,9 +213,9 @@ void DividedPlacement::clear_gradients() {
   gradients_.clear();
 }
 
-void DividedPlacement::publish() {
+// Blocks come as they were moved the next time that they come.
+void DividedPlacement::refresh() {
   const at::NoGradGuard no_grad;
-  rest_->publish();
   memory::TransferDevice& transfer = *model_.transfer();
   memory::Ticket last;
   for (const Divided& divided : divided_) {

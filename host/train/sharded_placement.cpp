@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,8 +14,10 @@
 #include "host/distributed/handshake.h"
 #include "host/distributed/shards.h"
 #include "host/optim/blockwise.h"
+#include "host/train/arriving_values.h"
 #include "host/train/config_checks.h"
 #include "host/train/divided_placement.h"
+#include "memory/clock.h"
 
 namespace atelier::train {
 
@@ -29,7 +31,37 @@ static_assert(distributed::kBlockNumbers % optim::kQuantizedBlock == 0 &&
 
 namespace {
 
-constexpr size_t kUnderWay = 4;  // buckets
+// Blocks of the model in the order in which they run, and those of trained tensors by their names.
+struct BlockNames {
+  std::vector<const Block*> blocks;
+  std::map<std::string, const Block*> of;  // what is outside of blocks is not there
+};
+
+BlockNames name_blocks(model::LoadedModel& model, const Selection& selection) {
+  BlockNames names;
+  std::map<const nn::Module*, const Block*> of_module;
+  std::map<const Weight*, const Block*> of_weight;
+  for (const model::LoadedPart& part : model.parts()) {
+    for (Block* block : model.model().blocks(part.detection.component)) {
+      names.blocks.push_back(block);
+      block->visit([&](nn::Module& module) {
+        of_module[&module] = block;
+        for (const WeightPtr& weight : module.weights()) of_weight[weight.get()] = block;
+      });
+    }
+  }
+  const auto add = [&](const std::string& name, const auto& blocks, const auto* key) {
+    if (const auto found = blocks.find(key); found != blocks.end())
+      names.of.emplace(name, found->second);
+  };
+  for (const auto& trained : selection.weights)
+    add(trained.component + "." + trained.path, of_weight, trained.weight);
+  for (const auto& layer : selection.layers) {
+    for (const char* factor : {".lora_A", ".lora_B"})
+      add(layer.component + "." + layer.path + factor, of_module, layer.linear);
+  }
+  return names;
+}
 
 // Ranks of a group; 0: the text is no number.
 int group_size(const std::string& group, const distributed::Ranks& ranks) {
@@ -46,7 +78,8 @@ class ShardedPlacement final : public ParameterPlacement {
   ShardedPlacement(std::unique_ptr<ParameterPlacement> whole, const Config& config, Group& world,
                    distributed::ShardGroups groups,
                    std::unique_ptr<memory::TransferDevice> own_transfer,
-                   memory::TransferDevice* transfer, std::set<std::string> denoisers)
+                   memory::TransferDevice* transfer, std::set<std::string> denoisers,
+                   BlockNames names)
       : whole_(std::move(whole)),
         stage_(config.shards.stage),
         has_masters_(transfer != nullptr &&
@@ -55,7 +88,8 @@ class ShardedPlacement final : public ParameterPlacement {
         groups_(std::move(groups)),
         own_transfer_(std::move(own_transfer)),
         transfer_(transfer),
-        denoisers_(std::move(denoisers)) {}
+        denoisers_(std::move(denoisers)),
+        names_(std::move(names)) {}
 
   optim::Parameter add(const Selection::TrainedWeight& trained) override {
     return whole_->add(trained);
@@ -85,16 +119,27 @@ class ShardedPlacement final : public ParameterPlacement {
   std::unique_ptr<distributed::GradientSums> sum_gradients(Group& group,
                                                            std::vector<Tensor> leaves) override;
   void take_gradients() override;
+  double waited() const override { return waited_; }
 
-  BlockRunner& runner(BlockRunner& inner) override { return whole_->runner(inner); }
-  void begin_pass() override { whole_->begin_pass(); }
+  BlockRunner& runner(BlockRunner& inner) override {
+    return awaiting_.emplace(whole_->runner(inner), *values_);
+  }
+  void begin_pass() override {
+    values_->await(/*block=*/nullptr);
+    whole_->begin_pass();
+  }
   void backward(const Tensor& loss, const Tensor& total,
                 const std::optional<HostGradients::Move>& move) override {
     whole_->backward(loss, total, move);
   }
-  void give_up() override { whole_->give_up(); }
+  void give_up() override {
+    complete();  // which the others come to, too, before anything else is exchanged
+    whole_->give_up();
+  }
   void clear_gradients() override;
   void publish() override;
+  void publish_ahead() override;
+  void complete() override { values_->complete(); }
   void adopt() override;
 
  private:
@@ -113,9 +158,11 @@ class ShardedPlacement final : public ParameterPlacement {
     distributed::Ticket sent;
   };
   Tensor make_piece(const Tensor& own_part) const;
+  void make_values();
+  void open_values();
   Tensor staging(const Tensor& part);
   Gathering gather(const FlatLayout::Bucket& bucket);
-  void spread(Gathering gathering);
+  void spread(Gathering& gathering);
 
   std::unique_ptr<ParameterPlacement> whole_;
   int stage_;
@@ -125,12 +172,16 @@ class ShardedPlacement final : public ParameterPlacement {
   std::unique_ptr<memory::TransferDevice> own_transfer_;
   memory::TransferDevice* transfer_;  // null: pieces are parts of the tensors themselves
   std::set<std::string> denoisers_;
+  const BlockNames names_;
   std::optional<FlatLayout> layout_;
   std::vector<Shared> shared_;  // in the optimizer's order
   Tensor staging_;              // on the host, of pieces of a bucket on their way to the device
   const distributed::ShardedGradients* gradients_ = nullptr;
   // By bucket, whether the step has a gradient for it; nullopt: no step is under way.
-  std::optional<std::vector<char>> is_moved_;
+  std::optional<std::vector<bool>> is_moved_;
+  std::optional<ArrivingValues> values_;
+  std::optional<AwaitingRunner> awaiting_;
+  double waited_ = 0.0;  // for values
 };
 
 std::string ShardedPlacement::note() const {
@@ -172,7 +223,24 @@ std::vector<optim::Group> ShardedPlacement::share_out(const std::vector<optim::G
       parameter.piece = optim::Piece{shared.whole.leaf.sizes().vec(), shared.extent.begin};
     }
   }
+  make_values();
   return pieces;
+}
+
+void ShardedPlacement::make_values() {
+  std::vector<std::vector<const Block*>> needs;
+  for (const FlatLayout::Bucket& bucket : layout_->buckets()) {
+    std::vector<const Block*>& blocks = needs.emplace_back();
+    for (const FlatLayout::Place& place : bucket.places) {
+      const auto found = names_.of.find(shared_[place.tensor].whole.name);
+      blocks.push_back(found == names_.of.end() ? nullptr : found->second);
+    }
+  }
+  values_.emplace(names_.blocks, needs, [this](size_t bucket) -> std::function<void()> {
+    const at::NoGradGuard no_grad;
+    auto coming = std::make_shared<Gathering>(gather(layout_->buckets()[bucket]));
+    return [this, coming] { spread(*coming); };
+  });
 }
 
 std::unique_ptr<distributed::GradientSums> ShardedPlacement::sum_gradients(
@@ -198,7 +266,7 @@ void ShardedPlacement::take_gradients() {
   for (size_t place = 0; place < shared_.size(); ++place) {
     const Tensor gradient = gradients_->piece(place);
     shared_[place].piece.mutable_grad() = gradient;
-    if (gradient.defined()) (*is_moved_)[layout_->bucket_of(place)] = 1;
+    if (gradient.defined()) (*is_moved_)[layout_->bucket_of(place)] = true;
   }
 }
 
@@ -233,27 +301,31 @@ ShardedPlacement::Gathering ShardedPlacement::gather(const FlatLayout::Bucket& b
   return gathering;
 }
 
-void ShardedPlacement::spread(Gathering gathering) {
+void ShardedPlacement::spread(Gathering& gathering) {
+  const at::NoGradGuard no_grad;
+  const double begin = memory::seconds_now();
   gathering.sent.wait();
+  waited_ += memory::seconds_now() - begin;
   for (const FlatLayout::Place& place : gathering.bucket->places) {
     const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
     leaf.view(-1).copy_(gathering.whole.narrow(0, place.begin, leaf.numel()));
   }
 }
 
+void ShardedPlacement::open_values() {
+  const std::vector<bool> all(layout_->buckets().size(), true);
+  values_->open(std::exchange(is_moved_, std::nullopt).value_or(all));
+}
+
 void ShardedPlacement::publish() {
-  const at::NoGradGuard no_grad;
-  const auto is_moved = std::exchange(is_moved_, std::nullopt);
-  std::deque<Gathering> under_way;
-  for (size_t bucket = 0; bucket < layout_->buckets().size(); ++bucket) {
-    if (is_moved && (*is_moved)[bucket] == 0) continue;
-    under_way.push_back(gather(layout_->buckets()[bucket]));
-    if (under_way.size() < kUnderWay) continue;
-    spread(std::move(under_way.front()));
-    under_way.pop_front();
-  }
-  for (Gathering& gathering : under_way) spread(std::move(gathering));
+  open_values();
+  complete();
   whole_->publish();
+}
+
+void ShardedPlacement::publish_ahead() {
+  if (whole_->is_on_host()) return publish();  // from where all blocks come
+  open_values();
 }
 
 void ShardedPlacement::adopt() {
@@ -307,9 +379,9 @@ std::unique_ptr<ParameterPlacement> share_parameters(std::unique_ptr<ParameterPl
   if (on_host && model.transfer() == nullptr) own = memory::make_transfer_device(model.device());
   memory::TransferDevice* const transfer = own ? own.get() : model.transfer();
   const auto groups = distributed::ShardGroups::make(group, shard_ranks(config, group.ranks()));
-  auto shared =
-      std::make_unique<ShardedPlacement>(std::move(whole), config, group, groups, std::move(own),
-                                         on_host ? transfer : nullptr, std::move(denoisers));
+  auto shared = std::make_unique<ShardedPlacement>(
+      std::move(whole), config, group, groups, std::move(own), on_host ? transfer : nullptr,
+      std::move(denoisers), name_blocks(model, selection));
   const bool divides = std::ranges::any_of(
       selection.weights, [&](const auto& trained) { return is_divided(model, trained); });
   if (!divides) return shared;

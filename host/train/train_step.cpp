@@ -59,6 +59,7 @@ StepResult TrainStep::run(const StepData& data, int64_t step,
   if (sums_) sums_->open(denoiser, data.plan.passes);
   loss_ = accumulate(data, step) / config_.sequence_parallel;  // which so many ranks have
   begin_phase("optimizer", step);
+  if (data.batches.empty()) trained_.placement().complete();
   if (sums_) {
     const auto beside = trained_.placement().allocate_beside();
     sums_->send_rest();
@@ -100,6 +101,7 @@ Tensor TrainStep::accumulate(const StepData& data, int64_t step) {
   for (size_t i = 0; i < data.batches.size(); ++i) {
     const bool is_last = i + 1 == data.batches.size();
     const Tensor loss = forward(data, i, step);
+    trained_.placement().complete();  // also where blocks did not run
     total = total.defined() ? total + loss.detach() : loss.detach();
     begin_phase("backward", step);
     // Parameters may move while the last pass goes on, unless their gradients are to be scaled by
@@ -136,7 +138,7 @@ StepResult TrainStep::update(int64_t step) {
   optimizer_.step(result.lr, measured.grad_scale, measured.is_skipped);
   result.has_moved = placement.has_moved();
   trained_.clear_gradients();
-  placement.publish();
+  placement.publish_ahead();
   is_moving_ = false;
   return result;
 }

@@ -279,6 +279,7 @@ void Trainer::settle() {
 
 void Trainer::save(const std::string& name, bool is_last) {
   settle();
+  state_.trained().placement().complete();
   state_.save(name, is_last);
   wait_for_first();
 }
@@ -297,10 +298,12 @@ void Trainer::after_step(const data::StepBatches& plan) {
   if (is_due(previews.every_n_steps, step) ||
       (plan.is_last_of_epoch && is_due(previews.every_n_epochs, plan.epoch + 1))) {
     settle();
+    state_.trained().placement().complete();
     monitor_.preview();
   }
   if (step % config_.validation.steps == 0 || step == total_steps_) {
     settle();
+    state_.trained().placement().complete();
     monitor_.validate();
   }
   if (config_.output.save_steps) {
