@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <deque>
 #include <dlfcn.h>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
@@ -87,13 +89,45 @@ class Pages {
   bool is_pinned_ = false;
 };
 
-struct EventState final : Ticket::State {
+struct EventState : Ticket::State {
   explicit EventState(at::DeviceType type) : event(type) {}
+  // Before the event is asked for.
+  virtual void complete() {}
   c10::Event event;
 };
 
+// The event is recorded when somebody first asks for it: what waits for the end of an exchange may
+// have to be called by the host.
+class ExchangeState final : public EventState {
+ public:
+  ExchangeState(const c10::Stream& stream, std::function<void()> finish)
+      : EventState(stream.device_type()), stream_(stream), finish_(std::move(finish)) {}
+
+  void complete() override {
+    const std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    if (!finish_) return;
+    try {
+      const c10::StreamGuard guard(stream_);
+      std::exchange(finish_, nullptr)();
+      event.record(stream_);
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw;
+    }
+  }
+
+ private:
+  const c10::Stream stream_;
+  std::mutex mutex_;
+  std::function<void()> finish_;
+  std::exception_ptr failure_;
+};
+
 const c10::Event& event_of(const Ticket& ticket) {
-  return static_cast<const EventState&>(*ticket.state()).event;
+  auto& state = static_cast<EventState&>(*ticket.state());
+  state.complete();
+  return state.event;
 }
 
 Ticket record(const c10::Stream& stream) {
@@ -213,12 +247,10 @@ class CudaTransferDevice final : public TransferDevice {
                   const Ticket& after) override {
     const std::lock_guard lock(exchange_mutex_);
     if (after.state()) event_of(after).block(exchanges_);
-    {
-      const c10::StreamGuard guard(exchanges_);
-      begin()();
-    }
+    const c10::StreamGuard guard(exchanges_);
+    auto state = std::make_shared<ExchangeState>(exchanges_, begin());
     to.record_stream(exchanges_);
-    return record(exchanges_);
+    return Ticket(std::move(state));
   }
 
   Ticket computed() override { return record(guard_.getStream(device_)); }

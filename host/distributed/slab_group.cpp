@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include <ATen/ATen.h>
+#include "host/distributed/staged.h"
 
 namespace atelier::distributed {
 
@@ -17,16 +17,7 @@ class GroupSlabs final : public memory::SlabPeers {
 
   std::function<void()> gather(const std::string& name, const at::Tensor& whole,
                                const at::Tensor& part) override {
-    const std::string what = "block " + name;
-    if (!group_->sends(whole.device())) {
-      const at::Tensor all = at::empty(whole.sizes(), at::kByte);
-      group_->all_gather(all, part.cpu(), what).wait();
-      whole.copy_(all);
-      return [] {};
-    }
-    return [ticket = std::make_shared<Ticket>(group_->all_gather(whole, part, what))] {
-      ticket->wait();
-    };
+    return gathered_into(*group_, whole, part, "block " + name, group_->sends(whole.device()));
   }
 
  private:

@@ -32,6 +32,18 @@ at::Tensor exchanged(Group& group, const at::Tensor& parts) {
   return received.to(parts.device());
 }
 
+std::function<void()> gathered_into(Group& group, const at::Tensor& whole, const at::Tensor& part,
+                                    const std::string& what, bool sends) {
+  const auto options = at::TensorOptions(at::kByte).pinned_memory(whole.is_cuda());
+  const at::Tensor all = sends ? whole : at::empty(whole.sizes(), options);
+  const at::Tensor sent = sends ? part : part.cpu();
+  const auto arrived = std::make_shared<Ticket>(group.all_gather(all, sent, what));
+  return [arrived, all, sent, whole] {
+    arrived->wait();
+    if (!all.is_same(whole)) whole.copy_(all, /*non_blocking=*/true);
+  };
+}
+
 std::function<at::Tensor()> passed_on(Group& group, const at::Tensor& part) {
   const at::Tensor sent = staged(group, part), received = at::empty_like(sent);
   const auto arrived = std::make_shared<Ticket>(group.pass_on(bytes_of(received), bytes_of(sent)));

@@ -12,6 +12,7 @@
 #include "host/distributed/sequence.h"
 #include "host/distributed/shards.h"
 #include "host/distributed/slab_group.h"
+#include "host/distributed/staged.h"
 #include "host/plan/rank_sizes.h"
 #include "host/train/trainer.h"
 #include "memory/slab.h"
@@ -34,6 +35,16 @@ struct Sent {
   double blocks = 0;      // and rows that are gathered
   double rows = 0;        // around attention
   int64_t exchanges = 0;  // of any kind
+  int64_t awaited = 0;    // gathers that were waited for
+};
+
+struct CountedWork final : c10d::FakeWork {
+  explicit CountedWork(int64_t& count) : count(count) {}
+  bool wait(std::chrono::milliseconds timeout) override {
+    ++count;
+    return FakeWork::wait(timeout);
+  }
+  int64_t& count;
 };
 
 class CountingTransport final : public c10d::FakeProcessGroup {
@@ -50,7 +61,8 @@ class CountingTransport final : public c10d::FakeProcessGroup {
   Pending _allgather_base(at::Tensor& whole, at::Tensor& part,
                           const AllgatherOptions& options) override {
     count(whole, others_, sent_.blocks);
-    return FakeProcessGroup::_allgather_base(whole, part, options);
+    FakeProcessGroup::_allgather_base(whole, part, options);
+    return c10::make_intrusive<CountedWork>(sent_.awaited);
   }
   Pending alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_parts,
                         std::vector<int64_t>& in_parts, const AllToAllOptions& options) override {
@@ -79,6 +91,8 @@ double sum_bytes(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) bytes += static_cast<double>(tensor.nbytes());
   return bytes;
 }
+
+constexpr double kToyBlocks = 2;
 
 // Rank 0 of many.
 struct OneOfMany : test::RunToy {
@@ -115,7 +129,7 @@ struct OneOfMany : test::RunToy {
                             nullptr, group.get(), blocks.get(), sequence.get()},
                            selection());
     steps = trainer.total_steps();
-    REQUIRE(steps == 3);
+    REQUIRE(steps == 3 * config.num_epochs);
     sent = {};
     REQUIRE(trainer.run() == 0);
   }
@@ -137,6 +151,38 @@ struct OneOfMany : test::RunToy {
                         static_cast<double>(distributed::kPartBytes * parts);
     CHECK(bytes >= sum_bytes(leaves));
     CHECK(bytes <= sum_bytes(leaves) + (parts == 1 ? 0 : most));
+    return bytes;
+  }
+
+  // Of what is trained outside of divided blocks, as trained_bytes().
+  double outside_bytes(int64_t parts) {
+    std::vector<at::Tensor> leaves;
+    for (const auto& trained : selection().weights) {
+      if (!model->is_streamed(*trained.weight)) leaves.push_back(trained.weight->draw());
+    }
+    double bytes = 0;
+    const distributed::FlatLayout layout(leaves, static_cast<int>(parts));
+    for (const auto& bucket : layout.buckets())
+      bytes += static_cast<double>(bucket.count) * bucket.options.dtype().itemsize();
+    return bytes;
+  }
+
+  // Gradients of the divided blocks: of each, what all ranks send at one time.
+  double divided_gradient_bytes(int64_t parts) {
+    constexpr int64_t kPieceNumbers = 32;  // pieces of a part begin at multiples
+    const memory::Residency& residency = *model->residency("dit");
+    double bytes = 0;
+    for (Block* block : model->model().blocks("dit")) {
+      std::vector<int64_t> numbers(static_cast<size_t>(parts));
+      block->visit_weights([&](const std::string&, const Weight& weight) {
+        for (int64_t rank = 0; rank < parts; ++rank) {
+          const int64_t count = residency.extent(weight, rank).count;
+          numbers[static_cast<size_t>(rank)] +=
+              (count + kPieceNumbers - 1) / kPieceNumbers * kPieceNumbers;
+        }
+      });
+      bytes += static_cast<double>(parts * std::ranges::max(numbers)) * sizeof(float);
+    }
     return bytes;
   }
 
@@ -207,6 +253,94 @@ TEST_CASE("So does one of a LoRA whose base is divided", "[ranks]") {
   // the first one when the next forward pass does.
   const double gathered = block + block / (2 * steps);
   CHECK(one.sent.blocks == Approx(steps * sent_bytes(mode, {}, gathered, 1)).epsilon(1e-12));
+}
+
+struct IdleRunner final : BlockRunner {
+  Tensors run(Block& /*block*/, const Tensors& /*inputs*/) override { return {}; }
+};
+
+// Of weights of the second block, in bfloat16, and of factors of both, in float32: two buckets.
+TEST_CASE("Moved values are on their way until the block that needs them runs", "[ranks]") {
+  OneOfMany one;
+  one.open("cpu", "bfloat16");
+  one.train_lora();
+  one.config.trainable_models = {"dit.blocks.1"};
+  one.config.shards = {.stage = 1, .group = "all"};
+  const std::shared_ptr<Group> group = one.meet(8);
+  train::TrainedTensors trained(*one.model, one.selection(), one.config, group.get());
+  train::ParameterPlacement& placement = trained.placement();
+  IdleRunner idle;
+  BlockRunner& runner = placement.runner(idle);
+  const std::vector<Block*> blocks = one.model->model().blocks("dit");
+  REQUIRE(blocks.size() == 2);
+  one.sent = {};
+  const auto check = [&](int64_t begun, int64_t awaited) {
+    CHECK(one.sent.exchanges == begun);
+    CHECK(one.sent.awaited == awaited);
+  };
+  placement.publish_ahead();
+  check(1, 0);
+  placement.begin_pass();  // nothing is trained outside of blocks
+  check(1, 0);
+  runner.run(*blocks[0], {});
+  check(2, 1);
+  runner.run(*blocks[1], {});
+  check(2, 2);
+  placement.publish_ahead();
+  placement.complete();
+  check(4, 4);
+  placement.publish();
+  check(6, 6);
+}
+
+// As of a GPU from which nothing is sent.
+TEST_CASE("A gather through host memory is under way until its block is asked for", "[ranks]") {
+  Sent sent;
+  const std::shared_ptr<Group> group =
+      Group::meet({.rank = 1, .size = 4},
+                  {.transport = [&](int rank, int size) -> c10::intrusive_ptr<c10d::Backend> {
+                    return c10::make_intrusive<CountingTransport>(rank, size, sent);
+                  }});
+  const at::Tensor part = at::full({1024}, 7, at::kByte), whole = at::zeros({4096}, at::kByte);
+  const bool sends = GENERATE(true, false);
+  const auto arrive = distributed::gathered_into(*group, whole, part, "block 3", sends);
+  CHECK(sent.exchanges == 1);
+  CHECK(sent.awaited == 0);
+  CHECK(whole.eq(7).all().item<bool>() == sends);  // where this transport is done at once
+  arrive();
+  CHECK(sent.awaited == 1);
+  CHECK(whole.eq(7).all().item<bool>());
+}
+
+// Blocks in parts of whole KiB, their gradients in parts as long as the longest.
+TEST_CASE("So does one of trained blocks that are divided", "[ranks]") {
+  const int size = GENERATE(8, 64, 512);
+  const int batches = GENERATE(1, 3);
+  const bool is_of_eight = GENERATE(false, true);
+  OneOfMany one;
+  const RankMode mode = {.ranks = size, .zero_stage = 3, .group = is_of_eight ? 8 : size};
+  const double block = one.block_bytes(mode.group);
+  // Three steps, and three more: what a run sends beside, to write its weights, is no part of them.
+  one.train(mode, batches);
+  const Sent beside = one.sent;
+  one.config.num_epochs = 2;
+  one.train(mode, batches);
+  const auto steps = static_cast<double>(one.steps) / 2;
+  const double gradients = one.divided_gradient_bytes(mode.group);
+  CHECK(gradients <= kToyBlocks * block);
+  const double outside = one.outside_bytes(mode.group);
+  RankMode rest = mode;  // what is outside of blocks
+  rest.zero_stage = 2;
+  CHECK(one.sent.trained - beside.trained ==
+        Approx(steps * (sent_bytes(mode, {.gradients = gradients}, 0, batches) +
+                        sent_bytes(rest, {.values = outside, .gradients = outside}, 0, batches)))
+            .epsilon(1e-12));
+  // Each pass over two blocks begins with the block that the one before ended with, which is there
+  // unless it was moved.
+  const double passes = 2 * batches, kept = (passes - 1) / passes;
+  const double gathered = kToyBlocks * block - kept * block;
+  CHECK(one.sent.blocks - beside.blocks ==
+        Approx(steps * sent_bytes(mode, {}, gathered, batches)).epsilon(1e-12));
 }
 
 TEST_CASE("On the host a rank holds twelve bytes of each bfloat16 number that it moves",
