@@ -117,6 +117,7 @@ GenerationRequest read_request(const Given& given, const plugins::Plugin* plugin
     request.load = std::move(load);
   });
   request.shares = own.shares;
+  request.attention = own.process.attention;
   if (own.tiled) request.tiling = own.tiling;
   if (parsed.is_given("cfg_batch")) request.cfg_batch = own.cfg_batch;
   request.cuda_graphs = own.cuda_graphs;

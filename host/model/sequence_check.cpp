@@ -20,13 +20,23 @@ const SharesRows* shared_rows_of(LoadedModel& model) {
   return rows;
 }
 
-void check_sequence(LoadedModel& model, int64_t ranks, report::Problems& problems) {
+void check_sequence(LoadedModel& model, int64_t ranks, ops::AttentionBackend attention,
+                    report::Problems& problems) {
   if (ranks == 1) return;
   for (const RangedDenoiser& denoiser : model.stages().denoisers) {
-    if (rows_of(model, denoiser) == nullptr)
+    const SharesRows* const rows = rows_of(model, denoiser);
+    if (rows == nullptr) {
       problems.add("--sequence_parallel: the rows of " + denoiser.name() +
                        " are not shared out in this family",
                    "leave it out");
+    } else if (attention == ops::AttentionBackend::kCudnn && rows->key_heads() % ranks != 0) {
+      // Keys go around the ranks, which needs log-sum-exps that merge.
+      problems.add("--attention cudnn: " + std::to_string(ranks) +
+                       " processes of --sequence_parallel do not divide the " +
+                       std::to_string(rows->key_heads()) + " key heads of " + denoiser.name(),
+                   "leave --attention out, or use a number that divides them",
+                   ErrorCode::kUnsupported);
+    }
   }
 }
 

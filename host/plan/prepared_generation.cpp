@@ -52,7 +52,7 @@ void PreparedGeneration::open_model(bool has_limits, report::Problems& problems)
   lengths_.emplace(model_->model(), request_.load->cuts_texts);
   loras_.emplace(*model_, request_.lora_mode, progress_);
   problems.collect([&] { check_graphs(); });
-  model::check_sequence(*model_, request_.shares.sequence, problems);
+  model::check_sequence(*model_, request_.shares.sequence, request_.attention, problems);
   if (request_.tiling)
     problems.collect([&] {
       generate::check_tiling(*request_.tiling, model_->model().latent_spec().spatial_stride);

@@ -34,6 +34,7 @@ struct GenerationRequest {
   std::optional<int64_t> prefetch = {};
   memory::GraphChoice cuda_graphs = memory::GraphChoice::kAuto;
   generate::PictureShares shares = {};
+  ops::AttentionBackend attention = ops::AttentionBackend::kAuto;  // as the user said
 };
 
 // Not thread-safe.

@@ -128,12 +128,17 @@ class Preparation {
   // Without its files, the declarations of the model are there for the other checks.
   void open_model() {
     problems_.collect([&] { run_.model = LoadedModel::open(family_, config_.model); });
-    if (run_.model) model::check_sequence(*run_.model, config_.sequence_parallel, problems_);
+    if (run_.model) check_sequence();
     if (!run_.model) without_files_ = LoadedModel::open_empty(family_);
     if (run_.model) lengths_.emplace(run_.model->model(), config_.model.cuts_texts);
   }
 
   const model::Stages& stages() const {
+  void check_sequence() {
+    model::check_sequence(*run_.model, config_.sequence_parallel, config_.process.attention,
+                          problems_);
+  }
+
     return (run_.model ? *run_.model : *without_files_).stages();
   }
 
