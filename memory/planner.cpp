@@ -40,28 +40,39 @@ double seconds_of(int64_t picoseconds) {
 struct TimedStep {
   size_t block;
   int64_t time;
-  int64_t sends = 0;  // behind it, where copies come from
+  int64_t sends = 0;   // behind it
+  int64_t awaits = 0;  // before it, behind what steps before it await
 };
 
 int64_t copy_time(int64_t bytes, double bytes_per_second) {
   return picoseconds(static_cast<double>(bytes) / bytes_per_second);
 }
 
-// Copies run one after another, each as soon as a slot is free, and so does what steps send, as
-// soon as they have run; a pass ends when all of that has been sent. A block that is still in the
-// last slot does not come again. `comes`: of blocks that come once in a pass and stay; empty: none.
-// Each comes as soon as one of the pass before has run for the last time.
-int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int64_t>& copies,
-                      int64_t slots, const std::vector<int64_t>& comes = {}) {
+// What comes to the device for the steps of a pass.
+struct Arrivals {
+  std::vector<int64_t> copies = {};  // picoseconds of each block; 0: it is there
+  // The same of those that come once in a pass and stay; empty: none does. Each comes as soon as
+  // one of the pass before has run for the last time.
+  std::vector<int64_t> comes = {};
+  int64_t slots = 0;
+  bool are_from_ranks = false;  // on the line on which ranks send; copies have one of their own
+};
+
+// Copies run one after another, each as soon as a slot is free. So does what ranks send: first
+// what steps await, then what steps send, as soon as they have run; a pass ends when all of that
+// has been sent. A block that is still in the last slot does not come again.
+int64_t streamed_time(const std::vector<TimedStep>& order, const Arrivals& arrivals) {
+  const auto& [copies, comes, slots, are_from_ranks] = arrivals;
   std::vector<int64_t> ends;  // of computing, for each arrival
   std::vector<int64_t> left;  // when those that stay ran last in the pass before
-  int64_t copied = 0, computed = 0, before = 0;
+  int64_t copied = 0, line = 0, computed = 0, before = 0;
+  int64_t& sent = are_from_ranks ? copied : line;
   constexpr size_t kNone = SIZE_MAX;
   size_t last = kNone;
   std::deque<std::pair<int64_t, int64_t>> leaving;  // from when on, and how long it takes
   const auto send_until = [&](int64_t time) {
     for (; !leaving.empty() && leaving.front().first <= time; leaving.pop_front())
-      copied = plus(std::max(copied, leaving.front().first), leaving.front().second);
+      sent = plus(std::max(sent, leaving.front().first), leaving.front().second);
   };
   for (int pass = 0; pass < kPasses; ++pass) {
     before = computed;
@@ -69,6 +80,10 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
     std::vector<int64_t> coming = comes, ran(comes.size(), 0);
     size_t arrived = 0;
     for (const TimedStep& step : order) {
+      if (step.awaits > 0) {
+        sent = plus(std::max(sent, before), step.awaits);
+        computed = std::max(computed, sent);
+      }
       if (!coming.empty() && coming[step.block] > 0) {
         if (arrived < left.size()) copied = std::max(copied, left[arrived++]);
         copied = plus(copied, std::exchange(coming[step.block], 0));
@@ -91,7 +106,7 @@ int64_t streamed_time(const std::vector<TimedStep>& order, const std::vector<int
       has_sent |= step.sends > 0;
     }
     send_until(kForever);
-    if (has_sent) computed = std::max(computed, copied);
+    if (has_sent) computed = std::max(computed, sent);
     std::erase(ran, 0);
     std::ranges::sort(ran);
     left = std::move(ran);
@@ -107,9 +122,7 @@ using Costs =
 // What can be chosen for one component.
 struct Choice {
   ComponentChoice what;
-  std::vector<int64_t> copies = {};  // picoseconds of each block; 0: it is there
-  std::vector<int64_t> comes = {};   // the same of those that stay for a turn; empty: none does
-  int64_t slots = 0;
+  Arrivals arrivals = {};
   Costs costs = Costs(kNumCosts, 0);
 };
 
@@ -123,11 +136,13 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
   const StoredComponent& stored = component.storages[storage];
   const auto count = static_cast<int64_t>(stored.blocks.size());
   Choice choice;
+  auto& [copies, comes, slots, are_from_ranks] = choice.arrivals;
+  are_from_ranks = component.parts > 1;
   choice.what = {component.name,  stored.storage, count, resident, others,
                  component.parts, prefetch,       0,     0};
-  choice.copies.assign(stored.blocks.size(), 0);
+  copies.assign(stored.blocks.size(), 0);
   const bool takes_turns = component.takes_turns && resident < count;
-  if (takes_turns) choice.comes.assign(stored.blocks.size(), 0);
+  if (takes_turns) comes.assign(stored.blocks.size(), 0);
   int64_t device = stored.outside, in_turn = 0, host = 0, once_time = 0, largest = 0;
   const ResidencyPlan plan = spread_residents(count, resident, others, prefetch);
   for (size_t i = 0; i < stored.blocks.size(); ++i) {
@@ -136,7 +151,7 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
     const int64_t resting = (stored.blocks[i] + component.parts - 1) / component.parts;
     if (takes_turns && stays) {
       in_turn += stored.blocks[i] - once;
-      choice.comes[i] = copy_time(stored.blocks[i] - once, copy_rate(others, profile));
+      comes[i] = copy_time(stored.blocks[i] - once, copy_rate(others, profile));
     } else if (stays) {
       device += stored.blocks[i] - once;
       host += once;
@@ -148,7 +163,7 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
       largest = std::max(largest, streamed);
       const int64_t time = stored.gathers.empty() ? copy_time(streamed, copy_rate(others, profile))
                                                   : picoseconds(stored.gathers[i]);
-      choice.copies[i] = std::max<int64_t>(1, time);
+      copies[i] = std::max<int64_t>(1, time);
     }
     once_time += copy_time(once, copy_rate(others, profile));
     if (others == Place::kHost) host += resting;
@@ -156,8 +171,8 @@ Choice make_choice(const PlannedComponent& component, size_t storage, int64_t re
     if (!stored.kept.empty()) device += stored.kept[i];
   }
   const int64_t num_streamed = count - resident;
-  choice.slots = std::min(prefetch + 1, num_streamed);
-  (takes_turns ? in_turn : device) += choice.slots * largest;
+  slots = std::min(prefetch + 1, num_streamed);
+  (takes_turns ? in_turn : device) += slots * largest;
   choice.what.device_bytes = device + in_turn;
   choice.what.host_bytes = host;
   // Parts that rest on the host are copied before they are gathered.
@@ -323,7 +338,8 @@ class Search {
         if (is_member) order = order_of(strategy, run_.components[component].name);
         const double share = share_of(strategy, run_.components[component]);
         for (Choice& choice : choices)
-          choice.costs.push_back(order.empty() ? 0 : all_repeats(order, choice, share, strategy));
+          choice.costs.push_back(
+              order.empty() ? 0 : all_repeats(order, choice.arrivals, share, strategy));
       }
     }
   }
@@ -333,43 +349,70 @@ class Search {
     return share == strategy.shares.end() ? 1.0 : share->second;
   }
 
-  static int64_t all_repeats(const std::vector<TimedStep>& order, const Choice& choice,
+  // Of all repeats: the first one awaits, the last ones send.
+  static int64_t all_repeats(const std::vector<TimedStep>& order, const Arrivals& arrivals,
                              double share, const Strategy& strategy) {
-    std::vector<TimedStep> silent = order;
-    for (TimedStep& step : silent) step.sends = 0;
-    const double sending = strategy.sending_repeats;
+    const bool awaits =
+        std::ranges::any_of(order, [](const auto& step) { return step.awaits > 0; });
+    const double repeats = strategy.repeats, sending = std::min(strategy.sending_repeats, repeats);
+    const double awaiting = awaits ? std::min(1.0, repeats) : 0.0;
+    const double both = std::max(0.0, sending + awaiting - repeats);
     double time = 0.0;
-    if (sending > 0) time += sending * passed_time(order, choice, share);
-    if (sending < strategy.repeats)
-      time += (strategy.repeats - sending) * passed_time(silent, choice, share);
+    const auto add = [&](double times, bool does_await, bool does_send) {
+      if (times <= 0) return;
+      std::vector<TimedStep> steps = order;
+      for (TimedStep& step : steps) {
+        if (!does_await) step.awaits = 0;
+        if (!does_send) step.sends = 0;
+      }
+      time += times * passed_time(steps, arrivals, share);
+    };
+    add(both, true, true);
+    add(awaiting - both, true, false);
+    add(sending - both, false, true);
+    add(repeats - awaiting - sending + both, false, false);
     return whole(time);
+  }
+
+  // The same if no rank had to wait for another one.
+  static int64_t without_exchanges(std::vector<TimedStep> order, Arrivals arrivals, double share,
+                                   const Strategy& strategy) {
+    for (TimedStep& step : order) step.awaits = step.sends = 0;
+    if (arrivals.are_from_ranks) arrivals.copies.assign(arrivals.copies.size(), 0);
+    return all_repeats(order, arrivals, share, strategy);
   }
 
   // Of a mean pass, of which the component runs in `share`. Before a pass that it runs in comes one
   // of another component in as many as it does not run in.
-  static double passed_time(const std::vector<TimedStep>& order, const Choice& choice,
+  static double passed_time(const std::vector<TimedStep>& order, const Arrivals& arrivals,
                             double share) {
-    auto time = static_cast<double>(streamed_time(order, choice.copies, choice.slots));
-    if (share < 1.0 && !choice.comes.empty())
-      time +=
-          (1.0 - share) *
-          (static_cast<double>(streamed_time(order, choice.copies, choice.slots, choice.comes)) -
-           time);
+    Arrivals alone = arrivals;
+    alone.comes.clear();
+    auto time = static_cast<double>(streamed_time(order, alone));
+    if (share < 1.0 && !arrivals.comes.empty())
+      time += (1.0 - share) * (static_cast<double>(streamed_time(order, arrivals)) - time);
     return share * time;
   }
 
   static std::vector<TimedStep> order_of(const Strategy& strategy, const std::string& component) {
     std::vector<TimedStep> order;
+    const auto seconds_of_block = [](const std::map<std::string, std::vector<double>>& seconds,
+                                     const std::string& name, size_t block) {
+      const auto found = seconds.find(name);
+      return found == seconds.end() ? 0 : picoseconds(found->second[block]);
+    };
     const auto forward = strategy.forward.find(component);
     if (forward == strategy.forward.end()) return order;
     for (size_t i = 0; i < forward->second.size(); ++i)
-      order.push_back({i, picoseconds(forward->second[i])});
+      order.push_back({.block = i,
+                       .time = picoseconds(forward->second[i]),
+                       .awaits = seconds_of_block(strategy.awaits, component, i)});
     const auto backward = strategy.backward.find(component);
     if (backward == strategy.backward.end()) return order;
-    const auto sends = strategy.sends.find(component);
     for (size_t i = backward->second.size(); i-- > 0;)
-      order.push_back({i, picoseconds(backward->second[i]),
-                       sends == strategy.sends.end() ? 0 : picoseconds(sends->second[i])});
+      order.push_back({.block = i,
+                       .time = picoseconds(backward->second[i]),
+                       .sends = seconds_of_block(strategy.sends, component, i)});
     return order;
   }
 
@@ -529,13 +572,18 @@ class Search {
                        .host_bytes = taken(phase, kHost) + how.host_bytes,
                        .passes = run_.phases[phase].passes,
                        .seconds = seconds_of(fit.time)};
-    int64_t computing = picoseconds(how.seconds);
+    int64_t computing = picoseconds(how.seconds), alone = computing;
     for (const size_t component : members_[phase]) {
-      const double times = how.repeats * share_of(how, run_.components[component]);
-      for (const TimedStep& step : order_of(how, run_.components[component].name))
-        computing = plus(computing, whole(static_cast<double>(step.time) * times));
+      const double share = share_of(how, run_.components[component]);
+      const std::vector<TimedStep> order = order_of(how, run_.components[component].name);
+      if (order.empty()) continue;
+      for (const TimedStep& step : order)
+        computing = plus(computing, whole(static_cast<double>(step.time) * how.repeats * share));
+      const Choice& chosen = fronts_[component].choices[best_->chosen[component]];
+      alone = plus(alone, without_exchanges(order, chosen.arrivals, share, how));
     }
-    choice.waited_seconds = seconds_of(fit.time - computing);
+    choice.waited_seconds = seconds_of(alone - computing);
+    choice.exchanged_seconds = seconds_of(fit.time - alone);
     return choice;
   }
 

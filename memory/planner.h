@@ -58,10 +58,13 @@ struct Strategy {
   // The same in the backward pass, with recomputation; empty: there is no backward pass.
   std::map<std::string, std::vector<double>> backward = {};
   // Seconds in which what the backward pass of each block leaves is sent to other ranks, behind
-  // that block and in front of copies that could not begin earlier; absent: nothing is sent.
+  // that block and in front of parts of blocks that could not come earlier; absent: nothing is.
   std::map<std::string, std::vector<double>> sends = {};
   // Of `repeats`, those that send: the last ones. They end when everything has been sent.
   double sending_repeats = 0.0;
+  // Seconds in which what each block needs in its first forward pass comes from other ranks, one
+  // block behind the other from the beginning of the first of `repeats` on; absent: it is there.
+  std::map<std::string, std::vector<double>> awaits = {};
   // The part of all passes that a component runs in, drawn anew for each; absent: it runs in all.
   std::map<std::string, double> shares = {};
 };
@@ -101,8 +104,9 @@ struct PhaseChoice {
   size_t strategy = 0;
   int64_t device_bytes = 0, host_bytes = 0;  // at most, with everything that is there
   double passes = 1.0;
-  double seconds = 0.0;         // of one pass
-  double waited_seconds = 0.0;  // of these, for copies
+  double seconds = 0.0;            // of one pass
+  double waited_seconds = 0.0;     // of these, for copies
+  double exchanged_seconds = 0.0;  // and for other ranks: what the pass would be shorter without
 };
 
 struct MemoryPlan {

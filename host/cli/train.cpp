@@ -73,6 +73,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
   train::share_batch(request.config, std::max(1, group.size() / ranks_of_batch), problems);
   train::check_shards(request.config, group.ranks(), problems);
   request.config.model.placement.denoiser_parts = train::block_ranks(request.config, group.ranks());
+  request.processes = group.size();
   request.shard_ranks = train::shard_ranks(request.config, group.ranks());
   train::check_output_folder(request.config, problems);
   progress::Options shown = progress::stderr_options(request.config.log.quiet);

@@ -10,6 +10,31 @@ namespace atelier::plan {
 using memory::ActivationBudget;
 using memory::Strategy;
 
+namespace {
+
+constexpr int kBudgets = 20;  // parts of the activations that are tried
+
+}  // namespace
+
+bool says_activations(const train::Config& config) {
+  return config.activation_budget.has_value() &&
+         config.activation_budget->kind != ActivationBudget::Kind::kAuto;
+}
+
+std::vector<ActivationBudget> possible_budgets(const train::Config& config) {
+  using Kind = ActivationBudget::Kind;
+  if (says_activations(config)) return {*config.activation_budget};
+  std::vector<ActivationBudget> budgets;
+  if (!config.use_gradient_checkpointing || config.activation_budget) {
+    budgets.push_back({.kind = Kind::kNone});
+    for (int part = kBudgets; part > 0; --part)
+      budgets.push_back(
+          {.kind = Kind::kFraction, .fraction = static_cast<double>(part) / kBudgets});
+  }
+  budgets.push_back({.kind = Kind::kFraction, .fraction = 0.0});
+  return budgets;
+}
+
 bool is_part(const ActivationBudget& budget) {
   return budget.kind == ActivationBudget::Kind::kFraction && budget.fraction > 0;
 }

@@ -2,13 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "host/plan/dry_model.h"
+#include "host/train/config.h"
 #include "memory/activation_budget.h"
 #include "memory/activation_plan.h"
 #include "memory/planner.h"
 
 namespace atelier::plan {
+
+// Whether the user says what is kept.
+bool says_activations(const train::Config& config);
+// The budgets that may be chosen, fast ones first.
+std::vector<memory::ActivationBudget> possible_budgets(const train::Config& config);
 
 // Whether it keeps a part.
 bool is_part(const memory::ActivationBudget& budget);

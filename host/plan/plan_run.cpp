@@ -331,6 +331,7 @@ TrainingBasis training_basis(const LoadedModel& model, const TrainingAsked& aske
   basis.steps = config.max_train_steps ? static_cast<double>(*config.max_train_steps)
                                        : count_steps(config, basis.samples);
   basis.on_host = config.offload.optimizer;
+  basis.ranks = asked.ranks;
   basis.shard_ranks = asked.shard_ranks;
   if (!asked.prompts.empty()) {
     const Settings& largest = std::ranges::max(
@@ -356,6 +357,7 @@ TrainingBasis with(const TrainingBasis& basis, const train::Config& config,
           .distillation_steps = basis.distillation_steps,
           .preview = basis.preview,
           .on_host = basis.on_host,
+          .ranks = basis.ranks,
           .shard_ranks = basis.shard_ranks};
 }
 

@@ -73,6 +73,7 @@ class Preparation {
         progress_(progress),
         problems_(problems),
         ranks_(std::move(request.ranks)),
+        processes_(request.processes),
         shard_ranks_(request.shard_ranks),
         run_{.config = std::move(request.config)} {
     limits_ = config_.memory.limits;
@@ -133,12 +134,12 @@ class Preparation {
     if (run_.model) lengths_.emplace(run_.model->model(), config_.model.cuts_texts);
   }
 
-  const model::Stages& stages() const {
   void check_sequence() {
     model::check_sequence(*run_.model, config_.sequence_parallel, config_.process.attention,
                           problems_);
   }
 
+  const model::Stages& stages() const {
     return (run_.model ? *run_.model : *without_files_).stages();
   }
 
@@ -434,6 +435,7 @@ class Preparation {
   void make_plan(PreparedTraining& prepared) const {
     const PreparedRun& run = prepared.run;
     TrainingAsked asked = {run.config, run.selection, run.dataset.get(), run.prompts};
+    asked.ranks = processes_;
     asked.shard_ranks = shard_ranks_;
     if (run.config.memory.says_prefetch) asked.prefetch = run.config.model.placement.prefetch;
     if (!ranks_.counts.empty()) {
@@ -463,7 +465,7 @@ class Preparation {
   progress::Progress& progress_;
   Problems& problems_;
   const RanksAsked ranks_;
-  const int shard_ranks_;
+  const int processes_, shard_ranks_;
   MemoryLimits limits_;
   PreparedRun run_;
   Config& config_ = run_.config;

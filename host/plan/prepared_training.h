@@ -20,7 +20,8 @@ struct TrainingRequest {
   bool is_planned_only = false;
   std::string device_profile = {};  // see MemoryLimits
   RanksAsked ranks = {};            // plans for these in place of one process
-  int shard_ranks = 1;              // of which this process is one, see train::shard_ranks()
+  int processes = 1;                // that train together; this one plans for itself
+  int shard_ranks = 1;              // of these, see train::shard_ranks()
 };
 
 struct PreparedTraining {

@@ -5,9 +5,13 @@
 
 #include "atelier/error.h"
 
+#include "host/model/components.h"
 #include "host/model/sequence_check.h"
+#include "host/plan/rank_flags.h"
 #include "host/report/sizes.h"
 #include "host/report/text.h"
+#include "host/train/config_checks.h"
+#include "host/train/sharded_placement.h"
 #include "memory/planner.h"
 
 namespace atelier::plan {
@@ -19,6 +23,11 @@ using report::print;
 
 // Faster by less than this part is not worth a way that shares more.
 constexpr double kWorthIt = 0.01;
+
+bool is_same(const RankMode& a, const RankMode& b) {
+  return a.zero_stage == b.zero_stage && a.on_host == b.on_host && a.group == b.group &&
+         a.sequence == b.sequence;
+}
 
 // The ways without sequence parallel, those that share least first.
 std::vector<RankMode> plain_modes(int64_t ranks, bool trains_weights, const LinkProfile& links) {
@@ -55,16 +64,6 @@ std::vector<RankMode> sequence_modes(const RankMode& base, const LinkProfile& li
   return modes;
 }
 
-std::string flags_of(const RankMode& mode) {
-  std::string flags;
-  const auto add = [&](const std::string& flag) { flags += (flags.empty() ? "" : " ") + flag; };
-  if (mode.zero_stage > 0) add("--zero_stage " + std::to_string(mode.zero_stage));
-  if (mode.zero_stage > 0 && mode.group < mode.ranks) add("--zero_group node");
-  if (mode.on_host) add("--optimize_on_cpu");
-  if (mode.sequence > 1) add("--sequence_parallel " + std::to_string(mode.sequence));
-  return flags;
-}
-
 class Planning {
  public:
   Planning(LoadedModel& model, const TrainingAsked& asked, const PlanTarget& target,
@@ -78,10 +77,12 @@ class Planning {
   RanksPlan of(int64_t ranks) const {
     RanksPlan plan{.ranks = ranks};
     const bool trains_weights = !asked_.selection.weights.empty();
-    add_rows(plan, plain_modes(ranks, trains_weights, links_));
+    add_rows(plan, taken(plan, plain_modes(ranks, trains_weights, links_)));
     // Rows are shared on top of the best of these, or of what takes least.
     const RankRow base = plan.best ? plan.rows[*plan.best] : least_of(plan);
-    if (model::shared_rows_of(model_) != nullptr) add_rows(plan, sequence_modes(base.mode, links_));
+    if (model::shared_rows_of(model_) != nullptr)
+      add_rows(plan, taken(plan, sequence_modes(base.mode, links_)));
+    add_own(plan);
     plan.why = why(plan);
     return plan;
   }
@@ -89,6 +90,74 @@ class Planning {
  private:
   static RankRow least_of(const RanksPlan& plan) {
     return std::ranges::min(plan.rows, {}, &RankRow::device_bytes);
+  }
+
+  // The way that the user's own flags say, where it is none of the others and there may be one.
+  void add_own(RanksPlan& plan) const {
+    const train::Config& config = asked_.config;
+    const distributed::Ranks ranks = ranks_of(plan.ranks);
+    RankMode own = {.ranks = plan.ranks,
+                    .zero_stage = config.shards.stage,
+                    .on_host = config.offload.optimizer,
+                    .group = plan.ranks,
+                    .sequence = config.sequence_parallel};
+    if (own.zero_stage > 0)
+      own.group = std::max(train::shard_ranks(config, ranks), train::block_ranks(config, ranks));
+    const bool is_there =
+        std::ranges::any_of(plan.rows, [&](const RankRow& row) { return is_same(row.mode, own); });
+    if (is_there || own.group <= 1 || plan.ranks % own.sequence != 0) return;
+    add_rows(plan, taken(plan, {own}));
+  }
+
+  distributed::Ranks ranks_of(int64_t count) const {
+    return {.size = static_cast<int>(count),
+            .local_size = static_cast<int>(std::min(count, links_.ranks_per_machine))};
+  }
+
+  // Those that `atelier train` takes. Why it takes no others is told.
+  std::vector<RankMode> taken(RanksPlan& plan, std::vector<RankMode> modes) const {
+    std::erase_if(modes, [&](const RankMode& mode) {
+      const std::string reason = refusal(mode);
+      if (!reason.empty() && std::ranges::count(plan.left_out, reason) == 0)
+        plan.left_out.push_back(reason);
+      return !reason.empty();
+    });
+    return modes;
+  }
+
+  // What `atelier train` would say before it loads anything; empty: nothing.
+  std::string refusal(const RankMode& mode) const {
+    const train::Config config = shared_settings(asked_.config, mode);
+    report::Problems problems;
+    train::check_shards(config, ranks_of(mode.ranks), problems);
+    model::check_sequence(model_, mode.sequence, config.process.attention, problems);
+    try {
+      problems.throw_if_any();
+    } catch (const Error& error) {
+      return error.message();
+    }
+    const std::string stage = "--zero_stage " + std::to_string(mode.zero_stage) + ": ";
+    if (mode.ranks == 1 || mode.zero_stage < 3) return {};
+    const std::string& preset = config.lora.preset_model;
+    if (!preset.empty() && trains_weights_of(preset))
+      return stage + "weights of " + preset +
+             " would be divided, and nothing of --preset_lora_path can be added to them";
+    if (keeps_blocks(config.model.placement))
+      return stage + "blocks would be divided, and --resident_blocks keeps whole ones";
+    return {};
+  }
+
+  bool trains_weights_of(const std::string& component) const {
+    return std::ranges::any_of(asked_.selection.weights,
+                               [&](const auto& trained) { return trained.component == component; });
+  }
+
+  // Whether the user keeps blocks of denoisers on the device.
+  bool keeps_blocks(const model::Placement& placement) const {
+    if (placement.resident_denoiser_blocks.value_or(0) > 0) return true;
+    return std::ranges::any_of(placement.resident_blocks, [&](const auto& entry) {
+      return entry.second > 0 && model::has_role(model_.family(), entry.first, Role::kDenoiser);
+    });
   }
 
   void add_rows(RanksPlan& plan, const std::vector<RankMode>& modes) const {
@@ -102,7 +171,8 @@ class Planning {
   }
 
   RankRow row_of(const RankMode& mode, const SizedRun& sized) const {
-    RankRow row{.mode = mode, .flags = flags_of(mode)};
+    RankRow row{.mode = mode, .sharing = sharing_flags(asked_.config, mode)};
+    row.flags = row.sharing;
     PlanTarget target = target_;
     if (target.limits.host_bytes < INT64_MAX)  // of a machine, whose ranks share it
       target.limits.host_bytes /= std::min(mode.ranks, links_.ranks_per_machine);
@@ -114,6 +184,8 @@ class Planning {
       return row;
     }
     row.fits = true;
+    const std::string placing = placing_flags(asked_.config, *planned, target);
+    row.flags += (row.flags.empty() || placing.empty() ? "" : " ") + placing;
     row.device_bytes = planned->plan.device_bytes;
     row.host_bytes = planned->plan.host_bytes;
     const memory::PhaseChoice* const phase = planned->plan.phase(sized.main_phase);
@@ -124,7 +196,8 @@ class Planning {
         row.weight_bytes += planned->plan.component(name).device_bytes;
     }
     row.seconds = phase->seconds;
-    row.exposed_seconds = phase->waited_seconds;
+    row.copied_seconds = phase->waited_seconds;
+    row.exposed_seconds = phase->exchanged_seconds;
     if (!sized.exchanges.empty()) {
       row.sent_bytes = sized.exchanges[phase->strategy].sent_bytes;
       row.exposed_seconds += sized.exchanges[phase->strategy].exposed_seconds;
@@ -139,7 +212,8 @@ class Planning {
   std::string why(const RanksPlan& plan) const {
     const std::string limit = report::bytes_text(target_.limits.device_bytes);
     const auto named = [](const RankRow& row) {
-      return row.flags.empty() ? std::string("no flag (DDP)") : row.flags;
+      if (!row.flags.empty()) return row.flags;
+      return std::string(row.mode.zero_stage == 0 ? "no flag (DDP)" : "no flag");
     };
     if (!plan.best) {
       const RankRow least = least_of(plan);
@@ -153,6 +227,9 @@ class Planning {
     if (best.exposed_seconds > kWorthIt * best.seconds)
       text += print("; %.0f %% of a step waits for other ranks",
                     100 * best.exposed_seconds / best.seconds);
+    if (best.copied_seconds > kWorthIt * best.seconds)
+      text += print("; %.0f %% of a step waits for copies from the host",
+                    100 * best.copied_seconds / best.seconds);
     return text;
   }
 
@@ -219,8 +296,11 @@ std::string rank_table(const PlannedRanks& planned) {
     }
   }
   text += columns(std::move(cells)) + "\n";
-  for (const RanksPlan& plan : planned.plans)
-    text += std::to_string(plan.ranks) + " ranks: " + plan.why + "\n";
+  for (const RanksPlan& plan : planned.plans) {
+    const std::string ranks = std::to_string(plan.ranks) + " ranks: ";
+    text += ranks + plan.why + "\n";
+    for (const std::string& reason : plan.left_out) text += ranks + "left out: " + reason + "\n";
+  }
   return text;
 }
 
@@ -230,16 +310,19 @@ nlohmann::json rank_json(const PlannedRanks& planned) {
     nlohmann::json rows = nlohmann::json::array();
     for (const RankRow& row : plan.rows)
       rows.push_back({{"flags", row.flags},
+                      {"sharing", row.sharing},
                       {"fits", row.fits},
                       {"device_bytes", row.device_bytes},
                       {"weight_bytes", row.weight_bytes},
                       {"host_bytes", row.host_bytes},
                       {"sent_bytes", row.sent_bytes},
                       {"exposed_seconds", row.exposed_seconds},
+                      {"copied_seconds", row.copied_seconds},
                       {"seconds", row.seconds},
                       {"samples_per_second", row.samples_per_second}});
     plans.push_back({{"ranks", plan.ranks},
                      {"rows", rows},
+                     {"left_out", plan.left_out},
                      {"choose", plan.best ? nlohmann::json(plan.rows[*plan.best].flags) : nullptr},
                      {"why", plan.why}});
   }

@@ -19,13 +19,16 @@ struct RanksAsked {
 // One way, of which everything is of one rank.
 struct RankRow {
   RankMode mode;
-  std::string flags;  // of `atelier train`; empty: none
+  std::string sharing =
+      {};                  // the flags of `atelier train` that share it so; empty: none are needed
+  std::string flags = {};  // the same, and where it fits those that say what its plan takes beside
   bool fits = false;
   int64_t device_bytes = 0;  // at most; where it does not fit, what it needs at least
   int64_t host_bytes = 0;
   int64_t weight_bytes = 0;  // of these on the device, of what is trained or runs in a step
-  // Of a step; only where it fits.
-  double sent_bytes = 0.0, exposed_seconds = 0.0, seconds = 0.0;
+  // Of a step; only where it fits. exposed_seconds: in which nothing is computed for want of what
+  // other ranks send; copied_seconds: for want of copies from the host.
+  double sent_bytes = 0.0, exposed_seconds = 0.0, copied_seconds = 0.0, seconds = 0.0;
   double samples_per_second = 0.0;  // of all ranks
 };
 
@@ -34,6 +37,7 @@ struct RanksPlan {
   std::vector<RankRow> rows = {};
   std::optional<size_t> best = std::nullopt;  // of the rows; nullopt: none fits
   std::string why = {};
+  std::vector<std::string> left_out = {};  // why ways are not among the rows
 };
 
 struct PlannedRanks {

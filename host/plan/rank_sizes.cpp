@@ -15,6 +15,11 @@ namespace {
 // of that, and what the one before sends.
 constexpr double kBuckets = 4, kBucketBytes = 25 * 1024.0 * 1024.0, kBlocksUnderWay = 3;
 
+// Whether ranks move parts of values that all of them compute with.
+bool brings_values(const RankMode& mode) {
+  return mode.zero_stage == 1 || mode.zero_stage == 2;
+}
+
 }  // namespace
 
 HeldBytes held_bytes(const RankMode& mode, const TrainedBytes& whole) {
@@ -76,64 +81,126 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
   component.may_stream = true;
   component.parts = static_cast<int>(mode.group);
   component.resident.reset();
-  component.others = memory::Place::kDevice;
+  if (component.others) component.others = memory::Place::kHost;
 }
 
-std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
-                                    const RankMode& mode, const LinkProfile& links) {
+namespace {
+
+// Of `bytes` of a component, exchanged once behind each of its blocks: as much as the block has of
+// the component's weights. What is outside of blocks goes with the first one.
+std::vector<double> block_seconds(const memory::StoredComponent& component, double bytes,
+                                  const RankMode& mode, const LinkProfile& links) {
   const auto all = static_cast<double>(
       std::accumulate(component.blocks.begin(), component.blocks.end(), component.outside));
   std::vector<double> seconds;
   for (size_t i = 0; i < component.blocks.size(); ++i) {
-    // What is outside of blocks comes with the last block of the backward pass.
-    const int64_t bytes = component.blocks[i] + (i == 0 ? component.outside : 0);
-    const double once = exchange_seconds(links, group_of(mode, links),
-                                         gradients * static_cast<double>(bytes) / all);
-    seconds.push_back(mode.zero_stage == 0 ? 2 * once : once);
+    const int64_t part = component.blocks[i] + (i == 0 ? component.outside : 0);
+    seconds.push_back(
+        exchange_seconds(links, group_of(mode, links), bytes * static_cast<double>(part) / all));
   }
   return seconds;
 }
 
-double ending_seconds(const RankMode& mode, const TrainedBytes& whole, const LinkProfile& links) {
-  double seconds = 0.0;
-  if (mode.zero_stage == 1 || mode.zero_stage == 2)
-    seconds += exchange_seconds(links, group_of(mode, links), whole.values);
-  if (mode.replicas() > 1)
-    seconds += 2 * exchange_seconds(links, memory::one_of_each_machine(mode.replicas()),
-                                    whole.gradients / static_cast<double>(mode.group));
+}  // namespace
+
+std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
+                                    const RankMode& mode, const LinkProfile& links) {
+  std::vector<double> seconds = block_seconds(component, gradients, mode, links);
+  for (double& of_block : seconds) of_block *= mode.zero_stage == 0 ? 2 : 1;
   return seconds;
 }
 
-double share_rows(memory::Strategy& strategy, const RankMode& mode,
-                  const SharedAttention& attention, const LinkProfile& links, double& sends) {
+std::vector<double> awaiting_seconds(const memory::StoredComponent& component, double values,
+                                     const RankMode& mode, const LinkProfile& links) {
+  return block_seconds(component, values, mode, links);
+}
+
+double ending_seconds(const RankMode& mode, double gradients, double values,
+                      const LinkProfile& links) {
+  double seconds = 0.0;
+  if (brings_values(mode) && values > 0)
+    seconds += exchange_seconds(links, group_of(mode, links), values);
+  if (mode.replicas() > 1)
+    seconds += 2 * exchange_seconds(links, memory::one_of_each_machine(mode.replicas()),
+                                    gradients / static_cast<double>(mode.group));
+  return seconds;
+}
+
+void divide_rows(memory::Strategy& strategy, const RankMode& mode) {
   const auto parts = static_cast<double>(mode.sequence);
-  const memory::RankGroup group = memory::nearest_ranks(links, mode.sequence);
-  const double keys = attention.bytes * static_cast<double>(attention.key_heads) /
-                      static_cast<double>(attention.heads);
-  const bool goes_around = attention.key_heads % mode.sequence != 0;
-  // For a pass forward; what goes around costs what an all-gather of it would.
-  const double bytes = goes_around ? 2 * keys : 2 * (attention.bytes + keys) / parts;
-  const double once = goes_around ? exchange_seconds(links, group, 2 * keys)
-                                  : 2 * exchange_seconds(links, group, attention.bytes / parts) +
-                                        2 * exchange_seconds(links, group, keys / parts);
   strategy.device_bytes = std::llround(static_cast<double>(strategy.device_bytes) / parts);
   strategy.host_bytes = std::llround(static_cast<double>(strategy.host_bytes) / parts);
   strategy.seconds /= parts;
-  double exchanges = 0;
-  const auto share = [&](std::map<std::string, std::vector<double>>& blocks, double times) {
-    for (auto& [name, seconds] : blocks) {
-      for (double& of_block : seconds) {
-        of_block = of_block / parts + times * once;
-        exchanges += times;
+  for (auto* const blocks : {&strategy.forward, &strategy.backward}) {
+    for (auto& [name, seconds] : *blocks) {
+      for (double& of_block : seconds) of_block /= parts;
+    }
+  }
+}
+
+namespace {
+
+// What a rank sends around one attention in its forward pass, and the seconds in which it waits
+// for others there and in the backward pass.
+struct RowExchange {
+  double bytes = 0.0, forward = 0.0, backward = 0.0;
+  double times_backward = 1.0;  // as many bytes as forward
+};
+
+// Before attention and behind it.
+RowExchange around_attention(const SharedAttention& attention, double keys, int64_t ranks,
+                             const LinkProfile& links) {
+  const memory::RankGroup group = memory::nearest_ranks(links, ranks);
+  const auto parts = static_cast<double>(ranks);
+  const double waits = 2 * exchange_seconds(links, group, attention.bytes / parts) +
+                       2 * exchange_seconds(links, group, keys / parts);
+  return {.bytes = 2 * (attention.bytes + keys) / parts * (parts - 1) / parts,
+          .forward = waits,
+          .backward = waits};
+}
+
+// In P - 1 hops from rank to rank, each while the rows of one rank are attended to. In the backward
+// pass keys and values make them, and one attention later their gradients, the last of which
+// nothing is computed beside.
+RowExchange around_ranks(const SharedAttention& attention, double keys, int64_t ranks,
+                         const LinkProfile& links) {
+  constexpr double kBackward = 2.5;  // of the products of a forward pass
+  const auto parts = static_cast<double>(ranks), hops = parts - 1;
+  const double hop = exchange_seconds(links, memory::nearest_ranks(links, ranks), 2 * keys) / hops;
+  const double beside = attention.seconds / (parts * parts);
+  return {.bytes = 2 * keys * hops / parts,
+          .forward = hops * std::max(0.0, hop - beside),
+          .backward = hop + std::max(0.0, (2 * hops - 1) * hop - hops * kBackward * beside),
+          .times_backward = 2.0};
+}
+
+}  // namespace
+
+double share_rows(memory::Strategy& strategy, const RankMode& mode,
+                  const SharedAttention& attention, const LinkProfile& links, double& sends) {
+  divide_rows(strategy, mode);
+  const double keys = attention.bytes * static_cast<double>(attention.key_heads) /
+                      static_cast<double>(attention.heads);
+  const bool goes_around = attention.key_heads % mode.sequence != 0;
+  const RowExchange once = goes_around ? around_ranks(attention, keys, mode.sequence, links)
+                                       : around_attention(attention, keys, mode.sequence, links);
+  // The backward pass exchanges gradients, and where it computes again, what it did before.
+  const double again = strategy.needs_all_blocks ? 0 : 1;
+  double waits = 0.0;
+  sends = 0.0;
+  const auto share = [&](std::map<std::string, std::vector<double>>& blocks, double seconds,
+                         double times) {
+    for (auto& [name, of_blocks] : blocks) {
+      for (double& of_block : of_blocks) {
+        of_block += seconds;
+        waits += strategy.repeats * seconds;
+        sends += strategy.repeats * times * once.bytes;
       }
     }
   };
-  share(strategy.forward, 1);
-  // The backward pass exchanges gradients, and where it computes again, what it did before.
-  share(strategy.backward, (goes_around ? 2 : 1) + (strategy.needs_all_blocks ? 0 : 1));
-  exchanges *= strategy.repeats;
-  sends = exchanges * bytes * (parts - 1) / parts;
-  return exchanges * once;
+  share(strategy.forward, once.forward, 1);
+  share(strategy.backward, once.backward + again * once.forward, once.times_backward + again);
+  return waits;
 }
 
 RankMode summing_mode(const RankMode& mode, bool is_of_factors) {
@@ -161,11 +228,14 @@ StepExchange share_step(const SharedStep& step,
     if (!stored.gathers.empty())
       gathered += static_cast<double>(
           std::accumulate(stored.blocks.begin(), stored.blocks.end(), int64_t{0}));
-    const auto gradients = step.gradients_of.find(component.name);
-    if (gradients != step.gradients_of.end() && strategy.backward.contains(component.name))
-      strategy.sends[component.name] = sending_seconds(stored, gradients->second, summing, links);
+    if (!strategy.backward.contains(component.name)) continue;
+    if (const auto of_it = step.gradients_of.find(component.name); of_it != step.gradients_of.end())
+      strategy.sends[component.name] = sending_seconds(stored, of_it->second, summing, links);
+    if (const auto of_it = step.awaited_of.find(component.name);
+        brings_values(summing) && of_it != step.awaited_of.end())
+      strategy.awaits[component.name] = awaiting_seconds(stored, of_it->second, summing, links);
   }
-  const double ending = ending_seconds(summing, step.whole, links);
+  const double ending = ending_seconds(summing, step.whole.gradients, step.values_at_end, links);
   strategy.seconds += ending;
   done.exposed_seconds += ending;
   done.sent_bytes += sent_bytes(summing, step.whole, gathered, passes);

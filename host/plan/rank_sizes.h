@@ -1,6 +1,7 @@
 // What ranks hold of a training, and what they send each other, by how they share it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -19,7 +20,8 @@ struct RankMode {
   int64_t group = 1;     // ranks that share one copy of what the stage shards
   int64_t sequence = 1;  // ranks that share the rows of one sample
   int64_t replicas() const { return ranks / group; }
-  int64_t batches() const { return ranks / sequence; }  // that are made at one time
+  // Batches that are made at one time.
+  int64_t batches() const { return std::max<int64_t>(1, ranks / sequence); }
 };
 
 // Bytes of what is trained, whole.
@@ -56,20 +58,27 @@ void shard_blocks(memory::PlannedComponent& component, const RankMode& mode,
 std::vector<double> sending_seconds(const memory::StoredComponent& component, double gradients,
                                     const RankMode& mode, const memory::LinkProfile& links);
 
-// Seconds at the end of a step in which nothing is computed: moved values that come back in stages
-// 1 and 2, and sums between groups.
-double ending_seconds(const RankMode& mode, const TrainedBytes& whole,
+// The same of its moved values in stages 1 and 2, which each block waits for in the next step.
+std::vector<double> awaiting_seconds(const memory::StoredComponent& component, double values,
+                                     const RankMode& mode, const memory::LinkProfile& links);
+
+// Seconds at the end of a step in which nothing is computed: sums of `gradients` bytes between
+// groups, and `values` bytes that come back in stages 1 and 2 before the next step begins.
+double ending_seconds(const RankMode& mode, double gradients, double values,
                       const memory::LinkProfile& links);
 
 // Attention among rows that can be shared out.
 struct SharedAttention {
   double bytes = 0.0;  // of the outputs of a block, which queries have, too
   int64_t heads = 1, key_heads = 1;
+  double seconds = 0.0;  // of a forward pass of a block, on one rank
 };
-// Divides the rows of samples over `mode.sequence` ranks. Where these divide the key heads, they
-// exchange queries, keys, values and outputs around attention; otherwise keys and values go around
-// all ranks, and in the backward pass these and their gradients. Returns the seconds of that in a
-// step, as if nothing were computed meanwhile; sets what a rank `sends`.
+// Divides the rows of samples over `mode.sequence` ranks: what they compute and hold.
+void divide_rows(memory::Strategy& strategy, const RankMode& mode);
+// The same, with what they exchange. Where they divide the key heads, these are queries, keys,
+// values and outputs around attention, while nothing is computed; otherwise keys and values go
+// around all ranks while those at hand are attended to, and in the backward pass these and their
+// gradients. Returns the seconds of a step in which a rank waits for that; sets what it `sends`.
 double share_rows(memory::Strategy& strategy, const RankMode& mode,
                   const SharedAttention& attention, const memory::LinkProfile& links,
                   double& sends);
@@ -78,6 +87,9 @@ double share_rows(memory::Strategy& strategy, const RankMode& mode,
 struct SharedStep {
   TrainedBytes whole = {};
   std::map<std::string, double> gradients_of = {};  // bytes, by component
+  // Of moved values: those that come while the next step runs, by component, and all others.
+  std::map<std::string, double> awaited_of = {};
+  double values_at_end = 0.0;
   SharedAttention attention = {};
   double batches = 1.0;
   bool is_of_factors = false;  // LoRA: whole on each rank, whatever is shared of the base

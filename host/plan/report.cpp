@@ -57,9 +57,13 @@ std::string why_placed(const PlannedResult& result, const ComponentChoice& choic
   const std::string slots =
       std::to_string(std::min(choice.prefetch + 1, choice.num_blocks - choice.resident)) +
       " slots; ";
-  if (phase == nullptr || phase->waited_seconds <= 1e-3 * phase->seconds)
-    return slots + "copies hide behind computing";
-  return slots + "computing waits " + time_text(phase->waited_seconds) + " a pass for copies";
+  const bool is_divided = choice.parts > 1;
+  double waited = 0.0;
+  if (phase != nullptr) waited = is_divided ? phase->exchanged_seconds : phase->waited_seconds;
+  if (phase == nullptr || waited <= 1e-3 * phase->seconds)
+    return slots + (is_divided ? "parts come" : "copies hide") + " behind computing";
+  return slots + "computing waits " + time_text(waited) + " a pass for " +
+         (is_divided ? "parts of other processes" : "copies");
 }
 
 std::string name_with_storage(const ComponentChoice& choice) {
@@ -166,7 +170,8 @@ std::string plan_table(const PlannedResult& result, const PlanTarget& target) {
   for (const PhaseChoice& phase : result.plan.phases)
     cells.push_back({phase.name, report::bytes_text(phase.device_bytes),
                      report::bytes_text(phase.host_bytes), time_text(phase.seconds),
-                     time_text(phase.waited_seconds), print("%.0f", phase.passes)});
+                     time_text(phase.waited_seconds + phase.exchanged_seconds),
+                     print("%.0f", phase.passes)});
   text += columns(cells) + "\n" + total_line(result, target) + "\n";
   const std::string batch = batch_line(result, target);
   return batch.empty() ? text : text + batch + "\n";
@@ -195,7 +200,8 @@ nlohmann::json plan_json(const PlannedResult& result, const PlanTarget& target) 
                       {"host_bytes", phase.host_bytes},
                       {"passes", phase.passes},
                       {"seconds", phase.seconds},
-                      {"waited_seconds", phase.waited_seconds}});
+                      {"waited_seconds", phase.waited_seconds},
+                      {"exchanged_seconds", phase.exchanged_seconds}});
   }
   return {{"profile", target.basis.profile.name},
           {"limit_bytes", target.limits.device_bytes},

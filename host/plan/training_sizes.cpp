@@ -29,7 +29,6 @@ using memory::Strategy;
 using model::LoadedModel;
 
 constexpr int64_t kUnknownTokens = 256;  // of a text that is not there to be counted
-constexpr int kBudgets = 20;             // parts of the activations that are tried
 // Numbers that AdamW moves at one time where it works on float32 copies.
 constexpr double kMovedAtOnce = 1 << 25;
 // Bytes a second that an optimizer on the host reads and writes.
@@ -56,10 +55,11 @@ class TrainingSizes {
         dry_(model, basis.like),
         encoded_(training.encoded) {}
 
-  SizedRun sized(const RankMode& mode, const memory::LinkProfile& links) {
+  // `links`: null where what ranks exchange is not asked for.
+  SizedRun sized(const RankMode& mode, const memory::LinkProfile* links) {
     measure_passes();
     mode_ = mode;
-    links_ = &links;
+    links_ = links;
     SizedRun sized;
     sized.main_phase = "train";
     sized.on_host = mode.on_host || sends_away_trained();
@@ -67,8 +67,8 @@ class TrainingSizes {
     sized.run.prefetch = basis_.prefetch;
     sized.run.components = size_components(model_, basis_, /*prepares_levels=*/false);
     for (memory::PlannedComponent& component : sized.run.components) {
-      if (trains_weights_of(component.name)) limit_trained(component);
       if (is_sharded(component)) shard_blocks(component, mode_, *links_);
+      if (trains_weights_of(component.name)) limit_trained(component);
     }
     under_way_ =
         under_way_bytes(mode_, sized.run.components, trained_.gradients_of, trained_.gradients);
@@ -106,7 +106,8 @@ class TrainingSizes {
   }
 
   bool is_sharded(const memory::PlannedComponent& component) const {
-    return mode_.ranks > 1 && mode_.zero_stage == 3 && !component.storages.front().blocks.empty() &&
+    return links_ != nullptr && mode_.ranks > 1 && mode_.zero_stage == 3 &&
+           !component.storages.front().blocks.empty() &&
            train::running_components(model_, training_.selection).contains(component.name);
   }
 
@@ -350,14 +351,14 @@ class TrainingSizes {
     const auto components = train::running_components(model_, training_.selection);
     phase.components = {components.begin(), components.end()};
     phase.passes = training_.steps;
-    for (const ActivationBudget& budget : possible_budgets()) {
+    for (const ActivationBudget& budget : possible_budgets(config())) {
       std::vector<Strategy> strategies;
       int64_t larger_bytes = 0, planned_bytes = 0;
       for (const auto& [pass, larger] : of_denoisers_) {
         const memory::ActivationPlan plan = plan_of(pass, budget, offload_limits());
         planned_bytes = std::max(planned_bytes, plan.peak_bytes);
         strategies.push_back(strategy_of_budget(pass, plan, budget));
-        if (is_part(budget))
+        if (is_part(budget) || budget.kind == ActivationBudget::Kind::kBytes)
           strategies.back().device_bytes =
               std::max(strategies.back().device_bytes, pass.outside_bytes + measuring_bytes(pass));
         larger_bytes =
@@ -367,41 +368,52 @@ class TrainingSizes {
       }
       Strategy strategy = mean_of(std::move(strategies));
       sized.more_bytes.push_back((larger_bytes - strategy.device_bytes) / mode_.sequence);
-      if (mode_.ranks > 1)
+      if (links_ == nullptr) {
+        divide_rows(strategy, mode_);
+      } else if (mode_.ranks > 1) {
         sized.exchanges.push_back(
             share_step(shared_step(), sized.run.components, mode_, *links_, strategy));
+      }
       sized.slack_bytes.push_back(add_trained(on_host, strategy));
       phase.strategies.push_back(std::move(strategy));
       sized.activations.push_back(budget);
-      if (is_part(budget) && !is_forced())
+      if (is_part(budget) && !says_activations(config()))
         sized.activations.back() = {.kind = ActivationBudget::Kind::kBytes, .bytes = planned_bytes};
     }
     return phase;
   }
 
   SharedStep shared_step() const {
-    return {.whole = {.values = is_of_factors() ? trained_.factors : trained_.gradients,
-                      .gradients = trained_.gradients,
-                      .states = trained_.state},
-            .gradients_of = trained_.gradients_of,
-            .attention = attention(),
-            .batches = static_cast<double>(batches_of_rank(config(), mode_)),
-            .is_of_factors = is_of_factors()};
+    SharedStep step = {.whole = {.values = is_of_factors() ? trained_.factors : trained_.gradients,
+                                 .gradients = trained_.gradients,
+                                 .states = trained_.state},
+                       .gradients_of = trained_.gradients_of,
+                       .attention = attention(),
+                       .batches = static_cast<double>(batches_of_rank(config(), mode_)),
+                       .is_of_factors = is_of_factors()};
+    // Values and gradients have one dtype. Those that rest on the host come at once.
+    std::map<std::string, double> at_end = trained_.gradients_of;
+    if (!sends_away_trained()) at_end.swap(step.awaited_of);
+    step.values_at_end = gradients_of_step(at_end);
+    return step;
   }
 
   // In a block, on average.
   SharedAttention attention() const {
-    double bytes = 0.0, blocks = 0.0;
+    double bytes = 0.0, seconds = 0.0, blocks = 0.0;
     for (const Passes& passes : of_denoisers_) {
       for (const auto& run : passes.pass.runs) {
         ++blocks;
-        for (const auto& op : run->operators)
-          bytes += op.name.starts_with("attention") ? static_cast<double>(op.bytes) : 0.0;
+        for (const auto& op : run->operators) {
+          if (!op.name.starts_with("attention")) continue;
+          bytes += static_cast<double>(op.bytes);
+          seconds += op.seconds;
+        }
       }
     }
     const SharesRows* const rows = model::shared_rows_of(model_);
     if (rows == nullptr || blocks == 0) return {};
-    return {bytes / blocks, rows->heads(), rows->key_heads()};
+    return {bytes / blocks, rows->heads(), rows->key_heads(), seconds / blocks};
   }
 
   Strategy strategy_of_budget(const DryModel::TrainingPass& pass,
@@ -496,26 +508,6 @@ class TrainingSizes {
   }
   bool sends_inputs() const { return config().offloads_activations && !config().activation_budget; }
 
-  bool is_forced() const {
-    return config().activation_budget.has_value() &&
-           config().activation_budget->kind != ActivationBudget::Kind::kAuto;
-  }
-
-  // Those that may be chosen, fast ones first.
-  std::vector<ActivationBudget> possible_budgets() const {
-    using Kind = ActivationBudget::Kind;
-    if (is_forced()) return {*config().activation_budget};
-    std::vector<ActivationBudget> budgets;
-    if (!config().use_gradient_checkpointing || config().activation_budget) {
-      budgets.push_back({.kind = Kind::kNone});
-      for (int part = kBudgets; part > 0; --part)
-        budgets.push_back(
-            {.kind = Kind::kFraction, .fraction = static_cast<double>(part) / kBudgets});
-    }
-    budgets.push_back({.kind = Kind::kFraction, .fraction = 0.0});
-    return budgets;
-  }
-
   Strategy strategy_of_plan(const DryModel::TrainingPass& pass, const memory::ActivationPlan& plan,
                             const ActivationBudget& budget) {
     Strategy strategy = named_strategy(plan, budget);
@@ -585,10 +577,12 @@ class TrainingSizes {
 }  // namespace
 
 SizedRun size_training(LoadedModel& model, const TrainingBasis& training, const PlanBasis& basis) {
-  const RankMode mode = {.zero_stage = training.config.shards.stage,
+  const RankMode mode = {.ranks = training.ranks,
+                         .zero_stage = training.config.shards.stage,
                          .on_host = training.on_host,
-                         .group = training.shard_ranks};
-  return TrainingSizes(model, training, basis).sized(mode, {});
+                         .group = training.shard_ranks,
+                         .sequence = training.config.sequence_parallel};
+  return TrainingSizes(model, training, basis).sized(mode, /*links=*/nullptr);
 }
 
 std::vector<SizedRun> size_training(LoadedModel& model, const TrainingBasis& training,
@@ -596,7 +590,7 @@ std::vector<SizedRun> size_training(LoadedModel& model, const TrainingBasis& tra
                                     std::span<const RankMode> modes) {
   TrainingSizes sizes(model, training, basis);
   std::vector<SizedRun> runs;
-  for (const RankMode& mode : modes) runs.push_back(sizes.sized(mode, links));
+  for (const RankMode& mode : modes) runs.push_back(sizes.sized(mode, &links));
   return runs;
 }
 

@@ -29,7 +29,9 @@ void share_batch(Config& config, int processes, report::Problems& problems) {
                      " samples are not made up of batches of " + std::to_string(batch_size),
                  "use a multiple of --batch_size");
   batches = std::max<int64_t>(samples / batch_size, 1);
-  if (processes > 1) keep(config.effective_toml, samples);
+  if (processes == 1) return;
+  config.global_batch_size = static_cast<int>(samples);
+  keep(config.effective_toml, samples);
 }
 
 }  // namespace atelier::train

@@ -17,7 +17,6 @@
 #include "host/train/arriving_values.h"
 #include "host/train/config_checks.h"
 #include "host/train/divided_placement.h"
-#include "memory/clock.h"
 
 namespace atelier::train {
 
@@ -119,7 +118,6 @@ class ShardedPlacement final : public ParameterPlacement {
   std::unique_ptr<distributed::GradientSums> sum_gradients(Group& group,
                                                            std::vector<Tensor> leaves) override;
   void take_gradients() override;
-  double waited() const override { return waited_; }
 
   BlockRunner& runner(BlockRunner& inner) override {
     return awaiting_.emplace(whole_->runner(inner), *values_);
@@ -181,7 +179,6 @@ class ShardedPlacement final : public ParameterPlacement {
   std::optional<std::vector<bool>> is_moved_;
   std::optional<ArrivingValues> values_;
   std::optional<AwaitingRunner> awaiting_;
-  double waited_ = 0.0;  // for values
 };
 
 std::string ShardedPlacement::note() const {
@@ -303,9 +300,7 @@ ShardedPlacement::Gathering ShardedPlacement::gather(const FlatLayout::Bucket& b
 
 void ShardedPlacement::spread(Gathering& gathering) {
   const at::NoGradGuard no_grad;
-  const double begin = memory::seconds_now();
   gathering.sent.wait();
-  waited_ += memory::seconds_now() - begin;
   for (const FlatLayout::Place& place : gathering.bucket->places) {
     const Tensor leaf = shared_[place.tensor].whole.leaf.detach();
     leaf.view(-1).copy_(gathering.whole.narrow(0, place.begin, leaf.numel()));

@@ -615,8 +615,60 @@ TEST_CASE("What is sent hides behind the blocks before, but for the last of it",
   // Of several passes, the last one sends.
   step.repeats = 3;
   CHECK(step_of(run) == Approx(2 * 6.0 + expected));
-  CHECK(plan_memory(run, {}, slow_profile()).value().phases.front().waited_seconds ==
-        Approx(expected - 6.0));
+  const PhaseChoice phase = plan_memory(run, {}, slow_profile()).value().phases.front();
+  CHECK(phase.exchanged_seconds == Approx(expected - 6.0));
+  CHECK(phase.waited_seconds == 0);
+}
+
+TEST_CASE("What a step awaits comes in front of the blocks of its first pass", "[planner]") {
+  PlannedRun run = exchanging_run();
+  Strategy& step = run.phases.front().strategies.front();
+  const auto [first, second, expected] = GENERATE(table<double, double, double>({
+      {0.5, 0.5, 6.5},  // the second block's while the first one computes
+      {0.5, 3.0, 8.5},  // nothing hides more than computing lasts
+      {0.0, 0.0, 6.0},
+  }));
+  step.awaits["dit"] = {first, second};
+  CHECK(step_of(run) == Approx(expected));
+  // It is there for the passes behind the first one, of which the last one sends.
+  step.repeats = 3;
+  CHECK(step_of(run) == Approx(2 * 6.0 + expected));
+  step.sends["dit"] = {0.5, 1.5};
+  step.sending_repeats = 1;
+  CHECK(step_of(run) == Approx(6.0 + expected + 6.5));
+  step.sending_repeats = 3;
+  CHECK(step_of(run) == Approx(expected + 0.5 + 2 * 6.5));
+  const PhaseChoice phase = plan_memory(run, {}, slow_profile()).value().phases.front();
+  CHECK(phase.exchanged_seconds == Approx(phase.seconds - 3 * 6.0));
+}
+
+TEST_CASE("Waiting for other ranks is told from waiting for copies", "[planner]") {
+  PlannedRun run = exchanging_run();
+  PlannedComponent& component = run.components.front();
+  component.may_stream = true;
+  component.resident = 0;
+  component.others = Place::kHost;
+  component.storages.front().blocks = {4000, 4000};  // copies of 4 s
+  const auto phase = [&] { return plan_memory(run, {}, slow_profile()).value().phases.front(); };
+  const double waited = phase().waited_seconds, seconds = phase().seconds;
+  CHECK(waited > 0);
+  CHECK(phase().exchanged_seconds == 0);
+  Strategy& step = run.phases.front().strategies.front();
+  step.sends["dit"] = {20.0, 20.0};
+  step.sending_repeats = 1;
+  CHECK(phase().waited_seconds == Approx(waited));
+  CHECK(phase().exchanged_seconds == Approx(phase().seconds - seconds));
+  CHECK(phase().exchanged_seconds > 20);
+  // Copies have a line of their own: what is sent while they are waited for costs nothing.
+  step.sends["dit"] = {0.5, 0.5};
+  CHECK(phase().exchanged_seconds == 0);
+  // Parts of blocks come from ranks, whatever lies where.
+  step.sends.clear();
+  component.parts = 2;
+  component.resident.reset();
+  component.storages.front().gathers = {4.0, 4.0};
+  CHECK(phase().waited_seconds == 0);
+  CHECK(phase().exchanged_seconds > 0);
 }
 
 TEST_CASE("Blocks that other ranks send take no host memory, and keep their part here",

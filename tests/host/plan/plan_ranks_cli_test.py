@@ -1,6 +1,7 @@
 """`atelier plan train --ranks`: every way to share a training, on a model of published size without values."""
 
 import json
+import re
 import unittest
 
 import plan_cli_test
@@ -20,11 +21,11 @@ class RanksPlanTest(plan_cli_test.PlanTest):
             "output_path": self.root / "run", **flags})
 
     def ranks(self, **flags):
-        """The plans by number of ranks, with their rows by flags, and the table."""
+        """The plans by number of ranks, with their rows by the flags that share the training, and the table."""
         path = self.root / "ranks.json"
         table = program.run_line(self.words(json=path, **flags), code=0, cwd=self.root).stdout
         plans = json.loads(path.read_text())["plans"]
-        return {plan["ranks"]: {**plan, "rows": {row["flags"]: row for row in plan["rows"]}} for plan in plans}, table
+        return {plan["ranks"]: {**plan, "rows": {row["sharing"]: row for row in plan["rows"]}} for plan in plans}, table
 
     def refused(self, *texts, **flags):
         said = program.run_line(self.words(lora_base_model="dit", **flags), code=None, cwd=self.root)
@@ -49,7 +50,7 @@ class RanksPlanTest(plan_cli_test.PlanTest):
         self.assertAlmostEqual(sharded["sent_bytes"] / (7 / 8 * 6 * NUMBERS), 1, delta=0.01)
         self.assertIn("--zero_stage 2 --optimize_on_cpu", table)
         self.assertIn("266", table)
-        self.assertRegex(plans[8]["why"], "^--zero_stage 3.*the fastest of what fits; without it a rank needs .* of 139")
+        self.assertRegex(plans[8]["why"], "^--zero_stage 2: the fastest of what fits; without it a rank needs .* of 139")
 
     def test_averages_are_shared_out_with_what_moves(self):
         plain = self.ranks(trainable_models="dit", ranks=8)[0][8]["rows"]
@@ -65,7 +66,7 @@ class RanksPlanTest(plan_cli_test.PlanTest):
         self.assertIn("--zero_stage 3 --zero_group node", plans[16]["rows"])
         for ranks, plan in plans.items():
             plain, sharded = plan["rows"][""], plan["rows"]["--zero_stage 3"]
-            self.assertEqual(plan["choose"], "")  # nothing needs to be sent but the gradients of factors
+            self.assertEqual(plan["choose"], plain["flags"])  # nothing needs to be sent but the gradients of factors
             self.assertGreater(plain["weight_bytes"] - sharded["weight_bytes"], 0.8 * (1 - 1 / ranks) * 2 * NUMBERS)
             self.assertAlmostEqual(sharded["sent_bytes"] - plain["sent_bytes"], 2 * (1 - 1 / ranks) * 2 * NUMBERS,
                                    delta=0.02 * 4 * NUMBERS)
@@ -88,6 +89,79 @@ class RanksPlanTest(plan_cli_test.PlanTest):
             self.assertGreater(slow[8]["rows"][mode]["exposed_seconds"], fast[8]["rows"][mode]["exposed_seconds"])
         sharded = slow[8]["rows"]["--zero_stage 3"]
         self.assertGreater(sharded["exposed_seconds"], 0.9 * sharded["seconds"])
+
+    def test_what_train_refuses_is_left_out(self):
+        def left(**flags):
+            plan = self.ranks(ranks="16", lora_rank=16, **flags)[0][16]
+            self.assertIn(plan["choose"], [None, *(row["flags"] for row in plan["rows"].values())])
+            return list(plan["rows"]), plan["left_out"]
+
+        whole, lora = dict(trainable_models="dit"), dict(lora_base_model="dit")
+        groups = ["--zero_stage 3 --zero_group node", "--zero_stage 3"]
+        sequences = [f"--sequence_parallel {p}" for p in (2, 4, 8)]
+        # Adafactor needs whole matrices, whatever shares the base below a LoRA.
+        for flags, stages in ((whole, (1, 2, 3)), (lora, ())):
+            rows, reasons = left(optimizer_type="Adafactor", **flags)
+            self.assertEqual([row for row in rows if "sequence" not in row], ["", *groups] if flags is lora else [""])
+            self.assertEqual(len(reasons), len(stages), reasons)
+            for stage, reason in zip(stages, reasons if stages == () else sorted(reasons)):
+                self.assertIn(f"--zero_stage {stage}: this optimizer needs whole matrices", reason)
+        distilled = self.root / "data/distilled.csv"
+        distilled.write_text("image,prompt,seed,num_inference_steps\n0.png,a fox,1,2\n")
+        rows, reasons = left(task="direct_distill", dataset_metadata_path=distilled, **lora)
+        self.assertEqual((sorted(rows), reasons), (sorted(["", *groups, *sequences]), []))
+        rows, reasons = left(offload="dit=host", resident_blocks=4, **lora)
+        self.assertNotIn("--zero_stage 3", rows)
+        self.assertIn("--resident_blocks", reasons[0])
+        # Five processes do not divide 24 key heads; these do.
+        self.assertEqual(left(attention="cudnn", **lora)[1], [])
+
+    def test_train_refuses_what_is_left_out(self):
+        network = self.root / "sixteen.json"
+        network.write_text(json.dumps({"ranks_per_machine": 16, "local_latency_us": 10, "local_gb_per_s": 2}))
+        flags = dict(lora_base_model="dit", lora_rank=16, attention="cudnn")
+        plan = self.ranks(ranks=16, network=network, **flags)[0][16]
+        self.assertNotIn("--sequence_parallel 16", plan["rows"])
+        self.assertEqual(len(plan["left_out"]), 1)
+        self.assertIn("--attention cudnn: 16 processes of --sequence_parallel do not divide the 24 key heads of dit",
+                      plan["left_out"][0])
+        self.assertIn("--sequence_parallel 16", self.ranks(ranks=16, network=network, **{**flags, "attention": "flash"})[0][16]["rows"])
+        words = [word for word in self.words(sequence_parallel=16, **flags) if word != "plan"]
+        said = program.run_line(words, code=None, cwd=self.root)
+        self.assertIn(plan["left_out"][0], said.stderr)
+
+    def test_the_printed_flags_plan_the_same(self):
+        """What a row takes of activations, places and blocks ahead is in its flags: given to train, they leave nothing open."""
+        lora, whole = dict(lora_base_model="dit", lora_rank=16), dict(trainable_models="dit")
+        again_for = ("", "--zero_stage 3", "--sequence_parallel 2", "--zero_stage 2 --optimize_on_cpu",
+                     "--zero_stage 3 --sequence_parallel 2")
+        seen = set()
+        for limit, flags in (("14GiB", lora), ("26GiB", lora), ("48GiB", whole)):
+            flags = dict(flags, ranks=8, vram=limit)
+            plans, table = self.ranks(**flags)
+            chosen = plans[8]["choose"]
+            self.assertIn(f"8 ranks: {chosen or 'no flag (DDP)'}: the fastest of what fits", table)
+            for sharing, row in plans[8]["rows"].items():
+                if not row["fits"] or sharing not in again_for:
+                    continue
+                with self.subTest(limit=limit, flags=row["flags"]):
+                    self.assertTrue(row["flags"].startswith(sharing))
+                    path = self.root / "again.json"
+                    words = self.words(json=path, **flags) + row["flags"].split()
+                    program.run_line(words, code=0, cwd=self.root)
+                    again = {one["sharing"]: one for one in json.loads(path.read_text())["plans"][0]["rows"]}
+                    # Nothing is left to be said of this way, with which the same is planned.
+                    same = again[""]
+                    self.assertEqual(same["flags"], "")
+                    for figure in ("host_bytes", "weight_bytes", "sent_bytes"):
+                        self.assertEqual(same[figure], row[figure], figure)
+                    # Activations are said in whole MiB.
+                    self.assertLessEqual(same["device_bytes"], row["device_bytes"])
+                    self.assertGreater(same["device_bytes"], 0.99 * row["device_bytes"])
+                    self.assertAlmostEqual(same["seconds"] / row["seconds"], 1, delta=0.01)
+                    seen.update(re.findall("--[a-z_]+", row["flags"]))
+        self.assertLessEqual({"--zero_stage", "--optimize_on_cpu", "--sequence_parallel", "--use_gradient_checkpointing",
+                              "--activation_memory_budget", "--offload", "--resident_blocks", "--prefetch"}, seen)
 
     def test_links_and_numbers_that_cannot_be_are_refused_with_the_way_out(self):
         bad = self.root / "bad.json"

@@ -4,6 +4,7 @@
 #include "host/generate/request.h"
 #include "host/plan/dry_generation.h"
 #include "host/plan/run_sizes.h"
+#include "host/train/global_batch.h"
 #include "tests/host/train/image_toy.h"
 
 namespace atelier::plan {
@@ -103,6 +104,7 @@ struct Workshop {
   GenerationBasis generation;
   train::Config config;
   train::Selection selection;
+  int ranks = 1;  // that train
 
   Workshop() {
     test::write_toy_model(folder / "model");
@@ -138,7 +140,8 @@ struct Workshop {
                          {.config = config,
                           .selection = selection,
                           .target = {1, 32, 32},
-                          .distillation_steps = std::max<int64_t>(1, distillation_steps)},
+                          .distillation_steps = std::max<int64_t>(1, distillation_steps),
+                          .ranks = ranks},
                          basis);
   }
 };
@@ -294,6 +297,26 @@ TEST_CASE("Distillation is planned with all its steps", "[plan]") {
   // The schedule's steps below the boundary are the other denoiser's.
   CHECK(one.repeats == 1);
   CHECK(four.repeats > 1);
+}
+
+TEST_CASE("A process plans its own rows, and its own batches of a step", "[plan]") {
+  Workshop shop;
+  shop.config.order.gradient_accumulation_steps = 3;
+  const auto step = [&] { return phase(shop.train({"dit"}), "train").strategies.front(); };
+  const Strategy alone = step();
+  CHECK(alone.repeats == 3);
+  report::Problems problems;
+  shop.ranks = 4;
+  shop.config.sequence_parallel = 2;
+  train::share_batch(shop.config, shop.ranks / shop.config.sequence_parallel, problems);
+  REQUIRE(shop.config.order.gradient_accumulation_steps == 6);  // of all processes
+  const Strategy shared = step();
+  CHECK(shared.repeats == 3);
+  for (size_t block = 0; block < 2; ++block) {
+    CHECK(shared.forward.at("dit")[block] == Approx(alone.forward.at("dit")[block] / 2));
+    CHECK(shared.backward.at("dit")[block] == Approx(alone.backward.at("dit")[block] / 2));
+  }
+  CHECK(shared.device_bytes < alone.device_bytes);
 }
 
 TEST_CASE("The optimizer's own state is what a plan counts", "[plan]") {

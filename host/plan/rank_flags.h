@@ -1,0 +1,24 @@
+// A way to share a training and its plan, as flags of `atelier train`.
+#pragma once
+
+#include <string>
+
+#include "host/plan/planning.h"
+#include "host/plan/rank_sizes.h"
+#include "host/train/config.h"
+
+namespace atelier::plan {
+
+// A training of `asked` that is shared as `mode` says.
+train::Config shared_settings(const train::Config& asked, const RankMode& mode);
+
+// The flags that say so beside those of `asked`, in whose place they stand where both say
+// something; empty: none is needed.
+std::string sharing_flags(const train::Config& asked, const RankMode& mode);
+
+// The flags that say what its plan takes beside that: what is kept of activations, where blocks
+// rest, and in which storage. With both the same is planned.
+std::string placing_flags(const train::Config& asked, const PlannedResult& planned,
+                          const PlanTarget& target);
+
+}  // namespace atelier::plan
