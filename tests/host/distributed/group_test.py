@@ -73,8 +73,9 @@ class GroupTest(unittest.TestCase):
 
     def test_all_exchanges_of_two_and_of_four_ranks(self):
         for count in (2, 4):
-            with self.subTest(count=count):
-                self.assertEqual(self.run_tool(count, "exchange").stdout.count("whole"), count)
+            for compared in ({}, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}):  # by LibTorch, before each is made
+                with self.subTest(count=count, **compared):
+                    self.assertEqual(self.run_tool(count, "exchange", **compared).stdout.count("whole"), count)
 
     def test_a_rank_that_dies_is_named_and_the_others_end(self):
         for rank in (0, 1):
@@ -131,12 +132,12 @@ class GroupTest(unittest.TestCase):
         said = self.run_tool(3, "ring, other pass", 1, expect=70, promise=LIMIT + 5, ATELIER_TEST_LIMIT=str(LIMIT)).stderr
         self.assertIn("pass to the next rank of 36 Byte", said)
 
-    def test_the_error_of_one_rank_leads(self):
     def test_work_that_one_rank_cannot_go_on_with_is_left_by_all(self):
         for rank in range(4):
             with self.subTest(rank=rank):
                 self.assertEqual(self.run_tool(4, "call off", rank).stdout.count("whole"), 4)
 
+    def test_the_error_of_one_rank_leads(self):
         for rank in (0, 1):
             with self.subTest(rank=rank):
                 said = self.run_tool(2, "throw", rank, expect=5, promise=5).stderr
@@ -192,16 +193,16 @@ class GroupTest(unittest.TestCase):
             self.assertEqual(said.count(f"rank 1 ({HOST}) does not see"), 1, said)
             self.assertEqual(os.listdir(folder), [])
 
+    def test_a_folder_that_nobody_can_write(self):
+        self.run_tool(2, "folder that is read")
+        self.assertIn(f"rank 1 ({HOST}) does not see", self.run_tool(2, "folder that is read", 1, expect=3).stderr)
+
     def test_a_signal_that_ends_the_processes_is_no_loss(self):
         launcher = subprocess.Popen([TOOL, "2", "sleep", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                     text=True, env={**KEPT, "OMP_NUM_THREADS": "1"})
         self.event_of(launcher)
         launcher.send_signal(signal.SIGTERM)
         _, said = launcher.communicate(timeout=60)
-    def test_a_folder_that_nobody_can_write(self):
-        self.run_tool(2, "folder that is read")
-        self.assertIn(f"rank 1 ({HOST}) does not see", self.run_tool(2, "folder that is read", 1, expect=3).stderr)
-
         self.assertEqual(launcher.returncode, 128 + signal.SIGTERM, said)
         self.assertNotIn("PEER_LOST", said)
 
