@@ -73,7 +73,7 @@ int encode(Group& group, plan::TrainingRequest request, report::Problems& proble
     if (group.is_first()) print_report(run, samples);
     return 0;
   }
-  const run::StopSignals signals;
+  run::StopSignals::begin();
   const std::vector<Samples::Count> before = samples.counts();
   if (!train::fill_samples(run, samples, run.dataset, folder, progress,
                            group.size() > 1 ? &group : nullptr)) {
@@ -90,12 +90,14 @@ int run_cache(std::span<const std::string> arguments) {
   if (flags::wants_help(arguments)) return print_help(cache_command(family_for_help(arguments)));
   report::Problems problems;
   plan::TrainingRequest request = read_training(arguments, "cache", problems);
+  const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
   choose_gpu(request.config.model.device, ranks);
   const distributed::GroupOptions options = {.exchange =
                                                  std::chrono::seconds(request.config.dist_timeout)};
   return distributed::run_with_others(ranks, options, [&](Group& group) {
     const int code = encode(group, std::move(request), problems);
+    run::StopSignals::ignore_until_exit();
     group.part();
     return code;
   });

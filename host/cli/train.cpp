@@ -41,7 +41,7 @@ namespace {
 using distributed::Group;
 
 int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group& group) {
-  const run::StopSignals signals;
+  run::StopSignals::begin();
   model::LoadedModel& model = *prepared.run.model;
   std::optional<run::MemoryTimeline> timeline;
   if (const std::string& file = prepared.run.config.memory.report;
@@ -49,6 +49,7 @@ int train(plan::PreparedTraining& prepared, progress::Progress& progress, Group&
     timeline.emplace(file, model.device(), model.transfer());
   const train::RunEnd end = train::run_training(prepared.run, timeline ? &*timeline : nullptr,
                                                 progress, group.exchanges() ? &group : nullptr);
+  run::StopSignals::ignore_until_exit();
   if (!end.has_trained && end.exit_code != 0) {
     group.give_up("stopped by a signal");  // which the others may not have had
     return end.exit_code;
@@ -88,6 +89,7 @@ int train_with(Group& group, plan::TrainingRequest request, report::Problems& pr
 }
 
 int train_with_others(plan::TrainingRequest request, report::Problems& problems) {
+  const run::StopSignals signals(run::StopSignals::Kind::kAllFromBegin);
   const distributed::Ranks ranks = distributed::find_ranks(distributed::process_environment());
   const train::Config& config = request.config;
   choose_gpu(request.config.model.device, ranks);

@@ -3,33 +3,55 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <ctime>
 #include <unistd.h>
 
 namespace atelier::run {
 namespace {
 
+constexpr int64_t kNanoseconds = 1'000'000'000;  // of a second
+constexpr int64_t kOneSignal = 2 * kNanoseconds;
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+
 // NOLINTBEGIN(*-non-const-global-variables): a signal handler has no other way to know
 std::atomic<int> requested_signal = 0;
 std::atomic<int> save_requests = 0;
-static_assert(std::atomic<int>::is_always_lock_free, "the handlers may take no lock");
+std::atomic<bool> has_begun = true;
+std::array<std::atomic<int64_t>, NSIG> noted_at = {};  // by signal; 0: it has not come
+static_assert(std::atomic<int64_t>::is_always_lock_free, "the handlers may take no lock");
 
-constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 std::array<struct sigaction, kSignals.size()> previous_actions;
 size_t num_taken = 0;  // of kSignals
+bool is_over = false;  // signals do nothing any more
 // NOLINTEND(*-non-const-global-variables)
 
+// Whether a signal is another copy of the one that was noted.
+bool is_copy(int signal) {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t at = now.tv_sec * kNanoseconds + now.tv_nsec;
+  const int64_t before = noted_at[static_cast<size_t>(signal)];
+  if (before != 0 && at - before < kOneSignal) return true;
+  noted_at[static_cast<size_t>(signal)] = at;
+  return false;
+}
+
 extern "C" void on_stop_signal(int signal) {
+  if (!has_begun) _exit(StopSignals::exit_code(signal));
+  if (is_copy(signal)) return;
   int none = 0;
   if (!requested_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
 }
 
 extern "C" void on_noted_interrupt(int signal) {
-  requested_signal = signal;
+  if (is_copy(signal)) return;
+  if (requested_signal.exchange(signal) == 0) return;
   sigaction(signal, previous_actions.data(), nullptr);
+  raise(signal);
 }
 
-extern "C" void on_save_signal(int) {
-  ++save_requests;
+extern "C" void on_save_signal(int signal) {
+  if (has_begun && !is_copy(signal)) ++save_requests;
 }
 
 }  // namespace
@@ -37,6 +59,8 @@ extern "C" void on_save_signal(int) {
 StopSignals::StopSignals(Kind kind) {
   requested_signal = 0;
   save_requests = 0;
+  has_begun = kind != Kind::kAllFromBegin;
+  for (auto& time : noted_at) time = 0;
   num_taken = kind == Kind::kInterrupt ? 1 : kSignals.size();
   for (size_t i = 0; i < num_taken; ++i) {
     struct sigaction action = {};
@@ -50,7 +74,17 @@ StopSignals::StopSignals(Kind kind) {
 }
 
 StopSignals::~StopSignals() {
+  if (is_over) return;
   for (size_t i = 0; i < num_taken; ++i) sigaction(kSignals[i], &previous_actions[i], nullptr);
+}
+
+void StopSignals::begin() {
+  has_begun = true;
+}
+
+void StopSignals::ignore_until_exit() {
+  is_over = true;
+  for (const int number : kSignals) signal(number, SIG_IGN);
 }
 
 std::optional<int> StopSignals::requested() {

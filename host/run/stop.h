@@ -5,13 +5,19 @@
 
 namespace atelier::run {
 
-// While one lives, signals are noted instead of ending the program. One at a time.
+// While one lives, signals are noted instead of ending the program. One at a time. Signals of one
+// number that come within two seconds are one: a launcher passes on what its processes, signalled
+// as a group, have got themselves.
 class StopSignals {
  public:
   enum class Kind {
     // SIGTERM, SIGUSR1 and SIGINT; a second one ends the program at once: 128 + its number. SIGUSR2
     // asks for a saved state without leaving.
     kAll,
+    // Those of kAll, of a program that prepares its work until begin() is called, and has nothing
+    // to
+    // save: the first one ends it at once with exit_code(), and SIGUSR2 does nothing.
+    kAllFromBegin,
     // The first SIGINT, which also wakes a read that waits for input; a second one does what it did
     // before.
     kInterrupt,
@@ -20,6 +26,12 @@ class StopSignals {
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
+
+  // Signals are noted from here on.
+  static void begin();
+  // How the program ends is decided: from here on signals do nothing, also behind the destructor.
+  // A launcher that ends all processes once the first has ended changes nothing then.
+  static void ignore_until_exit();
 
   // The signal that asked to leave; nullopt: none has.
   static std::optional<int> requested();

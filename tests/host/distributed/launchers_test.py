@@ -22,16 +22,39 @@ from train_cli_test import TARGETS, losses, state_of, write_dataset
 EXAMPLES = program.REPOSITORY / "examples/distributed"
 LAUNCHERS = program.REPOSITORY / "tests/data/launchers"
 STEPS = 3
-# Two processes started by hand, as `srun -n 2` does in one step on one machine.
-FAKE_SRUN = """#!/bin/sh
-while [ "${1#--}" != "$1" ]; do shift; done
-export SLURM_JOB_ID=%d SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2 SLURM_JOB_NODELIST=localhost
-SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
-SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & second=$!
-echo $second > srun.pid
-wait $second || exit $?
-wait $first
+# As srun does in one step of TASKS processes on one machine (man srun): a signal goes to all tasks; with
+# --kill-on-bad-exit=1 the others get SIGTERM as soon as one has ended with another code than 0, and SIGKILL 30 seconds
+# later; the highest code is its own. It writes the flags that it got to srun.flags.
+FAKE_SRUN = f"""#!{sys.executable}
+import json, os, signal, subprocess, sys, time
+words = sys.argv[1:]
+flags = [words.pop(0) for word in list(words) if words[0].startswith("--")]
+open("srun.flags", "w").write(json.dumps(flags))
+tasks = int(os.environ.get("TASKS", "2"))
+common = dict(SLURM_JOB_ID="{os.getpid()}", SLURM_STEP_ID="0", SLURM_NTASKS=str(tasks), SLURM_NODEID="0",
+              SLURM_STEP_TASKS_PER_NODE=str(tasks), SLURM_JOB_NODELIST="localhost")
+running = {{subprocess.Popen(words, env={{**os.environ, **common, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)}})
+           for task in range(tasks)}}
+def send(number, _=None):
+    for task in list(running):
+        task.send_signal(number)
+signal.signal(signal.SIGUSR1, send)
+open("srun.pid", "w").write(str(os.getpid()))
+highest, kill_at = 0, None
+while running:
+    for task in [task for task in running if task.poll() is not None]:
+        running.discard(task)
+        code = task.returncode if task.returncode >= 0 else 128 - task.returncode
+        highest = max(highest, code)
+        if code and kill_at is None and "--kill-on-bad-exit=1" in flags:
+            kill_at = time.monotonic() + 30
+            send(signal.SIGTERM)
+    if kill_at is not None and time.monotonic() > kill_at:
+        send(signal.SIGKILL)
+    time.sleep(0.0005)
+sys.exit(highest)
 """
+CPUS = {"SLURM_CPUS_PER_TASK": "8"}  # as the job's --cpus-per-task=8 sets it
 
 
 def free_port():
@@ -99,6 +122,11 @@ class LaunchersTest(unittest.TestCase):
         self.assertEqual(state_of(self.reference, STEPS), state_of(run, STEPS))
         self.assertTrue(state_of(run, STEPS))
 
+    @staticmethod
+    def children(process):
+        listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        return [int(child) for child in listed.split()]
+
     def wait_for_step(self, run, process):
         for _ in range(1200):
             if (run / "loss.csv").exists() and losses(run):
@@ -136,21 +164,49 @@ class LaunchersTest(unittest.TestCase):
     def test_slurm_sbatch(self):
         run = self.dir / "run"
         self.words(self.dir, output_path=run)
-        self.add_program("srun", FAKE_SRUN % os.getpid())
-        self.finish(self.start(["bash", EXAMPLES / "slurm.sbatch", "run.toml"], SLURM_JOB_ID="1"))
+        self.add_program("srun", FAKE_SRUN)
+        self.finish(self.start(["bash", EXAMPLES / "slurm.sbatch", "run.toml"], SLURM_JOB_ID="1", **CPUS))
+        self.assertEqual(json.loads((self.dir / "srun.flags").read_text()), ["--kill-on-bad-exit=1", "--cpus-per-task=8"])
         self.assert_same_bits(run)
 
     def test_slurm_queues_again_what_its_signal_stopped(self):
         run = self.dir / "run"
         self.words(self.dir, output_path=run, max_train_steps=100000, save_steps=100000)
-        self.add_program("srun", FAKE_SRUN % os.getpid())
+        self.add_program("srun", FAKE_SRUN)
         self.add_program("scontrol", "#!/bin/sh\necho \"$@\" > requeued\n")
-        process = self.start(["bash", EXAMPLES / "slurm.sbatch", "run.toml"], SLURM_JOB_ID="17")
+        process = self.start(["bash", EXAMPLES / "slurm.sbatch", "run.toml"], SLURM_JOB_ID="17", TASKS="4",
+                             **CPUS)
         self.wait_for_step(run, process)
         os.kill(int((self.dir / "srun.pid").read_text()), signal.SIGUSR1)
         self.finish(process, code=75)
         self.assertEqual((self.dir / "requeued").read_text(), "requeue 17\n")
         self.assertTrue(state_of(run, max(losses(run))))
+
+    def test_signals_of_the_whole_group_and_of_launch_are_one(self):
+        run = self.dir / "run"
+        words = self.words(self.dir, output_path=run, max_train_steps=100000, save_steps=100000)
+        process = self.start(["atelier", "launch", "--nproc_per_node", "2", "--", "train", *words])
+        self.wait_for_step(run, process)
+        for one in (process.pid, *self.children(process)):  # as systemd and srun do
+            os.kill(one, signal.SIGTERM)
+        self.finish(process, code=75)
+        self.assertTrue(state_of(run, max(losses(run))))
+
+    def test_a_signal_before_there_is_anything_to_save(self):
+        port = free_port()
+        words = self.words(self.dir, output_path=self.dir / "run")
+        process = self.start(["atelier", "train", *words], RANK="0", WORLD_SIZE="2", LOCAL_RANK="0",
+                             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        for _ in range(600):  # until it waits for the other one
+            with socket.socket() as sock:
+                if sock.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR2)  # there is nothing to save
+        time.sleep(0.2)
+        self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGTERM)
+        self.finish(process, code=75)
 
     def test_pytorchjob_yaml(self):
         run = self.dir / "run"
